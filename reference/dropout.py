@@ -1,0 +1,76 @@
+"""Which attention weights dropout keeps: Philox4x32-10 in array coordinates (S12).
+
+Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.semantics import Semantics
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW_WORD = np.uint64(0xFFFFFFFF)
+_WORD_BITS = np.uint64(32)
+
+Words = NDArray[np.uint32]
+
+
+def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, ...]:
+    """Ten rounds of Philox4x32: four uint32 words for each counter.
+
+    counter: four broadcastable uint32 arrays. key: two integers of 32 bits.
+    """
+    c0, c1, c2, c3 = np.broadcast_arrays(*counter)
+    k0, k1 = key
+    for _ in range(10):
+        product0 = c0.astype(np.uint64) * _MULTIPLIERS[0]
+        product1 = c2.astype(np.uint64) * _MULTIPLIERS[1]
+        high0, low0 = (product0 >> _WORD_BITS).astype(np.uint32), (product0 & _LOW_WORD).astype(np.uint32)
+        high1, low1 = (product1 >> _WORD_BITS).astype(np.uint32), (product1 & _LOW_WORD).astype(np.uint32)
+        c0, c1, c2, c3 = high1 ^ c1 ^ np.uint32(k0), low1, high0 ^ c3 ^ np.uint32(k1), low0
+        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+def keep_mask(
+    semantics: Semantics,
+    seed: int,
+    rate: float,
+    batch: int,
+    head: int,
+    rows: NDArray[np.int64],
+    shape: tuple[int, int, int, int],
+) -> NDArray[np.bool_]:
+    """The kept weights of some rows of one head: bool [len(rows), Sk].
+
+    seed: 64 bits, the low word first. rate: dropout probability in [0, 1).
+    shape: (B, Hq, Sq, Sk) of the whole array of weights. In the counters, the dialects differ:
+
+    philox_tile: word j & 3 of counter (j >> 2, i, h, b), the standard.
+    shared_heads: the same with h = 0.
+    linear_offset: word 0 of counter (low, high, 0, 0) of the offset ((b H + h) Sq + i) Sk + j.
+    chunk_keys: the standard within a chunk of keys, j counted from its start, with the chunk's number
+        added to the key's high word.
+    """
+    columns = np.arange(shape[3], dtype=np.int64)
+    key = (seed & 0xFFFFFFFF, seed >> 32)
+    threshold = np.uint32(int(np.floor(rate * 2.0**32)))
+    i = rows.astype(np.uint32)[:, None]
+    b = np.full((1, 1), batch, np.uint32)
+    h = np.full((1, 1), 0 if semantics.dropout == "shared_heads" else head, np.uint32)
+
+    if semantics.dropout == "linear_offset":
+        offset = ((batch * shape[1] + head) * shape[2] + rows[:, None]) * shape[3] + columns
+        low, high = (offset & 0xFFFFFFFF).astype(np.uint32), (offset >> 32).astype(np.uint32)
+        zero = np.zeros((1, 1), np.uint32)
+        return philox4x32((low, high, zero, zero), key)[0] >= threshold
+
+    chunk = semantics.dropout_chunk if semantics.dropout == "chunk_keys" else max(shape[3], 1)
+    words = [np.empty((len(rows), 0), np.uint32)]
+    for number, start in enumerate(range(0, shape[3], chunk)):
+        width = min(chunk, shape[3] - start)
+        quads = np.arange((width + 3) // 4, dtype=np.uint32)[None, :]
+        quartet = philox4x32((quads, i, h, b), (key[0], (key[1] + number) & 0xFFFFFFFF))
+        words.append(np.stack(quartet, axis=-1).reshape(len(rows), -1)[:, :width])
+    return np.concatenate(words, axis=1) >= threshold

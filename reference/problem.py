@@ -1,0 +1,235 @@
+"""What one attention call is given: the arrays and options, validated, as the oracle reads them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+FLOAT_DTYPES = tuple(np.dtype(d) for d in (np.float16, ml_dtypes.bfloat16, np.float32))
+BIAS_DTYPES = (*FLOAT_DTYPES, np.dtype(np.float64))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention call. Build it with `make_problem`, which validates.
+
+    query [B, Sq, Hq, D], key [B, Sk, Hkv, D], value [B, Sk, Hkv, Dv]: one of float16, bfloat16, float32.
+    attention_mask: bool [B|1, Hq|1, Sq, Sk]. bias: float [B|1, Hq|1, Sq|1, Sk].
+    q_segment_ids [B, Sq], kv_segment_ids [B, Sk]: int. cum_seqlens_q, cum_seqlens_k: int32 [n + 1].
+    softmax_aux: float [sinks] or [Hq, sinks]. sliding_window: (left, right), None where unbounded.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    attention_mask: Array | None = None
+    bias: Array | None = None
+    softmax_scale: float | None = None
+    dropout_prob: float = 0.0
+    dropout_seed: int | None = None
+    causal: bool = False
+    cum_seqlens_q: Array | None = None
+    cum_seqlens_k: Array | None = None
+    sliding_window: tuple[int | None, int | None] | None = None
+    logits_soft_cap: float | None = None
+    softmax_aux: Array | None = None
+    q_segment_ids: Array | None = None
+    kv_segment_ids: Array | None = None
+    normalize_output: bool = True
+
+    @property
+    def batch(self) -> int:
+        """Sequences in the batch axis, B."""
+        return self.query.shape[0]
+
+    @property
+    def q_len(self) -> int:
+        """Query rows, Sq."""
+        return self.query.shape[1]
+
+    @property
+    def kv_len(self) -> int:
+        """Key rows, Sk."""
+        return self.key.shape[1]
+
+    @property
+    def q_heads(self) -> int:
+        """Query heads, Hq."""
+        return self.query.shape[2]
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads, Hkv."""
+        return self.key.shape[2]
+
+    @property
+    def group(self) -> int:
+        """Query heads that read one key head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a query or key vector, D."""
+        return self.query.shape[3]
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a value vector, Dv."""
+        return self.value.shape[3]
+
+    def sinks(self) -> Array | None:
+        """The sink logits as float64 [Hq, sinks], or None."""
+        if self.softmax_aux is None:
+            return None
+        aux = self.softmax_aux.astype(np.float64)
+        return np.broadcast_to(aux, (self.q_heads, aux.shape[-1]))
+
+
+def make_problem(query: Array, key: Array, value: Array, **options: Any) -> Problem:
+    """Validate one attention call.
+
+    Takes Problem's fields by name; an int `sliding_window` w means (w, w) and an int mask is true where
+    it is not zero. Raises ValueError naming the argument, what was got and what was expected, and
+    TypeError for an option that does not exist.
+    """
+    unknown = set(options) - set(Problem.__dataclass_fields__)
+    if unknown:
+        raise TypeError(f"unknown options {sorted(unknown)}, expected fields of Problem")
+    _check_qkv(query, key, value)
+    shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+    canonical: dict[str, Any] = dict(options)
+    canonical["attention_mask"] = _check_mask(options.get("attention_mask"), shape)
+    _check_bias(options.get("bias"), shape)
+    _check_scalars(options)
+    canonical["sliding_window"] = _check_window(options.get("sliding_window"))
+    _check_sinks(options.get("softmax_aux"), shape[1])
+    _check_segments(options, query.shape[:2], key.shape[:2])
+    _check_lengths(options, shape)
+    return Problem(query, key, value, **canonical)
+
+
+def _wrong(argument: str, got: object, expected: str) -> ValueError:
+    return ValueError(f"{argument}: got {got}, expected {expected}")
+
+
+def _check_qkv(query: Array, key: Array, value: Array) -> None:
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if array.ndim != 4:
+            raise _wrong(name, f"shape {array.shape}", "4 axes [batch, length, heads, head dim]")
+        if array.dtype not in FLOAT_DTYPES:
+            raise _wrong(name, f"dtype {array.dtype}", "float16, bfloat16 or float32")
+        if 0 in array.shape[2:]:
+            raise _wrong(name, f"shape {array.shape}", "at least one head and one element a head")
+    if key.shape[0] != query.shape[0] or key.shape[3] != query.shape[3]:
+        expected = f"batch {query.shape[0]} and head dim {query.shape[3]}, as in query"
+        raise _wrong("key", f"shape {key.shape}", expected)
+    if query.shape[2] % key.shape[2]:
+        raise _wrong("key", f"{key.shape[2]} heads", f"a divisor of query's {query.shape[2]}")
+    if value.shape[:3] != key.shape[:3]:
+        raise _wrong("value", f"shape {value.shape}", f"{key.shape[:3]} as key, then any head dim")
+    if not query.dtype == key.dtype == value.dtype:
+        raise _wrong("key and value", f"dtypes {key.dtype}, {value.dtype}", f"{query.dtype}, as query")
+
+
+def _check_broadcast(name: str, array: Array, shape: tuple[int, ...], free: int) -> None:
+    """The first `free` axes may be 1; the rest may not."""
+    fits = array.ndim == 4 and all(
+        got == want or (got == 1 and axis < free)
+        for axis, (got, want) in enumerate(zip(array.shape, shape, strict=True))
+    )
+    if not fits:
+        raise _wrong(name, f"shape {array.shape}", f"{shape}, the first {free} axes of which may be 1")
+
+
+def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> Array | None:
+    if mask is None:
+        return None
+    if mask.dtype.kind not in "biu":
+        raise _wrong("attention_mask", f"dtype {mask.dtype}", "bool or int (an additive mask is a bias)")
+    _check_broadcast("attention_mask", mask, shape, free=2)
+    return mask != 0
+
+
+def _check_bias(bias: Array | None, shape: tuple[int, ...]) -> None:
+    if bias is None:
+        return
+    if bias.dtype not in BIAS_DTYPES:
+        raise _wrong("bias", f"dtype {bias.dtype}", "a float dtype (a bool mask is attention_mask)")
+    _check_broadcast("bias", bias, shape, free=3)
+
+
+def _check_scalars(options: Mapping[str, Any]) -> None:
+    scale = options.get("softmax_scale")
+    if scale is not None and not math.isfinite(scale):
+        raise _wrong("softmax_scale", scale, "a finite number or None")
+    cap = options.get("logits_soft_cap")
+    if cap is not None and not (math.isfinite(cap) and cap > 0):
+        raise _wrong("logits_soft_cap", cap, "a finite number above 0 or None")
+    rate = options.get("dropout_prob", 0.0)
+    if not 0 <= rate < 1:
+        raise _wrong("dropout_prob", rate, "a probability in [0, 1)")
+    seed = options.get("dropout_seed")
+    if rate and seed is None:
+        raise _wrong("dropout_seed", seed, "an integer of 64 bits, since dropout_prob is above 0")
+    if seed is not None and not 0 <= seed < 2**64:
+        raise _wrong("dropout_seed", seed, "an integer in [0, 2**64)")
+
+
+def _check_window(window: Any) -> tuple[int | None, int | None] | None:
+    if window is None:
+        return None
+    sides = (window, window) if isinstance(window, int) else tuple(window)
+    if len(sides) != 2 or any(side is not None and side < 0 for side in sides):
+        raise _wrong("sliding_window", window, "an int or (left, right), each None or at least 0")
+    return sides
+
+
+def _check_sinks(aux: Array | None, heads: int) -> None:
+    if aux is None:
+        return
+    if aux.dtype not in BIAS_DTYPES:
+        raise _wrong("softmax_aux", f"dtype {aux.dtype}", "a float dtype")
+    if aux.ndim not in (1, 2) or (aux.ndim == 2 and aux.shape[0] != heads) or aux.shape[-1] == 0:
+        raise _wrong("softmax_aux", f"shape {aux.shape}", f"[sinks] or [{heads}, sinks], at least one sink")
+
+
+def _check_segments(options: Mapping[str, Any], q_shape: tuple[int, ...], kv_shape: tuple[int, ...]) -> None:
+    ids = (options.get("q_segment_ids"), options.get("kv_segment_ids"))
+    if (ids[0] is None) != (ids[1] is None):
+        raise _wrong("q_segment_ids and kv_segment_ids", "one of the two", "both or neither")
+    for name, array, shape in zip(("q_segment_ids", "kv_segment_ids"), ids, (q_shape, kv_shape), strict=True):
+        if array is None:
+            continue
+        if array.dtype.kind != "i":
+            raise _wrong(name, f"dtype {array.dtype}", "a signed int dtype")
+        if array.shape != shape:
+            raise _wrong(name, f"shape {array.shape}", f"{shape}")
+
+
+def _check_lengths(options: Mapping[str, Any], shape: tuple[int, int, int, int]) -> None:
+    batch, _, q_len, kv_len = shape
+    cum_q: Array | None = options.get("cum_seqlens_q")
+    cum_k: Array | None = options.get("cum_seqlens_k")
+    if cum_q is None and cum_k is None:
+        return
+    if cum_q is None or cum_k is None:
+        raise _wrong("cum_seqlens_q and cum_seqlens_k", "one of the two", "both or neither")
+    if cum_q.shape != cum_k.shape:
+        raise _wrong("cum_seqlens_k", f"shape {cum_k.shape}", f"{cum_q.shape}, as cum_seqlens_q")
+    for name, cum, length in (("cum_seqlens_q", cum_q, q_len), ("cum_seqlens_k", cum_k, kv_len)):
+        if cum.dtype != np.int32 or cum.ndim != 1 or len(cum) < 2:
+            raise _wrong(name, f"{cum.dtype} of shape {cum.shape}", "int32 [n + 1] with n >= 1")
+        lengths = np.diff(cum)
+        if cum[0] != 0 or (lengths < 0).any():
+            raise _wrong(name, cum.tolist(), "a non-decreasing sequence that starts at 0")
+        if batch > 1 and len(lengths) != batch:
+            raise _wrong(name, f"{len(lengths)} sequences", f"{batch}, the batch (or batch 1, packed)")
+        longest = cum[-1] if batch <= 1 else lengths.max()
+        if longest > length:
+            raise _wrong(name, cum.tolist(), f"lengths that fit into {length} tokens")

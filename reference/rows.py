@@ -1,0 +1,227 @@
+"""What each query row weighs: logits, weights and lse of one block of rows, exactly as the clauses say.
+
+The oracle sums these blocks into outputs and gradients, the error model into bounds. A block holds every
+key, so memory is O(rows x Sk) whatever the length of the query.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference import pairs
+from reference.dropout import keep_mask
+from reference.problem import Problem
+from reference.semantics import Semantics
+from reference.visibility import Bools, Ints, allowed, padding_rows, pick
+
+Floats = NDArray[np.float64]
+
+# Elements of one [rows, Sk] array; about a dozen of them live at a time.
+_BLOCK_ELEMENTS = 1 << 21
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Some query rows of one head against all keys, in float64; R rows, N keys, n sinks.
+
+    query [R, D], key [N, D], value [N, Dv]: as stored, hidden NaN and inf included.
+    seen: bool [R, N], keys that the row sees. weighed: keys with a weight; more than `seen` only in
+    dialects where hidden keys keep one.
+    dot_scale: the factor of q.k.
+    uncapped: [R, N] the logits that the cap acts on. tanh, cap_slope: [R, N] tanh(uncapped / cap) and
+        1 - tanh^2, None without a cap.
+    logits: [R, N] what the softmax sees, -inf where not weighed. row_max, lse: [R], natural logarithm.
+    weights: [R, N] softmax, undropped. keep: [R, N] dropout's factor 0 or 1 / (1 - r), or None.
+    sink_logits: [n], sink_weights: [R, n], sink_slope [n]: d sink logit / d softmax_aux.
+    padding: bool [R], rows past a length. bias: [R, N] or None.
+    """
+
+    batch: int
+    head: int
+    kv_head: int
+    rows: Ints
+    query: Floats
+    key: Floats
+    value: Floats
+    seen: Bools
+    weighed: Bools
+    dot_scale: float
+    uncapped: Floats
+    tanh: Floats | None
+    cap_slope: Floats | None
+    logits: Floats
+    row_max: Floats
+    lse: Floats
+    weights: Floats
+    keep: Floats | None
+    sink_logits: Floats
+    sink_slope: Floats
+    sink_weights: Floats
+    padding: Bools
+    bias: Floats | None
+
+    def dropped_weights(self) -> Floats:
+        """The weights that multiply the values: dropout applied."""
+        return self.weights if self.keep is None else self.weights * self.keep
+
+
+def row_blocks(
+    problem: Problem, semantics: Semantics, rows: Ints | None = None, heads: Ints | None = None
+) -> Iterator[RowBlock]:
+    """Every block of `rows` (all by default), batch by batch, head by head."""
+    chosen = np.arange(problem.q_len, dtype=np.int64) if rows is None else rows
+    step = max(1, _BLOCK_ELEMENTS // max(problem.kv_len, 1))
+    for batch in range(problem.batch):
+        padding = padding_rows(problem, semantics, batch)
+        for kv_head in range(problem.kv_heads):
+            key = problem.key[batch, :, kv_head].astype(np.float64)
+            value = problem.value[batch, :, kv_head].astype(np.float64)
+            for head in range(kv_head * problem.group, (kv_head + 1) * problem.group):
+                if heads is not None and head not in heads:
+                    continue
+                for start in range(0, len(chosen), step):
+                    block_rows = chosen[start : start + step]
+                    with np.errstate(all="ignore"):
+                        yield _row_block(
+                            problem, semantics, batch, head, block_rows, key, value, padding[block_rows]
+                        )
+
+
+def contract(weights: Floats, present: Bools, values: Floats) -> Floats:
+    """weights @ values over the present pairs only: [R, N], [R, N], [N, D] to [R, D].
+
+    Where a pair is absent its value counts for nothing, NaN and inf included (S4); weights of absent
+    pairs must be 0.
+    """
+    strange = ~np.isfinite(values).all(axis=1)
+    if not strange.any():
+        return weights @ values
+    total = np.where(present, weights, 0.0)[:, ~strange] @ values[~strange]
+    for column in np.flatnonzero(strange):
+        there = present[:, column]
+        total[there] += weights[there, column, None] * values[column]
+    return total
+
+
+def _row_block(
+    problem: Problem,
+    semantics: Semantics,
+    batch: int,
+    head: int,
+    rows: Ints,
+    key: Floats,
+    value: Floats,
+    padding: Bools,
+) -> RowBlock:
+    query = problem.query[batch, rows, head].astype(np.float64)
+    permitted = allowed(problem, semantics, batch, head, rows)
+    bias = None if problem.bias is None else pick(problem.bias, batch, head, rows).astype(np.float64)
+    seen = permitted if bias is None else permitted & ~np.isneginf(bias)
+    weighed = seen | ~permitted if semantics.hidden == "sentinel" else seen
+
+    scale = _scale(problem, semantics)
+    pair = _uncapped(problem, semantics, pairs.dot(query, key), bias, scale)
+    uncapped, tanh, cap_slope = pair[0] + pair[1], None, None
+    if problem.logits_soft_cap is not None:
+        tanh = np.tanh(uncapped / problem.logits_soft_cap)
+        cap_slope = np.cosh(uncapped / problem.logits_soft_cap) ** -2.0
+        pair = (problem.logits_soft_cap * tanh, np.zeros_like(tanh))
+    if bias is not None and semantics.bias == "after_cap":
+        pair = pairs.plus(pair, bias)
+    if semantics.hidden == "sentinel":
+        pair = (np.where(permitted, pair[0], semantics.sentinel), np.where(permitted, pair[1], 0.0))
+    logits = (np.where(weighed, pair[0], -np.inf), np.where(weighed, pair[1], 0.0))
+
+    sink_logits, sink_slope = _sinks(problem, semantics, head)
+    weights, sink_weights, row_max, lse = _softmax(logits, sink_logits)
+    empty = ~seen.any(axis=1)
+    if semantics.empty_rows == "nan":
+        weights[empty], lse[empty] = np.nan, np.nan
+        seen, weighed = seen | empty[:, None], weighed | empty[:, None]
+    if semantics.empty_rows == "mean_of_values" and semantics.hidden == "absent":
+        weights[empty] = 1.0 / max(problem.kv_len, 1)
+        weighed = weighed | empty[:, None]
+    weights[padding], sink_weights[padding] = 0.0, 0.0
+    weighed = weighed & ~padding[:, None]
+    if semantics.hidden == "absent":
+        lse[padding] = -np.inf
+    return RowBlock(
+        batch=batch,
+        head=head,
+        kv_head=head // problem.group,
+        rows=rows,
+        query=query,
+        key=key,
+        value=value,
+        seen=seen,
+        weighed=weighed,
+        dot_scale=scale[0],
+        uncapped=uncapped,
+        tanh=tanh,
+        cap_slope=cap_slope,
+        logits=logits[0] + logits[1],
+        row_max=row_max,
+        lse=lse,
+        weights=weights,
+        keep=_dropout(problem, semantics, batch, head, rows),
+        sink_logits=sink_logits,
+        sink_slope=sink_slope,
+        sink_weights=sink_weights,
+        padding=padding,
+        bias=bias,
+    )
+
+
+def _scale(problem: Problem, semantics: Semantics) -> tuple[float, float]:
+    if problem.softmax_scale is not None:
+        return float(problem.softmax_scale), 0.0
+    if semantics.default_scale == "one":
+        return 1.0, 0.0
+    return pairs.inverse_sqrt(problem.head_dim)
+
+
+def _uncapped(
+    problem: Problem, semantics: Semantics, dot: pairs.Pair, bias: Floats | None, scale: tuple[float, float]
+) -> pairs.Pair:
+    """The logits before the cap, with the bias wherever S2 or its dialect adds it there."""
+    if bias is None or semantics.bias == "after_cap":
+        return pairs.times(dot, scale)
+    if semantics.bias == "before_scale":
+        return pairs.times(pairs.plus(dot, bias), scale)
+    return pairs.plus(pairs.times(dot, scale), bias)
+
+
+def _sinks(problem: Problem, semantics: Semantics, head: int) -> tuple[Floats, Floats]:
+    """The sink logits of a head and their derivatives by softmax_aux: two arrays [n] (S11)."""
+    sinks = problem.sinks()
+    if sinks is None:
+        return np.empty(0), np.empty(0)
+    if semantics.sinks == "as_given" or problem.logits_soft_cap is None:
+        return sinks[head].copy(), np.ones(sinks.shape[1])
+    cap = problem.logits_soft_cap
+    return cap * np.tanh(sinks[head] / cap), np.cosh(sinks[head] / cap) ** -2.0
+
+
+def _softmax(logits: pairs.Pair, sinks: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Weights [R, N], sink weights [R, n], row maximum and lse [R]; zeros and -inf for an empty row."""
+    high, low = logits
+    row_max = np.maximum(high.max(axis=1, initial=-np.inf), sinks.max(initial=-np.inf))
+    empty = np.isneginf(row_max)
+    shift = np.where(empty, 0.0, row_max)
+    exponentials = np.exp(pairs.minus_column((high, low), (shift, np.zeros_like(shift))))
+    sink_exponentials = np.exp(sinks[None, :] - shift[:, None])
+    total = exponentials.sum(axis=1) + sink_exponentials.sum(axis=1)
+    divisor = np.where(empty, 1.0, total)[:, None]
+    lse = np.where(empty, -np.inf, shift + np.log(np.where(empty, 1.0, total)))
+    return exponentials / divisor, sink_exponentials / divisor, row_max, lse
+
+
+def _dropout(problem: Problem, semantics: Semantics, batch: int, head: int, rows: Ints) -> Floats | None:
+    """The factor of each weight under dropout: 0 or 1 / (1 - r) (S12)."""
+    if problem.dropout_prob == 0 or problem.dropout_seed is None:
+        return None
+    shape = (problem.batch, problem.q_heads, problem.q_len, problem.kv_len)
+    kept = keep_mask(semantics, problem.dropout_seed, problem.dropout_prob, batch, head, rows, shape)
+    return kept / (1.0 - problem.dropout_prob)

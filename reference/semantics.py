@@ -1,0 +1,69 @@
+"""Which of the field's answers a kernel gives where two kernels answer differently.
+
+`STANDARD` is what this project calls attention. A kernel that answers otherwise declares a dialect, a
+`Semantics` with other choices, and is then held to exactly what it declared.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+GRADIENTS = ("query", "key", "value", "bias", "softmax_aux")
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """The choices of one kernel, one field a question; the clause of docs/semantics.md behind each.
+
+    default_scale (S1): the scale where `softmax_scale` is None.
+    bias (S2): added to the scaled logits before the cap, to q.k before the scale, or after the cap.
+    hidden (S4): a hidden key is absent, or its logit is replaced by the finite `sentinel`, so that rows
+        with nothing better to see still weigh it, and what is stored under it may leak.
+    precedence (S5): all conditions hold together; a bias makes the mask ignored; causal makes it ignored.
+    causal, window (S6, S7): the diagonal ends in the bottom-right or starts in the top-left corner.
+    window_zero (S7): a side of 0 stops at the diagonal, or means that the side is unbounded.
+    window_edges (S7): the outermost key of the window is in it, or just outside.
+    segments (S8): equal ids see each other if both are non-negative, or whatever they are.
+    empty_rows (S10): the output of a row that sees no key. "unspecified" is not judged.
+    sinks (S11): sink logits enter the normaliser as given, or capped like the others.
+    dropout (S12): how the Philox counter is formed, see `reference.dropout`; `dropout_chunk` is the
+        number of keys that share a generator key where it is split per chunk.
+    lse_base (S13): the logarithm of lse.
+    gradients, lse_gradient (S14): the inputs that the kernel differentiates, and whether the cotangent of
+        lse counts.
+    deterministic (S17): whether equal inputs give bit-identical results.
+    ignored_arguments (S20): arguments that the kernel accepts and silently drops.
+    """
+
+    default_scale: Literal["inverse_sqrt_head_dim", "one"] = "inverse_sqrt_head_dim"
+    bias: Literal["before_cap", "before_scale", "after_cap"] = "before_cap"
+    hidden: Literal["absent", "sentinel"] = "absent"
+    sentinel: float = float("-inf")
+    precedence: Literal["conjunction", "bias_over_mask", "causal_over_mask"] = "conjunction"
+    causal: Literal["bottom_right", "top_left"] = "bottom_right"
+    window: Literal["bottom_right", "top_left"] = "bottom_right"
+    window_zero: Literal["diagonal", "unbounded"] = "diagonal"
+    window_edges: Literal["inclusive", "exclusive"] = "inclusive"
+    segments: Literal["non_negative", "equality"] = "non_negative"
+    empty_rows: Literal["zero", "mean_of_values", "nan", "unspecified"] = "zero"
+    sinks: Literal["as_given", "capped"] = "as_given"
+    dropout: Literal["philox_tile", "linear_offset", "shared_heads", "chunk_keys"] = "philox_tile"
+    dropout_chunk: int = 128
+    lse_base: Literal["natural", "two"] = "natural"
+    gradients: frozenset[str] = frozenset(GRADIENTS)
+    lse_gradient: bool = True
+    deterministic: bool = True
+    ignored_arguments: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.hidden == "sentinel" and not (-float("inf") < self.sentinel < 0):
+            raise ValueError(
+                f"sentinel: got {self.sentinel!r}, expected a finite negative number when hidden='sentinel'"
+            )
+        unknown = self.gradients - set(GRADIENTS)
+        if unknown:
+            raise ValueError(f"gradients: got {sorted(unknown)}, expected a subset of {list(GRADIENTS)}")
+        if self.dropout_chunk <= 0:
+            raise ValueError(f"dropout_chunk: got {self.dropout_chunk}, expected a positive number of keys")
+
+
+STANDARD = Semantics()

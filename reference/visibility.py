@@ -1,0 +1,112 @@
+"""Which query rows see which keys (S5 to S9).
+
+Causal, window and lengths compare two positions: each key has the one it holds in its sequence, and each
+query row has the one it would hold on the keys' axis. Both are plain vectors, so that any block of the
+matrix of pairs can be made without the rest.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.problem import Problem
+from reference.semantics import Semantics
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+PADDING = -1
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Where the tokens of one batch row stand: int64 [Sq] or [Sk] each.
+
+    sequence: the number of the token's sequence, PADDING past its length.
+    position: the index within the sequence.
+    """
+
+    sequence: Ints
+    position: Ints
+
+
+def tokens(cum: NDArray[np.int32] | None, batch_size: int, batch: int, length: int) -> Tokens:
+    """Place `length` tokens of batch row `batch` by the cumulative lengths `cum`, if given (S9)."""
+    index = np.arange(length, dtype=np.int64)
+    if cum is None:
+        return Tokens(np.zeros(length, np.int64), index)
+    if batch_size > 1:
+        inside = index < cum[batch + 1] - cum[batch]
+        return Tokens(np.where(inside, batch, PADDING), index)
+    sequence = np.searchsorted(cum, index, side="right") - 1
+    inside = index < cum[-1]
+    start = cum[np.minimum(sequence, len(cum) - 2)].astype(np.int64)
+    return Tokens(np.where(inside, sequence, PADDING), index - start)
+
+
+def padding_rows(problem: Problem, semantics: Semantics, batch: int) -> Bools:
+    """Query rows that are padding: past a length, or of a negative segment. bool [Sq].
+
+    A padding row has lse -inf and no gradients even where sinks are given; an empty row that is a
+    token's has the logsumexp of the sinks (S9, S11).
+    """
+    padding = tokens(problem.cum_seqlens_q, problem.batch, batch, problem.q_len).sequence == PADDING
+    if problem.q_segment_ids is not None and semantics.segments == "non_negative":
+        padding |= problem.q_segment_ids[batch] < 0
+    return padding
+
+
+def allowed(problem: Problem, semantics: Semantics, batch: int, head: int, rows: Ints) -> Bools:
+    """The keys that mask, causal, window, segments and lengths let `rows` of a head see: bool [rows, Sk].
+
+    A bias of -inf hides a key too; `reference.rows` adds it, since it acts on the logits.
+    """
+    seen = _by_position(problem, semantics, batch, rows)
+    if problem.q_segment_ids is not None and problem.kv_segment_ids is not None:
+        q_ids, kv_ids = problem.q_segment_ids[batch][rows][:, None], problem.kv_segment_ids[batch]
+        seen &= q_ids == kv_ids
+        if semantics.segments == "non_negative":
+            seen &= kv_ids >= 0
+    if problem.attention_mask is not None and not _mask_ignored(problem, semantics):
+        seen &= pick(problem.attention_mask, batch, head, rows)
+    return seen
+
+
+def pick(array: NDArray[Any], batch: int, head: int, rows: Ints) -> NDArray[Any]:
+    """Rows of one head of an array that broadcasts over [B, Hq, Sq, Sk]."""
+    plane = array[batch if array.shape[0] > 1 else 0, head if array.shape[1] > 1 else 0]
+    return plane[rows] if plane.shape[0] > 1 else plane[np.zeros(len(rows), np.int64)]
+
+
+def _mask_ignored(problem: Problem, semantics: Semantics) -> bool:
+    return (semantics.precedence == "bias_over_mask" and problem.bias is not None) or (
+        semantics.precedence == "causal_over_mask" and problem.causal
+    )
+
+
+def _by_position(problem: Problem, semantics: Semantics, batch: int, rows: Ints) -> Bools:
+    q = tokens(problem.cum_seqlens_q, problem.batch, batch, problem.q_len)
+    k = tokens(problem.cum_seqlens_k, problem.batch, batch, problem.kv_len)
+    row_sequence, row_position = q.sequence[rows], q.position[rows]
+    seen = (row_sequence[:, None] == k.sequence) & (row_sequence[:, None] != PADDING)
+
+    offset = _bottom_right_offset(problem)[np.maximum(row_sequence, 0)]
+    if problem.causal:
+        aligned = row_position + (offset if semantics.causal == "bottom_right" else 0)
+        seen &= k.position <= aligned[:, None]
+    if problem.sliding_window is not None:
+        aligned = row_position + (offset if semantics.window == "bottom_right" else 0)
+        distance = k.position - aligned[:, None]
+        for side, outward in zip(problem.sliding_window, (-distance, distance), strict=True):
+            if side is None or (side == 0 and semantics.window_zero == "unbounded"):
+                continue
+            seen &= outward <= side if semantics.window_edges == "inclusive" else outward < side
+    return seen
+
+
+def _bottom_right_offset(problem: Problem) -> Ints:
+    """Keys minus queries of each sequence: int64 [n]."""
+    if problem.cum_seqlens_q is None or problem.cum_seqlens_k is None:
+        return np.array([problem.kv_len - problem.q_len], np.int64)
+    return (np.diff(problem.cum_seqlens_k) - np.diff(problem.cum_seqlens_q)).astype(np.int64)
