@@ -1,0 +1,1 @@
+"""Decides whether an attention kernel is right: draws cases, runs kernels, judges them against the oracle."""

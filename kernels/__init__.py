@@ -1,0 +1,1 @@
+"""Attention kernels that share one meaning; `arguments` decides what a call of any of them may look like."""

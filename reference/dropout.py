@@ -72,5 +72,5 @@ def keep_mask(
         width = min(chunk, shape[3] - start)
         quads = np.arange((width + 3) // 4, dtype=np.uint32)[None, :]
         quartet = philox4x32((quads, i, h, b), (key[0], (key[1] + number) & 0xFFFFFFFF))
-        words.append(np.stack(quartet, axis=-1).reshape(len(rows), -1)[:, :width])
+        words.append(np.stack(quartet, axis=-1).reshape(len(rows), 4 * quads.size)[:, :width])
     return np.concatenate(words, axis=1) >= threshold

@@ -156,23 +156,23 @@ def _check(problem: Problem, cotangents: Cotangents | None, sample: Sample | Non
 def _output(problem: Problem, block: RowBlock) -> tuple[Floats, Floats]:
     """out [R, Dv] of a block, and the factor [R] that `normalize_output=False` multiplies it by."""
     out = contract(block.dropped_weights(), block.weighed, block.value)
-    if problem.normalize_output:
-        return out, np.ones(len(out))
-    return out, np.where(np.isneginf(block.lse), 0.0, np.exp(block.lse - block.row_max))
+    out[np.isnan(block.lse)] = np.nan
+    return out, np.ones(len(out)) if problem.normalize_output else block.normaliser
 
 
 def _normalised_cotangents(
     problem: Problem, semantics: Semantics, cotangents: Cotangents, block: RowBlock
 ) -> tuple[Floats, Floats, Floats]:
-    """Cotangents of the normalised out and the natural lse, 0 for padding rows, and that out.
+    """Cotangents of the normalised out and the natural lse, 0 where they cannot move, and that out.
 
     An output o exp(lse - m) with the row maximum m held constant passes a share of its cotangent on
     to lse.
     """
     out, factor = _output(problem, block)
-    live = block.weighed.any(axis=1) | (block.sink_weights > 0).any(axis=1)
+    weighs = block.weighed.any(axis=1)
+    live = weighs | (block.sink_weights > 0).any(axis=1)
     d_out = np.where(
-        live[:, None], cotangents.out[block.batch, block.rows, block.head].astype(np.float64), 0.0
+        weighs[:, None], cotangents.out[block.batch, block.rows, block.head].astype(np.float64), 0.0
     )
     d_lse = np.zeros(len(out))
     if cotangents.lse is not None and semantics.lse_gradient:
@@ -222,7 +222,7 @@ def _by_keys(
     d_sinks = None
     if problem.softmax_aux is not None and key_rows is None:
         d_sinks = np.zeros((problem.q_heads, problem.softmax_aux.shape[-1]))
-    for block in row_blocks(problem, semantics, _live_rows(cotangents)):
+    for block in row_blocks(problem, semantics, _live_rows(semantics, cotangents)):
         backward = backward_block(problem, semantics, cotangents, block)
         at = (block.batch, slice(None), block.kv_head)
         seen, weighed = block.seen[:, columns].T, block.weighed[:, columns].T
@@ -238,8 +238,13 @@ def _by_keys(
     return {name: array if name[1:] in semantics.gradients else None for name, array in wanted.items()}
 
 
-def _live_rows(cotangents: Cotangents) -> Ints:
-    """Query rows with a cotangent that is not zero, in any batch row or head; the others add nothing."""
+def _live_rows(semantics: Semantics, cotangents: Cotangents) -> Ints:
+    """Query rows with a cotangent that is not zero, in any batch row or head; the others add nothing.
+
+    Unless they are NaN, which no cotangent silences.
+    """
+    if semantics.empty_rows == "nan":
+        return np.arange(cotangents.out.shape[1], dtype=np.int64)
     live = (cotangents.out != 0).any(axis=(0, 2, 3))
     if cotangents.lse is not None:
         live |= (cotangents.lse != 0).any(axis=(0, 1))

@@ -3,11 +3,12 @@
 A logit of 1e4 rounded to float64 is off by 1e-12, and so, relatively, is its exponential. A pair
 (high, low) carries the rounding error along. Dot products are made exact by slicing the operands so that
 the leading slices multiply and add without any rounding (Ozaki, Ogita, Oishi, Rump 2012); scale and bias
-go through the classic error-free transformations (Dekker 1971, Knuth).
+go through the classic error-free transformations (Dekker 1971, Knuth); tanh starts from a table.
 """
 
+from decimal import Decimal, localcontext
 from fractions import Fraction
-from math import frexp
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ Pair = tuple[Floats, Floats]
 
 _SPLITTER = 134217729.0  # 2**27 + 1 splits a float64 into two halves of 26 bits
 _MANTISSA = 53
+_GRID = 256  # tanh is tabulated at multiples of 1 / 256 ...
+_GRID_END = 20  # ... up to where 1 - tanh is below 2**-56
 
 
 def inverse_sqrt(n: int) -> tuple[float, float]:
@@ -47,21 +50,67 @@ def times(pair: Pair, factor: tuple[float, float]) -> Pair:
 
 def plus(pair: Pair, addend: Floats) -> Pair:
     """A pair plus an array."""
+    total, error = _two_sum(pair[0], addend)
+    return total, error + pair[1]
+
+
+def normalised(pair: Pair) -> Pair:
+    """The same sum with the high part its float64 rounding, so that pairs compare part by part."""
+    return _two_sum(*pair)
+
+
+def soft_cap(pair: Pair, cap: float) -> Pair:
+    """cap * tanh(pair / cap), normalised (S3).
+
+    With a the nearest tabulated point and r the rest, tanh(a + r) exceeds tanh(a) by
+    tanh(r) / cosh(a)^2 / (1 + tanh(a) tanh(r)), which is so small that float64 is enough for it.
+    """
     high, low = pair
-    total = high + addend
-    shadow = total - high
-    return total, ((high - (total - shadow)) + (addend - shadow)) + low
+    quotient = high / cap
+    product, error = times((quotient, np.zeros_like(quotient)), (cap, 0.0))
+    lost = np.where(np.isfinite(quotient), ((high - product) - error + low) / cap, 0.0)
+    tabulated_high, tabulated_low, slope = _tanh_table()
+    # What is hidden may be NaN; it stays NaN through `rest`.
+    step = np.rint(np.clip(np.nan_to_num(quotient), -_GRID_END, _GRID_END) * _GRID).astype(np.int64)
+    sign, index = np.sign(step), np.abs(step)
+    rest = np.tanh((quotient - step / _GRID) + lost)
+    excess = rest * slope[index] / (1.0 + sign * tabulated_high[index] * rest)
+    capped = times((sign * tabulated_high[index], sign * tabulated_low[index]), (cap, 0.0))
+    return normalised(plus(capped, cap * excess))
 
 
-def minus_column(pair: Pair, column: Pair) -> Floats:
-    """A pair [R, C] minus a pair [R], rounded once to float64."""
-    return (pair[0] - column[0][:, None]) + (pair[1] - column[1][:, None])
+def exp_difference(pair: Pair, column: Pair) -> Floats:
+    """exp of a pair [R, C] minus a pair [R]; exactly 0 where the first is -inf."""
+    high, low = plus(pair, -column[0][:, None])
+    high, low = _two_sum(high, low - column[1][:, None])
+    return np.where(np.isneginf(pair[0]), 0.0, np.exp(high) * (1.0 + low))
+
+
+@cache
+def _tanh_table() -> tuple[Floats, Floats, Floats]:
+    """tanh as a pair, and 1 / cosh^2, at 0, 1 / _GRID, ..., _GRID_END."""
+    high = np.empty(_GRID_END * _GRID + 1)
+    low, slope = np.empty_like(high), np.empty_like(high)
+    with localcontext(prec=40):
+        for index in range(len(high)):
+            power = (Decimal(2 * index) / _GRID).exp()
+            tanh = (power - 1) / (power + 1)
+            high[index] = float(tanh)
+            low[index] = float(tanh - Decimal(float(tanh)))
+            slope[index] = float(4 * power / (power + 1) ** 2)
+    return high, low, slope
+
+
+def _two_sum(left: Floats, right: Floats) -> Pair:
+    total = left + right
+    shadow = total - left
+    return total, (left - (total - shadow)) + (right - shadow)
 
 
 def _slice(rows: Floats, bits: int) -> Pair:
     """Split each row into multiples of a power of two that fit into `bits` bits, and the rest."""
     largest = np.max(np.abs(rows), axis=1, initial=0.0)
-    exponents = np.array([frexp(x)[1] if np.isfinite(x) else 0 for x in largest], np.int64)
+    exponents = np.frexp(np.where(np.isfinite(largest), largest, 0.0))[1]
     shift = np.ldexp(1.5, exponents - bits + _MANTISSA - 1)[:, None]
     high = (rows + shift) - shift
     return high, rows - high

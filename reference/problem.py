@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import ml_dtypes
@@ -107,6 +108,11 @@ def make_problem(query: Array, key: Array, value: Array, **options: Any) -> Prob
     canonical["attention_mask"] = _check_mask(options.get("attention_mask"), shape)
     _check_bias(options.get("bias"), shape)
     _check_scalars(options)
+    # A NumPy scalar of a narrower type would round what it is multiplied with.
+    for name, python in (("softmax_scale", float), ("logits_soft_cap", float), ("dropout_seed", int)):
+        if options.get(name) is not None:
+            canonical[name] = python(options[name])
+    canonical["dropout_prob"] = float(options.get("dropout_prob", 0.0))
     canonical["sliding_window"] = _check_window(options.get("sliding_window"))
     _check_sinks(options.get("softmax_aux"), shape[1])
     _check_segments(options, query.shape[:2], key.shape[:2])
@@ -177,17 +183,20 @@ def _check_scalars(options: Mapping[str, Any]) -> None:
     seed = options.get("dropout_seed")
     if rate and seed is None:
         raise _wrong("dropout_seed", seed, "an integer of 64 bits, since dropout_prob is above 0")
-    if seed is not None and not 0 <= seed < 2**64:
+    if seed is not None and not (isinstance(seed, Integral) and 0 <= int(seed) < 2**64):
         raise _wrong("dropout_seed", seed, "an integer in [0, 2**64)")
 
 
 def _check_window(window: Any) -> tuple[int | None, int | None] | None:
     if window is None:
         return None
-    sides = (window, window) if isinstance(window, int) else tuple(window)
-    if len(sides) != 2 or any(side is not None and side < 0 for side in sides):
-        raise _wrong("sliding_window", window, "an int or (left, right), each None or at least 0")
-    return sides
+    sides = (window, window) if isinstance(window, Integral) else tuple(window)
+    if len(sides) != 2 or any(
+        side is not None and not (isinstance(side, Integral) and int(side) >= 0) for side in sides
+    ):
+        raise _wrong("sliding_window", window, "an int or (left, right), each None or an int of at least 0")
+    left, right = (None if side is None else int(side) for side in sides)
+    return left, right
 
 
 def _check_sinks(aux: Array | None, heads: int) -> None:

@@ -32,7 +32,8 @@ class RowBlock:
     dot_scale: the factor of q.k.
     uncapped: [R, N] the logits that the cap acts on. tanh, cap_slope: [R, N] tanh(uncapped / cap) and
         1 - tanh^2, None without a cap.
-    logits: [R, N] what the softmax sees, -inf where not weighed. row_max, lse: [R], natural logarithm.
+    logits: [R, N] what the softmax sees, -inf where not weighed. row_max: [R] the largest of logits and
+        sinks. normaliser: [R] the sum of exp(logit - row_max). lse: [R] natural logarithm.
     weights: [R, N] softmax, undropped. keep: [R, N] dropout's factor 0 or 1 / (1 - r), or None.
     sink_logits: [n], sink_weights: [R, n], sink_slope [n]: d sink logit / d softmax_aux.
     padding: bool [R], rows past a length. bias: [R, N] or None.
@@ -53,6 +54,7 @@ class RowBlock:
     cap_slope: Floats | None
     logits: Floats
     row_max: Floats
+    normaliser: Floats
     lse: Floats
     weights: Floats
     keep: Floats | None
@@ -127,21 +129,23 @@ def _row_block(
     if problem.logits_soft_cap is not None:
         tanh = np.tanh(uncapped / problem.logits_soft_cap)
         cap_slope = np.cosh(uncapped / problem.logits_soft_cap) ** -2.0
-        pair = (problem.logits_soft_cap * tanh, np.zeros_like(tanh))
+        pair = pairs.soft_cap(pair, problem.logits_soft_cap)
     if bias is not None and semantics.bias == "after_cap":
         pair = pairs.plus(pair, bias)
     if semantics.hidden == "sentinel":
         pair = (np.where(permitted, pair[0], semantics.sentinel), np.where(permitted, pair[1], 0.0))
-    logits = (np.where(weighed, pair[0], -np.inf), np.where(weighed, pair[1], 0.0))
+    high, low = pairs.normalised(pair)
+    logits = (np.where(weighed, high, -np.inf), np.where(weighed, low, 0.0))
 
-    sink_logits, sink_slope = _sinks(problem, semantics, head)
-    weights, sink_weights, row_max, lse = _softmax(logits, sink_logits)
-    empty = ~seen.any(axis=1)
+    sinks, sink_slope = _sinks(problem, semantics, head)
+    weights, sink_weights, row_max, normaliser = _softmax(logits, sinks)
+    lse = row_max + np.log(normaliser)
+    empty = np.isneginf(row_max) & ~padding
     if semantics.empty_rows == "nan":
-        weights[empty], lse[empty] = np.nan, np.nan
+        weights[empty], lse[empty], normaliser[empty] = np.nan, np.nan, np.nan
         seen, weighed = seen | empty[:, None], weighed | empty[:, None]
-    if semantics.empty_rows == "mean_of_values" and semantics.hidden == "absent":
-        weights[empty] = 1.0 / max(problem.kv_len, 1)
+    if semantics.empty_rows == "mean_of_values":
+        weights[empty], normaliser[empty] = 1.0 / max(problem.kv_len, 1), 1.0
         weighed = weighed | empty[:, None]
     weights[padding], sink_weights[padding] = 0.0, 0.0
     weighed = weighed & ~padding[:, None]
@@ -161,12 +165,13 @@ def _row_block(
         uncapped=uncapped,
         tanh=tanh,
         cap_slope=cap_slope,
-        logits=logits[0] + logits[1],
+        logits=logits[0],
         row_max=row_max,
+        normaliser=normaliser,
         lse=lse,
         weights=weights,
         keep=_dropout(problem, semantics, batch, head, rows),
-        sink_logits=sink_logits,
+        sink_logits=sinks[0],
         sink_slope=sink_slope,
         sink_weights=sink_weights,
         padding=padding,
@@ -193,29 +198,32 @@ def _uncapped(
     return pairs.plus(pairs.times(dot, scale), bias)
 
 
-def _sinks(problem: Problem, semantics: Semantics, head: int) -> tuple[Floats, Floats]:
-    """The sink logits of a head and their derivatives by softmax_aux: two arrays [n] (S11)."""
+def _sinks(problem: Problem, semantics: Semantics, head: int) -> tuple[pairs.Pair, Floats]:
+    """The sink logits of a head, a pair [n], and their derivatives by softmax_aux, [n] (S11)."""
     sinks = problem.sinks()
     if sinks is None:
-        return np.empty(0), np.empty(0)
-    if semantics.sinks == "as_given" or problem.logits_soft_cap is None:
-        return sinks[head].copy(), np.ones(sinks.shape[1])
+        return (np.empty(0), np.empty(0)), np.empty(0)
+    given = (sinks[head].copy(), np.zeros(sinks.shape[1]))
     cap = problem.logits_soft_cap
-    return cap * np.tanh(sinks[head] / cap), np.cosh(sinks[head] / cap) ** -2.0
+    if semantics.sinks == "as_given" or cap is None:
+        return given, np.ones(sinks.shape[1])
+    return pairs.soft_cap(given, cap), np.cosh(sinks[head] / cap) ** -2.0
 
 
-def _softmax(logits: pairs.Pair, sinks: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Weights [R, N], sink weights [R, n], row maximum and lse [R]; zeros and -inf for an empty row."""
+def _softmax(logits: pairs.Pair, sinks: pairs.Pair) -> tuple[Floats, Floats, Floats, Floats]:
+    """Weights [R, N], sink weights [R, n], row maximum and normaliser [R]; 0 and -inf for an empty row."""
     high, low = logits
-    row_max = np.maximum(high.max(axis=1, initial=-np.inf), sinks.max(initial=-np.inf))
+    row_max = np.maximum(high.max(axis=1, initial=-np.inf), sinks[0].max(initial=-np.inf))
+    # The largest pair is, among those with the largest high part, the one with the largest low part.
+    largest_low = np.where(high == row_max[:, None], low, -np.inf).max(axis=1, initial=-np.inf)
+    sink_low = np.where(sinks[0] == row_max[:, None], sinks[1], -np.inf).max(axis=1, initial=-np.inf)
     empty = np.isneginf(row_max)
-    shift = np.where(empty, 0.0, row_max)
-    exponentials = np.exp(pairs.minus_column((high, low), (shift, np.zeros_like(shift))))
-    sink_exponentials = np.exp(sinks[None, :] - shift[:, None])
-    total = exponentials.sum(axis=1) + sink_exponentials.sum(axis=1)
-    divisor = np.where(empty, 1.0, total)[:, None]
-    lse = np.where(empty, -np.inf, shift + np.log(np.where(empty, 1.0, total)))
-    return exponentials / divisor, sink_exponentials / divisor, row_max, lse
+    shift = np.where(empty, 0.0, row_max), np.where(empty, 0.0, np.maximum(largest_low, sink_low))
+    exponentials = pairs.exp_difference(logits, shift)
+    sink_exponentials = pairs.exp_difference((sinks[0][None, :], sinks[1][None, :]), shift)
+    normaliser = exponentials.sum(axis=1) + sink_exponentials.sum(axis=1)
+    divisor = np.where(empty, 1.0, normaliser)[:, None]
+    return exponentials / divisor, sink_exponentials / divisor, row_max, normaliser
 
 
 def _dropout(problem: Problem, semantics: Semantics, batch: int, head: int, rows: Ints) -> Floats | None:

@@ -8,6 +8,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 GRADIENTS = ("query", "key", "value", "bias", "softmax_aux")
+OPTIONS = (
+    "attention_mask",
+    "bias",
+    "softmax_scale",
+    "dropout_prob",
+    "dropout_seed",
+    "causal",
+    "cum_seqlens_q",
+    "cum_seqlens_k",
+    "sliding_window",
+    "logits_soft_cap",
+    "softmax_aux",
+    "q_segment_ids",
+    "kv_segment_ids",
+    "normalize_output",
+)
+# Who ignores the first must ignore the second, or its answer has no meaning.
+_TOGETHER = (
+    ("cum_seqlens_q", "cum_seqlens_k"),
+    ("cum_seqlens_k", "cum_seqlens_q"),
+    ("q_segment_ids", "kv_segment_ids"),
+    ("kv_segment_ids", "q_segment_ids"),
+    ("dropout_seed", "dropout_prob"),
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +47,8 @@ class Semantics:
     window_zero (S7): a side of 0 stops at the diagonal, or means that the side is unbounded.
     window_edges (S7): the outermost key of the window is in it, or just outside.
     segments (S8): equal ids see each other if both are non-negative, or whatever they are.
-    empty_rows (S10): the output of a row that sees no key. "unspecified" is not judged.
+    empty_rows (S10): the output of a row in which neither a key nor a sink has a weight. "unspecified" is
+        not judged.
     sinks (S11): sink logits enter the normaliser as given, or capped like the others.
     dropout (S12): how the Philox counter is formed, see `reference.dropout`; `dropout_chunk` is the
         number of keys that share a generator key where it is split per chunk.
@@ -59,9 +84,16 @@ class Semantics:
             raise ValueError(
                 f"sentinel: got {self.sentinel!r}, expected a finite negative number when hidden='sentinel'"
             )
-        unknown = self.gradients - set(GRADIENTS)
-        if unknown:
-            raise ValueError(f"gradients: got {sorted(unknown)}, expected a subset of {list(GRADIENTS)}")
+        for name, got, known in (
+            ("gradients", self.gradients, GRADIENTS),
+            ("ignored_arguments", self.ignored_arguments, OPTIONS),
+        ):
+            unknown = sorted(got - set(known))
+            if unknown:
+                raise ValueError(f"{name}: got {unknown}, expected a subset of {list(known)}")
+        for first, second in _TOGETHER:
+            if first in self.ignored_arguments and second not in self.ignored_arguments:
+                raise ValueError(f"ignored_arguments: got {first!r} alone, expected {second!r} with it")
         if self.dropout_chunk <= 0:
             raise ValueError(f"dropout_chunk: got {self.dropout_chunk}, expected a positive number of keys")
 

@@ -1,0 +1,183 @@
+"""What arrays a Case stands for: its Problem and its cotangents, bit for bit the same everywhere."""
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.case import Case
+from conformance.families import FAMILIES, Stream, Wanted
+from reference.oracle import Cotangents
+from reference.problem import Problem, make_problem
+from reference.semantics import STANDARD, Semantics
+from reference.visibility import allowed, padding_rows, pick
+
+Array = NDArray[Any]
+
+_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+# Each array draws from a stream of its own, so that switching one feature on leaves the others' values.
+_STREAMS = ("query", "key", "value", "mask", "bias", "segments", "sinks", "d_out", "d_lse", "dropout")
+
+_VISIBLE_SHARE = 0.75
+_BIAS_HIDDEN_SHARE = 0.25
+_EMPTY_ROW_STRIDE = 3
+
+
+@dataclass(frozen=True)
+class Built:
+    """The arrays of one case."""
+
+    problem: Problem
+    cotangents: Cotangents
+
+
+def build(case: Case, semantics: Semantics = STANDARD) -> Built:
+    """Make a case's arrays. The semantics decide only what is hidden, and so where poison goes."""
+    dtype = _DTYPES[case.dtype]
+    streams = {name: Stream(case.seed, number) for number, name in enumerate(_STREAMS)}
+    wanted = Wanted(
+        query=(case.batch, case.q_len, case.q_heads, case.head_dim),
+        key=(case.batch, case.kv_len, case.kv_heads, case.head_dim),
+        value=(case.batch, case.kv_len, case.kv_heads, case.value_width),
+        scale=1.0 / sqrt(case.head_dim) if case.scale is None else case.scale,
+        soft_cap=case.soft_cap,
+    )
+    triple = FAMILIES[case.family](wanted, streams["query"], streams["key"], streams["value"])
+    query, key, value = (array.astype(dtype) for array in triple)
+    cum_q, cum_k = _cumulative_lengths(case)
+    q_ids, kv_ids = _segment_ids(case, streams["segments"])
+    problem = make_problem(
+        query,
+        key,
+        value,
+        attention_mask=_mask(case, streams["mask"]),
+        bias=_bias(case, streams["bias"], dtype),
+        softmax_scale=case.scale,
+        dropout_prob=case.dropout,
+        dropout_seed=int(streams["dropout"].integers(1, 2**53, (1,))[0]) if case.dropout else None,
+        causal=case.causal,
+        cum_seqlens_q=cum_q,
+        cum_seqlens_k=cum_k,
+        sliding_window=case.window,
+        logits_soft_cap=case.soft_cap,
+        softmax_aux=_sinks(case, streams["sinks"], dtype),
+        q_segment_ids=q_ids,
+        kv_segment_ids=kv_ids,
+        normalize_output=case.normalized,
+    )
+    out_shape = (case.batch, case.q_len, case.q_heads, case.value_width)
+    cotangents = Cotangents(
+        out=streams["d_out"].normal(out_shape).astype(dtype),
+        lse=streams["d_lse"].normal((case.batch, case.q_heads, case.q_len)).astype(np.float32),
+    )
+    built = Built(problem, cotangents)
+    return _poisoned(built, semantics) if case.poison else built
+
+
+def _mask(case: Case, stream: Stream) -> Array | None:
+    if case.mask is None:
+        return None
+    shape = (
+        case.batch if case.mask[0] == "b" else 1,
+        case.q_heads if case.mask[1] == "h" else 1,
+        case.q_len,
+        case.kv_len,
+    )
+    mask = stream.uniform(shape) < _VISIBLE_SHARE
+    if case.empty_rows:
+        mask[:, :, ::_EMPTY_ROW_STRIDE] = False
+    return mask
+
+
+def _bias(case: Case, stream: Stream, dtype: Any) -> Array | None:
+    if case.bias is None:
+        return None
+    shape = (
+        case.batch if case.bias[0] == "b" else 1,
+        case.q_heads if case.bias[1] == "h" else 1,
+        case.q_len if case.bias[2] == "q" else 1,
+        case.kv_len,
+    )
+    bias = stream.normal(shape)
+    if case.bias_hides:
+        bias = np.where(stream.uniform(shape) < _BIAS_HIDDEN_SHARE, -np.inf, bias)
+    return bias.astype(dtype)
+
+
+def _sinks(case: Case, stream: Stream, dtype: Any) -> Array | None:
+    if case.sinks == 0:
+        return None
+    shape = (case.q_heads, case.sinks) if case.sinks_per_head else (case.sinks,)
+    return (1.0 + stream.normal(shape)).astype(dtype)
+
+
+def _segment_ids(case: Case, stream: Stream) -> tuple[Array | None, Array | None]:
+    """Runs of equal ids from 0 up, in both sequences; the last token of a longer one is padding."""
+    if case.segments is None:
+        return None, None
+    edges = np.sort(stream.uniform((case.batch, case.segments - 1)), axis=1)
+
+    def ids(length: int) -> Array:
+        place = (np.arange(length) + 0.5) / max(length, 1)
+        numbers = (place[None, :, None] > edges[:, None, :]).sum(axis=2).astype(np.int32)
+        if length > 2:
+            numbers[:, -1] = -1
+        return numbers
+
+    return ids(case.q_len), ids(case.kv_len)
+
+
+def _cumulative_lengths(case: Case) -> tuple[Array | None, Array | None]:
+    if case.lengths is None:
+        return None, None
+    sides = np.array(case.lengths, np.int64).T
+    cum_q, cum_k = (np.concatenate([[0], np.cumsum(side)]).astype(np.int32) for side in sides)
+    return cum_q, cum_k
+
+
+def _poisoned(built: Built, semantics: Semantics) -> Built:
+    """Store NaN and inf wherever no clause lets a kernel's result depend on what is stored (S4, S9).
+
+    Keys and values that no query sees, bias entries of pairs that are hidden otherwise, queries and
+    cotangents of padding rows.
+    """
+    problem = built.problem
+    key, value = problem.key.copy(), problem.value.copy()
+    query, d_out = problem.query.copy(), built.cotangents.out.copy()
+    d_lse = None if built.cotangents.lse is None else built.cotangents.lse.copy()
+    bias = None if problem.bias is None else problem.bias.copy()
+    bias_read = None if bias is None else np.zeros(bias.shape, bool)
+    rows = np.arange(problem.q_len, dtype=np.int64)
+    for batch in range(problem.batch):
+        padding = padding_rows(problem, semantics, batch)
+        query[batch, padding] = np.nan
+        d_out[batch, padding] = np.inf
+        if d_lse is not None:
+            d_lse[batch, :, padding] = np.nan
+        read = np.zeros((problem.kv_heads, problem.kv_len), bool)
+        for head in range(problem.q_heads):
+            permitted = allowed(problem, semantics, batch, head, rows)
+            seen = permitted
+            if problem.bias is not None and bias_read is not None:
+                seen = permitted & ~np.isneginf(pick(problem.bias, batch, head, rows).astype(np.float64))
+                _or_into(bias_read, batch, head, permitted)
+            read[head // problem.group] |= seen.any(axis=0)
+        unread = ~read.T
+        key[batch, unread] = np.nan
+        value[batch, unread] = np.inf
+    if bias is not None and bias_read is not None:
+        bias[~bias_read] = np.nan
+    poisoned = replace(problem, query=query, key=key, value=value, bias=bias)
+    return Built(poisoned, Cotangents(d_out, d_lse))
+
+
+def _or_into(read: NDArray[np.bool_], batch: int, head: int, permitted: NDArray[np.bool_]) -> None:
+    plane = read[batch if read.shape[0] > 1 else 0, head if read.shape[1] > 1 else 0]
+    if plane.shape[0] == len(permitted):
+        plane |= permitted
+    else:
+        plane |= permitted.any(axis=0)

@@ -1,0 +1,55 @@
+"""Which properties are tested: one module a property, each with a tuple CHECKS.
+
+A check is a plain record. To add one, add a module here; nothing else lists them.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from conformance.record import Measurement, Verdict
+from conformance.subject import Subject
+from conformance.trial import Trial
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: PASS, FAIL or UNSUPPORTED, with numbers and a sentence where there are any."""
+
+    verdict: Verdict
+    measurements: tuple[Measurement, ...] = ()
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One property.
+
+    kind: how cases are chosen for it, a table of conformance/profiles.toml.
+    clauses: what it tests on a case. applies: None, or why the subject is not held to it.
+    run: judges; may raise SubjectError, which is a FAIL.
+    needs_contrast: a PASS counts only if the case could have told right from wrong.
+    """
+
+    name: str
+    kind: str
+    clauses: Callable[[Trial], tuple[str, ...]]
+    run: Callable[[Trial], Finding]
+    applies: Callable[[Subject], str | None] = lambda _subject: None
+    needs_contrast: bool = False
+
+
+@cache
+def all_checks() -> dict[str, Check]:
+    """Every check by name."""
+    modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))
+    return {check.name: check for module in modules for check in module.CHECKS}
+
+
+def passed(measurements: tuple[Measurement, ...]) -> Finding:
+    """PASS if no judgement of any measurement broke, else FAIL."""
+    wrong = [f"{m.output} ({', '.join(m.broken)})" for m in measurements if m.broken]
+    verdict = Verdict.FAIL if wrong else Verdict.PASS
+    return Finding(verdict, measurements, f"outside the error model: {', '.join(wrong)}" if wrong else "")

@@ -1,0 +1,22 @@
+"""Whether the same inputs give bit-identical results (S17)."""
+
+from conformance.checks import Check, Finding
+from conformance.execute import execute
+from conformance.record import Verdict
+from conformance.subject import Subject
+from conformance.trial import Trial
+
+
+def _run(trial: Trial) -> Finding:
+    again = execute(trial.subject, trial.built, trial.case.tiling)
+    changed = [name for name, array in trial.outputs.items() if array.tobytes() != again[name].tobytes()]
+    if changed:
+        return Finding(Verdict.FAIL, message=f"a second run of the same call changed {', '.join(changed)}")
+    return Finding(Verdict.PASS)
+
+
+def _applies(subject: Subject) -> str | None:
+    return None if subject.semantics.deterministic else "declares that it is not deterministic"
+
+
+CHECKS = (Check("determinism", kind="drawn", clauses=lambda _trial: ("S17",), run=_run, applies=_applies),)

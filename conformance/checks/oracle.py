@@ -1,0 +1,64 @@
+"""Whether out, lse and the gradients are the oracle's, within the error that the kernel declares."""
+
+from conformance.checks import Check, Finding, passed
+from conformance.execute import SubjectError
+from conformance.features import FEATURES
+from conformance.measure import measure
+from conformance.subject import Subject
+from conformance.trial import Trial
+
+# Outputs that are judged together, and the clauses that they test besides those of the case's features.
+_FORWARD = (("out",), ("S1", "S16"))
+_LSE = (("lse",), ("S13",))
+_GRADIENTS = (("dquery", "dkey", "dvalue", "dbias", "dsoftmax_aux"), ("S14",))
+
+
+def feature_clauses(trial: Trial, always: tuple[str, ...]) -> tuple[str, ...]:
+    """`always`, then the clauses of the features that the case switches on."""
+    case = trial.case
+    clauses = [*always, *(FEATURES[name].clause for name in sorted(case.features))]
+    if case.empty_rows or case.kv_len < case.q_len:
+        clauses.append("S10")
+    if case.poison:
+        clauses.append("S4")
+    if len(trial.subject.tilings) > 1:
+        clauses.append("S18")
+    return tuple(dict.fromkeys(clauses))
+
+
+def _check(name: str, group: tuple[tuple[str, ...], tuple[str, ...]]) -> Check:
+    outputs, always = group
+
+    def run(trial: Trial) -> Finding:
+        wanted = trial.answer.items()
+        returned = trial.outputs
+        if name == "gradients":
+            missing = [output for output in outputs if output in wanted and output not in returned]
+            if missing:
+                raise SubjectError(f"gave no gradient {', '.join(missing)}")
+        return passed(
+            tuple(
+                measure(output, returned[output], wanted[output], trial.predictions[output], trial.case)
+                for output in outputs
+                if output in returned and output in wanted
+            )
+        )
+
+    def applies(subject: Subject) -> str | None:
+        if name == "lse" and not subject.returns_lse:
+            return "does not return lse"
+        if name == "gradients" and not subject.semantics.gradients:
+            return "declares no gradients"
+        return None
+
+    return Check(
+        name=name,
+        kind="drawn",
+        clauses=lambda trial: feature_clauses(trial, always),
+        run=run,
+        applies=applies,
+        needs_contrast=True,
+    )
+
+
+CHECKS = (_check("forward", _FORWARD), _check("lse", _LSE), _check("gradients", _GRADIENTS))

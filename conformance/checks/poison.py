@@ -1,0 +1,32 @@
+"""Whether what is stored where nothing may be read leaks into any result (S4).
+
+The case runs twice, with NaN and inf stored under masks and past lengths and with ordinary values there;
+every output and every gradient must be equal, those of the poisoned places included.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.checks import Check, Finding
+from conformance.record import Verdict
+from conformance.trial import Trial
+
+
+def _run(trial: Trial) -> Finding:
+    poisoned, clean = (
+        Trial(trial.subject, replace(trial.case, poison=poison)).outputs for poison in (True, False)
+    )
+    leaked = [name for name, array in poisoned.items() if not _same(array, clean[name])]
+    if leaked:
+        return Finding(Verdict.FAIL, message=f"NaN and inf stored under the mask changed {', '.join(leaked)}")
+    return Finding(Verdict.PASS)
+
+
+def _same(poisoned: NDArray[Any], clean: NDArray[Any]) -> bool:
+    return np.array_equal(poisoned.astype(np.float64), clean.astype(np.float64), equal_nan=True)
+
+
+CHECKS = (Check("poison", kind="poisoned", clauses=lambda _trial: ("S4",), run=_run),)

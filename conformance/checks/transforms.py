@@ -1,0 +1,143 @@
+"""Whether eager, jit, vmap, grad, remat and scan give the oracle's answer, and jit traces once (S22)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from conformance.build import Built
+from conformance.checks import Check, Finding, passed
+from conformance.execute import (
+    blaming,
+    call_of,
+    differentiated,
+    forward_and_gradients,
+    invoke,
+    to_jax,
+    to_numpy,
+)
+from conformance.measure import measure
+from conformance.record import Measurement, Verdict
+from conformance.trial import Trial
+
+Outputs = dict[str, Any]
+
+
+def _function(
+    trial: Trial, transform: Callable[[Any], Any] = lambda function: function
+) -> Callable[..., Any]:
+    call = call_of(trial.built.problem)
+    wanted = differentiated(trial.subject, call)
+    return forward_and_gradients(trial.subject, trial.case.tiling, call.options, wanted, transform)
+
+
+def _arguments(built: Built) -> tuple[dict[str, Any], Any, Any]:
+    d_lse = built.cotangents.lse
+    return to_jax(call_of(built.problem).arrays), jnp.asarray(built.cotangents.out), jnp.asarray(d_lse)
+
+
+def _sibling(trial: Trial) -> Trial:
+    """The same recipe with other values, whose static options and lengths are the same."""
+    return Trial(trial.subject, replace(trial.case, seed=trial.case.seed ^ 1))
+
+
+def _eager(trial: Trial) -> Outputs:
+    return _function(trial)(*_arguments(trial.built))
+
+
+def _remat(trial: Trial) -> Outputs:
+    return jax.jit(_function(trial, jax.checkpoint))(*_arguments(trial.built))
+
+
+def _stacked(trial: Trial) -> tuple[Any, ...]:
+    pair = (_arguments(trial.built), _arguments(_sibling(trial).built))
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *pair)
+
+
+def _vmap(trial: Trial) -> Outputs:
+    """The case is the first of a stack of two; the second would show if rows were mixed."""
+    return _first(jax.jit(jax.vmap(_function(trial)))(*_stacked(trial)))
+
+
+def _scan(trial: Trial) -> Outputs:
+    function = _function(trial)
+
+    def step(carry: None, arguments: tuple[Any, ...]) -> tuple[None, Outputs]:
+        return carry, function(*arguments)
+
+    return _first(jax.jit(lambda stack: jax.lax.scan(step, None, stack)[1])(_stacked(trial)))
+
+
+def _first(outputs: Mapping[str, Any]) -> Outputs:
+    return {name: array[0] for name, array in outputs.items()}
+
+
+def _grad_under_jit(trial: Trial) -> Outputs:
+    """The gradients of a scalar loss that both cotangents enter."""
+    call = call_of(trial.built.problem)
+    wanted = differentiated(trial.subject, call)
+    arrays, d_out, d_lse = _arguments(trial.built)
+
+    def loss(varied: Mapping[str, Any]) -> Any:
+        out, lse = invoke(trial.subject, trial.case.tiling, {**arrays, **varied}, dict(call.options))
+        total = (out * d_out).astype(jnp.float32).sum()
+        if lse is None:
+            return total
+        finite = jnp.isfinite(lse)
+        return total + jnp.where(finite, jnp.where(finite, lse, 0.0) * d_lse.astype(lse.dtype), 0.0).sum()
+
+    gradients = jax.jit(jax.grad(loss))({name: arrays[name] for name in wanted})
+    return {f"d{name}": gradient for name, gradient in gradients.items()}
+
+
+TRANSFORMS: dict[str, Callable[[Trial], Outputs]] = {
+    "eager": _eager,
+    "grad_under_jit": _grad_under_jit,
+    "remat": _remat,
+    "vmap": _vmap,
+    "scan": _scan,
+}
+
+
+def _check(name: str, transformed: Callable[[Trial], Outputs]) -> Check:
+    def run(trial: Trial) -> Finding:
+        wanted = trial.answer.items()
+        with blaming():
+            outputs = to_numpy(transformed(trial))
+        measurements: tuple[Measurement, ...] = tuple(
+            measure(output, array, wanted[output], trial.predictions[output], trial.case)
+            for output, array in sorted(outputs.items())
+            if output in wanted
+        )
+        return passed(measurements)
+
+    return Check(f"transforms.{name}", kind="transformed", clauses=lambda _trial: ("S22",), run=run)
+
+
+def _run_retrace(trial: Trial) -> Finding:
+    """The first call may trace as often as it likes; the second, with other values, may not trace at all."""
+    traces = 0
+    call = call_of(trial.built.problem)
+
+    def counted(arrays: Mapping[str, Any]) -> Any:
+        nonlocal traces
+        traces += 1
+        out, _ = invoke(trial.subject, trial.case.tiling, arrays, dict(call.options))
+        return out
+
+    compiled = jax.jit(counted)
+    with blaming():
+        jax.block_until_ready(compiled(_arguments(trial.built)[0]))
+        first = traces
+        jax.block_until_ready(compiled(_arguments(_sibling(trial).built)[0]))
+    if traces > first:
+        return Finding(Verdict.FAIL, message="a second call with arrays of the same shapes was traced again")
+    return Finding(Verdict.PASS)
+
+
+CHECKS = (
+    *(_check(name, transformed) for name, transformed in TRANSFORMS.items()),
+    Check("transforms.no_retrace", kind="transformed", clauses=lambda _trial: ("S22",), run=_run_retrace),
+)

@@ -1,0 +1,56 @@
+"""What can be asked of a kernel: the names of features, the clause and the arguments behind each."""
+
+from dataclasses import dataclass
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature: the clause of docs/semantics.md that rules it and the arguments that switch it on."""
+
+    clause: str
+    arguments: tuple[str, ...]
+
+
+FEATURES = {
+    "scale": Feature("S1", ("softmax_scale",)),
+    "bias": Feature("S2", ("bias",)),
+    "soft_cap": Feature("S3", ("logits_soft_cap",)),
+    "mask": Feature("S5", ("attention_mask",)),
+    "causal": Feature("S6", ("causal",)),
+    "window": Feature("S7", ("sliding_window",)),
+    "segments": Feature("S8", ("q_segment_ids", "kv_segment_ids")),
+    "padded": Feature("S9", ("cum_seqlens_q", "cum_seqlens_k")),
+    "packed": Feature("S9", ("cum_seqlens_q", "cum_seqlens_k")),
+    "sinks": Feature("S11", ("softmax_aux",)),
+    "dropout": Feature("S12", ("dropout_prob", "dropout_seed")),
+    "unnormalized": Feature("S13", ("normalize_output",)),
+    "gqa": Feature("S15", ()),
+    "value_dim": Feature("S16", ()),
+}
+
+# What each clause says, in the words a failure prints.
+CLAUSES = {
+    "S1": "logits are softmax_scale * (q . k); the default scale is 1 / sqrt(head dim)",
+    "S2": "the bias is added to the logits after the scale and before the cap",
+    "S3": "soft cap: cap * tanh(logits / cap), after the bias and before masking",
+    "S4": "a hidden key has weight exactly 0 and contributes nothing, whatever is stored there",
+    "S5": "a key is visible only if mask, causal, window, segments and lengths all say so",
+    "S6": "causal: row i sees keys j <= i + (Sk - Sq), the diagonal ends in the bottom-right corner",
+    "S7": "window (left, right): i' - left <= j <= i' + right with i' = i + (Sk - Sq), both ends inclusive",
+    "S8": "segments: a key is visible iff the ids are equal and non-negative",
+    "S9": "lengths: tokens past a length are padding: out 0, lse -inf, gradients 0",
+    "S10": "a row that sees no key has out 0, lse -inf and zero gradients, never NaN",
+    "S11": "each sink logit joins the normaliser once: not scaled, not capped, without a value",
+    "S12": "dropout keeps the weights that Philox4x32-10 says, scaled by 1 / (1 - rate); lse is undropped",
+    "S13": "lse is the natural logsumexp of the visible capped logits and the sinks",
+    "S14": "gradients are those of out and lse, summed over broadcast axes, in the dtype of their input",
+    "S15": "query head h reads KV head h // (Hq / Hkv); dkey and dvalue sum over the group",
+    "S16": "float16, bfloat16 and float32 inputs are computed within the declared numerics",
+    "S17": "the same inputs give bit-identical results",
+    "S18": "block sizes never change results beyond rounding",
+    "S19": "inputs are never modified, and nothing outside inputs and outputs is touched",
+    "S20": "what is unsupported or malformed is refused by name, never silently ignored",
+    "S22": "eager, jit, vmap, grad and remat give the same answer",
+}

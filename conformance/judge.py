@@ -1,0 +1,74 @@
+"""What is said of a subject on a case: one Result for each check, whatever happens."""
+
+import tomllib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from conformance.case import Case
+from conformance.checks import Check, Finding, all_checks
+from conformance.contrast import blind_spots
+from conformance.execute import SubjectError, describe
+from conformance.record import Result, Verdict
+from conformance.subject import Subject
+from conformance.trial import Trial
+
+
+@cache
+def _contrast() -> float:
+    """How many bounds away a neighbouring problem must be (conformance/judge.toml)."""
+    return tomllib.loads((Path(__file__).parent / "judge.toml").read_text())["contrast_in_bounds"]
+
+
+def trusted(trial: Trial) -> tuple[str, ...]:
+    """The features of a case that it cannot see; empty for a case that can tell right from wrong."""
+    return blind_spots(trial.built, trial.subject.semantics, trial.answer, trial.predictions, _contrast())
+
+
+def judge(subject: Subject, case: Case, checks: Sequence[str]) -> list[Result]:
+    """Run checks on one case. A subject that raises FAILs; a harness that raises is an ERROR.
+
+    Raises LookupError for a check that does not exist.
+    """
+    known = all_checks()
+    unknown = [name for name in checks if name not in known]
+    if unknown:
+        raise LookupError(f"unknown check {unknown[0]!r}: known are {', '.join(sorted(known))}")
+    trial = Trial(subject, case)
+    return [_judge_one(trial, known[name]) for name in checks]
+
+
+def _judge_one(trial: Trial, check: Check) -> Result:
+    try:
+        clauses = check.clauses(trial)
+        finding = _finding(trial, check)
+    except Exception as error:  # the run must go on, and say that the harness is at fault
+        clauses, finding = (), Finding(Verdict.ERROR, message=f"the check itself raised {describe(error)}")
+    return Result(
+        subject=trial.subject.name,
+        check=check.name,
+        clauses=clauses,
+        case=trial.case,
+        verdict=finding.verdict,
+        measurements=finding.measurements,
+        message=finding.message,
+    )
+
+
+def _finding(trial: Trial, check: Check) -> Finding:
+    unsupported = trial.subject.why_not(trial.case) or check.applies(trial.subject)
+    if unsupported is not None:
+        return Finding(Verdict.UNSUPPORTED, message=unsupported)
+    try:
+        finding = check.run(trial)
+    except SubjectError as error:
+        return Finding(Verdict.FAIL, message=str(error))
+    if finding.verdict is Verdict.PASS and check.needs_contrast:
+        blind = trusted(trial)
+        if blind:
+            return Finding(
+                Verdict.MISTRUSTED,
+                finding.measurements,
+                f"the case cannot tell a kernel without {', '.join(blind)} from a right one",
+            )
+    return finding

@@ -1,0 +1,99 @@
+"""What `jax.nn.dot_product_attention` declares: JAX's own attention, held to its documentation.
+
+Its XLA implementation masks by a large finite number, so a row that sees no key weighs all values equally;
+causal and window start in the top-left corner; its lse is not differentiable and has the inputs' dtype.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from conformance.features import DTYPES
+from conformance.subject import Subject, Tiling
+from reference.numerics import Numerics, format_of
+from reference.semantics import Semantics
+
+# What its XLA implementation stores in place of a hidden float32 logit.
+_SENTINEL = -0.7 * float(np.finfo(np.float32).max)
+
+
+def _call(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    attention_mask: Any = None,
+    bias: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    sliding_window: tuple[int | None, int | None] | None = None,
+    cum_seqlens_q: Any = None,
+    cum_seqlens_k: Any = None,
+) -> Any:
+    window: Any = sliding_window
+    if sliding_window is not None:
+        unbounded = query.shape[1] + key.shape[1]
+        window = tuple(unbounded if side is None else side for side in sliding_window)
+    out, lse = jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        bias=bias,
+        mask=attention_mask,
+        scale=softmax_scale,
+        is_causal=causal,
+        query_seq_lengths=_lengths("cum_seqlens_q", cum_seqlens_q, query),
+        key_value_seq_lengths=_lengths("cum_seqlens_k", cum_seqlens_k, query),
+        local_window_size=window,
+        implementation="xla",
+        return_residual=True,
+    )
+    return out, lse.transpose(0, 2, 1)
+
+
+def _lengths(name: str, cum: Any, query: Any) -> Any:
+    """It takes the lengths of a padded batch, not their sums, and has no packed form."""
+    if cum is None:
+        return None
+    if len(cum) != query.shape[0] + 1:
+        raise NotImplementedError(
+            f"{name}: packed sequences, got {len(cum) - 1} in a batch of {query.shape[0]}"
+        )
+    return jnp.diff(cum)
+
+
+def _numerics(dtype: str, tiling: Tiling) -> Numerics:
+    """The weights, their cotangent and lse are cast to the inputs' dtype."""
+    cast = format_of(dtype)
+    return Numerics(
+        output_dtype=dtype,
+        weights=cast.unit,
+        half_subnormal=cast.half_subnormal,
+        lse=cast.unit,
+        d_weights=cast.unit,
+        key_block=tiling.key_block,
+        materialised=True,
+    )
+
+
+SUBJECTS = (
+    Subject(
+        name="jax.nn.dot_product_attention",
+        call=_call,
+        features=frozenset({"scale", "bias", "mask", "causal", "window", "padded", "gqa"}),
+        dtypes=DTYPES,
+        semantics=Semantics(
+            hidden="sentinel",
+            sentinel=_SENTINEL,
+            causal="top_left",
+            window="top_left",
+            empty_rows="mean_of_values",
+            gradients=frozenset({"query", "key", "value", "bias"}),
+            lse_gradient=False,
+        ),
+        numerics=_numerics,
+        returns_lse=True,
+    ),
+)

@@ -1,0 +1,245 @@
+"""Which cases a run poses to a subject: drawn ones, long ones and the corpus, by profile and seed."""
+
+import tomllib
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+
+from conformance.case import Case
+from conformance.checks import Check, all_checks
+from conformance.corpus import load_corpus
+from conformance.judge import trusted
+from conformance.strategies import HIDING, cases, long_cases
+from conformance.subject import Subject
+from conformance.trial import Trial
+
+_PROFILES = Path(__file__).parent / "profiles.toml"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How much a run asks; see conformance/profiles.toml."""
+
+    name: str
+    shrink_evaluations: int
+    kinds: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """What the command line narrows a run to; empty means everything.
+
+    features: all on in every case. dtypes, checks: no others. examples: cases in all, instead of the
+    profile's numbers.
+    """
+
+    features: frozenset[str] = frozenset()
+    dtypes: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    examples: int | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One case for one subject; the checks share what they compute."""
+
+    subject: str
+    case: Case
+    checks: tuple[str, ...]
+
+
+@cache
+def profile_names() -> tuple[str, ...]:
+    """The profiles that there are."""
+    return tuple(tomllib.loads(_PROFILES.read_text()))
+
+
+def load_profile(name: str) -> Profile:
+    """Read one profile. Raises ValueError naming those that there are."""
+    if name not in profile_names():
+        raise ValueError(f"unknown profile {name!r}: expected one of {', '.join(profile_names())}")
+    table = tomllib.loads(_PROFILES.read_text())[name]
+    kinds = {kind: numbers for kind, numbers in table.items() if isinstance(numbers, dict)}
+    return Profile(name, table["shrink_evaluations"], kinds)
+
+
+def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Restriction()) -> Iterator[Task]:
+    """Every task of a subject, the same for the same arguments.
+
+    Raises ValueError if the restriction leaves nothing to ask, naming what does not fit.
+    """
+    _refuse_impossible(subject, only)
+    wanted = [
+        check
+        for name, check in all_checks().items()
+        if (not only.checks or name in only.checks) and check.applies(subject) is None
+    ]
+    for kind in dict.fromkeys(check.kind for check in wanted):
+        names = tuple(check.name for check in wanted if check.kind == kind)
+        posed: set[str] = set()
+        for case in _POSED[kind](subject, profile, seed, only):
+            if case.id not in posed:
+                posed.add(case.id)
+                yield Task(subject.name, case, names)
+
+
+def draw(
+    strategy: st.SearchStrategy[Case], count: int, seed: int, accept: Callable[[Case], bool]
+) -> list[Case]:
+    """The first `count` acceptable cases of a strategy, the same for the same seed.
+
+    Hypothesis tries the simplest case first, which is too simple to find much: it is passed over.
+    """
+    drawn: list[Case] = []
+    simplest_seen = False
+
+    @seeded(seed)
+    @settings(
+        max_examples=count,
+        database=None,
+        phases=[Phase.generate],
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def collect(case: Case) -> None:
+        nonlocal simplest_seen
+        simplest, simplest_seen = not simplest_seen, True
+        assume(not simplest and accept(case))
+        drawn.append(case)
+
+    if count > 0:
+        try:
+            collect()
+        except Unsatisfiable:
+            return drawn
+    return drawn[:count]
+
+
+def _drawn(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Case]:
+    numbers = profile.kinds["drawn"]
+    accept = lambda case: _accepted(subject, case)  # noqa: E731
+    for dtype in _dtypes(subject, only):
+        salt = _salt(seed, subject.name, dtype, "combined")
+        together = cases(subject, dtype, only.features)
+        if only.examples is not None:
+            share = -(-only.examples // len(_dtypes(subject, only)))
+            yield from draw(together, share, salt, accept)
+            continue
+        for feature in [None] if only.features else [None, *sorted(subject.features)]:
+            required = only.features | ({feature} if feature else set())
+            alone = cases(subject, dtype, required, combine=False)
+            yield from draw(alone, numbers["alone"], _salt(seed, subject.name, dtype, str(feature)), accept)
+        yield from draw(together, numbers["combined"], salt, accept)
+        if not only.features:
+            yield from draw(
+                long_cases(subject, dtype),
+                numbers["long"],
+                _salt(seed, subject.name, dtype, "long"),
+                lambda case: not _unspecified(subject, case),
+            )
+    if numbers["corpus"] and only.examples is None:
+        for entry in load_corpus():
+            if only.features <= entry.case.features and _askable(subject, entry.case, only):
+                yield entry.case
+
+
+def _poisoned(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Case]:
+    """Each feature that hides keys in turn, spread over the dtypes."""
+    hiding = [name for name in HIDING if name in subject.features]
+    dtypes = _dtypes(subject, only)
+    for number, feature in enumerate(hiding):
+        required = frozenset({feature}) | only.features
+        dtype = dtypes[number % len(dtypes)]
+        strategy = cases(subject, dtype, required, combine=bool(number % 2))
+        salt = _salt(seed, subject.name, feature, "poisoned")
+        yield from draw(
+            strategy, profile.kinds["poisoned"]["examples"], salt, lambda case: _accepted(subject, case)
+        )
+
+
+def _few(kind: str) -> Callable[[Subject, Profile, int, Restriction], Iterator[Case]]:
+    def chosen(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Case]:
+        numbers = profile.kinds[kind]
+        dtypes = [d for d in _dtypes(subject, only) if d in numbers.get("dtypes", subject.dtypes)]
+        for dtype in dtypes or _dtypes(subject, only)[:1]:
+            salt = _salt(seed, subject.name, dtype, kind)
+            strategy = cases(subject, dtype, only.features)
+            yield from draw(strategy, numbers["examples"], salt, lambda case: _accepted(subject, case))
+
+    return chosen
+
+
+def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
+    """One small well-formed call, from which each malformed one is made."""
+    low, high = subject.head_dims
+    head_dim = min(max(4, low), high)
+    dtype = _dtypes(subject, only)[0]
+    yield Case(
+        dtype=dtype,
+        batch=2,
+        q_len=5,
+        kv_len=5,
+        q_heads=2,
+        kv_heads=2,
+        head_dim=head_dim,
+    )
+
+
+_POSED: dict[str, Callable[[Subject, Profile, int, Restriction], Iterator[Case]]] = {
+    "drawn": _drawn,
+    "poisoned": _poisoned,
+    "repeated": _few("repeated"),
+    "transformed": _few("transformed"),
+    "refused": _refused,
+}
+
+
+def _dtypes(subject: Subject, only: Restriction) -> list[str]:
+    return [dtype for dtype in subject.dtypes if not only.dtypes or dtype in only.dtypes]
+
+
+def _askable(subject: Subject, case: Case, only: Restriction) -> bool:
+    return (
+        subject.why_not(case) is None
+        and (not only.dtypes or case.dtype in only.dtypes)
+        and not _unspecified(subject, case)
+    )
+
+
+def _accepted(subject: Subject, case: Case) -> bool:
+    return not _unspecified(subject, case) and not trusted(Trial(subject, case))
+
+
+def _unspecified(subject: Subject, case: Case) -> bool:
+    """Whether the case has empty rows and the subject promises nothing about them (S10)."""
+    if subject.semantics.empty_rows != "unspecified":
+        return False
+    return bool((Trial(subject, case).answer.lse == -float("inf")).any())
+
+
+def _salt(seed: int, *words: str) -> int:
+    """A seed of its own for each purpose, so that more of one kind moves no other."""
+    return zlib.crc32(" ".join((str(seed), *words)).encode())
+
+
+def _refuse_impossible(subject: Subject, only: Restriction) -> None:
+    known: dict[str, Check] = all_checks()
+    for name in only.checks:
+        if name not in known:
+            raise ValueError(f"unknown check {name!r}: known are {', '.join(sorted(known))}")
+    missing = sorted(only.features - subject.features)
+    if missing:
+        raise ValueError(f"subject {subject.name} does not declare {', '.join(missing)}")
+    if not _dtypes(subject, only):
+        raise ValueError(
+            f"subject {subject.name} takes {', '.join(subject.dtypes)}, not {', '.join(only.dtypes)}"
+        )

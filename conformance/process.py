@@ -1,0 +1,44 @@
+"""What the processes that run kernels are like: quiet, one thread of linear algebra each, alike in every run.
+
+Imports neither NumPy nor JAX: their settings must stand before either is loaded.
+"""
+
+import logging
+import os
+import sys
+import warnings
+
+# One thread each: workers share the cores between them, and sums are taken in the same order everywhere.
+_STEADY = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # XLA and absl write to stderr of their own accord; only errors are worth a reader's time.
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    # Several workers share one accelerator, so none may take most of its memory at once.
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+_ONE_THREAD_OF_XLA = "--xla_cpu_multi_thread_eigen=false"
+
+
+def settle() -> None:
+    """Make this process steady, and those that it starts; what the user has set is left alone."""
+    for name, value in _STEADY.items():
+        os.environ.setdefault(name, value)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_cpu_multi_thread_eigen" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_ONE_THREAD_OF_XLA}".strip()
+
+
+def hush() -> None:
+    """Silence this process for good: warnings and logs of kernels; what they print goes to stderr."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    os.dup2(2, 1)
+
+
+def see_folder() -> None:
+    """Let `module:attribute` name modules of the folder that the user is in."""
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

@@ -1,0 +1,170 @@
+"""What is under test: a kernel, and everything it declares about itself.
+
+A Subject is a promise. For every Case whose features it lists, in every dtype it lists, it should be the
+case that
+
+- `call(query, key, value, **options)` equals the oracle's answer under `semantics`, within the error that
+  `numerics` predicts, and so do its gradients by `jax.vjp`;
+- whatever it does not list is refused by name, when it is called.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+from conformance.case import Case
+from conformance.features import DTYPES, FEATURES
+from reference.numerics import Numerics, format_of
+from reference.semantics import STANDARD, Semantics
+
+ENTRY_POINT_GROUP = "attest.subjects"
+BACKENDS = ("any", "cpu", "gpu", "tpu")
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """One choice of block sizes: the keyword arguments that make it, and its blocks in tokens.
+
+    A block is None where the kernel works in one piece. Lengths are drawn around the edges of the blocks.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    query_block: int | None = None
+    key_block: int | None = None
+
+
+def default_numerics(dtype: str, tiling: Tiling) -> Numerics:
+    """The usual contract: float32 accumulators and softmax, weights cast to the inputs' dtype."""
+    cast = format_of(dtype)
+    return Numerics(
+        output_dtype=dtype,
+        weights=cast.unit,
+        half_subnormal=cast.half_subnormal,
+        key_block=tiling.key_block,
+    )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel under test.
+
+    name: what verdicts call it, dotted: library, kernel.
+    call: takes query, key, value as JAX arrays, and only those options that a case switches on, under the
+        names of docs/semantics.md; returns out, or (out, lse) if `returns_lse`.
+    features: of `conformance.features.FEATURES`. dtypes: of DTYPES.
+    numerics: from dtype name and Tiling to the arithmetic that the kernel declares.
+    backend: where it runs, one of BACKENDS. head_dims: the smallest and the largest that it takes.
+    tilings: the choices of block sizes to test, the production one last.
+
+    Raises ValueError if a declaration is not one.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    features: frozenset[str] = frozenset()
+    dtypes: tuple[str, ...] = ("float32",)
+    semantics: Semantics = STANDARD
+    numerics: Callable[[str, Tiling], Numerics] = default_numerics
+    backend: str = "any"
+    head_dims: tuple[int, int] = (1, 256)
+    tilings: tuple[Tiling, ...] = (Tiling(),)
+    returns_lse: bool = False
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("name", self.name, bool(self.name) and not any(c.isspace() for c in self.name), "a dotted name"),
+            ("call", self.call, callable(self.call), "a callable"),
+            ("features", sorted(self.features), self.features <= set(FEATURES), f"some of {list(FEATURES)}"),
+            (
+                "dtypes",
+                self.dtypes,
+                bool(self.dtypes) and set(self.dtypes) <= set(DTYPES),
+                f"some of {DTYPES}",
+            ),
+            ("backend", self.backend, self.backend in BACKENDS, f"one of {BACKENDS}"),
+            ("head_dims", self.head_dims, 1 <= self.head_dims[0] <= self.head_dims[1], "(smallest, largest)"),
+            ("tilings", self.tilings, bool(self.tilings), "at least one Tiling"),
+        )
+        for name, got, right, expected in checks:
+            if not right:
+                raise ValueError(f"subject {self.name!r}, {name}: got {got!r}, expected {expected}")
+
+    def why_not(self, case: Case) -> str | None:
+        """Why the subject does not take a case, in a few words; None if it should."""
+        missing = sorted(case.features - self.features)
+        if missing:
+            return f"does not declare {', '.join(missing)}"
+        if case.dtype not in self.dtypes:
+            return f"does not declare {case.dtype}"
+        if (
+            not self.head_dims[0]
+            <= min(case.head_dim, case.value_width)
+            <= max(case.head_dim, case.value_width)
+            <= self.head_dims[1]
+        ):
+            return f"takes head dims {self.head_dims[0]} to {self.head_dims[1]}"
+        if case.tiling >= len(self.tilings):
+            return f"has {len(self.tilings)} tilings"
+        return None
+
+
+def discover() -> dict[str, Callable[[], Subject]]:
+    """Every subject on this machine, by name, as a loader.
+
+    Ours are the modules of `conformance.subjects` and `conformance.peers`, each with a tuple SUBJECTS;
+    others' are the entry points of the group `attest.subjects`. An entry point is loaded only when it is
+    asked for, so that a broken one spoils nothing else.
+    """
+    found: dict[str, Callable[[], Subject]] = {}
+    for package_name in ("conformance.subjects", "conformance.peers"):
+        for module in _modules(importlib.import_module(package_name)):
+            for subject in module.SUBJECTS:
+                found[subject.name] = lambda subject=subject: subject
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        found[entry.name] = lambda entry=entry: _as_subject(entry.load(), entry.value)
+    return found
+
+
+def find(name: str) -> Subject:
+    """The subject of a name, or of a `module:attribute`.
+
+    Raises LookupError with one sentence: which names there are, or why loading failed.
+    """
+    known = discover()
+    if name in known:
+        load = known[name]
+    elif ":" in name:
+        load = lambda: _load_attribute(name)  # noqa: E731
+    else:
+        raise LookupError(
+            f"unknown subject {name!r}: known are {', '.join(sorted(known))}, or module:attribute"
+        )
+    try:
+        return load()
+    except LookupError:
+        raise
+    except Exception as error:
+        raise LookupError(f"subject {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _modules(package: ModuleType) -> Iterator[ModuleType]:
+    for info in pkgutil.iter_modules(package.__path__):
+        yield importlib.import_module(f"{package.__name__}.{info.name}")
+
+
+def _load_attribute(path: str) -> Subject:
+    module_name, _, attribute = path.partition(":")
+    module = importlib.import_module(module_name)
+    if not hasattr(module, attribute):
+        raise LookupError(f"module {module_name!r} has no attribute {attribute!r}")
+    return _as_subject(getattr(module, attribute), path)
+
+
+def _as_subject(thing: object, origin: str) -> Subject:
+    if not isinstance(thing, Subject):
+        raise LookupError(f"{origin} is a {type(thing).__name__}, expected a conformance.subject.Subject")
+    return thing

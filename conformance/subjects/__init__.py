@@ -1,0 +1,1 @@
+"""Which kernels of ours are tested: one module a family of kernels, each with a tuple SUBJECTS."""

@@ -1,0 +1,51 @@
+"""What our XLA kernels declare: every feature and the standard semantics, on any backend of JAX."""
+
+from typing import Any
+
+from conformance.features import DTYPES, FEATURES
+from conformance.subject import Subject, Tiling
+from kernels.xla import ChunkSizes, attention, flash_attention_with_lse
+from reference.numerics import Numerics
+
+
+def _attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """`attention` switches dropout on by `deterministic=False` and returns its weights too."""
+    out, _weights = attention(query, key, value, deterministic=False, **options)
+    return out
+
+
+def _flash_numerics(dtype: str, tiling: Tiling) -> Numerics:
+    """Everything in float32, rounded once at the end."""
+    return Numerics(output_dtype=dtype, key_block=tiling.key_block)
+
+
+def _materialised_numerics(dtype: str, tiling: Tiling) -> Numerics:
+    return Numerics(output_dtype=dtype, key_block=tiling.key_block, materialised=True)
+
+
+def _chunks(q: int, k: int) -> Tiling:
+    sizes = ChunkSizes(q, k)
+    return Tiling({"fwd_params": sizes, "bwd_params": sizes}, query_block=q, key_block=k)
+
+
+_LENGTHS = {"padded", "packed", "segments", "unnormalized"}
+_DEFAULT = ChunkSizes()
+
+SUBJECTS = (
+    Subject(
+        name="xla.flash_attention",
+        call=flash_attention_with_lse,
+        features=frozenset(FEATURES),
+        dtypes=DTYPES,
+        numerics=_flash_numerics,
+        tilings=(_chunks(16, 16), _chunks(8, 32), Tiling({}, _DEFAULT.q, _DEFAULT.k)),
+        returns_lse=True,
+    ),
+    Subject(
+        name="xla.attention",
+        call=_attention,
+        features=frozenset(FEATURES) - _LENGTHS,
+        dtypes=DTYPES,
+        numerics=_materialised_numerics,
+    ),
+)

@@ -1,0 +1,56 @@
+"""What every check of one case shares: the arrays, the exact answer, its bounds and the kernel's outputs.
+
+Each is computed when a check first asks for it, and only once.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.build import Built, build
+from conformance.case import Case
+from conformance.execute import execute
+from conformance.subject import Subject
+from reference.error_model import Prediction, predict
+from reference.numerics import Numerics
+from reference.oracle import Answer, attention
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A subject on a case."""
+
+    subject: Subject
+    case: Case
+
+    @cached_property
+    def built(self) -> Built:
+        """The case's arrays; the cotangent of an lse that is not returned is 0."""
+        built = build(self.case, self.subject.semantics)
+        if self.subject.returns_lse:
+            return built
+        silent = np.zeros((self.case.batch, self.case.q_heads, self.case.q_len), np.float32)
+        return replace(built, cotangents=replace(built.cotangents, lse=silent))
+
+    @cached_property
+    def numerics(self) -> Numerics:
+        """What the subject declares of its arithmetic here."""
+        return self.subject.numerics(self.case.dtype, self.subject.tilings[self.case.tiling])
+
+    @cached_property
+    def answer(self) -> Answer:
+        """The exact outputs and gradients."""
+        return attention(self.built.problem, self.subject.semantics, self.built.cotangents)
+
+    @cached_property
+    def predictions(self) -> dict[str, Prediction]:
+        """How far a correct kernel may be off."""
+        return predict(self.built.problem, self.subject.semantics, self.numerics, self.built.cotangents)
+
+    @cached_property
+    def outputs(self) -> dict[str, NDArray[Any]]:
+        """What the kernel returned, out, lse and gradients. Raises SubjectError."""
+        return execute(self.subject, self.built, self.case.tiling)

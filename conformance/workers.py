@@ -1,0 +1,123 @@
+"""How tasks reach kernels: in processes that may be killed and replaced, or in this one.
+
+A kernel that hangs or takes its process down costs its own task, and no other.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from conformance.process import hush, settle
+from conformance.subject import Subject
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of `work` in a worker, with a subject and one argument.
+
+    subject: the name or `module:attribute` that finds it in another process. work: a function of a module.
+    """
+
+    subject: str
+    work: Callable[[Subject, Any], Any]
+    argument: Any
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job: a value; or `fault`, one sentence, if it hung or its process died."""
+
+    job: Job
+    value: Any = None
+    fault: str = ""
+
+
+class WorkerError(Exception):
+    """The workers themselves cannot run; the message is one sentence."""
+
+
+def perform(
+    jobs: Sequence[Job], subjects: Mapping[str, Subject], workers: int, timeout: float
+) -> Iterator[Outcome]:
+    """Every job's outcome, as they come. workers 0: in this process, where nothing can be timed out.
+
+    Raises WorkerError. Closing the iterator stops the workers.
+    """
+    if not jobs:
+        return iter(())
+    return _here(jobs, subjects) if workers == 0 else _elsewhere(jobs, min(workers, len(jobs)), timeout)
+
+
+def _here(jobs: Sequence[Job], subjects: Mapping[str, Subject]) -> Iterator[Outcome]:
+    for job in jobs:
+        yield _guarded(job, subjects[job.subject])
+
+
+def _elsewhere(jobs: Sequence[Job], workers: int, timeout: float) -> Iterator[Outcome]:
+    # Only here: a run without workers needs no pebble.
+    from pebble import ProcessExpired, ProcessPool
+
+    def outcome(future: Future[Outcome], job: Job) -> Outcome:
+        try:
+            return future.result()
+        except TimeoutError:
+            return Outcome(job, fault=f"did not finish within {timeout:g} s")
+        except ProcessExpired as error:
+            return Outcome(job, fault=f"the process died{_how(error.exitcode)}")
+        except (BrokenExecutor, LookupError) as error:
+            raise WorkerError(f"the workers cannot run: {error}") from error
+
+    names = tuple(sorted({job.subject for job in jobs}))
+    # Forking would copy the threads of XLA in whatever state they are.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPool(workers, initializer=_begin, initargs=(names,), context=context)
+    try:
+        pending = {pool.schedule(_in_worker, args=(job,), timeout=timeout): job for job in jobs}
+        while pending:
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                yield outcome(future, pending.pop(future))
+    finally:
+        pool.stop()
+        pool.join()
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return ""
+    return f" of signal {-status}" if status < 0 else f" with exit status {status}"
+
+
+def _begin(names: Sequence[str]) -> None:
+    """Load what every task needs before the first one's time starts to run."""
+    settle()
+    hush()
+    for name in names:
+        try:
+            _subject(name)
+        except LookupError:  # its tasks will say so
+            continue
+
+
+def _in_worker(job: Job) -> Outcome:
+    return _guarded(job, _subject(job.subject))
+
+
+def _guarded(job: Job, subject: Subject) -> Outcome:
+    """A subject may also raise what is no Exception, such as SystemExit, and must not end the worker."""
+    try:
+        return Outcome(job, job.work(subject, job.argument))
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        lines = str(error).strip().splitlines()
+        return Outcome(job, fault=f"raised {type(error).__name__}" + (f": {lines[0]}" if lines else ""))
+
+
+@cache
+def _subject(name: str) -> Subject:
+    from conformance.subject import find
+
+    return find(name)

@@ -1,0 +1,400 @@
+"""Decides which attention calls are well formed, and the canonical form in which kernels receive them.
+
+Every kernel of ours checks its arguments here and nowhere else, so that all of them refuse the same calls
+with the same words (clause S20). A refusal is a `ValueError` that names the argument, says what was got and
+what was expected, and what to do about it.
+
+Shapes, dtypes and options are checked always. Values inside arrays can be checked only where they are
+concrete: cumulative lengths that `jax.jit` traces are trusted.
+"""
+
+import math
+import operator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+FLOAT_DTYPES = ("float32", "bfloat16", "float16")
+SEED_LIMIT = 2**64
+_STATIC: dict[str, Any] = {"static": True}
+
+type Window = tuple[int | None, int | None]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Call:
+    """One attention call, validated: arrays are pytree leaves, options are static and hashable.
+
+    B is the batch, Sq and Sk the lengths, Hq and Hkv the numbers of heads, D and Dv the head dims of
+    semantics.
+    """
+
+    query: jax.Array  # [B, Sq, Hq, D] float
+    key: jax.Array  # [B, Sk, Hkv, D], dtype of query
+    value: jax.Array  # [B, Sk, Hkv, Dv], dtype of query
+    attention_mask: jax.Array | None  # [B or 1, Hq or 1, Sq, Sk] bool
+    bias: jax.Array | None  # [B or 1, Hq or 1, Sq or 1, Sk] float
+    q_segment_ids: jax.Array | None  # [B, Sq] int32
+    kv_segment_ids: jax.Array | None  # [B, Sk] int32
+    cum_seqlens_q: jax.Array | None  # [n + 1] int32
+    cum_seqlens_k: jax.Array | None  # [n + 1] int32
+    softmax_aux: jax.Array | None  # [num_sinks] or [Hq, num_sinks] float
+    dropout_seed: jax.Array | None  # [2] uint32: low and high word; None where nothing is dropped
+    softmax_scale: float = field(metadata=_STATIC)
+    logits_soft_cap: float | None = field(metadata=_STATIC)
+    dropout_prob: float = field(metadata=_STATIC)
+    causal: bool = field(metadata=_STATIC)
+    sliding_window: Window = field(metadata=_STATIC)
+
+
+def check_call(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    attention_mask: Any = None,
+    bias: Any = None,
+    softmax_scale: Any = None,
+    dropout_prob: Any = 0.0,
+    causal: Any = False,
+    dropout_seed: Any = None,
+    cum_seqlens_q: Any = None,
+    cum_seqlens_k: Any = None,
+    sliding_window: Any = None,
+    logits_soft_cap: Any = None,
+    softmax_aux: Any = None,
+    q_segment_ids: Any = None,
+    kv_segment_ids: Any = None,
+) -> Call:
+    """Checks the arguments that all kernels share; returns them in canonical form (clauses S1 to S12, S20).
+
+    Shapes are those of `Call`. Further forms accepted: an integer `attention_mask` (non-zero may attend);
+    `sliding_window` an int w, meaning (w, w); `dropout_seed` a Python int in [0, 2**64), or a uint32 array
+    [2] of its (low, high) words, the form to use where the seed is traced.
+
+    Raises: ValueError naming the argument.
+    """
+    query, key, value = _check_qkv(query, key, value)
+    batch, q_length, q_heads, head_dim = query.shape
+    k_length = key.shape[1]
+    scale = (
+        1.0 / math.sqrt(head_dim) if softmax_scale is None else check_number("softmax_scale", softmax_scale)
+    )
+    segments = _check_segments(q_segment_ids, kv_segment_ids, batch, q_length, k_length)
+    lengths = _check_cum_seqlens(cum_seqlens_q, cum_seqlens_k, batch, q_length, k_length)
+    probability = _check_dropout_prob(dropout_prob)
+    return Call(
+        query=query,
+        key=key,
+        value=value,
+        attention_mask=_check_mask(attention_mask, batch, q_heads, q_length, k_length),
+        bias=_check_bias(bias, batch, q_heads, q_length, k_length),
+        q_segment_ids=segments[0],
+        kv_segment_ids=segments[1],
+        cum_seqlens_q=lengths[0],
+        cum_seqlens_k=lengths[1],
+        softmax_aux=_check_sinks(softmax_aux, q_heads),
+        dropout_seed=_check_seed(dropout_seed, probability),
+        softmax_scale=scale,
+        logits_soft_cap=_check_soft_cap(logits_soft_cap),
+        dropout_prob=probability,
+        causal=check_flag("causal", causal),
+        sliding_window=_check_window(sliding_window),
+    )
+
+
+def refuse(name: str, got: object, expected: str, advice: str) -> NoReturn:
+    """Raises the one form of ValueError with which a malformed argument is refused (clause S20)."""
+    raise ValueError(f"{name}: got {got}; expected {expected}. {advice}")
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """A static bool."""
+    _refuse_tracer(name, value)
+    if not isinstance(value, bool | np.bool_):
+        refuse(name, repr(value), "True or False", "Pass a Python bool.")
+    return bool(value)
+
+
+def check_number(name: str, value: Any) -> float:
+    """A static, finite real number."""
+    _refuse_tracer(name, value)
+    if isinstance(value, bool | np.bool_ | str | bytes | complex) or np.ndim(value) != 0:
+        refuse(name, repr(value), "one real number", "Pass a Python float.")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        refuse(name, repr(value), "one real number", "Pass a Python float.")
+    if not math.isfinite(number):
+        refuse(name, repr(value), "a finite number", "Leave it out for the default.")
+    return number
+
+
+def check_size(name: str, value: Any) -> int:
+    """A static, positive integer."""
+    size = _static_int(name, value)
+    if size < 1:
+        refuse(name, size, "a positive integer", "Leave it out for the default.")
+    return size
+
+
+def check_dtype(name: str, value: Any) -> str:
+    """The name of one of the float dtypes of clause S16."""
+    try:
+        dtype = jnp.dtype(value).name
+    except TypeError:
+        dtype = repr(value)
+    if dtype not in FLOAT_DTYPES:
+        refuse(name, dtype, f"one of {', '.join(FLOAT_DTYPES)}", "Leave it out for the default.")
+    return dtype
+
+
+def _check_qkv(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    expected = {
+        "query": "[batch, query length, query heads, head_dim]",
+        "key": "[batch, key length, key heads, head_dim]",
+        "value": "[batch, key length, key heads, value head_dim]",
+    }
+    arrays: list[jax.Array] = []
+    for (name, shape), x in zip(expected.items(), (query, key, value), strict=True):
+        _check_is_array(name, x)
+        if x.ndim != 4:
+            refuse(name, f"shape {x.shape}", f"4 axes {shape}", "Add or merge axes to this layout.")
+        _check_float(name, x)
+        if x.shape[2] == 0 or x.shape[3] == 0:
+            refuse(
+                name, f"shape {x.shape}", "at least one head and one channel", "Skip the call if it has none."
+            )
+        arrays.append(x)
+    q, k, v = arrays
+    for name, x in (("key", k), ("value", v)):
+        if x.dtype != q.dtype:
+            refuse(name, f"dtype {x.dtype}", f"{q.dtype}, the dtype of query", "Cast the three to one dtype.")
+        if x.shape[0] != q.shape[0]:
+            refuse(
+                name,
+                f"batch {x.shape[0]} in shape {x.shape}",
+                f"{q.shape[0]}, the batch of query",
+                "Repeat it.",
+            )
+    if k.shape[3] != q.shape[3]:
+        refuse(
+            "key", f"head_dim {k.shape[3]}", f"{q.shape[3]}, that of query", "Only value may have another."
+        )
+    if v.shape[1:3] != k.shape[1:3]:
+        refuse(
+            "value",
+            f"shape {v.shape}",
+            f"length and heads {k.shape[1:3]}, those of key",
+            "Check the axis order.",
+        )
+    if q.shape[2] % k.shape[2]:
+        refuse(
+            "query",
+            f"{q.shape[2]} heads with {k.shape[2]} key heads",
+            "a multiple of the key heads",
+            "Query head h reads key head h // (query heads / key heads).",
+        )
+    return jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+
+
+def _check_mask(mask: Any, batch: int, heads: int, q_length: int, k_length: int) -> jax.Array | None:
+    if mask is None:
+        return None
+    _check_is_array("attention_mask", mask)
+    if mask.dtype != np.bool_ and not jnp.issubdtype(mask.dtype, jnp.integer):
+        refuse(
+            "attention_mask", f"dtype {mask.dtype}", "bool or an integer dtype", "Add float values as bias."
+        )
+    _check_broadcast("attention_mask", mask, ((batch, 1), (heads, 1), (q_length,), (k_length,)))
+    # Compared in its own dtype: a 64-bit mask narrowed first could lose its only set bit.
+    return jnp.asarray(mask if mask.dtype == np.bool_ else mask != 0)
+
+
+def _check_bias(bias: Any, batch: int, heads: int, q_length: int, k_length: int) -> jax.Array | None:
+    if bias is None:
+        return None
+    _check_is_array("bias", bias)
+    _check_float("bias", bias)
+    _check_broadcast("bias", bias, ((batch, 1), (heads, 1), (q_length, 1), (k_length,)))
+    return jnp.asarray(bias)
+
+
+def _check_segments(
+    q_ids: Any, kv_ids: Any, batch: int, q_length: int, k_length: int
+) -> tuple[jax.Array | None, jax.Array | None]:
+    if not _check_pair("q_segment_ids", q_ids, "kv_segment_ids", kv_ids):
+        return None, None
+    checked: list[jax.Array] = []
+    for name, ids, length in (("q_segment_ids", q_ids, q_length), ("kv_segment_ids", kv_ids, k_length)):
+        _check_is_array(name, ids)
+        if not jnp.issubdtype(ids.dtype, jnp.integer):
+            refuse(name, f"dtype {ids.dtype}", "an integer dtype", "Cast the ids to int32.")
+        if ids.shape != (batch, length):
+            refuse(name, f"shape {ids.shape}", f"{(batch, length)}", "Give one id per token.")
+        if ids.dtype.itemsize >= 4 and ids.dtype != np.int32 and ids.size and not isinstance(ids, Tracer):
+            low, high = int(ids.min()), int(ids.max())
+            if low < -(2**31) or high >= 2**31:
+                refuse(name, f"ids from {low} to {high}", "ids that fit in int32", "Renumber the segments.")
+        checked.append(jnp.asarray(ids.astype(np.int32)))
+    return checked[0], checked[1]
+
+
+def _check_cum_seqlens(
+    cum_q: Any, cum_k: Any, batch: int, q_length: int, k_length: int
+) -> tuple[jax.Array | None, jax.Array | None]:
+    if not _check_pair("cum_seqlens_q", cum_q, "cum_seqlens_k", cum_k):
+        return None, None
+    for name, cum, length in (("cum_seqlens_q", cum_q, q_length), ("cum_seqlens_k", cum_k, k_length)):
+        _check_is_array(name, cum)
+        if cum.dtype != np.int32:
+            refuse(name, f"dtype {cum.dtype}", "int32", "Cast it with .astype('int32').")
+        if cum.ndim != 1 or not (cum.shape[0] == batch + 1 or (batch == 1 and cum.shape[0] >= 2)):
+            expected = (
+                "[n + 1] with n >= 1, the packed sequences" if batch == 1 else f"[{batch + 1}], batch + 1"
+            )
+            refuse(name, f"shape {cum.shape}", expected, "Start it at 0 and end it with the total length.")
+        if not isinstance(cum, Tracer):
+            _check_cum_values(name, np.asarray(cum), batch, length)
+    if cum_q.shape != cum_k.shape:
+        refuse(
+            "cum_seqlens_k",
+            f"shape {cum_k.shape}",
+            f"{cum_q.shape}, that of cum_seqlens_q",
+            "Pair the sequences.",
+        )
+    return jnp.asarray(cum_q), jnp.asarray(cum_k)
+
+
+def _check_cum_values(name: str, cum: np.ndarray, batch: int, length: int) -> None:
+    lengths = np.diff(cum.astype(np.int64))
+    if cum[0] != 0:
+        refuse(name, f"first entry {cum[0]}", "0", "Prepend 0 to the running sum of the lengths.")
+    if (lengths < 0).any():
+        at = int(np.argmax(lengths < 0))
+        refuse(
+            name,
+            f"{cum[at + 1]} after {cum[at]} at entry {at + 1}",
+            "non-decreasing entries",
+            "Sum the lengths.",
+        )
+    longest = int(cum[-1]) if batch == 1 else int(lengths.max(initial=0))
+    if longest > length:
+        refuse(
+            name,
+            f"{longest} tokens",
+            f"at most {length}, the length of the array",
+            "Pad the array or cut it.",
+        )
+
+
+def _check_sinks(sinks: Any, heads: int) -> jax.Array | None:
+    if sinks is None:
+        return None
+    _check_is_array("softmax_aux", sinks)
+    _check_float("softmax_aux", sinks)
+    if sinks.ndim not in (1, 2) or sinks.shape[-1] == 0 or (sinks.ndim == 2 and sinks.shape[0] != heads):
+        expected = f"[num_sinks] or [{heads}, num_sinks] with at least one sink"
+        refuse("softmax_aux", f"shape {sinks.shape}", expected, "One sink per head is [heads, 1].")
+    return jnp.asarray(sinks)
+
+
+def _check_dropout_prob(dropout_prob: Any) -> float:
+    probability = check_number("dropout_prob", dropout_prob)
+    if not 0.0 <= probability < 1.0:
+        refuse(
+            "dropout_prob", probability, "0 <= dropout_prob < 1", "Give the probability of dropping a pair."
+        )
+    return probability
+
+
+def _check_seed(seed: Any, dropout_prob: float) -> jax.Array | None:
+    """The two words of the seed; a seed that nothing uses is still checked."""
+    if seed is None:
+        if dropout_prob > 0.0:
+            refuse(
+                "dropout_seed", None, "a seed where dropout_prob > 0", "Pass an int, or a uint32 [2] array."
+            )
+        return None
+    if getattr(seed, "shape", ()) == (2,) and seed.dtype == np.uint32:
+        return jnp.asarray(seed) if dropout_prob > 0.0 else None
+    number = _static_int(
+        "dropout_seed", seed, "Pass a traced seed as a uint32 [2] array of (low, high) words."
+    )
+    if not 0 <= number < SEED_LIMIT:
+        refuse("dropout_seed", number, "0 <= dropout_seed < 2**64", "Reduce it modulo 2**64.")
+    words = np.array([number & 0xFFFFFFFF, number >> 32], np.uint32)
+    return jnp.asarray(words) if dropout_prob > 0.0 else None
+
+
+def _check_soft_cap(cap: Any) -> float | None:
+    if cap is None:
+        return None
+    number = check_number("logits_soft_cap", cap)
+    if number <= 0.0:
+        refuse("logits_soft_cap", number, "a positive number", "Pass None for no cap.")
+    return number
+
+
+def _check_window(window: Any) -> Window:
+    if window is None:
+        return None, None
+    sides: tuple[Any, ...]
+    if isinstance(window, tuple | list):
+        sides = tuple(window)
+    else:
+        side = _static_int("sliding_window", window, "Pass an int w for (w, w), or a pair (left, right).")
+        sides = (side, side)
+    if len(sides) != 2:
+        refuse("sliding_window", repr(window), "an int or a pair (left, right)", "None leaves a side open.")
+    left, right = (None if side is None else _static_int("sliding_window", side) for side in sides)
+    if (left is not None and left < 0) or (right is not None and right < 0):
+        refuse(
+            "sliding_window", repr(window), "sides >= 0", "None leaves a side open; (0, 0) is the diagonal."
+        )
+    return left, right
+
+
+def _check_pair(name_a: str, a: Any, name_b: str, b: Any) -> bool:
+    if (a is None) != (b is None):
+        missing, given = (name_a, name_b) if a is None else (name_b, name_a)
+        refuse(missing, None, f"an array, because {given} is given", "Give both or neither.")
+    return a is not None
+
+
+def _check_is_array(name: str, x: Any) -> None:
+    if not isinstance(x, jax.Array | np.ndarray):
+        refuse(name, f"a {type(x).__name__}", "a JAX or NumPy array", "Convert it with jnp.asarray.")
+
+
+def _check_float(name: str, x: Any) -> None:
+    if x.dtype.name not in FLOAT_DTYPES:
+        refuse(name, f"dtype {x.dtype}", f"one of {', '.join(FLOAT_DTYPES)}", "Cast it.")
+
+
+def _check_broadcast(name: str, x: Any, allowed: tuple[tuple[int, ...], ...]) -> None:
+    if x.ndim != 4 or any(size not in sizes for size, sizes in zip(x.shape, allowed, strict=True)):
+        axes = ", ".join(" or ".join(str(size) for size in dict.fromkeys(sizes)) for sizes in allowed)
+        refuse(name, f"shape {x.shape}", f"[{axes}]", "The axes are batch, heads, queries and keys.")
+
+
+def _static_int(name: str, value: Any, advice: str = "Pass a Python int.") -> int:
+    _refuse_tracer(name, value, advice)
+    if isinstance(value, bool | np.bool_):
+        refuse(name, repr(value), "an integer", advice)
+    try:
+        return operator.index(value)
+    except TypeError:
+        refuse(name, repr(value), "an integer", advice)
+
+
+def _refuse_tracer(
+    name: str, value: Any, advice: str = "Close over it, or mark it static in jax.jit."
+) -> None:
+    if isinstance(value, Tracer):
+        refuse(name, "a traced value", "a static value", advice)

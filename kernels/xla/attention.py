@@ -1,0 +1,208 @@
+"""Decides what attention is without any loop: all logits at once, differentiated by JAX itself.
+
+It keeps the clauses in their order on whole arrays and returns the weights, at a cost of O(Sq * Sk) memory.
+Its gradients come from autodiff alone, so it is a second opinion on every hand-written backward pass.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kernels.arguments import Call, check_call, check_dtype, check_flag, refuse
+from kernels.philox import keep_mask
+from kernels.varying import vary_together
+from kernels.visibility import describe_rows, visible_tile
+
+
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attention_mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    init_bias: Callable[[], jax.Array] | None = None,
+    deterministic: bool = True,
+    dropout_rng: jax.Array | None = None,
+    softmax_aux: jax.Array | None = None,
+    softmax_scale: float | None = None,
+    logits_soft_cap: float | None = None,
+    dtype: Any = None,
+    softmax_dtype: Any = None,
+    dropout_prob: float = 0.0,
+    causal: bool = False,
+    sliding_window: int | tuple[int | None, int | None] | None = None,
+    *,
+    dropout_seed: int | jax.Array | None = None,
+    cum_seqlens_q: jax.Array | None = None,
+    cum_seqlens_k: jax.Array | None = None,
+    q_segment_ids: jax.Array | None = None,
+    kv_segment_ids: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Materialised attention: (out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk]), both in `dtype`.
+
+    The weights are the normalised probabilities after dropout, those that multiply the values; hidden pairs
+    are 0.
+
+    Args beyond those of `flash_attention`, which means the same by the same names:
+        init_bias: called without arguments for a bias where `bias` is None.
+        deterministic: True switches dropout off, whatever `dropout_prob` says.
+        dropout_rng: a JAX key; the 64-bit seed is `jax.random.bits(dropout_rng, (2,), uint32)`, (low, high)
+            words.
+        dropout_seed: the seed itself; wins over `dropout_rng`.
+        dtype: of out and weights; query's by default. Both are rounded to it once.
+        softmax_dtype: of logits, exp and normaliser; float32 by default. Dots accumulate in float32.
+
+    Numerics: inputs are widened to float32, which is exact; the weights multiply the values in
+    `softmax_dtype` widened to float32, before they are rounded to `dtype`.
+
+    A hidden key contributes nothing, NaN and inf included (S4). Rows that see no key have weights 0 and out
+    0 (S10).
+
+    Raises: ValueError naming the argument (S20).
+    """
+    if bias is None and init_bias is not None:
+        if not callable(init_bias):
+            refuse("init_bias", repr(init_bias), "a callable without arguments", "Pass arrays as bias.")
+        bias = init_bias()
+    drops = not check_flag("deterministic", deterministic)
+    if drops and dropout_seed is None and dropout_rng is not None:
+        dropout_seed = _seed_of_key(dropout_rng)
+    call = check_call(
+        query,
+        key,
+        value,
+        attention_mask=attention_mask,
+        bias=bias,
+        softmax_scale=softmax_scale,
+        dropout_prob=dropout_prob if drops else 0.0,
+        causal=causal,
+        dropout_seed=dropout_seed,
+        cum_seqlens_q=cum_seqlens_q,
+        cum_seqlens_k=cum_seqlens_k,
+        sliding_window=sliding_window,
+        logits_soft_cap=logits_soft_cap,
+        softmax_aux=softmax_aux,
+        q_segment_ids=q_segment_ids,
+        kv_segment_ids=kv_segment_ids,
+    )
+    out_dtype = call.query.dtype.name if dtype is None else check_dtype("dtype", dtype)
+    wide = "float32" if softmax_dtype is None else check_dtype("softmax_dtype", softmax_dtype)
+    return _attend(out_dtype, wide, vary_together(call))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _attend(out_dtype: str, softmax_dtype: str, call: Call) -> tuple[jax.Array, jax.Array]:
+    batch, q_length, q_heads, head_dim = call.query.shape
+    k_length, k_heads = call.key.shape[1:3]
+    grouped = (batch, k_heads, q_heads // k_heads, q_length, k_length)
+
+    def per_pair(x: jax.Array) -> jax.Array:
+        """[B, Hq, Sq, Sk] to [B, Hkv, group, Sq, Sk]."""
+        return jnp.broadcast_to(x, (batch, q_heads, q_length, k_length)).reshape(grouped)
+
+    visible = _visible(call)
+    rows_see = visible.any(axis=-1)  # [B, Hq, Sq]
+    # Each `where` cuts a value off from the gradient too: what is stored where nothing looks never becomes 0
+    # * NaN.
+    query = call.query.astype(jnp.float32).transpose(0, 2, 1, 3)
+    query = jnp.where(rows_see[..., None], query, jnp.float32(0)).reshape(*grouped[:4], head_dim)
+    key, value = (x.astype(jnp.float32).transpose(0, 2, 1, 3) for x in (call.key, call.value))
+    key_finite = jnp.isfinite(key)
+    broken = (~key_finite).any(axis=-1)[:, :, None, None, :]
+    key = jnp.where(key_finite, key, jnp.float32(0))
+
+    logits = jnp.einsum("bhgqd,bhkd->bhgqk", query, key) * call.softmax_scale
+    logits = jnp.where(broken, jnp.float32(jnp.nan), logits).astype(softmax_dtype)
+    if call.bias is not None:
+        bias = jnp.where(call.bias == -jnp.inf, jnp.zeros((), call.bias.dtype), call.bias)
+        logits = logits + per_pair(bias.astype(softmax_dtype))
+    if call.logits_soft_cap is not None:
+        logits = call.logits_soft_cap * jnp.tanh(logits / call.logits_soft_cap)
+    weights = _softmax(logits, per_pair(visible), _group_sinks(call, softmax_dtype))
+
+    if call.dropout_seed is not None:
+        keep = _keep(call).reshape(grouped)
+        weights = jnp.where(keep, weights * (1 / (1 - call.dropout_prob)), jnp.zeros((), weights.dtype))
+    out = _weigh(weights.astype(jnp.float32), value)
+    out = out.reshape(batch, q_heads, q_length, call.value.shape[3])
+    out = jnp.where(rows_see[..., None], out, jnp.float32(0)).transpose(0, 2, 1, 3)
+    weights = weights.reshape(batch, q_heads, q_length, k_length)
+    return out.astype(out_dtype), weights.astype(out_dtype)
+
+
+def _visible(call: Call) -> jax.Array:
+    """[B, Hq, Sq, Sk] bool: the one tile that is the whole array (S5)."""
+    batch, q_length, q_heads, _ = call.query.shape
+    k_length = call.key.shape[1]
+    rows = describe_rows(call)
+    visible = visible_tile(
+        jnp.arange(k_length, dtype=jnp.int32),
+        None if rows.first is None else rows.first[:, None],
+        None if rows.last is None else rows.last[:, None],
+        None if call.q_segment_ids is None else call.q_segment_ids[:, None],
+        None if call.kv_segment_ids is None else call.kv_segment_ids[:, None],
+        call.attention_mask,
+        call.bias,
+    )
+    shape = (batch, q_heads, q_length, k_length)
+    return jnp.ones(shape, bool) if visible is None else jnp.broadcast_to(visible, shape)
+
+
+def _softmax(logits: jax.Array, visible: jax.Array, sinks: jax.Array | None) -> jax.Array:
+    """Weights of the visible pairs, 0 elsewhere; sinks take part in the normaliser only (S10, S11)."""
+    zero = jnp.zeros((), logits.dtype)
+    m = jnp.where(visible, logits, -jnp.inf).max(axis=-1, keepdims=True, initial=-jnp.inf)
+    if sinks is not None:
+        m = jnp.maximum(m, sinks.max(axis=-1, keepdims=True))
+    m = lax.stop_gradient(jnp.where(m == -jnp.inf, zero, m))
+    e = jnp.where(visible, jnp.exp(jnp.where(visible, logits - m, zero)), zero)
+    total = e.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + jnp.exp(sinks - m).sum(axis=-1, keepdims=True)
+    return e / jnp.where(total == 0, jnp.ones((), logits.dtype), total)
+
+
+def _weigh(weights: jax.Array, value: jax.Array) -> jax.Array:
+    """weights @ value, where a non-finite value shows only in the rows that give it weight (S4)."""
+    finite = jnp.isfinite(value)
+    out = jnp.einsum("bhgqk,bhkd->bhgqd", weights, jnp.where(finite, value, jnp.float32(0)))
+
+    def reveal(out: jax.Array) -> jax.Array:
+        seen = (weights > 0).astype(jnp.float32), (~finite).astype(jnp.float32)
+        return out + jnp.where(jnp.einsum("bhgqk,bhkd->bhgqd", *seen) > 0, jnp.float32(jnp.nan), 0.0)
+
+    return lax.cond(finite.all(), lambda out: out, reveal, out)
+
+
+def _keep(call: Call) -> jax.Array:
+    """The keep mask of the whole call, [B, Hq, Sq, Sk] (S12)."""
+    assert call.dropout_seed is not None
+    batch, q_length, q_heads, _ = call.query.shape
+    seed, k_length = call.dropout_seed, call.key.shape[1]
+    heads, rows = jnp.arange(q_heads, dtype=jnp.int32), jnp.arange(q_length, dtype=jnp.int32)
+
+    def of_entry(b: jax.Array) -> jax.Array:
+        return keep_mask(seed, call.dropout_prob, b, heads, rows, 0, k_length)
+
+    return jax.vmap(of_entry)(jnp.arange(batch, dtype=jnp.int32))
+
+
+def _group_sinks(call: Call, dtype: Any) -> jax.Array | None:
+    """[1, Hkv or 1, group or 1, 1, num_sinks]."""
+    sinks = call.softmax_aux
+    if sinks is None:
+        return None
+    k_heads = call.key.shape[2]
+    heads = (k_heads, call.query.shape[2] // k_heads) if sinks.ndim == 2 else (1, 1)
+    return sinks.astype(dtype).reshape(1, *heads, 1, sinks.shape[-1])
+
+
+def _seed_of_key(key: Any) -> jax.Array:
+    try:
+        return jax.random.bits(key, (2,), jnp.uint32)
+    except (TypeError, ValueError):
+        refuse("dropout_rng", repr(key), "a JAX random key", "Make one with jax.random.key(seed).")

@@ -1,0 +1,252 @@
+"""Decides how a call is cut into tiles and what a tile's logits are, alike for forward and backward.
+
+A step is one (batch entry, chunk of query rows); step s is batch entry s // q_count, chunk s % q_count.
+Arrays are padded to whole chunks, and what the padding holds is hidden. Everything here is float32.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kernels.arguments import Call
+from kernels.philox import keep_mask
+from kernels.visibility import describe_rows, key_block_range, visible_tile
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The sizes of the cut: q rows and k keys a tile, k_heads key heads of group query heads each."""
+
+    batch: int
+    q_length: int
+    k_length: int
+    k_heads: int
+    group: int
+    q: int
+    k: int
+
+    @property
+    def q_count(self) -> int:
+        """Chunks of query rows; at least one, so that empty arrays need no path of their own."""
+        return max(1, -(-self.q_length // self.q))
+
+    @property
+    def k_count(self) -> int:
+        """Chunks of keys; at least one."""
+        return max(1, -(-self.k_length // self.k))
+
+    def split_rows(self, x: jax.Array) -> jax.Array:
+        """[B, Sq, Hq, C] to [steps, k_heads, group, q, C] float32."""
+        x = _pad(x.astype(jnp.float32), 1, self.q_count * self.q, 0)
+        x = x.reshape(self.batch, self.q_count, self.q, self.k_heads, self.group, x.shape[-1])
+        return x.transpose(0, 1, 3, 4, 2, 5).reshape(-1, self.k_heads, self.group, self.q, x.shape[-1])
+
+    def join_rows(self, x: jax.Array) -> jax.Array:
+        """The inverse of `split_rows`, dtype kept."""
+        x = x.reshape(self.batch, self.q_count, self.k_heads, self.group, self.q, x.shape[-1])
+        x = x.transpose(0, 1, 4, 2, 3, 5)
+        return x.reshape(self.batch, -1, self.k_heads * self.group, x.shape[-1])[:, : self.q_length]
+
+    def split_row_values(self, x: jax.Array, fill: Any) -> jax.Array:
+        """[B, Hq, Sq] to [steps, k_heads, group, q], dtype kept."""
+        x = _pad(x, 2, self.q_count * self.q, fill)
+        x = x.reshape(self.batch, self.k_heads, self.group, self.q_count, self.q)
+        return x.transpose(0, 3, 1, 2, 4).reshape(-1, self.k_heads, self.group, self.q)
+
+    def join_row_values(self, x: jax.Array) -> jax.Array:
+        """The inverse of `split_row_values`."""
+        x = x.reshape(self.batch, self.q_count, self.k_heads, self.group, self.q).transpose(0, 2, 3, 1, 4)
+        return x.reshape(self.batch, self.k_heads * self.group, -1)[..., : self.q_length]
+
+    def split_keys(self, x: jax.Array) -> jax.Array:
+        """[B, Sk, Hkv, C] to [B * k_count, k_heads, k, C] float32."""
+        x = _pad(x.astype(jnp.float32), 1, self.k_count * self.k, 0)
+        x = x.reshape(self.batch, self.k_count, self.k, self.k_heads, x.shape[-1])
+        return x.transpose(0, 1, 3, 2, 4).reshape(-1, self.k_heads, self.k, x.shape[-1])
+
+    def join_keys(self, x: jax.Array) -> jax.Array:
+        """The inverse of `split_keys`, dtype kept."""
+        x = x.reshape(self.batch, self.k_count, self.k_heads, self.k, x.shape[-1]).transpose(0, 1, 3, 2, 4)
+        return x.reshape(self.batch, -1, self.k_heads, x.shape[-1])[:, : self.k_length]
+
+    def split_heads(self, x: jax.Array) -> jax.Array:
+        """[B or 1, Hq or 1, Sq or 1, Sk] to [B or 1, k_heads or 1, group or 1, padded Sq or 1, padded Sk]."""
+        rows = self.q_count * self.q if x.shape[2] == self.q_length else 1
+        x = _pad(_pad(x, 2, rows, 0), 3, self.k_count * self.k, 0)
+        heads = (1, 1) if x.shape[1] == 1 else (self.k_heads, self.group)
+        return x.reshape(x.shape[0], *heads, *x.shape[2:])
+
+    def join_heads(self, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The inverse of `split_heads` for an array that had `shape`."""
+        x = x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
+        return x[:, :, : shape[2], : shape[3]]
+
+    def tile_start(self, x: jax.Array, step: jax.Array, j: jax.Array) -> tuple[jax.Array, ...]:
+        """Where the tile of key chunk j begins in what `split_heads` made; broadcast axes begin at 0."""
+        zero = jnp.zeros_like(step)
+        batch = step // self.q_count if x.shape[0] > 1 else zero
+        row = (step % self.q_count) * self.q if x.shape[3] > 1 else zero
+        return batch, zero, zero, row, j * self.k
+
+    def tile(self, x: jax.Array, step: jax.Array, j: jax.Array) -> jax.Array:
+        """[k_heads or 1, group or 1, q or 1, k]: the tile itself."""
+        sizes = (1, *x.shape[1:3], min(self.q, x.shape[3]), self.k)
+        return lax.dynamic_slice(x, self.tile_start(x, step, j), sizes)[0]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RowChunks:
+    """What visibility needs of the rows of each step, and the key chunks that its rows may see."""
+
+    first: jax.Array | None  # [steps, q] int32
+    last: jax.Array | None  # [steps, q] int32
+    padding: jax.Array | None  # [steps, q] bool
+    segment_ids: jax.Array | None  # [steps, q] int32
+    k_start: jax.Array  # [steps] int32
+    k_stop: jax.Array  # [steps] int32
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Pairs:
+    """What is stored per pair or per key, ready to be sliced into tiles."""
+
+    mask: jax.Array | None  # as `Grid.split_heads` makes it
+    bias: jax.Array | None  # likewise, float32
+    segment_ids: jax.Array | None  # [B * k_count, k] int32
+    seed: jax.Array | None  # [2] uint32
+
+
+def cut(call: Call, q: int, k: int) -> Grid:
+    """The grid of `call` for chunks of at most q rows and k keys."""
+    batch, q_length, q_heads, _ = call.query.shape
+    k_length, k_heads = call.key.shape[1:3]
+    return Grid(
+        batch=batch,
+        q_length=q_length,
+        k_length=k_length,
+        k_heads=k_heads,
+        group=q_heads // k_heads,
+        q=max(1, min(q, q_length)),
+        k=max(1, min(k, k_length)),
+    )
+
+
+def cut_rows(call: Call, grid: Grid) -> RowChunks:
+    """Visibility of every step; rows and keys that only fill up a chunk are hidden."""
+    rows = describe_rows(call)
+    first, last = rows.first, rows.last
+    q_padded, k_padded = grid.q_count * grid.q, grid.k_count * grid.k
+    if last is None and (q_padded > grid.q_length or k_padded > grid.k_length):
+        last = jnp.full((1, grid.q_length), grid.k_length - 1, jnp.int32)
+
+    def split(x: jax.Array | None, fill: Any) -> jax.Array | None:
+        if x is None:
+            return None
+        x = jnp.broadcast_to(_pad(x, 1, q_padded, fill), (grid.batch, q_padded))
+        return x.reshape(-1, grid.q)
+
+    first, last = split(first, 0), split(last, -1)
+    k_start, k_stop = key_block_range(first, last, grid.k, grid.k_count)
+    steps = (grid.batch * grid.q_count,)
+    return RowChunks(
+        first=first,
+        last=last,
+        padding=split(rows.padding, True),
+        segment_ids=split(call.q_segment_ids, -1),
+        k_start=jnp.broadcast_to(k_start, steps),
+        k_stop=jnp.broadcast_to(k_stop, steps),
+    )
+
+
+def cut_pairs(call: Call, grid: Grid) -> Pairs:
+    """Mask, bias and key segments of `call`, padded to whole chunks."""
+    ids = call.kv_segment_ids
+    if ids is not None:
+        ids = _pad(ids, 1, grid.k_count * grid.k, -1).reshape(-1, grid.k)
+    return Pairs(
+        mask=None if call.attention_mask is None else grid.split_heads(call.attention_mask),
+        bias=None if call.bias is None else grid.split_heads(call.bias.astype(jnp.float32)),
+        segment_ids=ids,
+        seed=call.dropout_seed,
+    )
+
+
+def tile_logits(
+    call: Call,
+    grid: Grid,
+    pairs: Pairs,
+    row: RowChunks,
+    step: jax.Array,
+    j: jax.Array,
+    products: jax.Array,
+    logits_dtype: str,
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    """Logits, visibility and cap slope of a tile, from its products q . k [k_heads, group, q, k] (S1 to S5).
+
+    Returns (logits, visible, slope): logits are -inf where hidden; visible is None where the tile is not restricted;
+    slope is the derivative of the cap, 1 - tanh^2, None without a cap.
+    """
+    logits = products * call.softmax_scale
+    if logits_dtype != "float32":
+        # A convert there and back may be elided by XLA; reduce_precision may not.
+        info = jnp.finfo(logits_dtype)
+        logits = lax.reduce_precision(logits, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+    bias = None if pairs.bias is None else grid.tile(pairs.bias, step, j)
+    if bias is not None:
+        logits = logits + bias
+    slope = None
+    if call.logits_soft_cap is not None:
+        bounded = jnp.tanh(logits / call.logits_soft_cap)
+        logits, slope = call.logits_soft_cap * bounded, 1 - bounded * bounded
+    visible = visible_tile(
+        j * grid.k + jnp.arange(grid.k, dtype=jnp.int32),
+        None if row.first is None else row.first[None, None],
+        None if row.last is None else row.last[None, None],
+        None if row.segment_ids is None else row.segment_ids[None, None],
+        None
+        if pairs.segment_ids is None
+        else select(pairs.segment_ids, key_chunk(grid, step, j))[None, None],
+        None if pairs.mask is None else grid.tile(pairs.mask, step, j),
+        bias,
+    )
+    return (logits if visible is None else jnp.where(visible, logits, -jnp.inf)), visible, slope
+
+
+def tile_dropout(
+    call: Call, grid: Grid, pairs: Pairs, step: jax.Array, j: jax.Array, x: jax.Array
+) -> jax.Array:
+    """x [k_heads, group, q, k] with dropped pairs at 0 and the kept ones scaled by 1 / (1 - r) (S12)."""
+    if pairs.seed is None:
+        return x
+    keep = keep_mask(
+        pairs.seed,
+        call.dropout_prob,
+        batch=step // grid.q_count,
+        heads=jnp.arange(grid.k_heads * grid.group, dtype=jnp.int32),
+        rows=(step % grid.q_count) * grid.q + jnp.arange(grid.q, dtype=jnp.int32),
+        first_column=j * grid.k,
+        columns=grid.k,
+    )
+    return jnp.where(keep.reshape(x.shape), x * (1 / (1 - call.dropout_prob)), jnp.float32(0))
+
+
+def key_chunk(grid: Grid, step: jax.Array, j: jax.Array) -> jax.Array:
+    """The index of key chunk j of the step's batch entry in an array that `Grid.split_keys` made."""
+    return (step // grid.q_count) * grid.k_count + j
+
+
+def select(x: jax.Array, index: jax.Array) -> jax.Array:
+    """x[index] along the first axis, as a slice and not a gather."""
+    return lax.dynamic_index_in_dim(x, index, axis=0, keepdims=False)
+
+
+def _pad(x: jax.Array, axis: int, length: int, fill: Any) -> jax.Array:
+    if x.shape[axis] == length:
+        return x
+    widths = [(0, length - x.shape[axis]) if a == axis else (0, 0) for a in range(x.ndim)]
+    return jnp.pad(x, widths, constant_values=fill)

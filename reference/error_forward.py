@@ -1,0 +1,266 @@
+"""How far the weights, out and lse of one block of query rows may be from the truth.
+
+Symbols as in docs/error-model.md: t a logit after cap and bias, m the row's maximum, L its lse,
+p = exp(t - L) a weight, o = sum p v a row of out, u a unit roundoff.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of, half_ulp
+from reference.problem import Problem
+from reference.rows import RowBlock
+from reference.semantics import Semantics
+
+# exp(80) is far past anything that a bound says something about, and far from overflow.
+_LARGEST_EXPONENT = 80.0
+
+# A device function that errs by at most eps errs by eps / 3 in the mean square.
+FUNCTION_VARIANCE = 1 / 9
+
+
+@dataclass(frozen=True)
+class Spread:
+    """An error of each element of an array: what it cannot exceed, and its variance."""
+
+    bound: Floats
+    variance: Floats
+
+
+@dataclass(frozen=True)
+class ForwardError:
+    """The errors behind one RowBlock; R rows, N keys.
+
+    key [N, D], value [N, Dv]: non-finite elements as 0, since those that count make the answer itself
+    non-finite. keep: [R, N] or 1.
+    uncapped [R, N]: of the logits before the cap.
+    weight [R, N]: of ln p before it is normalised. sinks [R, n]: of ln of the sinks' weights.
+    absolute [R, N]: bound of the error of p itself. cast [R, N]: the cast of P before P V.
+    count [R]: keys that are weighed. out [R, Dv]: before the factor of an output that is not normalised and
+    before it is rounded. lse: as returned. row [R]: of what is common to the weights of a row once they are
+    normalised, beyond the sum of p times the error of ln p. factor [R]: bound of the relative error of the
+    factor exp(L - m) of an output that is not normalised; 0 for one that is.
+    """
+
+    key: Floats
+    value: Floats
+    keep: Floats
+    uncapped: Spread
+    weight: Spread
+    sinks: Spread
+    absolute: Floats
+    cast: Spread
+    count: Floats
+    out: Spread
+    lse: Spread
+    row: Spread
+    factor: Floats
+
+
+def finite(array: Floats) -> Floats:
+    """Non-finite elements as 0."""
+    return np.where(np.isfinite(array), array, 0.0)
+
+
+def cast_error(unit: float, x: Floats, half_subnormal: Floats | float) -> Spread:
+    """Rounding x >= 0 to a unit roundoff; what is below half the smallest subnormal becomes 0."""
+    relative = unit * x
+    bound = np.minimum(x, np.maximum(relative, half_subnormal))
+    variance = np.maximum(ROUNDING_VARIANCE * relative**2, np.square(half_subnormal) / 3)
+    return Spread(bound, np.minimum(x**2, variance))
+
+
+def rounding(magnitude: Floats, spread: Spread, unit: float, half_subnormal: float) -> Spread:
+    """An error that is followed by rounding to a unit roundoff."""
+    bound = spread.bound + np.maximum(
+        half_ulp(magnitude + spread.bound, unit), half_subnormal * (spread.bound > 0)
+    )
+    return Spread(
+        bound,
+        spread.variance + np.maximum(half_ulp(magnitude, unit), half_subnormal * (magnitude > 0)) ** 2 / 3,
+    )
+
+
+def forward_error(
+    problem: Problem, semantics: Semantics, numerics: Numerics, block: RowBlock
+) -> ForwardError:
+    """The errors of the weights, out and lse of a block."""
+    u = numerics.accumulator
+    key, value = finite(block.key), finite(block.value)
+    keep = np.ones((1, 1)) if block.keep is None else block.keep
+    p = finite(block.weights)
+    row_max, natural_lse = finite(block.row_max), finite(block.lse)
+    count = (p > 0).sum(axis=1, dtype=np.float64)
+    alive = count > 0
+
+    uncapped, logits = _logits_error(problem, semantics, numerics, block, key)
+    weight = _weight_error(numerics, block, logits, count)
+    sinks = _sink_error(problem, semantics, numerics, block)
+    growth = np.expm1(np.minimum(weight.bound, _LARGEST_EXPONENT))
+    absolute = np.where(block.weighed, p * growth + SMALLEST_NORMAL, 0.0)
+    sink_growth = np.expm1(np.minimum(sinks.bound, _LARGEST_EXPONENT))
+    shrunk = (p / (1 + growth)).sum(axis=1) + (block.sink_weights / (1 + sink_growth)).sum(axis=1)
+    shrunk = np.where(shrunk > 0, shrunk, 1.0)
+
+    # lse: the exponents, the sum, its logarithm and what is added to it.
+    terms = count + block.sink_weights.shape[1]
+    log_sum = np.abs(natural_lse - row_max)
+    weights_off = (absolute.sum(axis=1) + (block.sink_weights * sink_growth).sum(axis=1)) / shrunk
+    blocks = numerics.blocks(count) + numerics.splits - 1
+    summed = numerics.gamma(terms + blocks) + 4 * u
+    lse_bound = weights_off + summed + u * (2 * log_sum + 4 * np.abs(row_max) + np.abs(natural_lse))
+    squares = (p**2).sum(axis=1) + (block.sink_weights**2).sum(axis=1)
+    summed_variance = numerics.sum_variance(terms + blocks, np.ones(len(terms)), squares)
+    own_variance = (p**2 * weight.variance).sum(axis=1) + (block.sink_weights**2 * sinks.variance).sum(axis=1)
+    added = ROUNDING_VARIANCE * u**2 * (1 + log_sum**2 + row_max**2)
+    exists = np.isfinite(block.lse)
+    base = np.log(2.0) if semantics.lse_base == "two" else 1.0
+    lse = Spread(lse_bound / base, (own_variance + summed_variance + added) / base**2)
+    lse = rounding(np.abs(natural_lse) / base, lse, numerics.lse, 0.0)
+    lse = Spread(np.where(exists, lse.bound, 0.0), np.where(exists, lse.variance, 0.0))
+    if numerics.materialised:
+        row = Spread(weights_off + summed, summed_variance + 2 * ROUNDING_VARIANCE * u**2)
+    else:
+        row = Spread(lse.bound * base, np.maximum(lse.variance * base**2 - own_variance, 0.0))
+
+    # out: centred errors of the weights, the cast of P, the sums, the division.
+    weights = p * keep
+    out = weights @ value
+    mass, mass_squares = weights @ np.abs(value), weights**2 @ value**2
+    unscaled = 1.0 if numerics.materialised else np.exp(np.where(exists, row_max - natural_lse, 0.0))[:, None]
+    cast = cast_error(numerics.weights, p, numerics.half_subnormal * unscaled)
+    # An output that is not normalised is a multiple of p relative to the row's maximum alone.
+    centre = out if problem.normalize_output else np.zeros_like(out)
+    largest = np.zeros(len(p)) if problem.normalize_output else weight.bound.max(axis=1, initial=0.0)
+    factor = (largest + lse_bound + numerics.exponential + 4 * u * log_sum) * (not problem.normalize_output)
+    moved = _centred(absolute, keep, value, centre) / shrunk[:, None]
+    c = ROUNDING_VARIANCE
+    v_in = numerics.input_rounding
+    bound = (
+        moved
+        + (np.expm1(np.minimum(largest, _LARGEST_EXPONENT)) + summed)[:, None] * np.abs(out)
+        + ((block.sink_weights * sink_growth).sum(axis=1) / shrunk)[:, None] * np.abs(centre)
+        + (numerics.gamma(count + 2 * blocks) + v_in + 3 * u)[:, None] * mass
+        + (cast.bound * keep) @ np.abs(value) * (1 + v_in)
+        + SMALLEST_NORMAL * (count + blocks)[:, None]
+    )
+    own = p**2 * weight.variance
+    common = (block.sink_weights**2 * sinks.variance).sum(axis=1) * problem.normalize_output
+    common = common + np.where(problem.normalize_output, 0.0, weight.variance.max(axis=1, initial=0.0))
+    variance = (
+        (own * keep**2) @ value**2
+        - 2 * centre * ((own * keep) @ value)
+        + centre**2 * own.sum(axis=1)[:, None]
+        + (cast.variance * keep**2) @ value**2
+        + c * v_in**2 * mass_squares
+        + numerics.sum_variance((count + blocks)[:, None], out, mass_squares)
+        + (summed_variance + common + 2 * c * u**2)[:, None] * out**2
+    )
+    variance = np.maximum(variance, 0.0)
+    out_spread = Spread(bound * alive[:, None], variance * alive[:, None])
+    return ForwardError(
+        key, value, keep, uncapped, weight, sinks, absolute, cast, count, out_spread, lse, row, factor
+    )
+
+
+def output_error(problem: Problem, numerics: Numerics, block: RowBlock, error: ForwardError) -> Spread:
+    """The error of out [R, Dv] as returned."""
+    exists = np.isfinite(block.lse)
+    factor = np.ones(len(block.lse))
+    if not problem.normalize_output:
+        factor = np.where(exists, np.exp(block.lse - block.row_max), 0.0)
+    out = np.abs((finite(block.weights) * error.keep) @ error.value) * factor[:, None]
+    spread = Spread(error.out.bound * factor[:, None], error.out.variance * factor[:, None] ** 2)
+    dtype = format_of(numerics.output_dtype)
+    return rounding(out, spread, dtype.unit, max(dtype.half_subnormal, 0.0))
+
+
+def _logits_error(
+    problem: Problem, semantics: Semantics, numerics: Numerics, block: RowBlock, key: Floats
+) -> tuple[Spread, Spread]:
+    """The errors [R, N] of the logits before the cap, and of those that the softmax sees; 0 where hidden."""
+    u, v_in, c = numerics.accumulator, numerics.input_rounding, ROUNDING_VARIANCE
+    query, scale, depth = finite(block.query), abs(block.dot_scale), problem.head_dim
+    magnitude = scale * (np.abs(query) @ np.abs(key).T)
+    squares = scale**2 * (query**2 @ (key**2).T)
+    bias = np.zeros((1, 1)) if block.bias is None else np.abs(finite(block.bias))
+    inner_bias = bias * (scale if semantics.bias == "before_scale" else semantics.bias == "before_cap")
+    s = finite(block.uncapped)
+    bound = (
+        (numerics.gamma(depth) + 3 * u + 2 * v_in + v_in**2) * magnitude
+        + (2 * u + numerics.logits) * np.abs(s)
+        + 2 * u * inner_bias
+    )
+    variance = (
+        numerics.sum_variance(depth, s, squares)
+        + c * (u**2 + 2 * v_in**2) * squares
+        + c * (u**2 + numerics.logits**2) * s**2
+    )
+    uncapped = Spread(np.where(block.seen, bound, 0.0), np.where(block.seen, variance, 0.0))
+    if block.tanh is None or block.cap_slope is None or problem.logits_soft_cap is None:
+        capped = uncapped
+    else:
+        cap, tanh = problem.logits_soft_cap, np.abs(block.tanh)
+        # The slope is at most 1 and changes by at most 0.77 / cap.
+        slope = np.minimum(1.0, block.cap_slope + 0.77 * uncapped.bound / cap)
+        bound = slope * uncapped.bound + cap * tanh * (numerics.tanh + 3 * u)
+        variance = block.cap_slope**2 * uncapped.variance + (cap * tanh) ** 2 * (
+            FUNCTION_VARIANCE * numerics.tanh**2 + 2 * c * u**2
+        )
+        capped = Spread(bound, variance)
+    if semantics.bias == "after_cap" and block.bias is not None:
+        t = np.abs(finite(block.logits))
+        capped = Spread(capped.bound + u * (t + 2 * bias), capped.variance + c * u**2 * (t**2 + bias**2))
+    logits = Spread(np.where(block.seen, capped.bound, 0.0), np.where(block.seen, capped.variance, 0.0))
+    return uncapped, logits
+
+
+def _weight_error(numerics: Numerics, block: RowBlock, logits: Spread, count: Floats) -> Spread:
+    """The error [R, N] of ln p, but for what is common to the row."""
+    u, exponential, c = numerics.accumulator, numerics.exponential, ROUNDING_VARIANCE
+    t, row_max = finite(block.logits), np.abs(finite(block.row_max))[:, None]
+    distance = np.abs(finite(block.lse)[:, None] - t)
+    steps = (numerics.blocks(count) - 1 + numerics.splits - 1).clip(0)[:, None]
+    bound = (
+        logits.bound
+        + u * (3 * distance + row_max + np.abs(t))
+        + exponential
+        + steps * (exponential + 2 * u)
+        + (numerics.splits > 1) * 3 * u * row_max
+    )
+    variance = (
+        logits.variance
+        + c * u**2 * (2 * distance**2 + 1)
+        + FUNCTION_VARIANCE * exponential**2 * (1 + np.log1p(steps))
+    )
+    return Spread(np.where(block.seen, bound, 0.0), np.where(block.seen, variance, 0.0))
+
+
+def _sink_error(problem: Problem, semantics: Semantics, numerics: Numerics, block: RowBlock) -> Spread:
+    """The error [R, n] of ln of the sinks' weights."""
+    u, s = numerics.accumulator, np.abs(block.sink_logits)[None, :]
+    row_max = np.abs(finite(block.row_max))[:, None]
+    distance = np.abs(finite(block.lse)[:, None] - block.sink_logits[None, :])
+    off, variance = 2 * u * s, ROUNDING_VARIANCE * u**2 * s**2
+    if semantics.sinks == "capped" and problem.logits_soft_cap is not None:
+        off = off + s * (numerics.tanh + 3 * u)
+        variance = variance + s**2 * FUNCTION_VARIANCE * numerics.tanh**2
+    bound = off + u * (3 * distance + row_max) + numerics.exponential
+    variance = variance + ROUNDING_VARIANCE * u**2 * (2 * distance**2 + 1)
+    return Spread(bound, variance + FUNCTION_VARIANCE * numerics.exponential**2)
+
+
+def _centred(weights: Floats, keep: Floats, value: Floats, centre: Floats) -> Floats:
+    """An upper bound of sum_j weights_j |keep_j v_j - centre|: [R, N], [R, N], [N, Dv], [R, Dv] to [R, Dv].
+
+    The lesser of the triangle's and of Cauchy and Schwarz's, both of which are products of matrices.
+    """
+    mass, kept = weights.sum(axis=1)[:, None], weights * keep
+    triangle = kept @ np.abs(value) + mass * np.abs(centre)
+    shift = value.mean(axis=0) if keep.shape == (1, 1) and len(value) else np.zeros(value.shape[1])
+    near, centre = value - shift, centre - shift
+    second = (kept * keep) @ near**2 - 2 * centre * (kept @ near) + centre**2 * mass
+    # The float64 rounding of the difference, so that what is returned stays an upper bound.
+    slack = 1e-13 * ((kept * keep) @ near**2 + centre**2 * mass)
+    return np.minimum(triangle, np.sqrt(mass * (np.maximum(second, 0.0) + slack)))

@@ -1,0 +1,119 @@
+"""What arithmetic a kernel declares, and what one rounding of it costs.
+
+A unit roundoff u is half a unit in the last place of 1: 2**-8 for bfloat16, 2**-11 for float16 and TF32,
+2**-24 for float32.
+"""
+
+import math
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Floats = NDArray[np.float64]
+
+# The mean square of a relative rounding error is this times u**2: the error is uniform within half a unit
+# in the last place, and significands are log-uniform (Benford): E[1/x**2] = 3 / (8 ln 2), over 3.
+ROUNDING_VARIANCE = 1 / (8 * math.log(2.0))
+
+# A float32 result below this may be flushed to zero by the device.
+SMALLEST_NORMAL = 2.0**-126
+
+
+@dataclass(frozen=True)
+class Format:
+    """A float format: unit roundoff, half its smallest subnormal, and where it rounds to infinity."""
+
+    unit: float
+    half_subnormal: float
+    overflow: float
+
+    def half_ulp(self, magnitude: Floats) -> Floats:
+        """The largest error of rounding a number of this magnitude to the nearest."""
+        return np.maximum(half_ulp(magnitude, self.unit), self.half_subnormal)
+
+
+def format_of(dtype: DTypeLike) -> Format:
+    """The format of a dtype or of its name; to float64 a kernel rounds nothing further."""
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    if kind == np.float64:
+        return Format(0.0, 0.0, math.inf)
+    info = ml_dtypes.finfo(kind)
+    unit = float(info.eps) / 2
+    return Format(unit, float(info.smallest_subnormal) / 2, float(info.max) * (1 + unit / 2))
+
+
+def half_ulp(magnitude: Floats, unit: float) -> Floats:
+    """Half a unit in the last place of numbers that have a unit roundoff, at any exponent; 0 for 0."""
+    return np.ldexp(unit, np.frexp(magnitude)[1] - 1) * (magnitude > 0)
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """The arithmetic that a kernel declares: it is held to no better, and to no worse.
+
+    output_dtype: of out, dquery, dkey and dvalue: "float16", "bfloat16" or "float32".
+    input_rounding: unit roundoff to which the dots round operands that the inputs store with more bits
+        (2**-11 where float32 inputs go through TF32 units), 0 where they take them as stored.
+    accumulator: of dots, sums and pointwise arithmetic; 2**-23 where the matrix unit truncates.
+    lanes: partial sums that a long sum is made of (vector lanes, the tree of a matrix unit): only the
+        predicted standard deviation reads it.
+    logits: a further rounding of the logits where they are stored in less than the accumulator, or 0.
+    weights: the cast of P and dS before they are multiplied.
+    half_subnormal: half the smallest subnormal of the dtype of that cast; what lies below becomes 0.
+    exponential, tanh: largest relative error of the device's functions.
+    lse: the rounding of the returned lse.
+    d_weights: a rounding of dP = dO V^T where it is stored, or 0.
+    key_block: keys per step of the online softmax; None: all of them in one.
+    splits: partial results (split-KV, ring) that are merged.
+    materialised: P is divided by its sum before the cast and kept for the backward pass; otherwise the
+        backward pass recomputes it from the returned lse, as flash attention does.
+    rounded_out_in_delta: the row sum of dO * O reads the rounded O; otherwise it is the sum of P * dP.
+    """
+
+    output_dtype: str
+    input_rounding: float = 0.0
+    accumulator: float = 2.0**-24
+    lanes: int = 1
+    logits: float = 0.0
+    weights: float = 2.0**-24
+    half_subnormal: float = 0.0
+    exponential: float = 2.0**-22
+    tanh: float = 2.0**-20
+    lse: float = 2.0**-24
+    d_weights: float = 0.0
+    key_block: int | None = None
+    splits: int = 1
+    materialised: bool = False
+    rounded_out_in_delta: bool = True
+
+    def __post_init__(self) -> None:
+        units = ("input_rounding", "accumulator", "logits", "weights", "half_subnormal")
+        for name in (*units, "exponential", "tanh", "lse", "d_weights"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a number in [0, 1)")
+        for name in ("lanes", "splits", "key_block"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ValueError(f"{name}: got {count!r}, expected at least 1")
+        format_of(self.output_dtype)
+
+    def gamma(self, n: Floats | int) -> Floats:
+        """The largest relative error of a sum of n products, in any order: n u / (1 - n u) (Higham)."""
+        error = np.minimum(np.asarray(n, np.float64) * self.accumulator, 0.5)
+        return error / (1 - error)
+
+    def blocks(self, keys: Floats | int) -> Floats:
+        """Steps of the online softmax that see some of so many keys."""
+        count = np.asarray(keys, np.float64)
+        return np.minimum(count, 1.0) if self.key_block is None else np.ceil(count / self.key_block)
+
+    def sum_variance(self, n: Floats | int, total: Floats, squares: Floats) -> Floats:
+        """The variance of the rounding errors of a sum of n terms.
+
+        total: the sum. squares: the sum of the squared terms. In sequence, the k-th partial sum has a mean
+        square of (k/n)**2 total**2 + (k/n) squares and is rounded once; lanes shorten the sequence.
+        """
+        length = np.asarray(n, np.float64) / self.lanes + math.log2(self.lanes)
+        return ROUNDING_VARIANCE * self.accumulator**2 * length * (total**2 / 3 + squares / 2)

@@ -1,0 +1,245 @@
+"""Whether a kernel change made anything worse: two runs compared verdict by verdict and number by number.
+
+A change regresses if, for any of the rules in `_RULES`, the rule has something to say.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from conformance.record import Result, RunRecord, Verdict
+from reports.pairing import Fate, Pair, pair, same_draw
+from reports.spread import ALL, Row, Shift, measured, rows, shifts
+from reports.thresholds import OTHER_CASES
+from reports.words import STATISTIC_WORDS, plural, transition
+
+
+@dataclass(frozen=True)
+class Regression:
+    """One thing that became worse: where, and what, in words. severity: the larger, the earlier listed."""
+
+    where: str
+    what: str
+    severity: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs, base before the change and head after it, and all that differs between them."""
+
+    base: RunRecord
+    head: RunRecord
+
+    @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """Every question of either run with both answers, in order."""
+        return pair(self.base, self.head)
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """Every output by subject, check, dtype and feature, in order."""
+        return rows(self.pairs)
+
+    @cached_property
+    def shifts(self) -> tuple[Shift, ...]:
+        """Every number that became worse on a case that both runs measured, the worst first."""
+        return shifts(self.pairs)
+
+    @cached_property
+    def regressions(self) -> tuple[Regression, ...]:
+        """What became worse, the most important first; empty if the change may go in."""
+        found = ((rank, regression) for rank, rule in enumerate(_RULES) for regression in rule(self))
+        ranked = sorted(found, key=lambda item: (item[0], -item[1].severity, str(item[1])))
+        return tuple(regression for _, regression in ranked)
+
+    @property
+    def regressed(self) -> bool:
+        """Whether anything became worse."""
+        return bool(self.regressions)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know to read the rest."""
+        return tuple(_notes(self))
+
+    def of_fate(self, *fates: Fate) -> tuple[Pair, ...]:
+        """The pairs of some fates, in order."""
+        return tuple(pair for pair in self.pairs if pair.fate in fates)
+
+    @property
+    def headline(self) -> str:
+        """The comparison in one sentence."""
+        if self.regressions:
+            shown = "; ".join(str(regression) for regression in self.regressions[:3])
+            more = f"; and {len(self.regressions) - 3} more" if len(self.regressions) > 3 else ""
+            return f"{plural(len(self.regressions), 'regression')}: {shown}{more}"
+        both = sum(p.base is not None and p.head is not None for p in self.pairs)
+        parts = [f"{plural(both, 'result')} compared"]
+        for fate, word in ((Fate.FIXED, "fixed"), (Fate.NEW, "new"), (Fate.GONE, "gone")):
+            count = len(self.of_fate(fate))
+            parts += [f"{count} {word}"] if count else []
+        return f"No regression: {', '.join(parts)}"
+
+
+def compare_records(base: RunRecord, head: RunRecord) -> Comparison:
+    """Compare the run before a change with the one after it."""
+    return Comparison(base, head)
+
+
+def _unusable(comparison: Comparison) -> Iterable[Regression]:
+    """A run that ended early or holds nothing proves nothing."""
+    for name, record in (("base", comparison.base), ("head", comparison.head)):
+        if not record.complete:
+            yield Regression(f"{name} record", f"incomplete{f': {record.note}' if record.note else ''}")
+    if not comparison.head.results:
+        yield Regression("head record", "holds no results")
+
+
+def _verdicts(comparison: Comparison) -> Iterable[Regression]:
+    """Verdicts that became red, and passes that are no more, counted by subject, check and dtype."""
+    cut_short = not comparison.head.complete
+    groups: defaultdict[tuple[str, str, str], list[Pair]] = defaultdict(list)
+    for changed in comparison.of_fate(Fate.BROKEN, Fate.LOST):
+        if not (cut_short and changed.head is None):
+            groups[changed.group].append(changed)
+    for group, members in groups.items():
+        broken = sum(member.fate is Fate.BROKEN for member in members)
+        kinds = Counter(transition(member.before, member.after) for member in members)
+        what = ", ".join(f"{plural(count, 'case')} {kind}" for kind, count in sorted(kinds.items()))
+        yield Regression(" ".join(group), what, severity=1e6 * broken + len(members))
+
+
+def _coverage(comparison: Comparison) -> Iterable[Regression]:
+    """Where the runs posed different cases, a check that passed in a dtype or with a feature must still."""
+    if same_draw(comparison.base, comparison.head) or not comparison.head.complete:
+        return
+    tried = [p.head for p in comparison.pairs if p.head is not None and _judged(p.head.verdict)]
+    passed = [p.base for p in comparison.pairs if p.base is not None and p.base.verdict is Verdict.PASS]
+    known = {place for result in tried for place in _places(result)}
+    places = Counter(place for result in passed for place in _places(result))
+    for place, count in places.items():
+        if place not in known:
+            yield Regression(" ".join(place), f"{plural(count, 'case')} passed, none is left", severity=count)
+
+
+def _judged(verdict: Verdict) -> bool:
+    return verdict is Verdict.PASS or verdict.red
+
+
+def _places(result: Result) -> Iterable[tuple[str, str, str]]:
+    return ((result.subject, result.check, place) for place in (result.case.dtype, *result.case.features))
+
+
+def _numbers(comparison: Comparison) -> Iterable[Regression]:
+    """Numbers that became worse, over many cases or on one, counted by subject, check, dtype and output."""
+    outputs: defaultdict[tuple[str, str, str, str], list[Row]] = defaultdict(list)
+    single: defaultdict[tuple[str, str, str, str], list[Shift]] = defaultdict(list)
+    for row in comparison.rows:
+        if row.worse:
+            outputs[row.subject, row.check, row.dtype, row.output].append(row)
+    for shift in comparison.shifts:
+        single[*shift.pair.group, shift.output].append(shift)
+    for output in outputs.keys() | single.keys():
+        parts: list[str] = []
+        if output in outputs:
+            parts += [_row_in_words(outputs[output][0])]
+        if output in single:
+            cases = len({shift.pair.case_id for shift in single[output]})
+            shift = single[output][0]
+            name, before, after = STATISTIC_WORDS[shift.statistic], shift.before, shift.after
+            parts += [f"{plural(cases, 'case')} got worse numbers, most {name} {before:.3g} -> {after:.3g}"]
+        severity = max(item.severity for item in (*outputs[output], *single[output]))
+        yield Regression(" ".join(output), "; ".join(parts), severity)
+
+
+def _row_in_words(row: Row) -> str:
+    where = "" if row.feature == ALL else f"with {row.feature}, "
+    changes = (
+        f"{STATISTIC_WORDS[name]} {_or_none(getattr(row.base, name))} -> {_or_none(getattr(row.head, name))}"
+        for name in row.worse
+    )
+    return where + ", ".join(changes)
+
+
+def _or_none(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"
+
+
+def _unmeasured(comparison: Comparison) -> Iterable[Regression]:
+    """A case that passes with fewer outputs measured than before passes for a bad reason."""
+    missing: Counter[tuple[str, str, str, str]] = Counter()
+    for both in comparison.pairs:
+        if both.base is None or both.head is None or both.head.verdict is not Verdict.PASS:
+            continue
+        had, has = ({m.output for m in measured(side)} for side in (both.base, both.head))
+        missing.update((*both.group, output) for output in had - has)
+    for output, count in missing.items():
+        yield Regression(" ".join(output), f"no longer measured on {plural(count, 'case')}", severity=count)
+
+
+def _problems(comparison: Comparison) -> Iterable[Regression]:
+    """Problems of the run as a whole that were not there before."""
+    for problem in comparison.head.problems:
+        if problem not in comparison.base.problems:
+            yield Regression("new problem", problem)
+
+
+# In the order of importance.
+_RULES: tuple[Callable[[Comparison], Iterable[Regression]], ...] = (
+    _unusable,
+    _verdicts,
+    _coverage,
+    _numbers,
+    _unmeasured,
+    _problems,
+)
+
+
+def _notes(comparison: Comparison) -> Iterable[str]:
+    base, head = comparison.base, comparison.head
+    for name in ("profile", "seed", "shard"):
+        before, after = getattr(base, name), getattr(head, name)
+        if before != after:
+            yield f"{name}: base {before}, head {after}; the runs posed different cases"
+    lost = [p for p in comparison.of_fate(Fate.LOST) if p.head is None]
+    if lost and head.complete:
+        yield (
+            f"{plural(len(lost), 'passing case')} of base not in head, though profile, seed and shard agree:"
+            " a failing case was shrunk to another, a subject declares something else, or the cases of the"
+            " suite changed; after either of the latter, record base again"
+        )
+    if lost and not head.complete:
+        yield f"{plural(len(lost), 'passing case')} of base not reached in head"
+    if not base.results:
+        yield "base holds no results: everything in head is new"
+    both = [row for row in comparison.rows if row.base and row.head]
+    different = sum(row.scope == OTHER_CASES for row in both)
+    if different:
+        yield (
+            f"{different} of {plural(len(both), 'row')} of numbers compare different cases, with the wider"
+            " slack of other_cases in reports/compare.toml"
+        )
+    yield from _novelties(comparison)
+
+
+def _novelties(comparison: Comparison) -> Iterable[str]:
+    """Subjects only one run has; checks and outputs that only one has of what both have."""
+    before, after = comparison.base.results, comparison.head.results
+    levels: tuple[tuple[str, Callable[[Result], Iterable[str]]], ...] = (
+        ("subject", lambda r: (r.subject,)),
+        ("check", lambda r: (f"{r.subject} {r.check}",)),
+        ("output", lambda r: (f"{r.subject} {r.check} {m.output}" for m in r.measurements)),
+    )
+    for level, names in levels:
+        old = {name for result in before for name in names(result)}
+        new = {name for result in after for name in names(result)}
+        for words, only in (("new in head", new - old), ("only in base", old - new)):
+            if only:
+                yield f"{words}: {level} {', '.join(sorted(only))}"
+        shared = old & new
+        before = [result for result in before if shared.intersection(names(result))]
+        after = [result for result in after if shared.intersection(names(result))]

@@ -1,0 +1,126 @@
+"""Which results of two runs belong together, and what became of each verdict.
+
+Results belong together if subject, check and case are the same; a case's name is its content, so such a
+pair was asked exactly the same question.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from conformance.record import Result, RunRecord, Verdict
+
+# From the worst; where a record answers one question twice, the worst answer counts.
+_SEVERITY = (
+    Verdict.ERROR,
+    Verdict.FAIL,
+    Verdict.XPASS,
+    Verdict.XFAIL,
+    Verdict.MISTRUSTED,
+    Verdict.UNSUPPORTED,
+    Verdict.PASS,
+)
+
+
+class Fate(StrEnum):
+    """What became of a verdict."""
+
+    SAME = "same"
+    BROKEN = "broken"  # red, and was not
+    LOST = "lost"  # passed, and is no longer known to pass
+    FIXED = "fixed"  # passes, and was known to fail
+    CHANGED = "changed"  # neither better nor worse
+    NEW = "new"  # only in head, and not red
+    GONE = "gone"  # only in base, and no loss
+
+    @property
+    def regressed(self) -> bool:
+        """Whether one such pair is a regression."""
+        return self in (Fate.BROKEN, Fate.LOST)
+
+
+Question = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One question with the answer of either run; None where it was not asked."""
+
+    case_id: str
+    base: Result | None
+    head: Result | None
+    fate: Fate
+
+    @property
+    def result(self) -> Result:
+        """The newer of the results."""
+        result = self.head or self.base
+        assert result is not None
+        return result
+
+    @property
+    def question(self) -> Question:
+        """Subject, check, case: the order of pairs."""
+        return (self.result.subject, self.result.check, self.case_id)
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Subject, check, dtype: what a regression is counted by."""
+        return (self.result.subject, self.result.check, self.result.case.dtype)
+
+    @property
+    def before(self) -> str:
+        """The verdict of base in a word."""
+        return self.base.verdict.value if self.base else "-"
+
+    @property
+    def after(self) -> str:
+        """The verdict of head in a word."""
+        return self.head.verdict.value if self.head else "-"
+
+
+def ordered(results: Iterable[Result]) -> list[Result]:
+    """Results in the order of every report, which does not depend on the order that they were found in."""
+    return sorted(results, key=lambda r: (*r.sort_key, r.minimal, r.message, repr(r.measurements)))
+
+
+def same_draw(base: RunRecord, head: RunRecord) -> bool:
+    """Whether both runs were asked the same cases, so that a missing one was dropped."""
+    return (base.profile, base.seed, base.shard) == (head.profile, head.seed, head.shard)
+
+
+def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:
+    """Every question of either run, in order."""
+    drawn_alike = same_draw(base, head)
+    before, after = _by_question(base.results), _by_question(head.results)
+    return tuple(
+        Pair(
+            case_id=question[2],
+            base=before.get(question),
+            head=after.get(question),
+            fate=_fate(before.get(question), after.get(question), drawn_alike),
+        )
+        for question in sorted(before.keys() | after.keys())
+    )
+
+
+def _by_question(results: Iterable[Result]) -> dict[Question, Result]:
+    worst_last = sorted(ordered(results), key=lambda r: -_SEVERITY.index(r.verdict))
+    return {(result.subject, result.check, result.case.id): result for result in worst_last}
+
+
+def _fate(base: Result | None, head: Result | None, drawn_alike: bool) -> Fate:
+    before = base.verdict if base else None
+    after = head.verdict if head else None
+    if after is None:
+        return Fate.LOST if before is Verdict.PASS and drawn_alike else Fate.GONE
+    if before is after:
+        return Fate.SAME
+    if after.red:
+        return Fate.CHANGED if before is not None and before.red else Fate.BROKEN
+    if before is None:
+        return Fate.NEW
+    if before is Verdict.PASS:
+        return Fate.LOST
+    known_to_fail = before.red or before is Verdict.XFAIL
+    return Fate.FIXED if after is Verdict.PASS and known_to_fail else Fate.CHANGED

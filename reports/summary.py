@@ -1,0 +1,105 @@
+"""What every rendering of a run says, whatever it looks like."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from conformance.record import Result, RunRecord, Verdict
+from reports.pairing import ordered, pair
+from reports.spread import ALL, Spread, rows
+from reports.words import plural
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many results of each verdict a check of a subject has."""
+
+    subject: str
+    check: str
+    counts: tuple[int, ...]
+
+    @property
+    def red(self) -> bool:
+        """Whether any of them fails the run."""
+        return any(count and verdict.red for verdict, count in zip(Verdict, self.counts, strict=True))
+
+
+@dataclass(frozen=True)
+class Known:
+    """An expected failure: its reason and link, and how many cases it excuses."""
+
+    subject: str
+    check: str
+    reason: str
+    link: str
+    cases: int
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The measurements of one output of one check in one dtype."""
+
+    subject: str
+    check: str
+    dtype: str
+    output: str
+    spread: Spread
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in the terms of a report. verdicts: those that occur, PASS first; the columns of `tallies`."""
+
+    record: RunRecord
+    verdicts: tuple[Verdict, ...]
+    tallies: tuple[Tally, ...]
+    red: tuple[Result, ...]
+    known: tuple[Known, ...]
+    numbers: tuple[Numbers, ...]
+
+    def cells(self, tally: Tally) -> list[int]:
+        """The counts of a tally, for the verdicts that occur."""
+        return [n for verdict, n in zip(Verdict, tally.counts, strict=True) if verdict in self.verdicts]
+
+    @property
+    def headline(self) -> str:
+        """The run in one sentence."""
+        record = self.record
+        parts = [f"{plural(len(record.results), 'result')}"]
+        parts += [f"{count} {name}" for name, count in record.counts.items() if count]
+        parts += [plural(len(record.problems), "problem")] if record.problems else []
+        parts += [f"cut short ({record.note or 'no reason given'})"] if not record.complete else []
+        return f"{record.status.upper()}: {', '.join(parts)}"
+
+    @property
+    def asked(self) -> str:
+        """What was run."""
+        number, count = self.record.shard
+        shard = f", shard {number}/{count}" if count > 1 else ""
+        return f"profile {self.record.profile}, seed {self.record.seed}{shard}"
+
+
+def summarise(record: RunRecord) -> Summary:
+    """Bring a run into the order of a report, which does not depend on the order of its results."""
+    results = ordered(record.results)
+    counts: defaultdict[tuple[str, str], Counter[Verdict]] = defaultdict(Counter)
+    known: Counter[tuple[str, str, str, str]] = Counter()
+    for result in results:
+        counts[result.subject, result.check][result.verdict] += 1
+        if result.verdict is Verdict.XFAIL:
+            known[result.subject, result.check, result.message, result.link] += 1
+    return Summary(
+        record=record,
+        verdicts=tuple(v for v in Verdict if v is Verdict.PASS or any(c[v] for c in counts.values())),
+        tallies=tuple(Tally(*key, tuple(found[v] for v in Verdict)) for key, found in sorted(counts.items())),
+        red=tuple(result for result in results if result.verdict.red),
+        known=tuple(Known(*key, cases) for key, cases in sorted(known.items())),
+        numbers=tuple(_numbers(record)),
+    )
+
+
+def _numbers(record: RunRecord) -> list[Numbers]:
+    return [
+        Numbers(row.subject, row.check, row.dtype, row.output, row.head)
+        for row in rows(pair(record, record))
+        if row.feature == ALL and row.head is not None
+    ]

@@ -1,0 +1,45 @@
+"""When a number counts as worse than it was: the slack of compare.toml, by scope and statistic."""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+CASE = "case"
+SAME_CASES = "same_cases"
+OTHER_CASES = "other_cases"
+SCOPES = (CASE, SAME_CASES, OTHER_CASES)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One entry of compare.toml, which says what each field means."""
+
+    relative: float
+    absolute: float
+    elements: int
+    reason: str
+    results: int = 1
+
+    def of(self, before: float) -> float:
+        """The largest number that is not worse than `before`."""
+        return before * (1.0 + self.relative) + self.absolute
+
+    def exceeded(self, before: float, after: float) -> bool:
+        """Whether `after` is worse; NaN and inf are worse than any number and no worse than each other."""
+        before, after = badness(before), badness(after)
+        return after > before if math.isinf(after) else after > self.of(before)
+
+
+def badness(statistic: float) -> float:
+    """How bad a statistic is, at least 0: without its sign, and NaN is as bad as inf."""
+    return math.inf if math.isnan(statistic) else abs(statistic)
+
+
+@cache
+def limits(scope: str) -> Mapping[str, Limit]:
+    """The limits of one of SCOPES, by statistic."""
+    data = tomllib.loads((Path(__file__).parent / "compare.toml").read_text())
+    return {statistic: Limit(**entry) for statistic, entry in data[scope].items()}

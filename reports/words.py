@@ -1,0 +1,95 @@
+"""How reports spell things: numbers, counts, cases, and text that came from a subject."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from conformance.case import Case
+from conformance.record import RunRecord
+
+STATISTIC_WORDS = {
+    "worst_ratio": "max err/bound",
+    "rms_ratio": "max rms ratio",
+    "rms_median": "median rms ratio",
+    "largest_z": "largest z",
+    "bias_t": "bias t",
+}
+
+# What each column of numbers means, for the foot of a table.
+LEGEND = (
+    "err/bound: the largest error over the bound of a correct kernel, at most 1. rms: the errors' root mean"
+    " square over the predicted one, the largest and the median over cases. z: the largest error in predicted"
+    " standard deviations. bias t: how one-sided the errors are, without its sign. Expected failures are not"
+    " counted; rms and bias only where there are elements enough to say anything."
+)
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def number(value: float | None) -> str:
+    """Three significant digits; a dash for what was not measured."""
+    if value is None:
+        return "-"
+    if math.isnan(value) or math.isinf(value):
+        return str(value)
+    return f"{value + 0.0:.3g}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def transition(before: str, after: str) -> str:
+    """What became of a case's verdict, as the end of a sentence."""
+    if before == "-":
+        return f"{after} and new"
+    if after == "-":
+        return f"{before} before and gone"
+    return f"{before} -> {after}"
+
+
+def recipe(case: Case) -> str:
+    """A case in one line: its fields that differ from their defaults."""
+    return (
+        " ".join(f"{name}={_compact(value)}" for name, value in sorted(case.to_json().items())) or "default"
+    )
+
+
+def _compact(value: Any) -> str:
+    return str(value).replace(" ", "")
+
+
+def printable(text: str) -> str:
+    """Text without control characters, which terminals obey and XML forbids: each is spelt as an escape."""
+    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str, width: int = 200) -> str:
+    """Text in one line of at most `width` characters."""
+    flat = " ".join(printable(text).split())
+    return flat if len(flat) <= width else flat[: width - 3] + "..."
+
+
+def shortened(text: str, size: int) -> str:
+    """Text of about `size` characters: what is cut is cut from the middle, and said to be."""
+    clean = printable(text)
+    if len(clean) <= size:
+        return clean
+    return f"{clean[: size // 2]}\n[... {len(clean) - size} characters left out ...]\n{clean[-size // 2 :]}"
+
+
+def environment(record: RunRecord) -> dict[str, str]:
+    """Where a run ran, flattened: dotted names, values as text, in order."""
+    return dict(sorted(_flat("", record.environment)))
+
+
+def _flat(prefix: str, data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            found += _flat(f"{prefix}{name}.", value)
+        else:
+            found.append((f"{prefix}{name}", str(value)))
+    return found

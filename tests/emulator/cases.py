@@ -1,0 +1,197 @@
+"""Draws the attention calls that the error model is tried on: values, shapes and features, from a seed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.oracle import Cotangents
+from reference.problem import Problem, make_problem
+from reference.semantics import STANDARD, Semantics
+
+FAMILIES = (
+    "normal",
+    "uniform",
+    "peaked",
+    "offset",
+    "outlier",
+    "integers",
+    "growing",
+    "shrinking",
+    "low_lse",
+    "tiny",
+    "large_logits",
+)
+# Those that a kernel of the standard may be given; the others are dialects.
+STANDARD_FEATURES = (
+    "causal",
+    "window",
+    "mask",
+    "segments",
+    "lengths",
+    "bias",
+    "broadcast_bias",
+    "cap",
+    "small_cap",
+    "sinks",
+    "shared_sinks",
+    "dropout",
+    "no_d_lse",
+    "unnormalised",
+)
+DIALECTS = ("bias_after_cap", "bias_before_scale", "capped_sinks", "base_two", "sentinel", "mean_rows")
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a call."""
+
+    batch: int = 1
+    q_len: int = 64
+    kv_len: int = 64
+    q_heads: int = 2
+    kv_heads: int = 1
+    head_dim: int = 64
+    value_dim: int = 64
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One call: what the oracle, the model and a kernel are given."""
+
+    problem: Problem
+    semantics: Semantics
+    cotangents: Cotangents
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The dtype of a name, bfloat16 included."""
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def values(
+    family: str, rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any]
+) -> tuple[Array, Array, Array, Array]:
+    """query, key, value and the cotangent of out."""
+    q_shape = (shape.batch, shape.q_len, shape.q_heads, shape.head_dim)
+    k_shape = (shape.batch, shape.kv_len, shape.kv_heads, shape.head_dim)
+    v_shape = (*k_shape[:3], shape.value_dim)
+    o_shape = (*q_shape[:3], shape.value_dim)
+    if family == "uniform":
+        arrays = [rng.random(s) for s in (q_shape, k_shape, v_shape, o_shape)]
+    elif family == "integers":
+        arrays = [
+            rng.integers(-2, 3, s) * (rng.random(s) < 0.3) for s in (q_shape, k_shape, v_shape, o_shape)
+        ]
+    else:
+        arrays = [rng.standard_normal(s) for s in (q_shape, k_shape, v_shape, o_shape)]
+    query, key, value, d_out = arrays
+    ramp = np.linspace(0.1, 3.0, shape.kv_len)[None, :, None, None]
+    if family == "peaked":
+        query, key = query * 4, key * 4
+    elif family == "offset":
+        value, d_out = value * 0.1 + 1, d_out * 0.1 + 1
+    elif family == "outlier":
+        query[..., 0] *= 10
+        key[..., 0] *= 3
+        value[..., -1] *= 30
+    elif family == "growing":
+        key = key * ramp
+    elif family == "shrinking":
+        key = key * ramp[:, ::-1]
+    elif family == "low_lse":
+        size = np.sqrt(100.0 / np.sqrt(shape.head_dim))
+        query, key = query * 0.3 + size, key * 0.3 - size
+    elif family == "tiny":
+        query, key, value, d_out = query * 1e-3, key * 1e-3, value * 1e-5, d_out * 1e-3
+    elif family == "large_logits":
+        query, key = query * 60, key * 60
+    return tuple(np.asarray(a, np.float32).astype(dtype) for a in (query, key, value, d_out))  # type: ignore[return-value]
+
+
+def draw(family: str, features: tuple[str, ...], shape: Shape, dtype: str, seed: int) -> Drawn:
+    """A call of the given family, features and shape."""
+    rng = np.random.default_rng(seed)
+    kind = dtype_of(dtype)
+    query, key, value, d_out = values(family, rng, shape, kind)
+    full = (shape.batch, shape.q_heads, shape.q_len, shape.kv_len)
+    options: dict[str, Any] = {}
+    choices: dict[str, Any] = {}
+    if "causal" in features:
+        options["causal"] = True
+    if "window" in features:
+        options["sliding_window"] = (int(rng.integers(0, shape.kv_len)), int(rng.integers(0, shape.kv_len)))
+    if "mask" in features:
+        options["attention_mask"] = rng.random((1, *full[1:])) < 0.7
+    if "segments" in features:
+        options["q_segment_ids"] = np.sort(rng.integers(-1, 3, (shape.batch, shape.q_len)), axis=1)
+        options["kv_segment_ids"] = np.sort(rng.integers(-1, 3, (shape.batch, shape.kv_len)), axis=1)
+    if "lengths" in features:
+        for name, length in (("cum_seqlens_q", shape.q_len), ("cum_seqlens_k", shape.kv_len)):
+            if shape.batch > 1:
+                lengths = rng.integers(0, length + 1, shape.batch)
+                options[name] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+            else:
+                cuts = np.sort(rng.integers(0, length + 1, 3))
+                options[name] = np.concatenate([[0], cuts]).astype(np.int32)
+    if "bias" in features or "broadcast_bias" in features:
+        bias_shape = full if "bias" in features else (1, shape.q_heads, 1, shape.kv_len)
+        bias = rng.standard_normal(bias_shape).astype(np.float32)
+        options["bias"] = np.where(rng.random(bias_shape) < 0.1, -np.inf, bias).astype(kind)
+    if "cap" in features:
+        options["logits_soft_cap"] = 15.0
+    if "small_cap" in features:
+        options["logits_soft_cap"] = 0.8
+    if "sinks" in features:
+        options["softmax_aux"] = rng.standard_normal((shape.q_heads, 2)).astype(np.float32)
+    if "shared_sinks" in features:
+        options["softmax_aux"] = rng.standard_normal(3).astype(kind)
+    if "dropout" in features:
+        options |= {"dropout_prob": 0.2, "dropout_seed": int(rng.integers(2**63))}
+    if "unnormalised" in features:
+        options["normalize_output"] = False
+    if "bias_after_cap" in features:
+        choices["bias"] = "after_cap"
+    if "bias_before_scale" in features:
+        choices["bias"] = "before_scale"
+    if "capped_sinks" in features:
+        choices["sinks"] = "capped"
+    if "base_two" in features:
+        choices["lse_base"] = "two"
+    if "sentinel" in features:
+        choices |= {"hidden": "sentinel", "sentinel": -1e30, "empty_rows": "mean_of_values"}
+    if "mean_rows" in features:
+        choices["empty_rows"] = "mean_of_values"
+    d_lse = None if "no_d_lse" in features else rng.standard_normal(full[:3]).astype(np.float32)
+    semantics = Semantics(**choices) if choices else STANDARD
+    return Drawn(make_problem(query, key, value, **options), semantics, Cotangents(d_out, d_lse))
+
+
+def draw_small(dtype: str, seed: int, dialects: bool = True) -> tuple[Drawn, str, tuple[str, ...], bool]:
+    """Any small call: (what is drawn, family, features, whether a materialised kernel should answer it)."""
+    rng = np.random.default_rng([seed, 1])
+    family = str(rng.choice(FAMILIES))
+    pool = [*STANDARD_FEATURES, *(DIALECTS if dialects else ())]
+    chosen = {str(f) for f in rng.choice(pool, size=int(rng.integers(0, 5)), replace=False)}
+    if dtype == "float16" and family == "large_logits":
+        family = "peaked"
+    # A row that is the mean of all values has no lse from which a flash backward recomputes it.
+    materialised = bool(rng.random() < 0.3) or bool(chosen & {"sentinel", "mean_rows"})
+    group = int(rng.integers(1, 4))
+    kv_heads = int(rng.integers(1, 3))
+    shape = Shape(
+        batch=int(rng.integers(1, 3)),
+        q_len=int(rng.choice([1, 3, 16, 33, 64, 100])),
+        kv_len=int(rng.choice([1, 2, 5, 16, 33, 64, 129, 200])),
+        q_heads=group * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=int(rng.choice([1, 3, 8, 16, 32, 64, 96, 128])),
+        value_dim=int(rng.choice([1, 8, 32, 64, 80])),
+    )
+    # Sentinels beside an output that is not normalised: exp(lse - m) says nothing at 1e30.
+    features = tuple(sorted(chosen - {"unnormalised"} if "sentinel" in chosen else chosen))
+    return draw(family, features, shape, dtype, seed), family, features, materialised

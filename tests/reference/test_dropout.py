@@ -1,0 +1,157 @@
+"""S12: the generator, its counters, and what the mask looks like to a statistician."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference.dropout import keep_mask, philox4x32
+from reference.semantics import STANDARD, Semantics
+from tests.reference import second_opinion
+
+# Random123's published answers: counter, key, output.
+KNOWN_ANSWERS = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+def words(text: str) -> tuple[int, ...]:
+    return tuple(int(word, 16) for word in text.split())
+
+
+def mask(
+    semantics: Semantics, seed: int, rate: float, batch: int, head: int, shape: tuple[int, int, int, int]
+) -> np.ndarray:
+    return keep_mask(semantics, seed, rate, batch, head, np.arange(shape[2]), shape)
+
+
+class TestGenerator:
+    @pytest.mark.parametrize(("counter", "key", "output"), KNOWN_ANSWERS)
+    def test_known_answers(self, counter: str, key: str, output: str) -> None:
+        c0, c1, c2, c3 = (np.array([word], np.uint32) for word in words(counter))
+        k0, k1 = words(key)
+        assert tuple(int(word[0]) for word in philox4x32((c0, c1, c2, c3), (k0, k1))) == words(output)
+        assert second_opinion.philox(words(counter), (k0, k1)) == words(output)  # type: ignore[arg-type]
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="Triton is only there on Linux")
+    def test_triton_draws_the_same_words(self, tmp_path: Path) -> None:
+        seed, columns = 0xFEDCBA9876543210, 64
+        rng = np.random.default_rng(0)
+        counters = rng.integers(0, 2**32, (4, columns), dtype=np.uint32)
+        np.save(tmp_path / "counters.npy", counters)
+        np.save(tmp_path / "seed.npy", np.array([seed], np.uint64).view(np.int64))
+        script = Path(__file__).with_name("triton_philox.py")
+        subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, timeout=120)
+        ours = philox4x32(
+            (counters[0], counters[1], counters[2], counters[3]), (seed & 0xFFFFFFFF, seed >> 32)
+        )
+        np.testing.assert_array_equal(np.load(tmp_path / "words.npy"), np.stack(ours))
+
+
+class TestCounters:
+    def test_the_standard_word_by_word(self) -> None:
+        seed, rate, shape = 0x0123456789ABCDEF, 0.3, (2, 3, 5, 11)
+        threshold = int(rate * 2**32)
+        got = keep_mask(STANDARD, seed, rate, 1, 2, np.array([4, 0]), shape)
+        for at, i in enumerate((4, 0)):
+            for j in range(11):
+                word = second_opinion.philox((j >> 2, i, 2, 1), (0x89ABCDEF, 0x01234567))[j & 3]
+                assert got[at, j] == (word >= threshold)
+
+    def test_shared_heads_use_head_zero(self) -> None:
+        shape = (2, 3, 8, 16)
+        shared = replace(STANDARD, dropout="shared_heads")
+        np.testing.assert_array_equal(mask(shared, 7, 0.5, 1, 2, shape), mask(STANDARD, 7, 0.5, 1, 0, shape))
+
+    def test_linear_offset_beyond_32_bits(self) -> None:
+        shape = (3, 4, 40000, 40000)
+        linear = replace(STANDARD, dropout="linear_offset")
+        rows, offset = np.array([39999]), ((2 * 4 + 3) * 40000 + 39999) * 40000
+        got = keep_mask(linear, 9, 0.5, 2, 3, rows, shape)[0, :5]
+        for j in range(5):
+            low, high = (offset + j) & 0xFFFFFFFF, (offset + j) >> 32
+            assert high > 0
+            assert got[j] == (second_opinion.philox((low, high, 0, 0), (9, 0))[0] >= 2**31)
+
+    @given(chunk=st.integers(1, 9))
+    def test_each_chunk_starts_over_with_its_own_key(self, chunk: int) -> None:
+        shape, seed = (1, 1, 4, 20), (2**32 - 1) << 32
+        split = replace(STANDARD, dropout="chunk_keys", dropout_chunk=chunk)
+        whole = mask(split, seed, 0.5, 0, 0, shape)
+        for number, start in enumerate(range(0, 20, chunk)):
+            part = whole[:, start : start + chunk]
+            # The chunk's number is added to the high word of the key, which wraps around.
+            key = ((2**32 - 1 + number) % 2**32) << 32
+            np.testing.assert_array_equal(part, mask(STANDARD, key, 0.5, 0, 0, shape)[:, : part.shape[1]])
+
+    @pytest.mark.parametrize("dropout", ["philox_tile", "linear_offset", "shared_heads", "chunk_keys"])
+    def test_no_keys_no_rows(self, dropout: str) -> None:
+        semantics = replace(STANDARD, dropout=dropout)
+        assert mask(semantics, 1, 0.5, 0, 0, (1, 1, 3, 0)).shape == (3, 0)
+        assert mask(semantics, 1, 0.5, 0, 0, (1, 1, 0, 3)).shape == (0, 3)
+
+    @given(seed=SEEDS, rows=st.lists(st.integers(0, 63), max_size=8))
+    def test_rows_are_independent_of_the_block_they_come_in(self, seed: int, rows: list[int]) -> None:
+        shape = (1, 2, 64, 10)
+        chosen = keep_mask(STANDARD, seed, 0.4, 0, 1, np.array(rows, np.int64), shape)
+        np.testing.assert_array_equal(chosen, mask(STANDARD, seed, 0.4, 0, 1, shape)[rows])
+
+
+class TestThreshold:
+    def test_rate_zero_keeps_everything(self) -> None:
+        assert mask(STANDARD, 3, 0.0, 0, 0, (1, 1, 64, 64)).all()
+
+    @pytest.mark.parametrize("rate", [1 - 2.0**-33, 1 - 2.0**-53])
+    def test_rate_next_to_one_keeps_only_the_largest_word(self, rate: float) -> None:
+        # floor(r 2^32) = 2^32 - 1: one word in four thousand million survives.
+        assert not mask(STANDARD, 3, rate, 0, 0, (1, 1, 64, 64)).any()
+
+    def test_a_rate_below_one_word_drops_nothing(self) -> None:
+        assert mask(STANDARD, 3, 2.0**-33, 0, 0, (1, 1, 64, 64)).all()
+
+    def test_the_word_at_the_threshold_is_kept(self) -> None:
+        word = second_opinion.philox((0, 0, 0, 0), (0, 0))[0]
+        assert mask(STANDARD, 0, word / 2**32, 0, 0, (1, 1, 1, 1)).all()
+        assert not mask(STANDARD, 0, (word + 1) / 2**32, 0, 0, (1, 1, 1, 1)).any()
+
+
+class TestStatistics:
+    @settings(max_examples=20)
+    @given(seed=SEEDS, rate=st.sampled_from((0.1, 0.5, 0.9)))
+    def test_keep_rate(self, seed: int, rate: float) -> None:
+        kept = np.stack([mask(STANDARD, seed, rate, 0, h, (1, 4, 64, 64)) for h in range(4)])
+        deviation = (kept.mean() - (1 - rate)) / np.sqrt(rate * (1 - rate) / kept.size)
+        assert abs(deviation) < 6  # two in a thousand million
+
+    @settings(max_examples=20)
+    @given(seed=SEEDS)
+    def test_heads_rows_batches_and_seeds_are_independent(self, seed: int) -> None:
+        shape = (2, 2, 64, 64)
+        base = mask(STANDARD, seed, 0.5, 0, 0, shape)
+        others = {
+            "head": mask(STANDARD, seed, 0.5, 0, 1, shape),
+            "batch": mask(STANDARD, seed, 0.5, 1, 0, shape),
+            "next row": np.roll(base, 1, axis=0),
+            "next column": np.roll(base, 1, axis=1),
+            "next quartet": np.roll(base, 4, axis=1),
+            "transposed": base.T[~np.eye(64, dtype=bool)],
+            "low word": mask(STANDARD, seed ^ 1, 0.5, 0, 0, shape),
+            "high word": mask(STANDARD, seed ^ (1 << 32), 0.5, 0, 0, shape),
+        }
+        for name, other in others.items():
+            mine = base[~np.eye(64, dtype=bool)] if name == "transposed" else base
+            if name == "transposed":
+                # Each unordered pair is met twice, which doubles the variance.
+                limit = 6 * np.sqrt(2)
+            else:
+                limit = 6
+            agreement = (mine == other).mean()
+            assert abs(agreement - 0.5) / (0.5 / np.sqrt(mine.size)) < limit, name
