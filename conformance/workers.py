@@ -4,9 +4,9 @@ A kernel that hangs or takes its process down costs its own task, and no other.
 """
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -40,45 +40,63 @@ class WorkerError(Exception):
 
 
 def perform(
-    jobs: Sequence[Job], subjects: Mapping[str, Subject], workers: int, timeout: float
-) -> Iterator[Outcome]:
-    """Every job's outcome, as they come. workers 0: in this process, where nothing can be timed out.
+    jobs: Iterable[Job],
+    subjects: Mapping[str, Subject],
+    workers: int,
+    timeout: float,
+    wanted: Callable[[Job], bool] = lambda _job: True,
+) -> Generator[Outcome, None, None]:
+    """Every job's outcome, as they come; jobs are drawn while earlier ones run.
 
+    subjects: by the name in the jobs. workers 0: in this process, where nothing can be timed out.
+    wanted: whether a job still matters, asked again as outcomes come; one that does not has no outcome.
     Raises WorkerError. Closing the iterator stops the workers.
     """
-    if not jobs:
-        return iter(())
-    return _here(jobs, subjects) if workers == 0 else _elsewhere(jobs, min(workers, len(jobs)), timeout)
+    if workers == 0:
+        return _here(jobs, subjects, wanted)
+    return _elsewhere(jobs, tuple(subjects), workers, timeout, wanted)
 
 
-def _here(jobs: Sequence[Job], subjects: Mapping[str, Subject]) -> Iterator[Outcome]:
+def _here(
+    jobs: Iterable[Job], subjects: Mapping[str, Subject], wanted: Callable[[Job], bool]
+) -> Generator[Outcome, None, None]:
     for job in jobs:
-        yield _guarded(job, subjects[job.subject])
+        if wanted(job):
+            yield _guarded(job, subjects[job.subject])
 
 
-def _elsewhere(jobs: Sequence[Job], workers: int, timeout: float) -> Iterator[Outcome]:
+def _elsewhere(
+    jobs: Iterable[Job], names: Sequence[str], workers: int, timeout: float, wanted: Callable[[Job], bool]
+) -> Generator[Outcome, None, None]:
     # Only here: a run without workers needs no pebble.
     from pebble import ProcessExpired, ProcessPool
 
-    def outcome(future: Future[Outcome], job: Job) -> Outcome:
-        try:
-            return future.result()
-        except TimeoutError:
-            return Outcome(job, fault=f"did not finish within {timeout:g} s")
-        except ProcessExpired as error:
-            return Outcome(job, fault=f"the process died{_how(error.exitcode)}")
-        except (BrokenExecutor, LookupError) as error:
-            raise WorkerError(f"the workers cannot run: {error}") from error
+    pending: dict[Future[Outcome], Job] = {}
 
-    names = tuple(sorted({job.subject for job in jobs}))
+    def finished(patience: float | None) -> Iterator[Outcome]:
+        for future in [future for future, job in pending.items() if not wanted(job)]:
+            future.cancel()
+            del pending[future]
+        for future in wait(pending, patience, FIRST_COMPLETED).done:
+            job = pending.pop(future)
+            try:
+                yield replace(future.result(), job=job)
+            except TimeoutError:
+                yield Outcome(job, fault=f"did not finish within {timeout:g} s")
+            except ProcessExpired as error:
+                yield Outcome(job, fault=f"the process died{_how(error.exitcode)}")
+
     # Forking would copy the threads of XLA in whatever state they are.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPool(workers, initializer=_begin, initargs=(names,), context=context)
     try:
-        pending = {pool.schedule(_in_worker, args=(job,), timeout=timeout): job for job in jobs}
+        for job in filter(wanted, jobs):
+            pending[pool.schedule(_in_worker, args=(job,), timeout=timeout)] = job
+            yield from finished(0.0)
         while pending:
-            for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                yield outcome(future, pending.pop(future))
+            yield from finished(None)
+    except (BrokenExecutor, LookupError) as error:
+        raise WorkerError(f"the workers cannot run: {error}") from error
     finally:
         pool.stop()
         pool.join()

@@ -24,7 +24,8 @@ class LogitsGradient:
 
     own [R, N]: before the cap's derivative is applied, what is independent from key to key; its bound is
     that of the whole error. uncapped [R, N]: the same after it.
-    common [R]: the variance of a factor common to dS of the row. row_dot [R]: the error of D.
+    common [R]: the variance of a factor common to dS of the row. row_dot [R]: the error of D. shift [R]: the
+    part of it that is known beforehand, from rounding the exact O: sums over rows collect its sign.
     weight [R, N]: the error of p, recomputed.
     """
 
@@ -32,6 +33,7 @@ class LogitsGradient:
     uncapped: Spread
     common: Floats
     row_dot: Spread
+    shift: Floats
     weight: Floats
 
 
@@ -54,7 +56,7 @@ def logits_gradient_error(
     )
     dp_bound = dp_bound * (1 + numerics.d_weights) + stored.bound
     dp_variance = (
-        numerics.sum_variance(depth, d_weights, squares)
+        numerics.dot_variance(depth, d_weights, squares)
         + c * (u**2 + 2 * v_in**2) * squares
         + c * u**2 * d_weights**2
         + stored.variance
@@ -92,7 +94,7 @@ def logits_gradient_error(
             np.where(block.seen, bound * (slope + slope_off) + np.abs(d_logits) * slope_off, 0.0),
             variance * slope**2 + np.where(block.seen, d_logits**2 * slope_variance, 0.0),
         )
-    return LogitsGradient(own, uncapped, common, row_dot, weight)
+    return LogitsGradient(own, uncapped, common, row_dot, _row_dot_shift(problem, numerics, backward), weight)
 
 
 def query_error(
@@ -121,7 +123,7 @@ def query_error(
         (gradient.uncapped.variance + cast.variance) @ error.key**2
         + gradient.common[:, None] * total**2
         + gradient.row_dot.variance[:, None] * leak**2
-        + numerics.sum_variance(count + blocks, total, squares)
+        + numerics.blocked_dot_variance(count, total, squares)
         + c * (v_in**2 * squares + 2 * u**2 * total**2)
     )
     dtype = format_of(numerics.output_dtype)
@@ -191,6 +193,7 @@ class ByKeys:
         bound = gradient.uncapped.bound[:, columns] * (1 + numerics.weights) + cast.bound
         live = (gradient.own.bound[:, columns] > 0).sum(axis=0)[:, None]
         self._key.add(at, scale * query, d_logits, Spread(bound, variance), live, numerics)
+        self._key.shift[at] += (leak * gradient.shift[:, None]).T @ (scale * query)
 
     def _add_value(
         self, block: RowBlock, backward: BackwardBlock, error: ForwardError, gradient: LogitsGradient
@@ -226,7 +229,9 @@ class ByKeys:
             + gradient.common[:, None] * d_bias**2
             + gradient.row_dot.variance[:, None] * leak**2
         )
-        total.add_plane(block, d_bias, Spread(spread.bound * factor, variance), gradient.own.bound > 0)
+        live = gradient.own.bound > 0
+        shift = leak * gradient.shift[:, None]
+        total.add_plane(block, d_bias, Spread(spread.bound * factor, variance), live, shift)
 
     def _add_sinks(
         self,
@@ -257,6 +262,7 @@ class ByKeys:
         total.total[at] += finite(backward.d_sinks).sum(axis=0)
         total.magnitude[at] += np.abs(finite(backward.d_sinks)).sum(axis=0)
         total.squares[at] += (finite(backward.d_sinks) ** 2).sum(axis=0)
+        total.shift[at] += (p * gradient.shift[:, None]).sum(axis=0)
 
 
 @dataclass(frozen=True)
@@ -269,10 +275,11 @@ class _Sum:
     squares: Floats
     bound: Floats
     variance: Floats
+    shift: Floats
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...]) -> "_Sum":
-        return cls(*(np.zeros(shape) for _ in range(6)))
+        return cls(*(np.zeros(shape) for _ in range(7)))
 
     def over_heads(self) -> "_Sum":
         return _Sum(*(array.sum(axis=0) for array in vars(self).values()))
@@ -297,11 +304,13 @@ class _Sum:
         self.bound[at] += (spread.bound.T @ absolute) * (1 + v_in) + v_in * magnitude
         self.variance[at] += spread.variance.T @ square + ROUNDING_VARIANCE * v_in**2 * squares
 
-    def add_plane(self, block: RowBlock, gradient: Floats, spread: Spread, live: NDArray[np.bool_]) -> None:
+    def add_plane(
+        self, block: RowBlock, gradient: Floats, spread: Spread, live: NDArray[np.bool_], shift: Floats
+    ) -> None:
         """Add one block of the gradient of the bias; broadcast axes collect every row."""
         shape = self.total.shape
         at = (block.batch if shape[0] > 1 else 0, block.head if shape[1] > 1 else 0)
-        terms = (live, gradient, np.abs(gradient), gradient**2, spread.bound, spread.variance)
+        terms = (live, gradient, np.abs(gradient), gradient**2, spread.bound, spread.variance, shift)
         for array, term in zip(vars(self).values(), terms, strict=True):
             if shape[2] > 1:
                 array[at][block.rows] += term
@@ -313,10 +322,23 @@ class _Sum:
         blocks = np.minimum(self.count, 1.0) * numerics.splits
         bound = self.bound + (numerics.gamma(self.count + blocks) + 4 * u) * self.magnitude
         bound = bound + SMALLEST_NORMAL * self.count
-        variance = self.variance + numerics.sum_variance(self.count, self.total, self.squares)
+        variance = (
+            self.variance
+            + self.shift**2
+            + numerics.blocked_dot_variance(self.count, self.total, self.squares)
+        )
         variance = variance + 2 * ROUNDING_VARIANCE * u**2 * self.total**2
         output = format_of(dtype)
         return rounding(np.abs(self.total), Spread(bound, variance), output.unit, output.half_subnormal)
+
+
+def _row_dot_shift(problem: Problem, numerics: Numerics, backward: BackwardBlock) -> Floats:
+    """The error [R] of D that rounding the exact O makes."""
+    if numerics.materialised or not numerics.rounded_out_in_delta or not problem.normalize_output:
+        return np.zeros(len(backward.out))
+    out = finite(backward.out)
+    rounded = out.astype(format_of(numerics.output_dtype).dtype).astype(np.float64)
+    return (finite(backward.d_out) * finite(rounded - out)).sum(axis=1)
 
 
 def _cast_floor(numerics: Numerics, scale: float) -> float:
@@ -345,21 +367,18 @@ def _row_dot_error(
     own = p**2 * error.weight.variance * (d_weights - row_dot[:, None]) ** 2
     variance = own.sum(axis=1) + c * u**2 * d_row**2
     bound = u * d_row + (numerics.gamma(depth) + 2 * u) * (d_out * out).sum(axis=1)
-    if numerics.rounded_out_in_delta:
-        dtype = format_of(numerics.output_dtype)
-        rounded = rounding(
-            out,
-            Spread(error.out.bound, np.zeros_like(out)),
-            dtype.unit,
-            dtype.half_subnormal,
-        )
+    if not numerics.materialised:
+        rounded = Spread(error.out.bound, np.zeros_like(out))
+        if numerics.rounded_out_in_delta:
+            dtype = format_of(numerics.output_dtype)
+            rounded = rounding(out, rounded, dtype.unit, dtype.half_subnormal)
         bound = bound + (d_out * rounded.bound).sum(axis=1)
         squares = (d_out**2 * out**2).sum(axis=1)
-        sums = numerics.sum_variance(error.count, row_dot, (p**2 * d_weights**2).sum(axis=1))
+        sums = numerics.blocked_dot_variance(error.count, row_dot, (p**2 * d_weights**2).sum(axis=1))
         variance = variance + (
             (error.cast.variance * np.where(p > 0, d_weights, 0.0) ** 2).sum(axis=1)
             + (d_out**2 * rounded.variance).sum(axis=1)
-            + numerics.sum_variance(depth, row_dot, squares)
+            + numerics.dot_variance(depth, row_dot, squares)
             + 2 * sums
             + 3 * c * u**2 * row_dot**2
         )
@@ -368,5 +387,7 @@ def _row_dot_error(
         bound = bound + (error.absolute * (magnitude + np.abs(row_dot)[:, None]) + p * dp.bound).sum(axis=1)
         bound = bound + (numerics.gamma(error.count) + 4 * u + error.row.bound) * (p * magnitude).sum(axis=1)
         variance = variance + (p**2 * dp.variance).sum(axis=1)
-        variance = variance + numerics.sum_variance(error.count, row_dot, (p**2 * d_weights**2).sum(axis=1))
+        variance = variance + numerics.blocked_dot_variance(
+            error.count, row_dot, (p**2 * d_weights**2).sum(axis=1)
+        )
     return Spread(bound, variance)

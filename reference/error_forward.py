@@ -92,7 +92,7 @@ def forward_error(
     p = finite(block.weights)
     row_max, natural_lse = finite(block.row_max), finite(block.lse)
     count = (p > 0).sum(axis=1, dtype=np.float64)
-    alive = count > 0
+    alive, exists = count > 0, np.isfinite(block.lse)
 
     uncapped, logits = _logits_error(problem, semantics, numerics, block, key)
     weight = _weight_error(numerics, block, logits, count)
@@ -105,16 +105,15 @@ def forward_error(
 
     # lse: the exponents, the sum, its logarithm and what is added to it.
     terms = count + block.sink_weights.shape[1]
-    log_sum = np.abs(natural_lse - row_max)
+    log_sum = np.abs(np.log(np.where(exists, finite(block.normaliser), 1.0)))
     weights_off = (absolute.sum(axis=1) + (block.sink_weights * sink_growth).sum(axis=1)) / shrunk
     blocks = numerics.blocks(count) + numerics.splits - 1
     summed = numerics.gamma(terms + blocks) + 4 * u
     lse_bound = weights_off + summed + u * (2 * log_sum + 4 * np.abs(row_max) + np.abs(natural_lse))
     squares = (p**2).sum(axis=1) + (block.sink_weights**2).sum(axis=1)
-    summed_variance = numerics.sum_variance(terms + blocks, np.ones(len(terms)), squares)
+    summed_variance = numerics.blocked_sum_variance(terms, np.ones(len(terms)), squares)
     own_variance = (p**2 * weight.variance).sum(axis=1) + (block.sink_weights**2 * sinks.variance).sum(axis=1)
     added = ROUNDING_VARIANCE * u**2 * (1 + log_sum**2 + row_max**2)
-    exists = np.isfinite(block.lse)
     base = np.log(2.0) if semantics.lse_base == "two" else 1.0
     lse = Spread(lse_bound / base, (own_variance + summed_variance + added) / base**2)
     lse = rounding(np.abs(natural_lse) / base, lse, numerics.lse, 0.0)
@@ -128,7 +127,7 @@ def forward_error(
     weights = p * keep
     out = weights @ value
     mass, mass_squares = weights @ np.abs(value), weights**2 @ value**2
-    unscaled = 1.0 if numerics.materialised else np.exp(np.where(exists, row_max - natural_lse, 0.0))[:, None]
+    unscaled = 1.0 if numerics.materialised else np.exp(-log_sum)[:, None]
     cast = cast_error(numerics.weights, p, numerics.half_subnormal * unscaled)
     # An output that is not normalised is a multiple of p relative to the row's maximum alone.
     centre = out if problem.normalize_output else np.zeros_like(out)
@@ -154,7 +153,7 @@ def forward_error(
         + centre**2 * own.sum(axis=1)[:, None]
         + (cast.variance * keep**2) @ value**2
         + c * v_in**2 * mass_squares
-        + numerics.sum_variance((count + blocks)[:, None], out, mass_squares)
+        + numerics.blocked_dot_variance(count[:, None], out, mass_squares)
         + (summed_variance + common + 2 * c * u**2)[:, None] * out**2
     )
     variance = np.maximum(variance, 0.0)
@@ -166,10 +165,9 @@ def forward_error(
 
 def output_error(problem: Problem, numerics: Numerics, block: RowBlock, error: ForwardError) -> Spread:
     """The error of out [R, Dv] as returned."""
-    exists = np.isfinite(block.lse)
     factor = np.ones(len(block.lse))
     if not problem.normalize_output:
-        factor = np.where(exists, np.exp(block.lse - block.row_max), 0.0)
+        factor = finite(block.normaliser)
     out = np.abs((finite(block.weights) * error.keep) @ error.value) * factor[:, None]
     spread = Spread(error.out.bound * factor[:, None], error.out.variance * factor[:, None] ** 2)
     dtype = format_of(numerics.output_dtype)
@@ -193,7 +191,7 @@ def _logits_error(
         + 2 * u * inner_bias
     )
     variance = (
-        numerics.sum_variance(depth, s, squares)
+        numerics.dot_variance(depth, s, squares)
         + c * (u**2 + 2 * v_in**2) * squares
         + c * (u**2 + numerics.logits**2) * s**2
     )

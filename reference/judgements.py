@@ -27,8 +27,9 @@ class Statistics:
     worst_ratio: the largest |error| / bound, inf where anything is NaN or infinite that should not be, is
         not but should be, or differs where only the exact value will do. worst_index: where.
     rms_ratio: rms(error) / rms(std). largest_z: the largest |error| / std.
-    bias_t: the sum of error * sign(truth) / std over its own standard error, rows (the last of four axes)
-        counting as one observation each, since their elements share errors. Positive: too far from zero.
+    bias_t: the sum of (got - truth rounded to the dtype) * sign(truth) / std over its own standard error,
+        rows (the last of four axes) counting as one observation each, since their elements share errors.
+        Positive: too far from zero.
     """
 
     elements: int
@@ -71,7 +72,9 @@ def measure(got: NDArray[Any], want: Floats, prediction: Prediction) -> Statisti
         # Scaled, so that squares of tiny errors do not underflow.
         unit = std[counted].max()
         rms_ratio = math.sqrt(np.square(error[counted] / unit).sum() / np.square(std[counted] / unit).sum())
-        signed = error * np.sign(np.where(counted, want, 0.0)) / std
+        # Had only the output been rounded, it would be this: what remains is the kernel's own doing.
+        rounded = np.where(counted, want, 0.0).astype(got.dtype).astype(np.float64)
+        signed = np.where(counted, given - rounded, 0.0) * np.sign(rounded) / std
         observations = signed.sum(axis=-1) if signed.ndim == 4 else signed
         spread = math.sqrt(np.square(observations).sum())
         bias = float(observations.sum()) / spread if spread > 0 else 0.0

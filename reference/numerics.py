@@ -6,6 +6,7 @@ A unit roundoff u is half a unit in the last place of 1: 2**-8 for bfloat16, 2**
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,23 +26,20 @@ SMALLEST_NORMAL = 2.0**-126
 class Format:
     """A float format: unit roundoff, half its smallest subnormal, and where it rounds to infinity."""
 
+    dtype: np.dtype[Any]
     unit: float
     half_subnormal: float
     overflow: float
-
-    def half_ulp(self, magnitude: Floats) -> Floats:
-        """The largest error of rounding a number of this magnitude to the nearest."""
-        return np.maximum(half_ulp(magnitude, self.unit), self.half_subnormal)
 
 
 def format_of(dtype: DTypeLike) -> Format:
     """The format of a dtype or of its name; to float64 a kernel rounds nothing further."""
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     if kind == np.float64:
-        return Format(0.0, 0.0, math.inf)
+        return Format(kind, 0.0, 0.0, math.inf)
     info = ml_dtypes.finfo(kind)
     unit = float(info.eps) / 2
-    return Format(unit, float(info.smallest_subnormal) / 2, float(info.max) * (1 + unit / 2))
+    return Format(kind, unit, float(info.smallest_subnormal) / 2, float(info.max) * (1 + unit / 2))
 
 
 def half_ulp(magnitude: Floats, unit: float) -> Floats:
@@ -57,8 +55,8 @@ class Numerics:
     input_rounding: unit roundoff to which the dots round operands that the inputs store with more bits
         (2**-11 where float32 inputs go through TF32 units), 0 where they take them as stored.
     accumulator: of dots, sums and pointwise arithmetic; 2**-23 where the matrix unit truncates.
-    lanes: partial sums that a long sum is made of (vector lanes, the tree of a matrix unit): only the
-        predicted standard deviation reads it.
+    dot_lanes, sum_lanes: how many partial sums a dot product, and a sum of a row, are made of (vector
+        lanes, the tree inside a matrix unit): only the predicted standard deviation reads them.
     logits: a further rounding of the logits where they are stored in less than the accumulator, or 0.
     weights: the cast of P and dS before they are multiplied.
     half_subnormal: half the smallest subnormal of the dtype of that cast; what lies below becomes 0.
@@ -67,15 +65,16 @@ class Numerics:
     d_weights: a rounding of dP = dO V^T where it is stored, or 0.
     key_block: keys per step of the online softmax; None: all of them in one.
     splits: partial results (split-KV, ring) that are merged.
-    materialised: P is divided by its sum before the cast and kept for the backward pass; otherwise the
-        backward pass recomputes it from the returned lse, as flash attention does.
-    rounded_out_in_delta: the row sum of dO * O reads the rounded O; otherwise it is the sum of P * dP.
+    materialised: P is divided by its sum before the cast and kept for the backward pass, in which D is the
+        sum of P * dP; otherwise the backward pass recomputes P from the returned lse and D is the sum of
+        dO * O, as in flash attention. rounded_out_in_delta: that O is the one returned, already rounded.
     """
 
     output_dtype: str
     input_rounding: float = 0.0
     accumulator: float = 2.0**-24
-    lanes: int = 1
+    dot_lanes: int = 1
+    sum_lanes: int = 8
     logits: float = 0.0
     weights: float = 2.0**-24
     half_subnormal: float = 0.0
@@ -93,7 +92,7 @@ class Numerics:
         for name in (*units, "exponential", "tanh", "lse", "d_weights"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a number in [0, 1)")
-        for name in ("lanes", "splits", "key_block"):
+        for name in ("dot_lanes", "sum_lanes", "splits", "key_block"):
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise ValueError(f"{name}: got {count!r}, expected at least 1")
@@ -109,11 +108,28 @@ class Numerics:
         count = np.asarray(keys, np.float64)
         return np.minimum(count, 1.0) if self.key_block is None else np.ceil(count / self.key_block)
 
-    def sum_variance(self, n: Floats | int, total: Floats, squares: Floats) -> Floats:
-        """The variance of the rounding errors of a sum of n terms.
+    def dot_variance(self, n: Floats | int, total: Floats, squares: Floats) -> Floats:
+        """The variance of the rounding errors of a dot product of n terms within one block.
 
         total: the sum. squares: the sum of the squared terms. In sequence, the k-th partial sum has a mean
         square of (k/n)**2 total**2 + (k/n) squares and is rounded once; lanes shorten the sequence.
         """
-        length = np.asarray(n, np.float64) / self.lanes + math.log2(self.lanes)
+        return self._sequence(n, self.dot_lanes, total, squares)
+
+    def blocked_dot_variance(self, n: Floats, total: Floats, squares: Floats) -> Floats:
+        """The same over keys (or query rows), where each block is summed by itself, rescaled and added."""
+        return self._blocked(n, self.dot_lanes, total, squares)
+
+    def blocked_sum_variance(self, n: Floats, total: Floats, squares: Floats) -> Floats:
+        """The same for a sum of a row, without a dot product."""
+        return self._blocked(n, self.sum_lanes, total, squares)
+
+    def _sequence(self, n: Floats | int, lanes: int, total: Floats, squares: Floats) -> Floats:
+        length = np.asarray(n, np.float64) / lanes + math.log2(lanes)
         return ROUNDING_VARIANCE * self.accumulator**2 * length * (total**2 / 3 + squares / 2)
+
+    def _blocked(self, n: Floats, lanes: int, total: Floats, squares: Floats) -> Floats:
+        blocks = np.maximum(self.blocks(n), 1.0)
+        inner = self._sequence(n / blocks, lanes, total / np.sqrt(blocks), squares)
+        outer = 2 * (blocks + self.splits - 2) * (total**2 / 3 + squares / 2)
+        return inner + ROUNDING_VARIANCE * self.accumulator**2 * outer

@@ -82,8 +82,7 @@ def soft_cap(pair: Pair, cap: float) -> Pair:
 def exp_difference(pair: Pair, column: Pair) -> Floats:
     """exp of a pair [R, C] minus a pair [R]; exactly 0 where the first is -inf."""
     high, low = plus(pair, -column[0][:, None])
-    high, low = _two_sum(high, low - column[1][:, None])
-    return np.where(np.isneginf(pair[0]), 0.0, np.exp(high) * (1.0 + low))
+    return np.where(np.isneginf(pair[0]), 0.0, np.exp(high + (low - column[1][:, None])))
 
 
 @cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from conformance.record import Result, RunRecord, Verdict
-from reports.pairing import Fate, Pair, pair, same_draw
+from reports.pairing import Fate, Pair, pair, same_draw, same_extent
 from reports.spread import ALL, Row, Shift, measured, rows, shifts
 from reports.thresholds import OTHER_CASES
 from reports.words import STATISTIC_WORDS, plural, transition
@@ -115,7 +115,8 @@ def _verdicts(comparison: Comparison) -> Iterable[Regression]:
 
 def _coverage(comparison: Comparison) -> Iterable[Regression]:
     """Where the runs posed different cases, a check that passed in a dtype or with a feature must still."""
-    if same_draw(comparison.base, comparison.head) or not comparison.head.complete:
+    base, head = comparison.base, comparison.head
+    if same_draw(base, head) or not same_extent(base, head) or not head.complete:
         return
     tried = [p.head for p in comparison.pairs if p.head is not None and _judged(p.head.verdict)]
     passed = [p.base for p in comparison.pairs if p.base is not None and p.base.verdict is Verdict.PASS]
@@ -150,8 +151,8 @@ def _numbers(comparison: Comparison) -> Iterable[Regression]:
         if output in single:
             cases = len({shift.pair.case_id for shift in single[output]})
             shift = single[output][0]
-            name, before, after = STATISTIC_WORDS[shift.statistic], shift.before, shift.after
-            parts += [f"{plural(cases, 'case')} got worse numbers, most {name} {before:.3g} -> {after:.3g}"]
+            change = f"{shift.name} {shift.before:.3g} -> {shift.after:.3g}"
+            parts += [f"{plural(cases, 'case')} got worse, most {change}"]
         severity = max(item.severity for item in (*outputs[output], *single[output]))
         yield Regression(" ".join(output), "; ".join(parts), severity)
 
@@ -175,7 +176,9 @@ def _unmeasured(comparison: Comparison) -> Iterable[Regression]:
     for both in comparison.pairs:
         if both.base is None or both.head is None or both.head.verdict is not Verdict.PASS:
             continue
-        had, has = ({m.output for m in measured(side)} for side in (both.base, both.head))
+        had, has = (
+            {sample.measurement.output for sample in measured(side)} for side in (both.base, both.head)
+        )
         missing.update((*both.group, output) for output in had - has)
     for output, count in missing.items():
         yield Regression(" ".join(output), f"no longer measured on {plural(count, 'case')}", severity=count)
@@ -201,14 +204,14 @@ _RULES: tuple[Callable[[Comparison], Iterable[Regression]], ...] = (
 
 def _notes(comparison: Comparison) -> Iterable[str]:
     base, head = comparison.base, comparison.head
-    for name in ("profile", "seed", "shard"):
-        before, after = getattr(base, name), getattr(head, name)
+    for name in ("profile", "seed", "shard", "narrowed"):
+        before, after = (_asked(getattr(record, name)) for record in (base, head))
         if before != after:
             yield f"{name}: base {before}, head {after}; the runs posed different cases"
     lost = [p for p in comparison.of_fate(Fate.LOST) if p.head is None]
     if lost and head.complete:
         yield (
-            f"{plural(len(lost), 'passing case')} of base not in head, though profile, seed and shard agree:"
+            f"{plural(len(lost), 'passing case')} of base not in head, though both runs were asked the same:"
             " a failing case was shrunk to another, a subject declares something else, or the cases of the"
             " suite changed; after either of the latter, record base again"
         )
@@ -224,6 +227,12 @@ def _notes(comparison: Comparison) -> Iterable[str]:
             " slack of other_cases in reports/compare.toml"
         )
     yield from _novelties(comparison)
+
+
+def _asked(value: object) -> str:
+    if isinstance(value, tuple):
+        return "/".join(str(part) for part in value)
+    return str(value) or "not at all"
 
 
 def _novelties(comparison: Comparison) -> Iterable[str]:

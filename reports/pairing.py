@@ -86,7 +86,12 @@ def ordered(results: Iterable[Result]) -> list[Result]:
 
 def same_draw(base: RunRecord, head: RunRecord) -> bool:
     """Whether both runs were asked the same cases, so that a missing one was dropped."""
-    return (base.profile, base.seed, base.shard) == (head.profile, head.seed, head.shard)
+    return (base.profile, base.seed) == (head.profile, head.seed) and same_extent(base, head)
+
+
+def same_extent(base: RunRecord, head: RunRecord) -> bool:
+    """Whether both runs were asked the same part of their profile."""
+    return (base.narrowed, base.shard) == (head.narrowed, head.shard)
 
 
 def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:

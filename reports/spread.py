@@ -1,19 +1,38 @@
 """How the measurements of two runs compare: by feature over many cases, and case by case."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
+from conformance.case import Case
 from conformance.record import Measurement, Result, Verdict
+from reference import judgements
 from reports.pairing import Pair
 from reports.thresholds import CASE, OTHER_CASES, SAME_CASES, Limit, badness, limits
+from reports.words import STATISTIC_WORDS
 
 ALL = "all"
 STATISTICS = ("worst_ratio", "rms_ratio", "rms_median", "largest_z", "bias_t")
 
 # A known failure would hide all others behind its numbers.
 _NOT_COUNTED = (Verdict.XFAIL,)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement of a case of so many keys."""
+
+    measurement: Measurement
+    keys: int
+
+    def value(self, statistic: str, limit: Limit) -> float | None:
+        """A statistic without its sign; None if there is too little for it to say anything."""
+        name = "rms_ratio" if statistic == "rms_median" else statistic
+        value = badness(getattr(self.measurement, name))
+        enough = self.measurement.elements >= limit.elements and self.keys >= limit.keys
+        return value if enough or value == math.inf else None
 
 
 @dataclass(frozen=True)
@@ -81,6 +100,11 @@ class Shift:
     after: float
 
     @property
+    def name(self) -> str:
+        """The statistic in words."""
+        return STATISTIC_WORDS[self.statistic].removeprefix("max ")
+
+    @property
     def severity(self) -> float:
         """How many times the limit is exceeded."""
         return _excess(limits(CASE)[self.statistic], self.before, self.after)
@@ -98,19 +122,30 @@ def rows(pairs: Iterable[Pair]) -> tuple[Row, ...]:
     return tuple(sorted(found, key=lambda row: row.key))
 
 
+def main_rows(found: Iterable[Row]) -> tuple[Row, ...]:
+    """The rows worth a first look: those over all cases, and a feature's where only it became worse."""
+    both = [row for row in found if row.base and row.head]
+    told = {(row.key[:4], name) for row in both if row.feature == ALL for name in row.worse}
+    chosen = [row for row in both if row.feature == ALL or {(row.key[:4], n) for n in row.worse} - told]
+    return tuple(sorted(chosen, key=lambda row: (-row.severity, row.key)))
+
+
 def shifts(pairs: Iterable[Pair]) -> tuple[Shift, ...]:
     """Whatever became worse on a case that both runs measured, the worst first."""
     found = [shift for pair in pairs for shift in _shifts(pair)]
     return tuple(sorted(found, key=lambda s: (-s.severity, s.pair.question, s.output, s.statistic)))
 
 
-def spread(measurements: Sequence[Measurement], scope: str = OTHER_CASES) -> Spread:
+def spread(samples: Sequence[Sample], scope: str = OTHER_CASES) -> Spread:
     """The statistics of one output over many cases."""
-    values = {name: _counted(measurements, name, limits(scope)[name]) for name in STATISTICS}
+    values: dict[str, list[float]] = {}
+    for name in STATISTICS:
+        found = (sample.value(name, limits(scope)[name]) for sample in samples)
+        values[name] = [value for value in found if value is not None]
     largest = {name: max(found, default=None) for name, found in values.items()}
     halves = values["rms_median"]
     return Spread(
-        results=len(measurements),
+        results=len(samples),
         worst_ratio=largest["worst_ratio"],
         rms_ratio=largest["rms_ratio"],
         rms_median=median(halves) if halves else None,
@@ -120,33 +155,43 @@ def spread(measurements: Sequence[Measurement], scope: str = OTHER_CASES) -> Spr
     )
 
 
-def measured(result: Result) -> tuple[Measurement, ...]:
-    """The measurements of a result that count."""
+def spreads(results: Iterable[Result]) -> dict[Key, Spread]:
+    """The spreads of one run, by subject, check, dtype, feature and output."""
+    found = _collect((str(number), result) for number, result in enumerate(results))
+    return {key: spread(tuple(values.values())) for key, values in found.items()}
+
+
+def measured(result: Result) -> tuple[Sample, ...]:
+    """The samples of a result that count; where only the bound judges a family, only its ratio."""
     if result.verdict in _NOT_COUNTED:
         return ()
-    return tuple(m for m in result.measurements if m.elements > 0)
+    measurements = result.measurements
+    if _only_bound(result.case):
+        measurements = (
+            replace(m, elements=0, rms_ratio=0.0, largest_z=0.0, bias_t=0.0) for m in measurements
+        )
+    return tuple(Sample(measurement, result.case.kv_len) for measurement in measurements)
 
 
-def _counted(measurements: Iterable[Measurement], statistic: str, limit: Limit) -> list[float]:
-    name = "rms_ratio" if statistic == "rms_median" else statistic
-    values = [(m.elements, badness(getattr(m, name))) for m in measurements]
-    return [value for elements, value in values if elements >= limit.elements or value == float("inf")]
+def _only_bound(case: Case) -> bool:
+    return math.isinf(judgements.limits("out", 1, case.kv_len, case.dtype, case.family).largest_z)
 
 
-def _collect(results: Iterable[tuple[str, Result | None]]) -> dict[Key, dict[str, Measurement]]:
-    """Measurements by row and case."""
-    found: defaultdict[Key, dict[str, Measurement]] = defaultdict(dict)
+def _collect(results: Iterable[tuple[str, Result | None]]) -> dict[Key, dict[str, Sample]]:
+    """Samples by row and case."""
+    found: defaultdict[Key, dict[str, Sample]] = defaultdict(dict)
     for case_id, result in results:
         if result is None:
             continue
-        for measurement in measured(result):
+        for sample in measured(result):
             for feature in (ALL, *result.case.features):
-                key = (result.subject, result.check, result.case.dtype, feature, measurement.output)
-                found[key][case_id] = measurement
+                output = sample.measurement.output
+                key = (result.subject, result.check, result.case.dtype, feature, output)
+                found[key][case_id] = sample
     return found
 
 
-def _row(key: Key, before: Mapping[str, Measurement], after: Mapping[str, Measurement]) -> Row:
+def _row(key: Key, before: Mapping[str, Sample], after: Mapping[str, Sample]) -> Row:
     scope = SAME_CASES if before.keys() == after.keys() else OTHER_CASES
     base = spread(tuple(before.values()), scope) if before else None
     head = spread(tuple(after.values()), scope) if after else None
@@ -170,7 +215,7 @@ def _is_worse(before: Spread, after: Spread, statistic: str, limit: Limit) -> bo
     old, new = getattr(before, statistic), getattr(after, statistic)
     if new is None:
         return False
-    if new == float("inf"):
+    if new == math.inf:
         return old is None or old < new
     enough = min(dict(side.counted)[statistic] for side in (before, after)) >= limit.results
     return old is not None and enough and limit.exceeded(old, new)
@@ -179,15 +224,13 @@ def _is_worse(before: Spread, after: Spread, statistic: str, limit: Limit) -> bo
 def _shifts(pair: Pair) -> Iterable[Shift]:
     if pair.base is None or pair.head is None:
         return
-    old = {m.output: m for m in measured(pair.base)}
-    for new in measured(pair.head):
-        if new.output not in old:
-            continue
-        for statistic, limit in limits(CASE).items():
-            before, after = getattr(old[new.output], statistic), getattr(new, statistic)
-            few = new.elements < limit.elements and badness(after) < float("inf")
-            if not few and limit.exceeded(before, after):
-                yield Shift(pair, new.output, statistic, before, after)
+    old = {sample.measurement.output: sample for sample in measured(pair.base)}
+    for sample in measured(pair.head):
+        output = sample.measurement.output
+        for statistic, limit in limits(CASE).items() if output in old else ():
+            before, after = (s.value(statistic, limit) for s in (old[output], sample))
+            if after is not None and limit.exceeded(before or 0.0, after):
+                yield Shift(pair, output, statistic, before or 0.0, after)
 
 
 def _values(row: Row, statistic: str) -> tuple[float, float]:
@@ -196,4 +239,4 @@ def _values(row: Row, statistic: str) -> tuple[float, float]:
 
 
 def _excess(limit: Limit, before: float, after: float) -> float:
-    return badness(after) / limit.of(badness(before)) if badness(before) < float("inf") else 0.0
+    return badness(after) / limit.of(badness(before)) if badness(before) < math.inf else 0.0

@@ -1,11 +1,12 @@
 """What every rendering of a run says, whatever it looks like."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from conformance.record import Result, RunRecord, Verdict
-from reports.pairing import ordered, pair
-from reports.spread import ALL, Spread, rows
+from reports.pairing import ordered
+from reports.spread import ALL, Spread, spreads
 from reports.words import plural
 
 
@@ -70,13 +71,6 @@ class Summary:
         parts += [f"cut short ({record.note or 'no reason given'})"] if not record.complete else []
         return f"{record.status.upper()}: {', '.join(parts)}"
 
-    @property
-    def asked(self) -> str:
-        """What was run."""
-        number, count = self.record.shard
-        shard = f", shard {number}/{count}" if count > 1 else ""
-        return f"profile {self.record.profile}, seed {self.record.seed}{shard}"
-
 
 def summarise(record: RunRecord) -> Summary:
     """Bring a run into the order of a report, which does not depend on the order of its results."""
@@ -93,13 +87,21 @@ def summarise(record: RunRecord) -> Summary:
         tallies=tuple(Tally(*key, tuple(found[v] for v in Verdict)) for key, found in sorted(counts.items())),
         red=tuple(result for result in results if result.verdict.red),
         known=tuple(Known(*key, cases) for key, cases in sorted(known.items())),
-        numbers=tuple(_numbers(record)),
+        numbers=tuple(_numbers(results)),
     )
 
 
-def _numbers(record: RunRecord) -> list[Numbers]:
+def _numbers(results: Iterable[Result]) -> list[Numbers]:
     return [
-        Numbers(row.subject, row.check, row.dtype, row.output, row.head)
-        for row in rows(pair(record, record))
-        if row.feature == ALL and row.head is not None
+        Numbers(subject, check, dtype, output, found)
+        for (subject, check, dtype, feature, output), found in sorted(spreads(results).items())
+        if feature == ALL
     ]
+
+
+def asked(record: RunRecord) -> str:
+    """What was run."""
+    number, count = record.shard
+    shard = f", shard {number}/{count}" if count > 1 else ""
+    narrowed = f", narrowed by {record.narrowed}" if record.narrowed else ""
+    return f"profile {record.profile}, seed {record.seed}{shard}{narrowed}"

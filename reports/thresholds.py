@@ -22,6 +22,7 @@ class Limit:
     elements: int
     reason: str
     results: int = 1
+    keys: int = 0
 
     def of(self, before: float) -> float:
         """The largest number that is not worse than `before`."""

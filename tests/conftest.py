@@ -1,15 +1,20 @@
 """Strictness for every test: no silent promotion in JAX, and in CI the same examples on every run."""
 
+import logging
 import os
 
 from hypothesis import HealthCheck, settings
 
-# Read when JAX is first imported: tests that need no JAX do not wait for it.
-os.environ.setdefault("JAX_ENABLE_X64", "false")
-os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
-os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+# Read when JAX is first imported, so that tests without JAX do not wait for it; processes started by a test
+# inherit them.
+os.environ.update(
+    JAX_ENABLE_X64="false",
+    JAX_NUMPY_DTYPE_PROMOTION="strict",
+    JAX_NUMPY_RANK_PROMOTION="raise",
+)
 # absl and XLA write to stderr of their own accord; only errors are worth a reader's time.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+logging.getLogger("absl").setLevel(logging.ERROR)
 
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
 settings.register_profile("dev", deadline=None, suppress_health_check=_SLOW_IS_FINE)

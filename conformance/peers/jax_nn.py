@@ -32,6 +32,8 @@ def _call(
     cum_seqlens_q: Any = None,
     cum_seqlens_k: Any = None,
 ) -> Any:
+    if (cum_seqlens_q is None) != (cum_seqlens_k is None):
+        raise ValueError("cum_seqlens_q and cum_seqlens_k: got one of the two, expected both or neither")
     window: Any = sliding_window
     if sliding_window is not None:
         unbounded = query.shape[1] + key.shape[1]
@@ -54,9 +56,14 @@ def _call(
 
 
 def _lengths(name: str, cum: Any, query: Any) -> Any:
-    """It takes the lengths of a padded batch, not their sums, and has no packed form."""
+    """It takes the lengths of a padded batch, not their sums, and has no packed form.
+
+    What only the sums can get wrong is refused here; the lengths are its own to refuse.
+    """
     if cum is None:
         return None
+    if not isinstance(cum, jax.core.Tracer) and cum[0] != 0:
+        raise ValueError(f"{name}: got {cum[0]} first, expected 0")
     if len(cum) != query.shape[0] + 1:
         raise NotImplementedError(
             f"{name}: packed sequences, got {len(cum) - 1} in a batch of {query.shape[0]}"

@@ -28,7 +28,6 @@ def _chunks(q: int, k: int) -> Tiling:
     return Tiling({"fwd_params": sizes, "bwd_params": sizes}, query_block=q, key_block=k)
 
 
-_LENGTHS = {"padded", "packed", "segments", "unnormalized"}
 _DEFAULT = ChunkSizes()
 
 SUBJECTS = (
@@ -44,7 +43,7 @@ SUBJECTS = (
     Subject(
         name="xla.attention",
         call=_attention,
-        features=frozenset(FEATURES) - _LENGTHS,
+        features=frozenset(FEATURES) - {"unnormalized"},
         dtypes=DTYPES,
         numerics=_materialised_numerics,
     ),

@@ -128,7 +128,7 @@ def flash_attention_with_lse(
     q_segment_ids: jax.Array | None = None,
     kv_segment_ids: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention in O(length) memory: out [B, Sq, Hq, Dv], dtype of query, and lse [B, Hq, Sq] float32, natural log.
+    """Attention in O(length) memory: out [B, Sq, Hq, Dv], and lse [B, Hq, Sq] float32 (natural logarithm).
 
     Args:
         query: [B, Sq, Hq, D]; key: [B, Sk, Hkv, D]; value: [B, Sk, Hkv, Dv]; one dtype of float32, bfloat16,

@@ -188,8 +188,8 @@ def tile_logits(
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """Logits, visibility and cap slope of a tile, from its products q . k [k_heads, group, q, k] (S1 to S5).
 
-    Returns (logits, visible, slope): logits are -inf where hidden; visible is None where the tile is not restricted;
-    slope is the derivative of the cap, 1 - tanh^2, None without a cap.
+    Returns (logits, visible, slope): logits are -inf where hidden; visible is None where the tile is not
+    restricted; slope is the derivative of the cap, 1 - tanh^2, None without a cap.
     """
     logits = products * call.softmax_scale
     if logits_dtype != "float32":

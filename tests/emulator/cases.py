@@ -7,23 +7,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.families import FAMILIES as CONFORMANCE_FAMILIES
+from conformance.families import Stream, Wanted
 from reference.oracle import Cotangents
 from reference.problem import Problem, make_problem
 from reference.semantics import STANDARD, Semantics
 
-FAMILIES = (
-    "normal",
-    "uniform",
-    "peaked",
-    "offset",
-    "outlier",
-    "integers",
-    "growing",
-    "shrinking",
-    "low_lse",
-    "tiny",
-    "large_logits",
-)
+# The suite's own families, and three more.
+FAMILIES = (*CONFORMANCE_FAMILIES, "positive", "tiny", "large_logits")
 # Those that a kernel of the standard may be given; the others are dialects.
 STANDARD_FEATURES = (
     "causal",
@@ -33,8 +24,9 @@ STANDARD_FEATURES = (
     "lengths",
     "bias",
     "broadcast_bias",
-    "cap",
-    "small_cap",
+    "cap_15",
+    "cap_50",
+    "cap_0.8",
     "sinks",
     "shared_sinks",
     "dropout",
@@ -42,6 +34,8 @@ STANDARD_FEATURES = (
     "unnormalised",
 )
 DIALECTS = ("bias_after_cap", "bias_before_scale", "capped_sinks", "base_two", "sentinel", "mean_rows")
+
+CAPS = {"cap_15": 15.0, "cap_50": 50.0, "cap_0.8": 0.8}
 
 Array = NDArray[Any]
 
@@ -74,57 +68,47 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def values(
-    family: str, rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any]
+    family: str, seed: int, shape: Shape, soft_cap: float | None, dtype: np.dtype[Any]
 ) -> tuple[Array, Array, Array, Array]:
-    """query, key, value and the cotangent of out."""
-    q_shape = (shape.batch, shape.q_len, shape.q_heads, shape.head_dim)
-    k_shape = (shape.batch, shape.kv_len, shape.kv_heads, shape.head_dim)
-    v_shape = (*k_shape[:3], shape.value_dim)
-    o_shape = (*q_shape[:3], shape.value_dim)
-    if family == "uniform":
-        arrays = [rng.random(s) for s in (q_shape, k_shape, v_shape, o_shape)]
-    elif family == "integers":
-        arrays = [
-            rng.integers(-2, 3, s) * (rng.random(s) < 0.3) for s in (q_shape, k_shape, v_shape, o_shape)
-        ]
-    else:
-        arrays = [rng.standard_normal(s) for s in (q_shape, k_shape, v_shape, o_shape)]
-    query, key, value, d_out = arrays
-    ramp = np.linspace(0.1, 3.0, shape.kv_len)[None, :, None, None]
-    if family == "peaked":
-        query, key = query * 4, key * 4
-    elif family == "offset":
-        value, d_out = value * 0.1 + 1, d_out * 0.1 + 1
-    elif family == "outlier":
-        query[..., 0] *= 10
-        key[..., 0] *= 3
-        value[..., -1] *= 30
-    elif family == "growing":
-        key = key * ramp
-    elif family == "shrinking":
-        key = key * ramp[:, ::-1]
-    elif family == "low_lse":
-        size = np.sqrt(100.0 / np.sqrt(shape.head_dim))
-        query, key = query * 0.3 + size, key * 0.3 - size
+    """query, key, value and the cotangent of out.
+
+    positive: a constant in V and in dO, so that D is large beside dP - D. tiny: outputs that float16 holds
+    as subnormals. large_logits: of the order of 1e4.
+    """
+    wanted = Wanted(
+        query=(shape.batch, shape.q_len, shape.q_heads, shape.head_dim),
+        key=(shape.batch, shape.kv_len, shape.kv_heads, shape.head_dim),
+        value=(shape.batch, shape.kv_len, shape.kv_heads, shape.value_dim),
+        scale=1 / np.sqrt(shape.head_dim),
+        soft_cap=soft_cap,
+    )
+    streams = [Stream(seed, number) for number in range(4)]
+    make = CONFORMANCE_FAMILIES.get(family, CONFORMANCE_FAMILIES["normal"])
+    query, key, value = make(wanted, *streams[:3])
+    d_out = streams[3].normal((*wanted.query[:3], shape.value_dim))
+    if family == "positive":
+        value, d_out = value * 0.25 + 1, d_out * 0.25 + 1
     elif family == "tiny":
         query, key, value, d_out = query * 1e-3, key * 1e-3, value * 1e-5, d_out * 1e-3
     elif family == "large_logits":
         query, key = query * 60, key * 60
-    return tuple(np.asarray(a, np.float32).astype(dtype) for a in (query, key, value, d_out))  # type: ignore[return-value]
+    return query.astype(dtype), key.astype(dtype), value.astype(dtype), d_out.astype(dtype)
 
 
 def draw(family: str, features: tuple[str, ...], shape: Shape, dtype: str, seed: int) -> Drawn:
     """A call of the given family, features and shape."""
     rng = np.random.default_rng(seed)
     kind = dtype_of(dtype)
-    query, key, value, d_out = values(family, rng, shape, kind)
+    soft_cap = next((cap for name, cap in CAPS.items() if name in features), None)
+    query, key, value, d_out = values(family, seed, shape, soft_cap, kind)
     full = (shape.batch, shape.q_heads, shape.q_len, shape.kv_len)
     options: dict[str, Any] = {}
     choices: dict[str, Any] = {}
     if "causal" in features:
         options["causal"] = True
     if "window" in features:
-        options["sliding_window"] = (int(rng.integers(0, shape.kv_len)), int(rng.integers(0, shape.kv_len)))
+        # Set by the shape alone, as the seed of dropout is, so that compiled kernels serve many seeds.
+        options["sliding_window"] = (shape.kv_len // 3, shape.q_len // 4)
     if "mask" in features:
         options["attention_mask"] = rng.random((1, *full[1:])) < 0.7
     if "segments" in features:
@@ -142,16 +126,14 @@ def draw(family: str, features: tuple[str, ...], shape: Shape, dtype: str, seed:
         bias_shape = full if "bias" in features else (1, shape.q_heads, 1, shape.kv_len)
         bias = rng.standard_normal(bias_shape).astype(np.float32)
         options["bias"] = np.where(rng.random(bias_shape) < 0.1, -np.inf, bias).astype(kind)
-    if "cap" in features:
-        options["logits_soft_cap"] = 15.0
-    if "small_cap" in features:
-        options["logits_soft_cap"] = 0.8
+    if soft_cap is not None:
+        options["logits_soft_cap"] = soft_cap
     if "sinks" in features:
         options["softmax_aux"] = rng.standard_normal((shape.q_heads, 2)).astype(np.float32)
     if "shared_sinks" in features:
         options["softmax_aux"] = rng.standard_normal(3).astype(kind)
     if "dropout" in features:
-        options |= {"dropout_prob": 0.2, "dropout_seed": int(rng.integers(2**63))}
+        options |= {"dropout_prob": 0.2, "dropout_seed": 2**40 + shape.kv_len}
     if "unnormalised" in features:
         options["normalize_output"] = False
     if "bias_after_cap" in features:

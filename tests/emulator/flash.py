@@ -104,17 +104,11 @@ def correct(dtype: str, **options: Any) -> tuple[Arithmetic, Numerics]:
         exponential=2.0**-23,
         tanh=2.0**-22,
         key_block=None if arithmetic.materialised else arithmetic.key_block,
-        lanes=LANES,
         lse=UNIT[arithmetic.lse],
         d_weights=0.0 if arithmetic.d_weights == "float32" else UNIT[arithmetic.d_weights],
         materialised=arithmetic.materialised,
-        rounded_out_in_delta=not arithmetic.materialised,
     )
     return arithmetic, numerics
-
-
-# NumPy sums rows pairwise and its BLAS keeps several partial sums.
-LANES = 4
 
 
 @dataclass
@@ -270,8 +264,8 @@ class Emulator:
         total = np.where(total == 0, np.float32(1), total)
         head.weights = np.where(head.padding[:, None], np.float32(0), p / total[:, None])
         head.lse = np.where(empty, np.float32(-np.inf), row_max + np.log(total))
-        if self.semantics.empty_rows == "mean_of_values" and self.semantics.hidden == "absent":
-            means = ~head.seen.any(axis=1) & ~head.padding
+        if self.semantics.empty_rows == "mean_of_values":
+            means = np.isneginf(row_max) & ~head.padding
             head.weights[means] = np.float32(1 / max(len(head.key), 1))
         kept = head.weights if head.keep is None else head.weights * head.keep
         factor = np.float32(1) if self.problem.normalize_output else total[:, None]
@@ -316,8 +310,9 @@ class Emulator:
         assert head.out is not None
         assert head.lse is not None
         assert head.row_max is not None
-        live = head.weighed.any(axis=1) | ((len(head.sinks) > 0) & ~head.padding)
-        d_out = np.where(live[:, None], d_out, np.float32(0))
+        weighs = head.weighed.any(axis=1)
+        live = weighs | ((len(head.sinks) > 0) & ~head.padding)
+        d_out = np.where(weighs[:, None], d_out, np.float32(0))
         d_lse = np.where(live, d_lse, np.float32(0))
         lse = np.where(np.isneginf(head.lse), np.float32(0), head.lse)
         stored = _finite(head.out.astype(a.dtype).astype(np.float32))

@@ -1,7 +1,7 @@
-"""Decides what the XLA kernels are compared with: attention written once more, pair by pair, from the clauses.
+"""Decides what the XLA kernels are compared with: attention written again, pair by pair, from the clauses.
 
-Visibility is a NumPy loop over pairs and the rest a few whole-array lines, sharing nothing with the kernels but the
-keep mask, which has tests of its own.
+Visibility is a NumPy loop over pairs and the rest a few whole-array lines, sharing nothing with the kernels
+but the keep mask, which has tests of its own.
 """
 
 import jax
@@ -13,7 +13,9 @@ from kernels.philox import keep_mask
 FLOAT_ARGUMENTS = ("bias", "softmax_aux")
 
 
-def qkv(batch=2, q_length=9, k_length=13, q_heads=4, k_heads=2, head_dim=8, value_dim=6, dtype="float32", seed=0):
+def qkv(
+    batch=2, q_length=9, k_length=13, q_heads=4, k_heads=2, head_dim=8, value_dim=6, dtype="float32", seed=0
+):
     """Random query, key and value."""
     rng = np.random.default_rng(seed)
     shapes = (
@@ -96,7 +98,7 @@ def plain_attention(query, key, value, options, floats):
     lse = jnp.where(nothing, -jnp.inf, shift[..., 0] + jnp.log(total))
     weights = (weights / total[..., None])[..., : key.shape[1]]
     if "dropout_seed" in options:
-        weights = weights * keep(query, key, options) / (1 - options["dropout_prob"])
+        weights = jnp.where(keep(query, key, options), weights, 0.0) / (1 - options["dropout_prob"])
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v, precision="highest"), lse, m
 
 
@@ -105,11 +107,8 @@ def keep(query, key, options):
     seed = options["dropout_seed"]
     words = jnp.asarray([seed & 0xFFFFFFFF, seed >> 32], jnp.uint32)
     heads, rows = jnp.arange(query.shape[2]), jnp.arange(query.shape[1])
-    entries = [
-        keep_mask(words, options["dropout_prob"], jnp.int32(b), heads, rows, 0, key.shape[1])
-        for b in range(query.shape[0])
-    ]
-    return jnp.stack(entries)
+    of_entry = lambda b: keep_mask(words, options["dropout_prob"], b, heads, rows, 0, key.shape[1])  # noqa: E731
+    return jax.vmap(of_entry)(jnp.arange(query.shape[0]))
 
 
 def split_options(options):

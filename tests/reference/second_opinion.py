@@ -13,6 +13,7 @@ The gauge of lse is max(1, |lse|).
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from mpmath import mp, mpf
@@ -430,7 +431,7 @@ def _place(
     if batch_size > 1:
         size = bounds[b + 1] - bounds[b]
         return (b, token, size) if token < size else None
-    for number, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for number, (start, stop) in enumerate(pairwise(bounds)):
         if start <= token < stop:
             return number, token - start, stop - start
     return None

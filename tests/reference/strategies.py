@@ -76,7 +76,7 @@ class Drawn:
 @st.composite
 def semantics(draw: st.DrawFn) -> tuple[Semantics, frozenset[str]]:
     """The standard with a few answers changed, and the features that show the change."""
-    changed = draw(st.sets(st.sampled_from(sorted(DIALECTS)), min_size=1, max_size=3))
+    changed = draw(st.sets(st.sampled_from(sorted(DIALECTS)), min_size=1, max_size=5))
     choices = {name: draw(st.sampled_from(DIALECTS[name][0])) for name in sorted(changed)}
     if "hidden" in choices:
         choices["sentinel"] = draw(st.sampled_from((-1e9, -3.0, -1e4, -3.4e38)))
@@ -90,7 +90,7 @@ def semantics(draw: st.DrawFn) -> tuple[Semantics, frozenset[str]]:
 def drawn_problems(draw: st.DrawFn, dialects: bool = False, largest: int = 6) -> Drawn:
     """A problem with cotangents; of the standard, or of a drawn dialect. `largest` bounds Sq and Sk."""
     chosen, needed = draw(semantics()) if dialects else (STANDARD, frozenset())
-    features = frozenset(draw(st.sets(st.sampled_from(FEATURES), max_size=6))) | needed
+    features = frozenset(draw(st.sets(st.sampled_from(FEATURES), max_size=8))) | needed
     batch, group, kv_heads = (draw(st.integers(1, n)) for n in (2, 3, 2))
     q_len, kv_len = (draw(st.integers(0, largest)) for _ in range(2))
     dims = draw(st.integers(1, 4)), draw(st.integers(1, 4))

@@ -20,6 +20,7 @@ KNOWN_ANSWERS = [
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
     ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 ]
+DIALECTS = ["philox_tile", "linear_offset", "shared_heads", "chunk_keys"]
 SEEDS = st.integers(0, 2**64 - 1)
 
 
@@ -92,7 +93,7 @@ class TestCounters:
             key = ((2**32 - 1 + number) % 2**32) << 32
             np.testing.assert_array_equal(part, mask(STANDARD, key, 0.5, 0, 0, shape)[:, : part.shape[1]])
 
-    @pytest.mark.parametrize("dropout", ["philox_tile", "linear_offset", "shared_heads", "chunk_keys"])
+    @pytest.mark.parametrize("dropout", DIALECTS)
     def test_no_keys_no_rows(self, dropout: str) -> None:
         semantics = replace(STANDARD, dropout=dropout)
         assert mask(semantics, 1, 0.5, 0, 0, (1, 1, 3, 0)).shape == (3, 0)
@@ -117,10 +118,12 @@ class TestThreshold:
     def test_a_rate_below_one_word_drops_nothing(self) -> None:
         assert mask(STANDARD, 3, 2.0**-33, 0, 0, (1, 1, 64, 64)).all()
 
-    def test_the_word_at_the_threshold_is_kept(self) -> None:
+    @pytest.mark.parametrize("dropout", DIALECTS)
+    def test_the_word_at_the_threshold_is_kept(self, dropout: str) -> None:
+        semantics = replace(STANDARD, dropout=dropout)
         word = second_opinion.philox((0, 0, 0, 0), (0, 0))[0]
-        assert mask(STANDARD, 0, word / 2**32, 0, 0, (1, 1, 1, 1)).all()
-        assert not mask(STANDARD, 0, (word + 1) / 2**32, 0, 0, (1, 1, 1, 1)).any()
+        assert mask(semantics, 0, word / 2**32, 0, 0, (1, 1, 1, 1)).all()
+        assert not mask(semantics, 0, (word + 1) / 2**32, 0, 0, (1, 1, 1, 1)).any()
 
 
 class TestStatistics:
@@ -148,10 +151,7 @@ class TestStatistics:
         }
         for name, other in others.items():
             mine = base[~np.eye(64, dtype=bool)] if name == "transposed" else base
-            if name == "transposed":
-                # Each unordered pair is met twice, which doubles the variance.
-                limit = 6 * np.sqrt(2)
-            else:
-                limit = 6
+            # Under transposition each unordered pair is met twice, which doubles the variance.
+            limit = 6 * np.sqrt(2) if name == "transposed" else 6
             agreement = (mine == other).mean()
             assert abs(agreement - 0.5) / (0.5 / np.sqrt(mine.size)) < limit, name

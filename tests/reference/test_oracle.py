@@ -8,13 +8,14 @@ logits, which reach +-1e4 and more.
 import os
 import tracemalloc
 from dataclasses import fields, replace
+from decimal import Decimal, localcontext
 
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mpmath import mp, mpf
+from mpmath import mpf
 
 from reference import rows
 from reference.oracle import Answer, Cotangents, Sample, attention
@@ -92,12 +93,12 @@ def answer_of(drawn: Drawn, sample: Sample | None = None) -> Answer:
 
 
 class TestSecondOpinion:
-    @examples(400)
+    @examples(300)
     @given(drawn_problems())
     def test_standard(self, drawn: Drawn) -> None:
         assert_agrees(drawn)
 
-    @examples(800)
+    @examples(500)
     @given(drawn_problems(dialects=True))
     def test_dialects(self, drawn: Drawn) -> None:
         assert_agrees(drawn)
@@ -107,21 +108,27 @@ class TestSecondOpinion:
         """On a problem with all its features, each dialect gives an answer of its own, and the right one."""
         rng = np.random.default_rng(1)
         mask = rng.random((1, 2, 6, 9)) < 0.8
-        mask[:, :, 3] = False
+        mask[:, :, 2], mask[:, :, 3] = True, False
         bias = rng.standard_normal((1, 2, 6, 9)).astype(np.float32)
+        everything = name == "ignored_arguments"
+        segments = everything or name == "segments"
+        window = (2, 3) if everything else (0, 3) if name.startswith("window") else None
         drawn = simple(
             6,
             9,
             dtype=ml_dtypes.bfloat16,
             attention_mask=mask,
             bias=bias,
-            causal=name in ("causal", "precedence", "ignored_arguments"),
-            sliding_window=(0, 3) if name.startswith("window") else None,
+            causal=everything or name in ("causal", "precedence"),
+            sliding_window=window,
             logits_soft_cap=2.0,
-            dropout_prob=0.5 if name == "dropout" else 0.0,
+            dropout_prob=0.5 if everything or name == "dropout" else 0.0,
             dropout_seed=11,
-            q_segment_ids=np.array([[-1, -1, 0, 0, 1, 1]]) if name == "segments" else None,
-            kv_segment_ids=np.array([[-1, -1, 0, 0, 0, 1, 1, 1, -1]]) if name == "segments" else None,
+            q_segment_ids=np.array([[-1, -1, 0, 0, 1, 1]]) if segments else None,
+            kv_segment_ids=np.array([[-1, 0, 0, 0, 0, 0, 0, 1, 1]]) if segments else None,
+            cum_seqlens_q=np.int32([0, 5]) if everything else None,
+            cum_seqlens_k=np.int32([0, 8]) if everything else None,
+            normalize_output=not everything,
             softmax_aux=None if name in ("hidden", "empty_rows") else np.array([0.5, 3.0], np.float32),
         )
         standard = answer_of(drawn)
@@ -142,7 +149,10 @@ class TestSecondOpinion:
 
 
 class TestDifferences:
-    """Central differences at 50 digits, h = 1e-20: no chain rule at all, error about 1e-30."""
+    """Central differences at 50 digits, h = 1e-20: no chain rule at all, an error below 1e-18.
+
+    Of logits of 1e9 and beyond, which only sentinels reach, the differences would cancel; of NaN too.
+    """
 
     STEP = mpf("1e-20")
 
@@ -167,8 +177,8 @@ class TestDifferences:
         got = getattr(answer_of(drawn), "d" + name)[index]
         opinion = second_opinion(drawn.problem, drawn.semantics, drawn.d_out, drawn.d_lse)
         want, gauge = self.difference(drawn, (name, index)), opinion.gauges["d" + name][index]
-        assert abs(mpf(float(got)) - want) <= mpf("1e-12") * gauge + mpf("1e-25")
-        assert abs(opinion.values["d" + name][index] - want) <= mpf("1e-25") * (1 + gauge)
+        assert abs(mpf(float(got)) - want) <= mpf("1e-12") * gauge + mpf("1e-18")
+        assert abs(opinion.values["d" + name][index] - want) <= mpf("1e-18") * (1 + gauge)
 
     @pytest.mark.parametrize("name", INPUTS)
     @pytest.mark.parametrize("normalize_output", [True, False])
@@ -192,8 +202,12 @@ class TestDifferences:
     @examples(40)
     @given(drawn=drawn_problems(dialects=True, largest=3), data=st.data())
     def test_drawn(self, drawn: Drawn, data: st.DataObject) -> None:
+        tame: dict[str, object] = {}
         if drawn.semantics.empty_rows == "nan":
-            drawn = replace(drawn, semantics=replace(drawn.semantics, empty_rows="zero"))
+            tame["empty_rows"] = "zero"
+        if drawn.semantics.sentinel < -1e4:
+            tame["sentinel"] = -1e4
+        drawn = replace(drawn, semantics=replace(drawn.semantics, **tame))
         answer = answer_of(drawn)
         for name in INPUTS:
             gradient = getattr(answer, "d" + name)
@@ -211,11 +225,21 @@ class TestExtremes:
         "options", [{}, {"normalize_output": False}, {"softmax_aux": np.float32([1e4, -1e4])}]
     )
     def test_logits_of_ten_thousand(self, dtype: object, options: dict[str, object]) -> None:
-        drawn = simple(6, 12, dtype=dtype, amplitude=70.0, dims=(16, 4), **options)
+        drawn = simple(6, 12, dtype=dtype, amplitude=90.0, dims=(16, 4), **options)
         logits = next(rows.row_blocks(drawn.problem, STANDARD)).logits
         assert logits.max() > 1e4
         assert logits.min() < -1e4
         assert_agrees(drawn)
+
+    def test_a_value_that_only_a_tiny_weight_reads(self) -> None:
+        """exp(-700) keeps its 1e-13 too: the difference of the logits is rounded once."""
+        query, value = np.ones((1, 1, 1, 1), np.float32), np.zeros((1, 40, 1, 1), np.float32)
+        key = -np.linspace(0, 700, 40, dtype=np.float32).reshape(value.shape)
+        for far in range(40):
+            only = value.copy()
+            only[0, far] = 1
+            problem = make_problem(query, key, only)
+            assert_agrees(Drawn(problem, STANDARD, query, query[..., 0]))
 
     def test_ties_at_ten_thousand(self) -> None:
         """The largest logits differ by less than float64 resolves at 1e4: only the pairs tell them apart."""
@@ -247,32 +271,31 @@ class TestExtremes:
             answer.out, np.broadcast_to(drawn.problem.value[:, 2:3], answer.out.shape)
         )
 
-    def test_fifty_thousand_keys(self) -> None:
-        keys = 50_000
-        drawn = simple(1, keys, heads=1, dims=(8, 2), amplitude=3.0)
-        answer = answer_of(drawn)
-        problem = drawn.problem
-        q = [mpf(float(x)) for x in problem.query[0, 0, 0]]
-        k = [[mpf(float(x)) for x in key] for key in problem.key[0, :, 0]]
-        v = [[mpf(float(x)) for x in value] for value in problem.value[0, :, 0]]
-        with mp.workdps(30):
-            scale = 1 / mp.sqrt(8)
-            weights = [mp.exp(mp.fdot(q, row) * scale) for row in k]
-            total = mp.fsum(weights)
-            assert abs(answer.lse[0, 0, 0] - mp.log(total)) <= 1e-13 * abs(mp.log(total))
-            for d in range(2):
-                out = mp.fdot(weights, [row[d] for row in v]) / total
-                gauge = mp.fdot(weights, [abs(row[d]) for row in v]) / total
-                assert abs(answer.out[0, 0, 0, d] - out) <= 1e-13 * gauge
+    @pytest.mark.parametrize("amplitude", [0.3, 6.0])
+    def test_fifty_thousand_keys(self, amplitude: float) -> None:
+        """Of much the same weight, and of weights that a few keys dominate."""
+        drawn = simple(1, 50_000, heads=1, dims=(2, 2), amplitude=amplitude)
+        problem, answer = drawn.problem, answer_of(drawn)
+        with localcontext(prec=30):
+            q, k, v = (
+                [[Decimal(float(x)) for x in row] for row in array[0, :, 0]]
+                for array in (problem.query, problem.key, problem.value)
+            )
+            scale = 1 / Decimal(2).sqrt()
+            weights = [((q[0][0] * row[0] + q[0][1] * row[1]) * scale).exp() for row in k]
+            total = sum(weights)
+            lse = total.ln()
+            assert abs(Decimal(float(answer.lse[0, 0, 0])) - lse) <= abs(lse) * Decimal("1e-13")
             # d lse / d query is the mean of the keys: one gradient by hand, at full length.
             by_lse = attention(
                 problem, STANDARD, Cotangents(np.zeros_like(drawn.d_out), np.ones((1, 1, 1), np.float32))
             )
             assert by_lse.dquery is not None
-            for d in range(8):
-                mean = scale * mp.fdot(weights, [row[d] for row in k]) / total
-                gauge = scale * mp.fdot(weights, [abs(row[d]) for row in k]) / total
-                assert abs(by_lse.dquery[0, 0, 0, d] - mean) <= 1e-12 * gauge
+            for d in range(2):
+                for got, vectors, factor in ((answer.out, v, Decimal(1)), (by_lse.dquery, k, scale)):
+                    terms = [w * row[d] for w, row in zip(weights, vectors, strict=True)]
+                    want, gauge = (factor * sum(x) / total for x in (terms, map(abs, terms)))
+                    assert abs(Decimal(float(got[0, 0, 0, d])) - want) <= gauge * Decimal("1e-13")
 
     def test_bias_of_minus_infinity_hides(self) -> None:
         bias = np.zeros((1, 1, 3, 4), np.float32)
@@ -311,7 +334,8 @@ class TestExtremes:
         assert_agrees(drawn)
         answer = answer_of(drawn)
         assert (answer.out == 0).all()
-        assert (answer.lse == (-np.inf if sinks is None else np.log(np.exp(1) + np.exp(2)))).all()
+        want = -np.inf if sinks is None else np.log(np.exp(1) + np.exp(2))
+        np.testing.assert_allclose(answer.lse, np.full_like(answer.lse, want), rtol=1e-15)
 
 
 class TestEmptyRowsAndPadding:
@@ -346,10 +370,7 @@ class TestEmptyRowsAndPadding:
             "packed": {"cum_seqlens_q": np.int32([0, 1, 2]), "cum_seqlens_k": np.int32([0, 2, 2])},
             "segments": {"q_segment_ids": ids, "kv_segment_ids": ids},
         }[by]
-        drawn = simple(4, 4, batch=1 if by == "packed" else 2, softmax_aux=np.float32([1.0]))
-        if by == "segments" or by == "lengths":
-            assert drawn.problem.batch == 2
-        drawn = replace(drawn, problem=replace(drawn.problem, **options))
+        drawn = simple(4, 4, batch=1 if by == "packed" else 2, softmax_aux=np.float32([1.0]), **options)
         assert_agrees(drawn)
         answer = answer_of(drawn)
         assert (answer.out[:, 2:] == 0).all()
@@ -359,6 +380,24 @@ class TestEmptyRowsAndPadding:
         quiet.d_out[:, 2:] = 0
         quiet.d_lse[..., 2:] = 0  # type: ignore[index]
         assert_equal(answer, answer_of(quiet))
+
+    @pytest.mark.parametrize("empty_rows", ["zero", "mean_of_values", "nan", "unspecified"])
+    @pytest.mark.parametrize("hidden", ["absent", "sentinel"])
+    @pytest.mark.parametrize("normalize_output", [True, False])
+    def test_no_dialect_of_empty_rows_reaches_padding(
+        self, empty_rows: str, hidden: str, normalize_output: bool
+    ) -> None:
+        lengths = {"cum_seqlens_q": np.int32([0, 3]), "cum_seqlens_k": np.int32([0, 2])}
+        drawn = simple(4, 3, causal=True, normalize_output=normalize_output, **lengths)
+        semantics = Semantics(empty_rows=empty_rows, hidden=hidden, sentinel=-9.0)  # type: ignore[arg-type]
+        drawn = replace(drawn, semantics=semantics)
+        assert_agrees(drawn)
+        answer = answer_of(drawn)
+        assert (answer.out[:, 3] == 0).all()
+        assert not np.isnan(answer.lse[..., 3]).any()
+        # The first row is a token that causal leaves nothing to see, and the dialect may say what it likes.
+        moved = {"zero": False, "unspecified": False, "mean_of_values": True, "nan": True}[empty_rows]
+        assert (answer.out[:, 0] != 0).all() == (moved or hidden == "sentinel")
 
     @pytest.mark.parametrize("packed", [False, True])
     def test_sequences_of_no_tokens(self, packed: bool) -> None:
@@ -378,8 +417,12 @@ class TestPoison:
     @examples(120)
     @given(drawn=drawn_problems(), poison=st.sampled_from((np.nan, np.inf, -np.inf)))
     def test_hidden_values_never_matter(self, drawn: Drawn, poison: float) -> None:
-        """S4: whatever is stored where no visible pair reads, the answer is that of zeros stored there."""
-        assert_equal(answer_of(_fill_hidden(drawn, poison)), answer_of(_fill_hidden(drawn, 0.0)), 1e-14)
+        """S4: whatever is stored where no visible pair reads; the second opinion does not even look there."""
+        poisoned = _fill_hidden(drawn, poison)
+        assert_agrees(poisoned)
+        answer, clean = answer_of(poisoned), answer_of(_fill_hidden(drawn, 0.0))
+        for name, array in answer.items().items():
+            np.testing.assert_array_equal(np.isfinite(array), np.isfinite(clean.items()[name]), err_msg=name)
 
     def test_by_hand(self) -> None:
         mask = np.ones((1, 2, 4, 5), np.bool_)
@@ -447,13 +490,10 @@ class TestSampling:
     @given(drawn=drawn_problems(dialects=True), data=st.data())
     def test_sampled_is_part_of_the_whole(self, drawn: Drawn, data: st.DataObject) -> None:
         problem = drawn.problem
-        chosen = [
-            np.array(
-                data.draw(st.lists(st.integers(0, length - 1), max_size=4) if length else st.just([])),
-                np.int64,
-            )
-            for length in (problem.q_len, problem.kv_len)
-        ]
+        chosen = []
+        for length in (problem.q_len, problem.kv_len):
+            indices = st.lists(st.integers(0, length - 1), max_size=4) if length else st.just([])
+            chosen.append(np.array(data.draw(indices), np.int64))
         whole, part = answer_of(drawn), answer_of(drawn, Sample(*chosen))
         assert part.dbias is None
         assert part.dsoftmax_aux is None

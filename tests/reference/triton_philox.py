@@ -1,6 +1,7 @@
 """Runs Triton's own `tl.philox` in its interpreter: python triton_philox.py <folder>.
 
-Reads counters.npy (uint32 [4, n], n a power of two) and seed.npy (int64 [1]), writes words.npy (uint32 [4, n]).
+Reads counters.npy (uint32 [4, n], n a power of two) and seed.npy (int64 [1]), writes words.npy, shaped as
+the counters.
 A process of its own, since the interpreter must be chosen before a kernel is defined.
 """
 

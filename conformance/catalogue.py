@@ -1,0 +1,58 @@
+"""What `attest list` says: each subject, where it runs, what it takes and how its answers differ."""
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from conformance.features import FEATURES
+from conformance.subject import Subject, discover, find
+from reference.semantics import STANDARD, Semantics
+
+_WIDTH = 100
+_INDENT = " " * 12
+
+
+def catalogue() -> str:
+    """Every subject in a paragraph of its own; one that cannot be loaded says why."""
+    return "\n\n".join("\n".join(_paragraph(name)) for name in sorted(discover()))
+
+
+def _paragraph(name: str) -> Iterator[str]:
+    yield name
+    try:
+        subject = find(name)
+    except LookupError as error:
+        yield _line("broken", str(error))
+        return
+    yield _line("runs on", "any backend" if subject.backend == "any" else subject.backend)
+    yield _line("dtypes", ", ".join(subject.dtypes))
+    yield _line("head dims", "{} to {}".format(*subject.head_dims))
+    yield _line("features", _features(subject))
+    yield _line("returns", "out and lse" if subject.returns_lse else "out")
+    yield _line("semantics", "; ".join(differences(subject.semantics)) or "standard")
+
+
+def _features(subject: Subject) -> str:
+    if subject.features == frozenset(FEATURES):
+        return "all"
+    return ", ".join(name for name in FEATURES if name in subject.features) or "none"
+
+
+def differences(semantics: Semantics) -> list[str]:
+    """Where a dialect differs from the standard, in words."""
+    found = [(f.name, getattr(semantics, f.name), getattr(STANDARD, f.name)) for f in fields(Semantics)]
+    return [_difference(name, got, standard) for name, got, standard in found if got != standard]
+
+
+def _difference(name: str, got: Any, standard: Any) -> str:
+    if isinstance(got, frozenset):
+        missing, added = sorted(standard - got), sorted(got - standard)
+        parts = [f"without {', '.join(missing)}"] if missing else []
+        return f"{name} {' and '.join([*parts, *([', '.join(added)] if added else [])])}"
+    return f"{name} {got}"
+
+
+def _line(title: str, text: str) -> str:
+    first = f"  {title}".ljust(len(_INDENT))
+    return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent=_INDENT)

@@ -1,0 +1,152 @@
+"""What the command line takes: its options, and which of their values make sense."""
+
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from conformance.plan import Restriction
+    from conformance.runner import Request
+    from conformance.subject import Subject
+
+SubjectName = Annotated[str, typer.Argument(help="A name from `attest list`, or module:attribute.")]
+Profile = Annotated[str, typer.Option(help="How much is asked: quick, standard or nightly.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the drawn cases.")]
+Shard = Annotated[str, typer.Option(help="i/n: the i-th of n parts of the run, for `attest merge`.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--workers",
+        min=0,
+        show_default="the number of cores; 1 on an accelerator",
+        help="Processes that run kernels. 0: none but this one, without --timeout.",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(show_default="120", help="Seconds for one case, all its checks, before it counts as hung."),
+]
+Baseline = Annotated[Path | None, typer.Option(help="A record that this run may not be worse than.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the record here, while the run goes on.")]
+Junit = Annotated[Path | None, typer.Option(help="Write a JUnit XML report here.")]
+Markdown = Annotated[Path | None, typer.Option(help="Write a Markdown report here.")]
+Html = Annotated[Path | None, typer.Option(help="Write an HTML report here.")]
+Expectations = Annotated[
+    list[Path] | None,
+    typer.Option(help="A TOML file, or a folder of them, with known failures of your own; repeatable."),
+]
+Features = Annotated[list[str] | None, typer.Option("--feature", help="On in every case; repeatable.")]
+Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="No other dtypes; repeatable.")]
+Checks = Annotated[list[str] | None, typer.Option("--check", help="No other checks; repeatable.")]
+Examples = Annotated[int | None, typer.Option(min=1, help="Cases to draw, in all.")]
+
+
+class UsageError(Exception):
+    """What was asked makes no sense; the message is one sentence."""
+
+
+@contextmanager
+def asked() -> Generator[None, None, None]:
+    """For reading what the user named: what is wrong with it is a usage error."""
+    try:
+        yield
+    except (ValueError, LookupError) as error:
+        raise UsageError(str(error.args[0]) if isinstance(error, LookupError) else str(error)) from error
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files to write, each checked before any work is done. Raises UsageError."""
+
+    json: Path | None = None
+    junit: Path | None = None
+    markdown: Path | None = None
+    html: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, path in vars(self).items():
+            if path is not None:
+                _check_writable(f"--{name}", path)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options that every run has."""
+
+    profile: str = "quick"
+    seed: int = 0
+    shard: str = "1/1"
+    workers: int | None = None
+    timeout: float | None = None
+    expectations: Sequence[Path] | None = None
+
+    def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
+        """The run that these options ask for. Raises UsageError."""
+        from conformance.environment import environment
+        from conformance.expectations import load_expectations
+        from conformance.plan import load_profile
+        from conformance.runner import Request, limits
+
+        if self.timeout is not None and not 0 < self.timeout < float("inf"):
+            raise UsageError(f"--timeout: got {self.timeout:g}, expected a number of seconds above 0")
+        with asked():
+            expectations = load_expectations(self.expectations or ())
+            profile = load_profile(self.profile)
+        here = environment()
+        return Request(
+            subjects=subjects,
+            profile=profile,
+            seed=self.seed,
+            shard=_parse_shard(self.shard),
+            workers=_default_workers(here["backend"]) if self.workers is None else self.workers,
+            timeout=limits()["task_seconds"] if self.timeout is None else self.timeout,
+            expectations=expectations,
+            environment={**here, "skipped": dict(skipped or {})},
+            **narrowing,
+        )
+
+
+def restriction(
+    features: Sequence[str], dtypes: Sequence[str], checks: Sequence[str], examples: int | None
+) -> "tuple[Restriction, str]":
+    """What narrows a run, and the same as typed. Raises UsageError."""
+    from conformance.features import DTYPES, FEATURES
+    from conformance.plan import Restriction
+
+    for option, names, known in (("--feature", features, FEATURES), ("--dtype", dtypes, DTYPES)):
+        for name in names:
+            if name not in known:
+                raise UsageError(f"{option}: got {name!r}, expected one of {', '.join(known)}")
+    words = [f"--feature {name}" for name in sorted(set(features))]
+    words += [f"--dtype {name}" for name in dtypes]
+    words += [f"--check {name}" for name in checks]
+    words += [] if examples is None else [f"--examples {examples}"]
+    return Restriction(frozenset(features), tuple(dtypes), tuple(checks), examples), " ".join(words)
+
+
+def _parse_shard(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
+        return int(number), int(count)
+    raise UsageError(f"--shard: got {text!r}, expected i/n with 1 <= i <= n, such as 2/3")
+
+
+def _default_workers(backend: str) -> int:
+    """Cores are shared out; an accelerator's memory is not."""
+    return (os.cpu_count() or 1) if backend == "cpu" else 1
+
+
+def _check_writable(option: str, path: Path) -> None:
+    folder = path.parent
+    if not folder.is_dir():
+        raise UsageError(f"{option} {path}: the folder {folder} does not exist")
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a folder, expected a file to write")
+    if not os.access(path if path.exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
+        raise UsageError(f"{option} {path}: may not be written")

@@ -1,0 +1,72 @@
+"""What pytest offers to suites that hold kernels to their declarations: two options and one fixture.
+
+    def test_my_kernel(attest_conformance):
+        attest_conformance(my_subject)
+
+Loading it imports neither NumPy nor JAX.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conformance.record import RunRecord
+    from conformance.subject import Subject
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much is asked of each kernel, and with which seed."""
+    group = parser.getgroup("attest", "conformance of attention kernels")
+    group.addoption(
+        "--attest-profile",
+        default="quick",
+        help="how much is asked: quick (the default), standard or nightly",
+    )
+    group.addoption("--attest-seed", type=int, default=0, help="of the drawn cases (default: 0)")
+
+
+@pytest.fixture
+def attest_conformance(request: pytest.FixtureRequest) -> "Callable[..., RunRecord]":
+    """A function that holds a Subject to everything it declares, as `run_conformance_test` does.
+
+    Each check is reported as a subtest of its own where this pytest has subtests; otherwise the test fails
+    with all explanations. It returns the record. `expectations`: TOML files or folders of known failures.
+    """
+
+    def conform(subject: "Subject", expectations: Sequence[Path] = ()) -> "RunRecord":
+        from conformance.plan import profile_names
+        from conformance.testing import conformance_record, failures_by_check
+
+        asked: Any = request.config.option
+        profile, seed = asked.attest_profile, asked.attest_seed
+        if profile not in profile_names():
+            pytest.fail(
+                f"--attest-profile: got {profile!r}, expected {', '.join(profile_names())}", pytrace=False
+            )
+        record = conformance_record(subject, profile, seed, expectations)
+        failures = failures_by_check(record)
+        subtests = _subtests(request)
+        if subtests is None:
+            explanations = [*failures.values()]
+        else:
+            explanations = []
+            for check in sorted({result.check for result in record.results}):
+                with subtests.test(msg=check):
+                    if check in failures:
+                        pytest.fail(failures[check], pytrace=False)
+        explanations += record.problems
+        if explanations:
+            pytest.fail("\n\n".join([f"{subject.name} does not conform", *explanations]), pytrace=False)
+        return record
+
+    return conform
+
+
+def _subtests(request: pytest.FixtureRequest) -> Any:
+    try:
+        return request.getfixturevalue("subtests")
+    except pytest.FixtureLookupError:
+        return None

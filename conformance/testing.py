@@ -1,0 +1,70 @@
+"""Whether a kernel passes in somebody else's test suite: one call, which explains every failure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from conformance.expectations import load_expectations
+from conformance.failure import explain
+from conformance.gate import with_policy
+from conformance.plan import load_profile
+from conformance.record import Result, RunRecord
+from conformance.runner import Request, run
+from conformance.subject import Subject
+
+
+def run_conformance_test(
+    subject: Subject, profile: str = "quick", seed: int = 0, expectations: Sequence[Path] = ()
+) -> RunRecord:
+    """Hold a kernel to everything that it declares, in this process.
+
+    profile: "quick", "standard" or "nightly". expectations: TOML files or folders of known failures.
+    Raises AssertionError that explains the simplest failing case of each check, and ValueError for an
+    unknown profile or a broken file of expectations. Returns the record of what was judged.
+    """
+    record = conformance_record(subject, profile, seed, expectations)
+    failures = failures_by_check(record)
+    if failures or record.problems:
+        raise AssertionError(
+            "\n\n".join([f"{subject.name} does not conform", *failures.values(), *record.problems])
+        )
+    return record
+
+
+def conformance_record(
+    subject: Subject, profile: str = "quick", seed: int = 0, expectations: Sequence[Path] = ()
+) -> RunRecord:
+    """The record behind `run_conformance_test`, which does not raise for a kernel that fails."""
+    if not isinstance(subject, Subject):  # type: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise TypeError(f"subject: got {type(subject).__name__}, expected a conformance.subject.Subject")
+    known = load_expectations(expectations)
+    request = Request({subject.name: subject}, load_profile(profile), seed, expectations=known)
+    record = run(request)
+    if not record.complete:  # Ctrl-C ends the whole suite, not this test
+        raise KeyboardInterrupt
+    return with_policy(record, known)
+
+
+def failures_by_check(record: RunRecord) -> Mapping[str, str]:
+    """For each check with a red verdict, the explanation of its simplest case."""
+    shown: dict[str, Result] = {}
+    for result in sorted(record.results, key=lambda result: (not result.minimal, result.sort_key)):
+        if result.verdict.red:
+            shown.setdefault(result.check, result)
+    return {check: explain(result, _replay(result)) for check, result in sorted(shown.items())}
+
+
+def _replay(result: Result) -> str:
+    """In Python: a subject of a test suite is seldom known by name to another process."""
+    case = json.dumps(result.case.to_json(), sort_keys=True)
+    return f"replay_case(subject, {result.check!r}, {case!r})  # from conformance.testing import replay_case"
+
+
+def replay_case(subject: Subject, check: str, case: str) -> Result:
+    """Judge one case again, as JSON; prints and returns the verdict."""
+    from conformance.case import case_from_json
+    from conformance.judge import judge
+
+    (result,) = judge(subject, case_from_json(json.loads(case)), (check,))
+    print(explain(result, _replay(result)))
+    return result

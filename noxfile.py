@@ -1,0 +1,76 @@
+"""Which environments the project is checked in; `uvx nox -l` lists them."""
+
+import nox
+
+nox.options.default_venv_backend = "uv"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["tests"]
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Everything that guards main: lint, types, the quick gate and the test suite, which speaks last."""
+    _install(session, "test", "lint", "types")
+    _lint(session)
+    _types(session)
+    session.run("attest", "gate")
+    session.run("pytest", "-n", "auto", "--cov", *session.posargs)
+
+
+@nox.session
+def gate(session: nox.Session) -> None:
+    """The main job: judge every kernel that this machine can run, by the quick profile."""
+    _install(session)
+    session.run("attest", "gate", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and format."""
+    _install(session, "lint")
+    _lint(session)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Pyright, strict on our packages."""
+    _install(session, "types")
+    _types(session)
+
+
+@nox.session(default=False)
+def benchmarks(session: nox.Session) -> None:
+    """Speed and memory beside jax.nn, in one run, against benchmarks/targets.toml."""
+    _install(session, "bench")
+    session.run("pytest", "benchmarks", *session.posargs)
+
+
+@nox.session(default=False)
+def minimums(session: nox.Session) -> None:
+    """The test suite on the lowest versions that pyproject.toml allows."""
+    groups = nox.project.dependency_groups(nox.project.load_toml(), "test")
+    session.install("--resolution", "lowest-direct", "--editable", ".", *groups)
+    session.run("pytest", "-n", "auto", *session.posargs)
+
+
+def _install(session: nox.Session, *groups: str) -> None:
+    """The locked versions of the project and of some groups, into the session's own environment."""
+    session.run_install(
+        "uv",
+        "sync",
+        "--locked",
+        "--no-default-groups",
+        *(f"--group={group}" for group in groups),
+        f"--python={session.virtualenv.location}",
+        env={"UV_PROJECT_ENVIRONMENT": session.virtualenv.location},
+        external=True,
+    )
+
+
+def _lint(session: nox.Session) -> None:
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+
+
+def _types(session: nox.Session) -> None:
+    session.run("pyright")

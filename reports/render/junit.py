@@ -1,0 +1,75 @@
+"""What a CI server shows of a run: JUnit XML, one suite a subject, one test a check and case."""
+
+import xml.etree.ElementTree as ET
+from itertools import groupby
+
+from conformance import failure
+from conformance.record import Result, RunRecord, Verdict
+from reports.pairing import ordered
+from reports.words import one_line, printable, recipe
+
+# The suite of what fails a run beyond single verdicts; without it a reader of the XML would see green.
+RUN_SUITE = "attest.run"
+
+
+def render_run(record: RunRecord) -> str:
+    """The run as JUnit XML. It holds no times: every test took 0 seconds."""
+    suites = [
+        _suite(subject, [_test(result) for result in results])
+        for subject, results in groupby(ordered(record.results), key=lambda result: result.subject)
+    ]
+    suites.append(_suite(RUN_SUITE, _run_tests(record)))
+    root = ET.Element(
+        "testsuites", {"name": "attest", **_totals([test for suite in suites for test in suite])}
+    )
+    root.extend(suites)
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _suite(name: str, tests: list[ET.Element]) -> ET.Element:
+    suite = ET.Element("testsuite", {"name": one_line(name), **_totals(tests)})
+    suite.extend(tests)
+    return suite
+
+
+def _totals(tests: list[ET.Element]) -> dict[str, str]:
+    counts = {
+        "tests": len(tests),
+        "failures": sum(test.find("failure") is not None for test in tests),
+        "errors": sum(test.find("error") is not None for test in tests),
+        "skipped": sum(test.find("skipped") is not None for test in tests),
+    }
+    return {**{name: str(count) for name, count in counts.items()}, "time": "0"}
+
+
+def _test(result: Result) -> ET.Element:
+    name = f"{result.check}[{result.case.id}] {recipe(result.case)}"
+    test = _element(name, f"{result.subject}.{result.check}")
+    if result.verdict is Verdict.PASS:
+        return test
+    about = {"type": result.verdict.value, "message": one_line(result.message) or result.verdict.value}
+    if not result.verdict.red:
+        about["message"] = one_line(" ".join((result.verdict.value, result.message, result.link)))
+        ET.SubElement(test, "skipped", about)
+        return test
+    tag = "error" if result.verdict is Verdict.ERROR else "failure"
+    ET.SubElement(test, tag, about).text = printable(failure.explain(result))
+    return test
+
+
+def _run_tests(record: RunRecord) -> list[ET.Element]:
+    tests = [_element("complete", RUN_SUITE)]
+    if not record.complete or not record.results:
+        why = record.note or ("the run was cut short" if record.results else "the run judged nothing")
+        ET.SubElement(tests[0], "failure", {"type": "incomplete", "message": one_line(why)})
+    for problem in record.problems:
+        test = _element(f"problem: {problem}", RUN_SUITE)
+        about = {"type": "problem", "message": one_line(problem)}
+        ET.SubElement(test, "failure", about).text = printable(problem)
+        tests.append(test)
+    return tests
+
+
+def _element(name: str, classname: str) -> ET.Element:
+    return ET.Element("testcase", {"name": one_line(name), "classname": one_line(classname), "time": "0"})

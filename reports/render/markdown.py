@@ -1,0 +1,117 @@
+"""What a pull request says of a run or of a change: Markdown that always fits one comment."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from conformance import failure
+from conformance.record import RunRecord
+from reports.compare import Comparison
+from reports.pairing import Fate
+from reports.render.template import fill
+from reports.spread import ALL, STATISTICS, main_rows
+from reports.summary import asked, summarise
+from reports.words import LEGEND, environment
+
+# GitHub refuses comments of more than 65,536 characters; in bytes, so that no way of counting refuses ours.
+SIZE_LIMIT = 60_000
+
+# How many entries each list shows, the most that fit.
+_TOPS = (50, 30, 20, 12, 8, 5, 3, 2, 1)
+
+# How many red results are explained in full; the others are in the tables, and in the HTML report.
+_EXPLAINED = 10
+_SHIFTED = 3
+
+
+@dataclass(frozen=True)
+class Section:
+    """One folded list. kind: pairs, rows, shifts or explained, which says how its items are written."""
+
+    title: str
+    kind: str
+    noun: str
+    entries: tuple[Any, ...]
+    count: int
+
+
+def render_run(record: RunRecord) -> str:
+    """One run: its verdicts by subject and check, then each red result explained."""
+    summary = summarise(record)
+    explained = [failure.explain(result) for result in summary.red[:_EXPLAINED]]
+    return _fitting(
+        lambda top: fill(
+            "run.md.j2",
+            summary=summary,
+            asked=asked(record),
+            tallies=sorted(summary.tallies, key=lambda tally: not tally.red),
+            explained=explained,
+            settings=list(environment(record).items()),
+            statistics=STATISTICS,
+            legend=LEGEND,
+            top=top,
+        )
+    )
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """A change: in one sentence, then verdicts and numbers before and after, then what is folded away."""
+    base, head = environment(comparison.base), environment(comparison.head)
+    settings = [(name, base.get(name, "-"), head.get(name, "-")) for name in sorted(base | head)]
+    verdicts = (*comparison.of_fate(Fate.BROKEN), *comparison.of_fate(Fate.LOST))
+    numbers = main_rows(comparison.rows)
+    sections = _sections(comparison)
+    return _fitting(
+        lambda top: fill(
+            "comparison.md.j2",
+            comparison=comparison,
+            asked=(asked(comparison.base), asked(comparison.head)),
+            settings=[entry for entry in settings if entry[1] != entry[2]],
+            verdicts=verdicts,
+            main_rows=numbers,
+            sections=sections,
+            statistics=STATISTICS,
+            legend=LEGEND,
+            top=top,
+        )
+    )
+
+
+def _sections(comparison: Comparison) -> list[Section]:
+    broken = [pair.result for pair in comparison.of_fate(Fate.BROKEN)]
+    shifted = list({shift.pair.question: shift.pair.result for shift in comparison.shifts}.values())
+    worst = broken[:_EXPLAINED] + [result for result in shifted[:_SHIFTED] if result not in broken]
+    explained = tuple(failure.explain(result) for result in worst)
+    features = tuple(row for row in comparison.rows if row.base and row.head and row.feature != ALL)
+    by_severity = tuple(sorted(features, key=lambda row: (-row.severity, row.key)))
+    sections = [
+        _section(
+            "Explained: newly red, and the cases whose numbers became worst", "explained", "", explained
+        ),
+        _section("Case by case: numbers that became worse", "shifts", "number", comparison.shifts),
+        _section("Numbers by feature", "rows", "row", by_severity),
+    ]
+    fates = (
+        (Fate.FIXED, "Fixed"),
+        (Fate.CHANGED, "Changed, neither better nor worse"),
+        (Fate.NEW, "New"),
+        (Fate.GONE, "Gone"),
+    )
+    for fate, title in fates:
+        sections.append(_section(title, "pairs", "case", comparison.of_fate(fate)))
+    return sections
+
+
+def _section(title: str, kind: str, noun: str, items: tuple[Any, ...]) -> Section:
+    return Section(title, kind, noun, items, len(items))
+
+
+def _fitting(render: Callable[[int], str]) -> str:
+    """The fullest of several renderings that is small enough."""
+    text = ""
+    for top in _TOPS:
+        text = re.sub(r"\n{3,}", "\n\n", render(top)).strip() + "\n"
+        if len(text.encode()) < SIZE_LIMIT:
+            break
+    return text

@@ -1,0 +1,128 @@
+"""How the numbers of a run are spread: histograms by check and dtype, as SVG for a page."""
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from conformance.record import Result, RunRecord
+from reports.pairing import ordered
+from reports.spread import measured
+from reports.thresholds import badness
+
+# Without a salt and with dates, two renderings of one run would differ.
+_STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "attest",
+    "svg.fonttype": "none",
+    "font.size": 8.0,
+    "axes.linewidth": 0.6,
+}
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+# Told apart with any colour vision (Okabe and Ito).
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One kind of histogram. edges: of its bins; what lies beyond falls into the outermost. limit: a line."""
+
+    statistic: str
+    label: str
+    edges: tuple[float, ...]
+    log: bool
+    limit: float
+
+
+_PANELS = (
+    Panel("worst_ratio", "largest err / bound of a case", tuple(i / 20 for i in range(26)), False, 1.0),
+    Panel(
+        "rms_ratio", "rms(err) / rms(std) of a case", tuple(2.0 ** (i / 2) for i in range(-8, 9)), True, 1.0
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One check's histograms. svg: the element, without prolog. count: how many measurements it shows."""
+
+    check: str
+    count: int
+    svg: str
+
+
+def plots(record: RunRecord) -> tuple[Plot, ...]:
+    """One plot for each check that measures, byte for byte the same for the same run."""
+    by_check: dict[str, list[Result]] = {}
+    for result in ordered(record.results):
+        if measured(result):
+            by_check.setdefault(result.check, []).append(result)
+    with mpl.rc_context(_STYLE):
+        return tuple(_plot(check, results) for check, results in sorted(by_check.items()))
+
+
+def _plot(check: str, results: Sequence[Result]) -> Plot:
+    dtypes = sorted({result.case.dtype for result in results})
+    subjects = sorted({result.subject for result in results})
+    figure = Figure(figsize=(7.5, 0.6 + 1.2 * len(dtypes)), layout="constrained")
+    FigureCanvasSVG(figure)
+    grid = figure.subplots(len(dtypes), len(_PANELS), squeeze=False, sharex="col")
+    for line, dtype in zip(grid, dtypes, strict=True):
+        chosen = [result for result in results if result.case.dtype == dtype]
+        for axes, panel in zip(line, _PANELS, strict=True):
+            _draw(axes, panel, chosen, subjects)
+        line[0].set_ylabel(dtype)
+    for axes, panel in zip(grid[-1], _PANELS, strict=True):
+        axes.set_xlabel(panel.label)
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    if len(labels) > 1:
+        figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False)
+    return Plot(check, sum(len(measured(result)) for result in results), _svg(figure))
+
+
+def _draw(axes: Axes, panel: Panel, results: Sequence[Result], subjects: Sequence[str]) -> None:
+    """Shares of each subject's measurements, so that subjects with more cases look no different."""
+    for number, subject in enumerate(subjects):
+        values = _values(panel, (result for result in results if result.subject == subject))
+        shares = [0.0] * (len(panel.edges) - 1)
+        for value in values:
+            shares[_bin(panel, value)] += 1.0 / len(values)
+        axes.stairs(
+            shares, panel.edges, label=_plain(subject), color=_COLOURS[number % len(_COLOURS)], linewidth=1.2
+        )
+    if panel.log:
+        axes.set_xscale("log", base=2)
+    axes.axvline(panel.limit, color="#666666", linewidth=0.8, linestyle=":")
+    axes.set_ylim(bottom=0.0)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _values(panel: Panel, results: Iterable[Result]) -> list[float]:
+    # A single number says nothing of a distribution of errors, but it is all that a tiny case has.
+    samples = [sample.measurement for result in results for sample in measured(result)]
+    taken = [m for m in samples if not panel.log or m.elements > 0]
+    return [badness(getattr(measurement, panel.statistic)) for measurement in taken]
+
+
+def _bin(panel: Panel, value: float) -> int:
+    inside = sum(edge <= value for edge in panel.edges) - 1
+    return min(max(inside, 0), len(panel.edges) - 2)
+
+
+def _plain(text: str) -> str:
+    """A label that matplotlib draws as it is: `$` would start a formula, a leading `_` hide it."""
+    return text.replace("$", r"\$").removeprefix("_")
+
+
+def _svg(figure: Figure) -> str:
+    with io.StringIO() as file:
+        figure.savefig(file, format="svg", metadata=_NO_METADATA)
+        text = file.getvalue()
+    element = text[text.index("<svg") :]
+    return re.sub(r"<metadata>.*?</metadata>\s*", "", element, flags=re.S).strip()

@@ -1,0 +1,146 @@
+"""What a person at a terminal sees of a run or of a change: the counts, what is wrong, one last line."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from conformance import failure
+from conformance.record import RunRecord, Verdict
+from reports.compare import Comparison
+from reports.pairing import Fate, Pair
+from reports.spread import STATISTICS, Row, main_rows
+from reports.summary import Summary, asked, summarise
+from reports.words import number, one_line, plural, printable, recipe
+
+_LISTED = 20
+_STYLES = {
+    Verdict.PASS: "green",
+    Verdict.FAIL: "bold red",
+    Verdict.ERROR: "bold red",
+    Verdict.XPASS: "bold red",
+    Verdict.MISTRUSTED: "yellow",
+    Verdict.XFAIL: "yellow",
+    Verdict.UNSUPPORTED: "dim",
+}
+
+
+def print_run(record: RunRecord, console: Console) -> None:
+    """Counts by subject and check, each red result explained, known failures, problems, the status."""
+    summary = summarise(record)
+    if summary.tallies:
+        console.print(_tally_table(summary))
+    for result in summary.red:
+        console.print()
+        plain(console, failure.explain(result))
+    _print_known(summary, console)
+    mistrusted = record.counts[Verdict.MISTRUSTED]
+    if mistrusted:
+        console.print()
+        plain(
+            console,
+            f"{mistrusted} MISTRUSTED: such a case cannot tell right from wrong and is no pass",
+        )
+    for problem in record.problems:
+        console.print()
+        plain(console, f"problem: {problem}")
+    console.print()
+    plain(
+        console, f"{summary.headline} ({asked(record)})", "green" if record.status == "pass" else "bold red"
+    )
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Notes, verdicts and numbers that became worse, and in the last line whether anything regressed."""
+    for note in comparison.notes:
+        plain(console, f"note: {note}", "yellow")
+    worse = comparison.of_fate(Fate.BROKEN) + comparison.of_fate(Fate.LOST)
+    _print_pairs("Verdicts that became worse", worse, console)
+    _print_pairs("Fixed", comparison.of_fate(Fate.FIXED), console)
+    rows = main_rows(comparison.rows)
+    if rows:
+        console.print(_number_table(rows[:_LISTED]))
+        _print_more(len(rows), "row", console)
+    if comparison.regressions:
+        console.print()
+    for regression in comparison.regressions[:_LISTED]:
+        plain(console, f"worse: {regression}")
+    _print_more(len(comparison.regressions), "regression", console)
+    console.print()
+    plain(console, comparison.headline, "bold red" if comparison.regressed else "green")
+
+
+def plain(console: Console, text: str, style: str | None = None) -> None:
+    """Print text as it is: nothing wrapped, nothing taken for markup, so that a line can be copied."""
+    console.print(printable(text), style=style, soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+
+def _table(title: str | None, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _tally_table(summary: Summary) -> Table:
+    table = _table(None, ("subject", "check"), tuple(verdict.value for verdict in summary.verdicts))
+    for tally in summary.tallies:
+        cells = (
+            f"[{_STYLES[verdict]}]{count}[/]" if count else "[dim].[/]"
+            for verdict, count in zip(summary.verdicts, summary.cells(tally), strict=True)
+        )
+        table.add_row(_cell(tally.subject), _cell(tally.check), *cells)
+    return table
+
+
+def _number_table(rows: tuple[Row, ...]) -> Table:
+    heads = ("err/bound", "rms max", "rms median", "z", "bias t")
+    table = _table("Numbers, before -> after", ("subject", "check", "dtype", "feature", "output"), heads)
+    for row in rows:
+        names = (row.subject, row.check, row.dtype, row.feature, row.output)
+        table.add_row(*(_cell(name) for name in names), *(_change(row, name) for name in STATISTICS))
+    return table
+
+
+def _change(row: Row, statistic: str) -> str:
+    before, after = (number(getattr(side, statistic)) for side in (row.base, row.head))
+    text = before if before == after else f"{before} -> {after}"
+    if statistic in row.worse:
+        return f"[bold red]{text} worse[/]"
+    return f"[green]{text}[/]" if statistic in row.better else text
+
+
+def _print_known(summary: Summary, console: Console) -> None:
+    if summary.known:
+        console.print()
+        plain(console, "Expected failures:")
+    for known in summary.known:
+        cases = plural(known.cases, "case")
+        plain(
+            console,
+            f"  {known.subject} {known.check}, {cases}: {one_line(known.reason)} {known.link}".rstrip(),
+        )
+
+
+def _print_pairs(title: str, pairs: tuple[Pair, ...], console: Console) -> None:
+    if not pairs:
+        return
+    plain(console, f"{title}:")
+    for pair in pairs[:_LISTED]:
+        question = f"{pair.result.subject} {pair.result.check} {pair.case_id}"
+        message = f": {one_line(pair.result.message)}" if pair.result.message else ""
+        plain(console, f"  {pair.before} -> {pair.after}  {question}  {recipe(pair.result.case)}{message}")
+    _print_more(len(pairs), "case", console)
+    console.print()
+
+
+def _print_more(count: int, noun: str, console: Console) -> None:
+    if count > _LISTED:
+        plain(console, f"  and {plural(count - _LISTED, noun)} more")
+
+
+def _cell(text: Any) -> str:
+    return escape(one_line(str(text)))

@@ -1,0 +1,36 @@
+"""The command as a function, in an environment that it may change."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from conformance.cli import main
+
+
+@dataclass(frozen=True)
+class Done:
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def _restored_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def attest(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Runs the command in this process."""
+
+    def run(*arguments: object) -> Done:
+        status = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Done(status, captured.out, captured.err)
+
+    return run

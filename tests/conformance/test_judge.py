@@ -1,0 +1,202 @@
+"""Verdicts: a correct kernel passes, and each way of being wrong is named."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from conformance.case import Case
+from conformance.judge import judge
+from conformance.record import Result, Verdict
+from conformance.subject import Subject
+from tests.conformance.toy import leaks_tracers, modifies_its_input, toy, toy_attention
+
+CASE = Case(q_len=5, kv_len=7, head_dim=4, causal=True, seed=3)
+
+
+def verdict(subject: Subject, check: str, case: Case = CASE) -> Result:
+    (result,) = judge(subject, case, (check,))
+    return result
+
+
+ORACLE_CHECKS = ("forward", "gradients", "determinism", "poison", "purity")
+TRANSFORM_CHECKS = (
+    "transforms.eager",
+    "transforms.grad_under_jit",
+    "transforms.remat",
+    "transforms.vmap",
+    "transforms.scan",
+    "transforms.no_retrace",
+)
+
+
+@pytest.mark.parametrize("check", [*ORACLE_CHECKS, *TRANSFORM_CHECKS])
+def test_a_correct_kernel_passes(check: str) -> None:
+    result = verdict(toy(), check)
+    assert result.verdict is Verdict.PASS, result.message
+    assert result.clauses
+
+
+def broken(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda *arrays, **options: change(toy_attention(*arrays, **options))
+
+
+WRONG = {
+    "shape (5, 4)": broken(lambda out: out[0, :, 0]),
+    "dtype int32": broken(lambda out: out.astype(jnp.int32)),
+    "NoneType": broken(lambda _out: None),
+    "raised RuntimeError: no such kernel": broken(lambda _out: fail("no such kernel\nand a long traceback")),
+    "raised ZeroDivisionError": broken(lambda _out: 1 // 0),
+    "outside the error model: out (bound": broken(lambda out: out * 1.001),
+}
+
+
+def fail(message: str) -> None:
+    raise RuntimeError(message)
+
+
+@pytest.mark.parametrize("sentence", WRONG)
+def test_a_wrong_return_is_one_sentence(sentence: str) -> None:
+    result = verdict(toy(WRONG[sentence]), "forward")
+    assert result.verdict is Verdict.FAIL
+    assert sentence in result.message
+    assert "\n" not in result.message
+
+
+def test_a_missing_lse_is_a_failure() -> None:
+    result = verdict(toy(returns_lse=True), "lse")
+    assert result.verdict is Verdict.FAIL
+    assert "expected (out, lse)" in result.message
+
+
+def test_a_wrong_gradient_is_seen_though_the_output_is_right() -> None:
+    import jax
+
+    def half_the_gradient(out: Any) -> Any:
+        return 0.5 * out + jax.lax.stop_gradient(0.5 * out)
+
+    subject = toy(broken(half_the_gradient))
+    assert verdict(subject, "forward").verdict is Verdict.PASS
+    result = verdict(subject, "gradients")
+    assert result.verdict is Verdict.FAIL
+    assert {m.output for m in result.measurements if m.broken} == {"dquery", "dkey", "dvalue"}
+    worst = result.measurements[0].worst
+    assert worst is not None
+    assert worst.got_hex.startswith("0x")
+
+
+def test_a_kept_tracer_is_named() -> None:
+    result = verdict(toy(leaks_tracers), "determinism")
+    assert result.verdict is Verdict.PASS  # one trace alone leaks nothing yet
+    result = verdict(toy(leaks_tracers), "transforms.vmap", replace(CASE, q_len=5))
+    assert result.verdict is Verdict.FAIL
+    assert "tracer" in result.message
+
+
+def test_a_modified_input_is_named() -> None:
+    result = verdict(toy(modifies_its_input), "purity")
+    assert result.verdict is Verdict.FAIL
+    assert "modified its input query" in result.message
+
+
+def test_a_kernel_that_is_not_deterministic_fails_unless_it_says_so() -> None:
+    import itertools
+
+    import jax
+
+    counter = itertools.count()
+
+    def noisy(out: Any) -> Any:
+        noise = jax.pure_callback(
+            lambda: jnp.float32(next(counter)) * 1e-3, jax.ShapeDtypeStruct((), jnp.float32)
+        )
+        return out + noise
+
+    assert verdict(toy(broken(noisy)), "determinism").verdict is Verdict.FAIL
+    declared = toy(broken(noisy), semantics=replace(toy().semantics, deterministic=False))
+    assert verdict(declared, "determinism").verdict is Verdict.UNSUPPORTED
+
+
+def test_a_leak_from_under_the_mask_is_named() -> None:
+    def sums_everything(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        return toy_attention(query, key, value, **options) + 0 * value.sum()
+
+    case = Case(q_len=1, kv_len=3, causal=True, batch=1, head_dim=2)
+    hidden = replace(case, q_len=2, kv_len=1)
+    assert verdict(toy(), "poison", hidden).verdict is Verdict.PASS
+    wide = replace(case, q_len=1, kv_len=3, window=(0, 0), causal=False)
+    subject = toy(sums_everything, features=frozenset({"causal", "window"}))
+    result = verdict(subject, "poison", wide)
+    assert result.verdict is Verdict.FAIL
+
+
+def test_a_retracing_kernel_is_named() -> None:
+    import jax
+
+    def compiles_every_time(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        return jax.jit(lambda *arrays: toy_attention(*arrays, **options))(query, key, value)
+
+    result = verdict(toy(compiles_every_time), "transforms.no_retrace")
+    assert result.verdict is Verdict.FAIL
+    assert "compiled" in result.message
+
+
+def test_a_case_that_cannot_tell_is_mistrusted() -> None:
+    """One row under a causal mask sees every key, so causal or not is the same."""
+    blind = Case(q_len=1, kv_len=3, head_dim=2, causal=True)
+    result = verdict(toy(), "forward", blind)
+    assert result.verdict is Verdict.MISTRUSTED
+    assert "causal" in result.message
+
+
+def test_mistrust_does_not_hide_a_failure() -> None:
+    blind = Case(q_len=1, kv_len=3, head_dim=2, causal=True)
+    assert verdict(toy(broken(lambda out: out + 1)), "forward", blind).verdict is Verdict.FAIL
+
+
+def test_an_undeclared_case_is_unsupported() -> None:
+    result = verdict(toy(), "forward", Case(q_len=2, kv_len=2, soft_cap=3.0))
+    assert result.verdict is Verdict.UNSUPPORTED
+    assert "soft_cap" in result.message
+
+
+def test_a_broken_harness_is_an_error_not_a_failure() -> None:
+    def broken_numerics(dtype: str, tiling: object) -> Any:
+        raise KeyError(dtype)
+
+    result = verdict(toy(numerics=broken_numerics), "forward")
+    assert result.verdict is Verdict.ERROR
+    assert "KeyError" in result.message
+
+
+def test_an_unknown_check_names_the_known_ones() -> None:
+    with pytest.raises(LookupError, match="forward"):
+        judge(toy(), CASE, ("nonsense",))
+
+
+REFUSED = ("refusal.undeclared_sinks", "refusal.undeclared_mask", "refusal.undeclared_dropout")
+
+
+@pytest.mark.parametrize("check", REFUSED)
+def test_a_refused_feature_is_unsupported(check: str) -> None:
+    assert verdict(toy(), check, Case(batch=2, q_len=5, kv_len=5)).verdict is Verdict.UNSUPPORTED
+
+
+@pytest.mark.parametrize("check", REFUSED)
+def test_a_swallowed_feature_is_a_failure(check: str) -> None:
+    def swallows(query: Any, key: Any, value: Any, **_options: Any) -> Any:
+        return toy_attention(query, key, value)
+
+    result = verdict(toy(swallows), check, Case(batch=2, q_len=5, kv_len=5))
+    assert result.verdict is Verdict.FAIL
+    assert "silently accepted" in result.message
+
+
+def test_a_malformed_argument_must_be_named() -> None:
+    base = Case(batch=2, q_len=5, kv_len=5, q_heads=2, kv_heads=2, head_dim=4)
+    assert verdict(toy(), "refusal.key_head_dim", base).verdict is Verdict.PASS
+    result = verdict(toy(), "refusal.scale_nan", base)
+    assert result.verdict is Verdict.FAIL
+    assert "scale" in result.message

@@ -1,0 +1,278 @@
+"""What counts as a regression: each rule by a pair of runs that differ in nothing else."""
+
+import math
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import reports.compare
+from conformance.record import RunRecord, Verdict
+from reports.compare import compare_records
+from reports.pairing import Fate
+from reports.spread import ALL, STATISTICS
+from reports.thresholds import SCOPES, limits
+from tests.reports.records import case, example_base, example_head, measurement, result, run
+
+PASS, FAIL, ERROR, XFAIL, XPASS = Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.XFAIL, Verdict.XPASS
+MISTRUSTED, UNSUPPORTED = Verdict.MISTRUSTED, Verdict.UNSUPPORTED
+
+GOOD = run(*(result(PASS, measurement(), asked=case(seed)) for seed in range(10)))
+
+
+def changed(**numbers: float) -> RunRecord:
+    """GOOD with other numbers in every case."""
+    return run(*(result(PASS, measurement(**numbers), asked=case(seed)) for seed in range(10)))
+
+
+def one(verdict: Verdict, **others: object) -> RunRecord:
+    """GOOD with another verdict on its first case."""
+    return run(replace(GOOD.results[0], verdict=verdict, **others), *GOOD.results[1:])
+
+
+# (rule, base, head, what its only regression says)
+REGRESSIONS = {
+    "a pass fails": ("_verdicts", GOOD, one(FAIL), "1 case PASS -> FAIL"),
+    "a pass errs": ("_verdicts", GOOD, one(ERROR), "1 case PASS -> ERROR"),
+    "a known failure is one no more": ("_verdicts", one(XFAIL), one(XPASS), "1 case XFAIL -> XPASS"),
+    "refused before, fails now": ("_verdicts", one(UNSUPPORTED), one(FAIL), "1 case UNSUPPORTED -> FAIL"),
+    "a new case fails": (
+        "_verdicts",
+        GOOD,
+        run(*GOOD.results, result(FAIL, asked=case(99))),
+        "1 case FAIL and new",
+    ),
+    "a pass is mistrusted": ("_verdicts", GOOD, one(MISTRUSTED), "1 case PASS -> MISTRUSTED"),
+    "a pass is refused": (
+        "_verdicts",
+        GOOD,
+        one(UNSUPPORTED, measurements=()),
+        "1 case PASS -> UNSUPPORTED",
+    ),
+    "a pass is excused": ("_verdicts", GOOD, one(XFAIL), "1 case PASS -> XFAIL"),
+    "passes are gone": ("_verdicts", GOOD, run(*GOOD.results[2:]), "2 cases PASS before and gone"),
+    "a feature is no longer covered": (
+        "_coverage",
+        run(*GOOD.results, result(PASS, asked=case(50, causal=True))),
+        replace(GOOD, seed=1),
+        "our.kernel forward causal: 1 case passed, none is left",
+    ),
+    "a feature is only mistrusted now": (
+        "_coverage",
+        run(*GOOD.results, result(PASS, asked=case(50, causal=True))),
+        run(*GOOD.results, result(MISTRUSTED, asked=case(51, causal=True)), seed=1),
+        "our.kernel forward causal: 1 case passed, none is left",
+    ),
+    "err/bound": ("_numbers", GOOD, changed(worst_ratio=0.95), "max err/bound 0.4 -> 0.95"),
+    "rms ratio": ("_numbers", GOOD, changed(rms_ratio=1.4), "max rms ratio 0.7 -> 1.4"),
+    "median of the rms ratio, of short cases": (
+        "_numbers",
+        run(*(result(PASS, measurement(), asked=case(seed, kv_len=64)) for seed in range(8))),
+        run(*(result(PASS, measurement(rms_ratio=1.2), asked=case(seed, kv_len=64)) for seed in range(8))),
+        "median rms ratio 0.7 -> 1.2",
+    ),
+    "z": ("_numbers", GOOD, changed(largest_z=7.5), "largest z 3 -> 7.5"),
+    "bias": ("_numbers", GOOD, changed(bias_t=30.0), "bias t 1 -> 30"),
+    "bias the other way": ("_numbers", GOOD, changed(bias_t=-30.0), "bias t 1 -> 30"),
+    "not a number": ("_numbers", GOOD, changed(worst_ratio=math.nan), "max err/bound 0.4 -> inf"),
+    "infinite in few elements": (
+        "_numbers",
+        run(result(PASS, measurement(elements=1))),
+        run(result(PASS, measurement(elements=0, worst_ratio=math.inf))),
+        "max err/bound 0.4 -> inf",
+    ),
+    "one case among others": (
+        "_numbers",
+        run(*GOOD.results, result(PASS, measurement(rms_ratio=1.2), asked=case(50))),
+        run(
+            result(PASS, measurement(rms_ratio=1.25), asked=case(0)),
+            *GOOD.results[1:],
+            result(PASS, measurement(rms_ratio=1.2), asked=case(50)),
+        ),
+        "1 case got worse, most rms ratio 0.7 -> 1.25",
+    ),
+    "one feature among others": (
+        "_numbers",
+        run(
+            *(result(PASS, measurement(rms_ratio=1.2), asked=case(seed)) for seed in range(10)),
+            *(result(PASS, measurement(), asked=case(seed, causal=True, kv_len=64)) for seed in range(8)),
+        ),
+        run(
+            *(result(PASS, measurement(rms_ratio=1.2), asked=case(seed)) for seed in range(10)),
+            *(
+                result(PASS, measurement(rms_ratio=1.3), asked=case(seed, causal=True, kv_len=64))
+                for seed in range(8)
+            ),
+        ),
+        "with causal, median rms ratio 0.7 -> 1.3",
+    ),
+    "other cases": (
+        "_numbers",
+        run(*(result(PASS, measurement(), asked=case(seed)) for seed in range(10)), seed=1),
+        run(*(result(PASS, measurement(rms_ratio=1.4), asked=case(100 + seed)) for seed in range(10))),
+        "max rms ratio 0.7 -> 1.4",
+    ),
+    "an output is gone": (
+        "_unmeasured",
+        run(result(PASS, measurement(), measurement("lse"))),
+        run(result(PASS, measurement())),
+        "our.kernel forward bfloat16 lse: no longer measured on 1 case",
+    ),
+    "a new problem": (
+        "_problems",
+        GOOD,
+        replace(GOOD, problems=("stale expectation",)),
+        "new problem: stale expectation",
+    ),
+    "head cut short": (
+        "_unusable",
+        GOOD,
+        replace(GOOD, complete=False, note="interrupted", results=GOOD.results[:5]),
+        "head record: incomplete: interrupted",
+    ),
+    "base cut short": (
+        "_unusable",
+        replace(GOOD, complete=False, results=GOOD.results[:5]),
+        GOOD,
+        "base record: incomplete",
+    ),
+    "nothing compared": ("_unusable", run(), run(), "head record: holds no results"),
+}
+
+FINE = {
+    "nothing changed": (GOOD, GOOD),
+    "still red": (one(FAIL), one(ERROR)),
+    "fixed": (one(FAIL), GOOD),
+    "mended": (one(XFAIL), GOOD),
+    "refused, then mistrusted": (one(UNSUPPORTED), one(MISTRUSTED)),
+    "a red case is gone": (one(FAIL), run(*GOOD.results[1:])),
+    "a new case passes": (run(*GOOD.results[1:]), GOOD),
+    "first record": (run(), GOOD),
+    "better numbers": (changed(rms_ratio=1.4, worst_ratio=0.9, bias_t=30.0, largest_z=9.0), GOOD),
+    "another throw": (GOOD, changed(worst_ratio=0.5, rms_ratio=0.75, largest_z=3.6, bias_t=6.0)),
+    "noise of few elements": (
+        run(result(PASS, measurement(elements=2))),
+        run(result(PASS, measurement(elements=2, rms_ratio=2.0, bias_t=20.0))),
+    ),
+    "noise of few keys": (
+        run(result(PASS, measurement(), asked=case(kv_len=64))),
+        run(result(PASS, measurement(rms_ratio=2.0, bias_t=20.0), asked=case(kv_len=64))),
+    ),
+    "as infinite as before": (changed(worst_ratio=math.inf), changed(worst_ratio=math.nan)),
+    "an old problem": (replace(GOOD, problems=("a",)), replace(GOOD, problems=("a",))),
+    "other cases, alike": (
+        GOOD,
+        run(*(result(PASS, measurement(rms_ratio=0.8), asked=case(60 + s)) for s in range(10)), seed=1),
+    ),
+    "asked for less": (GOOD, run(*GOOD.results[:3], narrowed="--feature window")),
+    "another shard": (GOOD, run(*GOOD.results[:3], shard=(1, 2))),
+    "a lattice is judged by the bound alone": (
+        run(result(PASS, measurement(), asked=case(family="integers"))),
+        run(result(PASS, measurement(rms_ratio=9.0, largest_z=9.0), asked=case(family="integers"))),
+    ),
+    "a known failure fails harder": (
+        run(*GOOD.results, result(XFAIL, measurement(worst_ratio=5.0), asked=case(50))),
+        run(*GOOD.results, result(XFAIL, measurement(worst_ratio=900.0), asked=case(50))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_each_rule_finds_its_regression(name: str) -> None:
+    _, base, head, says = REGRESSIONS[name]
+    comparison = compare_records(base, head)
+    assert comparison.regressed
+    assert [says in str(regression) for regression in comparison.regressions] == [True], (
+        comparison.regressions
+    )
+    assert says in comparison.headline
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_no_other_rule_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, base, head, _ = REGRESSIONS[name]
+    others = tuple(r for r in reports.compare._RULES if r.__name__ != rule)
+    assert len(others) == len(reports.compare._RULES) - 1
+    monkeypatch.setattr(reports.compare, "_RULES", others)
+    assert not compare_records(base, head).regressed
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule.__name__ for rule in reports.compare._RULES} == {rule for rule, *_ in REGRESSIONS.values()}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_no_false_alarm(name: str) -> None:
+    comparison = compare_records(*FINE[name])
+    assert not comparison.regressed, comparison.regressions
+    assert comparison.headline.startswith("No regression: ")
+
+
+def test_two_regressions_are_counted_the_gravest_first() -> None:
+    comparison = compare_records(example_base(), example_head())
+    assert comparison.headline.startswith(
+        "5 regressions: our.kernel forward bfloat16: 1 case PASS -> FAIL, 1 case PASS -> MISTRUSTED; their."
+    )
+    assert len(comparison.of_fate(Fate.FIXED)) == 1
+
+
+def test_another_profile_or_seed_is_noted_and_no_loss() -> None:
+    other = run(
+        *(result(PASS, measurement(), asked=case(60 + s)) for s in range(10)), profile="nightly", seed=3
+    )
+    comparison = compare_records(GOOD, other)
+    notes = " ".join(comparison.notes)
+    assert "profile: base quick, head nightly" in notes
+    assert "seed: base 0, head 3" in notes
+    assert "1 of 1 row of numbers compare different cases" in notes
+    assert not comparison.regressed
+
+
+def test_what_is_new_and_what_is_gone_is_noted() -> None:
+    base = run(result(PASS, measurement()), result(FAIL, subject="old"))
+    head = run(
+        result(PASS, measurement(), measurement("lse")),
+        result(PASS, check="purity"),
+        result(PASS, subject="new"),
+    )
+    notes = compare_records(base, head).notes
+    assert "new in head: subject new" in notes
+    assert "only in base: subject old" in notes
+    assert "new in head: check our.kernel purity" in notes
+    assert "new in head: output our.kernel forward lse" in notes
+
+
+def test_a_question_answered_twice_counts_with_its_worst_answer() -> None:
+    assert compare_records(GOOD, run(*GOOD.results, *one(FAIL).results)).regressed
+
+
+def test_rows_are_by_feature_and_hold_the_extremes() -> None:
+    record = run(
+        result(PASS, measurement(rms_ratio=0.5, bias_t=-5.0), asked=case(0)),
+        result(PASS, measurement(rms_ratio=0.6), asked=case(1)),
+        result(PASS, measurement(rms_ratio=1.0, worst_ratio=0.9), asked=case(2, causal=True)),
+    )
+    rows = {row.feature: row.head for row in compare_records(record, record).rows}
+    whole, causal = rows[ALL], rows["causal"]
+    assert whole is not None
+    assert causal is not None
+    assert (whole.results, whole.worst_ratio, whole.rms_ratio, whole.rms_median) == (3, 0.9, 1.0, 0.6)
+    assert (whole.bias_t, causal.results, causal.rms_median) == (5.0, 1, 1.0)
+
+
+def test_the_order_of_results_does_not_matter() -> None:
+    base, head = example_base(), example_head()
+    turned = compare_records(
+        replace(base, results=base.results[::-1]), replace(head, results=head.results[::-1])
+    )
+    assert turned.regressions == compare_records(base, head).regressions
+    assert turned.rows == compare_records(base, head).rows
+
+
+def test_every_threshold_has_a_reason() -> None:
+    text = (Path(reports.compare.__file__).parent / "compare.toml").read_text()
+    assert set(tomllib.loads(text)) == set(SCOPES)
+    for scope in SCOPES:
+        assert set(limits(scope)) == set(STATISTICS) - ({"rms_median"} if scope == "case" else set())
+        assert all(len(limit.reason) > 20 for limit in limits(scope).values())

@@ -1,0 +1,73 @@
+"""What a CI server reads: well-formed JUnit XML whose counts are right and whose red is red."""
+
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from conformance.failure import explain
+from conformance.record import Verdict
+from reports.render.junit import RUN_SUITE, render_run
+from tests.reports.records import example_base, example_head, result, run
+
+
+@pytest.mark.usefixtures("own_words")
+def test_snapshot(matches_snapshot: Callable[[str, str], None]) -> None:
+    matches_snapshot("run.junit.xml", render_run(example_head()))
+
+
+def test_counts_are_those_of_the_record() -> None:
+    record = example_head()
+    root = ET.fromstring(render_run(record))
+    suites = {suite.get("name"): suite for suite in root}
+    assert set(suites) == {"our.kernel", "their.kernel", RUN_SUITE}
+    assert root.get("tests") == str(len(record.results) + 1 + len(record.problems))
+    for name in ("tests", "failures", "errors", "skipped"):
+        assert int(root.get(name, "")) == sum(int(suite.get(name, "")) for suite in suites.values())
+    ours = suites["our.kernel"]
+    assert (ours.get("failures"), ours.get("errors"), ours.get("skipped")) == ("1", "0", "3")
+    assert suites["their.kernel"].get("errors") == "1"
+    names = [(test.get("classname"), test.get("name")) for test in root.iter("testcase")]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_each_verdict_has_its_element(verdict: Verdict) -> None:
+    record = run(result(verdict, message="because", link="https://example.org/1"))
+    (test,) = ET.fromstring(render_run(record)).findall("testsuite[@name='our.kernel']/testcase")
+    tags = [child.tag for child in test]
+    if verdict is Verdict.PASS:
+        assert tags == []
+    elif verdict.red:
+        assert tags == ["error" if verdict is Verdict.ERROR else "failure"]
+        assert test[0].text == explain(record.results[0])
+        assert (test[0].get("type"), test[0].get("message")) == (verdict.value, "because")
+    else:
+        assert tags == ["skipped"]
+        assert test[0].get("message") == f"{verdict.value} because https://example.org/1"
+
+
+def test_any_text_survives() -> None:
+    message = "".join(map(chr, range(256))) + "\ud800 \ufffe ]]> & <a b='c'>"
+    root = ET.fromstring(render_run(run(result(Verdict.FAIL, message=message), problems=(message,))))
+    (failure,) = root.findall("testsuite[@name='our.kernel']/testcase/failure")
+    assert "]]> & <a b='c'>" in (failure.text or "")
+    assert r"\x00" in (failure.text or "")
+
+
+def test_what_fails_a_run_is_a_failing_test() -> None:
+    for record, name in (
+        (replace(example_base(), problems=("stale",)), "problem: stale"),
+        (replace(example_base(), complete=False, note="interrupted"), "complete"),
+        (run(), "complete"),
+    ):
+        root = ET.fromstring(render_run(record))
+        (test,) = root.findall(f"testsuite[@name='{RUN_SUITE}']/testcase[failure]")
+        assert test.get("name") == name
+    assert ET.fromstring(render_run(run(result()))).get("failures") == "0"
+
+
+def test_the_order_of_results_does_not_matter() -> None:
+    head = example_head()
+    assert render_run(replace(head, results=head.results[::-1])) == render_run(head)

@@ -1,0 +1,186 @@
+"""A run keeps everything that it finds, names what it could not find, and shrinks new failures only."""
+
+from collections import Counter
+
+import pytest
+
+from conformance import runner
+from conformance.case import Case
+from conformance.expectations import Expectation
+from conformance.plan import Restriction, Task
+from conformance.record import Result, Verdict, merge_records, read_record, write_record
+from conformance.runner import RequestError, in_shard, run
+from tests.runner.fakes import CASES, judged, planned, request, shrunk
+
+KNOWN = Expectation("toys.right", "forward", "known to fail", "https://example.org/1", case={"q_len": 9})
+
+
+def test_every_task_is_judged_by_every_check(monkeypatch):
+    planned(monkeypatch)
+    judged(monkeypatch)
+    record = run(request())
+    assert record.complete
+    assert record.status == "pass"
+    assert Counter((r.case, r.check) for r in record.results) == Counter(
+        (case, check) for case in CASES for check in ("forward", "gradients")
+    )
+
+
+def test_the_simplest_failure_of_each_check_is_shrunk_and_both_cases_are_kept(monkeypatch):
+    planned(monkeypatch)
+    judged(monkeypatch, (CASES[0], "forward"), (CASES[1], "forward"), (CASES[2], "gradients"))
+    searched = shrunk(monkeypatch)
+    record = run(request())
+    assert [(r.check, r.case) for r in searched] == [("forward", CASES[1]), ("gradients", CASES[2])]
+    minimal = [r for r in record.results if r.minimal]
+    assert [(r.check, r.case) for r in minimal] == [("forward", Case(q_len=1)), ("gradients", Case(q_len=1))]
+    assert record.counts["FAIL"] == 5
+
+
+def test_a_case_that_is_the_simplest_already_is_kept_once(monkeypatch):
+    planned(monkeypatch)
+    judged(monkeypatch, (CASES[0], "forward"))
+    shrunk(monkeypatch, simplest=None)
+    failures = [r for r in run(request()).results if r.verdict is Verdict.FAIL]
+    assert [(r.case, r.minimal) for r in failures] == [(CASES[0], True)]
+
+
+def test_an_expected_failure_is_never_shrunk(monkeypatch):
+    planned(monkeypatch)
+    judged(monkeypatch, (CASES[0], "forward"))
+    searched = shrunk(monkeypatch)
+    record = run(request(expectations=(KNOWN,)))
+    assert searched == []
+    (known,) = (r for r in record.results if r.verdict is Verdict.XFAIL)
+    assert known.link == KNOWN.link
+    assert KNOWN.reason in known.message
+    assert record.status == "pass"
+
+
+def test_a_new_failure_that_shrinks_into_a_known_one_keeps_its_own_case(monkeypatch):
+    planned(monkeypatch)
+    judged(monkeypatch, (CASES[2], "forward"), (CASES[0], "forward"))
+    shrunk(monkeypatch, simplest=CASES[0])
+    record = run(request(expectations=(KNOWN,)))
+    assert [r.case for r in record.results if r.verdict is Verdict.FAIL] == [CASES[2]]
+
+
+def test_the_one_case_of_a_refusal_is_its_simplest(monkeypatch):
+    planned(monkeypatch, Task("toys.right", CASES[0], ("refusal.query_rank",)))
+    judged(monkeypatch, (CASES[0], "refusal.query_rank"))
+    searched = shrunk(monkeypatch)
+    (failure,) = run(request()).results
+    assert failure.minimal
+    assert searched == []
+
+
+def test_an_interrupted_run_is_partial_and_says_so(monkeypatch, tmp_path):
+    def judge(subject, case, checks):
+        if case == CASES[2]:
+            raise KeyboardInterrupt
+        return [Result(subject.name, check, (), case, Verdict.PASS) for check in checks]
+
+    planned(monkeypatch)
+    monkeypatch.setattr(runner, "judge", judge)
+    path = tmp_path / "run.json"
+    record = run(request(), save=lambda found: write_record(found, path))
+    for found in (record, read_record(path)):
+        assert not found.complete
+        assert found.note.startswith("interrupted, judging: 2 of at least 3 tasks")
+        assert {r.case for r in found.results} == {CASES[0], CASES[1]}
+        assert found.status == "fail"
+
+
+def test_a_crash_of_the_run_itself_leaves_what_it_had(monkeypatch, tmp_path):
+    def tasks(subject, profile, seed, only):
+        yield Task("toys.right", CASES[0], ("forward",))
+        raise MemoryError("no more")
+
+    def watch(progress):
+        if progress.done:
+            raise OSError("the terminal is gone")
+
+    monkeypatch.setattr(runner, "tasks", tasks)
+    judged(monkeypatch)
+    path = tmp_path / "run.json"
+    with pytest.raises(OSError, match="terminal is gone"):
+        run(request(), watch, save=lambda found: write_record(found, path))
+    found = read_record(path)
+    assert not found.complete
+    assert "the run itself failed" in found.note
+    assert "terminal is gone" in found.note
+    assert [r.case for r in found.results] == [CASES[0]]
+
+
+def test_a_subject_without_drawable_cases_is_a_problem_and_spoils_nothing_else(monkeypatch):
+    def tasks(subject, profile, seed, only):
+        yield Task("toys.right", CASES[0], ("forward",))
+        raise ZeroDivisionError("in the numerics that it declares")
+
+    monkeypatch.setattr(runner, "tasks", tasks)
+    judged(monkeypatch)
+    record = run(request())
+    assert len(record.results) == 1
+    assert record.status == "fail"
+    assert "ZeroDivisionError: in the numerics" in record.problems[0]
+
+
+def test_an_impossible_restriction_is_refused_before_anything_is_saved(monkeypatch):
+    def tasks(subject, profile, seed, only):
+        raise ValueError("does not declare bias")
+        yield
+
+    saved = []
+    monkeypatch.setattr(runner, "tasks", tasks)
+    with pytest.raises(RequestError, match="does not declare bias"):
+        run(request(only=Restriction(features=frozenset({"bias"}))), save=saved.append)
+    assert saved == []
+
+
+def test_a_run_of_nothing_fails(monkeypatch):
+    monkeypatch.setattr(runner, "tasks", lambda subject, profile, seed, only: iter(()))
+    record = run(request())
+    assert record.status == "fail"
+    assert record.problems == ("nothing was judged: no case fits what was asked",)
+
+
+def test_two_runs_write_the_same_bytes(monkeypatch, tmp_path):
+    planned(monkeypatch)
+    judged(monkeypatch, (CASES[0], "forward"))
+    shrunk(monkeypatch)
+    paths = [tmp_path / name for name in ("first.json", "second.json")]
+    for path in paths:
+        write_record(run(request()), path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_shards_share_out_every_task_once(monkeypatch):
+    posed = [Task("toys.right", Case(seed=seed), ("forward",)) for seed in range(60)]
+    planned(monkeypatch, *posed)
+    judged(monkeypatch)
+    parts = [run(request(shard=(number, 3))) for number in (1, 2, 3)]
+    assert all(10 < len(part.results) < 30 for part in parts)
+    whole = run(request())
+    merged = merge_records(parts)
+    assert merged.to_json() == whole.to_json()
+
+
+def test_a_shard_knows_its_tasks_whatever_else_is_drawn():
+    task = Task("toys.right", CASES[0], ("forward",))
+    homes = [number for number in (1, 2, 3, 4) if in_shard("toys.right", task, (number, 4))]
+    assert len(homes) == 1
+
+
+def test_records_of_other_runs_do_not_merge(monkeypatch):
+    planned(monkeypatch)
+    judged(monkeypatch)
+    first, second = (run(request(shard=(number, 2))) for number in (1, 2))
+    with pytest.raises(ValueError, match="shards: got 1/2, expected 1/2, 2/2"):
+        merge_records([first])
+    with pytest.raises(ValueError, match="shards"):
+        merge_records([first, first])
+    with pytest.raises(ValueError, match="seed"):
+        merge_records([first, run(request(shard=(2, 2), seed=1))])
+    with pytest.raises(ValueError, match="narrowed"):
+        merge_records([first, run(request(shard=(2, 2), narrowed="--dtype float32"))])
+    assert merge_records([second, first]).complete
