@@ -1,6 +1,6 @@
 """What a subject returns: calls it on a case's arrays and holds its outputs to their contract of shapes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -133,7 +133,7 @@ def to_numpy(outputs: Mapping[str, Any]) -> dict[str, Array]:
 
 
 @contextmanager
-def blaming() -> Iterator[None]:
+def blaming() -> Generator[None]:
     """Turns whatever the subject raises within the block into one sentence."""
     try:
         yield
@@ -141,7 +141,9 @@ def blaming() -> Iterator[None]:
         raise
     except jax.errors.UnexpectedTracerError as error:
         raise SubjectError("returned a tracer of another call, so it keeps state between calls") from error
-    except Exception as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # a subject may raise SystemExit, and must not end the run
         raise SubjectError(f"raised {describe(error)}") from error
 
 

@@ -11,17 +11,20 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from conformance.case import Case
 from conformance.checks import all_checks
 from conformance.features import FEATURES
 from conformance.plan import profile_names
 from conformance.record import Result, RunRecord, Verdict
+from conformance.subject import BACKENDS
 
 FOLDER = Path(__file__).parent / "expectations"
 
 _SHOWS = ("always", "sometimes")
 _LINKS = ("https://", "http://", "docs/")
-_LISTS = ("features", "without", "outputs", "profiles")
+_LISTS = ("features", "without", "outputs", "profiles", "backends")
 _REQUIRED = ("subject", "check", "reason", "link")
 _CASE_FIELDS = tuple(f.name for f in fields(Case))
 
@@ -36,6 +39,7 @@ class Expectation:
     outputs: nothing else may be wrong; any if empty. message_contains: so must the verdict's message.
     shows: "always": every such case fails; "sometimes": one in a run is enough.
     profiles: where it must show itself; in others it may.
+    backends: of JAX, where the failure is known; any if empty.
     """
 
     subject: str
@@ -49,6 +53,7 @@ class Expectation:
     message_contains: str = ""
     shows: str = "always"
     profiles: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
 
     def covers(self, result: Result) -> bool:
         """Whether this is about the result's subject, check and case."""
@@ -76,7 +81,7 @@ class Expectation:
 
 
 def load_expectations(extra: Sequence[Path] = ()) -> tuple[Expectation, ...]:
-    """The project's entries, and those of further files and folders.
+    """The project's entries that hold on this machine's backend, and those of further files and folders.
 
     Raises ValueError with one sentence: the file, the entry and what is wrong with it.
     """
@@ -89,7 +94,7 @@ def load_expectations(extra: Sequence[Path] = ()) -> tuple[Expectation, ...]:
     for number, entry in enumerate(found):
         if entry in found[:number]:
             raise ValueError(f"expectation {entry.title!r} is written twice")
-    return tuple(found)
+    return tuple(entry for entry in found if not entry.backends or jax.default_backend() in entry.backends)
 
 
 def expect(result: Result, expectations: Iterable[Expectation]) -> Result:
@@ -164,7 +169,8 @@ def _entry(where: str, table: Mapping[str, Any]) -> Expectation:
             raise ValueError(f"{where}, {name}: got {got!r}, expected {expected}")
     for name in ("features", "without", "outputs"):
         values[name] = frozenset(values.get(name, ()))
-    values["profiles"] = tuple(values.get("profiles", ()))
+    for name in ("profiles", "backends"):
+        values[name] = tuple(values.get(name, ()))
     return Expectation(**values, case=when)
 
 
@@ -192,6 +198,8 @@ def _faults(values: Mapping[str, Any], when: Mapping[str, Any]) -> Iterable[tupl
     yield "shows", shows, shows in _SHOWS, f"one of {', '.join(_SHOWS)}"
     profiles = values.get("profiles", [])
     yield "profiles", profiles, set(profiles) <= set(profile_names()), f"some of {', '.join(profile_names())}"
+    backends = values.get("backends", [])
+    yield "backends", backends, set(backends) <= set(BACKENDS), f"some of {', '.join(BACKENDS)}"
     for name in ("features", "without"):
         named = values.get(name, [])
         yield f"when.{name}", named, set(named) <= set(FEATURES), f"some of {', '.join(FEATURES)}"

@@ -1,6 +1,7 @@
 """Which failing case is shown: the simplest one on which the same check of the same subject fails."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
@@ -35,7 +36,7 @@ def shrink(subject: Subject, failing: Result, evaluations: int) -> Result:
         phases=[Phase.generate, Phase.shrink],
         deadline=None,
         report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large),
     )
     @given(simpler(failing.case))
     def search(case: Case) -> None:
@@ -44,7 +45,7 @@ def shrink(subject: Subject, failing: Result, evaluations: int) -> Result:
 
     with suppress(_StillFailsError):
         search()
-    return Result(**{**vars(simplest), "minimal": True})
+    return replace(simplest, minimal=True)
 
 
 class _StillFailsError(AssertionError):

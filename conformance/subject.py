@@ -134,17 +134,15 @@ def find(name: str) -> Subject:
 
     Raises LookupError with one sentence: which names there are, or why loading failed.
     """
-    known = discover()
-    if name in known:
-        load = known[name]
-    elif ":" in name:
-        load = lambda: _load_attribute(name)  # noqa: E731
-    else:
+    try:
+        if ":" in name:
+            return _load_attribute(name)
+        known = discover()
+        if name in known:
+            return known[name]()
         raise LookupError(
             f"unknown subject {name!r}: known are {', '.join(sorted(known))}, or module:attribute"
         )
-    try:
-        return load()
     except LookupError:
         raise
     except Exception as error:

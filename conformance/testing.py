@@ -57,7 +57,7 @@ def failures_by_check(record: RunRecord) -> Mapping[str, str]:
 def _replay(result: Result) -> str:
     """In Python: a subject of a test suite is seldom known by name to another process."""
     case = json.dumps(result.case.to_json(), sort_keys=True)
-    return f"replay_case(subject, {result.check!r}, {case!r})  # from conformance.testing import replay_case"
+    return f"replay_case(subject, {result.check!r}, {case!r})  # from conformance import replay_case"
 
 
 def replay_case(subject: Subject, check: str, case: str) -> Result:

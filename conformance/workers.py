@@ -4,6 +4,7 @@ A kernel that hangs or takes its process down costs its own task, and no other.
 """
 
 import multiprocessing
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import dataclass, replace
@@ -12,6 +13,12 @@ from typing import Any
 
 from conformance.process import hush, settle
 from conformance.subject import Subject
+
+# Enough that no worker waits for its next job; the rest waits here, where it can still be withdrawn.
+_IN_FLIGHT_PER_WORKER = 6
+
+# Compiled kernels stay in the memory of the process that compiled them: begin afresh now and then.
+_JOBS_PER_PROCESS = 100
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ def perform(
     """Every job's outcome, as they come; jobs are drawn while earlier ones run.
 
     subjects: by the name in the jobs. workers 0: in this process, where nothing can be timed out.
-    wanted: whether a job still matters, asked again as outcomes come; one that does not has no outcome.
+    wanted: whether a job still matters, asked when its turn comes; one that does not has no outcome.
     Raises WorkerError. Closing the iterator stops the workers.
     """
     if workers == 0:
@@ -71,14 +78,18 @@ def _elsewhere(
     # Only here: a run without workers needs no pebble.
     from pebble import ProcessExpired, ProcessPool
 
-    pending: dict[Future[Outcome], Job] = {}
+    waiting: deque[Job] = deque()
+    running: dict[Future[Outcome], Job] = {}
+
+    def refill() -> None:
+        while waiting and len(running) < _IN_FLIGHT_PER_WORKER * workers:
+            job = waiting.popleft()
+            if wanted(job):
+                running[pool.schedule(_in_worker, args=(job,), timeout=timeout)] = job
 
     def finished(patience: float | None) -> Iterator[Outcome]:
-        for future in [future for future, job in pending.items() if not wanted(job)]:
-            future.cancel()
-            del pending[future]
-        for future in wait(pending, patience, FIRST_COMPLETED).done:
-            job = pending.pop(future)
+        for future in wait(running, patience, FIRST_COMPLETED).done:
+            job = running.pop(future)
             try:
                 yield replace(future.result(), job=job)
             except TimeoutError:
@@ -88,13 +99,16 @@ def _elsewhere(
 
     # Forking would copy the threads of XLA in whatever state they are.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPool(workers, initializer=_begin, initargs=(names,), context=context)
+    pool = ProcessPool(workers, _JOBS_PER_PROCESS, initializer=_begin, initargs=(names,), context=context)
     try:
-        for job in filter(wanted, jobs):
-            pending[pool.schedule(_in_worker, args=(job,), timeout=timeout)] = job
+        for job in jobs:
+            waiting.append(job)
+            refill()
             yield from finished(0.0)
-        while pending:
+        refill()
+        while running:
             yield from finished(None)
+            refill()
     except (BrokenExecutor, LookupError) as error:
         raise WorkerError(f"the workers cannot run: {error}") from error
     finally:

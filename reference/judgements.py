@@ -91,25 +91,21 @@ def measure(got: NDArray[Any], want: Floats, prediction: Prediction) -> Statisti
 def limits(output: str, elements: int, keys: int, dtype: str, family: str = "normal") -> Limits:
     """The limits for an output of `elements` elements of a call of `keys` keys, from thresholds.toml.
 
-    dtype: of the inputs. family: the values' family; those that thresholds.toml lists as lattices repeat
-    their roundings, so nothing but the bound judges them.
+    dtype: of the inputs. family: of the values; of those that repeat few numbers, or whose few largest
+    errors are all that counts, only the bound is judged.
     """
     table = _thresholds()
-    calibration, z, bias = table["calibration"], table["z"], table["bias"]
-    bound = float(table["bound"]["limit"])
-    if family in table["lattice_families"] or elements == 0:
-        return Limits(bound, math.inf, math.inf, math.inf, 0.0)
+    bound, z, rms, bias = (table[name] for name in ("bound", "z", "rms", "bias"))
+    if family in table["bound_only_families"] or elements == 0:
+        return Limits(bound["limit"], math.inf, math.inf, math.inf, 0.0)
+    few = elements < rms["elements_at_least"] or keys < rms["keys_at_least"]
     gaussian = math.sqrt(2 * math.log(2 * elements / z["false_alarm"]))
-    interval: dict[str, float] = calibration["outputs"].get(output, {})
-    low = interval.get("low", calibration["low"])
-    high = interval.get("high", calibration["high"])
-    few = elements < calibration["elements_at_least"] or keys < calibration["keys_at_least"]
     return Limits(
-        worst_ratio=bound,
+        worst_ratio=bound["limit"],
         largest_z=z["margin"][dtype] * gaussian,
-        rms_high=math.inf if few else high,
-        bias_t=math.inf if keys < bias["keys_at_least"] else bias["families"].get(family, bias[dtype]),
-        rms_low=0.0 if few or family in calibration["one_sided_families"] else low,
+        rms_high=math.inf if few else rms["high"],
+        bias_t=math.inf if few else bias[dtype].get(output, bias[dtype]["default"]),
+        rms_low=rms["low"] if not few and family in rms["two_sided_families"] else 0.0,
     )
 
 

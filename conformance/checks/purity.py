@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from conformance.checks import Check, Finding
 from conformance.execute import SubjectError, blaming, call_of, invoke
@@ -16,7 +17,7 @@ def _run(trial: Trial) -> Finding:
     with blaming():
         out, lse = invoke(trial.subject, trial.case.tiling, inputs, dict(call.options))
     for name, array in (("out", out), ("lse", lse)):
-        if isinstance(array, jax.core.Tracer):
+        if isinstance(array, Tracer):
             raise SubjectError(f"returned {name} as a tracer from an eager call")
     jax.block_until_ready((out, lse))
     changed = [

@@ -122,7 +122,7 @@ def _check(name: str, transformed: Callable[[Trial], Outputs]) -> Check:
 _compilations: list[str] = []
 
 
-def _note(event: str, _seconds: float, **_details: object) -> None:
+def _note(event: str, duration_secs: float, **_details: str | int) -> None:
     if event == _COMPILED:
         _compilations.append(event)
 

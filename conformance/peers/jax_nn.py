@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from conformance.features import DTYPES
 from conformance.subject import Subject, Tiling
@@ -62,7 +63,7 @@ def _lengths(name: str, cum: Any, query: Any) -> Any:
     """
     if cum is None:
         return None
-    if not isinstance(cum, jax.core.Tracer) and cum[0] != 0:
+    if not isinstance(cum, Tracer) and cum[0] != 0:
         raise ValueError(f"{name}: got {cum[0]} first, expected 0")
     if len(cum) != query.shape[0] + 1:
         raise NotImplementedError(

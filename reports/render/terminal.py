@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from conformance import failure
-from conformance.record import RunRecord, Verdict
+from conformance.record import Result, RunRecord, Verdict
 from reports.compare import Comparison
 from reports.pairing import Fate, Pair
 from reports.spread import STATISTICS, Row, main_rows
@@ -31,9 +31,7 @@ def print_run(record: RunRecord, console: Console) -> None:
     summary = summarise(record)
     if summary.tallies:
         console.print(_tally_table(summary))
-    for result in summary.red:
-        console.print()
-        plain(console, failure.explain(result))
+    _print_red(summary, console)
     _print_known(summary, console)
     mistrusted = record.counts[Verdict.MISTRUSTED]
     if mistrusted:
@@ -49,6 +47,19 @@ def print_run(record: RunRecord, console: Console) -> None:
     plain(
         console, f"{summary.headline} ({asked(record)})", "green" if record.status == "pass" else "bold red"
     )
+
+
+def _print_red(summary: Summary, console: Console) -> None:
+    """The simplest failure of each check, explained; one defect fails many cases in the same way."""
+    by_check: dict[tuple[str, str], list[Result]] = {}
+    for result in sorted(summary.red, key=lambda result: (not result.minimal, result.sort_key)):
+        by_check.setdefault((result.subject, result.check), []).append(result)
+    for (subject, check), results in sorted(by_check.items()):
+        console.print()
+        plain(console, failure.explain(results[0]))
+        if len(results) > 1:
+            others = f"{len(results) - 1} more"
+            plain(console, f"  and {others} failing in {subject}, {check}: --json keeps them all")
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

@@ -9,6 +9,9 @@ from tests.emulator.flash import Arithmetic, second_degree_exp
 Plant = Callable[[Arithmetic], Arithmetic]
 
 
+_LONG = Shape(q_len=1024, kv_len=1024, q_heads=1)
+
+
 @dataclass(frozen=True)
 class Defect:
     """A planted defect: where it is planted, and the call that shows it; lengths are the table's."""
@@ -18,7 +21,7 @@ class Defect:
     dtype: str = "bfloat16"
     family: str = "normal"
     features: tuple[str, ...] = ()
-    shape: Shape = Shape(q_len=1024, kv_len=1024)
+    shape: Shape = _LONG
 
 
 def _with(**changes: object) -> Plant:
@@ -38,23 +41,23 @@ DEFECTS = (
     Defect(
         "q scaled, then cast to bfloat16, D = 32",
         _with(prescaled="bfloat16"),
-        shape=Shape(q_len=1024, kv_len=1024, head_dim=32),
+        shape=Shape(q_len=1024, kv_len=1024, q_heads=1, head_dim=32),
     ),
     Defect(
         "q scaled, then cast to bfloat16, D = 96",
         _with(prescaled="bfloat16"),
-        shape=Shape(q_len=1024, kv_len=1024, head_dim=96),
+        shape=Shape(q_len=1024, kv_len=1024, q_heads=1, head_dim=96),
     ),
     Defect(
         "q scaled, then cast to bfloat16, D = 128",
         _with(prescaled="bfloat16"),
-        shape=Shape(q_len=1024, kv_len=1024, head_dim=128),
+        shape=Shape(q_len=1024, kv_len=1024, q_heads=1, head_dim=128),
     ),
     Defect("TF32 where float32 is declared", _with(operands="tf32"), dtype="float32"),
     Defect(
         "dsinks rounded to bfloat16 before the sum",
         _with(sink_terms="bfloat16"),
-        family="positive",
+        dtype="float32",
         features=("sinks",),
     ),
 )

@@ -1,7 +1,7 @@
 """What a kernel of a given arithmetic answers: flash attention, forward and backward, in NumPy float32.
 
-Which pairs are visible, dropped and biased comes from the oracle's row blocks: this module emulates roundings,
-not clauses. Everything is float32 unless `Arithmetic` says otherwise.
+Which pairs are visible, dropped and biased comes from the oracle's row blocks: this module emulates
+roundings, not clauses. Everything is float32 unless `Arithmetic` says otherwise.
 """
 
 from collections.abc import Callable

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 def attention(query, key, value, *, causal, scale):
     for name, array in (("query", query), ("key", key), ("value", value)):
         if array.ndim != 4 or array.dtype not in (jnp.float32, jnp.bfloat16):
-            raise ValueError(f"{name}: got {array.dtype}{array.shape}, expected 4 axes of float32 or bfloat16")
+            raise ValueError(f"{name}: got {array.dtype}{array.shape}, expected 4 axes, a float dtype")
     if key.shape != value.shape:
         raise ValueError(f"value: got shape {value.shape}, expected {key.shape}, as key")
     if key.shape[0] != query.shape[0] or key.shape[3] != query.shape[3] or query.shape[2] % key.shape[2]:
@@ -85,7 +85,12 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     root = str(README.parent)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), root]), "NO_COLOR": "1"}
     return subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=site, env=environment, capture_output=True, text=True
+        [sys.executable, "-m", *arguments],
+        cwd=site,
+        env=environment,
+        capture_output=True,
+        check=False,
+        text=True,
     )
 
 

@@ -261,6 +261,13 @@ class TestExtremes:
         drawn = simple(4, 7, amplitude=amplitude, dims=(8, 2), logits_soft_cap=cap, softmax_aux=aux)
         assert_agrees(replace(drawn, semantics=Semantics(sinks=sinks)))  # type: ignore[arg-type]
 
+    def test_a_capped_sink_beside_a_capped_key(self) -> None:
+        """Both near 4600, so that their weights show the last digits of both."""
+        one, key = np.ones((1, 1, 1, 1), np.float32), np.full((1, 1, 1, 1), 5e3, np.float32)
+        for sink in np.arange(4995, 5005, dtype=np.float32):
+            problem = make_problem(one, key, one, softmax_aux=sink[None], logits_soft_cap=1e4)
+            assert_agrees(Drawn(problem, Semantics(sinks="capped"), one, one[..., 0]))
+
     def test_one_visible_key(self) -> None:
         mask = np.zeros((1, 1, 3, 5), np.bool_)
         mask[..., 2] = True
@@ -318,6 +325,14 @@ class TestExtremes:
         assert np.isfinite(answer.out[0, [0, 2]]).all()
         assert answer.dvalue is not None
         assert np.isnan(answer.dvalue).all()
+
+    def test_a_visible_nan_spoils_only_its_own_column(self) -> None:
+        drawn = simple()
+        value = drawn.problem.value.copy()
+        value[0, 2, 0, 1] = np.nan
+        out = attention(replace(drawn.problem, value=value)).out
+        assert np.isnan(out[..., 1]).all()
+        np.testing.assert_allclose(out[..., [0, 2]], answer_of(drawn).out[..., [0, 2]], rtol=1e-13)
 
     def test_an_infinite_bias_takes_the_cap(self) -> None:
         bias = np.array([[[[np.inf, 1.0]]]], np.float32)
@@ -399,6 +414,13 @@ class TestEmptyRowsAndPadding:
         moved = {"zero": False, "unspecified": False, "mean_of_values": True, "nan": True}[empty_rows]
         assert (answer.out[:, 0] != 0).all() == (moved or hidden == "sentinel")
 
+    def test_nan_rows_need_no_cotangent_to_spoil_gradients(self) -> None:
+        drawn = simple(3, 2, causal=True)
+        silent = replace(drawn, d_out=np.zeros_like(drawn.d_out), d_lse=None)
+        silent = replace(silent, semantics=Semantics(empty_rows="nan"))
+        assert_agrees(silent)
+        assert np.isnan(answer_of(silent).dkey).all()  # type: ignore[arg-type]
+
     @pytest.mark.parametrize("packed", [False, True])
     def test_sequences_of_no_tokens(self, packed: bool) -> None:
         cums = {"cum_seqlens_q": np.int32([0, 0, 3, 3]), "cum_seqlens_k": np.int32([0, 2, 4, 4])}
@@ -451,6 +473,18 @@ class TestPoison:
         leaky = Semantics(hidden="sentinel", sentinel=-1e9)
         assert np.isnan(attention(problem, leaky).out).all()
         assert np.isfinite(attention(problem, STANDARD).out).all()
+
+    def test_no_sentinel_leaks_into_or_out_of_padding(self) -> None:
+        drawn = simple(2, 2, cum_seqlens_q=np.int32([0, 1]), cum_seqlens_k=np.int32([0, 2]))
+        drawn = replace(drawn, semantics=Semantics(hidden="sentinel", sentinel=-1.0))
+        poisoned = replace(drawn, d_out=drawn.d_out.copy())
+        poisoned.d_out[:, 1] = np.nan
+        assert_equal(answer_of(poisoned), answer_of(drawn))
+        value = drawn.problem.value.copy()
+        value[0, 0] = np.inf
+        out = attention(replace(drawn.problem, value=value), drawn.semantics).out
+        assert np.isinf(out[:, 0]).all()
+        assert (out[:, 1] == 0).all()
 
 
 def _fill_hidden(drawn: Drawn, filling: float) -> Drawn:

@@ -13,7 +13,7 @@ from tests import toys
 
 PROFILE = Profile("quick", shrink_evaluations=7, kinds={})
 CASES = tuple(Case(q_len=length, kv_len=length, seed=3) for length in (9, 4, 30, 17))
-CAUSAL = replace(CASES[0], causal=True)
+SIMPLEST = Case(q_len=1)
 
 
 def result(case: Case = CASES[0], check: str = "forward", verdict: Verdict = Verdict.PASS, **more) -> Result:
@@ -44,7 +44,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, *failing: tuple[Case, str]) -> None:
     monkeypatch.setattr(runner, "judge", judge)
 
 
-def shrunk(monkeypatch: pytest.MonkeyPatch, simplest: Case | None = Case(q_len=1)) -> list[Result]:
+def shrunk(monkeypatch: pytest.MonkeyPatch, simplest: Case | None = SIMPLEST) -> list[Result]:
     """Let every search end at one case, or where it began if None; the results that were searched from."""
     searched: list[Result] = []
 

@@ -159,7 +159,7 @@ def test_shards_share_out_every_task_once(monkeypatch):
     planned(monkeypatch, *posed)
     judged(monkeypatch)
     parts = [run(request(shard=(number, 3))) for number in (1, 2, 3)]
-    assert all(10 < len(part.results) < 30 for part in parts)
+    assert all(len(part.results) > 10 for part in parts)
     whole = run(request())
     merged = merge_records(parts)
     assert merged.to_json() == whole.to_json()

@@ -1,0 +1,75 @@
+"""What fails a whole run beyond single verdicts, and which subjects it must hold."""
+
+import pytest
+
+from conformance import gate
+from conformance.case import Case
+from conformance.gate import entrants, with_policy
+from conformance.record import RunRecord, Verdict
+from conformance.subject import Subject
+from tests import toys
+from tests.runner.fakes import result
+from tests.runner.test_expectations import STALE
+
+
+def record(*verdicts: Verdict, **more) -> RunRecord:
+    results = tuple(result(Case(seed=seed), verdict=verdict) for seed, verdict in enumerate(verdicts))
+    return RunRecord(**{"profile": "quick", "seed": 0, "results": results, **more})
+
+
+P, M, U = Verdict.PASS, Verdict.MISTRUSTED, Verdict.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "problem"),
+    [
+        ((P,) * 10, None),
+        ((P,) * 9 + (M,), None),
+        ((P,) * 9 + (M, M), "2 of 11 verdicts are MISTRUSTED"),
+        ((U, Verdict.XFAIL), "not a single check passed"),
+        ((P, U, U, U), None),
+    ],
+)
+def test_a_run_must_have_tested_something(verdicts, problem):
+    judged = with_policy(record(*verdicts), ())
+    assert [problem in found for found in judged.problems] == ([] if problem is None else [True])
+    assert judged.status == ("pass" if problem is None else "fail")
+
+
+def test_each_subject_must_have_passed_something():
+    other = result(verdict=Verdict.UNSUPPORTED, subject="toys.other")
+    judged = with_policy(RunRecord("quick", 0, (result(), other)), ())
+    assert judged.problems == ("toys.other: not a single check passed, so nothing was tested",)
+
+
+def test_stale_expectations_fail_a_run():
+    judged = with_policy(record(P), (STALE,))
+    assert judged.status == "fail"
+    assert "stale expectation" in judged.problems[0]
+
+
+@pytest.mark.parametrize(
+    "part", [{"shard": (1, 2)}, {"narrowed": "--check lse"}, {"complete": False, "note": "interrupted"}]
+)
+def test_a_part_of_a_run_is_not_held_to_the_whole(part):
+    assert with_policy(record(M, **part), (STALE,)).problems == ()
+
+
+def test_entrants_are_those_that_run_here(monkeypatch):
+    known = {
+        "anywhere": toys.right,
+        "on a gpu": Subject("gpu", toys.right.call, backend="gpu"),
+        "on a cpu": Subject("cpu", toys.right.call, backend="cpu"),
+    }
+
+    def find(name):
+        if name not in known:
+            raise LookupError(f"subject {name!r} cannot be loaded: ImportError: no module")
+        return known[name]
+
+    monkeypatch.setattr(gate, "discover", lambda: dict.fromkeys([*known, "broken"]))
+    monkeypatch.setattr(gate, "find", find)
+    found = entrants("cpu")
+    assert set(found.subjects) == {"anywhere", "on a cpu"}
+    assert found.skipped == {"on a gpu": "runs on gpu, this machine has cpu"}
+    assert found.broken == ("subject 'broken' cannot be loaded: ImportError: no module",)
