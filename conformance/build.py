@@ -20,7 +20,19 @@ Array = NDArray[Any]
 _DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 # Each array draws from a stream of its own, so that switching one feature on leaves the others' values.
-_STREAMS = ("query", "key", "value", "mask", "bias", "segments", "sinks", "d_out", "d_lse", "dropout")
+_STREAMS = (
+    "query",
+    "key",
+    "value",
+    "mask",
+    "bias",
+    "segments",
+    "sinks",
+    "d_out",
+    "d_lse",
+    "dropout",
+    "integers",
+)
 
 _VISIBLE_SHARE = 0.75
 _BIAS_HIDDEN_SHARE = 0.25
@@ -29,10 +41,11 @@ _EMPTY_ROW_STRIDE = 3
 
 @dataclass(frozen=True)
 class Built:
-    """The arrays of one case."""
+    """The arrays of one case; integer_mask is the mask as the kernel gets it, where that is not bool."""
 
     problem: Problem
     cotangents: Cotangents
+    integer_mask: Array | None = None
 
 
 def build(case: Case, semantics: Semantics = STANDARD) -> Built:
@@ -74,7 +87,7 @@ def build(case: Case, semantics: Semantics = STANDARD) -> Built:
         out=streams["d_out"].normal(out_shape).astype(dtype),
         lse=streams["d_lse"].normal((case.batch, case.q_heads, case.q_len)).astype(np.float32),
     )
-    built = Built(problem, cotangents)
+    built = Built(problem, cotangents, _integer_mask(case, problem, streams["integers"]))
     return _poisoned(built, semantics) if case.poison else built
 
 
@@ -91,6 +104,14 @@ def _mask(case: Case, stream: Stream) -> Array | None:
     if case.empty_rows:
         mask[:, :, ::_EMPTY_ROW_STRIDE] = False
     return mask
+
+
+def _integer_mask(case: Case, problem: Problem, stream: Stream) -> Array | None:
+    """Any integer but 0 is visible, negative and even ones too."""
+    if not case.integer_mask or problem.attention_mask is None:
+        return None
+    marks = np.array([-1, 1, 2, 256], np.int32)[stream.integers(0, 4, problem.attention_mask.shape)]
+    return np.where(problem.attention_mask, marks, np.int32(0))
 
 
 def _bias(case: Case, stream: Stream, dtype: Any) -> Array | None:
@@ -172,7 +193,7 @@ def _poisoned(built: Built, semantics: Semantics) -> Built:
     if bias is not None and bias_read is not None:
         bias[~bias_read] = np.nan
     poisoned = replace(problem, query=query, key=key, value=value, bias=bias)
-    return Built(poisoned, Cotangents(d_out, d_lse))
+    return replace(built, problem=poisoned, cotangents=Cotangents(d_out, d_lse))
 
 
 def _or_into(read: NDArray[np.bool_], batch: int, head: int, permitted: NDArray[np.bool_]) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, get_args
 
 from conformance.families import FAMILIES
@@ -31,6 +32,7 @@ class Case:
     lengths: (query, key) tokens of each sequence. One for each batch row: padded; batch 1: packed.
     sinks: how many sink logits. sinks_per_head: each head has its own.
     scale: None is the default of S1. normalized False asks for the numerator alone.
+    integer_mask: the mask is handed over as int32, non-zero where visible; needs a mask.
     empty_rows: some query rows see nothing, hidden by the mask; needs a mask.
     poison: NaN and inf are stored wherever nothing may be read: under masks, past lengths.
     tiling: which of the subject's tilings runs. seed: of all values.
@@ -48,6 +50,7 @@ class Case:
     causal: bool = False
     window: Window | None = None
     mask: str | None = None
+    integer_mask: bool = False
     empty_rows: bool = False
     bias: str | None = None
     bias_hides: bool = False
@@ -70,7 +73,7 @@ class Case:
             if wrong:
                 raise ValueError(f"case field {name}: got {getattr(self, name)!r}, expected {expected}")
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The name by content: 12 hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:12]
@@ -88,6 +91,7 @@ class Case:
             "causal": self.causal,
             "window": self.window is not None,
             "mask": self.mask is not None,
+            "integer_mask": self.integer_mask,
             "bias": self.bias is not None,
             "segments": self.segments is not None,
             "padded": self.lengths is not None and not packed,
@@ -170,6 +174,7 @@ def _faults(case: Case) -> list[tuple[str, bool, str]]:
         ("family", case.family not in FAMILIES, f"one of {', '.join(sorted(FAMILIES))}"),
         ("window", any(side is not None and side < 0 for side in sides), "sides of at least 0"),
         ("mask", case.mask not in (None, *MASK_AXES), f"one of {', '.join(MASK_AXES)}"),
+        ("integer_mask", case.integer_mask and case.mask is None, "false without a mask"),
         ("empty_rows", case.empty_rows and case.mask is None, "false without a mask"),
         ("bias", case.bias not in (None, *BIAS_AXES), f"one of {', '.join(BIAS_AXES)}"),
         ("bias_hides", case.bias_hides and case.bias is None, "false without a bias"),

@@ -53,12 +53,15 @@ class Call:
         return {**self.arrays, **dict(self.options)}
 
 
-def call_of(problem: Problem) -> Call:
-    """The arguments that a problem switches on; what stands at its default is not passed at all."""
+def call_of(built: Built) -> Call:
+    """The arguments that a case switches on; what stands at its default is not passed at all."""
+    problem = built.problem
     arrays = {"query": problem.query, "key": problem.key, "value": problem.value}
     for name in _OPTION_ARRAYS:
         if getattr(problem, name) is not None:
             arrays[name] = getattr(problem, name)
+    if built.integer_mask is not None:
+        arrays["attention_mask"] = built.integer_mask
     fields = Problem.__dataclass_fields__
     options = tuple(
         (name, getattr(problem, name))
@@ -78,7 +81,7 @@ def execute(subject: Subject, built: Built, tiling: int, gradients: bool = True)
 
     Raises SubjectError.
     """
-    call = call_of(built.problem)
+    call = call_of(built)
     wanted = differentiated(subject, call) if gradients else ()
     compiled = _compiled(_Hashable(subject), tiling, call.options, wanted)
     d_out, d_lse = built.cotangents.out, built.cotangents.lse

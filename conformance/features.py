@@ -18,6 +18,7 @@ FEATURES = {
     "bias": Feature("S2", ("bias",)),
     "soft_cap": Feature("S3", ("logits_soft_cap",)),
     "mask": Feature("S5", ("attention_mask",)),
+    "integer_mask": Feature("S5", ("attention_mask",)),
     "causal": Feature("S6", ("causal",)),
     "window": Feature("S7", ("sliding_window",)),
     "segments": Feature("S8", ("q_segment_ids", "kv_segment_ids")),

@@ -134,7 +134,7 @@ def _drawn(subject: Subject, profile: Profile, seed: int, only: Restriction) -> 
             share = -(-only.examples // len(_dtypes(subject, only)))
             yield from draw(together, share, salt, accept)
             continue
-        for feature in [None] if only.features else [None, *sorted(subject.features)]:
+        for feature in _alone(subject, only, dtype, in_turn=numbers.get("in_turn", False)):
             required = only.features | ({feature} if feature else set())
             alone = cases(subject, dtype, required, combine=False)
             yield from draw(alone, numbers["alone"], _salt(seed, subject.name, dtype, str(feature)), accept)
@@ -150,6 +150,13 @@ def _drawn(subject: Subject, profile: Profile, seed: int, only: Restriction) -> 
         for entry in load_corpus():
             if only.features <= entry.case.features and _askable(subject, entry.case, only):
                 yield entry.case
+
+
+def _alone(subject: Subject, only: Restriction, dtype: str, in_turn: bool) -> list[str | None]:
+    """The features to test one by one in a dtype, None for no feature at all."""
+    features = [None] if only.features else [None, *sorted(subject.features)]
+    dtypes = _dtypes(subject, only)
+    return features[dtypes.index(dtype) :: len(dtypes)] if in_turn else features
 
 
 def _poisoned(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Case]:

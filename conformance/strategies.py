@@ -33,6 +33,9 @@ HIDING = ("mask", "causal", "window", "segments", "padded", "packed", "bias")
 # Features that exclude each other in one case.
 _EXCLUSIVE = (("padded", "packed"),)
 
+# Features that make no sense without another.
+_NEEDS = {"integer_mask": "mask"}
+
 
 @st.composite
 def cases(
@@ -88,13 +91,14 @@ _SEEDS = st.integers(0, 2**32 - 1)
 def _feature_sets(
     subject: Subject, required: frozenset[str], combine: bool
 ) -> st.SearchStrategy[frozenset[str]]:
-    if not combine:
-        return st.just(required)
-    optional = sorted(subject.features - required)
+    optional = sorted(subject.features - required) if combine else []
     switches = st.tuples(*(st.sampled_from((False, False, True)) for _ in optional))
 
     def pick(chosen: tuple[bool, ...]) -> frozenset[str]:
         features = required | {name for name, on in zip(optional, chosen, strict=True) if on}
+        for feature, needed in _NEEDS.items():
+            if feature in features:
+                features |= {needed}
         for first, second in _EXCLUSIVE:
             if {first, second} <= features:
                 features -= {second if first in required else first}
@@ -124,7 +128,7 @@ def _families(features: frozenset[str]) -> st.SearchStrategy[str]:
 def _with_features(draw: st.DrawFn, case: Case, features: frozenset[str], subject: Subject) -> Case:
     if "packed" not in features:
         case = replace(case, batch=draw(st.sampled_from(BATCHES)))
-    for name in sorted(features):
+    for name in sorted(features, key=lambda name: (name in _NEEDS, name)):
         case = replace(case, **_SETTINGS[name](draw, case, subject))
     return case
 
@@ -182,6 +186,7 @@ _SETTINGS: dict[str, Callable[[st.DrawFn, Case, Subject], dict[str, Any]]] = {
     "causal": _choice("causal", (True,)),
     "dropout": _choice("dropout", DROPOUTS),
     "gqa": _gqa,
+    "integer_mask": _choice("integer_mask", (True,)),
     "mask": _mask,
     "packed": _packed,
     "padded": _padded,
@@ -242,7 +247,8 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "causal": ("causal",),
     "dropout": ("dropout",),
     "gqa": (),
-    "mask": ("mask", "empty_rows"),
+    "integer_mask": ("integer_mask",),
+    "mask": ("mask", "integer_mask", "empty_rows"),
     "packed": ("lengths",),
     "padded": ("lengths",),
     "scale": ("scale",),

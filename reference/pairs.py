@@ -19,7 +19,7 @@ Pair = tuple[Floats, Floats]
 _SPLITTER = 134217729.0  # 2**27 + 1 splits a float64 into two halves of 26 bits
 _MANTISSA = 53
 _GRID = 256  # tanh is tabulated at multiples of 1 / 256 ...
-_GRID_END = 20  # ... up to where 1 - tanh is below 2**-56
+_GRID_END = 8  # ... up to where what is left of tanh, below 2**-22, needs no more than float64
 
 
 def inverse_sqrt(n: int) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from conformance.trial import Trial
 
 
 def _run(trial: Trial) -> Finding:
-    call = call_of(trial.built.problem)
+    call = call_of(trial.built)
     inputs = {name: jnp.array(array, copy=True) for name, array in call.arrays.items()}
     with blaming():
         out, lse = invoke(trial.subject, trial.case.tiling, inputs, dict(call.options))

@@ -109,6 +109,7 @@ _ON: Mapping[str, Mapping[str, Any]] = {
     "bias": {"bias": "111"},
     "soft_cap": {"soft_cap": 2.0},
     "mask": {"mask": "11"},
+    "integer_mask": {"mask": "11", "integer_mask": True},
     "causal": {"causal": True},
     "window": {"window": (1, 1)},
     "segments": {"segments": 2},
@@ -119,8 +120,8 @@ _ON: Mapping[str, Mapping[str, Any]] = {
     "unnormalized": {"normalized": False},
     "gqa": {"q_heads": 4, "kv_heads": 2},
 }
-# What a refusal may name where a feature has no argument of its own.
-_SHAPE_WORDS = {"gqa": ("head", "key"), "value_dim": ("value",)}
+# What a refusal may name where no argument is a feature's own.
+_OTHER_WORDS = {"gqa": ("head", "key"), "value_dim": ("value",), "integer_mask": ("mask",)}
 
 
 def _judge(trial: Trial, call: Call, spoilt: Arguments, names: tuple[str, ...], good: Verdict) -> Finding:
@@ -145,7 +146,7 @@ def _judge(trial: Trial, call: Call, spoilt: Arguments, names: tuple[str, ...], 
 
 def _malformed_check(name: str, malformed: Malformed) -> Check:
     def run(trial: Trial) -> Finding:
-        call = call_of(trial.built.problem)
+        call = call_of(trial.built)
         spoilt = malformed.spoil(dict(call.arrays))
         return _judge(trial, call, spoilt, malformed.names, Verdict.PASS)
 
@@ -159,8 +160,8 @@ def _malformed_check(name: str, malformed: Malformed) -> Check:
 def _undeclared_check(feature: str) -> Check:
     def run(trial: Trial) -> Finding:
         change = _ON.get(feature, {"value_dim": trial.case.head_dim + 1})
-        call = call_of(build(replace(trial.case, **change), trial.subject.semantics).problem)
-        names = FEATURES[feature].arguments or _SHAPE_WORDS[feature]
+        call = call_of(build(replace(trial.case, **change), trial.subject.semantics))
+        names = _OTHER_WORDS.get(feature, FEATURES[feature].arguments)
         return _judge(trial, call, {}, names, Verdict.UNSUPPORTED)
 
     def applies(subject: Subject) -> str | None:
@@ -171,7 +172,7 @@ def _undeclared_check(feature: str) -> Check:
 
 def _undeclared_dtype(trial: Trial) -> Finding:
     dtype = next(dtype for dtype in DTYPES if dtype not in trial.subject.dtypes)
-    call = call_of(build(replace(trial.case, dtype=dtype), trial.subject.semantics).problem)
+    call = call_of(build(replace(trial.case, dtype=dtype), trial.subject.semantics))
     return _judge(trial, call, {}, ("dtype", dtype, "query"), Verdict.UNSUPPORTED)
 
 

@@ -31,14 +31,14 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 def _function(
     trial: Trial, transform: Callable[[Any], Any] = lambda function: function
 ) -> Callable[..., Any]:
-    call = call_of(trial.built.problem)
+    call = call_of(trial.built)
     wanted = differentiated(trial.subject, call)
     return forward_and_gradients(trial.subject, trial.case.tiling, call.options, wanted, transform)
 
 
 def _arguments(built: Built) -> tuple[dict[str, Any], Any, Any]:
     d_lse = built.cotangents.lse
-    return to_jax(call_of(built.problem).arrays), jnp.asarray(built.cotangents.out), jnp.asarray(d_lse)
+    return to_jax(call_of(built).arrays), jnp.asarray(built.cotangents.out), jnp.asarray(d_lse)
 
 
 def _sibling(trial: Trial) -> Trial:
@@ -79,7 +79,7 @@ def _first(outputs: Mapping[str, Any]) -> Outputs:
 
 def _grad_under_jit(trial: Trial) -> Outputs:
     """The gradients of a scalar loss that both cotangents enter."""
-    call = call_of(trial.built.problem)
+    call = call_of(trial.built)
     wanted = differentiated(trial.subject, call)
     arrays, d_out, d_lse = _arguments(trial.built)
 

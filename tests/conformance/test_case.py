@@ -34,11 +34,13 @@ def test_a_case_survives_json(case: Case) -> None:
 
 @given(drawn)
 def test_a_case_switches_on_what_its_features_say(case: Case) -> None:
-    problem = build(case).problem
+    built = build(case)
+    problem = built.problem
     found = {
         "causal": problem.causal,
         "window": problem.sliding_window is not None,
         "mask": problem.attention_mask is not None,
+        "integer_mask": built.integer_mask is not None,
         "bias": problem.bias is not None,
         "segments": problem.q_segment_ids is not None,
         "padded": problem.cum_seqlens_q is not None and problem.batch > 1,
@@ -59,6 +61,7 @@ def test_a_required_feature_is_drawn(feature: str) -> None:
     @given(cases(EVERYTHING, "float32", frozenset({feature}), combine=False))
     def has_it_alone(case: Case) -> None:
         assert feature in case.features
+        assert len(case.features) <= 2
 
     has_it_alone()
 
@@ -96,6 +99,7 @@ MALFORMED = [
     ("window", {"window": 4}),
     ("mask", {"mask": "h"}),
     ("empty_rows", {"empty_rows": True}),
+    ("integer_mask", {"integer_mask": True}),
     ("bias", {"bias": "bq"}),
     ("bias_hides", {"bias_hides": True}),
     ("segments", {"segments": 0}),
