@@ -154,7 +154,9 @@ def _drawn(subject: Subject, profile: Profile, seed: int, only: Restriction) -> 
 
 def _alone(subject: Subject, only: Restriction, dtype: str, in_turn: bool) -> list[str | None]:
     """The features to test one by one in a dtype, None for no feature at all."""
-    features = [None] if only.features else [None, *sorted(subject.features)]
+    features: list[str | None] = [None]
+    if not only.features:
+        features += sorted(subject.features)
     dtypes = _dtypes(subject, only)
     return features[dtypes.index(dtype) :: len(dtypes)] if in_turn else features
 

@@ -60,7 +60,10 @@ def logits_gradient_error(
         + c * (u**2 + 2 * v_in**2) * squares
         + c * u**2 * d_weights**2
         + stored.variance
+        + error.factor.variance[:, None] * d_weights**2
     )
+    factor_off = np.expm1(np.minimum(error.factor.bound, 80.0))[:, None]
+    dp_bound = dp_bound + factor_off * (np.abs(d_weights) + dp_bound)
 
     row_dot = _row_dot_error(problem, numerics, block, backward, error, Spread(dp_bound, dp_variance))
     d_row = finite(backward.d_lse) - finite(backward.row_dot)
@@ -69,7 +72,7 @@ def logits_gradient_error(
 
     # p = exp(t - L): what the row has in common cancels the more, the more of the row one key is.
     row = error.row
-    off = np.expm1(np.minimum(error.weight.bound + (row.bound + error.factor)[:, None], 80.0))
+    off = np.expm1(np.minimum(error.weight.bound + (row.bound + error.factor.bound)[:, None], 80.0))
     weight = np.where(block.weighed, p * off + SMALLEST_NORMAL, 0.0)
     own_sum = (p**2 * error.weight.variance).sum(axis=1)
     weight_variance = error.weight.variance * np.abs(1 - 2 * p)
@@ -77,7 +80,10 @@ def logits_gradient_error(
     inner = np.where(block.seen, dp_bound + row_dot.bound[:, None], 0.0)
     bound = weight * (np.abs(difference) + inner) + p * inner + 6 * u * np.abs(d_logits)
     bound = np.where(block.seen & live[:, None], bound + SMALLEST_NORMAL, 0.0)
+    # Of a weight below the normal numbers, flushing takes all.
+    flushed = np.minimum(p, SMALLEST_NORMAL) ** 2
     variance = p**2 * (weight_variance * difference**2 + dp_variance) + 3 * c * u**2 * d_logits**2
+    variance = variance + flushed * difference**2
     variance = np.where(block.seen, variance, 0.0)
     own = uncapped = Spread(bound, variance)
 
@@ -163,8 +169,8 @@ class ByKeys:
         sinks = self._sinks
         if sinks is not None and problem.softmax_aux is not None and problem.softmax_aux.ndim == 1:
             sinks = sinks.over_heads()
-        bias_dtype = None if problem.bias is None else problem.bias.dtype
-        sinks_dtype = None if problem.softmax_aux is None else problem.softmax_aux.dtype
+        bias_dtype = numerics.output_dtype if problem.bias is None else problem.bias.dtype
+        sinks_dtype = numerics.output_dtype if problem.softmax_aux is None else problem.softmax_aux.dtype
         sums = (
             ("dkey", self._key, numerics.output_dtype),
             ("dvalue", self._value, numerics.output_dtype),
@@ -172,7 +178,7 @@ class ByKeys:
             ("dsoftmax_aux", sinks, sinks_dtype),
         )
         return {
-            name: total.spread(numerics, dtype)
+            name: total.spread(numerics, dtype, problem.group)
             for name, total, dtype in sums
             if total is not None and name[1:] in self._semantics.gradients
         }
@@ -205,7 +211,8 @@ class ByKeys:
         cast = cast_error(numerics.weights, p, numerics.half_subnormal)
         common = gradient.common[:, None]
         weight_variance = error.weight.variance[:, columns] * np.abs(1 - 2 * p) + common
-        variance = keep**2 * (p**2 * weight_variance + cast.variance)
+        flushed = np.minimum(p, SMALLEST_NORMAL) ** 2
+        variance = keep**2 * (p**2 * weight_variance + cast.variance + flushed)
         bound = keep * (gradient.weight[:, columns] * (1 + numerics.weights) + cast.bound)
         d_out = finite(backward.d_out)
         live = (block.weighed[:, columns] & (d_out != 0).any(axis=1)[:, None]).sum(axis=0)[:, None]
@@ -317,7 +324,7 @@ class _Sum:
             else:
                 array[at][0] += term.sum(axis=0)
 
-    def spread(self, numerics: Numerics, dtype: DTypeLike) -> Spread:
+    def spread(self, numerics: Numerics, dtype: DTypeLike, group: int) -> Spread:
         u = numerics.accumulator
         blocks = np.minimum(self.count, 1.0) * numerics.splits
         bound = self.bound + (numerics.gamma(self.count + blocks) + 4 * u) * self.magnitude
@@ -325,7 +332,7 @@ class _Sum:
         variance = (
             self.variance
             + self.shift**2
-            + numerics.blocked_dot_variance(self.count, self.total, self.squares)
+            + numerics.blocked_dot_variance(self.count, self.total, self.squares, group)
         )
         variance = variance + 2 * ROUNDING_VARIANCE * u**2 * self.total**2
         output = format_of(dtype)
@@ -366,6 +373,8 @@ def _row_dot_error(
         return Spread(u * d_lse, c * u**2 * d_lse**2)
     own = p**2 * error.weight.variance * (d_weights - row_dot[:, None]) ** 2
     variance = own.sum(axis=1) + c * u**2 * d_row**2
+    # Rounding dO moves the dP of a row together, and D, which reads it as stored, does not follow.
+    variance = variance + c * numerics.input_rounding**2 * (d_out**2 * out**2).sum(axis=1)
     bound = u * d_row + (numerics.gamma(depth) + 2 * u) * (d_out * out).sum(axis=1)
     if not numerics.materialised:
         rounded = Spread(error.out.bound, np.zeros_like(out))

@@ -39,8 +39,8 @@ class ForwardError:
     absolute [R, N]: bound of the error of p itself. cast [R, N]: the cast of P before P V.
     count [R]: keys that are weighed. out [R, Dv]: before the factor of an output that is not normalised and
     before it is rounded. lse: as returned. row [R]: of what is common to the weights of a row once they are
-    normalised, beyond the sum of p times the error of ln p. factor [R]: bound of the relative error of the
-    factor exp(L - m) of an output that is not normalised; 0 for one that is.
+    normalised, beyond the sum of p times the error of ln p. factor [R]: of ln of the factor exp(L - m) of an
+    output that is not normalised; 0 for one that is.
     """
 
     key: Floats
@@ -55,7 +55,7 @@ class ForwardError:
     out: Spread
     lse: Spread
     row: Spread
-    factor: Floats
+    factor: Spread
 
 
 def finite(array: Floats) -> Floats:
@@ -72,14 +72,11 @@ def cast_error(unit: float, x: Floats, half_subnormal: Floats | float) -> Spread
 
 
 def rounding(magnitude: Floats, spread: Spread, unit: float, half_subnormal: float) -> Spread:
-    """An error that is followed by rounding to a unit roundoff."""
-    bound = spread.bound + np.maximum(
-        half_ulp(magnitude + spread.bound, unit), half_subnormal * (spread.bound > 0)
-    )
-    return Spread(
-        bound,
-        spread.variance + np.maximum(half_ulp(magnitude, unit), half_subnormal * (magnitude > 0)) ** 2 / 3,
-    )
+    """An error that is followed by rounding to a unit roundoff; float32 may be flushed below its normals."""
+    exists = spread.bound > 0
+    furthest = np.maximum(half_ulp(magnitude + spread.bound, unit), half_subnormal * exists)
+    usual = np.maximum(half_ulp(magnitude, unit), half_subnormal * (magnitude > 0))
+    return Spread(spread.bound + furthest, spread.variance + usual**2 / 3 + SMALLEST_NORMAL**2 / 3 * exists)
 
 
 def forward_error(
@@ -113,15 +110,16 @@ def forward_error(
     squares = (p**2).sum(axis=1) + (block.sink_weights**2).sum(axis=1)
     summed_variance = numerics.blocked_sum_variance(terms, np.ones(len(terms)), squares)
     own_variance = (p**2 * weight.variance).sum(axis=1) + (block.sink_weights**2 * sinks.variance).sum(axis=1)
+    shared = _shared_rounding(numerics, block, key)
     added = ROUNDING_VARIANCE * u**2 * (1 + log_sum**2 + row_max**2)
     base = np.log(2.0) if semantics.lse_base == "two" else 1.0
-    lse = Spread(lse_bound / base, (own_variance + summed_variance + added) / base**2)
+    lse = Spread(lse_bound / base, (own_variance + shared + summed_variance + added) / base**2)
     lse = rounding(np.abs(natural_lse) / base, lse, numerics.lse, 0.0)
     lse = Spread(np.where(exists, lse.bound, 0.0), np.where(exists, lse.variance, 0.0))
     if numerics.materialised:
         row = Spread(weights_off + summed, summed_variance + 2 * ROUNDING_VARIANCE * u**2)
     else:
-        row = Spread(lse.bound * base, np.maximum(lse.variance * base**2 - own_variance, 0.0))
+        row = Spread(lse.bound * base, np.maximum(lse.variance * base**2 - own_variance - shared, 0.0))
 
     # out: centred errors of the weights, the cast of P, the sums, the division.
     weights = p * keep
@@ -132,7 +130,17 @@ def forward_error(
     # An output that is not normalised is a multiple of p relative to the row's maximum alone.
     centre = out if problem.normalize_output else np.zeros_like(out)
     largest = np.zeros(len(p)) if problem.normalize_output else weight.bound.max(axis=1, initial=0.0)
-    factor = (largest + lse_bound + numerics.exponential + 4 * u * log_sum) * (not problem.normalize_output)
+    scaled = 0.0 if problem.normalize_output else 1.0
+    factor = Spread(
+        scaled * (largest + lse_bound + numerics.exponential + 4 * u * log_sum),
+        scaled
+        * (
+            lse.variance * base**2
+            + weight.variance.max(axis=1, initial=0.0)
+            + ROUNDING_VARIANCE * u**2 * (1 + 2 * log_sum**2)
+            + FUNCTION_VARIANCE * numerics.exponential**2
+        ),
+    )
     moved = _centred(absolute, keep, value, centre) / shrunk[:, None]
     c = ROUNDING_VARIANCE
     v_in = numerics.input_rounding
@@ -212,6 +220,19 @@ def _logits_error(
         capped = Spread(capped.bound + u * (t + 2 * bias), capped.variance + c * u**2 * (t**2 + bias**2))
     logits = Spread(np.where(block.seen, capped.bound, 0.0), np.where(block.seen, capped.variance, 0.0))
     return uncapped, logits
+
+
+def _shared_rounding(numerics: Numerics, block: RowBlock, key: Floats) -> Floats:
+    """The variance [R] of lse from rounding the query, which all logits of a row share.
+
+    The weights do not see it: what it adds to all logits alike, the normaliser takes away.
+    """
+    if numerics.input_rounding == 0:
+        return np.zeros(len(block.query))
+    slope = 1.0 if block.cap_slope is None else finite(block.cap_slope)
+    mean_key = np.where(block.seen, finite(block.weights) * slope, 0.0) @ key
+    squares = (block.dot_scale * finite(block.query) * mean_key) ** 2
+    return ROUNDING_VARIANCE * numerics.input_rounding**2 * squares.sum(axis=1)
 
 
 def _weight_error(numerics: Numerics, block: RowBlock, logits: Spread, count: Floats) -> Spread:

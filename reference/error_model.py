@@ -41,19 +41,20 @@ def predict(
 ) -> dict[str, Prediction]:
     """Predict the errors of everything that `reference.oracle.attention` answers, by the same names."""
     problem = effective(problem, semantics)
-    every_row = np.arange(problem.q_len, dtype=np.int64)
+    rows = np.arange(problem.q_len, dtype=np.int64) if sample is None else sample.query_rows
     with np.errstate(all="ignore"):
-        rows = every_row if sample is None else sample.query_rows
-        by_keys = None
-        if cotangents is not None:
-            columns = np.arange(problem.kv_len, dtype=np.int64) if sample is None else sample.key_rows
-            by_keys = ByKeys(problem, semantics, numerics, columns, sampled=sample is not None)
-        together = by_keys if sample is None else None
-        predictions = _by_queries(problem, semantics, numerics, cotangents, rows, together)
-        if by_keys is None or cotangents is None:
-            return predictions
-        if sample is not None:
-            for block in row_blocks(problem, semantics, _live_rows(cotangents)):
+        if cotangents is None:
+            return _by_queries(problem, semantics, numerics, None, rows, None)
+        columns = np.arange(problem.kv_len, dtype=np.int64) if sample is None else sample.key_rows
+        by_keys = ByKeys(problem, semantics, numerics, columns, sampled=sample is not None)
+        live = rows if sample is None else _live_rows(cotangents)
+        # Most samples ask for the very rows whose cotangents are not zero: one pass does both.
+        together = np.array_equal(live, np.sort(rows))
+        predictions = _by_queries(
+            problem, semantics, numerics, cotangents, rows, by_keys if together else None
+        )
+        if not together:
+            for block in row_blocks(problem, semantics, live):
                 error = forward_error(problem, semantics, numerics, block)
                 backward = backward_block(problem, semantics, cotangents, block)
                 gradient = logits_gradient_error(problem, numerics, block, backward, error)

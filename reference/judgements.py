@@ -29,7 +29,7 @@ class Statistics:
     rms_ratio: rms(error) / rms(std). largest_z: the largest |error| / std.
     bias_t: the sum of (got - truth rounded to the dtype) * sign(truth) / std over its own standard error,
         rows (the last of four axes) counting as one observation each, since their elements share errors.
-        Positive: too far from zero.
+        Positive: too far from zero. observations: how many; bias_t is at most their root.
     """
 
     elements: int
@@ -38,16 +38,21 @@ class Statistics:
     rms_ratio: float
     largest_z: float
     bias_t: float
+    observations: int = 0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What Statistics may be: the first four are largest values; rms_low is a least one, 0 if not judged."""
+    """What Statistics may be: largest values, and rms_low a least one, 0 if not judged.
+
+    A bias may be as large as bias_t, or as bias_share of what it can be at all, if that is more.
+    """
 
     worst_ratio: float
     largest_z: float
     rms_high: float
     bias_t: float
+    bias_share: float
     rms_low: float
 
 
@@ -85,6 +90,7 @@ def measure(got: NDArray[Any], want: Floats, prediction: Prediction) -> Statisti
             rms_ratio=rms_ratio,
             largest_z=float(np.abs(error / std).max()),
             bias_t=bias,
+            observations=int(np.count_nonzero(counted.any(axis=-1) if signed.ndim == 4 else counted)),
         )
 
 
@@ -97,25 +103,27 @@ def limits(output: str, elements: int, keys: int, dtype: str, family: str = "nor
     table = _thresholds()
     bound, z, rms, bias = (table[name] for name in ("bound", "z", "rms", "bias"))
     if family in table["bound_only_families"] or elements == 0:
-        return Limits(bound["limit"], math.inf, math.inf, math.inf, 0.0)
+        return Limits(bound["limit"], math.inf, math.inf, math.inf, 1.0, 0.0)
     few = elements < rms["elements_at_least"] or keys < rms["keys_at_least"]
     gaussian = math.sqrt(2 * math.log(2 * elements / z["false_alarm"]))
     return Limits(
         worst_ratio=bound["limit"],
         largest_z=z["margin"][dtype] * gaussian,
         rms_high=math.inf if few else rms["high"],
-        bias_t=math.inf if few else bias[dtype].get(output, bias[dtype]["default"]),
-        rms_low=rms["low"] if not few and family in rms["two_sided_families"] else 0.0,
+        bias_t=bias["t"] if not few and dtype in bias["dtypes"] and output in bias["outputs"] else math.inf,
+        bias_share=bias["share"],
+        rms_low=rms["low"][dtype] if not few and family in rms["two_sided_families"] else 0.0,
     )
 
 
 def exceeded(statistics: Statistics, limit: Limits) -> tuple[str, ...]:
     """The judgements that fail, by the name of the statistic; empty for a correct kernel."""
+    largest_bias = max(limit.bias_t, limit.bias_share * math.sqrt(statistics.observations))
     failed = {
         "worst_ratio": not statistics.worst_ratio <= limit.worst_ratio,
         "rms_ratio": not limit.rms_low <= statistics.rms_ratio <= limit.rms_high,
         "largest_z": not statistics.largest_z <= limit.largest_z,
-        "bias_t": not abs(statistics.bias_t) <= limit.bias_t,
+        "bias_t": not abs(statistics.bias_t) <= largest_bias,
     }
     return tuple(name for name, fails in failed.items() if fails)
 

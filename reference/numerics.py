@@ -116,9 +116,12 @@ class Numerics:
         """
         return self._sequence(n, self.dot_lanes, total, squares)
 
-    def blocked_dot_variance(self, n: Floats, total: Floats, squares: Floats) -> Floats:
-        """The same over keys (or query rows), where each block is summed by itself, rescaled and added."""
-        return self._blocked(n, self.dot_lanes, total, squares)
+    def blocked_dot_variance(self, n: Floats, total: Floats, squares: Floats, heads: int = 1) -> Floats:
+        """The same over keys, where each block is summed by itself, rescaled and added.
+
+        Over query rows a block is taken to be as long, and to hold the rows of a group of so many heads.
+        """
+        return self._blocked(n, self.dot_lanes, total, squares, heads)
 
     def blocked_sum_variance(self, n: Floats, total: Floats, squares: Floats) -> Floats:
         """The same for a sum of a row, without a dot product."""
@@ -128,8 +131,8 @@ class Numerics:
         length = np.asarray(n, np.float64) / lanes + math.log2(lanes)
         return ROUNDING_VARIANCE * self.accumulator**2 * length * (total**2 / 3 + squares / 2)
 
-    def _blocked(self, n: Floats, lanes: int, total: Floats, squares: Floats) -> Floats:
-        blocks = np.maximum(self.blocks(n), 1.0)
+    def _blocked(self, n: Floats, lanes: int, total: Floats, squares: Floats, heads: int = 1) -> Floats:
+        blocks = np.maximum(self.blocks(n / heads), 1.0)
         inner = self._sequence(n / blocks, lanes, total / np.sqrt(blocks), squares)
         outer = 2 * (blocks + self.splits - 2) * (total**2 / 3 + squares / 2)
         return inner + ROUNDING_VARIANCE * self.accumulator**2 * outer
