@@ -97,13 +97,20 @@ def _table(title: str | None, left: tuple[str, ...], right: tuple[str, ...]) -> 
 
 
 def _tally_table(summary: Summary) -> Table:
+    """A row for each family of checks: refusal.mask_shape and its like would fill the screen."""
     table = _table(None, ("subject", "check"), tuple(verdict.value for verdict in summary.verdicts))
+    families: dict[tuple[str, str], list[int]] = {}
     for tally in summary.tallies:
+        totals = families.setdefault(
+            (tally.subject, tally.check.partition(".")[0]), [0] * len(summary.verdicts)
+        )
+        totals[:] = [total + count for total, count in zip(totals, summary.cells(tally), strict=True)]
+    for (subject, check), totals in families.items():
         cells = (
             f"[{_STYLES[verdict]}]{count}[/]" if count else "[dim].[/]"
-            for verdict, count in zip(summary.verdicts, summary.cells(tally), strict=True)
+            for verdict, count in zip(summary.verdicts, totals, strict=True)
         )
-        table.add_row(_cell(tally.subject), _cell(tally.check), *cells)
+        table.add_row(_cell(subject), _cell(check), *cells)
     return table
 
 
