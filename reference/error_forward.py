@@ -111,7 +111,9 @@ def forward_error(
     summed_variance = numerics.blocked_sum_variance(terms, np.ones(len(terms)), squares)
     own_variance = (p**2 * weight.variance).sum(axis=1) + (block.sink_weights**2 * sinks.variance).sum(axis=1)
     shared = _shared_rounding(numerics, block, key)
-    added = ROUNDING_VARIANCE * u**2 * (1 + log_sum**2 + row_max**2)
+    # The scale is rounded once for all keys: it moves lse by the mean logit.
+    mean_logit = (p * finite(block.logits) * block.seen).sum(axis=1)
+    added = ROUNDING_VARIANCE * u**2 * (1 + log_sum**2 + row_max**2 + mean_logit**2)
     base = np.log(2.0) if semantics.lse_base == "two" else 1.0
     lse = Spread(lse_bound / base, (own_variance + shared + summed_variance + added) / base**2)
     lse = rounding(np.abs(natural_lse) / base, lse, numerics.lse, 0.0)

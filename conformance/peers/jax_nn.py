@@ -4,6 +4,7 @@ Its XLA implementation masks by a large finite number, so a row that sees no key
 causal and window start in the top-left corner; its lse is not differentiable and has the inputs' dtype.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from conformance.features import DTYPES
-from conformance.subject import Subject, Tiling
+from conformance.subject import Subject, Tiling, default_numerics
 from reference.numerics import Numerics, format_of
 from reference.semantics import Semantics
 
@@ -74,16 +75,8 @@ def _lengths(name: str, cum: Any, query: Any) -> Any:
 
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
     """The weights, their cotangent and lse are cast to the inputs' dtype."""
-    cast = format_of(dtype)
-    return Numerics(
-        output_dtype=dtype,
-        weights=cast.unit,
-        half_subnormal=cast.half_subnormal,
-        lse=cast.unit,
-        d_weights=cast.unit,
-        key_block=tiling.key_block,
-        materialised=True,
-    )
+    cast = format_of(dtype).unit
+    return replace(default_numerics(dtype, tiling), lse=cast, d_weights=cast, materialised=True)
 
 
 SUBJECTS = (
