@@ -362,15 +362,13 @@ def _row_dot_error(
     dp: Spread,
 ) -> Spread:
     """The error [R] of D."""
-    u, c = numerics.accumulator, ROUNDING_VARIANCE
+    u, c, depth = numerics.accumulator, ROUNDING_VARIANCE, problem.value_dim
     p, d_out, out = finite(block.weights), np.abs(finite(backward.d_out)), np.abs(finite(backward.out))
     d_weights, row_dot = finite(backward.d_weights), finite(backward.row_dot)
     d_row = np.abs(finite(backward.d_lse) - row_dot)
-    depth = problem.value_dim
     if not problem.normalize_output:
         # What of D comes through out cancels what comes through the factor, so a kernel needs neither.
-        d_lse = np.abs(finite(backward.d_lse) - row_dot)
-        return Spread(u * d_lse, c * u**2 * d_lse**2)
+        return Spread(u * d_row, c * u**2 * d_row**2)
     own = p**2 * error.weight.variance * (d_weights - row_dot[:, None]) ** 2
     variance = own.sum(axis=1) + c * u**2 * d_row**2
     # Rounding dO moves the dP of a row together, and D, which reads it as stored, does not follow.
