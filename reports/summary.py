@@ -26,13 +26,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class Known:
-    """An expected failure: its reason and link, and how many cases it excuses."""
+    """An expected failure: its reason and link, how many cases it excuses, and the simplest of them."""
 
     subject: str
     check: str
     reason: str
     link: str
     cases: int
+    example: Result
 
 
 @dataclass(frozen=True)
@@ -76,19 +77,25 @@ def summarise(record: RunRecord) -> Summary:
     """Bring a run into the order of a report, which does not depend on the order of its results."""
     results = ordered(record.results)
     counts: defaultdict[tuple[str, str], Counter[Verdict]] = defaultdict(Counter)
-    known: Counter[tuple[str, str, str, str]] = Counter()
+    known: defaultdict[tuple[str, str, str, str], list[Result]] = defaultdict(list)
     for result in results:
         counts[result.subject, result.check][result.verdict] += 1
         if result.verdict is Verdict.XFAIL:
-            known[result.subject, result.check, result.message, result.link] += 1
+            known[result.subject, result.check, result.message, result.link].append(result)
     return Summary(
         record=record,
         verdicts=tuple(v for v in Verdict if v is Verdict.PASS or any(c[v] for c in counts.values())),
         tallies=tuple(Tally(*key, tuple(found[v] for v in Verdict)) for key, found in sorted(counts.items())),
         red=tuple(result for result in results if result.verdict.red),
-        known=tuple(Known(*key, cases) for key, cases in sorted(known.items())),
+        known=tuple(
+            Known(*key, len(found), min(found, key=_simplicity)) for key, found in sorted(known.items())
+        ),
         numbers=tuple(_numbers(results)),
     )
+
+
+def _simplicity(result: Result) -> tuple[int, str]:
+    return len(result.case.to_json()), result.case.id
 
 
 def _numbers(results: Iterable[Result]) -> list[Numbers]:

@@ -141,6 +141,7 @@ def _print_known(summary: Summary, console: Console) -> None:
             console,
             f"  {known.subject} {known.check}, {cases}: {one_line(known.reason)} {known.link}".rstrip(),
         )
+        plain(console, f"    {failure.replay_line(known.example)}")
 
 
 def _print_pairs(title: str, pairs: tuple[Pair, ...], console: Console) -> None:
