@@ -36,7 +36,8 @@ def test_the_rest_of_the_run_survives_a_death_and_a_hang(monkeypatch):
         ("talks", True): (Verdict.PASS, ""),
     }
     assert all(r.clauses[:2] == ("S1", "S16") for r in record.results)
-    assert not any(r.minimal for r in record.results)
+    # What hung or died is not asked again; what raised is, in search of a simpler case.
+    assert {r.subject for r in record.results if r.minimal} == {"tests.toys:exits"}
 
 
 def test_a_subject_that_only_dies_is_given_up(monkeypatch):
@@ -54,7 +55,7 @@ def test_what_is_no_longer_wanted_is_not_done(workers):
     outcomes = perform(
         jobs, {"tests.toys:right": toys.right}, workers, 60.0, lambda job: job.argument % 2 == 1
     )
-    assert [outcome.value for outcome in outcomes] == ["toys.right 1", "toys.right 3", "toys.right 5"]
+    assert sorted(outcome.value for outcome in outcomes) == ["toys.right 1", "toys.right 3", "toys.right 5"]
 
 
 def test_closing_stops_the_workers():
