@@ -88,7 +88,8 @@ def _elsewhere(
                 running[pool.schedule(_in_worker, args=(job,), timeout=timeout)] = job
 
     def finished(patience: float | None) -> Iterator[Outcome]:
-        for future in wait(running, patience, FIRST_COMPLETED).done:
+        done = wait(running, patience, FIRST_COMPLETED).done
+        for future in [future for future in running if future in done]:  # in the order they were given
             job = running.pop(future)
             try:
                 yield replace(future.result(), job=job)
