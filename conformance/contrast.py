@@ -5,8 +5,11 @@ one. If the exact answer to a neighbour lies within a few bounds of the exact an
 with that defect would pass, and the case is mistrusted.
 """
 
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -53,14 +56,19 @@ def blind_spots(
     semantics: Semantics,
     answer: Answer,
     predictions: Mapping[str, Prediction],
-    contrast: float,
 ) -> tuple[str, ...]:
-    """The features that the case cannot see: no output of their neighbour is `contrast` bounds away."""
+    """The features that the case cannot see: no output of their neighbour is far enough away."""
+    contrast = _contrast_in_bounds()
     return tuple(
         name
         for name, problem in neighbours(built.problem)
         if not _differs(attention(problem, semantics, built.cotangents), answer, predictions, contrast)
     )
+
+
+@cache
+def _contrast_in_bounds() -> float:
+    return tomllib.loads(Path(__file__).with_name("judge.toml").read_text())["contrast_in_bounds"]
 
 
 def _differs(other: Answer, answer: Answer, predictions: Mapping[str, Prediction], contrast: float) -> bool:

@@ -1,28 +1,13 @@
 """What is said of a subject on a case: one Result for each check, whatever happens."""
 
-import tomllib
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
 from conformance.case import Case
 from conformance.checks import Check, Finding, all_checks
-from conformance.contrast import blind_spots
 from conformance.execute import SubjectError, describe
 from conformance.record import Result, Verdict
 from conformance.subject import Subject
 from conformance.trial import Trial
-
-
-@cache
-def _contrast() -> float:
-    """How many bounds away a neighbouring problem must be (conformance/judge.toml)."""
-    return tomllib.loads((Path(__file__).parent / "judge.toml").read_text())["contrast_in_bounds"]
-
-
-def trusted(trial: Trial) -> tuple[str, ...]:
-    """The features of a case that it cannot see; empty for a case that can tell right from wrong."""
-    return blind_spots(trial.built, trial.subject.semantics, trial.answer, trial.predictions, _contrast())
 
 
 def judge(subject: Subject, case: Case, checks: Sequence[str]) -> list[Result]:
@@ -63,12 +48,10 @@ def _finding(trial: Trial, check: Check) -> Finding:
         finding = check.run(trial)
     except SubjectError as error:
         return Finding(Verdict.FAIL, message=str(error))
-    if finding.verdict is Verdict.PASS and check.needs_contrast:
-        blind = trusted(trial)
-        if blind:
-            return Finding(
-                Verdict.MISTRUSTED,
-                finding.measurements,
-                f"the case cannot tell a kernel without {', '.join(blind)} from a right one",
-            )
+    if finding.verdict is Verdict.PASS and check.needs_contrast and trial.blind_spots:
+        return Finding(
+            Verdict.MISTRUSTED,
+            finding.measurements,
+            f"the case cannot tell a kernel without {', '.join(trial.blind_spots)} from a right one",
+        )
     return finding

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from conformance.build import Built, build
 from conformance.case import Case
+from conformance.contrast import blind_spots
 from conformance.execute import execute
 from conformance.subject import Subject
 from reference.error_model import Prediction, predict
@@ -49,6 +50,11 @@ class Trial:
     def predictions(self) -> dict[str, Prediction]:
         """How far a correct kernel may be off."""
         return predict(self.built.problem, self.subject.semantics, self.numerics, self.built.cotangents)
+
+    @cached_property
+    def blind_spots(self) -> tuple[str, ...]:
+        """The features that the case cannot see; empty where it can tell right from wrong."""
+        return blind_spots(self.built, self.subject.semantics, self.answer, self.predictions)
 
     @cached_property
     def outputs(self) -> dict[str, NDArray[Any]]:

@@ -5,10 +5,14 @@ A check is a plain record. To add one, add a module here; nothing else lists the
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+from numpy.typing import NDArray
+
+from conformance.measure import measure
 from conformance.record import Measurement, Verdict
 from conformance.subject import Subject
 from conformance.trial import Trial
@@ -48,8 +52,14 @@ def all_checks() -> dict[str, Check]:
     return {check.name: check for module in modules for check in module.CHECKS}
 
 
-def passed(measurements: tuple[Measurement, ...]) -> Finding:
-    """PASS if no judgement of any measurement broke, else FAIL."""
+def held_to_oracle(trial: Trial, outputs: Mapping[str, NDArray[Any]], names: Iterable[str]) -> Finding:
+    """Measure those of `names` that are among the outputs and the oracle's: PASS if no judgement broke."""
+    wanted = trial.answer.items()
+    measurements = tuple(
+        measure(name, outputs[name], wanted[name], trial.predictions[name], trial.case)
+        for name in names
+        if name in outputs and name in wanted
+    )
     wrong = [f"{m.output} ({', '.join(m.broken)})" for m in measurements if m.broken]
     verdict = Verdict.FAIL if wrong else Verdict.PASS
     return Finding(verdict, measurements, f"outside the error model: {', '.join(wrong)}" if wrong else "")

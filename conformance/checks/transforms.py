@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from conformance.build import Built
-from conformance.checks import Check, Finding, passed
+from conformance.checks import Check, Finding, held_to_oracle
 from conformance.execute import (
     blaming,
     call_of,
@@ -18,8 +18,7 @@ from conformance.execute import (
     to_jax,
     to_numpy,
 )
-from conformance.measure import measure
-from conformance.record import Measurement, Verdict
+from conformance.record import Verdict
 from conformance.trial import Trial
 
 Outputs = dict[str, Any]
@@ -106,15 +105,9 @@ TRANSFORMS: dict[str, Callable[[Trial], Outputs]] = {
 
 def _check(name: str, transformed: Callable[[Trial], Outputs]) -> Check:
     def run(trial: Trial) -> Finding:
-        wanted = trial.answer.items()
         with blaming():
             outputs = to_numpy(transformed(trial))
-        measurements: tuple[Measurement, ...] = tuple(
-            measure(output, array, wanted[output], trial.predictions[output], trial.case)
-            for output, array in sorted(outputs.items())
-            if output in wanted
-        )
-        return passed(measurements)
+        return held_to_oracle(trial, outputs, sorted(outputs))
 
     return Check(f"transforms.{name}", kind="transformed", clauses=lambda _trial: ("S22",), run=run)
 
