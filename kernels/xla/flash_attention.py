@@ -9,7 +9,7 @@ Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Rabe and Staa
 in JAX); Dao, arXiv 2307.08691 (backward by recomputation from L and Delta).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels.arguments import Call, check_call, check_dtype, check_flag, check_size, refuse
+from kernels.arguments import Call, check_size, refuse
+from kernels.flash import Passes, Settings, cotangent_call, flash_kernels, sink_cotangent
 from kernels.varying import vary_together
 from kernels.xla.tiles import (
     Grid,
@@ -41,193 +42,6 @@ class ChunkSizes:
 
     q: int = 256
     k: int = 256
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is static beside the call itself."""
-
-    forward: ChunkSizes
-    backward: ChunkSizes
-    normalize_output: bool
-    precision: Any
-    logits_dtype: str
-
-
-def flash_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    attention_mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    softmax_scale: float | None = None,
-    dropout_prob: float = 0.0,
-    causal: bool = False,
-    dropout_seed: int | jax.Array | None = None,
-    cum_seqlens_q: jax.Array | None = None,
-    cum_seqlens_k: jax.Array | None = None,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
-    fwd_params: ChunkSizes | None = None,
-    bwd_params: ChunkSizes | None = None,
-    logits_soft_cap: float | None = None,
-    softmax_aux: jax.Array | None = None,
-    normalize_output: bool = True,
-    precision: Any = None,
-    logits_dtype: Any = None,
-    *,
-    q_segment_ids: jax.Array | None = None,
-    kv_segment_ids: jax.Array | None = None,
-) -> jax.Array:
-    """`flash_attention_with_lse` without the lse: out [B, Sq, Hq, Dv], dtype of query."""
-    return flash_attention_with_lse(
-        query,
-        key,
-        value,
-        attention_mask,
-        bias,
-        softmax_scale,
-        dropout_prob,
-        causal,
-        dropout_seed,
-        cum_seqlens_q,
-        cum_seqlens_k,
-        sliding_window,
-        fwd_params,
-        bwd_params,
-        logits_soft_cap,
-        softmax_aux,
-        normalize_output,
-        precision,
-        logits_dtype,
-        q_segment_ids=q_segment_ids,
-        kv_segment_ids=kv_segment_ids,
-    )[0]
-
-
-def flash_attention_with_lse(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    attention_mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    softmax_scale: float | None = None,
-    dropout_prob: float = 0.0,
-    causal: bool = False,
-    dropout_seed: int | jax.Array | None = None,
-    cum_seqlens_q: jax.Array | None = None,
-    cum_seqlens_k: jax.Array | None = None,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
-    fwd_params: ChunkSizes | None = None,
-    bwd_params: ChunkSizes | None = None,
-    logits_soft_cap: float | None = None,
-    softmax_aux: jax.Array | None = None,
-    normalize_output: bool = True,
-    precision: Any = None,
-    logits_dtype: Any = None,
-    *,
-    q_segment_ids: jax.Array | None = None,
-    kv_segment_ids: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """Attention in O(length) memory: out [B, Sq, Hq, Dv], and lse [B, Hq, Sq] float32 (natural logarithm).
-
-    Args:
-        query: [B, Sq, Hq, D]; key: [B, Sk, Hkv, D]; value: [B, Sk, Hkv, Dv]; one dtype of float32, bfloat16,
-            float16.
-        attention_mask: [B or 1, Hq or 1, Sq, Sk] bool or integer, non-zero may attend (S5).
-        bias: [B or 1, Hq or 1, Sq or 1, Sk] float, added to the scaled logits before the cap (S2); -inf
-            hides.
-        softmax_scale: static; 1 / sqrt(D) by default (S1).
-        dropout_prob, dropout_seed: S12; the seed is an int in [0, 2**64) or a uint32 [2] of its (low, high)
-            words.
-        causal, sliding_window: bottom-right aligned, per sequence under lengths (S6, S7).
-        cum_seqlens_q, cum_seqlens_k: [n + 1] int32; packed where B is 1, padded where B is n (S9).
-        fwd_params, bwd_params: chunk sizes of the two passes.
-        logits_soft_cap: cap * tanh(logits / cap) (S3).
-        softmax_aux: [num_sinks] or [Hq, num_sinks] float sink logits (S11).
-        normalize_output: False returns the numerator sum_j exp(t_j - m) v_j instead, m being the row maximum
-            over the
-            visible capped logits and the sinks. In differentiation m is a constant, so it equals
-            out * exp(lse - stop_gradient(m)).
-        precision: that of every dot, as `jax.lax.dot_general` takes it. None is the backend's default: full
-            float32
-            on CPU, but TF32 or bfloat16 products on accelerators unless "highest" is given.
-        logits_dtype: the scaled dot products are rounded to it before bias, cap and softmax; float32 by
-            default.
-            Gradients pass through that rounding unchanged.
-        q_segment_ids, kv_segment_ids: [B, Sq], [B, Sk] integer, negative is padding (S8).
-
-    Numerics: inputs are widened to float32, which is exact, and every dot, exp and sum is float32; P and dS
-    stay float32 for the second dot (nothing is cast down); out and each gradient are rounded once, to their
-    input's dtype. Delta uses out as rounded. Gradients of bias and softmax_aux are accumulated over their
-    broadcast axes in float32.
-
-    Rows that see no key: out 0, gradients 0, lse -inf, or logsumexp of the sinks unless the row is padding,
-    when it is -inf (S9 to S11). A hidden key contributes nothing, NaN and inf included (S4); a visible
-    non-finite value makes the channels it belongs to NaN in the rows that give it weight.
-
-    Differentiable once in reverse mode, in query, key, value, bias and softmax_aux, for cotangents of out
-    and lse.
-
-    Raises: ValueError naming the argument (S20).
-    """
-    call = check_call(
-        query,
-        key,
-        value,
-        attention_mask=attention_mask,
-        bias=bias,
-        softmax_scale=softmax_scale,
-        dropout_prob=dropout_prob,
-        causal=causal,
-        dropout_seed=dropout_seed,
-        cum_seqlens_q=cum_seqlens_q,
-        cum_seqlens_k=cum_seqlens_k,
-        sliding_window=sliding_window,
-        logits_soft_cap=logits_soft_cap,
-        softmax_aux=softmax_aux,
-        q_segment_ids=q_segment_ids,
-        kv_segment_ids=kv_segment_ids,
-    )
-    settings = Settings(
-        forward=_check_chunks("fwd_params", fwd_params),
-        backward=_check_chunks("bwd_params", bwd_params),
-        normalize_output=check_flag("normalize_output", normalize_output),
-        precision=_check_precision(precision),
-        logits_dtype="float32" if logits_dtype is None else check_dtype("logits_dtype", logits_dtype),
-    )
-    return _attend(settings, call)
-
-
-# One jitted entry: an eager call compiles once per signature instead of retracing its loops on every call.
-@partial(jax.jit, static_argnums=0)
-def _attend(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array]:
-    batch, q_length, q_heads, _ = call.query.shape
-    if batch == 0:
-        empty = jnp.zeros((0, q_length, q_heads, call.value.shape[3]), call.query.dtype)
-        return empty, jnp.zeros((0, q_heads, q_length), jnp.float32)
-    return _flash(settings, vary_together(call))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _flash(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array]:
-    out, lse, _ = _forward(settings, call)
-    return out, lse
-
-
-def _flash_fwd(settings: Settings, call: Call) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    out, lse, row_max = _forward(settings, call)
-    return (out, lse), (call, out, lse, row_max)
-
-
-def _flash_bwd(
-    settings: Settings,
-    residuals: tuple[Call, jax.Array, jax.Array, jax.Array],
-    cotangents: tuple[jax.Array, jax.Array],
-) -> tuple[Call]:
-    return (_backward(settings, *residuals, *cotangents),)
-
-
-_flash.defvjp(_flash_fwd, _flash_bwd)
 
 
 def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -353,19 +167,13 @@ def _backward(
     )
     rows = (steps, queries, d_outs, lses, deltas, cut_rows(call, grid))
     (dK, dV, dbias), dQ = lax.scan(row_chunk, vary_together((sums, queries))[0], rows)
-    return replace(
+    return cotangent_call(
         call,
-        query=grid.join_rows(dQ),
-        key=grid.join_keys((dK * call.softmax_scale).astype(call.key.dtype)),
-        value=grid.join_keys(dV.astype(call.value.dtype)),
-        bias=None if call.bias is None else _round_bias(grid, dbias, call.bias),
-        softmax_aux=None if sinks is None else _sink_cotangent(call, sinks, lses, deltas),
-        attention_mask=None,
-        q_segment_ids=None,
-        kv_segment_ids=None,
-        cum_seqlens_q=None,
-        cum_seqlens_k=None,
-        dropout_seed=None,
+        grid.join_rows(dQ),
+        grid.join_keys(dK * call.softmax_scale),
+        grid.join_keys(dV),
+        None if call.bias is None or dbias is None else grid.join_heads(dbias, call.bias.shape),
+        sink_cotangent(call, lse, grid.join_row_values(deltas)),
     )
 
 
@@ -379,27 +187,11 @@ def _group_sinks(call: Call) -> jax.Array | None:
     return sinks.astype(jnp.float32).reshape(*heads, sinks.shape[-1])
 
 
-def _sink_cotangent(call: Call, sinks: jax.Array, lses: jax.Array, deltas: jax.Array) -> jax.Array:
-    """sum over batch, rows and shared heads of p_sink * (0 - delta): a sink has no value (S14)."""
-    assert call.softmax_aux is not None
-    padding = lses == -jnp.inf
-    p = jnp.exp(sinks[None, ..., None, :] - jnp.where(padding, jnp.float32(0), lses)[..., None])
-    per_head = -jnp.where(padding[..., None], jnp.float32(0), p * deltas[..., None]).sum(axis=(0, 3))
-    if call.softmax_aux.ndim == 1:
-        per_head = per_head.sum(axis=(0, 1))
-    return per_head.reshape(call.softmax_aux.shape).astype(call.softmax_aux.dtype)
-
-
 def _add_bias_tile(grid: Grid, dbias: jax.Array, step: jax.Array, j: jax.Array, dS: jax.Array) -> jax.Array:
     tile = grid.tile(dbias, step, j)
     broadcast = tuple(axis for axis in range(3) if tile.shape[axis] == 1)
     tile = tile + dS.sum(axis=broadcast, keepdims=True)
     return lax.dynamic_update_slice(dbias, tile[None], grid.tile_start(dbias, step, j))
-
-
-def _round_bias(grid: Grid, dbias: jax.Array | None, bias: jax.Array) -> jax.Array:
-    assert dbias is not None
-    return grid.join_heads(dbias, bias.shape).astype(bias.dtype)
 
 
 def _add_at(total: jax.Array, index: jax.Array, x: jax.Array) -> jax.Array:
@@ -441,3 +233,22 @@ def _check_precision(precision: Any) -> Any:
             "None is the backend's default.",
         )
     return precision
+
+
+flash_attention, flash_attention_with_lse = flash_kernels(
+    Passes(
+        check_forward=partial(_check_chunks, "fwd_params"),
+        check_backward=partial(_check_chunks, "bwd_params"),
+        check_precision=_check_precision,
+        forward=_forward,
+        backward=_backward,
+        numerics="""
+    Numerics: inputs are widened to float32, which is exact, and every dot, exp and sum is float32; P and dS
+    stay float32 for the second dot (nothing is cast down); out and each gradient are rounded once, to their
+    input's dtype. Delta uses out as rounded. Gradients of bias and softmax_aux are accumulated over their
+    broadcast axes in float32. fwd_params and bwd_params are ChunkSizes. precision is what
+    `jax.lax.dot_general` takes: None is the backend's default, full float32 on CPU, but TF32 or bfloat16
+    products on accelerators unless "highest" is given.
+""",
+    )
+)

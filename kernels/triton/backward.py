@@ -1,0 +1,420 @@
+"""Decides how the Triton backward kernels recompute P from lse and sum dquery, dkey, dvalue and dbias.
+
+Three kernels, so that every sum has one owner and nothing is added atomically (clause S17): a program of
+`backward_query` owns a block of queries, one of `backward_key` a block of keys of a key head and all the query
+heads that share it, one of `backward_bias` a tile of the bias and all that is broadcast over it.
+
+`lse2` is the lse in bits, +inf for rows that see no key, whose P is then 0; `delta` is rowsum(dO * O) less
+the cotangent of lse; `weight`, if WEIGHTED, is what out was not divided by. dS = P * (dP - delta), through the cap 1 - tanh^2 (clauses S3, S14, S15).
+
+Paper: Dao, arXiv 2307.08691.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.triton.tile import (
+    finite_or_zero,
+    kept_pairs,
+    load_tile,
+    offset,
+    pair_offset,
+    store_tile,
+    tile_logits,
+)
+
+
+@triton.jit
+def backward_query(
+    query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, d_out, lse2, delta, weight,
+    q_length, k_length,
+    d_query,
+    D: tl.constexpr, DV: tl.constexpr, K_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SOFTMAX_SCALE: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr, CAP: tl.constexpr, ROUND: tl.constexpr,
+    MASK: tl.constexpr, MASK_BATCH: tl.constexpr, MASK_HEAD: tl.constexpr,
+    BIAS: tl.constexpr, BIAS_BATCH: tl.constexpr, BIAS_HEAD: tl.constexpr, BIAS_ROW: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
+    RANGES: tl.constexpr, ALIGNED: tl.constexpr, FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
+    DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """d_query [B, Sq, Hq, D]. Grid: (batch * heads * query blocks); blocks as in the forward kernel."""
+    HEADS: tl.constexpr = K_HEADS * GROUP
+    blocks = tl.cdiv(q_length, BLOCK_Q)
+    program = tl.program_id(0)
+    block = blocks - 1 - program % blocks
+    head = (program // blocks) % HEADS
+    batch = program // (blocks * HEADS)
+    row_start = block * BLOCK_Q
+    row = row_start + tl.arange(0, BLOCK_Q)
+    inside = row < q_length
+    key_head = head // GROUP
+
+    k_at = key + offset(batch, k_length, 0, K_HEADS * D) + key_head * D
+    v_at = value + offset(batch, k_length, 0, K_HEADS * DV) + key_head * DV
+    q_at = query + offset(batch, q_length, row_start, HEADS * D) + head * D
+    o_at = d_out + offset(batch, q_length, row_start, HEADS * DV) + head * DV
+    Q = load_tile(q_at, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, True)
+    dO = load_tile(o_at, q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, True)
+    row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
+    L = tl.load(lse2 + row_at, mask=inside, other=float("inf"))[:, None]
+    Delta = tl.load(delta + row_at, mask=inside, other=0.0)[:, None]
+    if WEIGHTED:
+        W = tl.load(weight + row_at, mask=inside, other=0.0)[:, None]
+
+    first_key = tl.zeros([BLOCK_Q, 1], tl.int32)
+    last_key = tl.zeros([BLOCK_Q, 1], tl.int32)
+    row_ids = tl.zeros([BLOCK_Q, 1], tl.int32)
+    plane = (batch * q_length if ROW_BATCH else 0) + row
+    ids_at = kv_ids
+    mask_at = mask
+    bias_at = bias
+    if FIRST:
+        first_key = tl.load(first + plane, mask=inside, other=0)[:, None]
+    if LAST:
+        last_key = tl.load(last + plane, mask=inside, other=-1)[:, None]
+    if SEGMENTS:
+        row_ids = tl.load(q_ids + batch.to(tl.int64) * q_length + row, mask=inside, other=-1)[:, None]
+        ids_at = kv_ids + batch.to(tl.int64) * k_length
+    if MASK:
+        mask_at = mask + pair_offset(batch, head, q_length, k_length, HEADS, MASK_BATCH, MASK_HEAD, True)
+    if BIAS:
+        bias_at = bias + pair_offset(batch, head, q_length, k_length, HEADS, BIAS_BATCH, BIAS_HEAD, BIAS_ROW)
+
+    start = 0
+    stop = tl.cdiv(k_length, BLOCK_K)
+    whole_start = 0
+    whole_stop = k_length // BLOCK_K
+    if RANGES:
+        range_at = ranges + ((batch if ROW_BATCH else 0) * blocks + block) * 4
+        start = tl.load(range_at)
+        whole_start = tl.load(range_at + 1)
+        whole_stop = tl.load(range_at + 2)
+        stop = tl.load(range_at + 3)
+    if MASK or BIAS:
+        whole_start = start
+        whole_stop = start
+
+    dQ = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
+        if EDGE:
+            count = (whole_start - start) + (stop - whole_stop)
+        else:
+            count = whole_stop - whole_start
+        for step in tl.range(0, count):
+            if EDGE:
+                block_k = start + step
+                block_k = tl.where(block_k < whole_start, block_k, block_k - whole_start + whole_stop)
+            else:
+                block_k = whole_start + step
+            key_start = block_k * BLOCK_K
+            keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
+            K = load_tile(
+                k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
+                K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE,
+            )  # fmt: skip
+            V = load_tile(
+                v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
+                K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE,
+            )  # fmt: skip
+            if EDGE:
+                K = finite_or_zero(K)
+            products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
+            u = tile_logits(
+                products, row_start, row[:, None], keys, q_length, k_length, first_key, last_key, row_ids,
+                ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
+                ALIGNED, EDGE,
+            )  # fmt: skip
+            P = tl.math.exp2(u * UNIT - L)
+            dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)
+            if DROPOUT:
+                kept = kept_pairs(seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False)
+                dP = tl.where(kept, dP * KEEP, 0.0)
+            if WEIGHTED:
+                dP = dP * W
+            dS = P * (dP - Delta)
+            if CAP != 0.0:
+                dS = dS * (1.0 - u * u)
+            if EDGE:
+                dS = tl.where(u == float("-inf"), 0.0, dS)
+            dQ = tl.dot(dS.to(K.dtype), K, dQ, input_precision=PRECISION)
+
+    d_query_at = d_query + offset(batch, q_length, row_start, HEADS * D) + head * D
+    store_tile(d_query_at, dQ * SOFTMAX_SCALE, True, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D)
+
+
+@triton.jit
+def backward_key(
+    query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, d_out, lse2, delta, weight,
+    q_length, k_length,
+    d_key, d_value,
+    D: tl.constexpr, DV: tl.constexpr, K_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SOFTMAX_SCALE: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr, CAP: tl.constexpr, ROUND: tl.constexpr,
+    MASK: tl.constexpr, MASK_BATCH: tl.constexpr, MASK_HEAD: tl.constexpr,
+    BIAS: tl.constexpr, BIAS_BATCH: tl.constexpr, BIAS_HEAD: tl.constexpr, BIAS_ROW: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
+    RANGES: tl.constexpr, ALIGNED: tl.constexpr, FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
+    DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """d_key [B, Sk, Hkv, D], d_value [B, Sk, Hkv, DV]. Grid: (batch * key heads * key blocks).
+
+    `ranges` as `kernels.ranges.query_blocks` makes it. Tiles are held as [keys, queries], so that P and dS are
+    already the left operands of the products that sum over queries. Keys past the end need no mask: what they
+    would sum is not stored.
+    """
+    HEADS: tl.constexpr = K_HEADS * GROUP
+    blocks = tl.cdiv(k_length, BLOCK_K)
+    program = tl.program_id(0)
+    block = program % blocks
+    key_head = (program // blocks) % K_HEADS
+    batch = program // (blocks * K_HEADS)
+    key_start = block * BLOCK_K
+    keys = (key_start + tl.arange(0, BLOCK_K))[:, None]
+
+    k_at = key + offset(batch, k_length, key_start, K_HEADS * D) + key_head * D
+    v_at = value + offset(batch, k_length, key_start, K_HEADS * DV) + key_head * DV
+    K = load_tile(k_at, k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D, True)
+    V = load_tile(v_at, k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, True)
+
+    q_blocks = tl.cdiv(q_length, BLOCK_Q)
+    start = 0
+    stop = q_blocks
+    whole_start = 0
+    whole_stop = q_blocks
+    if RANGES:
+        range_at = ranges + ((batch if ROW_BATCH else 0) * blocks + block) * 4
+        start = tl.load(range_at)
+        whole_start = tl.load(range_at + 1)
+        whole_stop = tl.load(range_at + 2)
+        stop = tl.load(range_at + 3)
+    if MASK or BIAS:
+        whole_start = start
+        whole_stop = start
+    ids_at = kv_ids
+    if SEGMENTS:
+        ids_at = kv_ids + batch.to(tl.int64) * k_length
+
+    dK = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+    dV = tl.zeros([BLOCK_K, BLOCK_DV], tl.float32)
+    for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
+        if EDGE:
+            count = (whole_start - start) + (stop - whole_stop)
+        else:
+            count = whole_stop - whole_start
+        for step in tl.range(0, count * GROUP):
+            within = step
+            head = key_head
+            if GROUP > 1:
+                within = step % count
+                head = key_head * GROUP + step // count
+            if EDGE:
+                block_q = start + within
+                block_q = tl.where(block_q < whole_start, block_q, block_q - whole_start + whole_stop)
+            else:
+                block_q = whole_start + within
+            row_start = block_q * BLOCK_Q
+            row = row_start + tl.arange(0, BLOCK_Q)
+            inside = row < q_length
+            Q = load_tile(
+                query + offset(batch, q_length, row_start, HEADS * D) + head * D,
+                q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, True,
+            )  # fmt: skip
+            dO = load_tile(
+                d_out + offset(batch, q_length, row_start, HEADS * DV) + head * DV,
+                q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, True,
+            )  # fmt: skip
+            row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
+            L = tl.load(lse2 + row_at, mask=inside, other=float("inf"))
+            Delta = tl.load(delta + row_at, mask=inside, other=0.0)
+            if WEIGHTED:
+                W = tl.load(weight + row_at, mask=inside, other=0.0)[None, :]
+            first_key = tl.zeros([1, BLOCK_Q], tl.int32)
+            last_key = tl.zeros([1, BLOCK_Q], tl.int32)
+            row_ids = tl.zeros([1, BLOCK_Q], tl.int32)
+            mask_at = mask
+            bias_at = bias
+            if EDGE:
+                # Rows that see no key take no part, whatever they hold.
+                sees = (L != float("inf"))[:, None]
+                Q = tl.where(sees, Q, 0.0).to(Q.dtype)
+                dO = tl.where(sees, dO, 0.0).to(dO.dtype)
+                plane = (batch * q_length if ROW_BATCH else 0) + row
+                if FIRST:
+                    first_key = tl.load(first + plane, mask=inside, other=0)[None, :]
+                if LAST:
+                    last_key = tl.load(last + plane, mask=inside, other=-1)[None, :]
+                if SEGMENTS:
+                    row_ids = tl.load(
+                        q_ids + batch.to(tl.int64) * q_length + row, mask=inside, other=-1
+                    )[None, :]  # fmt: skip
+                if MASK:
+                    mask_at = mask + pair_offset(
+                        batch, head, q_length, k_length, HEADS, MASK_BATCH, MASK_HEAD, True
+                    )
+                if BIAS:
+                    bias_at = bias + pair_offset(
+                        batch, head, q_length, k_length, HEADS, BIAS_BATCH, BIAS_HEAD, BIAS_ROW
+                    )
+            products = tl.dot(K, tl.trans(Q), input_precision=PRECISION)
+            u = tile_logits(
+                products, row_start, row[None, :], keys, q_length, k_length, first_key, last_key, row_ids,
+                ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
+                ALIGNED, EDGE,
+            )  # fmt: skip
+            P = tl.math.exp2(u * UNIT - L[None, :])
+            dP = tl.dot(V, tl.trans(dO), input_precision=PRECISION)
+            P_out = P
+            if DROPOUT:
+                kept = kept_pairs(seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, True)
+                dP = tl.where(kept, dP * KEEP, 0.0)
+                P_out = tl.where(kept, P * KEEP, 0.0)
+            if WEIGHTED:
+                dP = dP * W
+                P_out = P_out * W
+            dV = tl.dot(P_out.to(dO.dtype), dO, dV, input_precision=PRECISION)
+            dS = P * (dP - Delta[None, :])
+            if CAP != 0.0:
+                dS = dS * (1.0 - u * u)
+            if EDGE:
+                dS = tl.where(u == float("-inf"), 0.0, dS)
+            dK = tl.dot(dS.to(Q.dtype), Q, dK, input_precision=PRECISION)
+
+    d_key_at = d_key + offset(batch, k_length, key_start, K_HEADS * D) + key_head * D
+    d_value_at = d_value + offset(batch, k_length, key_start, K_HEADS * DV) + key_head * DV
+    store_tile(d_key_at, dK * SOFTMAX_SCALE, True, k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D)
+    store_tile(d_value_at, dV, True, k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV)
+
+
+@triton.jit
+def backward_bias(
+    query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, d_out, lse2, delta, weight,
+    batches, q_length, k_length,
+    d_bias,
+    D: tl.constexpr, DV: tl.constexpr, K_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr, CAP: tl.constexpr, ROUND: tl.constexpr,
+    MASK: tl.constexpr, MASK_BATCH: tl.constexpr, MASK_HEAD: tl.constexpr,
+    BIAS_BATCH: tl.constexpr, BIAS_HEAD: tl.constexpr, BIAS_ROW: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
+    RANGES: tl.constexpr, ALIGNED: tl.constexpr,
+    DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """d_bias in the bias's shape. Grid: (bias batches * bias heads * row blocks, or 1, * key blocks).
+
+    A program sums over the batch entries, heads and rows that its tile of the bias is broadcast over; a tile
+    of logits that is hidden is not computed.
+    """
+    HEADS: tl.constexpr = K_HEADS * GROUP
+    blocks = tl.cdiv(k_length, BLOCK_K)
+    q_blocks = tl.cdiv(q_length, BLOCK_Q)
+    program = tl.program_id(0)
+    block = program % blocks
+    rest = program // blocks
+    key_start = block * BLOCK_K
+    keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
+    own_rows = program * 0
+    own_head = program * 0
+    own_batch = program * 0
+    count_rows = q_blocks
+    count_heads = HEADS
+    count_batches = batches
+    if BIAS_ROW:
+        own_rows = rest % q_blocks
+        rest = rest // q_blocks
+        count_rows = 1
+    if BIAS_HEAD:
+        own_head = rest % HEADS
+        rest = rest // HEADS
+        count_heads = 1
+    if BIAS_BATCH:
+        own_batch = rest
+        count_batches = 1
+
+    total = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+    for step in tl.range(0, count_batches * count_heads * count_rows):
+        block_q = own_rows + step % count_rows
+        head = own_head + (step // count_rows) % count_heads
+        batch = own_batch + step // (count_rows * count_heads)
+        visit = True
+        if RANGES:
+            range_at = ranges + ((batch if ROW_BATCH else 0) * q_blocks + block_q) * 4
+            visit = (tl.load(range_at) <= block) & (block < tl.load(range_at + 3))
+        if visit:
+            row_start = block_q * BLOCK_Q
+            row = row_start + tl.arange(0, BLOCK_Q)
+            inside = row < q_length
+            key_head = head // GROUP
+            Q = load_tile(
+                query + offset(batch, q_length, row_start, HEADS * D) + head * D,
+                q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, True,
+            )  # fmt: skip
+            dO = load_tile(
+                d_out + offset(batch, q_length, row_start, HEADS * DV) + head * DV,
+                q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, True,
+            )  # fmt: skip
+            K = load_tile(
+                key + offset(batch, k_length, key_start, K_HEADS * D) + key_head * D,
+                k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D, True,
+            )  # fmt: skip
+            V = load_tile(
+                value + offset(batch, k_length, key_start, K_HEADS * DV) + key_head * DV,
+                k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, True,
+            )  # fmt: skip
+            row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
+            L = tl.load(lse2 + row_at, mask=inside, other=float("inf"))[:, None]
+            Delta = tl.load(delta + row_at, mask=inside, other=0.0)[:, None]
+            if WEIGHTED:
+                W = tl.load(weight + row_at, mask=inside, other=0.0)[:, None]
+            plane = (batch * q_length if ROW_BATCH else 0) + row
+            first_key = tl.zeros([BLOCK_Q, 1], tl.int32)
+            last_key = tl.zeros([BLOCK_Q, 1], tl.int32)
+            row_ids = tl.zeros([BLOCK_Q, 1], tl.int32)
+            mask_at = mask
+            if FIRST:
+                first_key = tl.load(first + plane, mask=inside, other=0)[:, None]
+            if LAST:
+                last_key = tl.load(last + plane, mask=inside, other=-1)[:, None]
+            if SEGMENTS:
+                row_ids = tl.load(q_ids + batch.to(tl.int64) * q_length + row, mask=inside, other=-1)[:, None]
+            if MASK:
+                mask_at = mask + pair_offset(
+                    batch, head, q_length, k_length, HEADS, MASK_BATCH, MASK_HEAD, True
+                )
+            bias_at = bias + pair_offset(
+                batch, head, q_length, k_length, HEADS, BIAS_BATCH, BIAS_HEAD, BIAS_ROW
+            )
+            products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
+            u = tile_logits(
+                products, row_start, row[:, None], keys, q_length, k_length, first_key, last_key, row_ids,
+                kv_ids + batch.to(tl.int64) * k_length, mask_at, bias_at, SCALE, CAP, ROUND, MASK, True,
+                BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, True,
+            )  # fmt: skip
+            P = tl.math.exp2(u * UNIT - L)
+            dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)
+            if DROPOUT:
+                kept = kept_pairs(seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False)
+                dP = tl.where(kept, dP * KEEP, 0.0)
+            if WEIGHTED:
+                dP = dP * W
+            dS = P * (dP - Delta)
+            if CAP != 0.0:
+                dS = dS * (1.0 - u * u)
+            total += tl.where(u == float("-inf"), 0.0, dS)
+
+    plane_at = d_bias + pair_offset(
+        own_batch, own_head, q_length, k_length, HEADS, BIAS_BATCH, BIAS_HEAD, BIAS_ROW
+    )
+    element = d_bias.dtype.element_ty
+    if BIAS_ROW:
+        row = own_rows * BLOCK_Q + tl.arange(0, BLOCK_Q)[:, None]
+        address = plane_at + row.to(tl.int64) * k_length + keys
+        tl.store(address, total.to(element), mask=(row < q_length) & (keys < k_length))
+    else:
+        key_index = key_start + tl.arange(0, BLOCK_K)
+        tl.store(plane_at + key_index, tl.sum(total, 0).to(element), mask=key_index < k_length)

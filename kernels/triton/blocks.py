@@ -1,0 +1,57 @@
+"""Decides the block sizes, warps and stages of each Triton kernel: a data table, blocks.toml, with a fallback."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kernels.arguments import check_size, refuse
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """How one kernel is cut and scheduled: q query rows and k keys a tile, warps a program, pipeline stages.
+
+    q and k are powers of two of at least 16. Results do not depend on any of it beyond rounding (clause S18).
+    """
+
+    q: int = 64
+    k: int = 64
+    num_warps: int = 4
+    num_stages: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("q", "k", "num_warps", "num_stages"):
+            size = check_size(f"BlockSizes.{name}", getattr(self, name))
+            if name in ("q", "k") and (size < 16 or size & (size - 1)):
+                refuse(f"BlockSizes.{name}", size, "a power of two of at least 16", "Round it up.")
+            if name == "num_warps" and size & (size - 1):
+                refuse("BlockSizes.num_warps", size, "a power of two", "Use 4 or 8.")
+
+
+@dataclass(frozen=True)
+class BackwardSizes:
+    """Block sizes of the three backward kernels; None lets the table choose that one."""
+
+    query: BlockSizes | None = None
+    key: BlockSizes | None = None
+    bias: BlockSizes | None = None
+
+
+def choose(kernel: str, device: str, head_dim: int, itemsize: int) -> BlockSizes:
+    """The table's choice for a kernel, by name, on a device such as "sm_90", for inputs of `itemsize` bytes.
+
+    The first row that fits: its kernel and bytes are the same, its head_dim is no smaller, and its devices
+    hold the device or are absent. Rows without devices come last in the table: they are the fallback.
+    """
+    for row in _table():
+        fits = row["kernel"] == kernel and row["bytes"] == itemsize and head_dim <= row["head_dim"]
+        if fits and device in row.get("devices", (device,)):
+            return BlockSizes(row["q"], row["k"], row["warps"], row["stages"])
+    raise LookupError(f"blocks.toml has no row for {kernel}, head_dim {head_dim}, {itemsize} bytes")
+
+
+@cache
+def _table() -> list[dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("blocks.toml").read_text())["sizes"]

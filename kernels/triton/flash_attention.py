@@ -1,0 +1,333 @@
+"""Decides how a checked call becomes launches of the Triton kernels: constants, block ranges, block sizes.
+
+Everything that depends on arrays but not on pairs is computed here in JAX: the interval of keys of every row,
+the blocks that every block visits, Delta and the lse in bits.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels.arguments import Call, refuse
+from kernels.flash import Passes, Settings, cotangent_call, flash_kernels, sink_cotangent
+from kernels.ranges import key_blocks, query_blocks
+from kernels.triton.backward import backward_bias, backward_key, backward_query
+from kernels.triton.blocks import BackwardSizes, BlockSizes, choose
+from kernels.triton.forward import forward
+from kernels.triton.launch import Launch, launch, recording_id, target_device
+from kernels.visibility import describe_rows
+
+LOG2E = math.log2(math.e)
+MAX_HEAD_DIM = 256
+
+_PRECISIONS = {
+    None: "ieee",
+    "highest": "ieee",
+    "float32": "ieee",
+    "default": "tf32",
+    "fastest": "tf32",
+    "tensorfloat32": "tf32",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Block sizes as asked for, None where the kernel chooses, and the device to choose for.
+
+    recording: which `launch.recorded` block the trace belongs to, so that no cached trace skips a recording.
+    """
+
+    asked: Any
+    device: str
+    recording: int | None
+
+
+@dataclass(frozen=True)
+class _Visible:
+    """What the kernels need to tell visible pairs: arrays, and the constants that say which of them matter."""
+
+    first: jax.Array | None  # [N, Sq] int32
+    last: jax.Array | None  # [N, Sq] int32
+    padding: jax.Array | None  # [N, Sq] bool
+    rows: Any  # kernels.visibility.Rows, of which the ranges are made
+    batched: bool  # N is B, not 1
+
+
+def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
+    batch, q_length, q_heads, _ = call.query.shape
+    k_length, _, value_dim = call.value.shape[1:]
+    sizes = _sizes(settings.forward, "forward", call)
+    visible = _visible(call)
+    ranges = key_blocks(call, visible.rows, sizes.q, sizes.k)
+    sinks = call.softmax_aux
+    hides = _restricted(call, visible)
+    constants = _constants(settings, call, visible, ranges, sizes) | {
+        "HIDES": hides,
+        "SINKS": 0 if sinks is None else sinks.shape[-1],
+        "SINK_HEAD": sinks is not None and sinks.ndim == 2,
+        "BLOCK_SINKS": 1 if sinks is None else _power_of_two(sinks.shape[-1]),
+        "NORMALIZE": settings.normalize_output,
+        **_phases(call, hides or k_length % sizes.k != 0),
+    }
+    rows = jax.ShapeDtypeStruct((batch, q_heads, q_length), jnp.float32)
+    if 0 in (q_length, k_length):
+        # Nothing to launch over, or nothing to see: only the sinks speak.
+        out, lse, row_max = (
+            jnp.zeros((batch, q_length, q_heads, value_dim), call.query.dtype),
+            _sinks_alone(call),
+            jnp.full(rows.shape, -jnp.inf, jnp.float32),
+        )
+    else:
+        out, lse, row_max = launch(
+            Launch(
+                kernel=forward,
+                arguments=(
+                    *_arrays(call, visible, ranges),
+                    *(call.query if x is None else x for x in (sinks, call.dropout_seed)),
+                    q_length,
+                    k_length,
+                ),
+                outputs=(
+                    jax.ShapeDtypeStruct((batch, q_length, q_heads, value_dim), call.query.dtype),
+                    rows,
+                    rows,
+                ),
+                constants=constants,
+                grid=(batch * q_heads * _blocks(q_length, sizes.q),),
+                num_warps=sizes.num_warps,
+                num_stages=sizes.num_stages,
+            )
+        )
+    if visible.padding is not None and sinks is not None:
+        lse = jnp.where(visible.padding[:, None, :], -jnp.inf, lse)
+    return out, lse, row_max
+
+
+def _backward(
+    settings: Settings,
+    call: Call,
+    out: jax.Array,
+    lse: jax.Array,
+    row_max: jax.Array,
+    d_out: jax.Array,
+    d_lse: jax.Array,
+) -> Call:
+    batch, q_length, q_heads, _ = call.query.shape
+    k_length, k_heads = call.key.shape[1:3]
+    sees = row_max != -jnp.inf
+    lse2 = jnp.where(sees, lse * jnp.float32(LOG2E), jnp.inf)
+    delta = -jnp.where(lse == -jnp.inf, jnp.float32(0), d_lse)
+    weight = None
+    if settings.normalize_output:
+        products = d_out.astype(jnp.float32) * out.astype(jnp.float32)
+        delta = delta + jnp.where(sees, products.sum(axis=-1).transpose(0, 2, 1), jnp.float32(0))
+    else:
+        # out = O exp(L - m): the part of Delta that comes through O cancels the one that comes through L.
+        m = row_max
+        if call.softmax_aux is not None:
+            sinks = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32).max(axis=-1)
+            m = jnp.maximum(row_max, sinks[None, :, None])
+        weight = jnp.where(sees, jnp.exp(lse - jnp.where(sees, m, jnp.float32(0))), jnp.float32(0))
+    d_sinks = sink_cotangent(call, lse, delta)
+    if 0 in (q_length, k_length):
+        empty = (jnp.zeros_like(x) for x in (call.query, call.key, call.value))
+        d_bias = None if call.bias is None else jnp.zeros_like(call.bias)
+        return cotangent_call(call, *empty, d_bias, d_sinks)
+
+    visible = _visible(call)
+    row_arrays = (d_out, lse2, delta, call.query if weight is None else weight)
+    seed = call.query if call.dropout_seed is None else call.dropout_seed
+    hides = _restricted(call, visible)
+
+    def run(kernel: Any, outputs: tuple[jax.Array, ...], by_key: bool, **more: Any) -> tuple[jax.Array, ...]:
+        sizes = _sizes(settings.backward, kernel.__name__, call)
+        ranges = (query_blocks if by_key else key_blocks)(call, visible.rows, sizes.q, sizes.k)
+        if by_key:
+            grid = batch * k_heads * _blocks(k_length, sizes.k)
+            edges = hides
+        else:
+            grid = batch * q_heads * _blocks(q_length, sizes.q)
+            edges = hides or k_length % sizes.k != 0
+        lengths: tuple[int, ...] = (q_length, k_length)
+        constants = _constants(settings, call, visible, ranges, sizes) | {"WEIGHTED": weight is not None}
+        if kernel is backward_bias:
+            assert call.bias is not None
+            shape = call.bias.shape
+            grid = shape[0] * shape[1] * _blocks(k_length, sizes.k)
+            grid *= _blocks(q_length, sizes.q) if shape[2] > 1 else 1
+            lengths = (batch, *lengths)
+            del constants["BIAS"]
+        else:
+            constants |= {"SOFTMAX_SCALE": call.softmax_scale, **_phases(call, edges)}
+        return launch(
+            Launch(
+                kernel=kernel,
+                arguments=(*_arrays(call, visible, ranges), seed, *row_arrays, *lengths),
+                outputs=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs),
+                constants=constants,
+                grid=(grid,),
+                num_warps=sizes.num_warps,
+                num_stages=sizes.num_stages,
+            )
+        )
+
+    (d_query,) = run(backward_query, (call.query,), by_key=False)
+    d_key, d_value = run(backward_key, (call.key, call.value), by_key=True)
+    # A kernel of its own, so that XLA drops it where nobody asks for the gradient of the bias.
+    d_bias = None if call.bias is None else run(backward_bias, (call.bias,), by_key=False)[0]
+    return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
+
+
+def _arrays(call: Call, visible: _Visible, ranges: jax.Array | None) -> tuple[jax.Array, ...]:
+    """The arrays that all kernels begin with; the query stands in for those that are absent and never read."""
+    arrays = (
+        *(call.query, call.key, call.value, call.attention_mask, call.bias),
+        *(visible.first, visible.last, call.q_segment_ids, call.kv_segment_ids, ranges),
+    )
+    return tuple(call.query if x is None else x for x in arrays)
+
+
+def _visible(call: Call) -> _Visible:
+    """The rows' intervals, all batched if one is: the kernels know one N."""
+    rows = describe_rows(call)
+    arrays = [x for x in (rows.first, rows.last) if x is not None]
+    batched = call.q_segment_ids is not None or any(x.shape[0] > 1 for x in arrays)
+    shape = (call.query.shape[0] if batched else 1, call.query.shape[1])
+
+    def spread(x: jax.Array | None) -> jax.Array | None:
+        return None if x is None else jnp.broadcast_to(x, shape)
+
+    return _Visible(spread(rows.first), spread(rows.last), rows.padding, rows, batched)
+
+
+def _restricted(call: Call, visible: _Visible) -> bool:
+    """Whether some pair within the lengths may be hidden."""
+    arrays = (visible.first, visible.last, call.q_segment_ids, call.attention_mask, call.bias)
+    return any(x is not None for x in arrays)
+
+
+def _phases(call: Call, edges: bool) -> dict[str, int]:
+    """Which of the two loops a kernel has: over whole blocks (0) and over those at the edges (1)."""
+    compared = call.attention_mask is not None or call.bias is not None
+    return {"FIRST_PHASE": 1 if compared else 0, "LAST_PHASE": 2 if edges else 1}
+
+
+def _constants(
+    settings: Settings, call: Call, visible: _Visible, ranges: jax.Array | None, sizes: BlockSizes
+) -> dict[str, Any]:
+    head_dim, value_dim, k_heads = call.query.shape[3], call.value.shape[3], call.key.shape[2]
+    k_length = call.key.shape[1]
+    mask, bias, cap = call.attention_mask, call.bias, call.logits_soft_cap
+    scale = call.softmax_scale
+    # The scale can wait for the exponent where nothing comes between, and where it keeps the order of logits.
+    folded = bias is None and cap is None and settings.logits_dtype == "float32" and scale > 0
+    return {
+        "D": head_dim,
+        "DV": value_dim,
+        "K_HEADS": k_heads,
+        "GROUP": call.query.shape[2] // k_heads,
+        "BLOCK_Q": sizes.q,
+        "BLOCK_K": sizes.k,
+        "BLOCK_D": max(16, _power_of_two(head_dim)),
+        "BLOCK_DV": max(16, _power_of_two(value_dim)),
+        "SCALE": 1.0 if folded else scale,
+        "UNIT": (scale if folded else cap or 1.0) * LOG2E,
+        "CAP": cap or 0.0,
+        "ROUND": settings.logits_dtype,
+        "MASK": mask is not None,
+        "MASK_BATCH": mask is not None and mask.shape[0] > 1,
+        "MASK_HEAD": mask is not None and mask.shape[1] > 1,
+        "BIAS": bias is not None,
+        "BIAS_BATCH": bias is not None and bias.shape[0] > 1,
+        "BIAS_HEAD": bias is not None and bias.shape[1] > 1,
+        "BIAS_ROW": bias is not None and bias.shape[2] > 1,
+        "FIRST": visible.first is not None,
+        "LAST": visible.last is not None,
+        "ROW_BATCH": visible.batched,
+        "SEGMENTS": call.q_segment_ids is not None,
+        "RANGES": ranges is not None,
+        "ALIGNED": k_length % 16 == 0,
+        "DROPOUT": call.dropout_seed is not None,
+        "THRESHOLD": int(call.dropout_prob * 2**32),
+        "KEEP": 1.0 / (1.0 - call.dropout_prob),
+        "PRECISION": settings.precision,
+    }
+
+
+def _sinks_alone(call: Call) -> jax.Array:
+    """The lse [B, Hq, Sq] of rows that see no key: logsumexp of the sinks, -inf without."""
+    batch, q_length, q_heads, _ = call.query.shape
+    if call.softmax_aux is None:
+        return jnp.full((batch, q_heads, q_length), -jnp.inf, jnp.float32)
+    sinks = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32)
+    lse = jax.nn.logsumexp(sinks, axis=-1)[None, :, None]
+    return jnp.broadcast_to(lse, (batch, q_heads, q_length))
+
+
+def _blocks(length: int, block: int) -> int:
+    return -(-length // block)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _sizes(sizes: Sizes, kernel: str, call: Call) -> BlockSizes:
+    asked = getattr(sizes.asked, kernel.removeprefix("backward_"), sizes.asked)
+    if asked is not None:
+        return asked
+    dim = max(call.query.shape[3], call.value.shape[3])
+    if dim > MAX_HEAD_DIM:
+        raise NotImplementedError(
+            f"kernels.triton: head_dim {dim} is not supported, at most {MAX_HEAD_DIM}. Use kernels.xla for it."
+        )
+    return choose(kernel, sizes.device, dim, call.query.dtype.itemsize)
+
+
+def _check_forward(blocks: Any) -> Sizes:
+    if blocks is not None and not isinstance(blocks, BlockSizes):
+        refuse("fwd_params", f"a {type(blocks).__name__}", "BlockSizes", "Build it as BlockSizes(q=64, k=64).")
+    return Sizes(blocks, target_device(), recording_id())
+
+
+def _check_backward(blocks: Any) -> Sizes:
+    if blocks is not None and not isinstance(blocks, BlockSizes | BackwardSizes):
+        advice = "Build it as BlockSizes(q=64, k=64), or one for each kernel as BackwardSizes."
+        refuse("bwd_params", f"a {type(blocks).__name__}", "BlockSizes or BackwardSizes", advice)
+    return Sizes(blocks, target_device(), recording_id())
+
+
+def _check_precision(precision: Any) -> str:
+    """The precision of dots of float32 inputs; others need none."""
+    if isinstance(precision, jax.lax.Precision):
+        precision = precision.name.lower()
+    try:
+        return _PRECISIONS[precision]
+    except (KeyError, TypeError):
+        known = ", ".join(repr(name) for name in _PRECISIONS)
+        refuse("precision", repr(precision), f"one of {known}", "None is IEEE float32, 'default' is TF32.")
+
+
+flash_attention, flash_attention_with_lse = flash_kernels(
+    Passes(
+        check_forward=_check_forward,
+        check_backward=_check_backward,
+        check_precision=_check_precision,
+        forward=_forward,
+        backward=_backward,
+        numerics="""
+    Numerics: dots take the inputs' dtype and sum in float32; softmax is float32, in base 2; P and dS are cast
+    to the inputs' dtype for the second dot; out and each gradient are rounded once, to their input's dtype.
+    Delta uses out as rounded. precision matters to float32 inputs alone: None, "highest" and "float32" are
+    IEEE products, "default", "fastest" and "tensorfloat32" are TF32. fwd_params is BlockSizes, bwd_params
+    BlockSizes or BackwardSizes. No atomics: bit-identical from run to run (S17).
+
+    Runs on CUDA and ROCm GPUs through jax-triton, or anywhere in Triton's interpreter in a process started
+    with TRITON_INTERPRET=1. Head dims from 1 to 256; NotImplementedError beyond.
+""",
+    )
+)

@@ -1,0 +1,205 @@
+"""Decides how the Triton forward kernel computes out, lse and the row maximum, one block of queries a program.
+
+Online softmax over the key blocks that some row of the block may see; the others are not loaded.
+
+Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, arXiv 2307.08691.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.triton.tile import (
+    LN2,
+    LOG2E,
+    kept_pairs,
+    load_pairs,
+    load_tile,
+    offset,
+    pair_offset,
+    store_tile,
+    tile_logits,
+)
+
+
+@triton.jit
+def forward(
+    query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, sinks, seed, q_length, k_length,
+    out, lse, row_max,
+    D: tl.constexpr, DV: tl.constexpr, K_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr, CAP: tl.constexpr, ROUND: tl.constexpr,
+    MASK: tl.constexpr, MASK_BATCH: tl.constexpr, MASK_HEAD: tl.constexpr,
+    BIAS: tl.constexpr, BIAS_BATCH: tl.constexpr, BIAS_HEAD: tl.constexpr, BIAS_ROW: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
+    RANGES: tl.constexpr, ALIGNED: tl.constexpr, HIDES: tl.constexpr,
+    FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
+    DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
+    SINKS: tl.constexpr, SINK_HEAD: tl.constexpr, BLOCK_SINKS: tl.constexpr,
+    NORMALIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid: (batch * heads * query blocks). Arrays as `kernels.arguments.Call` has them; `ranges` as
+    `kernels.ranges.key_blocks` makes it; `first`, `last` as `kernels.visibility.Rows` has them.
+
+    out [B, Sq, Hq, DV], lse and row_max [B, Hq, Sq] float32: the maximum over visible keys alone, without the
+    sinks, -inf where a row sees none.
+    """
+    HEADS: tl.constexpr = K_HEADS * GROUP
+    blocks = tl.cdiv(q_length, BLOCK_Q)
+    program = tl.program_id(0)
+    # Under causal order the last blocks of rows have the most keys: they start first.
+    block = blocks - 1 - program % blocks
+    head = (program // blocks) % HEADS
+    batch = program // (blocks * HEADS)
+    row_start = block * BLOCK_Q
+    row = row_start + tl.arange(0, BLOCK_Q)
+    inside = row < q_length
+    key_head = head // GROUP
+
+    q_at = query + offset(batch, q_length, row_start, HEADS * D) + head * D
+    k_at = key + offset(batch, k_length, 0, K_HEADS * D) + key_head * D
+    v_at = value + offset(batch, k_length, 0, K_HEADS * DV) + key_head * DV
+    Q = load_tile(q_at, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, True)
+
+    first_key = tl.zeros([BLOCK_Q, 1], tl.int32)
+    last_key = tl.zeros([BLOCK_Q, 1], tl.int32)
+    row_ids = tl.zeros([BLOCK_Q, 1], tl.int32)
+    plane = (batch * q_length if ROW_BATCH else 0) + row
+    if FIRST:
+        first_key = tl.load(first + plane, mask=inside, other=0)[:, None]
+    if LAST:
+        last_key = tl.load(last + plane, mask=inside, other=-1)[:, None]
+    if SEGMENTS:
+        row_ids = tl.load(q_ids + batch.to(tl.int64) * q_length + row, mask=inside, other=-1)[:, None]
+    ids_at = kv_ids
+    mask_at = mask
+    bias_at = bias
+    if SEGMENTS:
+        ids_at = kv_ids + batch.to(tl.int64) * k_length
+    if MASK:
+        mask_at = mask + pair_offset(batch, head, q_length, k_length, HEADS, MASK_BATCH, MASK_HEAD, True)
+    if BIAS:
+        bias_at = bias + pair_offset(batch, head, q_length, k_length, HEADS, BIAS_BATCH, BIAS_HEAD, BIAS_ROW)
+
+    start = 0
+    stop = tl.cdiv(k_length, BLOCK_K)
+    whole_start = 0
+    whole_stop = k_length // BLOCK_K
+    if RANGES:
+        range_at = ranges + ((batch if ROW_BATCH else 0) * blocks + block) * 4
+        start = tl.load(range_at)
+        whole_start = tl.load(range_at + 1)
+        whole_stop = tl.load(range_at + 2)
+        stop = tl.load(range_at + 3)
+    if MASK or BIAS:
+        whole_start = start
+        whole_stop = start
+
+    m = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    norm = tl.zeros([BLOCK_Q], tl.float32)
+    acc = tl.zeros([BLOCK_Q, BLOCK_DV], tl.float32)
+    # First the blocks that all rows see whole, compared with nothing, then those at the edges, pair by pair.
+    for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
+        if EDGE:
+            count = (whole_start - start) + (stop - whole_stop)
+        else:
+            count = whole_stop - whole_start
+        for step in tl.range(0, count):
+            if EDGE:
+                block_k = start + step
+                block_k = tl.where(block_k < whole_start, block_k, block_k - whole_start + whole_stop)
+            else:
+                block_k = whole_start + step
+            key_start = block_k * BLOCK_K
+            keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
+            K = load_tile(
+                k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
+                K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE,
+            )  # fmt: skip
+            products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
+            u = tile_logits(
+                products, row_start, row[:, None], keys, q_length, k_length, first_key, last_key, row_ids,
+                ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
+                ALIGNED, EDGE,
+            )  # fmt: skip
+            m_new = tl.maximum(m, tl.max(u, 1) * UNIT)
+            # -inf - -inf is NaN: a row that has seen nothing is shifted by 0.
+            shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+            P = tl.math.exp2(u * UNIT - shift[:, None])
+            alpha = tl.math.exp2(m - shift)
+            norm = norm * alpha + tl.sum(P, 1)
+            m = m_new
+            if DROPOUT:
+                kept = kept_pairs(seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False)
+                P = tl.where(kept, P, 0.0)
+            V = load_tile(
+                v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
+                K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE,
+            )  # fmt: skip
+            acc = tl.dot(P.to(V.dtype), V, acc * alpha[:, None], input_precision=PRECISION)
+
+    row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
+    tl.store(row_max + row_at, m * LN2, mask=inside)
+    if SINKS > 0:
+        slot = tl.arange(0, BLOCK_SINKS)
+        sink = tl.load(
+            sinks + (head * SINKS if SINK_HEAD else 0) + slot, mask=slot < SINKS, other=float("-inf")
+        )
+        sink = sink.to(tl.float32) * LOG2E
+        m_new = tl.maximum(m, tl.max(sink, 0))
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+        alpha = tl.math.exp2(m - shift)
+        norm = norm * alpha + tl.sum(tl.math.exp2(sink[None, :] - shift[:, None]), 1)
+        acc = acc * alpha[:, None]
+        m = m_new
+    shift = tl.where(m == float("-inf"), 0.0, m)
+    tl.store(lse + row_at, (shift + tl.math.log2(norm)) * LN2, mask=inside)
+    factor = tl.full([BLOCK_Q], KEEP, tl.float32)
+    if NORMALIZE:
+        factor = factor / tl.where(norm == 0.0, 1.0, norm)
+    out_at = out + offset(batch, q_length, row_start, HEADS * DV) + head * DV
+    store_tile(out_at, acc * factor[:, None], True, q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV)
+
+    if HIDES:
+        # A hidden value that is not finite has leaked as 0 * NaN: then the block is done again with care,
+        # once over the finite values, and once over where the others are, which makes NaN of the channels of
+        # the rows that give them weight.
+        leaked = tl.max(tl.max((acc != acc).to(tl.int32), 1), 0)
+        for marking in tl.range(0, 2 * leaked):
+            acc = tl.zeros([BLOCK_Q, BLOCK_DV], tl.float32)
+            for block_k in tl.range(start, stop):
+                key_start = block_k * BLOCK_K
+                keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
+                K = load_tile(
+                    k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
+                    K_HEADS * D, BLOCK_K, D, BLOCK_D, True,
+                )  # fmt: skip
+                products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
+                u = tile_logits(
+                    products, row_start, row[:, None], keys, q_length, k_length, first_key, last_key, row_ids,
+                    ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
+                    ALIGNED, True,
+                )  # fmt: skip
+                P = tl.math.exp2(u * UNIT - shift[:, None])
+                if DROPOUT:
+                    kept = kept_pairs(
+                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False
+                    )
+                    P = tl.where(kept, P, 0.0)
+                V = load_tile(
+                    v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
+                    K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, True,
+                )  # fmt: skip
+                finite = V - V == 0.0
+                if marking == 1:
+                    P = tl.where(P != 0.0, 1.0, 0.0)
+                    V = tl.where(finite, 0.0, 1.0).to(V.dtype)
+                else:
+                    V = tl.where(finite, V, 0.0).to(V.dtype)
+                acc = tl.dot(P.to(V.dtype), V, acc, input_precision=PRECISION)
+            # What follows overwrites elements that other threads may have stored.
+            tl.debug_barrier()
+            tile = acc * factor[:, None]
+            if marking == 1:
+                tile = tl.full([BLOCK_Q, BLOCK_DV], float("nan"), tl.float32)
+            chosen = (acc > 0.0) | (marking == 0)
+            store_tile(out_at, tile, chosen, q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV)

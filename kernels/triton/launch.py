@@ -1,0 +1,206 @@
+"""Decides how a Triton kernel is launched from JAX: on a GPU, in the interpreter, or only recorded.
+
+This is the one place where a launch happens. A kernel's parameters come in this order: arrays and scalars,
+outputs, `tl.constexpr` constants; its source is the same wherever it runs.
+
+- On a GPU, through jax-triton (0.3.1 or 0.4.1), imported when the first launch needs it.
+- Where the process was started with TRITON_INTERPRET=1, which `@triton.jit` reads when a kernel is defined,
+  through `kernels.triton.interpreter`, on any CPU.
+- Under `recorded()`, nowhere: the launches are listed for the compile matrix.
+"""
+
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import triton
+
+from kernels.varying import vary_together
+
+INTERPRETED = triton.knobs.runtime.interpret
+
+type Scalar = int | np.float32
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of one kernel.
+
+    kernel: what `@triton.jit` made. arguments: arrays and scalars in the order of its parameters; a float
+    scalar is an np.float32, since a Python float would arrive as float64. outputs: shapes and dtypes of the
+    arrays it fills, its next parameters. constants: its `tl.constexpr` parameters by name. grid: one to three
+    counts of programs.
+    """
+
+    kernel: Any
+    arguments: tuple[jax.Array | Scalar, ...]
+    outputs: tuple[jax.ShapeDtypeStruct, ...]
+    constants: Mapping[str, Any]
+    grid: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+
+    @property
+    def name(self) -> str:
+        """The kernel, the shapes it is given and its configuration: what an error of the device repeats."""
+        arrays = {id(x): x for x in self.arguments if isinstance(x, jax.Array)}
+        shapes = [f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in arrays.values()]
+        blocks = [f"{name}={value}" for name, value in self.constants.items() if "BLOCK" in name]
+        configuration = [*blocks, f"warps={self.num_warps}", f"stages={self.num_stages}"]
+        return " ".join((self.kernel.__name__, *shapes, *configuration))
+
+
+@dataclass(frozen=True)
+class _Recording:
+    target: str
+    number: int
+    launches: list[Launch] = field(default_factory=list[Launch])
+
+
+_recording: ContextVar[_Recording | None] = ContextVar("recording", default=None)
+_numbers = count()
+
+
+@contextmanager
+def recorded(target: str) -> Generator[list[Launch]]:
+    """Within the block launches are appended to the list that it yields, and return zeros.
+
+    target: the device that configurations are chosen for, such as "sm_90" or "gfx942". Use it around
+    `jax.eval_shape`, so that nothing is computed; the arrays of the launches are then tracers.
+    """
+    recording = _Recording(target, next(_numbers))
+    token = _recording.set(recording)
+    try:
+        yield recording.launches
+    finally:
+        _recording.reset(token)
+
+
+def recording_id() -> int | None:
+    """Tells one `recorded` block from another: what caches a trace must know, or the cache skips a recording."""
+    recording = _recording.get()
+    return None if recording is None else recording.number
+
+
+def target_device() -> str:
+    """The device that a launch would run on: "sm_90", "gfx942", or "interpreter".
+
+    Raises: NotImplementedError where there is none.
+    """
+    recording = _recording.get()
+    if recording is not None:
+        return recording.target
+    if INTERPRETED:
+        return "interpreter"
+    if jax.default_backend() != "gpu":
+        raise NotImplementedError(
+            f"kernels.triton: JAX runs on {jax.default_backend()}, expected a GPU. Use kernels.xla there, or "
+            "start the process with TRITON_INTERPRET=1 to run the kernels in Triton's interpreter."
+        )
+    capability = str(jax.devices()[0].compute_capability)
+    return capability.split(":")[0] if "gfx" in capability else f"sm_{capability.replace('.', '')}"
+
+
+def launch(what: Launch) -> tuple[jax.Array, ...]:
+    """Runs the kernel once and returns its outputs; under `jax.vmap`, once for each entry.
+
+    Inside `jax.shard_map` the kernel runs on each device's part, and its outputs vary over every axis that
+    some input varies over. No derivative is defined: wrap it in `jax.custom_vjp`.
+
+    Raises: NotImplementedError where there is no device for it.
+    """
+    arrays = vary_together(tuple(x for x in what.arguments if isinstance(x, jax.Array)))
+    recording = _recording.get()
+    if recording is not None:
+        recording.launches.append(what)
+        outputs = tuple(jnp.zeros(x.shape, x.dtype) for x in what.outputs)
+    else:
+        target_device()
+        outputs = _runner(_Call.of(what))(*arrays)
+    # Neither a callback nor jax-triton says so of its outputs.
+    _, outputs = vary_together((arrays[:1], outputs))
+    return outputs
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A launch without its arrays: hashable, so that JAX recognises one that it has compiled."""
+
+    kernel: Any
+    scalars: tuple[Scalar | None, ...]
+    outputs: tuple[jax.ShapeDtypeStruct, ...]
+    constants: tuple[tuple[str, Any], ...]
+    grid: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+    name: str
+
+    @staticmethod
+    def of(what: Launch) -> "_Call":
+        return _Call(
+            kernel=what.kernel,
+            scalars=tuple(None if isinstance(x, jax.Array) else x for x in what.arguments),
+            outputs=what.outputs,
+            constants=tuple(what.constants.items()),
+            grid=what.grid,
+            num_warps=what.num_warps,
+            num_stages=what.num_stages,
+            name=what.name,
+        )
+
+    def arguments(self, arrays: Sequence[Any]) -> list[Any]:
+        """The scalars, with the arrays in the places between them."""
+        rest = iter(arrays)
+        return [next(rest) if x is None else x for x in self.scalars]
+
+
+@lru_cache(maxsize=1024)
+def _runner(call: _Call) -> Callable[..., tuple[jax.Array, ...]]:
+    run = _interpret if INTERPRETED else _launch_on_gpu
+    return jax.custom_batching.sequential_vmap(lambda *arrays: run(call, arrays))
+
+
+def _interpret(call: _Call, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return tuple(jax.pure_callback(_Interpreted(call), call.outputs, *arrays))
+
+
+@dataclass(frozen=True)
+class _Interpreted:
+    """What JAX calls back; equal for equal launches, so that no call is compiled twice."""
+
+    call: _Call
+
+    def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
+        from kernels.triton.interpreter import interpret  # noqa: PLC0415  (needs TRITON_INTERPRET=1)
+
+        call = self.call
+        values = call.arguments([np.asarray(x) for x in arrays])
+        return interpret(call.kernel, values, call.outputs, dict(call.constants), call.grid)
+
+
+def _launch_on_gpu(call: _Call, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    import jax_triton  # noqa: PLC0415  (0.3.1 cannot be imported without a GPU build of jaxlib)
+
+    with warnings.catch_warnings():
+        # 0.4.1 renames out_shape, which 0.3.1 knows alone.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return tuple(
+            jax_triton.triton_call(
+                *call.arguments(arrays),
+                kernel=call.kernel,
+                out_shape=call.outputs,
+                grid=call.grid,
+                name=call.name,
+                num_warps=call.num_warps,
+                num_stages=call.num_stages,
+                **dict(call.constants),
+            )
+        )

@@ -1,0 +1,205 @@
+"""Decides what one tile is inside the Triton kernels: how it is loaded, its logits, its visible and kept pairs.
+
+A tile is [queries, keys], or [keys, queries] where a kernel holds it transposed: `rows` and `keys` come as
+index tensors that broadcast against each other, so that either way round is the same code.
+
+Logits are kept in a unit of their own: a logit is u * UNIT bits, a bit being log(2). Without bias and cap u
+is the bare product q . k, so that the scale costs nothing but the multiplication inside exp2; with a cap u is
+the tanh, so that the derivative of the cap is 1 - u * u.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.philox import MULTIPLIERS, ROUNDS, WEYL
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+_M0, _M1 = tl.constexpr(MULTIPLIERS[0]), tl.constexpr(MULTIPLIERS[1])
+_W0, _W1 = tl.constexpr(WEYL[0]), tl.constexpr(WEYL[1])
+_ROUNDS = tl.constexpr(ROUNDS)
+
+
+@triton.jit
+def load_tile(
+    pointer, limit, ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr, CHECK: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, BLOCK_WIDTH] from `pointer`, its first row; 0 past `limit` rows (if CHECK) and past WIDTH."""
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK_WIDTH)[None, :]
+    address = pointer + rows * ROW_STRIDE + columns
+    if CHECK:
+        if WIDTH == BLOCK_WIDTH:
+            tile = tl.load(address, mask=rows < limit, other=0.0)
+        else:
+            tile = tl.load(address, mask=(rows < limit) & (columns < WIDTH), other=0.0)
+    elif WIDTH == BLOCK_WIDTH:
+        tile = tl.load(address)
+    else:
+        tile = tl.load(address, mask=columns < WIDTH, other=0.0)
+    return tile
+
+
+@triton.jit
+def store_tile(
+    pointer, tile, chosen, limit, ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The inverse of `load_tile`: rounds to the pointer's dtype; stores what is chosen within the limits."""
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK_WIDTH)[None, :]
+    address = pointer + rows * ROW_STRIDE + columns
+    inside = chosen & (rows < limit) & (columns < WIDTH)
+    tl.store(address, tile.to(pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def offset(batch, length, start, ROW_STRIDE: tl.constexpr):
+    """Elements before row `start` of a batch entry of `length` rows, in 64 bits."""
+    return (batch.to(tl.int64) * length + start) * ROW_STRIDE
+
+
+@triton.jit
+def pair_offset(batch, head, q_length, k_length, HEADS: tl.constexpr, PER_BATCH: tl.constexpr,
+                PER_HEAD: tl.constexpr, PER_ROW: tl.constexpr):  # fmt: skip
+    """Elements before the [queries, keys] plane of a head in a mask or bias that may be broadcast."""
+    plane = tl.zeros([], tl.int64)
+    if PER_BATCH:
+        plane += batch.to(tl.int64) * (HEADS if PER_HEAD else 1)
+    if PER_HEAD:
+        plane += head
+    return plane * (q_length if PER_ROW else 1) * k_length
+
+
+@triton.jit
+def load_pairs(pointer, row_start, rows, keys, q_length, k_length, PER_ROW: tl.constexpr,
+               ALIGNED: tl.constexpr):  # fmt: skip
+    """The tile of a mask or bias whose plane begins at `pointer`; 0 outside the lengths.
+
+    ALIGNED says that k_length is a multiple of 16, so that a row of the tile can be read in wide words.
+    """
+    stride = (k_length // 16) * 16 if ALIGNED else k_length
+    if PER_ROW:
+        first = pointer + row_start.to(tl.int64) * stride
+        tile = tl.load(
+            first + (rows - row_start) * stride + keys,
+            mask=(rows < q_length) & (keys < k_length),
+            other=0,
+        )
+    else:
+        tile = tl.load(pointer + keys, mask=keys < k_length, other=0)
+    return tile
+
+
+@triton.jit
+def tanh(x):
+    """tanh to 2**-22 or better, relative: a rational function of x, odd (the one of Eigen and XLA)."""
+    x = tl.minimum(tl.maximum(x, -7.90531110763549805), 7.90531110763549805)
+    s = x * x
+    p = -2.76076847742355e-16 * s + 2.00018790482477e-13
+    p = p * s - 8.60467152213735e-11
+    p = p * s + 5.12229709037114e-08
+    p = p * s + 1.48572235717979e-05
+    p = p * s + 6.37261928875436e-04
+    p = p * s + 4.89352455891786e-03
+    q = 1.19825839466702e-06 * s + 1.18534705686654e-04
+    q = q * s + 2.26843463243900e-03
+    q = q * s + 4.89352518554385e-03
+    return x * p / q
+
+
+@triton.jit
+def tile_logits(
+    products, row_start, rows, keys, q_length, k_length, first, last, row_ids, kv_ids, mask, bias,
+    SCALE: tl.constexpr, CAP: tl.constexpr, ROUND: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr,
+    BIAS_ROW: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, SEGMENTS: tl.constexpr,
+    ALIGNED: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """u of a tile from its products q . k (clauses S1 to S9): scale, rounding, bias, cap; -inf where hidden.
+
+    `rows` and `keys` are indices within the batch entry, [R, 1] and [1, K] or the other way round; `first`,
+    `last` and `row_ids` belong to the rows; `kv_ids`, `mask` and `bias` point at the batch entry or plane.
+    Without EDGE every pair is taken for visible: the tile lies within what all its rows see.
+    """
+    u = products
+    if SCALE != 1.0:
+        u = u * SCALE
+    if ROUND == "bfloat16":
+        u = u.to(tl.bfloat16).to(tl.float32)
+    if ROUND == "float16":
+        u = u.to(tl.float16).to(tl.float32)
+    if BIAS:
+        added = load_pairs(bias, row_start, rows, keys, q_length, k_length, BIAS_ROW, ALIGNED)
+        added = added.to(tl.float32)
+        u = u + added
+    if CAP != 0.0:
+        u = tanh(u * (1.0 / CAP))
+    if EDGE:
+        visible = keys < k_length
+        if FIRST:
+            visible = visible & (first <= keys)
+        if LAST:
+            visible = visible & (keys <= last)
+        if SEGMENTS:
+            visible = visible & (row_ids == tl.load(kv_ids + keys, mask=keys < k_length, other=-2))
+        if MASK:
+            allowed = load_pairs(mask, row_start, rows, keys, q_length, k_length, True, ALIGNED)
+            visible = visible & (allowed != 0)
+        if BIAS:
+            visible = visible & (added != float("-inf"))
+        u = tl.where(visible, u, float("-inf"))
+    return u
+
+
+@triton.jit
+def finite_or_zero(x):
+    """x, with 0 in place of NaN and inf."""
+    return tl.where(x - x == 0.0, x, 0.0).to(x.dtype)
+
+
+@triton.jit
+def kept_pairs(
+    seed, batch, head, row_start, key_start, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    THRESHOLD: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """Which pairs of a tile dropout keeps (clause S12): Philox4x32-10, four key columns a call.
+
+    `key_start` and KEYS are multiples of 4. Returns bool [ROWS, KEYS], or [KEYS, ROWS] if TRANSPOSED.
+    """
+    groups = (key_start // 4 + tl.arange(0, KEYS // 4)).to(tl.uint32)
+    rows = (row_start + tl.arange(0, ROWS)).to(tl.uint32)
+    if TRANSPOSED:
+        c0 = tl.broadcast_to(groups[:, None], (KEYS // 4, ROWS))
+        c1 = tl.broadcast_to(rows[None, :], (KEYS // 4, ROWS))
+    else:
+        c0 = tl.broadcast_to(groups[None, :], (ROWS, KEYS // 4))
+        c1 = tl.broadcast_to(rows[:, None], (ROWS, KEYS // 4))
+    c2 = tl.zeros_like(c0) + head.to(tl.uint32)
+    c3 = tl.zeros_like(c0) + batch.to(tl.uint32)
+    k0 = tl.load(seed)
+    k1 = tl.load(seed + 1)
+    m0 = tl.full([], _M0, tl.uint32)
+    m1 = tl.full([], _M1, tl.uint32)
+    for _ in tl.static_range(_ROUNDS):
+        high0 = tl.umulhi(c0, m0)
+        high1 = tl.umulhi(c2, m1)
+        low0 = c0 * m0
+        low1 = c2 * m1
+        c0 = high1 ^ c1 ^ k0
+        c1 = low1
+        c2 = high0 ^ c3 ^ k1
+        c3 = low0
+        k0 = k0 + tl.full([], _W0, tl.uint32)
+        k1 = k1 + tl.full([], _W1, tl.uint32)
+    limit = tl.full([], THRESHOLD, tl.uint32)
+    even = tl.join((c0 >= limit).to(tl.int8), (c2 >= limit).to(tl.int8))
+    odd = tl.join((c1 >= limit).to(tl.int8), (c3 >= limit).to(tl.int8))
+    # The last two axes count 0 to 3 along the key columns of a group.
+    kept = tl.join(even, odd)
+    if TRANSPOSED:
+        kept = tl.permute(kept, (0, 2, 3, 1))
+        kept = tl.reshape(kept, (KEYS, ROWS))
+    else:
+        kept = tl.reshape(kept, (ROWS, KEYS))
+    return kept != 0
