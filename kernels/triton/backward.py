@@ -16,6 +16,7 @@ import triton.language as tl
 from kernels.triton.tile import (
     finite_or_zero,
     kept_pairs,
+    load_rows,
     load_tile,
     offset,
     pair_offset,
@@ -64,19 +65,13 @@ def backward_query(
     if WEIGHTED:
         W = tl.load(weight + row_at, mask=inside, other=0.0)[:, None]
 
-    first_key = tl.zeros([BLOCK_Q, 1], tl.int32)
-    last_key = tl.zeros([BLOCK_Q, 1], tl.int32)
-    row_ids = tl.zeros([BLOCK_Q, 1], tl.int32)
-    plane = (batch * q_length if ROW_BATCH else 0) + row
+    first_key, last_key, row_ids = load_rows(
+        first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
+    )
     ids_at = kv_ids
     mask_at = mask
     bias_at = bias
-    if FIRST:
-        first_key = tl.load(first + plane, mask=inside, other=0)[:, None]
-    if LAST:
-        last_key = tl.load(last + plane, mask=inside, other=-1)[:, None]
     if SEGMENTS:
-        row_ids = tl.load(q_ids + batch.to(tl.int64) * q_length + row, mask=inside, other=-1)[:, None]
         ids_at = kv_ids + batch.to(tl.int64) * k_length
     if MASK:
         mask_at = mask + pair_offset(batch, head, q_length, k_length, HEADS, MASK_BATCH, MASK_HEAD, True)
@@ -123,8 +118,8 @@ def backward_query(
                 K = finite_or_zero(K)
             products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
             u = tile_logits(
-                products, row_start, row[:, None], keys, q_length, k_length, first_key, last_key, row_ids,
-                ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
+                products, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
+                last_key[:, None], row_ids[:, None], ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
                 ALIGNED, EDGE,
             )  # fmt: skip
             P = tl.math.exp2(u * UNIT - L)
@@ -233,25 +228,17 @@ def backward_key(
             Delta = tl.load(delta + row_at, mask=inside, other=0.0)
             if WEIGHTED:
                 W = tl.load(weight + row_at, mask=inside, other=0.0)[None, :]
-            first_key = tl.zeros([1, BLOCK_Q], tl.int32)
-            last_key = tl.zeros([1, BLOCK_Q], tl.int32)
-            row_ids = tl.zeros([1, BLOCK_Q], tl.int32)
+            first_key, last_key, row_ids = row, row, row
             mask_at = mask
             bias_at = bias
             if EDGE:
+                first_key, last_key, row_ids = load_rows(
+                    first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
+                )
                 # Rows that see no key take no part, whatever they hold.
                 sees = (L != float("inf"))[:, None]
                 Q = tl.where(sees, Q, 0.0).to(Q.dtype)
                 dO = tl.where(sees, dO, 0.0).to(dO.dtype)
-                plane = (batch * q_length if ROW_BATCH else 0) + row
-                if FIRST:
-                    first_key = tl.load(first + plane, mask=inside, other=0)[None, :]
-                if LAST:
-                    last_key = tl.load(last + plane, mask=inside, other=-1)[None, :]
-                if SEGMENTS:
-                    row_ids = tl.load(
-                        q_ids + batch.to(tl.int64) * q_length + row, mask=inside, other=-1
-                    )[None, :]  # fmt: skip
                 if MASK:
                     mask_at = mask + pair_offset(
                         batch, head, q_length, k_length, HEADS, MASK_BATCH, MASK_HEAD, True
@@ -262,8 +249,8 @@ def backward_key(
                     )
             products = tl.dot(K, tl.trans(Q), input_precision=PRECISION)
             u = tile_logits(
-                products, row_start, row[None, :], keys, q_length, k_length, first_key, last_key, row_ids,
-                ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
+                products, row_start, row[None, :], keys, q_length, k_length, first_key[None, :],
+                last_key[None, :], row_ids[None, :], ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
                 ALIGNED, EDGE,
             )  # fmt: skip
             P = tl.math.exp2(u * UNIT - L[None, :])
@@ -371,17 +358,10 @@ def backward_bias(
             Delta = tl.load(delta + row_at, mask=inside, other=0.0)[:, None]
             if WEIGHTED:
                 W = tl.load(weight + row_at, mask=inside, other=0.0)[:, None]
-            plane = (batch * q_length if ROW_BATCH else 0) + row
-            first_key = tl.zeros([BLOCK_Q, 1], tl.int32)
-            last_key = tl.zeros([BLOCK_Q, 1], tl.int32)
-            row_ids = tl.zeros([BLOCK_Q, 1], tl.int32)
+            first_key, last_key, row_ids = load_rows(
+                first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
+            )
             mask_at = mask
-            if FIRST:
-                first_key = tl.load(first + plane, mask=inside, other=0)[:, None]
-            if LAST:
-                last_key = tl.load(last + plane, mask=inside, other=-1)[:, None]
-            if SEGMENTS:
-                row_ids = tl.load(q_ids + batch.to(tl.int64) * q_length + row, mask=inside, other=-1)[:, None]
             if MASK:
                 mask_at = mask + pair_offset(
                     batch, head, q_length, k_length, HEADS, MASK_BATCH, MASK_HEAD, True
@@ -391,8 +371,8 @@ def backward_bias(
             )
             products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
             u = tile_logits(
-                products, row_start, row[:, None], keys, q_length, k_length, first_key, last_key, row_ids,
-                kv_ids + batch.to(tl.int64) * k_length, mask_at, bias_at, SCALE, CAP, ROUND, MASK, True,
+                products, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
+                last_key[:, None], row_ids[:, None], kv_ids + batch.to(tl.int64) * k_length, mask_at, bias_at, SCALE, CAP, ROUND, MASK, True,
                 BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, True,
             )  # fmt: skip
             P = tl.math.exp2(u * UNIT - L)

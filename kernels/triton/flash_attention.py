@@ -290,7 +290,9 @@ def _sizes(sizes: Sizes, kernel: str, call: Call) -> BlockSizes:
 
 def _check_forward(blocks: Any) -> Sizes:
     if blocks is not None and not isinstance(blocks, BlockSizes):
-        refuse("fwd_params", f"a {type(blocks).__name__}", "BlockSizes", "Build it as BlockSizes(q=64, k=64).")
+        refuse(
+            "fwd_params", f"a {type(blocks).__name__}", "BlockSizes", "Build it as BlockSizes(q=64, k=64)."
+        )
     return Sizes(blocks, target_device(), recording_id())
 
 

@@ -8,11 +8,12 @@ Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, arXiv 23
 import triton
 import triton.language as tl
 
+from kernels.triton.repair import repair_rows
 from kernels.triton.tile import (
     LN2,
     LOG2E,
     kept_pairs,
-    load_pairs,
+    load_rows,
     load_tile,
     offset,
     pair_offset,
@@ -60,16 +61,9 @@ def forward(
     v_at = value + offset(batch, k_length, 0, K_HEADS * DV) + key_head * DV
     Q = load_tile(q_at, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, True)
 
-    first_key = tl.zeros([BLOCK_Q, 1], tl.int32)
-    last_key = tl.zeros([BLOCK_Q, 1], tl.int32)
-    row_ids = tl.zeros([BLOCK_Q, 1], tl.int32)
-    plane = (batch * q_length if ROW_BATCH else 0) + row
-    if FIRST:
-        first_key = tl.load(first + plane, mask=inside, other=0)[:, None]
-    if LAST:
-        last_key = tl.load(last + plane, mask=inside, other=-1)[:, None]
-    if SEGMENTS:
-        row_ids = tl.load(q_ids + batch.to(tl.int64) * q_length + row, mask=inside, other=-1)[:, None]
+    first_key, last_key, row_ids = load_rows(
+        first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
+    )
     ids_at = kv_ids
     mask_at = mask
     bias_at = bias
@@ -117,8 +111,8 @@ def forward(
             )  # fmt: skip
             products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
             u = tile_logits(
-                products, row_start, row[:, None], keys, q_length, k_length, first_key, last_key, row_ids,
-                ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
+                products, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
+                last_key[:, None], row_ids[:, None], ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
                 ALIGNED, EDGE,
             )  # fmt: skip
             m_new = tl.maximum(m, tl.max(u, 1) * UNIT)
@@ -139,13 +133,13 @@ def forward(
 
     row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
     tl.store(row_max + row_at, m * LN2, mask=inside)
+    sink_max = float("-inf")
     if SINKS > 0:
         slot = tl.arange(0, BLOCK_SINKS)
-        sink = tl.load(
-            sinks + (head * SINKS if SINK_HEAD else 0) + slot, mask=slot < SINKS, other=float("-inf")
-        )
-        sink = sink.to(tl.float32) * LOG2E
-        m_new = tl.maximum(m, tl.max(sink, 0))
+        sink_at = sinks + (head * SINKS if SINK_HEAD else 0) + slot
+        sink = tl.load(sink_at, mask=slot < SINKS, other=float("-inf")).to(tl.float32) * LOG2E
+        sink_max = tl.max(sink, 0)
+        m_new = tl.maximum(m, sink_max)
         shift = tl.where(m_new == float("-inf"), 0.0, m_new)
         alpha = tl.math.exp2(m - shift)
         norm = norm * alpha + tl.sum(tl.math.exp2(sink[None, :] - shift[:, None]), 1)
@@ -160,46 +154,13 @@ def forward(
     store_tile(out_at, acc * factor[:, None], True, q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV)
 
     if HIDES:
-        # A hidden value that is not finite has leaked as 0 * NaN: then the block is done again with care,
-        # once over the finite values, and once over where the others are, which makes NaN of the channels of
-        # the rows that give them weight.
+        # A hidden value that is not finite has leaked as 0 * NaN.
         leaked = tl.max(tl.max((acc != acc).to(tl.int32), 1), 0)
-        for marking in tl.range(0, 2 * leaked):
-            acc = tl.zeros([BLOCK_Q, BLOCK_DV], tl.float32)
-            for block_k in tl.range(start, stop):
-                key_start = block_k * BLOCK_K
-                keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
-                K = load_tile(
-                    k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
-                    K_HEADS * D, BLOCK_K, D, BLOCK_D, True,
-                )  # fmt: skip
-                products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
-                u = tile_logits(
-                    products, row_start, row[:, None], keys, q_length, k_length, first_key, last_key, row_ids,
-                    ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
-                    ALIGNED, True,
-                )  # fmt: skip
-                P = tl.math.exp2(u * UNIT - shift[:, None])
-                if DROPOUT:
-                    kept = kept_pairs(
-                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False
-                    )
-                    P = tl.where(kept, P, 0.0)
-                V = load_tile(
-                    v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
-                    K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, True,
-                )  # fmt: skip
-                finite = V - V == 0.0
-                if marking == 1:
-                    P = tl.where(P != 0.0, 1.0, 0.0)
-                    V = tl.where(finite, 0.0, 1.0).to(V.dtype)
-                else:
-                    V = tl.where(finite, V, 0.0).to(V.dtype)
-                acc = tl.dot(P.to(V.dtype), V, acc, input_precision=PRECISION)
-            # What follows overwrites elements that other threads may have stored.
-            tl.debug_barrier()
-            tile = acc * factor[:, None]
-            if marking == 1:
-                tile = tl.full([BLOCK_Q, BLOCK_DV], float("nan"), tl.float32)
-            chosen = (acc > 0.0) | (marking == 0)
-            store_tile(out_at, tile, chosen, q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV)
+        if leaked > 0:
+            repair_rows(
+                query, k_at, v_at, mask_at, bias_at, first, last, q_ids, ids_at, seed, out, lse, row_max,
+                batch, head, row_start, q_length, k_length, start, stop, sink_max,
+                D, DV, K_HEADS, HEADS, BLOCK_Q, BLOCK_K, BLOCK_D, BLOCK_DV, SCALE, UNIT, CAP, ROUND, MASK, BIAS,
+                BIAS_ROW, FIRST, LAST, ROW_BATCH, SEGMENTS, ALIGNED, DROPOUT, THRESHOLD, KEEP, NORMALIZE,
+                PRECISION,
+            )  # fmt: skip

@@ -1,6 +1,6 @@
 """Decides how a Triton kernel is launched from JAX: on a GPU, in the interpreter, or only recorded.
 
-This is the one place where a launch happens. A kernel's parameters come in this order: arrays and scalars,
+This is the one place where a launch happens. A kernel's parameters come in this order: arrays and ints,
 outputs, `tl.constexpr` constants; its source is the same wherever it runs.
 
 - On a GPU, through jax-triton (0.3.1 or 0.4.1), imported when the first launch needs it.
@@ -21,32 +21,41 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import triton
+from triton import knobs
 
 from kernels.varying import vary_together
 
-INTERPRETED = triton.knobs.runtime.interpret
-
-type Scalar = int | np.float32
+INTERPRETED = knobs.runtime.interpret
 
 
 @dataclass(frozen=True)
 class Launch:
     """One launch of one kernel.
 
-    kernel: what `@triton.jit` made. arguments: arrays and scalars in the order of its parameters; a float
-    scalar is an np.float32, since a Python float would arrive as float64. outputs: shapes and dtypes of the
-    arrays it fills, its next parameters. constants: its `tl.constexpr` parameters by name. grid: one to three
-    counts of programs.
+    kernel: what `@triton.jit` made. arguments: arrays and ints in the order of its parameters; a float must
+    be a constant, since no float scalar has the same type in both versions of jax-triton. outputs: shapes
+    and dtypes of the arrays it fills, its next parameters. constants: its `tl.constexpr` parameters by name.
+    grid: one to three counts of programs.
+
+    Raises: TypeError for an argument that is neither.
     """
 
     kernel: Any
-    arguments: tuple[jax.Array | Scalar, ...]
+    arguments: tuple[jax.Array | int, ...]
     outputs: tuple[jax.ShapeDtypeStruct, ...]
     constants: Mapping[str, Any]
     grid: tuple[int, ...]
     num_warps: int
     num_stages: int
+
+    def __post_init__(self) -> None:
+        given: tuple[Any, ...] = self.arguments
+        for place, argument in enumerate(given):
+            if not isinstance(argument, jax.Array | int):
+                raise TypeError(
+                    f"arguments[{place}] of {self.kernel.__name__}: got {type(argument).__name__}, expected "
+                    "a JAX array or an int. Pass a float among the constants, an array through jnp.asarray."
+                )
 
     @property
     def name(self) -> str:
@@ -85,7 +94,7 @@ def recorded(target: str) -> Generator[list[Launch]]:
 
 
 def recording_id() -> int | None:
-    """Tells one `recorded` block from another: what caches a trace must know, or the cache skips a recording."""
+    """Tells one `recorded` block from another: a cache of traces must, or it keeps launches from the list."""
     recording = _recording.get()
     return None if recording is None else recording.number
 
@@ -135,7 +144,7 @@ class _Call:
     """A launch without its arrays: hashable, so that JAX recognises one that it has compiled."""
 
     kernel: Any
-    scalars: tuple[Scalar | None, ...]
+    ints: tuple[int | None, ...]
     outputs: tuple[jax.ShapeDtypeStruct, ...]
     constants: tuple[tuple[str, Any], ...]
     grid: tuple[int, ...]
@@ -147,7 +156,7 @@ class _Call:
     def of(what: Launch) -> "_Call":
         return _Call(
             kernel=what.kernel,
-            scalars=tuple(None if isinstance(x, jax.Array) else x for x in what.arguments),
+            ints=tuple(None if isinstance(x, jax.Array) else x for x in what.arguments),
             outputs=what.outputs,
             constants=tuple(what.constants.items()),
             grid=what.grid,
@@ -157,9 +166,9 @@ class _Call:
         )
 
     def arguments(self, arrays: Sequence[Any]) -> list[Any]:
-        """The scalars, with the arrays in the places between them."""
+        """The ints, with the arrays in the places between them."""
         rest = iter(arrays)
-        return [next(rest) if x is None else x for x in self.scalars]
+        return [next(rest) if x is None else x for x in self.ints]
 
 
 @lru_cache(maxsize=1024)
@@ -179,7 +188,7 @@ class _Interpreted:
     call: _Call
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
-        from kernels.triton.interpreter import interpret  # noqa: PLC0415  (needs TRITON_INTERPRET=1)
+        from kernels.triton.interpreter import interpret  # needs TRITON_INTERPRET=1
 
         call = self.call
         values = call.arguments([np.asarray(x) for x in arrays])
@@ -187,13 +196,14 @@ class _Interpreted:
 
 
 def _launch_on_gpu(call: _Call, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    import jax_triton  # noqa: PLC0415  (0.3.1 cannot be imported without a GPU build of jaxlib)
+    import jax_triton  # 0.3.1 cannot be imported without a GPU build of jaxlib
 
+    triton_call: Any = jax_triton.triton_call
     with warnings.catch_warnings():
         # 0.4.1 renames out_shape, which 0.3.1 knows alone.
         warnings.simplefilter("ignore", DeprecationWarning)
         return tuple(
-            jax_triton.triton_call(
+            triton_call(
                 *call.arguments(arrays),
                 kernel=call.kernel,
                 out_shape=call.outputs,

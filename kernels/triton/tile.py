@@ -61,6 +61,26 @@ def offset(batch, length, start, ROW_STRIDE: tl.constexpr):
 
 
 @triton.jit
+def load_rows(
+    first, last, q_ids, batch, rows, q_length, FIRST: tl.constexpr, LAST: tl.constexpr,
+    ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
+):  # fmt: skip
+    """First visible key, last visible key and segment id of `rows` [R]; nothing is visible past the length."""
+    inside = rows < q_length
+    first_key = tl.zeros_like(rows)
+    last_key = tl.zeros_like(rows)
+    row_ids = tl.zeros_like(rows)
+    plane = (batch if ROW_BATCH else 0) * q_length + rows
+    if FIRST:
+        first_key = tl.load(first + plane, mask=inside, other=0)
+    if LAST:
+        last_key = tl.load(last + plane, mask=inside, other=-1)
+    if SEGMENTS:
+        row_ids = tl.load(q_ids + batch * q_length + rows, mask=inside, other=-1)
+    return first_key, last_key, row_ids
+
+
+@triton.jit
 def pair_offset(batch, head, q_length, k_length, HEADS: tl.constexpr, PER_BATCH: tl.constexpr,
                 PER_HEAD: tl.constexpr, PER_ROW: tl.constexpr):  # fmt: skip
     """Elements before the [queries, keys] plane of a head in a mask or bias that may be broadcast."""
@@ -136,11 +156,9 @@ def tile_logits(
     if CAP != 0.0:
         u = tanh(u * (1.0 / CAP))
     if EDGE:
-        visible = keys < k_length
+        visible = (keys <= last) if LAST else (keys < k_length)
         if FIRST:
             visible = visible & (first <= keys)
-        if LAST:
-            visible = visible & (keys <= last)
         if SEGMENTS:
             visible = visible & (row_ids == tl.load(kv_ids + keys, mask=keys < k_length, other=-2))
         if MASK:
