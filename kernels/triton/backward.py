@@ -37,7 +37,8 @@ def backward_query(
     MASK: tl.constexpr, MASK_BATCH: tl.constexpr, MASK_HEAD: tl.constexpr,
     BIAS: tl.constexpr, BIAS_BATCH: tl.constexpr, BIAS_HEAD: tl.constexpr, BIAS_ROW: tl.constexpr,
     FIRST: tl.constexpr, LAST: tl.constexpr, ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
-    RANGES: tl.constexpr, ALIGNED: tl.constexpr, FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
+    RANGES: tl.constexpr, ALIGNED: tl.constexpr, EVEN_Q: tl.constexpr,
+    EVEN_K: tl.constexpr, FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
     DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
     WEIGHTED: tl.constexpr,
 ):  # fmt: skip
@@ -57,8 +58,8 @@ def backward_query(
     v_at = value + offset(batch, k_length, 0, K_HEADS * DV) + key_head * DV
     q_at = query + offset(batch, q_length, row_start, HEADS * D) + head * D
     o_at = d_out + offset(batch, q_length, row_start, HEADS * DV) + head * DV
-    Q = load_tile(q_at, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, True)
-    dO = load_tile(o_at, q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, True)
+    Q = load_tile(q_at, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, not EVEN_Q)
+    dO = load_tile(o_at, q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, not EVEN_Q)
     row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
     L = tl.load(lse2 + row_at, mask=inside, other=float("inf"))[:, None]
     Delta = tl.load(delta + row_at, mask=inside, other=0.0)[:, None]
@@ -108,11 +109,11 @@ def backward_query(
             keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
             K = load_tile(
                 k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
-                K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE,
+                K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE and not EVEN_K,
             )  # fmt: skip
             V = load_tile(
                 v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
-                K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE,
+                K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE and not EVEN_K,
             )  # fmt: skip
             if EDGE:
                 K = finite_or_zero(K)
@@ -137,7 +138,9 @@ def backward_query(
             dQ = tl.dot(dS.to(K.dtype), K, dQ, input_precision=PRECISION)
 
     d_query_at = d_query + offset(batch, q_length, row_start, HEADS * D) + head * D
-    store_tile(d_query_at, dQ * SOFTMAX_SCALE, True, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D)
+    store_tile(
+        d_query_at, dQ * SOFTMAX_SCALE, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, not EVEN_Q
+    )
 
 
 @triton.jit
@@ -152,7 +155,8 @@ def backward_key(
     MASK: tl.constexpr, MASK_BATCH: tl.constexpr, MASK_HEAD: tl.constexpr,
     BIAS: tl.constexpr, BIAS_BATCH: tl.constexpr, BIAS_HEAD: tl.constexpr, BIAS_ROW: tl.constexpr,
     FIRST: tl.constexpr, LAST: tl.constexpr, ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
-    RANGES: tl.constexpr, ALIGNED: tl.constexpr, FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
+    RANGES: tl.constexpr, ALIGNED: tl.constexpr, EVEN_Q: tl.constexpr,
+    EVEN_K: tl.constexpr, FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
     DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
     WEIGHTED: tl.constexpr,
 ):  # fmt: skip
@@ -173,8 +177,8 @@ def backward_key(
 
     k_at = key + offset(batch, k_length, key_start, K_HEADS * D) + key_head * D
     v_at = value + offset(batch, k_length, key_start, K_HEADS * DV) + key_head * DV
-    K = load_tile(k_at, k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D, True)
-    V = load_tile(v_at, k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, True)
+    K = load_tile(k_at, k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D, not EVEN_K)
+    V = load_tile(v_at, k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, not EVEN_K)
 
     q_blocks = tl.cdiv(q_length, BLOCK_Q)
     start = 0
@@ -217,11 +221,11 @@ def backward_key(
             inside = row < q_length
             Q = load_tile(
                 query + offset(batch, q_length, row_start, HEADS * D) + head * D,
-                q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, True,
+                q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, not EVEN_Q,
             )  # fmt: skip
             dO = load_tile(
                 d_out + offset(batch, q_length, row_start, HEADS * DV) + head * DV,
-                q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, True,
+                q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, not EVEN_Q,
             )  # fmt: skip
             row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
             L = tl.load(lse2 + row_at, mask=inside, other=float("inf"))
@@ -273,8 +277,10 @@ def backward_key(
 
     d_key_at = d_key + offset(batch, k_length, key_start, K_HEADS * D) + key_head * D
     d_value_at = d_value + offset(batch, k_length, key_start, K_HEADS * DV) + key_head * DV
-    store_tile(d_key_at, dK * SOFTMAX_SCALE, True, k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D)
-    store_tile(d_value_at, dV, True, k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV)
+    store_tile(
+        d_key_at, dK * SOFTMAX_SCALE, k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D, not EVEN_K
+    )
+    store_tile(d_value_at, dV, k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, not EVEN_K)
 
 
 @triton.jit
@@ -288,7 +294,8 @@ def backward_bias(
     MASK: tl.constexpr, MASK_BATCH: tl.constexpr, MASK_HEAD: tl.constexpr,
     BIAS_BATCH: tl.constexpr, BIAS_HEAD: tl.constexpr, BIAS_ROW: tl.constexpr,
     FIRST: tl.constexpr, LAST: tl.constexpr, ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
-    RANGES: tl.constexpr, ALIGNED: tl.constexpr,
+    RANGES: tl.constexpr, ALIGNED: tl.constexpr, EVEN_Q: tl.constexpr,
+    EVEN_K: tl.constexpr,
     DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
     WEIGHTED: tl.constexpr,
 ):  # fmt: skip
@@ -339,19 +346,19 @@ def backward_bias(
             key_head = head // GROUP
             Q = load_tile(
                 query + offset(batch, q_length, row_start, HEADS * D) + head * D,
-                q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, True,
+                q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, not EVEN_Q,
             )  # fmt: skip
             dO = load_tile(
                 d_out + offset(batch, q_length, row_start, HEADS * DV) + head * DV,
-                q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, True,
+                q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, not EVEN_Q,
             )  # fmt: skip
             K = load_tile(
                 key + offset(batch, k_length, key_start, K_HEADS * D) + key_head * D,
-                k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D, True,
+                k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D, not EVEN_K,
             )  # fmt: skip
             V = load_tile(
                 value + offset(batch, k_length, key_start, K_HEADS * DV) + key_head * DV,
-                k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, True,
+                k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, not EVEN_K,
             )  # fmt: skip
             row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
             L = tl.load(lse2 + row_at, mask=inside, other=float("inf"))[:, None]

@@ -251,6 +251,8 @@ def _constants(
         "SEGMENTS": call.q_segment_ids is not None,
         "RANGES": ranges is not None,
         "ALIGNED": k_length % 16 == 0,
+        "EVEN_Q": call.query.shape[1] % sizes.q == 0,
+        "EVEN_K": k_length % sizes.k == 0,
         "DROPOUT": call.dropout_seed is not None,
         "THRESHOLD": int(call.dropout_prob * 2**32),
         "KEEP": 1.0 / (1.0 - call.dropout_prob),

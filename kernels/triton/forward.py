@@ -12,6 +12,7 @@ from kernels.triton.repair import repair_rows
 from kernels.triton.tile import (
     LN2,
     LOG2E,
+    LOWEST,
     kept_pairs,
     load_rows,
     load_tile,
@@ -32,7 +33,8 @@ def forward(
     MASK: tl.constexpr, MASK_BATCH: tl.constexpr, MASK_HEAD: tl.constexpr,
     BIAS: tl.constexpr, BIAS_BATCH: tl.constexpr, BIAS_HEAD: tl.constexpr, BIAS_ROW: tl.constexpr,
     FIRST: tl.constexpr, LAST: tl.constexpr, ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
-    RANGES: tl.constexpr, ALIGNED: tl.constexpr, HIDES: tl.constexpr,
+    RANGES: tl.constexpr, ALIGNED: tl.constexpr, EVEN_Q: tl.constexpr,
+    EVEN_K: tl.constexpr, HIDES: tl.constexpr,
     FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
     DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
     SINKS: tl.constexpr, SINK_HEAD: tl.constexpr, BLOCK_SINKS: tl.constexpr,
@@ -59,7 +61,7 @@ def forward(
     q_at = query + offset(batch, q_length, row_start, HEADS * D) + head * D
     k_at = key + offset(batch, k_length, 0, K_HEADS * D) + key_head * D
     v_at = value + offset(batch, k_length, 0, K_HEADS * DV) + key_head * DV
-    Q = load_tile(q_at, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, True)
+    Q = load_tile(q_at, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, not EVEN_Q)
 
     first_key, last_key, row_ids = load_rows(
         first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
@@ -88,7 +90,8 @@ def forward(
         whole_start = start
         whole_stop = start
 
-    m = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    # The running maximum begins at the lowest finite number: -inf - -inf would be NaN where nothing is seen.
+    m = tl.full([BLOCK_Q], LOWEST, tl.float32)
     norm = tl.zeros([BLOCK_Q], tl.float32)
     acc = tl.zeros([BLOCK_Q, BLOCK_DV], tl.float32)
     # First the blocks that all rows see whole, compared with nothing, then those at the edges, pair by pair.
@@ -107,7 +110,7 @@ def forward(
             keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
             K = load_tile(
                 k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
-                K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE,
+                K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE and not EVEN_K,
             )  # fmt: skip
             products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
             u = tile_logits(
@@ -116,10 +119,8 @@ def forward(
                 ALIGNED, EDGE,
             )  # fmt: skip
             m_new = tl.maximum(m, tl.max(u, 1) * UNIT)
-            # -inf - -inf is NaN: a row that has seen nothing is shifted by 0.
-            shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-            P = tl.math.exp2(u * UNIT - shift[:, None])
-            alpha = tl.math.exp2(m - shift)
+            P = tl.math.exp2(u * UNIT - m_new[:, None])
+            alpha = tl.math.exp2(m - m_new)
             norm = norm * alpha + tl.sum(P, 1)
             m = m_new
             if DROPOUT:
@@ -127,31 +128,31 @@ def forward(
                 P = tl.where(kept, P, 0.0)
             V = load_tile(
                 v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
-                K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE,
+                K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE and not EVEN_K,
             )  # fmt: skip
             acc = tl.dot(P.to(V.dtype), V, acc * alpha[:, None], input_precision=PRECISION)
 
     row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
-    tl.store(row_max + row_at, m * LN2, mask=inside)
-    sink_max = float("-inf")
+    tl.store(row_max + row_at, tl.where(norm == 0.0, float("-inf"), m * LN2), mask=inside)
+    sink_max = LOWEST
     if SINKS > 0:
         slot = tl.arange(0, BLOCK_SINKS)
         sink_at = sinks + (head * SINKS if SINK_HEAD else 0) + slot
         sink = tl.load(sink_at, mask=slot < SINKS, other=float("-inf")).to(tl.float32) * LOG2E
-        sink_max = tl.max(sink, 0)
+        sink_max = tl.maximum(tl.max(sink, 0), LOWEST)
         m_new = tl.maximum(m, sink_max)
-        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-        alpha = tl.math.exp2(m - shift)
-        norm = norm * alpha + tl.sum(tl.math.exp2(sink[None, :] - shift[:, None]), 1)
+        alpha = tl.math.exp2(m - m_new)
+        norm = norm * alpha + tl.sum(tl.math.exp2(sink[None, :] - m_new[:, None]), 1)
         acc = acc * alpha[:, None]
         m = m_new
-    shift = tl.where(m == float("-inf"), 0.0, m)
-    tl.store(lse + row_at, (shift + tl.math.log2(norm)) * LN2, mask=inside)
+    tl.store(lse + row_at, tl.where(norm == 0.0, float("-inf"), (m + tl.math.log2(norm)) * LN2), mask=inside)
     factor = tl.full([BLOCK_Q], KEEP, tl.float32)
     if NORMALIZE:
         factor = factor / tl.where(norm == 0.0, 1.0, norm)
     out_at = out + offset(batch, q_length, row_start, HEADS * DV) + head * DV
-    store_tile(out_at, acc * factor[:, None], True, q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV)
+    store_tile(
+        out_at, acc * factor[:, None], q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, not EVEN_Q
+    )
 
     if HIDES:
         # A hidden value that is not finite has leaked as 0 * NaN.

@@ -8,7 +8,7 @@ that give them weight. In a call without such values nothing of this runs.
 import triton
 import triton.language as tl
 
-from kernels.triton.tile import LOG2E, kept_pairs, load_rows, load_tile, offset, store_tile, tile_logits
+from kernels.triton.tile import LOG2E, kept_pairs, load_rows, load_tile, offset, tile_logits
 
 _FEW = tl.constexpr(16)
 
@@ -46,7 +46,7 @@ def repair_rows(
         factor = tl.full([_FEW], KEEP, tl.float32)
         if not NORMALIZE:
             m = tl.maximum(tl.load(row_max + row_at, mask=inside, other=0.0) * LOG2E, sink_max)
-            factor = factor * tl.math.exp2(L - tl.where(m == float("-inf"), 0.0, m))
+            factor = factor * tl.math.exp2(L - m)
         out_at = out + offset(batch, q_length, row_start, HEADS * DV) + head * DV
         for marking in tl.range(0, 2):
             acc = tl.zeros([_FEW, BLOCK_DV], tl.float32)
@@ -83,6 +83,8 @@ def repair_rows(
             tile = acc * factor[:, None]
             if marking == 1:
                 tile = tl.full([_FEW, BLOCK_DV], float("nan"), tl.float32)
-            chosen = (acc > 0.0) | (marking == 0)
+            columns = tl.arange(0, BLOCK_DV)[None, :]
+            chosen = ((acc > 0.0) | (marking == 0)) & inside[:, None] & (columns < DV)
             tl.debug_barrier()
-            store_tile(out_at, tile, chosen, q_length - row_start, HEADS * DV, _FEW, DV, BLOCK_DV)
+            address = out_at + tl.arange(0, _FEW)[:, None] * (HEADS * DV) + columns
+            tl.store(address, tile.to(out.dtype.element_ty), mask=chosen)

@@ -15,6 +15,7 @@ from kernels.philox import MULTIPLIERS, ROUNDS, WEYL
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+LOWEST = tl.constexpr(-3.4e38)
 _M0, _M1 = tl.constexpr(MULTIPLIERS[0]), tl.constexpr(MULTIPLIERS[1])
 _W0, _W1 = tl.constexpr(WEYL[0]), tl.constexpr(WEYL[1])
 _ROUNDS = tl.constexpr(ROUNDS)
@@ -43,15 +44,20 @@ def load_tile(
 
 @triton.jit
 def store_tile(
-    pointer, tile, chosen, limit, ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_WIDTH: tl.constexpr,
+    pointer, tile, limit, ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr, CHECK: tl.constexpr,
 ):  # fmt: skip
-    """The inverse of `load_tile`: rounds to the pointer's dtype; stores what is chosen within the limits."""
+    """The inverse of `load_tile`: rounds to the pointer's dtype, and leaves what lies past the limits."""
     rows = tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK_WIDTH)[None, :]
     address = pointer + rows * ROW_STRIDE + columns
-    inside = chosen & (rows < limit) & (columns < WIDTH)
-    tl.store(address, tile.to(pointer.dtype.element_ty), mask=inside)
+    tile = tile.to(pointer.dtype.element_ty)
+    if CHECK:
+        tl.store(address, tile, mask=(rows < limit) & (columns < WIDTH))
+    elif WIDTH == BLOCK_WIDTH:
+        tl.store(address, tile)
+    else:
+        tl.store(address, tile, mask=columns < WIDTH)
 
 
 @triton.jit
