@@ -158,13 +158,14 @@ def backward_key(
     RANGES: tl.constexpr, ALIGNED: tl.constexpr, EVEN_Q: tl.constexpr,
     EVEN_K: tl.constexpr, FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
     DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
-    WEIGHTED: tl.constexpr,
+    WEIGHTED: tl.constexpr, EMPTY: tl.constexpr, SUM_KEY: tl.constexpr, SUM_VALUE: tl.constexpr,
 ):  # fmt: skip
     """d_key [B, Sk, Hkv, D], d_value [B, Sk, Hkv, DV]. Grid: (batch * key heads * key blocks).
 
     `ranges` as `kernels.ranges.query_blocks` makes it. Tiles are held as [keys, queries], so that P and dS are
     already the left operands of the products that sum over queries. Keys past the end need no mask: what they
-    would sum is not stored.
+    would sum is not stored. EMPTY says that some row may see no key. Only what SUM_KEY and SUM_VALUE ask for
+    is summed and stored.
     """
     HEADS: tl.constexpr = K_HEADS * GROUP
     blocks = tl.cdiv(k_length, BLOCK_K)
@@ -239,6 +240,9 @@ def backward_key(
                 first_key, last_key, row_ids = load_rows(
                     first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
                 )
+                first_key, last_key, row_ids = load_rows(
+                    first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
+                )
                 # Rows that see no key take no part, whatever they hold.
                 sees = (L != float("inf"))[:, None]
                 Q = tl.where(sees, Q, 0.0).to(Q.dtype)
@@ -251,6 +255,11 @@ def backward_key(
                     bias_at = bias + pair_offset(
                         batch, head, q_length, k_length, HEADS, BIAS_BATCH, BIAS_HEAD, BIAS_ROW
                     )
+            if EDGE and EMPTY:
+                # Rows that see no key take no part, whatever they hold.
+                sees = (L != float("inf"))[:, None]
+                Q = tl.where(sees, Q, 0.0).to(Q.dtype)
+                dO = tl.where(sees, dO, 0.0).to(dO.dtype)
             products = tl.dot(K, tl.trans(Q), input_precision=PRECISION)
             u = tile_logits(
                 products, row_start, row[None, :], keys, q_length, k_length, first_key[None, :],
@@ -258,29 +267,36 @@ def backward_key(
                 ALIGNED, EDGE,
             )  # fmt: skip
             P = tl.math.exp2(u * UNIT - L[None, :])
-            dP = tl.dot(V, tl.trans(dO), input_precision=PRECISION)
-            P_out = P
             if DROPOUT:
                 kept = kept_pairs(seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, True)
-                dP = tl.where(kept, dP * KEEP, 0.0)
-                P_out = tl.where(kept, P * KEEP, 0.0)
-            if WEIGHTED:
-                dP = dP * W
-                P_out = P_out * W
-            dV = tl.dot(P_out.to(dO.dtype), dO, dV, input_precision=PRECISION)
-            dS = P * (dP - Delta[None, :])
-            if CAP != 0.0:
-                dS = dS * (1.0 - u * u)
-            if EDGE:
-                dS = tl.where(u == float("-inf"), 0.0, dS)
-            dK = tl.dot(dS.to(Q.dtype), Q, dK, input_precision=PRECISION)
+            if SUM_VALUE:
+                P_out = P
+                if DROPOUT:
+                    P_out = tl.where(kept, P * KEEP, 0.0)
+                if WEIGHTED:
+                    P_out = P_out * W
+                dV = tl.dot(P_out.to(dO.dtype), dO, dV, input_precision=PRECISION)
+            if SUM_KEY:
+                dP = tl.dot(V, tl.trans(dO), input_precision=PRECISION)
+                if DROPOUT:
+                    dP = tl.where(kept, dP * KEEP, 0.0)
+                if WEIGHTED:
+                    dP = dP * W
+                dS = P * (dP - Delta[None, :])
+                if CAP != 0.0:
+                    dS = dS * (1.0 - u * u)
+                if EDGE:
+                    dS = tl.where(u == float("-inf"), 0.0, dS)
+                dK = tl.dot(dS.to(Q.dtype), Q, dK, input_precision=PRECISION)
 
-    d_key_at = d_key + offset(batch, k_length, key_start, K_HEADS * D) + key_head * D
-    d_value_at = d_value + offset(batch, k_length, key_start, K_HEADS * DV) + key_head * DV
-    store_tile(
-        d_key_at, dK * SOFTMAX_SCALE, k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D, not EVEN_K
-    )
-    store_tile(d_value_at, dV, k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, not EVEN_K)
+    if SUM_KEY:
+        d_key_at = d_key + offset(batch, k_length, key_start, K_HEADS * D) + key_head * D
+        store_tile(
+            d_key_at, dK * SOFTMAX_SCALE, k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D, not EVEN_K
+        )
+    if SUM_VALUE:
+        d_value_at = d_value + offset(batch, k_length, key_start, K_HEADS * DV) + key_head * DV
+        store_tile(d_value_at, dV, k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, not EVEN_K)
 
 
 @triton.jit

@@ -23,6 +23,8 @@ from kernels.visibility import describe_rows
 
 LOG2E = math.log2(math.e)
 MAX_HEAD_DIM = 256
+# Beyond it the sums of dkey and dvalue do not fit in registers together, and each gets a launch of its own.
+MAX_SHARED_DIM = 128
 
 _PRECISIONS = {
     None: "ieee",
@@ -143,7 +145,7 @@ def _backward(
     seed = call.query if call.dropout_seed is None else call.dropout_seed
     hides = _restricted(call, visible)
 
-    def run(kernel: Any, outputs: tuple[jax.Array, ...], by_key: bool, **more: Any) -> tuple[jax.Array, ...]:
+    def run(kernel: Any, outputs: tuple[Any, ...], by_key: bool, **more: bool) -> tuple[jax.Array, ...]:
         sizes = _sizes(settings.backward, kernel.__name__, call)
         ranges = (query_blocks if by_key else key_blocks)(call, visible.rows, sizes.q, sizes.k)
         if by_key:
@@ -153,7 +155,10 @@ def _backward(
             grid = batch * q_heads * _blocks(q_length, sizes.q)
             edges = hides or k_length % sizes.k != 0
         lengths: tuple[int, ...] = (q_length, k_length)
-        constants = _constants(settings, call, visible, ranges, sizes) | {"WEIGHTED": weight is not None}
+        constants = _constants(settings, call, visible, ranges, sizes) | {
+            "WEIGHTED": weight is not None,
+            **more,
+        }
         if kernel is backward_bias:
             assert call.bias is not None
             shape = call.bias.shape
@@ -176,7 +181,19 @@ def _backward(
         )
 
     (d_query,) = run(backward_query, (call.query,), by_key=False)
-    d_key, d_value = run(backward_key, (call.key, call.value), by_key=True)
+    empty = _rows_may_be_empty(call)
+    if max(call.query.shape[3], call.value.shape[3]) <= MAX_SHARED_DIM:
+        d_key, d_value = run(
+            backward_key, (call.key, call.value), by_key=True, EMPTY=empty, SUM_KEY=True, SUM_VALUE=True
+        )
+    else:
+        unused = jax.ShapeDtypeStruct((1,), call.key.dtype)
+        d_key, _ = run(
+            backward_key, (call.key, unused), by_key=True, EMPTY=empty, SUM_KEY=True, SUM_VALUE=False
+        )
+        _, d_value = run(
+            backward_key, (unused, call.value), by_key=True, EMPTY=empty, SUM_KEY=False, SUM_VALUE=True
+        )
     # A kernel of its own, so that XLA drops it where nobody asks for the gradient of the bias.
     d_bias = None if call.bias is None else run(backward_bias, (call.bias,), by_key=False)[0]
     return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
@@ -208,6 +225,13 @@ def _restricted(call: Call, visible: _Visible) -> bool:
     """Whether some pair within the lengths may be hidden."""
     arrays = (visible.first, visible.last, call.q_segment_ids, call.attention_mask, call.bias)
     return any(x is not None for x in arrays)
+
+
+def _rows_may_be_empty(call: Call) -> bool:
+    """Whether some row may see no key; under causal order and windows alone every row sees its own position."""
+    if any(x is not None for x in (call.attention_mask, call.bias, call.q_segment_ids, call.cum_seqlens_q)):
+        return True
+    return call.query.shape[1] > call.key.shape[1]
 
 
 def _phases(call: Call, edges: bool) -> dict[str, int]:

@@ -8,7 +8,7 @@ Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, arXiv 23
 import triton
 import triton.language as tl
 
-from kernels.triton.repair import repair_rows
+from kernels.triton.marking import mark_rows
 from kernels.triton.tile import (
     LN2,
     LOG2E,
@@ -93,6 +93,7 @@ def forward(
     # The running maximum begins at the lowest finite number: -inf - -inf would be NaN where nothing is seen.
     m = tl.full([BLOCK_Q], LOWEST, tl.float32)
     norm = tl.zeros([BLOCK_Q], tl.float32)
+    strange = tl.zeros([BLOCK_K], tl.int32)
     acc = tl.zeros([BLOCK_Q, BLOCK_DV], tl.float32)
     # First the blocks that all rows see whole, compared with nothing, then those at the edges, pair by pair.
     for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
@@ -112,6 +113,16 @@ def forward(
                 k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
                 K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE and not EVEN_K,
             )  # fmt: skip
+            V = load_tile(
+                v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
+                K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE and not EVEN_K,
+            )  # fmt: skip
+            if EDGE and HIDES:
+                # A hidden value that is not finite must not leak as 0 * NaN: it is left out here, and shown
+                # below to the rows that give it weight.
+                finite = V - V == 0.0
+                strange = tl.maximum(strange, tl.max(tl.where(finite, 0, 1), 1))
+                V = tl.where(finite, V, 0.0).to(V.dtype)
             products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
             u = tile_logits(
                 products, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
@@ -126,21 +137,15 @@ def forward(
             if DROPOUT:
                 kept = kept_pairs(seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False)
                 P = tl.where(kept, P, 0.0)
-            V = load_tile(
-                v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
-                K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE and not EVEN_K,
-            )  # fmt: skip
             acc = tl.dot(P.to(V.dtype), V, acc * alpha[:, None], input_precision=PRECISION)
 
     row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
     tl.store(row_max + row_at, tl.where(norm == 0.0, float("-inf"), m * LN2), mask=inside)
-    sink_max = LOWEST
     if SINKS > 0:
         slot = tl.arange(0, BLOCK_SINKS)
         sink_at = sinks + (head * SINKS if SINK_HEAD else 0) + slot
         sink = tl.load(sink_at, mask=slot < SINKS, other=float("-inf")).to(tl.float32) * LOG2E
-        sink_max = tl.maximum(tl.max(sink, 0), LOWEST)
-        m_new = tl.maximum(m, sink_max)
+        m_new = tl.maximum(m, tl.max(sink, 0))
         alpha = tl.math.exp2(m - m_new)
         norm = norm * alpha + tl.sum(tl.math.exp2(sink[None, :] - m_new[:, None]), 1)
         acc = acc * alpha[:, None]
@@ -155,13 +160,10 @@ def forward(
     )
 
     if HIDES:
-        # A hidden value that is not finite has leaked as 0 * NaN.
-        leaked = tl.max(tl.max((acc != acc).to(tl.int32), 1), 0)
-        if leaked > 0:
-            repair_rows(
-                query, k_at, v_at, mask_at, bias_at, first, last, q_ids, ids_at, seed, out, lse, row_max,
-                batch, head, row_start, q_length, k_length, start, stop, sink_max,
+        if tl.max(strange, 0) > 0:
+            mark_rows(
+                query, k_at, v_at, mask_at, bias_at, first, last, q_ids, ids_at, seed, out, lse,
+                batch, head, row_start, q_length, k_length, start, stop,
                 D, DV, K_HEADS, HEADS, BLOCK_Q, BLOCK_K, BLOCK_D, BLOCK_DV, SCALE, UNIT, CAP, ROUND, MASK, BIAS,
-                BIAS_ROW, FIRST, LAST, ROW_BATCH, SEGMENTS, ALIGNED, DROPOUT, THRESHOLD, KEEP, NORMALIZE,
-                PRECISION,
+                BIAS_ROW, FIRST, LAST, ROW_BATCH, SEGMENTS, ALIGNED, DROPOUT, THRESHOLD, PRECISION,
             )  # fmt: skip

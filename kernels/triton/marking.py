@@ -1,0 +1,77 @@
+"""Decides which outputs a visible value that is not finite makes NaN, at the edges of what is visible.
+
+There the forward kernel leaves such values out, since a row that does not see them must not meet them even as
+0 * NaN (clause S4). The rows that do give them weight are marked here: NaN in the channels of those values. In
+a call without such values nothing of this runs.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.triton.tile import LOG2E, kept_pairs, load_rows, load_tile, offset, tile_logits
+
+# Rows at a time: few, so that what is seldom run takes no registers from what is always run.
+_FEW = tl.constexpr(16)
+
+
+@triton.jit
+def mark_rows(
+    query, key, value, mask, bias, first, last, q_ids, kv_ids, seed, out, lse,
+    batch, head, block_start, q_length, k_length, start, stop,
+    D: tl.constexpr, DV: tl.constexpr, K_HEADS: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr, CAP: tl.constexpr, ROUND: tl.constexpr, MASK: tl.constexpr,
+    BIAS: tl.constexpr, BIAS_ROW: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+    ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr, ALIGNED: tl.constexpr, DROPOUT: tl.constexpr,
+    THRESHOLD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Stores NaN into the block of `out` that begins at row `block_start`, wherever it is due.
+
+    `key`, `value`, `mask`, `bias` and `kv_ids` point at the batch entry and head; the key blocks are
+    [start, stop).
+    """
+    # What is read and written from here on, other threads have stored.
+    tl.debug_barrier()
+    for some in tl.range(0, BLOCK_Q // _FEW):
+        row_start = block_start + some * _FEW
+        row = row_start + tl.arange(0, _FEW)
+        inside = row < q_length
+        q_at = query + offset(batch, q_length, row_start, HEADS * D) + head * D
+        Q = load_tile(q_at, q_length - row_start, HEADS * D, _FEW, D, BLOCK_D, True)
+        first_key, last_key, row_ids = load_rows(
+            first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
+        )
+        row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
+        L = tl.load(lse + row_at, mask=inside, other=0.0) * LOG2E
+        L = tl.where(L == float("-inf"), 0.0, L)
+        out_at = out + offset(batch, q_length, row_start, HEADS * DV) + head * DV
+        hits = tl.zeros([_FEW, BLOCK_DV], tl.float32)
+        for block_k in tl.range(start, stop):
+            key_start = block_k * BLOCK_K
+            keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
+            K = load_tile(
+                key + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
+                K_HEADS * D, BLOCK_K, D, BLOCK_D, True,
+            )  # fmt: skip
+            products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
+            u = tile_logits(
+                products, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
+                last_key[:, None], row_ids[:, None], kv_ids, mask, bias, SCALE, CAP, ROUND, MASK, BIAS,
+                BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, True,
+            )  # fmt: skip
+            weighs = tl.math.exp2(u * UNIT - L[:, None]) != 0.0
+            if DROPOUT:
+                weighs = weighs & kept_pairs(
+                    seed, batch, head, row_start, key_start, _FEW, BLOCK_K, THRESHOLD, False
+                )
+            V = load_tile(
+                value + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
+                K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, True,
+            )  # fmt: skip
+            strange = tl.where(V - V == 0.0, 0.0, 1.0).to(V.dtype)
+            hits = tl.dot(weighs.to(V.dtype), strange, hits, input_precision=PRECISION)
+        columns = tl.arange(0, BLOCK_DV)[None, :]
+        due = (hits > 0.0) & inside[:, None] & (columns < DV)
+        address = out_at + tl.arange(0, _FEW)[:, None] * (HEADS * DV) + columns
+        nan = tl.full([_FEW, BLOCK_DV], float("nan"), tl.float32)
+        tl.store(address, nan.to(out.dtype.element_ty), mask=due)
