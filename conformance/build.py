@@ -17,7 +17,7 @@ from reference.visibility import allowed, padding_rows, pick
 
 Array = NDArray[Any]
 
-_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 # Each array draws from a stream of its own, so that switching one feature on leaves the others' values.
 _STREAMS = (
@@ -50,8 +50,8 @@ class Built:
 
 def build(case: Case, semantics: Semantics = STANDARD) -> Built:
     """Make a case's arrays. The semantics decide only what is hidden, and so where poison goes."""
-    dtype = _DTYPES[case.dtype]
-    streams = {name: Stream(case.seed, number) for number, name in enumerate(_STREAMS)}
+    dtype = DTYPES[case.dtype]
+    streams = _streams(case)
     wanted = Wanted(
         query=(case.batch, case.q_len, case.q_heads, case.head_dim),
         key=(case.batch, case.kv_len, case.kv_heads, case.head_dim),
@@ -61,13 +61,27 @@ def build(case: Case, semantics: Semantics = STANDARD) -> Built:
     )
     triple = FAMILIES[case.family](wanted, streams["query"], streams["key"], streams["value"])
     query, key, value = (array.astype(dtype) for array in triple)
+    problem = assemble(case, query, key, value, _mask(case, streams["mask"]))
+    out_shape = (case.batch, case.q_len, case.q_heads, case.value_width)
+    cotangents = Cotangents(
+        out=streams["d_out"].normal(out_shape).astype(dtype),
+        lse=streams["d_lse"].normal((case.batch, case.q_heads, case.q_len)).astype(np.float32),
+    )
+    built = Built(problem, cotangents, _integer_mask(case, problem, streams["integers"]))
+    return _poisoned(built, semantics) if case.poison else built
+
+
+def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | None) -> Problem:
+    """The problem of a case with these large arrays; what else it holds is made here."""
+    streams = _streams(case)
+    dtype = DTYPES[case.dtype]
     cum_q, cum_k = _cumulative_lengths(case)
     q_ids, kv_ids = _segment_ids(case, streams["segments"])
-    problem = make_problem(
+    return make_problem(
         query,
         key,
         value,
-        attention_mask=_mask(case, streams["mask"]),
+        attention_mask=mask,
         bias=_bias(case, streams["bias"], dtype),
         softmax_scale=case.scale,
         dropout_prob=case.dropout,
@@ -82,13 +96,10 @@ def build(case: Case, semantics: Semantics = STANDARD) -> Built:
         kv_segment_ids=kv_ids,
         normalize_output=case.normalized,
     )
-    out_shape = (case.batch, case.q_len, case.q_heads, case.value_width)
-    cotangents = Cotangents(
-        out=streams["d_out"].normal(out_shape).astype(dtype),
-        lse=streams["d_lse"].normal((case.batch, case.q_heads, case.q_len)).astype(np.float32),
-    )
-    built = Built(problem, cotangents, _integer_mask(case, problem, streams["integers"]))
-    return _poisoned(built, semantics) if case.poison else built
+
+
+def _streams(case: Case) -> dict[str, Stream]:
+    return {name: Stream(case.seed, number) for number, name in enumerate(_STREAMS)}
 
 
 def _mask(case: Case, stream: Stream) -> Array | None:

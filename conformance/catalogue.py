@@ -26,6 +26,9 @@ def _paragraph(name: str) -> Iterator[str]:
         yield _line("broken", str(error))
         return
     yield _line("runs on", "any backend" if subject.backend == "any" else subject.backend)
+    reason = subject.ready()
+    if reason is not None:
+        yield _line("not here", reason)
     yield _line("dtypes", ", ".join(subject.dtypes))
     yield _line("head dims", "{} to {}".format(*subject.head_dims))
     yield _line("features", _features(subject))

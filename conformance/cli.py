@@ -5,9 +5,11 @@ The only file that sees `reports`. Heavy imports wait until a command needs them
 that runs kernels is settled.
 """
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -184,6 +186,45 @@ def merge(
         known = load_expectations(expectations or ())
         merged = merge_records([_read(path) for path in records])
     return _conclude(with_policy(merged, known), outputs)
+
+
+@app.command("compile")
+def compile_kernels(
+    profile: Annotated[str, typer.Option(help="How much is compiled: quick or full.")] = "quick",
+    target: Annotated[list[str] | None, typer.Option(help="No other devices; repeatable.")] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="No other kernels; repeatable.")] = None,
+    feature: options.Features = None,
+    head_dim: Annotated[list[int] | None, typer.Option(help="No other head dims; repeatable.")] = None,
+    dtype: options.Dtypes = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("-n", "--workers", min=0, show_default="the number of cores", help="Processes."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write every result here.")] = None,
+) -> int:
+    """Compile every kernel for every device, none of which need be here."""
+    from conformance.compile_matrix import Narrowing, compile_matrix
+    from conformance.runner import RequestError
+    from conformance.screen import console, interruptible, progress
+    from reports.render.compilation import print_matrix
+
+    outputs = Outputs(json)
+    only = Narrowing(
+        targets=tuple(target or ()),
+        kernels=tuple(kernel or ()),
+        features=tuple(feature or ()),
+        head_dims=tuple(head_dim or ()),
+        dtypes=tuple(dtype or ()),
+    )
+    count = (os.cpu_count() or 1) if workers is None else workers
+    try:
+        with interruptible(), progress() as watch:
+            matrix = compile_matrix(profile, only, count, watch)
+    except RequestError as error:
+        raise UsageError(str(error)) from error
+    _write(outputs.json, lambda: dumps(matrix.to_json(), indent=1) + "\n")
+    print_matrix(matrix, console())
+    return PASSED if matrix.status == "pass" else FAILED
 
 
 @app.command("list")

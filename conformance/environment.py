@@ -50,10 +50,13 @@ def _processor() -> str:
 
 
 def _commit(folder: Path) -> str:
-    """The commit that is checked out, "+dirty" if files differ from it; "" outside a checkout."""
+    """The commit that is checked out, "+dirty" if files differ from it; "" outside a checkout.
+
+    ATTEST_COMMIT says it where the files were copied without their history.
+    """
     head = _git(folder, ("rev-parse", "HEAD"))
     if not head:
-        return ""
+        return os.environ.get("ATTEST_COMMIT", "")
     return f"{head}+dirty" if _git(folder, ("status", "--porcelain", "--untracked-files=no")) else head
 
 

@@ -38,7 +38,14 @@ _OPTION_SCALARS = (
 
 
 class SubjectError(Exception):
-    """The subject raised, or returned what it must not; the message is one sentence for the verdict."""
+    """The subject raised, or did or returned what it must not; the message is one sentence for the verdict.
+
+    clauses: what it broke, where that is known whatever was being tested.
+    """
+
+    def __init__(self, message: str, clauses: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.clauses = clauses
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ def execute(subject: Subject, built: Built, tiling: int, gradients: bool = True)
     compiled = _compiled(_Hashable(subject), tiling, call.options, wanted)
     d_out, d_lse = built.cotangents.out, built.cotangents.lse
     assert d_lse is not None
-    with blaming():
+    with blaming(subject):
         outputs = compiled(to_jax(call.arrays), jnp.asarray(d_out), jnp.asarray(d_lse))
         return to_numpy(outputs)
 
@@ -136,8 +143,12 @@ def to_numpy(outputs: Mapping[str, Any]) -> dict[str, Array]:
 
 
 @contextmanager
-def blaming() -> Generator[None]:
-    """Turns whatever the subject raises within the block into one sentence."""
+def blaming(subject: Subject) -> Generator[None]:
+    """Turns whatever the subject raises within the block, and whatever it touches, into one sentence.
+
+    The block must wait for what it computes, or a later one is blamed.
+    """
+    subject.violations()  # those of earlier calls, refused ones among them, are not this block's
     try:
         yield
     except SubjectError:
@@ -148,11 +159,16 @@ def blaming() -> Generator[None]:
         raise
     except BaseException as error:  # a subject may raise SystemExit, and must not end the run
         raise SubjectError(f"raised {describe(error)}") from error
+    violations = "; ".join(map(str, subject.violations()))
+    if violations:
+        raise SubjectError(violations, clauses=("S19",))
 
 
 def describe(error: BaseException) -> str:
     """An exception in one line: its type and the first line of its message."""
     lines = str(error).strip().splitlines()
+    if lines and lines[0].endswith("Traceback (most recent call last):"):
+        return lines[-1]  # XLA quotes the traceback of a callback, whose own error comes last
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

@@ -25,7 +25,7 @@ class Entrants:
 
 
 def entrants(backend: str) -> Entrants:
-    """Every subject that can be found, sorted by whether it runs on a backend of JAX."""
+    """Every subject that can be found, sorted by whether this process can run it, on a backend of JAX."""
     subjects: dict[str, Subject] = {}
     skipped: dict[str, str] = {}
     broken: list[str] = []
@@ -35,10 +35,11 @@ def entrants(backend: str) -> Entrants:
         except LookupError as error:
             broken.append(str(error))
             continue
-        if subject.backend in ("any", backend):
+        reason = subject.why_not_here(backend)
+        if reason is None:
             subjects[name] = subject
         else:
-            skipped[name] = f"runs on {subject.backend}, this machine has {backend}"
+            skipped[name] = reason
     return Entrants(subjects, skipped, tuple(broken))
 
 

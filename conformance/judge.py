@@ -32,7 +32,7 @@ def _judge_one(trial: Trial, check: Check) -> Result:
     return Result(
         subject=trial.subject.name,
         check=check.name,
-        clauses=clauses,
+        clauses=finding.clauses or clauses,
         case=trial.case,
         verdict=finding.verdict,
         measurements=finding.measurements,
@@ -47,7 +47,7 @@ def _finding(trial: Trial, check: Check) -> Finding:
     try:
         finding = check.run(trial)
     except SubjectError as error:
-        return Finding(Verdict.FAIL, message=str(error))
+        return Finding(Verdict.FAIL, message=str(error), clauses=error.clauses)
     if finding.verdict is Verdict.PASS and check.needs_contrast and trial.blind_spots:
         return Finding(
             Verdict.MISTRUSTED,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from conformance.subject import Subject
 
 SubjectName = Annotated[str, typer.Argument(help="A name from `attest list`, or module:attribute.")]
-Profile = Annotated[str, typer.Option(help="How much is asked: quick, standard or nightly.")]
+Profile = Annotated[str, typer.Option(help="How much is asked: quick, standard, nightly or production.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the drawn cases.")]
 Shard = Annotated[str, typer.Option(help="i/n: the i-th of n parts of the run, for `attest merge`.")]
 Workers = Annotated[
@@ -99,13 +99,17 @@ class Asked:
             expectations = load_expectations(self.expectations or ())
             profile = load_profile(self.profile)
         here = environment()
+        for name, subject in subjects.items():
+            reason = subject.why_not_here(here["backend"])
+            if reason is not None:
+                raise UsageError(f"{name} cannot run here: {reason}")
         return Request(
             subjects=subjects,
             profile=profile,
             seed=self.seed,
             shard=_parse_shard(self.shard),
             workers=_default_workers(here["backend"]) if self.workers is None else self.workers,
-            timeout=limits()["task_seconds"] if self.timeout is None else self.timeout,
+            timeout=self.timeout or profile.task_seconds or limits()["task_seconds"],
             expectations=expectations,
             environment={**here, "skipped": dict(skipped or {})},
             **narrowing,

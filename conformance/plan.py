@@ -1,9 +1,9 @@
-"""Which cases a run poses to a subject: drawn ones, long ones and the corpus, by profile and seed."""
+"""Which cases a run poses to a subject: drawn, long, known bugs, production size; by profile and seed."""
 
 import tomllib
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from hypothesis.errors import Unsatisfiable
 from conformance.case import Case
 from conformance.checks import Check, all_checks
 from conformance.corpus import load_corpus
-from conformance.strategies import HIDING, cases, long_cases
+from conformance.production import load_production
+from conformance.strategies import HIDING, LONG_LENGTHS, cases, long_cases
 from conformance.subject import Subject
 from conformance.trial import Trial
 
@@ -25,11 +26,15 @@ _PROFILES = Path(__file__).parent / "profiles.toml"
 
 @dataclass(frozen=True)
 class Profile:
-    """How much a run asks; see conformance/profiles.toml."""
+    """How much a run asks, by kind of check; see conformance/profiles.toml.
+
+    task_seconds: for one case, where that is not what conformance/runner.toml says.
+    """
 
     name: str
     shrink_evaluations: int
     kinds: Mapping[str, Mapping[str, Any]]
+    task_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def load_profile(name: str) -> Profile:
         raise ValueError(f"unknown profile {name!r}: expected one of {', '.join(profile_names())}")
     table = tomllib.loads(_PROFILES.read_text())[name]
     kinds = {kind: numbers for kind, numbers in table.items() if isinstance(numbers, dict)}
-    return Profile(name, table["shrink_evaluations"], kinds)
+    return Profile(name, table["shrink_evaluations"], kinds, table.get("task_seconds"))
 
 
 def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Restriction()) -> Iterator[Task]:
@@ -81,7 +86,7 @@ def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Res
         for name, check in all_checks().items()
         if (not only.checks or name in only.checks) and check.applies(subject) is None
     ]
-    for kind in dict.fromkeys(check.kind for check in wanted):
+    for kind in dict.fromkeys(check.kind for check in wanted if check.kind in profile.kinds):
         names = tuple(check.name for check in wanted if check.kind == kind)
         posed: set[str] = set()
         for case in _POSED[kind](subject, profile, seed, only):
@@ -97,6 +102,8 @@ def draw(
 
     Hypothesis tries the simplest case first, which is too simple to find much: it is passed over.
     """
+    if count == 0:
+        return []
     drawn: list[Case] = []
     simplest_seen = False
 
@@ -115,11 +122,10 @@ def draw(
         assume(not simplest and accept(case))
         drawn.append(case)
 
-    if count > 0:
-        try:
-            collect()
-        except Unsatisfiable:
-            return drawn
+    try:
+        collect()
+    except Unsatisfiable:
+        return drawn
     return drawn[:count]
 
 
@@ -141,7 +147,7 @@ def _drawn(subject: Subject, profile: Profile, seed: int, only: Restriction) -> 
         if not only.features:
             yield from draw(
                 long_cases(subject, dtype),
-                numbers["long"],
+                numbers["long"] if subject.longest >= min(LONG_LENGTHS) else 0,
                 _salt(seed, subject.name, dtype, "long"),
                 lambda case: not _unspecified(subject, case),
             )
@@ -202,12 +208,22 @@ def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction)
     )
 
 
+def _production(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
+    """The listed problems that the subject takes, with its production blocks."""
+    for listed in load_production():
+        case = replace(listed, tiling=len(subject.tilings) - 1)
+        wanted = only.features <= case.features and case.dtype in _dtypes(subject, only)
+        if wanted and subject.why_not(case) is None:
+            yield case
+
+
 _POSED: dict[str, Callable[[Subject, Profile, int, Restriction], Iterator[Case]]] = {
     "drawn": _drawn,
     "poisoned": _poisoned,
     "repeated": _few("repeated"),
     "transformed": _few("transformed"),
     "refused": _refused,
+    "production": _production,
 }
 
 

@@ -72,7 +72,7 @@ def long_cases(draw: st.DrawFn, subject: Subject, dtype: str) -> Case:
     """
     dense = frozenset({"bias", "soft_cap", "sinks", "gqa", "dropout", "causal", "mask"})
     features = draw(_feature_sets(subject, frozenset(), combine=True)) & dense
-    kv_len = draw(st.sampled_from(LONG_LENGTHS))
+    kv_len = draw(st.sampled_from([length for length in LONG_LENGTHS if length <= subject.longest]))
     case = Case(
         dtype=dtype,
         q_len=draw(st.sampled_from(LONG_QUERIES)),

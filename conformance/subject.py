@@ -10,7 +10,7 @@ case that
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -59,6 +59,11 @@ class Subject:
     numerics: from dtype name and Tiling to the arithmetic that the kernel declares.
     backend: where it runs, one of BACKENDS. head_dims: the smallest and the largest that it takes.
     tilings: the choices of block sizes to test, the production one last.
+    longest: the most query or key tokens that it can be asked for in reasonable time. Problems of production
+        size are posed to those who declare enough.
+    ready: None, or why this process cannot run it, in one clause.
+    violations: accesses outside its arrays (S19) that an instrument saw since it was last asked, each a
+        sentence by `str`; they fail the check that was running.
 
     Raises ValueError if a declaration is not one.
     """
@@ -73,6 +78,9 @@ class Subject:
     head_dims: tuple[int, int] = (1, 256)
     tilings: tuple[Tiling, ...] = (Tiling(),)
     returns_lse: bool = False
+    longest: int = 2048
+    ready: Callable[[], str | None] = lambda: None
+    violations: Callable[[], Sequence[object]] = lambda: ()
 
     def __post_init__(self) -> None:
         checks = (
@@ -88,10 +96,17 @@ class Subject:
             ("backend", self.backend, self.backend in BACKENDS, f"one of {BACKENDS}"),
             ("head_dims", self.head_dims, 1 <= self.head_dims[0] <= self.head_dims[1], "(smallest, largest)"),
             ("tilings", self.tilings, bool(self.tilings), "at least one Tiling"),
+            ("longest", self.longest, self.longest >= 1, "at least 1"),
         )
         for name, got, right, expected in checks:
             if not right:
                 raise ValueError(f"subject {self.name!r}, {name}: got {got!r}, expected {expected}")
+
+    def why_not_here(self, backend: str) -> str | None:
+        """Why the subject cannot run in this process, on a backend of JAX, in one clause; None if it can."""
+        if self.backend not in ("any", backend):
+            return f"runs on {self.backend}, this machine has {backend}"
+        return self.ready()
 
     def why_not(self, case: Case) -> str | None:
         """Why the subject does not take a case, in a few words; None if it should."""
@@ -107,6 +122,8 @@ class Subject:
             <= self.head_dims[1]
         ):
             return f"takes head dims {self.head_dims[0]} to {self.head_dims[1]}"
+        if max(case.q_len, case.kv_len) > self.longest:
+            return f"takes at most {self.longest} tokens"
         if case.tiling >= len(self.tilings):
             return f"has {len(self.tilings)} tilings"
         return None

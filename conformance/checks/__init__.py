@@ -20,11 +20,15 @@ from conformance.trial import Trial
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found: PASS, FAIL or UNSUPPORTED, with numbers and a sentence where there are any."""
+    """What a check found: PASS, FAIL or UNSUPPORTED, with numbers and a sentence where there are any.
+
+    clauses: what was broken, where it is not what the check tests.
+    """
 
     verdict: Verdict
     measurements: tuple[Measurement, ...] = ()
     message: str = ""
+    clauses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,11 @@ def held_to_oracle(trial: Trial, outputs: Mapping[str, NDArray[Any]], names: Ite
         for name in names
         if name in outputs and name in wanted
     )
+    return judged(measurements)
+
+
+def judged(measurements: tuple[Measurement, ...]) -> Finding:
+    """PASS if no judgement broke, or a FAIL that says which."""
     wrong = [f"{m.output} ({', '.join(m.broken)})" for m in measurements if m.broken]
     verdict = Verdict.FAIL if wrong else Verdict.PASS
     return Finding(verdict, measurements, f"outside the error model: {', '.join(wrong)}" if wrong else "")

@@ -14,12 +14,11 @@ from conformance.trial import Trial
 def _run(trial: Trial) -> Finding:
     call = call_of(trial.built)
     inputs = {name: jnp.array(array, copy=True) for name, array in call.arrays.items()}
-    with blaming():
-        out, lse = invoke(trial.subject, trial.case.tiling, inputs, dict(call.options))
+    with blaming(trial.subject):
+        out, lse = jax.block_until_ready(invoke(trial.subject, trial.case.tiling, inputs, dict(call.options)))
     for name, array in (("out", out), ("lse", lse)):
         if isinstance(array, Tracer):
             raise SubjectError(f"returned {name} as a tracer from an eager call")
-    jax.block_until_ready((out, lse))
     changed = [
         name
         for name, array in call.arrays.items()

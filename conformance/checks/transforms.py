@@ -105,7 +105,7 @@ TRANSFORMS: dict[str, Callable[[Trial], Outputs]] = {
 
 def _check(name: str, transformed: Callable[[Trial], Outputs]) -> Check:
     def run(trial: Trial) -> Finding:
-        with blaming():
+        with blaming(trial.subject):
             outputs = to_numpy(transformed(trial))
         return held_to_oracle(trial, outputs, sorted(outputs))
 
@@ -125,7 +125,7 @@ jax.monitoring.register_event_duration_secs_listener(_note)
 
 def _run_retrace(trial: Trial) -> Finding:
     """A first call, forward and backward, may compile as often as it likes; a second one may not at all."""
-    with blaming():
+    with blaming(trial.subject):
         jax.block_until_ready(_eager(trial))
         sibling = _arguments(_sibling(trial).built)
         before = len(_compilations)

@@ -15,6 +15,7 @@ WRONG = {
     "no such attribute": (("check", "tests.toys:nothing_here"), "nothing_here"),
     "not a subject": (("check", "tests.toys:not_a_subject"), "int"),
     "unknown profile": (("check", "tests.toys:right", "--profile", "slow"), "'slow'"),
+    "a subject of another machine": (("check", "triton.cuda"), "triton.cuda cannot run here: runs on gpu"),
     "negative seed": (("check", "tests.toys:right", "--seed", "-1"), "--seed"),
     "negative workers": (("check", "tests.toys:right", "-n", "-1"), "-n"),
     "words for workers": (("check", "tests.toys:right", "-n", "two"), "-n"),

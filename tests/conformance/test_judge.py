@@ -200,3 +200,40 @@ def test_a_malformed_argument_must_be_named() -> None:
     result = verdict(toy(), "refusal.scale_nan", base)
     assert result.verdict is Verdict.FAIL
     assert "scale" in result.message
+
+
+class Instrumented:
+    """The toy under an instrument that sees a bad access in every call, of which it tells once."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def __call__(self, *arrays: Any, **options: Any) -> Any:
+        import jax
+
+        jax.debug.callback(lambda: self.seen.append("toy read 'key' 3 elements past its end"))
+        return toy_attention(*arrays, **options)
+
+    def violations(self) -> list[str]:
+        import jax
+
+        jax.effects_barrier()
+        seen, self.seen = self.seen[:1], []
+        return seen
+
+
+@pytest.mark.parametrize("check", [*ORACLE_CHECKS, *TRANSFORM_CHECKS])
+def test_an_access_outside_the_arrays_fails_whatever_is_tested(check: str) -> None:
+    call = Instrumented()
+    result = verdict(toy(call, violations=call.violations), check)
+    assert (result.verdict, result.clauses) == (Verdict.FAIL, ("S19",))
+    assert result.message == "toy read 'key' 3 elements past its end"
+
+
+def test_an_access_of_an_earlier_call_is_not_this_ones() -> None:
+    told = ["a sentence of an earlier call"]
+
+    def violations() -> list[str]:
+        return [told.pop()] if told else []
+
+    assert verdict(toy(violations=violations), "forward").verdict is Verdict.PASS

@@ -23,6 +23,7 @@ from tests.conformance.toy import toy
         ("backend", {"backend": "abacus"}),
         ("head_dims", {"head_dims": (8, 4)}),
         ("tilings", {"tilings": ()}),
+        ("longest", {"longest": 0}),
     ],
 )
 def test_a_wrong_declaration_is_refused_by_name(named: str, declared: dict[str, Any]) -> None:
@@ -38,6 +39,7 @@ def test_a_wrong_declaration_is_refused_by_name(named: str, declared: dict[str, 
         (Case(head_dim=512), "head dims"),
         (Case(value_dim=512, head_dim=4), "value_dim"),
         (Case(tiling=3), "tilings"),
+        (Case(kv_len=4096), "2048 tokens"),
         (Case(causal=True), None),
     ],
 )

@@ -1,4 +1,4 @@
-"""Decides what the XLA kernels are compared with: attention written again, pair by pair, from the clauses.
+"""Decides what the kernels are compared with: attention written again, pair by pair, from the clauses.
 
 Visibility is a NumPy loop over pairs and the rest a few whole-array lines, sharing nothing with the kernels
 but the keep mask, which has tests of its own.
@@ -14,7 +14,7 @@ FLOAT_ARGUMENTS = ("bias", "softmax_aux")
 
 
 def qkv(
-    batch=2, q_length=9, k_length=13, q_heads=4, k_heads=2, head_dim=8, value_dim=6, dtype="float32", seed=0
+    batch=2, q_length=40, k_length=50, q_heads=4, k_heads=2, head_dim=24, value_dim=16, dtype="float32", seed=0
 ):
     """Random query, key and value."""
     rng = np.random.default_rng(seed)

@@ -60,6 +60,7 @@ def test_entrants_are_those_that_run_here(monkeypatch):
         "anywhere": toys.right,
         "on a gpu": Subject("gpu", toys.right.call, backend="gpu"),
         "on a cpu": Subject("cpu", toys.right.call, backend="cpu"),
+        "in another process": Subject("other", toys.right.call, ready=lambda: "needs another process"),
     }
 
     def find(name):
@@ -71,5 +72,8 @@ def test_entrants_are_those_that_run_here(monkeypatch):
     monkeypatch.setattr(gate, "find", find)
     found = entrants("cpu")
     assert set(found.subjects) == {"anywhere", "on a cpu"}
-    assert found.skipped == {"on a gpu": "runs on gpu, this machine has cpu"}
+    assert found.skipped == {
+        "on a gpu": "runs on gpu, this machine has cpu",
+        "in another process": "needs another process",
+    }
     assert found.broken == ("subject 'broken' cannot be loaded: ImportError: no module",)

@@ -1,0 +1,160 @@
+"""Decides which block sizes are fastest for each Triton kernel on this GPU.
+
+    python3 -m benchmarks.gpu_tune --out FOLDER
+
+It tries what gpu_tune.toml lists, prints the best of each sweep and writes all of them to gpu_tune.json.
+"""
+
+import json
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.gpu.contenders import DISTRIBUTIONS
+from benchmarks.gpu.problem import Attend, Inputs, Problem, draw, gradients, ready
+from benchmarks.gpu.report import table
+from benchmarks.gpu.timing import Absent, Timing, attempt_all, environment, in_turns, need_gpu
+
+CANDIDATES = Path(__file__).parent / "gpu_tune.toml"
+# Which gradients need a kernel of the backward pass; XLA drops the launch of the other one.
+GRADIENTS = {"query": slice(0, 1), "key": slice(1, 3)}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The fields of kernels.triton.BlockSizes, which only a machine that runs Triton can import."""
+
+    q: int
+    k: int
+    num_warps: int
+    num_stages: int
+
+    def __str__(self) -> str:
+        return f"{self.q} x {self.k}, {self.num_warps} warps, {self.num_stages} stages"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One kernel on one problem; the candidate None is the kernel's own choice."""
+
+    kernel: str
+    problem: Problem
+    candidates: tuple[Sizes | None, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.kernel} d{self.problem.head_dim} {'causal' if self.problem.causal else 'full'}"
+
+
+type Times = Mapping[Sizes | None, float | Absent]  # milliseconds
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="The folder that the results are written to.")],
+    rows: Annotated[str, typer.Option(help="Only sweeps whose title contains this.")] = "",
+) -> None:
+    """Times every candidate of gpu_tune.toml, one sweep after the other."""
+    need_gpu("benchmarks.gpu_tune")
+    data = tomllib.loads(CANDIDATES.read_text())
+    timing = Timing(**data["timing"])
+    start = time.perf_counter()
+    done: list[tuple[Sweep, Times]] = []
+    for sweep in read_sweeps(data):
+        if rows not in sweep.title:
+            continue
+        done.append((sweep, measure(sweep, timing)))
+        # After every sweep, so that one that is stopped leaves those before it.
+        write(out, done)
+        print(f"{time.perf_counter() - start:4.0f} s  {sweep.title}", flush=True)
+    print(best_table(done))
+
+
+def read_sweeps(data: Mapping[str, Any]) -> list[Sweep]:
+    """Every sweep of the file on the problem of each of its head dims, full and causal."""
+    problems = {entry["head_dim"]: Problem(**entry) for entry in data["problems"]}
+    return [
+        Sweep(entry["kernel"], replace(problems[head_dim], causal=causal), _candidates(entry))
+        for entry in data["sweeps"]
+        for head_dim in entry["head_dims"]
+        for causal in (False, True)
+    ]
+
+
+def _candidates(entry: Mapping[str, Any]) -> tuple[Sizes | None, ...]:
+    axes = (entry["q"], entry["k"], entry["num_warps"], entry["num_stages"])
+    return None, *(Sizes(*sizes) for sizes in product(*axes))
+
+
+def measure(sweep: Sweep, timing: Timing) -> Times:
+    """The time of every candidate, or why there is none: too much shared memory, most often."""
+    inputs = draw(sweep.problem)
+    makes = {sizes: partial(ready, program(sweep, sizes), inputs) for sizes in sweep.candidates}
+    prepared = attempt_all(makes)
+    runs = {sizes: run for sizes, run in prepared.items() if not isinstance(run, Absent)}
+    samples = in_turns(runs, timing)
+    times = {sizes: it if isinstance(it, Absent) else 1e3 * median(it) for sizes, it in samples.items()}
+    return {sizes: times.get(sizes, prepared[sizes]) for sizes in sweep.candidates}
+
+
+def program(sweep: Sweep, sizes: Sizes | None) -> Callable[[Inputs], Any]:
+    """What is timed: the forward pass, or with it the gradients that the kernel makes."""
+    from kernels.triton import BackwardSizes, BlockSizes, flash_attention
+
+    def attend(**params: Any) -> Attend:
+        return lambda inputs: flash_attention(
+            inputs["query"], inputs["key"], inputs["value"], causal=sweep.problem.causal, **params
+        )
+
+    chosen = None if sizes is None else BlockSizes(**asdict(sizes))
+    if sweep.kernel == "forward":
+        return attend(fwd_params=chosen)
+    differentiate = gradients(attend(bwd_params=BackwardSizes(**{sweep.kernel: chosen})))
+    return lambda inputs: differentiate(inputs)[GRADIENTS[sweep.kernel]]
+
+
+def best_table(done: Sequence[tuple[Sweep, Times]]) -> str:
+    """The fastest candidate of each sweep beside the kernel's own choice."""
+    lines = []
+    for sweep, times in done:
+        present = {sizes: it for sizes, it in times.items() if not isinstance(it, Absent)}
+        best = min(present, key=present.__getitem__, default=None)
+        lines.append(
+            (
+                sweep.title,
+                "own choice" if best is None else str(best),
+                f"{present[best]:.3f}" if present else "absent",
+                f"{present[None]:.3f}" if None in present else "absent",
+                f"{len(times) - len(present)} of {len(times)}",
+            )
+        )
+    return table(("sweep", "best", "ms", "own choice, ms", "failed"), lines)
+
+
+def write(out: Path, done: Sequence[tuple[Sweep, Times]]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    sweeps = [
+        {
+            "title": sweep.title,
+            "problem": asdict(sweep.problem),
+            "candidates": [
+                {"sizes": None if sizes is None else asdict(sizes)}
+                | ({"failed": it.reason} if isinstance(it, Absent) else {"milliseconds": it})
+                for sizes, it in times.items()
+            ],
+        }
+        for sweep, times in done
+    ]
+    data = {"about": environment(DISTRIBUTIONS), "sweeps": sweeps}
+    (out / "gpu_tune.json").write_text(json.dumps(data, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,56 @@
+"""Whether a problem of production size is answered as the oracle does, in a sample of its rows and keys."""
+
+from dataclasses import replace
+
+from conformance.checks import Check, Finding, judged
+from conformance.checks.oracle import feature_clauses
+from conformance.execute import SubjectError, execute
+from conformance.measure import measure
+from conformance.production import Posed, pose
+from conformance.record import Measurement, Verdict
+from conformance.trial import Trial
+
+# Stray rows that a message names.
+_NAMED = 3
+
+
+def _run(trial: Trial) -> Finding:
+    subject = trial.subject
+    posed = pose(trial.case, subject.returns_lse)
+    outputs = execute(subject, posed.built, trial.case.tiling)
+    answer, predictions = posed.truth(subject.semantics, trial.numerics)
+    parts, wanted = posed.part(outputs), answer.items()
+    for name in wanted:
+        if name not in parts and (name != "lse" or subject.returns_lse):
+            raise SubjectError(f"gave no {name}")
+    finding = judged(
+        tuple(
+            _placed(posed, measure(name, parts[name], wanted[name], predictions[name], trial.case))
+            for name in parts
+            if name in wanted
+        )
+    )
+    stray = posed.stray_rows(outputs["dquery"]) if "dquery" in outputs else []
+    if not stray:
+        return finding
+    shown = ", ".join(str(row) for row in stray[:_NAMED])
+    message = f"dquery is not 0 in {len(stray)} rows whose cotangents are, such as (batch, row) {shown}"
+    return Finding(Verdict.FAIL, finding.measurements, "; ".join(filter(None, (message, finding.message))))
+
+
+def _placed(posed: Posed, measurement: Measurement) -> Measurement:
+    """With the worst element's place in the whole output."""
+    worst = measurement.worst
+    if worst is None:
+        return measurement
+    return replace(measurement, worst=replace(worst, index=posed.place(measurement.output, worst.index)))
+
+
+CHECKS = (
+    Check(
+        "production",
+        kind="production",
+        clauses=lambda trial: feature_clauses(trial, ("S1", "S13", "S14", "S16")),
+        run=_run,
+    ),
+)

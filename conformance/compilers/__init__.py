@@ -1,0 +1,73 @@
+"""Which compilers take part in the compile matrix, and what each must say of a kernel.
+
+A compiler is one column: it finds the kernels that production would launch for a case on a device, and
+compiles each with no such device here. A further column is a further entry of `all_compilers`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.case import Case
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device to compile for, of conformance/devices.toml; limits and their sources by what they limit."""
+
+    name: str
+    gpu: Mapping[str, Any]
+    limits: Mapping[str, int]
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel as production would launch it.
+
+    configuration: block sizes, warps and stages. source: what the compiler needs, in any process; it is
+    pickled, and compiled once for all jobs in which its repr is the same.
+    """
+
+    kernel: str
+    configuration: Mapping[str, int]
+    source: Any
+
+
+@dataclass(frozen=True)
+class Binary:
+    """What a compiled kernel takes, of the things that devices limit.
+
+    registers, spill_bytes, stack_bytes: of a thread; spills are stores and loads together. shared_bytes,
+    tmem_columns: of a block. notes: what else the compiler said that costs speed.
+    """
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+    tmem_columns: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """One column of the matrix.
+
+    devices: the names of those it compiles for. why_not: why it cannot run in this process, or None.
+    jobs: the kernels of a case on a device; may raise. compile: a function of a module, of Job.source; raises
+    with the compiler's own words in the first line.
+    """
+
+    name: str
+    devices: frozenset[str]
+    why_not: Callable[[], str | None]
+    jobs: Callable[[Case, Device], Sequence[Job]]
+    compile: Callable[[Any], Binary]
+
+
+def all_compilers() -> tuple[Compiler, ...]:
+    """Every column that there is."""
+    from conformance.compilers.triton import TRITON
+
+    return (TRITON,)

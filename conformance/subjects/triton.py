@@ -1,0 +1,109 @@
+"""What our Triton kernels declare: every feature and the standard semantics, in the interpreter or on CUDA.
+
+The source of both subjects is the same; a process runs one of them or the other, as TRITON_INTERPRET says.
+Nothing here imports Triton before a kernel is called, so that a machine without it can list the subjects.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from conformance.features import DTYPES, FEATURES
+from conformance.subject import Subject, Tiling, default_numerics
+from reference.numerics import Numerics
+
+# Largest relative errors of the functions. In the interpreter they are NumPy's exp2 and float32 arithmetic.
+_INTERPRETED = {"exponential": 2.0**-22, "tanh": 2.0**-20}
+# On the device exp2 is ex2.approx.ftz, which PTX holds to 2 ulp, and tanh the kernels' own rational function.
+_CUDA = {"exponential": 2.0**-22, "tanh": 2.0**-20}
+# Tensor cores truncate what they add up; float32 dots are IEEE and never see them.
+_CUDA_ACCUMULATOR = {"float32": 2.0**-24, "bfloat16": 2.0**-23, "float16": 2.0**-23}
+# The fewest keys in a step that the kernels' own table chooses for a dtype, at any head dim.
+_FEWEST_KEYS = {"float32": 16, "bfloat16": 32, "float16": 32}
+# What the table chooses for two bytes and a head dim of 128 on sm_90: where lengths are drawn around.
+PRODUCTION_BLOCKS = (256, 64)
+
+
+def _flash_attention(
+    query: Any, key: Any, value: Any, *, blocks: tuple[int, int] | None = None, **options: Any
+) -> Any:
+    """`flash_attention_with_lse` with one choice of blocks for all kernels."""
+    from kernels.triton import BackwardSizes, BlockSizes, flash_attention_with_lse
+
+    if blocks is not None:
+        sizes = BlockSizes(*blocks)
+        options |= {"fwd_params": sizes, "bwd_params": BackwardSizes(sizes, sizes, sizes)}
+    return flash_attention_with_lse(query, key, value, **options)
+
+
+def _interpreted_numerics(dtype: str, tiling: Tiling) -> Numerics:
+    return _declared(dtype, tiling, _INTERPRETED)
+
+
+def _cuda_numerics(dtype: str, tiling: Tiling) -> Numerics:
+    return _declared(dtype, tiling, {**_CUDA, "accumulator": _CUDA_ACCUMULATOR[dtype]})
+
+
+def _declared(dtype: str, tiling: Tiling, functions: Mapping[str, float]) -> Numerics:
+    """Weights and dS cast to the inputs' dtype, all else in float32."""
+    keys = tiling.key_block if tiling.options else _FEWEST_KEYS[dtype]
+    return replace(default_numerics(dtype, tiling), key_block=keys, **functions)
+
+
+def _blocks(q: int, k: int) -> Tiling:
+    return Tiling({"blocks": (q, k)}, query_block=q, key_block=k)
+
+
+def _violations() -> Sequence[object]:
+    """What the interpreter saw since it was last asked."""
+    from kernels.triton.interpreter import drain_violations
+
+    return drain_violations()
+
+
+def _why_not_interpreted() -> str | None:
+    if find_spec("triton") is None:
+        return "needs the package triton, which is not installed"
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return "needs a process started with TRITON_INTERPRET=1"
+    return None
+
+
+def _why_not_compiled() -> str | None:
+    for package in ("triton", "jax_triton"):
+        if find_spec(package) is None:
+            return f"needs the package {package}, which is not installed"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "TRITON_INTERPRET=1 has the kernels interpreted"
+    return None
+
+
+SUBJECTS = (
+    Subject(
+        name="triton.interpret",
+        call=_flash_attention,
+        features=frozenset(FEATURES),
+        dtypes=DTYPES,
+        numerics=_interpreted_numerics,
+        backend="cpu",
+        # Small blocks cross many edges; the large ones make 1024 keys affordable: time goes by operations.
+        tilings=(_blocks(16, 16), _blocks(32, 16), _blocks(64, 128)),
+        returns_lse=True,
+        ready=_why_not_interpreted,
+        violations=_violations,
+    ),
+    Subject(
+        name="triton.cuda",
+        call=_flash_attention,
+        features=frozenset(FEATURES),
+        dtypes=DTYPES,
+        numerics=_cuda_numerics,
+        backend="gpu",
+        tilings=(_blocks(32, 32), Tiling({}, *PRODUCTION_BLOCKS)),
+        returns_lse=True,
+        longest=1 << 20,
+        ready=_why_not_compiled,
+    ),
+)

@@ -1,0 +1,164 @@
+"""`attest compile` with a compiler that compiles nothing: what is asked of it, and how its answers read."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conformance.compile_matrix import all_devices
+from conformance.compilers import Binary, Compiler, Job
+
+LIMIT = all_devices()["sm_90"].limits["shared_bytes"]
+
+
+def fits(source):
+    return Binary(registers=100, spill_bytes=0, stack_bytes=0, shared_bytes=1024)
+
+
+def is_greedy_on_sm_90(source):
+    if "sm_90" not in source:
+        return fits(source)
+    return Binary(registers=255, spill_bytes=48, stack_bytes=16, shared_bytes=LIMIT + 1)
+
+
+def dies(source):
+    os._exit(3)
+
+
+def refuses(source):
+    raise RuntimeError("no such instruction\nand more")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes a fake compiler the only one; its kernels know only the device and the head_dim."""
+
+    def install(compile=fits, why_not=lambda: None, launchable=True):
+        def jobs(case, device):
+            if not launchable:
+                raise ValueError("head_dim: too large\nand more")
+            names = ("forward", "backward")
+            return [Job(name, {"BLOCK": 64}, f"{name} {device.name} {case.head_dim}") for name in names]
+
+        compiler = Compiler("fake", frozenset(all_devices()), why_not, jobs, compile)
+        monkeypatch.setattr("conformance.compile_matrix.all_compilers", lambda: (compiler,))
+
+    return install
+
+
+def test_all_fits(attest, fake, tmp_path: Path):
+    fake()
+    done = attest("compile", "-n", 0, "--json", tmp_path / "matrix.json")
+    assert done.status == 0, done.err
+    assert "PASS" in done.out
+    assert "100/255" in done.out
+    document = json.loads((tmp_path / "matrix.json").read_text())
+    assert (document["schema"], document["status"]) == ("attest.compile/1", "pass")
+    # Cells that are the same to the compiler are compiled once: 2 kernels, 4 devices, 3 head dims.
+    assert document["compilations"] == 24 < len(document["results"])
+
+
+def test_what_fails_is_told_first_and_with_numbers(attest, fake, tmp_path: Path):
+    fake(is_greedy_on_sm_90)
+    arguments = ("--kernel", "forward", "--head-dim", "64", "--json", tmp_path / "matrix.json")
+    done = attest("compile", "-n", 0, *arguments)
+    assert done.status == 1
+    first = done.out.splitlines()[0]
+    assert first.startswith("FAIL fake forward sm_90 typical bfloat16 head_dim=64: spills 48 bytes")
+    assert f"takes {LIMIT + 1} bytes of shared memory, sm_90 has {LIMIT}" in first
+    document = json.loads((tmp_path / "matrix.json").read_text())
+    assert document["status"] == "fail"
+    assert document["narrowed"] == "--kernel forward --head-dim 64"
+    assert [result["target"] for result in document["results"]] == list(all_devices())
+    (failed,) = (result for result in document["results"] if result["status"] == "fail")
+    assert failed == {
+        "compiler": "fake",
+        "kernel": "forward",
+        "target": "sm_90",
+        "set": "typical",
+        "features": ["causal", "gqa"],
+        "head_dim": 64,
+        "dtype": "bfloat16",
+        "configuration": {"BLOCK": 64},
+        "status": "fail",
+        "faults": failed["faults"],
+        "error": "",
+        "registers": 255,
+        "spill_bytes": 48,
+        "stack_bytes": 16,
+        "shared_bytes": LIMIT + 1,
+        "tmem_columns": 0,
+        "notes": [],
+        "limits": dict(all_devices()["sm_90"].limits),
+        "seconds": failed["seconds"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--target", "gfx942", "--target", "sm_80"), {"target": {"gfx942", "sm_80"}}),
+        (("--kernel", "backward"), {"kernel": {"backward"}}),
+        (("--feature", "bias"), {"set": {"bias", "everything"}}),
+        (("--feature", "bias", "--feature", "causal"), {"set": {"everything"}}),
+        (("--head-dim", "64", "--head-dim", "256"), {"head_dim": {64, 256}}),
+        (("--dtype", "float32"), {"dtype": {"float32"}}),
+    ],
+)
+def test_filters(attest, fake, tmp_path: Path, arguments, expected):
+    fake()
+    assert attest("compile", "-n", 0, *arguments, "--json", tmp_path / "matrix.json").status == 0
+    results = json.loads((tmp_path / "matrix.json").read_text())["results"]
+    for name, values in expected.items():
+        assert {result[name] for result in results} == values
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--profile", "slow"), "--profile: got 'slow', expected one of quick, full"),
+        (("--target", "sm_1"), "--target: got 'sm_1', expected one of sm_80"),
+        (("--kernel", "sideways"), "--kernel: got 'sideways', expected one of backward, forward"),
+        (("--feature", "magic"), "--feature: got 'magic'"),
+        (("--dtype", "int8"), "--dtype: got 'int8'"),
+        (("--head-dim", "7"), "nothing fits --head-dim 7 in the profile quick"),
+        (("--json", "/nowhere/matrix.json"), "/nowhere does not exist"),
+    ],
+)
+def test_what_makes_no_sense(attest, fake, arguments, expected):
+    fake()
+    done = attest("compile", "-n", 0, *arguments)
+    assert (done.status, done.out) == (2, "")
+    assert expected in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_compiler_that_cannot_run_here_says_why(attest, fake):
+    fake(why_not=lambda: "it is asleep")
+    done = attest("compile", "-n", 0)
+    assert (done.status, done.err) == (2, "attest: fake cannot compile: it is asleep\n")
+
+
+@pytest.mark.parametrize(
+    ("compile", "workers", "expected"),
+    [
+        (refuses, 0, "does not compile: no such instruction"),
+        (dies, 1, "does not compile: the compiler died with exit status 3"),
+    ],
+)
+def test_a_compiler_that_gives_up(attest, fake, compile, workers, expected):
+    fake(compile)
+    arguments = ("--kernel", "forward", "--head-dim", "64", "--target", "sm_90")
+    done = attest("compile", "-n", workers, *arguments)
+    assert done.status == 1
+    assert expected in done.out.splitlines()[0]
+    assert "0/1" in done.out
+
+
+def test_what_cannot_be_launched_fails(attest, fake):
+    fake(launchable=False)
+    done = attest("compile", "-n", 0, "--head-dim", "64", "--target", "sm_90")
+    assert done.status == 1
+    assert "does not compile: its launch raised ValueError: head_dim: too large" in done.out.splitlines()[0]

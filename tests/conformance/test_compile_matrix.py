@@ -1,0 +1,146 @@
+"""What the compile matrix finds in toy kernels, each with one fault, and what it asks of the real ones."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import triton
+import triton.language as tl
+
+from conformance.build import build
+from conformance.case import Case
+from conformance.compile_matrix import Narrowing, all_devices, cases_of, compile_matrix
+from conformance.compilers import Compiler
+from conformance.compilers.triton import TRITON, compile_source, launches
+from conformance.execute import call_of
+from conformance.shapes import shapes_of
+from kernels.triton.launch import Launch, launch
+
+pytestmark = pytest.mark.skipif(
+    triton.knobs.runtime.interpret, reason="nothing can be compiled under TRITON_INTERPRET"
+)
+
+
+@triton.jit
+def scale(source, mask, length, step, result, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK) * step
+    seen = tl.load(mask + at, mask=at < length, other=False)
+    values = tl.load(source + at, mask=seen & (at < length), other=0.0)
+    tl.store(result + at, (values * 2.0).to(result.dtype.element_ty), mask=at < length)
+
+
+@triton.jit
+def unshapely(source, mask, length, step, result, BLOCK: tl.constexpr):
+    tl.store(result + tl.arange(0, BLOCK + 1), 0.0)
+
+
+@triton.jit
+def multiply(source, mask, length, step, result, BLOCK: tl.constexpr):
+    rows = tl.arange(0, BLOCK)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for i in range(length):
+        left = tl.load(source + i * BLOCK * BLOCK + rows * BLOCK + columns)
+        right = tl.load(source + i * BLOCK * BLOCK + rows + columns * BLOCK)
+        total = tl.dot(left, right, total)
+    tl.store(result + rows * BLOCK + columns, total.to(result.dtype.element_ty))
+
+
+def toy(kernel: Any, block: int, warps: int, stages: int) -> Compiler:
+    """A compiler whose only kernel is launched, forward, with these sizes."""
+
+    def call(query: jax.Array, key: jax.Array, value: jax.Array, **_options: Any) -> Any:
+        mask = jnp.ones(query.shape, jnp.bool_)
+        (out,) = launch(
+            Launch(
+                kernel=kernel,
+                arguments=(query, mask, query.shape[1], 1),
+                outputs=(jax.ShapeDtypeStruct(query.shape, query.dtype),),
+                constants={"BLOCK": block},
+                grid=(1,),
+                num_warps=warps,
+                num_stages=stages,
+            )
+        )
+        return out, jnp.zeros(query.shape[:3], jnp.float32)
+
+    return Compiler("toy", TRITON.devices, lambda: None, partial(launches, call), compile_source)
+
+
+def compiled(compiler: Compiler, target: str):
+    only = Narrowing(targets=(target,), features=("gqa",), head_dims=(64,))
+    return compile_matrix("quick", only, workers=0, compilers=(compiler,))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_what_fits_passes(target):
+    matrix = compiled(toy(scale, 256, 4, 1), target)
+    (result,) = matrix.results
+    assert (matrix.status, result.faults, result.cell.kernel) == ("pass", (), "scale")
+    assert result.configuration == {"BLOCK": 256, "num_warps": 4, "num_stages": 1}
+    binary = result.outcome.binary
+    assert binary is not None
+    assert 0 < binary.registers <= result.limits["registers"]
+    assert binary.spill_bytes == binary.stack_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("compiler", "target", "words"),
+    [
+        (toy(unshapely, 256, 4, 1), "sm_90", ("does not compile", "power of 2")),
+        (toy(multiply, 128, 8, 4), "sm_80", ("takes 196608 bytes of shared memory, sm_80 has 166912",)),
+        (toy(multiply, 128, 1, 1), "sm_80", ("spills", "bytes of a thread", " registers")),
+        (toy(multiply, 128, 1, 1), "gfx942", ("spills", "bytes of a thread", " registers")),
+    ],
+    ids=["does not compile", "shared memory", "spills", "spills on AMD"],
+)
+def test_what_does_not_fit_fails_with_numbers(compiler, target, words):
+    matrix = compiled(compiler, target)
+    (result,) = matrix.results
+    assert matrix.status == "fail"
+    assert all(word in "; ".join(result.faults) for word in words), result.faults
+
+
+def test_a_scalar_of_1_is_a_constant_and_arrays_are_aligned():
+    case = Case("bfloat16", q_len=64, kv_len=64, head_dim=64)
+    (job,) = toy(scale, 256, 4, 1).jobs(case, all_devices()["sm_90"])
+    assert job.source.types == ("*bf16", "*i1", "i32", "constexpr", "*bf16", "constexpr")
+    assert dict(job.source.constants) == {"BLOCK": 256, "step": 1}
+
+
+@pytest.mark.parametrize("target", all_devices())
+def test_real_kernels_launch_every_set_of_features(target):
+    for device, name, case in cases_of("full"):
+        if (device, case.head_dim, case.dtype) != (target, 128, "bfloat16"):
+            continue
+        kernels = {job.kernel for job in TRITON.jobs(case, all_devices()[target])}
+        assert kernels >= {"forward", "backward_query", "backward_key"}, name
+        assert ("backward_bias" in kernels) == ("bias" in case.features), name
+
+
+def test_every_limit_has_a_source_and_every_compiler_knows_its_devices():
+    assert TRITON.devices <= set(all_devices())
+    for device in all_devices().values():
+        assert {"registers", "shared_bytes"} <= set(device.limits) == set(device.sources)
+        assert all(source.startswith("https://") for source in device.sources.values())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"mask": "b1", "bias": "1hq", "segments": 2, "sinks": 2, "sinks_per_head": True, "value_dim": 8},
+        {"mask": "1h", "integer_mask": True, "bias": "b11", "sinks": 1, "causal": True, "window": (3, 0)},
+        {"dropout": 0.5, "soft_cap": 5.0, "scale": -0.5, "normalized": False, "lengths": ((6, 9), (2, 3))},
+    ],
+)
+def test_shapes_are_those_of_the_built_case(fields):
+    case = Case("bfloat16", batch=2, q_len=6, kv_len=9, q_heads=4, kv_heads=2, head_dim=16, **fields)
+    arrays, options = shapes_of(case)
+    call = call_of(build(case))
+    assert {name: (x.shape, x.dtype) for name, x in arrays.items()} == {
+        name: (x.shape, x.dtype) for name, x in call.arrays.items()
+    }
+    assert options | {"dropout_seed": None} == dict(call.options) | {"dropout_seed": None}

@@ -1,0 +1,11 @@
+"""Where a run took place is known without git, too."""
+
+from conformance.environment import environment
+
+
+def test_the_commit_is_told_where_there_is_no_checkout(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATTEST_COMMIT", raising=False)
+    assert environment()["commit"] == ""
+    monkeypatch.setenv("ATTEST_COMMIT", "0123abcd")
+    assert environment()["commit"] == "0123abcd"

@@ -1,0 +1,110 @@
+"""The Triton subjects: listed anywhere, run where they can, and asked enough in the quick gate."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from conformance.case import Case
+from conformance.checks import all_checks
+from conformance.features import CLAUSES, DTYPES
+from conformance.plan import Task, load_profile, tasks
+from conformance.subject import find
+from conformance.trial import Trial
+
+INTERPRETED = find("triton.interpret")
+COMPILED = find("triton.cuda")
+
+
+@cache
+def quick() -> tuple[Task, ...]:
+    return tuple(tasks(INTERPRETED, load_profile("quick"), seed=0))
+
+
+def blocks_crossed(case: Case) -> int:
+    """In the direction that crosses fewer."""
+    tiling = INTERPRETED.tilings[case.tiling]
+    assert tiling.query_block is not None
+    assert tiling.key_block is not None
+    return min(-(-case.q_len // tiling.query_block), -(-case.kv_len // tiling.key_block))
+
+
+def test_listing_them_imports_no_triton() -> None:
+    code = (
+        "import sys; from conformance.subject import find; find('triton.cuda').ready(); "
+        "sys.exit('triton' in sys.modules or 'kernels.triton' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("subject", "interpret", "words"),
+    [
+        (INTERPRETED, None, "needs a process started with TRITON_INTERPRET=1"),
+        (INTERPRETED, "1", None),
+        (COMPILED, "1", "has the kernels interpreted"),
+        (COMPILED, None, None),
+    ],
+)
+def test_a_process_runs_one_of_them(monkeypatch, subject, interpret, words) -> None:
+    monkeypatch.setattr("conformance.subjects.triton.find_spec", lambda name: name)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    if interpret is not None:
+        monkeypatch.setenv("TRITON_INTERPRET", interpret)
+    reason = subject.ready()
+    assert reason is None if words is None else words in reason
+
+
+@pytest.mark.parametrize("subject", [INTERPRETED, COMPILED], ids=lambda subject: subject.name)
+def test_without_triton_they_say_so(monkeypatch, subject) -> None:
+    monkeypatch.setattr("conformance.subjects.triton.find_spec", lambda name: None)
+    assert "triton, which is not installed" in subject.ready()
+
+
+def test_the_quick_gate_covers_every_clause() -> None:
+    checks = all_checks()
+    covered = {
+        clause
+        for task in quick()
+        for name in task.checks
+        for clause in checks[name].clauses(Trial(INTERPRETED, task.case))
+    }
+    assert covered == set(CLAUSES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_quick_gate_crosses_three_blocks_both_ways(dtype: str) -> None:
+    held = [task.case for task in quick() if task.case.dtype == dtype and "gradients" in task.checks]
+    assert any(blocks_crossed(case) >= 3 for case in held)
+    assert any(case.kv_len >= 1024 for case in held), "too short for the statistics of rounding errors"
+
+
+def test_the_quick_gate_covers_every_feature_in_gradients() -> None:
+    held = [task.case.features for task in quick() if "gradients" in task.checks]
+    assert frozenset().union(*held) == INTERPRETED.features
+
+
+def test_the_declared_blocks_are_those_of_the_kernels() -> None:
+    pytest.importorskip("triton")
+    from conformance.subjects.triton import _FEWEST_KEYS, PRODUCTION_BLOCKS
+    from kernels.triton.blocks import choose
+
+    chosen = choose("forward", "sm_90", head_dim=128, itemsize=2)
+    assert (chosen.q, chosen.k) == PRODUCTION_BLOCKS
+    for dtype, fewest in _FEWEST_KEYS.items():
+        sizes = {
+            choose("forward", device, head_dim, 4 if dtype == "float32" else 2).k
+            for device in ("sm_80", "sm_90", "gfx942")
+            for head_dim in (64, 128, 256)
+        }
+        assert min(sizes) == fewest
+
+
+def test_a_subject_is_asked_for_no_more_tokens_than_it_takes() -> None:
+    profile = load_profile("quick")
+    for longest in (512, 1280):
+        posed = [task.case for task in tasks(replace(INTERPRETED, longest=longest), profile, seed=0)]
+        assert max(max(case.q_len, case.kv_len) for case in posed) <= longest
+    assert any(case.kv_len >= 1024 for case in posed)

@@ -1,0 +1,16 @@
+"""S19: no test leaves the interpreter with an access outside the arrays that nobody asked about."""
+
+from collections.abc import Generator
+
+import pytest
+
+from kernels.triton.launch import INTERPRETED
+
+
+@pytest.fixture(autouse=True)
+def no_access_outside_the_arrays() -> Generator[None]:
+    yield
+    if INTERPRETED:
+        from kernels.triton.interpreter import drain_violations
+
+        assert [str(violation) for violation in drain_violations()] == []

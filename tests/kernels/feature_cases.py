@@ -1,0 +1,120 @@
+"""The features of the clauses in cases that cross blocks, with what the clauses make of them.
+
+Every option, every broadcast of a bias, every sharing of key heads and every kind of head dim is in some case;
+lengths are multiples of 16 in some and not in others.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from kernel_cases import normal, plain_attention, qkv, split_options
+
+HIDING_BIAS = jnp.where(normal(2, 1, 1, 50, seed=3) < -0.8, -jnp.inf, normal(2, 1, 1, 50, seed=4))
+SEGMENTS = {
+    "q_segment_ids": np.array([[0] * 13 + [1] * 13 + [-1] * 8 + [5] * 6] * 2, np.int32),
+    "kv_segment_ids": np.array([[0] * 19 + [1] * 17 + [-1] * 14] * 2, np.int32),
+}
+SHUFFLED_SEGMENTS = {
+    "q_segment_ids": np.random.default_rng(6).integers(-1, 3, (2, 40), np.int32),
+    "kv_segment_ids": np.random.default_rng(7).integers(-1, 3, (2, 50), np.int32),
+}
+PACKED = {
+    "cum_seqlens_q": np.array([0, 13, 13, 29, 37], np.int32),
+    "cum_seqlens_k": np.array([0, 9, 17, 44, 44], np.int32),
+}
+PADDED = {
+    "cum_seqlens_q": np.array([0, 18, 18, 58], np.int32),
+    "cum_seqlens_k": np.array([0, 50, 70, 97], np.int32),
+}
+DROPOUT = {"dropout_prob": 0.3, "dropout_seed": 2**40 + 7}
+
+# name: (shape arguments, options)
+FEATURES = {
+    "nothing": ({"q_length": 32, "k_length": 48}, {}),
+    "scale, causal, more keys": ({}, {"softmax_scale": 0.7, "causal": True}),
+    "causal, fewer keys, sinks, no shared heads": (
+        {"q_length": 50, "k_length": 40, "k_heads": 4, "head_dim": 16, "value_dim": 80},
+        {"causal": True, "softmax_aux": normal(2)},
+    ),
+    "window pair, cap, head_dim 1": (
+        {"q_length": 48, "k_length": 32, "head_dim": 1},
+        {"sliding_window": (2, 19), "logits_soft_cap": 1.5},
+    ),
+    "bias over rows, window to the left": ({}, {"bias": normal(1, 4, 1, 50), "sliding_window": (21, None)}),
+    "bias, mask, sinks, one key head": (
+        {"k_length": 48, "k_heads": 1, "head_dim": 80, "value_dim": 24},
+        {
+            "bias": normal(2, 4, 40, 48),
+            "attention_mask": normal(1, 4, 40, 48, seed=5) > 0,
+            "softmax_aux": normal(3),
+        },
+    ),
+    "bias hides, cap, segments, sinks": (
+        {"value_dim": 1},
+        {**SEGMENTS, "bias": HIDING_BIAS, "logits_soft_cap": 2.0, "softmax_aux": normal(4, 2)},
+    ),
+    "segments in any order, integer mask": (
+        {},
+        {**SHUFFLED_SEGMENTS, "attention_mask": np.arange(4000).reshape(2, 1, 40, 50) % 5},
+    ),
+    "padded lengths, causal": ({"batch": 3}, {**PADDED, "causal": True}),
+    "packed lengths, window, sinks": (
+        {"batch": 1},
+        {**PACKED, "sliding_window": (2, 0), "softmax_aux": normal(4, 1)},
+    ),
+    "dropout, bias": ({}, {**DROPOUT, "bias": normal(1, 1, 40, 50)}),
+    "dropout, causal, negative scale, one key head": (
+        {"q_length": 48, "k_length": 48, "k_heads": 1},
+        {**DROPOUT, "causal": True, "softmax_scale": -0.5},
+    ),
+}
+
+
+def problem(name, dtype="float32"):
+    """A case in a dtype: arrays, floats, options, cotangents of out and lse."""
+    shapes, options = FEATURES[name]
+    arrays = qkv(**shapes, dtype=dtype)
+    floats, rest = split_options(options)
+    batch, q_length, heads, _ = arrays[0].shape
+    d_out = normal(batch, q_length, heads, arrays[2].shape[3], seed=8, dtype=dtype)
+    d_lse = normal(batch, heads, q_length, seed=9)
+    return arrays, cast(floats, dtype), rest, (d_out, d_lse)
+
+
+def expected(name, dtype="float32", lse=True):
+    """(out, lse) and the gradients of (arrays, floats) that the clauses give it, in float32; or without lse."""
+    arrays, floats, _, (d_out, d_lse) = problem(name, dtype)
+    d_lse = d_lse if lse else jnp.zeros_like(d_lse)
+    primal, gradients = _plain(name)(*cast((arrays, floats, d_out, d_lse), "float32"))
+    return primal if lse else primal[:1], gradients
+
+
+def cast(tree, dtype):
+    return jax.tree.map(lambda x: x.astype(dtype), tree)
+
+
+@functools.cache
+def _plain(name):
+    _, options = FEATURES[name]
+
+    @jax.jit
+    def run(arrays, floats, d_out, d_lse):
+        def finite(arrays, floats):
+            out, lse, _ = plain_attention(*arrays, options, floats)
+            # The lse of an empty row has no gradient, and plain autodiff would make 0 * inf of it.
+            return (out, jnp.where(lse == -jnp.inf, 0.0, lse)), lse
+
+        (out, _), vjp, lse = jax.vjp(finite, arrays, floats, has_aux=True)
+        return (out, lse), vjp((d_out, d_lse))
+
+    return run
+
+
+def assert_close(got, want, rtol=2e-5, atol=2e-5):
+    want = dict(jax.tree_util.tree_leaves_with_path(want))
+    for path, a in jax.tree_util.tree_leaves_with_path(got):
+        np.testing.assert_allclose(
+            a.astype(jnp.float32), want[path], rtol=rtol, atol=atol, err_msg=str(path)
+        )

@@ -1,0 +1,67 @@
+"""Which kernels the shared tests hold to the clauses, and where: those of Triton in the interpreter's process.
+
+A file of shared tests runs `run_interpreted(__file__)` once, so that each kernel is tested in one process.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import pytest
+
+from kernels import triton, xla
+from tests.kernels.interpreted import needs_compiler, needs_interpreter
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as the tests call it.
+
+    call: with the options of all kernels, to (out, lse), or to (out,) where there is no lse.
+    sizes: what its fwd_params and bwd_params take for q and k; None where it has none.
+    blocks: options that cut the lengths of `kernel_cases.qkv` into three blocks or more, evenly into none.
+    """
+
+    call: Callable[..., tuple[jax.Array, ...]]
+    sizes: Callable[[int, int], Any] | None
+    blocks: dict[str, Any]
+
+    def run(self, arrays: Any, floats: Any, options: Any, cotangents: Any) -> Any:
+        """What the call returns, and the cotangents of arrays and floats, for as many as it returns."""
+
+        def call(arrays: Any, floats: Any) -> Any:
+            return self.call(*arrays, **self.blocks | options, **floats)
+
+        @jax.jit
+        def run(arrays: Any, floats: Any, cotangents: Any) -> Any:
+            primal, vjp = jax.vjp(call, arrays, floats)
+            return primal, vjp(cotangents[: len(primal)])
+
+        return run(arrays, floats, cotangents)
+
+
+def _materialised(*arrays: Any, **options: Any) -> tuple[jax.Array]:
+    return xla.attention(*arrays, **options, deterministic=False)[:1]
+
+
+XLA = Kernel(
+    xla.flash_attention_with_lse,
+    xla.ChunkSizes,
+    {"fwd_params": xla.ChunkSizes(16, 12), "bwd_params": xla.ChunkSizes(12, 17)},
+)
+MATERIALISED = Kernel(_materialised, None, {})
+TRITON = Kernel(
+    triton.flash_attention_with_lse,
+    triton.BlockSizes,
+    {"fwd_params": triton.BlockSizes(16, 16), "bwd_params": triton.BlockSizes(16, 16)},
+)
+
+_FLASH = [
+    pytest.param(XLA, id="xla", marks=needs_compiler),
+    pytest.param(TRITON, id="triton", marks=needs_interpreter),
+]
+flash_kernels = pytest.mark.parametrize("kernel", _FLASH)
+all_kernels = pytest.mark.parametrize(
+    "kernel", [*_FLASH, pytest.param(MATERIALISED, id="materialised", marks=needs_compiler)]
+)
