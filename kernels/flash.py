@@ -21,7 +21,7 @@ from kernels.varying import vary_together
 
 @dataclass(frozen=True)
 class Settings:
-    """What is static beside the call itself; block sizes and precision are whatever the backend makes them."""
+    """What is static beside the call itself; block sizes and precision are what the backend makes them."""
 
     forward: Any
     backward: Any
@@ -40,7 +40,8 @@ class Passes:
 
     check_forward, check_backward: from fwd_params and bwd_params as given to what `Settings` holds.
     check_precision: likewise from precision. All three raise ValueError naming the argument.
-    forward: out, lse, and the maximum over visible keys alone, [B, Hq, Sq] float32, -inf where a row sees none.
+    forward: out, lse, and the maximum over visible keys alone, [B, Hq, Sq] float32, -inf where a row sees
+        none.
     backward: from the call, what forward returned and the cotangents of out and lse to the cotangents of the
         call's float arrays, in the arrays' own dtypes (S14, S15); see `cotangent_call`.
     numerics: the paragraph of the docstring that states the arithmetic.
@@ -90,7 +91,7 @@ def flash_kernels(passes: Passes):
         q_segment_ids: jax.Array | None = None,
         kv_segment_ids: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Attention in O(length) memory: out [B, Sq, Hq, Dv], and lse [B, Hq, Sq] float32 (natural logarithm).
+        """Attention in O(length) memory: out [B, Sq, Hq, Dv], lse [B, Hq, Sq] float32 (natural logarithm).
 
         Args:
             query: [B, Sq, Hq, D]; key: [B, Sk, Hkv, D]; value: [B, Sk, Hkv, Dv]; one dtype of float32,
@@ -99,25 +100,25 @@ def flash_kernels(passes: Passes):
             bias: [B or 1, Hq or 1, Sq or 1, Sk] float, added to the scaled logits before the cap (S2); -inf
                 hides.
             softmax_scale: static; 1 / sqrt(D) by default (S1).
-            dropout_prob, dropout_seed: S12; the seed is an int in [0, 2**64) or a uint32 [2] of its (low, high)
-                words.
+            dropout_prob, dropout_seed: S12; the seed is an int in [0, 2**64) or a uint32 [2] of its low and
+                high words.
             causal, sliding_window: bottom-right aligned, per sequence under lengths (S6, S7).
             cum_seqlens_q, cum_seqlens_k: [n + 1] int32; packed where B is 1, padded where B is n (S9).
             fwd_params, bwd_params: the block sizes of the two passes, which results do not depend on beyond
                 rounding (S18); None lets the kernel choose.
             logits_soft_cap: cap * tanh(logits / cap) (S3).
             softmax_aux: [num_sinks] or [Hq, num_sinks] float sink logits (S11).
-            normalize_output: False returns the numerator sum_j exp(t_j - m) v_j instead, m being the row maximum
-                over the visible capped logits and the sinks. In differentiation m is a constant, so it equals
-                out * exp(lse - stop_gradient(m)).
+            normalize_output: False returns the numerator sum_j exp(t_j - m) v_j instead, m being the row
+                maximum over the visible capped logits and the sinks. In differentiation m is a constant, so
+                it equals out * exp(lse - stop_gradient(m)).
             precision: that of every dot; see the numerics.
             logits_dtype: the scaled dot products are rounded to it before bias, cap and softmax; float32 by
                 default. Gradients pass through that rounding unchanged.
             q_segment_ids, kv_segment_ids: [B, Sq], [B, Sk] integer, negative is padding (S8).
 
-        Rows that see no key: out 0, gradients 0, lse -inf, or logsumexp of the sinks unless the row is padding,
-        when it is -inf (S9 to S11). A hidden key contributes nothing, NaN and inf included (S4); a visible
-        non-finite value makes the channels it belongs to NaN in the rows that give it weight.
+        Rows that see no key: out 0, gradients 0, lse -inf, or logsumexp of the sinks unless the row is
+        padding, when it is -inf (S9 to S11). A hidden key contributes nothing, NaN and inf included (S4); a
+        visible non-finite value makes the channels it belongs to NaN in the rows that give it weight.
 
         Differentiable once in reverse mode, in query, key, value, bias and softmax_aux, for cotangents of out
         and lse.

@@ -7,6 +7,7 @@ kernel compares nothing there. Blocks outside are hidden, so that skipping them 
 Masks and biases are not looked at: with one of them every block that is visited must be compared.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -55,7 +56,7 @@ def _tiles(call: Call, rows: Rows, block_q: int, block_k: int) -> _Tiles | None:
     last_start = _blockwise(jnp.where(sees, first, k_length), block_q, jnp.max, 0)
     first_stop = _blockwise(jnp.where(sees, last, -1), block_q, jnp.min, k_length - 1)
     # A block past the end of the keys is none: its keys' indices begin at k_length.
-    block = jnp.arange(-(-k_length // block_k), dtype=jnp.int32) * block_k
+    block = jnp.arange(-(-k_length // block_k), dtype=jnp.int32)[None, None, :] * block_k
     visited = (lowest[..., None] < block + block_k) & (block <= highest[..., None])
     whole = (last_start[..., None] <= block) & (block + block_k - 1 <= first_stop[..., None])
     if call.q_segment_ids is not None and call.kv_segment_ids is not None:
@@ -82,7 +83,7 @@ def _describe(tiles: _Tiles, axis: int) -> jax.Array:
 def _span(flags: jax.Array, axis: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The first True along an axis, one past the last, and how many; 0, 0, 0 where there is none."""
     size = flags.shape[axis]
-    index = jnp.arange(size, dtype=jnp.int32).reshape((-1, 1) if axis == 1 else (1, -1))
+    index = jnp.arange(size, dtype=jnp.int32).reshape((1, -1, 1) if axis == 1 else (1, 1, -1))
     start = jnp.where(flags, index, size).min(axis=axis)
     stop = jnp.where(flags, index + 1, 0).max(axis=axis)
     return jnp.where(stop == 0, 0, start), stop, flags.sum(axis=axis, dtype=jnp.int32)
@@ -94,9 +95,8 @@ def _extremes(ids: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
     return _blockwise(ids, block, jnp.min, info.max), _blockwise(ids, block, jnp.max, info.min)
 
 
-def _blockwise(x: jax.Array, block: int, reduce: object, neutral: int) -> jax.Array:
+def _blockwise(x: jax.Array, block: int, reduce: Callable[..., jax.Array], neutral: int) -> jax.Array:
     """[N, S] int32 reduced within every block of S: [N, blocks]; the last block may be short."""
-    assert callable(reduce)
     blocks = -(-x.shape[1] // block)
     x = jnp.pad(x, ((0, 0), (0, blocks * block - x.shape[1])), constant_values=neutral)
     return reduce(x.reshape(x.shape[0], blocks, block), axis=2)

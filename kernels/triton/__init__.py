@@ -1,4 +1,4 @@
-"""Flash attention in Triton: decides how the kernels run fast on a GPU, and the same source in an interpreter."""
+"""Flash attention in Triton: one source, compiled for GPUs and interpreted on any CPU."""
 
 from kernels.triton.blocks import BackwardSizes, BlockSizes
 from kernels.triton.flash_attention import flash_attention, flash_attention_with_lse

@@ -1,11 +1,12 @@
 """Decides how the Triton backward kernels recompute P from lse and sum dquery, dkey, dvalue and dbias.
 
 Three kernels, so that every sum has one owner and nothing is added atomically (clause S17): a program of
-`backward_query` owns a block of queries, one of `backward_key` a block of keys of a key head and all the query
-heads that share it, one of `backward_bias` a tile of the bias and all that is broadcast over it.
+`backward_query` owns a block of queries, one of `backward_key` a block of keys of a key head and all the
+query heads that share it, one of `backward_bias` a tile of the bias and all that is broadcast over it.
 
 `lse2` is the lse in bits, +inf for rows that see no key, whose P is then 0; `delta` is rowsum(dO * O) less
-the cotangent of lse; `weight`, if WEIGHTED, is what out was not divided by. dS = P * (dP - delta), through the cap 1 - tanh^2 (clauses S3, S14, S15).
+the cotangent of lse; `weight`, if WEIGHTED, is what out was not divided by. dS = P * (dP - delta), through
+the cap 1 - tanh^2 (clauses S3, S14, S15).
 
 Paper: Dao, arXiv 2307.08691.
 """
@@ -120,8 +121,8 @@ def backward_query(
             products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
             u = tile_logits(
                 products, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
-                last_key[:, None], row_ids[:, None], ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
-                ALIGNED, EDGE,
+                last_key[:, None], row_ids[:, None], ids_at, mask_at, bias_at,
+                SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, EDGE,
             )  # fmt: skip
             P = tl.math.exp2(u * UNIT - L)
             dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)
@@ -162,10 +163,10 @@ def backward_key(
 ):  # fmt: skip
     """d_key [B, Sk, Hkv, D], d_value [B, Sk, Hkv, DV]. Grid: (batch * key heads * key blocks).
 
-    `ranges` as `kernels.ranges.query_blocks` makes it. Tiles are held as [keys, queries], so that P and dS are
-    already the left operands of the products that sum over queries. Keys past the end need no mask: what they
-    would sum is not stored. EMPTY says that some row may see no key. Only what SUM_KEY and SUM_VALUE ask for
-    is summed and stored.
+    `ranges` as `kernels.ranges.query_blocks` makes it. Tiles are held as [keys, queries], so that P and dS
+    are already the left operands of the products that sum over queries. Keys past the end need no mask: what
+    they would sum is not stored. EMPTY says that some row may see no key. Only what SUM_KEY and SUM_VALUE ask
+    for is summed and stored.
     """
     HEADS: tl.constexpr = K_HEADS * GROUP
     blocks = tl.cdiv(k_length, BLOCK_K)
@@ -263,8 +264,8 @@ def backward_key(
             products = tl.dot(K, tl.trans(Q), input_precision=PRECISION)
             u = tile_logits(
                 products, row_start, row[None, :], keys, q_length, k_length, first_key[None, :],
-                last_key[None, :], row_ids[None, :], ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
-                ALIGNED, EDGE,
+                last_key[None, :], row_ids[None, :], ids_at, mask_at, bias_at,
+                SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, EDGE,
             )  # fmt: skip
             P = tl.math.exp2(u * UNIT - L[None, :])
             if DROPOUT:
@@ -395,8 +396,8 @@ def backward_bias(
             products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
             u = tile_logits(
                 products, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
-                last_key[:, None], row_ids[:, None], kv_ids + batch.to(tl.int64) * k_length, mask_at, bias_at, SCALE, CAP, ROUND, MASK, True,
-                BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, True,
+                last_key[:, None], row_ids[:, None], kv_ids + batch.to(tl.int64) * k_length, mask_at, bias_at,
+                SCALE, CAP, ROUND, MASK, True, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, True,
             )  # fmt: skip
             P = tl.math.exp2(u * UNIT - L)
             dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)

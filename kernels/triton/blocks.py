@@ -1,4 +1,4 @@
-"""Decides the block sizes, warps and stages of each Triton kernel: a data table, blocks.toml, with a fallback."""
+"""Decides the block sizes, warps and stages of each Triton kernel: a data table, blocks.toml."""
 
 import tomllib
 from dataclasses import dataclass
@@ -39,17 +39,20 @@ class BackwardSizes:
     bias: BlockSizes | None = None
 
 
-def choose(kernel: str, device: str, head_dim: int, itemsize: int) -> BlockSizes:
+def choose(kernel: str, device: str, head_dim: int, itemsize: int, work: str) -> BlockSizes:
     """The table's choice for a kernel, by name, on a device such as "sm_90", for inputs of `itemsize` bytes.
 
+    work: what a tile costs beside its products: "plain", nothing; "edges", comparisons at the edges of what
+    is visible, or a cap; "pairs", a mask, a bias or dropout, in every tile.
+
     The first row that fits: its kernel and bytes are the same, its head_dim is no smaller, and its devices
-    hold the device or are absent. Rows without devices come last in the table: they are the fallback.
+    and work hold the call's or are absent. Rows without devices come last in the table, as the fallback.
     """
     for row in _table():
         fits = row["kernel"] == kernel and row["bytes"] == itemsize and head_dim <= row["head_dim"]
-        if fits and device in row.get("devices", (device,)):
+        if fits and device in row.get("devices", (device,)) and work in row.get("work", (work,)):
             return BlockSizes(row["q"], row["k"], row["warps"], row["stages"])
-    raise LookupError(f"blocks.toml has no row for {kernel}, head_dim {head_dim}, {itemsize} bytes")
+    raise LookupError(f"blocks.toml has no row for {kernel}, head_dim {head_dim}, {itemsize} bytes, {work}")
 
 
 @cache

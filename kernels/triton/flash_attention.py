@@ -6,7 +6,6 @@ the blocks that every block visits, Delta and the lse in bits.
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -23,6 +22,8 @@ from kernels.visibility import describe_rows
 
 LOG2E = math.log2(math.e)
 MAX_HEAD_DIM = 256
+# Lengths that are a multiple of it are a multiple of any block.
+LARGEST_BLOCK = 256
 # Beyond it the sums of dkey and dvalue do not fit in registers together, and each gets a launch of its own.
 MAX_SHARED_DIM = 128
 
@@ -50,7 +51,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class _Visible:
-    """What the kernels need to tell visible pairs: arrays, and the constants that say which of them matter."""
+    """What the kernels need to tell visible pairs."""
 
     first: jax.Array | None  # [N, Sq] int32
     last: jax.Array | None  # [N, Sq] int32
@@ -136,9 +137,9 @@ def _backward(
         weight = jnp.where(sees, jnp.exp(lse - jnp.where(sees, m, jnp.float32(0))), jnp.float32(0))
     d_sinks = sink_cotangent(call, lse, delta)
     if 0 in (q_length, k_length):
-        empty = (jnp.zeros_like(x) for x in (call.query, call.key, call.value))
+        d_query, d_key, d_value = (jnp.zeros_like(x) for x in (call.query, call.key, call.value))
         d_bias = None if call.bias is None else jnp.zeros_like(call.bias)
-        return cotangent_call(call, *empty, d_bias, d_sinks)
+        return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
 
     visible = _visible(call)
     row_arrays = (d_out, lse2, delta, call.query if weight is None else weight)
@@ -200,7 +201,7 @@ def _backward(
 
 
 def _arrays(call: Call, visible: _Visible, ranges: jax.Array | None) -> tuple[jax.Array, ...]:
-    """The arrays that all kernels begin with; the query stands in for those that are absent and never read."""
+    """The arrays that all kernels begin with; the query stands in for those that are absent, never read."""
     arrays = (
         *(call.query, call.key, call.value, call.attention_mask, call.bias),
         *(visible.first, visible.last, call.q_segment_ids, call.kv_segment_ids, ranges),
@@ -228,7 +229,7 @@ def _restricted(call: Call, visible: _Visible) -> bool:
 
 
 def _rows_may_be_empty(call: Call) -> bool:
-    """Whether some row may see no key; under causal order and windows alone every row sees its own position."""
+    """Whether some row may see no key; under causal order and windows alone each sees its own position."""
     if any(x is not None for x in (call.attention_mask, call.bias, call.q_segment_ids, call.cum_seqlens_q)):
         return True
     return call.query.shape[1] > call.key.shape[1]
@@ -309,9 +310,20 @@ def _sizes(sizes: Sizes, kernel: str, call: Call) -> BlockSizes:
     dim = max(call.query.shape[3], call.value.shape[3])
     if dim > MAX_HEAD_DIM:
         raise NotImplementedError(
-            f"kernels.triton: head_dim {dim} is not supported, at most {MAX_HEAD_DIM}. Use kernels.xla for it."
+            f"kernels.triton: head_dim {dim} is not supported, at most {MAX_HEAD_DIM} is. Use kernels.xla."
         )
-    return choose(kernel, sizes.device, dim, call.query.dtype.itemsize)
+    return choose(kernel, sizes.device, dim, call.query.dtype.itemsize, _work(call))
+
+
+def _work(call: Call) -> str:
+    """How much a tile costs beside its products, as `choose` names it."""
+    if any(x is not None for x in (call.attention_mask, call.bias, call.dropout_seed)):
+        return "pairs"
+    lengths = (call.query.shape[1], call.key.shape[1])
+    hides = call.causal or call.sliding_window != (None, None)
+    hides = hides or any(x is not None for x in (call.q_segment_ids, call.cum_seqlens_q))
+    uneven = any(length % LARGEST_BLOCK for length in lengths)
+    return "edges" if hides or uneven or call.logits_soft_cap is not None else "plain"
 
 
 def _check_forward(blocks: Any) -> Sizes:

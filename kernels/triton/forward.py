@@ -1,4 +1,4 @@
-"""Decides how the Triton forward kernel computes out, lse and the row maximum, one block of queries a program.
+"""Decides how the Triton forward kernel computes out, lse and the row maximum, a block of queries a program.
 
 Online softmax over the key blocks that some row of the block may see; the others are not loaded.
 
@@ -126,8 +126,8 @@ def forward(
             products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
             u = tile_logits(
                 products, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
-                last_key[:, None], row_ids[:, None], ids_at, mask_at, bias_at, SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS,
-                ALIGNED, EDGE,
+                last_key[:, None], row_ids[:, None], ids_at, mask_at, bias_at,
+                SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, EDGE,
             )  # fmt: skip
             m_new = tl.maximum(m, tl.max(u, 1) * UNIT)
             P = tl.math.exp2(u * UNIT - m_new[:, None])
@@ -164,6 +164,6 @@ def forward(
             mark_rows(
                 query, k_at, v_at, mask_at, bias_at, first, last, q_ids, ids_at, seed, out, lse,
                 batch, head, row_start, q_length, k_length, start, stop,
-                D, DV, K_HEADS, HEADS, BLOCK_Q, BLOCK_K, BLOCK_D, BLOCK_DV, SCALE, UNIT, CAP, ROUND, MASK, BIAS,
-                BIAS_ROW, FIRST, LAST, ROW_BATCH, SEGMENTS, ALIGNED, DROPOUT, THRESHOLD, PRECISION,
+                D, DV, K_HEADS, HEADS, BLOCK_Q, BLOCK_K, BLOCK_D, BLOCK_DV, SCALE, UNIT, CAP, ROUND, MASK,
+                BIAS, BIAS_ROW, FIRST, LAST, ROW_BATCH, SEGMENTS, ALIGNED, DROPOUT, THRESHOLD, PRECISION,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Decides what one tile is inside the Triton kernels: how it is loaded, its logits, its visible and kept pairs.
+"""Decides what a tile is inside the Triton kernels: how it is loaded, its logits, its hidden and kept pairs.
 
 A tile is [queries, keys], or [keys, queries] where a kernel holds it transposed: `rows` and `keys` come as
 index tensors that broadcast against each other, so that either way round is the same code.
@@ -71,7 +71,7 @@ def load_rows(
     first, last, q_ids, batch, rows, q_length, FIRST: tl.constexpr, LAST: tl.constexpr,
     ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
 ):  # fmt: skip
-    """First visible key, last visible key and segment id of `rows` [R]; nothing is visible past the length."""
+    """First and last visible key and segment id of `rows` [R]; nothing is visible past the length."""
     inside = rows < q_length
     first_key = tl.zeros_like(rows)
     last_key = tl.zeros_like(rows)
@@ -105,6 +105,9 @@ def load_pairs(pointer, row_start, rows, keys, q_length, k_length, PER_ROW: tl.c
 
     ALIGNED says that k_length is a multiple of 16, so that a row of the tile can be read in wide words.
     """
+    if pointer.dtype.element_ty == tl.int1:
+        # AMD's pipeliner keeps tiles in shared memory, which holds no single bits.
+        pointer = pointer.to(tl.pointer_type(tl.int8), bitcast=True)
     stride = (k_length // 16) * 16 if ALIGNED else k_length
     if PER_ROW:
         first = pointer + row_start.to(tl.int64) * stride
