@@ -1,9 +1,9 @@
-"""Which arithmetic the Triton kernels have on the GPU at hand: python3 -m benchmarks.gpu_numerics --out FOLDER.
+"""Which arithmetic the Triton kernels have on the GPU at hand.
 
-Measures the largest relative error of exp2 and of the kernels' tanh over every float32 of a fine grid, and how
-the matrix unit adds: whether what it adds to an accumulator is rounded to nearest or truncated, and how many
-bits below the accumulator's last a product keeps. What is measured here is what conformance/subjects/triton.py
-declares. Writes gpu_numerics.json.
+python3 -m benchmarks.gpu_numerics --out FOLDER measures the largest relative errors of exp2 and of the kernels'
+tanh over random float32 arguments, and how the matrix unit adds: whether a product is rounded to the
+accumulator's last place or truncated. What is measured here is what conformance/subjects/triton.py declares.
+Writes gpu_numerics.json.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from benchmarks.gpu.timing import versions
+from benchmarks.gpu.timing import environment
 from kernels.triton.launch import Launch, launch
 from kernels.triton.tile import tanh
 
@@ -111,8 +111,7 @@ def main() -> None:
     options = parser.parse_args()
     kinds = (("bfloat16", "ieee"), ("float16", "ieee"), ("float32", "ieee"), ("float32", "tf32"))
     found = {
-        "device": jax.devices()[0].device_kind,
-        "versions": versions(),
+        "environment": environment(("jax", "jaxlib", "triton", "jax_triton")),
         "commit": options.commit,
         "largest relative error": function_errors(),
         "added to 1, in units of 2**-23": {f"{d} {p}": sums(d, p) for d, p in kinds},
