@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, assume, given, settings
-from hypothesis import seed as seeded
+from hypothesis import Phase, assume
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from conformance.case import Case
+from conformance.chance import try_values
 from conformance.checks import Check, all_checks
 from conformance.corpus import load_corpus
 from conformance.production import load_production
@@ -107,15 +107,6 @@ def draw(
     drawn: list[Case] = []
     simplest_seen = False
 
-    @seeded(seed)
-    @settings(
-        max_examples=count,
-        database=None,
-        phases=[Phase.generate],
-        deadline=None,
-        suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large),
-    )
-    @given(strategy)
     def collect(case: Case) -> None:
         nonlocal simplest_seen
         simplest, simplest_seen = not simplest_seen, True
@@ -123,7 +114,7 @@ def draw(
         drawn.append(case)
 
     try:
-        collect()
+        try_values(collect, strategy, count, seed, [Phase.generate])
     except Unsatisfiable:
         return drawn
     return drawn[:count]

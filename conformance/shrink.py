@@ -3,10 +3,10 @@
 from contextlib import suppress
 from dataclasses import replace
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as seeded
+from hypothesis import Phase
 
 from conformance.case import Case
+from conformance.chance import try_values
 from conformance.judge import judge
 from conformance.record import Result, Verdict
 from conformance.strategies import simpler
@@ -29,22 +29,12 @@ def shrink(subject: Subject, failing: Result, evaluations: int) -> Result:
                 simplest = result
         return known[case]
 
-    @seeded(0)
-    @settings(
-        max_examples=evaluations,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        deadline=None,
-        report_multiple_bugs=False,
-        suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large),
-    )
-    @given(simpler(failing.case))
     def search(case: Case) -> None:
         if fails(case):
             raise _StillFailsError
 
     with suppress(_StillFailsError):
-        search()
+        try_values(search, simpler(failing.case), evaluations, 0, [Phase.generate, Phase.shrink])
     return replace(simplest, minimal=True)
 
 

@@ -24,7 +24,8 @@ class LogitsGradient:
 
     own [R, N]: before the cap's derivative is applied, what is independent from key to key; its bound is
     that of the whole error. uncapped [R, N]: the same after it.
-    common [R]: the variance of a factor common to dS of the row. row_dot [R]: the error of D. shift [R]: the
+    common [R]: the variance of a factor common to dS of the row. pull [R, N]: its covariance with the error of
+    each key's own p, which it contains in the share p. row_dot [R]: the error of D. shift [R]: the
     part of it that is known beforehand, from rounding the exact O: sums over rows collect its sign.
     weight [R, N]: the error of p, recomputed.
     """
@@ -32,6 +33,7 @@ class LogitsGradient:
     own: Spread
     uncapped: Spread
     common: Floats
+    pull: Floats
     row_dot: Spread
     shift: Floats
     weight: Floats
@@ -70,19 +72,19 @@ def logits_gradient_error(
     difference = np.where(block.seen, d_weights + d_row[:, None], 0.0)
     d_logits = finite(backward.d_logits)
 
-    # p = exp(t - L): what the row has in common cancels the more, the more of the row one key is.
+    # p = exp(t - L): the error of t_j is also in L, with the opposite sign and in the share p_j.
     row = error.row
     off = np.expm1(np.minimum(error.weight.bound + (row.bound + error.factor.bound)[:, None], 80.0))
     weight = np.where(block.weighed, p * off + SMALLEST_NORMAL, 0.0)
     own_sum = (p**2 * error.weight.variance).sum(axis=1)
-    weight_variance = error.weight.variance * np.abs(1 - 2 * p)
     common = row.variance + own_sum
+    pull = np.where(block.seen, error.weight.variance * p, 0.0)
     inner = np.where(block.seen, dp_bound + row_dot.bound[:, None], 0.0)
     bound = weight * (np.abs(difference) + inner) + p * inner + 6 * u * np.abs(d_logits)
     bound = np.where(block.seen & live[:, None], bound + SMALLEST_NORMAL, 0.0)
     # Of a weight below the normal numbers, flushing takes all.
     flushed = np.minimum(p, SMALLEST_NORMAL) ** 2
-    variance = p**2 * (weight_variance * difference**2 + dp_variance) + 3 * c * u**2 * d_logits**2
+    variance = p**2 * (error.weight.variance * difference**2 + dp_variance) + 3 * c * u**2 * d_logits**2
     variance = variance + flushed * difference**2
     variance = np.where(block.seen, variance, 0.0)
     own = uncapped = Spread(bound, variance)
@@ -100,7 +102,8 @@ def logits_gradient_error(
             np.where(block.seen, bound * (slope + slope_off) + np.abs(d_logits) * slope_off, 0.0),
             variance * slope**2 + np.where(block.seen, d_logits**2 * slope_variance, 0.0),
         )
-    return LogitsGradient(own, uncapped, common, row_dot, _row_dot_shift(problem, numerics, backward), weight)
+    shift = _row_dot_shift(problem, numerics, backward)
+    return LogitsGradient(own, uncapped, common, pull, row_dot, shift, weight)
 
 
 def query_error(
@@ -128,10 +131,13 @@ def query_error(
     variance = scale**2 * (
         (gradient.uncapped.variance + cast.variance) @ error.key**2
         + gradient.common[:, None] * total**2
+        - 2 * total * ((gradient.pull * d_logits) @ error.key)
         + gradient.row_dot.variance[:, None] * leak**2
         + numerics.blocked_dot_variance(count, total, squares)
         + c * (v_in**2 * squares + 2 * u**2 * total**2)
     )
+    # A sum of squares, computed as a difference: rounding may take it below 0.
+    variance = np.maximum(variance, 0.0)
     dtype = format_of(numerics.output_dtype)
     return rounding(scale * np.abs(total), Spread(bound, variance), dtype.unit, dtype.half_subnormal)
 
@@ -193,7 +199,7 @@ class ByKeys:
         variance = (
             gradient.uncapped.variance[:, columns]
             + cast.variance
-            + gradient.common[:, None] * d_logits**2
+            + (gradient.common[:, None] - 2 * gradient.pull[:, columns]) * d_logits**2
             + gradient.row_dot.variance[:, None] * leak**2
         )
         bound = gradient.uncapped.bound[:, columns] * (1 + numerics.weights) + cast.bound
@@ -209,8 +215,8 @@ class ByKeys:
         keep = error.keep if error.keep.shape == (1, 1) else error.keep[:, columns]
         p = finite(block.weights)[:, columns]
         cast = cast_error(numerics.weights, p, numerics.half_subnormal)
-        common = gradient.common[:, None]
-        weight_variance = error.weight.variance[:, columns] * np.abs(1 - 2 * p) + common
+        weight_variance = error.weight.variance[:, columns] + gradient.common[:, None]
+        weight_variance = weight_variance - 2 * gradient.pull[:, columns]
         flushed = np.minimum(p, SMALLEST_NORMAL) ** 2
         variance = keep**2 * (p**2 * weight_variance + cast.variance + flushed)
         bound = keep * (gradient.weight[:, columns] * (1 + numerics.weights) + cast.bound)
@@ -233,7 +239,7 @@ class ByKeys:
         leak = np.where(block.seen, finite(block.weights) * slope * factor, 0.0)
         variance = (
             spread.variance * factor**2
-            + gradient.common[:, None] * d_bias**2
+            + (gradient.common[:, None] - 2 * gradient.pull) * d_bias**2
             + gradient.row_dot.variance[:, None] * leak**2
         )
         live = gradient.own.bound > 0

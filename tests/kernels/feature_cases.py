@@ -1,7 +1,7 @@
 """The features of the clauses in cases that cross blocks, with what the clauses make of them.
 
-Every option, every broadcast of a bias, every sharing of key heads and every kind of head dim is in some case;
-lengths are multiples of 16 in some and not in others.
+Every option, every broadcast of a bias and every sharing of key heads is in some case; some head dims are
+powers of two and some are not, some lengths are multiples of 16 and some are not.
 """
 
 import functools
@@ -73,19 +73,19 @@ FEATURES = {
 
 
 def problem(name, dtype="float32"):
-    """A case in a dtype: arrays, floats, options, cotangents of out and lse."""
+    """A case in a dtype: options, arrays, floats, cotangents of out and lse."""
     shapes, options = FEATURES[name]
     arrays = qkv(**shapes, dtype=dtype)
     floats, rest = split_options(options)
     batch, q_length, heads, _ = arrays[0].shape
     d_out = normal(batch, q_length, heads, arrays[2].shape[3], seed=8, dtype=dtype)
     d_lse = normal(batch, heads, q_length, seed=9)
-    return arrays, cast(floats, dtype), rest, (d_out, d_lse)
+    return rest, arrays, cast(floats, dtype), (d_out, d_lse)
 
 
 def expected(name, dtype="float32", lse=True):
-    """(out, lse) and the gradients of (arrays, floats) that the clauses give it, in float32; or without lse."""
-    arrays, floats, _, (d_out, d_lse) = problem(name, dtype)
+    """What the clauses give it, in float32: (out, lse), or (out,), and the gradients of (arrays, floats)."""
+    _, arrays, floats, (d_out, d_lse) = problem(name, dtype)
     d_lse = d_lse if lse else jnp.zeros_like(d_lse)
     primal, gradients = _plain(name)(*cast((arrays, floats, d_out, d_lse), "float32"))
     return primal if lse else primal[:1], gradients
@@ -115,6 +115,4 @@ def _plain(name):
 def assert_close(got, want, rtol=2e-5, atol=2e-5):
     want = dict(jax.tree_util.tree_leaves_with_path(want))
     for path, a in jax.tree_util.tree_leaves_with_path(got):
-        np.testing.assert_allclose(
-            a.astype(jnp.float32), want[path], rtol=rtol, atol=atol, err_msg=str(path)
-        )
+        np.testing.assert_allclose(a.astype(jnp.float32), want[path], rtol=rtol, atol=atol, err_msg=str(path))

@@ -1,4 +1,4 @@
-"""Which kernels the shared tests hold to the clauses, and where: those of Triton in the interpreter's process.
+"""Which kernels the shared tests hold to the clauses, and where: Triton's in a process with its interpreter.
 
 A file of shared tests runs `run_interpreted(__file__)` once, so that each kernel is tested in one process.
 """
@@ -27,8 +27,8 @@ class Kernel:
     sizes: Callable[[int, int], Any] | None
     blocks: dict[str, Any]
 
-    def run(self, arrays: Any, floats: Any, options: Any, cotangents: Any) -> Any:
-        """What the call returns, and the cotangents of arrays and floats, for as many as it returns."""
+    def under(self, options: Any) -> Callable[[Any, Any, Any], Any]:
+        """(arrays, floats, cotangents) to what the call returns and the cotangents of (arrays, floats)."""
 
         def call(arrays: Any, floats: Any) -> Any:
             return self.call(*arrays, **self.blocks | options, **floats)
@@ -38,7 +38,7 @@ class Kernel:
             primal, vjp = jax.vjp(call, arrays, floats)
             return primal, vjp(cotangents[: len(primal)])
 
-        return run(arrays, floats, cotangents)
+        return run
 
 
 def _materialised(*arrays: Any, **options: Any) -> tuple[jax.Array]:

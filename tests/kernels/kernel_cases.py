@@ -14,7 +14,15 @@ FLOAT_ARGUMENTS = ("bias", "softmax_aux")
 
 
 def qkv(
-    batch=2, q_length=40, k_length=50, q_heads=4, k_heads=2, head_dim=24, value_dim=16, dtype="float32", seed=0
+    batch=2,
+    q_length=40,
+    k_length=50,
+    q_heads=4,
+    k_heads=2,
+    head_dim=24,
+    value_dim=16,
+    dtype="float32",
+    seed=0,
 ):
     """Random query, key and value."""
     rng = np.random.default_rng(seed)

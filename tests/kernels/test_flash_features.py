@@ -20,7 +20,8 @@ def test_triton_in_a_process_of_its_own():
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_kernel_equals_the_clauses(name, kernel):
     """S1 to S15: out, lse, and gradients for cotangents of both, with blocks that divide nothing."""
-    primal, gradients = kernel.run(*problem(name))
+    options, *case = problem(name)
+    primal, gradients = kernel.under(options)(*case)
     assert_close((primal, gradients), expected(name, lse=len(primal) == 2))
 
 
@@ -39,8 +40,8 @@ def test_unnormalised_output_is_the_numerator(dropout, kernel):
 
     floats = {"softmax_aux": sinks}
     want, vjp = jax.vjp(plain, arrays, floats)
-    got = kernel.run(arrays, floats, {**options, "normalize_output": False}, cotangents)
-    assert_close(got, (want, vjp(cotangents)))
+    run = kernel.under({**options, "normalize_output": False})
+    assert_close(run(arrays, floats, cotangents), (want, vjp(cotangents)))
 
 
 @flash_kernels
@@ -62,7 +63,8 @@ def test_logits_dtype_rounds_the_products(kernel):
 
     arrays = query, key, value
     want, vjp = jax.vjp(rounded, arrays)
-    assert_close(kernel.run(arrays, {}, options, cotangents), (want, (*vjp(cotangents), {})), atol=1e-4)
+    got = kernel.under(options)(arrays, {}, cotangents)
+    assert_close(got, (want, (*vjp(cotangents), {})), atol=1e-4)
 
 
 @flash_kernels
@@ -75,14 +77,15 @@ def test_blocks_change_nothing_but_rounding(sizes, kernel):
     blocks = {"fwd_params": kernel.sizes(*sizes), "bwd_params": kernel.sizes(*sizes)}
     chosen = {"fwd_params": None, "bwd_params": None}
     assert_close(
-        kernel.run(arrays, floats, options | blocks, cotangents),
-        kernel.run(arrays, floats, options | chosen, cotangents),
+        kernel.under(options | blocks)(arrays, floats, cotangents),
+        kernel.under(options | chosen)(arrays, floats, cotangents),
     )
 
 
 @all_kernels
 def test_two_calls_agree_to_the_bit(kernel):
     """S17."""
-    case = problem("dropout, bias")
-    for a, b in zip(*(jax.tree.leaves(kernel.run(*case)) for _ in range(2)), strict=True):
+    options, *case = problem("dropout, bias")
+    run = kernel.under(options)
+    for a, b in zip(*(jax.tree.leaves(run(*case)) for _ in range(2)), strict=True):
         np.testing.assert_array_equal(a, b)

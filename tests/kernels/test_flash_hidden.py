@@ -1,0 +1,206 @@
+"""S4, S9 to S11: what is hidden contributes nothing whatever it holds; rows that see nothing stay finite."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from implementations import all_kernels, flash_kernels
+from kernel_cases import keep, normal, qkv
+
+from tests.kernels.interpreted import needs_compiler, run_interpreted
+
+D_OUT, D_LSE = normal(1, 40, 4, 16, seed=8), normal(1, 4, 40, seed=9)
+
+
+@needs_compiler
+def test_triton_in_a_process_of_its_own():
+    run_interpreted(__file__)
+
+
+def assert_equal(got, want):
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=str(path))
+
+
+def poison(x, at):
+    """NaN and inf by turns of the last axis, at an index."""
+    return x.at[at].set(jnp.where(jnp.arange(x.shape[-1]) % 2 == 0, jnp.nan, -jnp.inf))
+
+
+# name: options, keys that no row sees, rows that see no key; of (1, 40 queries, 50 keys)
+NOBODY_LOOKS = {
+    "mask": (
+        {"attention_mask": np.pad(np.ones((1, 1, 35, 43), bool), ((0, 0), (0, 0), (0, 5), (0, 7)))},
+        slice(43, 50),
+        slice(35, 40),
+    ),
+    "lengths": (
+        {"cum_seqlens_q": np.array([0, 19, 35], np.int32), "cum_seqlens_k": np.array([0, 22, 43], np.int32)},
+        slice(43, 50),
+        slice(35, 40),
+    ),
+    "segments, sinks": (
+        {
+            "q_segment_ids": np.array([[0] * 19 + [1] * 16 + [-1] * 5], np.int32),
+            "kv_segment_ids": np.array([[0] * 22 + [1] * 21 + [-1] * 5 + [5] * 2], np.int32),
+            "softmax_aux": normal(4, 1),
+        },
+        slice(43, 50),
+        slice(35, 40),
+    ),
+    "window, cap": ({"sliding_window": (1, 0), "logits_soft_cap": 2.0}, slice(0, 9), slice(0, 0)),
+    "fewer keys": (
+        {
+            "causal": True,
+            "cum_seqlens_q": np.array([0, 40], np.int32),
+            "cum_seqlens_k": np.array([0, 33], np.int32),
+        },
+        slice(33, 50),
+        slice(0, 7),
+    ),
+    "dropout": (
+        {
+            "attention_mask": np.pad(np.ones((1, 1, 35, 43), bool), ((0, 0), (0, 0), (0, 5), (0, 7))),
+            "dropout_prob": 0.4,
+            "dropout_seed": 5,
+        },
+        slice(43, 50),
+        slice(35, 40),
+    ),
+}
+
+
+@all_kernels
+@pytest.mark.parametrize("name", NOBODY_LOOKS)
+def test_poison_where_nobody_looks(name, kernel):
+    """NaN and inf in hidden keys, values, queries and cotangents change no bit of anything."""
+    options, keys, rows = NOBODY_LOOKS[name]
+    query, key, value = qkv(batch=1)
+    run = kernel.under(options)
+    clean = run((query, key, value), {}, (D_OUT, D_LSE))
+    columns, lines = (slice(None), keys), (slice(None), rows)
+    poisoned = poison(query, lines), poison(key, columns), poison(value, columns)
+    # Only padding has an lse that depends on nothing.
+    padding = "lengths" in name or "segments" in name
+    d_lse = D_LSE.at[..., rows].set(jnp.nan) if padding else D_LSE
+    got = run(poisoned, {}, (poison(D_OUT, lines), d_lse))
+    assert_equal(got, clean)
+    d_query, d_key, d_value = got[1][0]
+    assert (d_query[:, rows] == 0).all()
+    assert (d_key[:, keys] == 0).all()
+    assert (d_value[:, keys] == 0).all()
+
+
+# Row i sees keys i + 3 to i + 10, so key 30 is seen by rows 20 to 27, and they by keys 23 to 37.
+BAND = {"causal": True, "sliding_window": (7, 0)}
+SEEN, LOOKING, MET = 30, slice(20, 28), slice(23, 38)
+VARIANTS = {
+    "": {},
+    "sinks": {"softmax_aux": normal(4, 2)},
+    "dropout": {"dropout_prob": 0.4, "dropout_seed": 5},
+    "numerator": {"normalize_output": False, "softmax_aux": 9 + normal(4, 2)},
+    "numerator, dropout": {"normalize_output": False, "dropout_prob": 0.4, "dropout_seed": 5},
+}
+
+
+def looks(variant):
+    """[rows, query heads]: which give weight to the key 30 of key head 0, whose query heads are 0 and 1."""
+    rows = np.zeros((40, 4), bool)
+    rows[LOOKING, :2] = True
+    if "dropout_prob" in variant:
+        rows &= np.asarray(keep(*qkv(batch=1)[:2], variant))[0, :, :, SEEN].T
+    return rows
+
+
+@flash_kernels
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_value_reaches_only_the_rows_and_channels_that_see_it(variant, kernel):
+    query, key, value = qkv(batch=1)
+    run = kernel.under(BAND | VARIANTS[variant])
+    stained = value.at[0, SEEN, 0, 3].set(jnp.nan).at[0, SEEN, 0, 5].set(jnp.inf)
+    (want, want_lse), (want_gradients, _) = run((query, key, value), {}, (D_OUT, D_LSE))
+    (out, lse), (gradients, _) = run((query, key, stained), {}, (D_OUT, D_LSE))
+    reached = np.zeros(out.shape, bool)
+    reached[0, :, :, [3, 5]] = looks(VARIANTS[variant])
+    assert jnp.isnan(out[reached]).all()
+    assert_equal(out[~reached], want[~reached])
+    assert_equal(lse, want_lse)
+    assert_equal(gradients[0][0, ~reached[0].any(-1)], want_gradients[0][0, ~reached[0].any(-1)])
+    assert_equal(gradients[1].at[:, MET, 0].set(0), want_gradients[1].at[:, MET, 0].set(0))
+    assert_equal(gradients[2], want_gradients[2])
+
+
+@flash_kernels
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_key_reaches_only_the_rows_that_see_it(variant, kernel):
+    query, key, value = qkv(batch=1)
+    run = kernel.under(BAND | VARIANTS[variant])
+    stained = key.at[0, SEEN, 0].set(jnp.nan)
+    (want, want_lse), (want_gradients, _) = run((query, key, value), {}, (D_OUT, D_LSE))
+    (out, lse), (gradients, _) = run((query, stained, value), {}, (D_OUT, D_LSE))
+    reached = looks({})
+    # Where it is dropped only the lse says so: the numerator does not hold it.
+    assert jnp.isnan(out[0, looks(VARIANTS[variant])]).all()
+    assert jnp.isnan(lse[0, reached.T]).all()
+    assert_equal(out[0, ~reached], want[0, ~reached])
+    assert_equal(lse[0, ~reached.T], want_lse[0, ~reached.T])
+    assert_equal(gradients[0][0, ~reached], want_gradients[0][0, ~reached])
+    assert_equal(gradients[1].at[:, MET, 0].set(0), want_gradients[1].at[:, MET, 0].set(0))
+
+
+@all_kernels
+def test_minus_infinite_bias_hides(kernel):
+    """Also under a cap, where it would otherwise become -cap; its own gradient is 0."""
+    arrays = qkv(batch=1)
+    bias = jnp.zeros((1, 1, 40, 50)).at[..., 18:30].set(-jnp.inf).at[:, :, 1].set(-jnp.inf)
+    mask = bias == 0
+    cap = {"logits_soft_cap": 2.0}
+    hidden, gradients = kernel.under(cap)(arrays, {"bias": bias}, (D_OUT, D_LSE))
+    masked, expected = kernel.under({**cap, "attention_mask": mask})(arrays, {}, (D_OUT, D_LSE))
+    assert_equal(hidden, masked)
+    assert_equal(gradients[0], expected[0])
+    assert (gradients[1]["bias"][~mask] == 0).all()
+    assert np.isfinite(gradients[1]["bias"]).all()
+
+
+@flash_kernels
+def test_empty_rows_and_padding_with_sinks(kernel):
+    """S11: an empty row has the lse of its sinks, which its d_lse reaches; S9: a padding row has neither."""
+    arrays, sinks = qkv(batch=1), normal(4, 2)
+    empty, padding = slice(10, 25), slice(25, 40)
+    options = {
+        "q_segment_ids": np.array([[0] * 10 + [7] * 15 + [-1] * 15], np.int32),
+        "kv_segment_ids": np.zeros((1, 50), np.int32),
+    }
+    cotangents = D_OUT.at[:, :10].set(0), D_LSE.at[..., :10].set(0)
+    (out, lse), gradients = kernel.under(options)(arrays, {"softmax_aux": sinks}, cotangents)
+    assert (out[:, 10:] == 0).all()
+    of_sinks = jnp.broadcast_to(jax.nn.logsumexp(sinks, axis=-1)[:, None], (4, 15))
+    np.testing.assert_allclose(lse[0, :, empty], of_sinks, rtol=1e-6)
+    assert (lse[..., padding] == -jnp.inf).all()
+    expected = jax.nn.softmax(sinks, axis=-1) * D_LSE[0, :, empty].sum(axis=-1)[:, None]
+    np.testing.assert_allclose(gradients[1]["softmax_aux"], expected, rtol=1e-5)
+    assert all((x == 0).all() for x in gradients[0])
+
+
+@all_kernels
+@pytest.mark.parametrize(
+    ("shapes", "sinks"),
+    [({"q_length": 0}, None), ({"k_length": 0}, None), ({"k_length": 0}, 2), ({"batch": 0}, 1)],
+)
+def test_zero_lengths(shapes, sinks, kernel):
+    """Nothing to attend from, or to: empty outputs or empty rows, and finite gradients."""
+    arrays = qkv(**shapes)
+    floats = {} if sinks is None else {"softmax_aux": normal(4, sinks)}
+    if shapes.get("k_length") == 0:
+        floats["bias"] = normal(1, 1, 1, 0)
+    batch, q_length = arrays[0].shape[:2]
+    cotangents = normal(batch, q_length, 4, 16), normal(batch, 4, q_length)
+    (out, *lse), gradients = kernel.under({"causal": True})(arrays, floats, cotangents)
+    assert out.shape == (batch, q_length, 4, 16)
+    assert (out == 0).all()
+    want = -np.inf if sinks is None else jax.nn.logsumexp(floats["softmax_aux"], axis=-1)[None, :, None]
+    for x in lse:
+        np.testing.assert_allclose(x, np.broadcast_to(want, (batch, 4, q_length)), rtol=1e-6)
+    assert jax.tree.map(jnp.shape, gradients) == jax.tree.map(jnp.shape, (arrays, floats))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients))

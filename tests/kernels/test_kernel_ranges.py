@@ -1,0 +1,125 @@
+"""Block ranges against brute force over pairs: nothing visible is skipped, nothing hidden is called whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_cases import visible_pairs
+
+from kernels.arguments import check_call
+from kernels.ranges import key_blocks, query_blocks
+from kernels.visibility import describe_rows
+
+# (queries, keys, queries a block, keys a block); few, since JAX compiles for each.
+SHAPES = st.sampled_from([(13, 18, 4, 5), (18, 13, 5, 4), (16, 24, 8, 8), (3, 20, 8, 4)])
+SIDE = st.none() | st.integers(0, 20)
+
+
+@st.composite
+def _lengths(draw, q_length, k_length, batch):
+    """Cumulative lengths of 1 to 3 packed sequences, or of one sequence for each of two batch entries."""
+    if batch == 1:
+        n = draw(st.integers(1, 3))
+        cuts = [
+            sorted(draw(st.lists(st.integers(0, x), min_size=n, max_size=n))) for x in (q_length, k_length)
+        ]
+        q, k = ([0, *cut] for cut in cuts)
+    else:
+        q, k = (np.cumsum([0, *draw(st.tuples(*[st.integers(0, x)] * 2))]) for x in (q_length, k_length))
+    return {"cum_seqlens_q": np.asarray(q, np.int32), "cum_seqlens_k": np.asarray(k, np.int32)}
+
+
+@st.composite
+def _ids(draw, length, batch, contiguous):
+    """Segment ids; contiguous ones count 0, 1, 2 without gaps, others are anything, padding too."""
+    if contiguous:
+        cuts = sorted(draw(st.lists(st.integers(1, length - 1), min_size=2, max_size=2, unique=True)))
+        return np.tile(np.searchsorted(cuts, np.arange(length), side="right").astype(np.int32), (batch, 1))
+    rows = st.lists(st.integers(-1, 2), min_size=length, max_size=length)
+    return np.array([draw(rows) for _ in range(batch)], np.int32)
+
+
+@st.composite
+def calls(draw, kind):
+    """(call, blocks, visible pairs [N, Sq, Sk]); kind: "intervals", "contiguous" segments, or "any"."""
+    q_length, k_length, block_q, block_k = draw(SHAPES)
+    batch = draw(st.sampled_from([1, 2]))
+    options = {}
+    if kind != "contiguous":
+        options["causal"] = draw(st.booleans())
+        options["sliding_window"] = draw(st.none() | st.tuples(SIDE, SIDE))
+        if draw(st.booleans()):
+            options |= draw(_lengths(q_length, k_length, batch))
+    if kind == "contiguous" or (kind == "any" and draw(st.booleans())):
+        options["q_segment_ids"] = draw(_ids(q_length, batch, kind == "contiguous"))
+        options["kv_segment_ids"] = draw(_ids(k_length, batch, kind == "contiguous"))
+    query, key = (jnp.zeros((batch, length, 1, 1)) for length in (q_length, k_length))
+    visible, _ = visible_pairs(query, key, options)
+    return check_call(query, key, key, **options), (block_q, block_k), visible[:, 0]
+
+
+def described(view, call, blocks, visible):
+    """For each batch entry and block that visits: the four numbers, and the blocks that it may visit, each
+    as its visible pairs and whether all of its keys exist."""
+    ranges = view(call, describe_rows(call), *blocks)
+    if ranges is None:
+        assert visible.all()
+        return
+    own, other = blocks
+    if view is query_blocks:
+        visible, own, other = visible.transpose(0, 2, 1), other, own
+    ranges = np.broadcast_to(ranges, (len(visible), *ranges.shape[1:]))
+    for pairs, entry in zip(visible, ranges, strict=True):
+        assert len(entry) == -(-pairs.shape[0] // own)
+        for i, numbers in enumerate(entry):
+            rows = pairs[i * own : (i + 1) * own]
+            yield numbers, [rows[:, at : at + other] for at in range(0, pairs.shape[1], other)]
+
+
+VIEWS = pytest.mark.parametrize("view", [key_blocks, query_blocks])
+
+
+@VIEWS
+@given(calls("any"))
+def test_what_is_visible_is_visited_and_what_is_whole_is_visible(view, drawn):
+    call, blocks, visible = drawn
+    for (start, whole_start, whole_stop, stop), tiles in described(view, call, blocks, visible):
+        assert 0 <= start <= whole_start <= whole_stop <= stop <= len(tiles)
+        for j, tile in enumerate(tiles):
+            assert start <= j < stop or not tile.any()
+            if whole_start <= j < whole_stop:
+                assert tile.all()
+                # A kernel compares no key with the length there; rows past the end it never stores.
+                assert view is query_blocks or tile.shape[1] == blocks[1]
+
+
+@VIEWS
+@given(calls("intervals") | calls("contiguous"))
+def test_nothing_more_is_visited(view, drawn):
+    """Tight where visibility is an interval of keys a row, and for segments one after another."""
+    call, blocks, visible = drawn
+    for (start, _, _, stop), tiles in described(view, call, blocks, visible):
+        seen = [j for j, tile in enumerate(tiles) if tile.any()]
+        assert (start, stop) == ((seen[0], seen[-1] + 1) if seen else (0, 0))
+
+
+@given(calls("intervals"))
+def test_nothing_that_is_whole_is_compared(drawn):
+    call, blocks, visible = drawn
+    for (_, whole_start, whole_stop, _), tiles in described(key_blocks, call, blocks, visible):
+        whole = [j for j, tile in enumerate(tiles) if tile.all() and tile.shape[1] == blocks[1]]
+        assert whole == list(range(whole_start, whole_stop))
+
+
+def test_ranges_are_traced():
+    """Lengths are arrays, so the ranges are too."""
+
+    def ranges(lengths):
+        query = jnp.zeros((2, 16, 1, 1))
+        call = check_call(query, query, query, cum_seqlens_q=lengths, cum_seqlens_k=lengths)
+        return key_blocks(call, describe_rows(call), 8, 8)
+
+    got = jax.jit(ranges)(np.array([0, 8, 11], np.int32))
+    np.testing.assert_array_equal(got, [[[0, 0, 1, 1], [0, 0, 0, 0]], [[0, 0, 0, 1], [0, 0, 0, 0]]])

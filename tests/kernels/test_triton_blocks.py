@@ -1,0 +1,65 @@
+"""The table of block sizes: whole, legal, and read from the top; and what block sizes may be."""
+
+import pytest
+
+from kernels.triton.blocks import BlockSizes, _table, choose
+
+KERNELS = ("forward", "backward_query", "backward_key", "backward_bias")
+WORK = ("plain", "edges", "pairs")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_an_unknown_device_has_sizes_for_every_head_dim(kernel, itemsize):
+    for head_dim in range(1, 257):
+        for work in WORK:
+            assert isinstance(choose(kernel, "new", head_dim, itemsize, work), BlockSizes)
+
+
+@pytest.mark.parametrize(
+    "question", [("sideways", 8, 2, "plain"), ("forward", 257, 2, "plain"), ("forward", 8, 1, "plain")]
+)
+def test_a_question_without_a_row_is_named(question):
+    kernel, head_dim, itemsize, work = question
+    with pytest.raises(LookupError, match=f"no row for {kernel}, head_dim {head_dim}, {itemsize} bytes"):
+        choose(kernel, "sm_90", head_dim, itemsize, work)
+
+
+def test_every_row_is_legal_and_answers_some_question():
+    fields = {"kernel", "bytes", "head_dim", "q", "k", "warps", "stages"}
+    for row in _table():
+        assert fields <= set(row) <= fields | {"devices", "work"}
+        assert row["kernel"] in KERNELS
+        assert row["bytes"] in (2, 4)
+        assert set(row.get("work", WORK)) <= set(WORK)
+        sizes = BlockSizes(row["q"], row["k"], row["warps"], row["stages"])
+        assert sizes in [
+            choose(row["kernel"], device, row["head_dim"], row["bytes"], work)
+            for device in row.get("devices", ["new"])
+            for work in row.get("work", WORK)
+        ], row
+
+
+def test_rows_of_a_device_come_before_the_fallback():
+    general = ["devices" not in row for row in _table()]
+    assert general == sorted(general)
+    assert any(
+        choose("forward", "sm_90", d, 2, "plain") != choose("forward", "new", d, 2, "plain")
+        for d in (64, 128)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("q", {"q": 8}),
+        ("q", {"q": 0}),
+        ("k", {"k": 48}),
+        ("k", {"k": 32.0}),
+        ("num_warps", {"num_warps": 3}),
+        ("num_stages", {"num_stages": -1}),
+    ],
+)
+def test_illegal_sizes_are_refused_by_name(name, sizes):
+    with pytest.raises(ValueError, match=rf"^BlockSizes\.{name}: got "):
+        BlockSizes(**sizes)
