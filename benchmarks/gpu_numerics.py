@@ -1,7 +1,7 @@
 """Which arithmetic the Triton kernels have on the GPU at hand.
 
-python3 -m benchmarks.gpu_numerics --out FOLDER measures the largest relative errors of exp2 and of the kernels'
-tanh over random float32 arguments, and how the matrix unit adds: whether a product is rounded to the
+python3 -m benchmarks.gpu_numerics --out FOLDER measures the largest relative errors of exp2 and of the
+kernels' tanh over random float32 arguments, and how the matrix unit adds: whether a product is rounded to the
 accumulator's last place or truncated. What is measured here is what conformance/subjects/triton.py declares.
 Writes gpu_numerics.json.
 """
@@ -72,20 +72,22 @@ def function_errors() -> dict[str, float]:
 
 
 def sums(dtype: str, precision: str) -> dict[str, Any]:
-    """How 1 + p comes out of a dot that begins at 1, for products p given in units of 2**-23, its last place."""
-    left = np.zeros((64, 64), np.float32)
-    left[:, 0] = 1.0
+    """How 1 + p comes out of a dot that begins at 1; p is given in units of the last place of 1, 2**-23."""
     found: dict[str, Any] = {}
     for units in (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75):
-        right = np.zeros((64, 64), np.float32)
-        right[0, :] = units * 2.0**-23
-        found[f"1 + {units} ulp"] = _dot(left, right, np.ones((64, 64)), dtype, precision)
-    # Sixteen products that are a quarter of the last place each: 4 units if they are added before rounding.
-    left[:, :16] = 1.0
-    right = np.zeros((64, 64), np.float32)
-    right[:16, :] = 0.25 * 2.0**-23
-    found["1 + 16 * 0.25 ulp"] = _dot(left, right, np.ones((64, 64)), dtype, precision)
+        found[f"1 + {units} ulp"] = _add(1, units, dtype, precision)
+    # Four last places if they are added to each other first.
+    found["1 + 16 * 0.25 ulp"] = _add(16, 0.25, dtype, precision)
     return found
+
+
+def _add(terms: int, units: float, dtype: str, precision: str) -> float:
+    """What was added to 1 by so many products of `units` last places, in last places."""
+    # Both factors are normal numbers of every dtype.
+    left, right = np.zeros((64, 64)), np.zeros((64, 64))
+    left[:, :terms] = 2.0**-12
+    right[:terms] = units * 2.0**-11
+    return _dot(left, right, np.ones((64, 64)), dtype, precision)
 
 
 def _dot(left: np.ndarray, right: np.ndarray, start: np.ndarray, dtype: str, precision: str) -> float:

@@ -15,10 +15,10 @@ from conformance.subject import Subject, Tiling, default_numerics
 from reference.numerics import Numerics
 
 # Largest relative errors of the functions. In the interpreter they are NumPy's exp2 and float32 arithmetic.
-_INTERPRETED = {"exponential": 2.0**-22, "tanh": 2.0**-20}
-# On the device exp2 is ex2.approx.ftz, which PTX holds to 2 ulp, and tanh the kernels' own rational function.
-_CUDA = {"exponential": 2.0**-22, "tanh": 2.0**-20}
-# Tensor cores truncate what they add up; float32 dots are IEEE and never see them.
+_INTERPRETED = {"exponential": 2.0**-22, "tanh": 2.0**-21}
+# On an H200 exp2 was off by at most 2**-22.7 and the kernels' own tanh by 2**-21.5: see reports/benchmarks.
+_CUDA = {"exponential": 2.0**-22, "tanh": 2.0**-21}
+# Its matrix unit truncates what it adds to the accumulator; float32 dots are IEEE and never see it.
 _CUDA_ACCUMULATOR = {"float32": 2.0**-24, "bfloat16": 2.0**-23, "float16": 2.0**-23}
 # The fewest keys in a step that the kernels' own table chooses for a dtype, at any head dim.
 _FEWEST_KEYS = {"float32": 16, "bfloat16": 32, "float16": 32}
