@@ -39,7 +39,7 @@ def backward_query(
     BIAS: tl.constexpr, BIAS_BATCH: tl.constexpr, BIAS_HEAD: tl.constexpr, BIAS_ROW: tl.constexpr,
     FIRST: tl.constexpr, LAST: tl.constexpr, ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
     RANGES: tl.constexpr, ALIGNED: tl.constexpr, EVEN_Q: tl.constexpr,
-    EVEN_K: tl.constexpr, FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
+    EVEN_K: tl.constexpr, HIDES: tl.constexpr, FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
     DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
     WEIGHTED: tl.constexpr,
 ):  # fmt: skip
@@ -95,48 +95,58 @@ def backward_query(
         whole_stop = start
 
     dQ = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-    for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
-        if EDGE:
-            count = (whole_start - start) + (stop - whole_stop)
-        else:
-            count = whole_stop - whole_start
-        for step in tl.range(0, count):
+    leaked = 0
+    for CAREFUL in tl.static_range(0, 2 if HIDES else 1):
+        if CAREFUL:
+            # A hidden key that is not finite may have leaked as 0 * NaN: then once more, without such keys.
+            leaked = tl.max(tl.max((dQ - dQ != 0.0).to(tl.int32), 1), 0)
+            dQ = tl.where(leaked > 0, 0.0, dQ)
+        for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
             if EDGE:
-                block_k = start + step
-                block_k = tl.where(block_k < whole_start, block_k, block_k - whole_start + whole_stop)
+                count = (whole_start - start) + (stop - whole_stop)
             else:
-                block_k = whole_start + step
-            key_start = block_k * BLOCK_K
-            keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
-            K = load_tile(
-                k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
-                K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE and not EVEN_K,
-            )  # fmt: skip
-            V = load_tile(
-                v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
-                K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE and not EVEN_K,
-            )  # fmt: skip
-            if EDGE:
-                K = finite_or_zero(K)
-            products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
-            u = tile_logits(
-                products, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
-                last_key[:, None], row_ids[:, None], ids_at, mask_at, bias_at,
-                SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, EDGE,
-            )  # fmt: skip
-            P = tl.math.exp2(u * UNIT - L)
-            dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)
-            if DROPOUT:
-                kept = kept_pairs(seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False)
-                dP = tl.where(kept, dP * KEEP, 0.0)
-            if WEIGHTED:
-                dP = dP * W
-            dS = P * (dP - Delta)
-            if CAP != 0.0:
-                dS = dS * (1.0 - u * u)
-            if EDGE:
-                dS = tl.where(u == float("-inf"), 0.0, dS)
-            dQ = tl.dot(dS.to(K.dtype), K, dQ, input_precision=PRECISION)
+                count = whole_stop - whole_start
+            if CAREFUL:
+                count = count * leaked
+            for step in tl.range(0, count, num_stages=1 if CAREFUL else None):
+                if EDGE:
+                    block_k = start + step
+                    block_k = tl.where(block_k < whole_start, block_k, block_k - whole_start + whole_stop)
+                else:
+                    block_k = whole_start + step
+                key_start = block_k * BLOCK_K
+                keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
+                K = load_tile(
+                    k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
+                    K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE and not EVEN_K,
+                )  # fmt: skip
+                V = load_tile(
+                    v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
+                    K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE and not EVEN_K,
+                )  # fmt: skip
+                if EDGE and CAREFUL:
+                    K = finite_or_zero(K)
+                u = tile_logits(
+                    Q, K, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
+                    last_key[:, None], row_ids[:, None], ids_at, mask_at, bias_at,
+                    SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED,
+                    EVEN_Q and EVEN_K, EDGE, PRECISION,
+                )  # fmt: skip
+                P = tl.math.exp2(u * UNIT - L)
+                dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)
+                if DROPOUT:
+                    kept = kept_pairs(
+                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False
+                    )
+                    dP = tl.where(kept, dP * KEEP, 0.0)
+                if WEIGHTED:
+                    dP = dP * W
+                dS = P * (dP - Delta)
+                if CAP != 0.0:
+                    dS = dS * (1.0 - u * u)
+                if EDGE:
+                    dS = tl.where(u == float("-inf"), 0.0, dS)
+                dQ = tl.dot(dS.to(K.dtype), K, dQ, input_precision=PRECISION)
 
     d_query_at = d_query + offset(batch, q_length, row_start, HEADS * D) + head * D
     store_tile(
@@ -261,11 +271,11 @@ def backward_key(
                 sees = (L != float("inf"))[:, None]
                 Q = tl.where(sees, Q, 0.0).to(Q.dtype)
                 dO = tl.where(sees, dO, 0.0).to(dO.dtype)
-            products = tl.dot(K, tl.trans(Q), input_precision=PRECISION)
             u = tile_logits(
-                products, row_start, row[None, :], keys, q_length, k_length, first_key[None, :],
+                K, Q, row_start, row[None, :], keys, q_length, k_length, first_key[None, :],
                 last_key[None, :], row_ids[None, :], ids_at, mask_at, bias_at,
-                SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, EDGE,
+                SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED,
+                    EVEN_Q and EVEN_K, EDGE, PRECISION,
             )  # fmt: skip
             P = tl.math.exp2(u * UNIT - L[None, :])
             if DROPOUT:
@@ -393,11 +403,11 @@ def backward_bias(
             bias_at = bias + pair_offset(
                 batch, head, q_length, k_length, HEADS, BIAS_BATCH, BIAS_HEAD, BIAS_ROW
             )
-            products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
             u = tile_logits(
-                products, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
+                Q, K, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
                 last_key[:, None], row_ids[:, None], kv_ids + batch.to(tl.int64) * k_length, mask_at, bias_at,
-                SCALE, CAP, ROUND, MASK, True, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, True,
+                SCALE, CAP, ROUND, MASK, True, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED,
+                EVEN_Q and EVEN_K, True, PRECISION,
             )  # fmt: skip
             P = tl.math.exp2(u * UNIT - L)
             dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)

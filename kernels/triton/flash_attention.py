@@ -5,6 +5,7 @@ the blocks that every block visits, Delta and the lse in bits.
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,9 +64,15 @@ class _Visible:
 def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     batch, q_length, q_heads, _ = call.query.shape
     k_length, _, value_dim = call.value.shape[1:]
+    out = jax.ShapeDtypeStruct((batch, q_length, q_heads, value_dim), call.query.dtype)
+    rows = jax.ShapeDtypeStruct((batch, q_heads, q_length), jnp.float32)
+    if 0 in (q_length, k_length):
+        # Nothing to launch over, or nothing to see: only the sinks speak.
+        return jnp.zeros(out.shape, out.dtype), _sinks_alone(call), jnp.full(rows.shape, -jnp.inf, rows.dtype)
     sizes = _sizes(settings.forward, "forward", call)
-    visible = _visible(call)
-    ranges = key_blocks(call, visible.rows, sizes.q, sizes.k)
+    with _ahead(call):
+        visible = _visible(call)
+        ranges = key_blocks(call, visible.rows, sizes.q, sizes.k)
     sinks = call.softmax_aux
     hides = _restricted(call, visible)
     constants = _constants(settings, call, visible, ranges, sizes) | {
@@ -76,38 +83,21 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
         "NORMALIZE": settings.normalize_output,
         **_phases(call, hides or k_length % sizes.k != 0),
     }
-    rows = jax.ShapeDtypeStruct((batch, q_heads, q_length), jnp.float32)
-    if 0 in (q_length, k_length):
-        # Nothing to launch over, or nothing to see: only the sinks speak.
-        out, lse, row_max = (
-            jnp.zeros((batch, q_length, q_heads, value_dim), call.query.dtype),
-            _sinks_alone(call),
-            jnp.full(rows.shape, -jnp.inf, jnp.float32),
+    spare = (call.query if x is None else x for x in (sinks, call.dropout_seed))
+    result, lse, row_max = launch(
+        Launch(
+            kernel=forward,
+            arguments=(*_arrays(call, visible, ranges), *spare, q_length, k_length),
+            outputs=(out, rows, rows),
+            constants=constants,
+            grid=(batch * q_heads * _blocks(q_length, sizes.q),),
+            num_warps=sizes.num_warps,
+            num_stages=sizes.num_stages,
         )
-    else:
-        out, lse, row_max = launch(
-            Launch(
-                kernel=forward,
-                arguments=(
-                    *_arrays(call, visible, ranges),
-                    *(call.query if x is None else x for x in (sinks, call.dropout_seed)),
-                    q_length,
-                    k_length,
-                ),
-                outputs=(
-                    jax.ShapeDtypeStruct((batch, q_length, q_heads, value_dim), call.query.dtype),
-                    rows,
-                    rows,
-                ),
-                constants=constants,
-                grid=(batch * q_heads * _blocks(q_length, sizes.q),),
-                num_warps=sizes.num_warps,
-                num_stages=sizes.num_stages,
-            )
-        )
+    )
     if visible.padding is not None and sinks is not None:
         lse = jnp.where(visible.padding[:, None, :], -jnp.inf, lse)
-    return out, lse, row_max
+    return result, lse, row_max
 
 
 def _backward(
@@ -141,14 +131,16 @@ def _backward(
         d_bias = None if call.bias is None else jnp.zeros_like(call.bias)
         return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
 
-    visible = _visible(call)
+    with _ahead(call):
+        visible = _visible(call)
     row_arrays = (d_out, lse2, delta, call.query if weight is None else weight)
     seed = call.query if call.dropout_seed is None else call.dropout_seed
     hides = _restricted(call, visible)
 
     def run(kernel: Any, outputs: tuple[Any, ...], by_key: bool, **more: bool) -> tuple[jax.Array, ...]:
         sizes = _sizes(settings.backward, kernel.__name__, call)
-        ranges = (query_blocks if by_key else key_blocks)(call, visible.rows, sizes.q, sizes.k)
+        with _ahead(call):
+            ranges = (query_blocks if by_key else key_blocks)(call, visible.rows, sizes.q, sizes.k)
         if by_key:
             grid = batch * k_heads * _blocks(k_length, sizes.k)
             edges = hides
@@ -181,7 +173,7 @@ def _backward(
             )
         )
 
-    (d_query,) = run(backward_query, (call.query,), by_key=False)
+    (d_query,) = run(backward_query, (call.query,), by_key=False, HIDES=hides)
     empty = _rows_may_be_empty(call)
     if max(call.query.shape[3], call.value.shape[3]) <= MAX_SHARED_DIM:
         d_key, d_value = run(
@@ -207,6 +199,12 @@ def _arrays(call: Call, visible: _Visible, ranges: jax.Array | None) -> tuple[ja
         *(visible.first, visible.last, call.q_segment_ids, call.kv_segment_ids, ranges),
     )
     return tuple(call.query if x is None else x for x in arrays)
+
+
+def _ahead(call: Call) -> AbstractContextManager[None]:
+    """Visibility that no array decides is computed once, while tracing, and is a constant of the program."""
+    arrays = (call.q_segment_ids, call.cum_seqlens_q)
+    return nullcontext() if any(x is not None for x in arrays) else jax.ensure_compile_time_eval()
 
 
 def _visible(call: Call) -> _Visible:

@@ -13,6 +13,7 @@ from kernels.triton.tile import (
     LN2,
     LOG2E,
     LOWEST,
+    finite_or_zero,
     kept_pairs,
     load_rows,
     load_tile,
@@ -93,51 +94,59 @@ def forward(
     # The running maximum begins at the lowest finite number: -inf - -inf would be NaN where nothing is seen.
     m = tl.full([BLOCK_Q], LOWEST, tl.float32)
     norm = tl.zeros([BLOCK_Q], tl.float32)
-    strange = tl.zeros([BLOCK_K], tl.int32)
     acc = tl.zeros([BLOCK_Q, BLOCK_DV], tl.float32)
-    # First the blocks that all rows see whole, compared with nothing, then those at the edges, pair by pair.
-    for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
-        if EDGE:
-            count = (whole_start - start) + (stop - whole_stop)
-        else:
-            count = whole_stop - whole_start
-        for step in tl.range(0, count):
+    leaked = 0
+    for CAREFUL in tl.static_range(0, 2 if HIDES else 1):
+        if CAREFUL:
+            # A hidden value that is not finite may have leaked as 0 * NaN. Then everything is done once more
+            # without such values, and what they make NaN is marked below.
+            leaked = tl.max(tl.max((acc - acc != 0.0).to(tl.int32), 1), 0)
+            m = tl.where(leaked > 0, LOWEST, m)
+            norm = tl.where(leaked > 0, 0.0, norm)
+            acc = tl.where(leaked > 0, 0.0, acc)
+        # First the blocks that all rows see whole, compared with nothing, then those at the edges.
+        for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
             if EDGE:
-                block_k = start + step
-                block_k = tl.where(block_k < whole_start, block_k, block_k - whole_start + whole_stop)
+                count = (whole_start - start) + (stop - whole_stop)
             else:
-                block_k = whole_start + step
-            key_start = block_k * BLOCK_K
-            keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
-            K = load_tile(
-                k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
-                K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE and not EVEN_K,
-            )  # fmt: skip
-            V = load_tile(
-                v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
-                K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE and not EVEN_K,
-            )  # fmt: skip
-            if EDGE and HIDES:
-                # A hidden value that is not finite must not leak as 0 * NaN: it is left out here, and shown
-                # below to the rows that give it weight.
-                finite = V - V == 0.0
-                strange = tl.maximum(strange, tl.max(tl.where(finite, 0, 1), 1))
-                V = tl.where(finite, V, 0.0).to(V.dtype)
-            products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
-            u = tile_logits(
-                products, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
-                last_key[:, None], row_ids[:, None], ids_at, mask_at, bias_at,
-                SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, EDGE,
-            )  # fmt: skip
-            m_new = tl.maximum(m, tl.max(u, 1) * UNIT)
-            P = tl.math.exp2(u * UNIT - m_new[:, None])
-            alpha = tl.math.exp2(m - m_new)
-            norm = norm * alpha + tl.sum(P, 1)
-            m = m_new
-            if DROPOUT:
-                kept = kept_pairs(seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False)
-                P = tl.where(kept, P, 0.0)
-            acc = tl.dot(P.to(V.dtype), V, acc * alpha[:, None], input_precision=PRECISION)
+                count = whole_stop - whole_start
+            if CAREFUL:
+                count = count * leaked
+            for step in tl.range(0, count, num_stages=1 if CAREFUL else None):
+                if EDGE:
+                    block_k = start + step
+                    block_k = tl.where(block_k < whole_start, block_k, block_k - whole_start + whole_stop)
+                else:
+                    block_k = whole_start + step
+                key_start = block_k * BLOCK_K
+                keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
+                K = load_tile(
+                    k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
+                    K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE and not EVEN_K,
+                )  # fmt: skip
+                V = load_tile(
+                    v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
+                    K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE and not EVEN_K,
+                )  # fmt: skip
+                if EDGE and CAREFUL:
+                    V = finite_or_zero(V)
+                u = tile_logits(
+                    Q, K, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
+                    last_key[:, None], row_ids[:, None], ids_at, mask_at, bias_at,
+                    SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED,
+                    EVEN_Q and EVEN_K, EDGE, PRECISION,
+                )  # fmt: skip
+                m_new = tl.maximum(m, tl.max(u, 1) * UNIT)
+                P = tl.math.exp2(u * UNIT - m_new[:, None])
+                alpha = tl.math.exp2(m - m_new)
+                norm = norm * alpha + tl.sum(P, 1)
+                m = m_new
+                if DROPOUT:
+                    kept = kept_pairs(
+                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False
+                    )
+                    P = tl.where(kept, P, 0.0)
+                acc = tl.dot(P.to(V.dtype), V, acc * alpha[:, None], input_precision=PRECISION)
 
     row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
     tl.store(row_max + row_at, tl.where(norm == 0.0, float("-inf"), m * LN2), mask=inside)
@@ -160,7 +169,7 @@ def forward(
     )
 
     if HIDES:
-        if tl.max(strange, 0) > 0:
+        if leaked > 0:
             mark_rows(
                 query, k_at, v_at, mask_at, bias_at, first, last, q_ids, ids_at, seed, out, lse,
                 batch, head, row_start, q_length, k_length, start, stop,

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels.triton.tile import LOG2E, kept_pairs, load_rows, load_tile, offset, tile_logits
 
-# Rows at a time: few, so that what is seldom run takes no registers from what is always run.
+# Rows and keys at a time: few, so that what is seldom run takes no registers from what is always run.
 _FEW = tl.constexpr(16)
 
 
@@ -46,27 +46,26 @@ def mark_rows(
         L = tl.where(L == float("-inf"), 0.0, L)
         out_at = out + offset(batch, q_length, row_start, HEADS * DV) + head * DV
         hits = tl.zeros([_FEW, BLOCK_DV], tl.float32)
-        for block_k in tl.range(start, stop):
-            key_start = block_k * BLOCK_K
-            keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
+        for step in tl.range(start * BLOCK_K // _FEW, stop * BLOCK_K // _FEW, num_stages=1):
+            key_start = step * _FEW
+            keys = (key_start + tl.arange(0, _FEW))[None, :]
             K = load_tile(
                 key + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
-                K_HEADS * D, BLOCK_K, D, BLOCK_D, True,
+                K_HEADS * D, _FEW, D, BLOCK_D, True,
             )  # fmt: skip
-            products = tl.dot(Q, tl.trans(K), input_precision=PRECISION)
             u = tile_logits(
-                products, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
+                Q, K, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
                 last_key[:, None], row_ids[:, None], kv_ids, mask, bias, SCALE, CAP, ROUND, MASK, BIAS,
-                BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, True,
+                BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED, False, True, PRECISION,
             )  # fmt: skip
             weighs = tl.math.exp2(u * UNIT - L[:, None]) != 0.0
             if DROPOUT:
                 weighs = weighs & kept_pairs(
-                    seed, batch, head, row_start, key_start, _FEW, BLOCK_K, THRESHOLD, False
+                    seed, batch, head, row_start, key_start, _FEW, _FEW, THRESHOLD, False
                 )
             V = load_tile(
                 value + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
-                K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, True,
+                K_HEADS * DV, _FEW, DV, BLOCK_DV, True,
             )  # fmt: skip
             strange = tl.where(V - V == 0.0, 0.0, 1.0).to(V.dtype)
             hits = tl.dot(weighs.to(V.dtype), strange, hits, input_precision=PRECISION)

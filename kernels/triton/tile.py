@@ -100,8 +100,8 @@ def pair_offset(batch, head, q_length, k_length, HEADS: tl.constexpr, PER_BATCH:
 
 @triton.jit
 def load_pairs(pointer, row_start, rows, keys, q_length, k_length, PER_ROW: tl.constexpr,
-               ALIGNED: tl.constexpr):  # fmt: skip
-    """The tile of a mask or bias whose plane begins at `pointer`; 0 outside the lengths.
+               ALIGNED: tl.constexpr, CHECK: tl.constexpr):  # fmt: skip
+    """The tile of a mask or bias whose plane begins at `pointer`; 0 outside the lengths, if CHECK.
 
     ALIGNED says that k_length is a multiple of 16, so that a row of the tile can be read in wide words.
     """
@@ -110,20 +110,21 @@ def load_pairs(pointer, row_start, rows, keys, q_length, k_length, PER_ROW: tl.c
         pointer = pointer.to(tl.pointer_type(tl.int8), bitcast=True)
     stride = (k_length // 16) * 16 if ALIGNED else k_length
     if PER_ROW:
-        first = pointer + row_start.to(tl.int64) * stride
-        tile = tl.load(
-            first + (rows - row_start) * stride + keys,
-            mask=(rows < q_length) & (keys < k_length),
-            other=0,
-        )
+        address = pointer + row_start.to(tl.int64) * stride + (rows - row_start) * stride + keys
+        inside = (rows < q_length) & (keys < k_length)
     else:
-        tile = tl.load(pointer + keys, mask=keys < k_length, other=0)
+        address = pointer + keys
+        inside = keys < k_length
+    if CHECK:
+        tile = tl.load(address, mask=inside, other=0)
+    else:
+        tile = tl.load(address)
     return tile
 
 
 @triton.jit
 def tanh(x):
-    """tanh to 2**-22 or better, relative: a rational function of x, odd (the one of Eigen and XLA)."""
+    """tanh to 2**-21 or better, relative: an odd rational function of x (the one of Eigen and XLA)."""
     x = tl.minimum(tl.maximum(x, -7.90531110763549805), 7.90531110763549805)
     s = x * x
     p = -2.76076847742355e-16 * s + 2.00018790482477e-13
@@ -135,23 +136,35 @@ def tanh(x):
     q = 1.19825839466702e-06 * s + 1.18534705686654e-04
     q = q * s + 2.26843463243900e-03
     q = q * s + 4.89352518554385e-03
-    return x * p / q
+    # q is between 2**-8 and 2**-3: the square of its inverse root is cheaper than a division.
+    root = tl.math.rsqrt(q)
+    return x * p * (root * root)
 
 
 @triton.jit
 def tile_logits(
-    products, row_start, rows, keys, q_length, k_length, first, last, row_ids, kv_ids, mask, bias,
+    left, right, row_start, rows, keys, q_length, k_length, first, last, row_ids, kv_ids, mask, bias,
     SCALE: tl.constexpr, CAP: tl.constexpr, ROUND: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr,
     BIAS_ROW: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, SEGMENTS: tl.constexpr,
-    ALIGNED: tl.constexpr, EDGE: tl.constexpr,
+    ALIGNED: tl.constexpr, EVEN: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """u of a tile from its products q . k (clauses S1 to S9): scale, rounding, bias, cap; -inf where hidden.
+    """u of the tile left @ right.T (clauses S1 to S9): product, scale, rounding, bias, cap, hiding.
 
-    `rows` and `keys` are indices within the batch entry, [R, 1] and [1, K] or the other way round; `first`,
-    `last` and `row_ids` belong to the rows; `kv_ids`, `mask` and `bias` point at the batch entry or plane.
-    Without EDGE every pair is taken for visible: the tile lies within what all its rows see.
+    left and right are queries and keys, and `rows` and `keys` their indices within the batch entry, [R, 1]
+    and [1, K]; or keys and queries, and [1, R] and [K, 1]. `first`, `last` and `row_ids` belong to the rows;
+    `kv_ids`, `mask` and `bias` point at the batch entry or plane. What is hidden becomes -inf; without EDGE
+    every pair is taken for visible: the tile lies within what all its rows see. EVEN: the lengths are
+    multiples of the blocks.
     """
-    u = products
+    # What is read pair by pair is asked for before the product, which hides the wait.
+    if BIAS:
+        added = load_pairs(bias, row_start, rows, keys, q_length, k_length, BIAS_ROW, ALIGNED, not EVEN)
+    if EDGE:
+        if MASK:
+            allowed = load_pairs(mask, row_start, rows, keys, q_length, k_length, True, ALIGNED, not EVEN)
+        if SEGMENTS:
+            key_ids = tl.load(kv_ids + keys, mask=keys < k_length, other=-2)
+    u = tl.dot(left, tl.trans(right), input_precision=PRECISION)
     if SCALE != 1.0:
         u = u * SCALE
     if ROUND == "bfloat16":
@@ -159,9 +172,7 @@ def tile_logits(
     if ROUND == "float16":
         u = u.to(tl.float16).to(tl.float32)
     if BIAS:
-        added = load_pairs(bias, row_start, rows, keys, q_length, k_length, BIAS_ROW, ALIGNED)
-        added = added.to(tl.float32)
-        u = u + added
+        u = u + added.to(tl.float32)
     if CAP != 0.0:
         u = tanh(u * (1.0 / CAP))
     if EDGE:
@@ -169,9 +180,8 @@ def tile_logits(
         if FIRST:
             visible = visible & (first <= keys)
         if SEGMENTS:
-            visible = visible & (row_ids == tl.load(kv_ids + keys, mask=keys < k_length, other=-2))
+            visible = visible & (row_ids == key_ids)
         if MASK:
-            allowed = load_pairs(mask, row_start, rows, keys, q_length, k_length, True, ALIGNED)
             visible = visible & (allowed != 0)
         if BIAS:
             visible = visible & (added != float("-inf"))
@@ -181,8 +191,17 @@ def tile_logits(
 
 @triton.jit
 def finite_or_zero(x):
-    """x, with 0 in place of NaN and inf."""
-    return tl.where(x - x == 0.0, x, 0.0).to(x.dtype)
+    """x, with 0 in place of NaN and inf, told by an exponent of ones: no wider copy of x is made."""
+    if x.dtype == tl.float32:
+        exponent = x.to(tl.int32, bitcast=True) & 0x7F800000
+        finite = exponent != 0x7F800000
+    elif x.dtype == tl.bfloat16:
+        exponent = x.to(tl.int16, bitcast=True) & 0x7F80
+        finite = exponent != 0x7F80
+    else:
+        exponent = x.to(tl.int16, bitcast=True) & 0x7C00
+        finite = exponent != 0x7C00
+    return tl.where(finite, x, 0.0).to(x.dtype)
 
 
 @triton.jit
