@@ -47,9 +47,16 @@ def backward_query(
     HEADS: tl.constexpr = K_HEADS * GROUP
     blocks = tl.cdiv(q_length, BLOCK_Q)
     program = tl.program_id(0)
+    if BIAS and not BIAS_BATCH:
+        # Batch entries that share a tile of the bias run together and read it once from memory.
+        batches = tl.num_programs(0) // (blocks * HEADS)
+        batch = program % batches
+        program = program // batches
+    else:
+        batch = program // (blocks * HEADS)
+    # Under causal order the last blocks of rows have the most keys: they start first.
     block = blocks - 1 - program % blocks
     head = (program // blocks) % HEADS
-    batch = program // (blocks * HEADS)
     row_start = block * BLOCK_Q
     row = row_start + tl.arange(0, BLOCK_Q)
     inside = row < q_length
@@ -181,9 +188,14 @@ def backward_key(
     HEADS: tl.constexpr = K_HEADS * GROUP
     blocks = tl.cdiv(k_length, BLOCK_K)
     program = tl.program_id(0)
+    if BIAS and not BIAS_BATCH:
+        batches = tl.num_programs(0) // (blocks * K_HEADS)
+        batch = program % batches
+        program = program // batches
+    else:
+        batch = program // (blocks * K_HEADS)
     block = program % blocks
     key_head = (program // blocks) % K_HEADS
-    batch = program // (blocks * K_HEADS)
     key_start = block * BLOCK_K
     keys = (key_start + tl.arange(0, BLOCK_K))[:, None]
 

@@ -50,10 +50,16 @@ def forward(
     HEADS: tl.constexpr = K_HEADS * GROUP
     blocks = tl.cdiv(q_length, BLOCK_Q)
     program = tl.program_id(0)
+    if BIAS and not BIAS_BATCH:
+        # Batch entries that share a tile of the bias run together and read it once from memory.
+        batches = tl.num_programs(0) // (blocks * HEADS)
+        batch = program % batches
+        program = program // batches
+    else:
+        batch = program // (blocks * HEADS)
     # Under causal order the last blocks of rows have the most keys: they start first.
     block = blocks - 1 - program % blocks
     head = (program // blocks) % HEADS
-    batch = program // (blocks * HEADS)
     row_start = block * BLOCK_Q
     row = row_start + tl.arange(0, BLOCK_Q)
     inside = row < q_length

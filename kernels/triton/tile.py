@@ -176,7 +176,11 @@ def tile_logits(
     if CAP != 0.0:
         u = tanh(u * (1.0 / CAP))
     if EDGE:
-        visible = (keys <= last) if LAST else (keys < k_length)
+        visible = tl.full([1, 1], 1, tl.int1)
+        if LAST:
+            visible = keys <= last
+        elif not EVEN:
+            visible = keys < k_length
         if FIRST:
             visible = visible & (first <= keys)
         if SEGMENTS:
@@ -225,17 +229,16 @@ def kept_pairs(
     c3 = tl.zeros_like(c0) + batch.to(tl.uint32)
     k0 = tl.load(seed)
     k1 = tl.load(seed + 1)
-    m0 = tl.full([], _M0, tl.uint32)
-    m1 = tl.full([], _M1, tl.uint32)
+    # One wide multiplication gives both halves.
+    m0 = tl.full([], _M0, tl.uint64)
+    m1 = tl.full([], _M1, tl.uint64)
     for _ in tl.static_range(_ROUNDS):
-        high0 = tl.umulhi(c0, m0)
-        high1 = tl.umulhi(c2, m1)
-        low0 = c0 * m0
-        low1 = c2 * m1
-        c0 = high1 ^ c1 ^ k0
-        c1 = low1
-        c2 = high0 ^ c3 ^ k1
-        c3 = low0
+        wide0 = c0.to(tl.uint64) * m0
+        wide1 = c2.to(tl.uint64) * m1
+        c0 = (wide1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c1 = wide1.to(tl.uint32)
+        c2 = (wide0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c3 = wide0.to(tl.uint32)
         k0 = k0 + tl.full([], _W0, tl.uint32)
         k1 = k1 + tl.full([], _W1, tl.uint32)
     limit = tl.full([], THRESHOLD, tl.uint32)
