@@ -9,11 +9,13 @@ nox.options.sessions = ["tests"]
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Everything that guards main: lint, types, the quick gate and the test suite, which speaks last."""
+    """What guards main: lint, types, gates, the compile matrix and the test suite, which speaks last."""
     _install(session, "test", "lint", "types")
     _lint(session)
     _types(session)
     session.run("attest", "gate")
+    _gate_triton_interpret(session)
+    session.run("attest", "compile")
     session.run("pytest", "-n", "auto", "--cov", *session.posargs)
 
 
@@ -22,6 +24,20 @@ def gate(session: nox.Session) -> None:
     """The main job: judge every kernel that this machine can run, by the quick profile."""
     _install(session)
     session.run("attest", "gate", *session.posargs)
+
+
+@nox.session(name="gate-triton-interpret")
+def gate_triton_interpret(session: nox.Session) -> None:
+    """Judge the Triton kernels in Triton's interpreter, which needs no GPU."""
+    _install(session)
+    _gate_triton_interpret(session, *session.posargs)
+
+
+@nox.session(name="compile")
+def compile_matrix(session: nox.Session) -> None:
+    """Compile every Triton kernel for every GPU that we support, none of which need be here."""
+    _install(session)
+    session.run("attest", "compile", *session.posargs)
 
 
 @nox.session
@@ -65,6 +81,11 @@ def _install(session: nox.Session, *groups: str) -> None:
         env={"UV_PROJECT_ENVIRONMENT": session.virtualenv.location},
         external=True,
     )
+
+
+def _gate_triton_interpret(session: nox.Session, *options: str) -> None:
+    # A process interprets kernels or it compiles them: `attest gate` cannot judge both.
+    session.run("attest", "check", "triton.interpret", *options, env={"TRITON_INTERPRET": "1"})
 
 
 def _lint(session: nox.Session) -> None:

@@ -62,9 +62,10 @@ class SeededDraws(PrimitiveProvider):
 def try_values[T](
     body: Callable[[T], None], strategy: SearchStrategy[T], count: int, seed: int, phases: Sequence[Phase]
 ) -> None:
-    """Call `body` with `count` values of a strategy, the simplest first, the same for the same seed.
+    """Call `body` with values of a strategy until it has taken `count`; the same values for the same seed.
 
-    With Phase.shrink, what `body` raises for one value is sought on simpler ones and then raised.
+    It leaves one by `assume`. The simplest value may come before those drawn. With Phase.shrink, what `body`
+    raises for one value is sought on simpler ones and then raised.
     """
 
     @seeded(seed)  # for the shrinker

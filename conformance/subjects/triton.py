@@ -22,8 +22,8 @@ _CUDA = {"exponential": 2.0**-22, "tanh": 2.0**-21}
 _CUDA_ACCUMULATOR = {"float32": 2.0**-24, "bfloat16": 2.0**-23, "float16": 2.0**-23}
 # The fewest keys in a step that the kernels' own table chooses for a dtype, at any head dim.
 _FEWEST_KEYS = {"float32": 16, "bfloat16": 32, "float16": 32}
-# What the table chooses for two bytes and a head dim of 128 on sm_90: where lengths are drawn around.
-PRODUCTION_BLOCKS = (256, 64)
+# What the table chooses for two bytes, a head dim of 128 and causal order on sm_90: where lengths are drawn around.
+PRODUCTION_BLOCKS = (64, 64)
 
 
 def _flash_attention(

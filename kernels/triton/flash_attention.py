@@ -23,8 +23,9 @@ from kernels.visibility import describe_rows
 
 LOG2E = math.log2(math.e)
 MAX_HEAD_DIM = 256
-# Lengths that are a multiple of it are a multiple of any block.
+# The largest block of the table, which only calls without edges take, and the next one.
 LARGEST_BLOCK = 256
+EVEN_LENGTH = 128
 # Beyond it the sums of dkey and dvalue do not fit in registers together, and each gets a launch of its own.
 MAX_SHARED_DIM = 128
 
@@ -314,14 +315,22 @@ def _sizes(sizes: Sizes, kernel: str, call: Call) -> BlockSizes:
 
 
 def _work(call: Call) -> str:
-    """How much a tile costs beside its products, as `choose` names it."""
-    if any(x is not None for x in (call.attention_mask, call.bias, call.dropout_seed)):
-        return "pairs"
+    """What a tile costs beside its products, as `choose` names it."""
     lengths = (call.query.shape[1], call.key.shape[1])
-    hides = call.causal or call.sliding_window != (None, None)
-    hides = hides or any(x is not None for x in (call.q_segment_ids, call.cum_seqlens_q))
-    uneven = any(length % LARGEST_BLOCK for length in lengths)
-    return "edges" if hides or uneven or call.logits_soft_cap is not None else "plain"
+    uneven = any(length % EVEN_LENGTH for length in lengths)
+    hides = call.causal or call.sliding_window != (None, None) or call.cum_seqlens_q is not None
+    pairs = sum(x is not None for x in (call.attention_mask, call.bias, call.dropout_seed))
+    segments = call.q_segment_ids is not None
+    if pairs + segments + (uneven and pairs + segments > 0) > 1:
+        return "rough"
+    if call.bias is not None and call.bias.shape[2] > 1:
+        return "bias"
+    if pairs or segments:
+        return "pairs" if pairs else "segments"
+    if uneven:
+        return "uneven"
+    edges = hides or call.logits_soft_cap is not None or any(length % LARGEST_BLOCK for length in lengths)
+    return "edges" if edges else "plain"
 
 
 def _check_forward(blocks: Any) -> Sizes:

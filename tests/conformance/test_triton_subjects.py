@@ -91,12 +91,13 @@ def test_the_declared_blocks_are_those_of_the_kernels() -> None:
     from conformance.subjects.triton import _FEWEST_KEYS, PRODUCTION_BLOCKS
     from kernels.triton.blocks import choose
 
-    chosen = choose("forward", "sm_90", head_dim=128, itemsize=2)
+    chosen = choose("forward", "sm_90", head_dim=128, itemsize=2, work="edges")
     assert (chosen.q, chosen.k) == PRODUCTION_BLOCKS
     for dtype, fewest in _FEWEST_KEYS.items():
         sizes = {
-            choose("forward", device, head_dim, 4 if dtype == "float32" else 2).k
+            choose("forward", device, head_dim, 4 if dtype == "float32" else 2, work).k
             for device in ("sm_80", "sm_90", "gfx942")
+            for work in ("plain", "edges", "uneven", "segments", "pairs", "bias", "rough")
             for head_dim in (64, 128, 256)
         }
         assert min(sizes) == fewest

@@ -14,7 +14,7 @@ from kernels import triton, xla
 from tests.kernels.interpreted import needs_compiler, needs_interpreter
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """A kernel as the tests call it.
 

@@ -1,5 +1,7 @@
 """What the Triton kernels promise beside the clauses: dtypes, wide heads, sizes of each kernel, refusals."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -17,8 +19,7 @@ def test_all_of_this_in_a_process_of_its_own():
 
 
 @needs_interpreter
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize(("name", "dtype"), [*zip(FEATURES, itertools.cycle(["bfloat16", "float16"]))])
 def test_low_precision_equals_the_clauses(name, dtype):
     """P and dS are rounded to the inputs' dtype, and results once more; lse is not."""
     options, *case = problem(name, dtype)
