@@ -24,9 +24,9 @@ class LogitsGradient:
 
     own [R, N]: before the cap's derivative is applied, what is independent from key to key; its bound is
     that of the whole error. uncapped [R, N]: the same after it.
-    common [R]: the variance of a factor common to dS of the row. pull [R, N]: its covariance with the error of
-    each key's own p, which it contains in the share p. row_dot [R]: the error of D. shift [R]: the
-    part of it that is known beforehand, from rounding the exact O: sums over rows collect its sign.
+    common [R]: the variance of a factor common to dS of the row. pull [R, N]: its covariance with the error
+    of each key's own p, which it contains in the share p. row_dot [R]: the error of D. shift [R]: the part of
+    it that is known beforehand, from rounding the exact O: sums over rows collect its sign.
     weight [R, N]: the error of p, recomputed.
     """
 

@@ -21,8 +21,9 @@ _CUDA = {"exponential": 2.0**-22, "tanh": 2.0**-21}
 # Its matrix unit truncates what it adds to the accumulator; float32 dots are IEEE and never see it.
 _CUDA_ACCUMULATOR = {"float32": 2.0**-24, "bfloat16": 2.0**-23, "float16": 2.0**-23}
 # The fewest keys in a step that the kernels' own table chooses for a dtype, at any head dim.
-_FEWEST_KEYS = {"float32": 16, "bfloat16": 32, "float16": 32}
-# What the table chooses for two bytes, a head dim of 128 and causal order on sm_90: where lengths are drawn around.
+_FEWEST_KEYS = {"float32": 16, "bfloat16": 16, "float16": 16}
+# What the table chooses for two bytes, a head dim of 128 and causal order on sm_90: lengths are drawn
+# around it.
 PRODUCTION_BLOCKS = (64, 64)
 
 
@@ -43,7 +44,9 @@ def _interpreted_numerics(dtype: str, tiling: Tiling) -> Numerics:
 
 
 def _cuda_numerics(dtype: str, tiling: Tiling) -> Numerics:
-    return _declared(dtype, tiling, {**_CUDA, "accumulator": _CUDA_ACCUMULATOR[dtype]})
+    declared = _declared(dtype, tiling, {**_CUDA, "accumulator": _CUDA_ACCUMULATOR[dtype]})
+    # IEEE products are multiplied and added one after the other, into the running sum itself.
+    return replace(declared, key_block=1) if dtype == "float32" else declared
 
 
 def _declared(dtype: str, tiling: Tiling, functions: Mapping[str, float]) -> Numerics:

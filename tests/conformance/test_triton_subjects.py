@@ -89,7 +89,7 @@ def test_the_quick_gate_covers_every_feature_in_gradients() -> None:
 def test_the_declared_blocks_are_those_of_the_kernels() -> None:
     pytest.importorskip("triton")
     from conformance.subjects.triton import _FEWEST_KEYS, PRODUCTION_BLOCKS
-    from kernels.triton.blocks import choose
+    from kernels.triton.blocks import WORK, choose
 
     chosen = choose("forward", "sm_90", head_dim=128, itemsize=2, work="edges")
     assert (chosen.q, chosen.k) == PRODUCTION_BLOCKS
@@ -97,7 +97,7 @@ def test_the_declared_blocks_are_those_of_the_kernels() -> None:
         sizes = {
             choose("forward", device, head_dim, 4 if dtype == "float32" else 2, work).k
             for device in ("sm_80", "sm_90", "gfx942")
-            for work in ("plain", "edges", "uneven", "segments", "pairs", "bias", "rough")
+            for work in WORK
             for head_dim in (64, 128, 256)
         }
         assert min(sizes) == fewest

@@ -2,10 +2,9 @@
 
 import pytest
 
-from kernels.triton.blocks import BlockSizes, _table, choose
+from kernels.triton.blocks import WORK, BlockSizes, _table, choose
 
 KERNELS = ("forward", "backward_query", "backward_key", "backward_bias")
-WORK = ("plain", "edges", "pairs")
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
