@@ -8,7 +8,6 @@ from typing import Any
 
 from kernels.arguments import check_size, refuse
 
-
 # What `choose` calls work.
 WORK = ("plain", "edges", "uneven", "segments", "pairs", "bias", "rough")
 
@@ -46,8 +45,8 @@ class BackwardSizes:
 def choose(kernel: str, device: str, head_dim: int, itemsize: int, work: str) -> BlockSizes:
     """The table's choice for a kernel, by name, on a device such as "sm_90", for inputs of `itemsize` bytes.
 
-    work: one of WORK, what a tile costs beside its products, which decides how large it may be before registers spill.
-    "plain": nothing. "edges": intervals of keys or a cap. "uneven": those at lengths that are no multiple of
+    work: one of WORK, what a tile costs beside its products, which decides how large it may be before
+    registers spill. "plain": nothing. "edges": intervals of keys or a cap. "uneven": those at lengths that are no multiple of
     128. "segments": segment ids. "pairs": a mask, dropout or a bias that all rows share. "bias": a bias of
     every pair. "rough": several of these.
 
