@@ -46,9 +46,9 @@ def choose(kernel: str, device: str, head_dim: int, itemsize: int, work: str) ->
     """The table's choice for a kernel, by name, on a device such as "sm_90", for inputs of `itemsize` bytes.
 
     work: one of WORK, what a tile costs beside its products, which decides how large it may be before
-    registers spill. "plain": nothing. "edges": intervals of keys or a cap. "uneven": those at lengths that are no multiple of
-    128. "segments": segment ids. "pairs": a mask, dropout or a bias that all rows share. "bias": a bias of
-    every pair. "rough": several of these.
+    registers spill. "plain": nothing. "edges": intervals of keys or a cap. "uneven": those at lengths that
+    are no multiple of 128. "segments": segment ids. "pairs": a mask, dropout or a bias that all rows share.
+    "bias": a bias of every pair. "rough": several of these.
 
     The first row that fits: its kernel and bytes are the same, its head_dim is no smaller, and its devices
     and work hold the call's or are absent. Rows without devices come last in the table, as the fallback.

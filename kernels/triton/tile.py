@@ -241,14 +241,10 @@ def kept_pairs(
         c3 = wide0.to(tl.uint32)
         k0 = k0 + tl.full([], _W0, tl.uint32)
         k1 = k1 + tl.full([], _W1, tl.uint32)
-    limit = tl.full([], THRESHOLD, tl.uint32)
-    even = tl.join((c0 >= limit).to(tl.int8), (c2 >= limit).to(tl.int8))
-    odd = tl.join((c1 >= limit).to(tl.int8), (c3 >= limit).to(tl.int8))
-    # The last two axes count 0 to 3 along the key columns of a group.
-    kept = tl.join(even, odd)
+    # The last two axes count 0 to 3 along the key columns of a group. Whole words are moved, not flags.
+    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))
     if TRANSPOSED:
-        kept = tl.permute(kept, (0, 2, 3, 1))
-        kept = tl.reshape(kept, (KEYS, ROWS))
+        words = tl.reshape(tl.permute(words, (0, 2, 3, 1)), (KEYS, ROWS))
     else:
-        kept = tl.reshape(kept, (ROWS, KEYS))
-    return kept != 0
+        words = tl.reshape(words, (ROWS, KEYS))
+    return words >= tl.full([], THRESHOLD, tl.uint32)
