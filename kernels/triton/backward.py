@@ -143,7 +143,7 @@ def backward_query(
                 dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)
                 if DROPOUT:
                     kept = kept_pairs(
-                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False
+                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False, not EDGE
                     )
                     dP = tl.where(kept, dP * KEEP, 0.0)
                 if WEIGHTED:
@@ -300,7 +300,7 @@ def backward_key(
                     P = tl.where(u == float("-inf"), 0.0, P)
                 if DROPOUT:
                     kept = kept_pairs(
-                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, True
+                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, True, not EDGE
                     )
                 if SUM_VALUE:
                     P_out = P
@@ -434,7 +434,9 @@ def backward_bias(
             P = tl.math.exp2(u * UNIT - L)
             dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)
             if DROPOUT:
-                kept = kept_pairs(seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False)
+                kept = kept_pairs(
+                    seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False, False
+                )
                 dP = tl.where(kept, dP * KEEP, 0.0)
             if WEIGHTED:
                 dP = dP * W

@@ -149,7 +149,7 @@ def forward(
                 m = m_new
                 if DROPOUT:
                     kept = kept_pairs(
-                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False
+                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False, not EDGE
                     )
                     P = tl.where(kept, P, 0.0)
                 acc = tl.dot(P.to(V.dtype), V, acc * alpha[:, None], input_precision=PRECISION)

@@ -61,7 +61,7 @@ def mark_rows(
             weighs = tl.math.exp2(u * UNIT - L[:, None]) != 0.0
             if DROPOUT:
                 weighs = weighs & kept_pairs(
-                    seed, batch, head, row_start, key_start, _FEW, _FEW, THRESHOLD, False
+                    seed, batch, head, row_start, key_start, _FEW, _FEW, THRESHOLD, False, False
                 )
             V = load_tile(
                 value + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,

@@ -211,20 +211,28 @@ def finite_or_zero(x):
 @triton.jit
 def kept_pairs(
     seed, batch, head, row_start, key_start, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    THRESHOLD: tl.constexpr, TRANSPOSED: tl.constexpr,
+    THRESHOLD: tl.constexpr, TRANSPOSED: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """Which pairs of a tile dropout keeps (clause S12): Philox4x32-10, four key columns a call.
 
     `key_start` and KEYS are multiples of 4. Returns bool [ROWS, KEYS], or [KEYS, ROWS] if TRANSPOSED.
+    GROUPED makes one call serve its four columns, which must then change their layout; otherwise each
+    pair makes a call of its own. Beside comparisons Triton 3.6 has misplaced what was rearranged, so tiles at
+    the edges are not grouped.
     """
-    groups = (key_start // 4 + tl.arange(0, KEYS // 4)).to(tl.uint32)
-    rows = (row_start + tl.arange(0, ROWS)).to(tl.uint32)
-    if TRANSPOSED:
-        c0 = tl.broadcast_to(groups[:, None], (KEYS // 4, ROWS))
-        c1 = tl.broadcast_to(rows[None, :], (KEYS // 4, ROWS))
+    row = (row_start + tl.arange(0, ROWS)).to(tl.uint32)
+    if GROUPED:
+        column = key_start // 4 + tl.arange(0, KEYS // 4)
+        group = column.to(tl.uint32)
     else:
-        c0 = tl.broadcast_to(groups[None, :], (ROWS, KEYS // 4))
-        c1 = tl.broadcast_to(rows[:, None], (ROWS, KEYS // 4))
+        column = key_start + tl.arange(0, KEYS)
+        group = (column // 4).to(tl.uint32)
+    if TRANSPOSED:
+        c0 = tl.broadcast_to(group[:, None], (group.shape[0], ROWS))
+        c1 = tl.broadcast_to(row[None, :], (group.shape[0], ROWS))
+    else:
+        c0 = tl.broadcast_to(group[None, :], (ROWS, group.shape[0]))
+        c1 = tl.broadcast_to(row[:, None], (ROWS, group.shape[0]))
     c2 = tl.zeros_like(c0) + head.to(tl.uint32)
     c3 = tl.zeros_like(c0) + batch.to(tl.uint32)
     k0 = tl.load(seed)
@@ -241,10 +249,21 @@ def kept_pairs(
         c3 = wide0.to(tl.uint32)
         k0 = k0 + tl.full([], _W0, tl.uint32)
         k1 = k1 + tl.full([], _W1, tl.uint32)
-    # The last two axes count 0 to 3 along the key columns of a group. Whole words are moved, not flags.
-    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))
-    if TRANSPOSED:
-        words = tl.reshape(tl.permute(words, (0, 2, 3, 1)), (KEYS, ROWS))
+    limit = tl.full([], THRESHOLD, tl.uint32)
+    if GROUPED:
+        even = tl.join((c0 >= limit).to(tl.int8), (c2 >= limit).to(tl.int8))
+        odd = tl.join((c1 >= limit).to(tl.int8), (c3 >= limit).to(tl.int8))
+        # The last two axes count 0 to 3 along the key columns of a group.
+        kept = tl.join(even, odd)
+        if TRANSPOSED:
+            kept = tl.reshape(tl.permute(kept, (0, 2, 3, 1)), (KEYS, ROWS)) != 0
+        else:
+            kept = tl.reshape(kept, (ROWS, KEYS)) != 0
     else:
-        words = tl.reshape(words, (ROWS, KEYS))
-    return words >= tl.full([], THRESHOLD, tl.uint32)
+        place = column % 4
+        if TRANSPOSED:
+            place = place[:, None]
+        else:
+            place = place[None, :]
+        kept = tl.where(place == 0, c0, tl.where(place == 1, c1, tl.where(place == 2, c2, c3))) >= limit
+    return kept
