@@ -17,6 +17,7 @@ import triton.language as tl
 from kernels.triton.tile import (
     finite_or_zero,
     kept_pairs,
+    key_order,
     load_rows,
     load_tile,
     offset,
@@ -58,7 +59,9 @@ def backward_query(
     block = blocks - 1 - program % blocks
     head = (program // blocks) % HEADS
     row_start = block * BLOCK_Q
-    row = row_start + tl.arange(0, BLOCK_Q)
+    q_order = tl.arange(0, BLOCK_Q)
+    k_order, group, word = key_order(BLOCK_K, DROPOUT, False)
+    row = row_start + q_order
     inside = row < q_length
     key_head = head // GROUP
 
@@ -66,8 +69,8 @@ def backward_query(
     v_at = value + offset(batch, k_length, 0, K_HEADS * DV) + key_head * DV
     q_at = query + offset(batch, q_length, row_start, HEADS * D) + head * D
     o_at = d_out + offset(batch, q_length, row_start, HEADS * DV) + head * DV
-    Q = load_tile(q_at, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, not EVEN_Q)
-    dO = load_tile(o_at, q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, not EVEN_Q)
+    Q = load_tile(q_at, q_order, q_length - row_start, HEADS * D, D, BLOCK_D, not EVEN_Q)
+    dO = load_tile(o_at, q_order, q_length - row_start, HEADS * DV, DV, BLOCK_DV, not EVEN_Q)
     row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
     L = tl.load(lse2 + row_at, mask=inside, other=float("inf"))[:, None]
     Delta = tl.load(delta + row_at, mask=inside, other=0.0)[:, None]
@@ -122,14 +125,14 @@ def backward_query(
                 else:
                     block_k = whole_start + step
                 key_start = block_k * BLOCK_K
-                keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
+                keys = (key_start + k_order)[None, :]
                 K = load_tile(
-                    k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
-                    K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE and not EVEN_K,
+                    k_at + key_start.to(tl.int64) * (K_HEADS * D), k_order, k_length - key_start,
+                    K_HEADS * D, D, BLOCK_D, EDGE and not EVEN_K,
                 )  # fmt: skip
                 V = load_tile(
-                    v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
-                    K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE and not EVEN_K,
+                    v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_order, k_length - key_start,
+                    K_HEADS * DV, DV, BLOCK_DV, EDGE and not EVEN_K,
                 )  # fmt: skip
                 if EDGE and CAREFUL:
                     K = finite_or_zero(K)
@@ -143,7 +146,7 @@ def backward_query(
                 dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)
                 if DROPOUT:
                     kept = kept_pairs(
-                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False, not EDGE
+                        seed, batch, head, row[:, None], key_start, group[None, :], word[None, :], THRESHOLD
                     )
                     dP = tl.where(kept, dP * KEEP, 0.0)
                 if WEIGHTED:
@@ -157,7 +160,7 @@ def backward_query(
 
     d_query_at = d_query + offset(batch, q_length, row_start, HEADS * D) + head * D
     store_tile(
-        d_query_at, dQ * SOFTMAX_SCALE, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, not EVEN_Q
+        d_query_at, dQ * SOFTMAX_SCALE, q_order, q_length - row_start, HEADS * D, D, BLOCK_D, not EVEN_Q
     )
 
 
@@ -197,12 +200,14 @@ def backward_key(
     block = program % blocks
     key_head = (program // blocks) % K_HEADS
     key_start = block * BLOCK_K
-    keys = (key_start + tl.arange(0, BLOCK_K))[:, None]
+    q_order = tl.arange(0, BLOCK_Q)
+    k_order, group, word = key_order(BLOCK_K, DROPOUT, True)
+    keys = (key_start + k_order)[:, None]
 
     k_at = key + offset(batch, k_length, key_start, K_HEADS * D) + key_head * D
     v_at = value + offset(batch, k_length, key_start, K_HEADS * DV) + key_head * DV
-    K = load_tile(k_at, k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D, not EVEN_K)
-    V = load_tile(v_at, k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, not EVEN_K)
+    K = load_tile(k_at, k_order, k_length - key_start, K_HEADS * D, D, BLOCK_D, not EVEN_K)
+    V = load_tile(v_at, k_order, k_length - key_start, K_HEADS * DV, DV, BLOCK_DV, not EVEN_K)
 
     q_blocks = tl.cdiv(q_length, BLOCK_Q)
     start = 0
@@ -254,15 +259,15 @@ def backward_key(
                 else:
                     block_q = whole_start + within
                 row_start = block_q * BLOCK_Q
-                row = row_start + tl.arange(0, BLOCK_Q)
+                row = row_start + q_order
                 inside = row < q_length
                 Q = load_tile(
                     query + offset(batch, q_length, row_start, HEADS * D) + head * D,
-                    q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, not EVEN_Q,
+                    q_order, q_length - row_start, HEADS * D, D, BLOCK_D, not EVEN_Q,
                 )  # fmt: skip
                 dO = load_tile(
                     d_out + offset(batch, q_length, row_start, HEADS * DV) + head * DV,
-                    q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, not EVEN_Q,
+                    q_order, q_length - row_start, HEADS * DV, DV, BLOCK_DV, not EVEN_Q,
                 )  # fmt: skip
                 row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
                 L = tl.load(lse2 + row_at, mask=inside, other=float("inf"))
@@ -300,7 +305,7 @@ def backward_key(
                     P = tl.where(u == float("-inf"), 0.0, P)
                 if DROPOUT:
                     kept = kept_pairs(
-                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, True, not EDGE
+                        seed, batch, head, row[None, :], key_start, group[:, None], word[:, None], THRESHOLD
                     )
                 if SUM_VALUE:
                     P_out = P
@@ -325,11 +330,11 @@ def backward_key(
     if SUM_KEY:
         d_key_at = d_key + offset(batch, k_length, key_start, K_HEADS * D) + key_head * D
         store_tile(
-            d_key_at, dK * SOFTMAX_SCALE, k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D, not EVEN_K
+            d_key_at, dK * SOFTMAX_SCALE, k_order, k_length - key_start, K_HEADS * D, D, BLOCK_D, not EVEN_K
         )
     if SUM_VALUE:
         d_value_at = d_value + offset(batch, k_length, key_start, K_HEADS * DV) + key_head * DV
-        store_tile(d_value_at, dV, k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, not EVEN_K)
+        store_tile(d_value_at, dV, k_order, k_length - key_start, K_HEADS * DV, DV, BLOCK_DV, not EVEN_K)
 
 
 @triton.jit
@@ -360,7 +365,9 @@ def backward_bias(
     block = program % blocks
     rest = program // blocks
     key_start = block * BLOCK_K
-    keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
+    q_order = tl.arange(0, BLOCK_Q)
+    k_order, group, word = key_order(BLOCK_K, DROPOUT, False)
+    keys = (key_start + k_order)[None, :]
     own_rows = program * 0
     own_head = program * 0
     own_batch = program * 0
@@ -390,24 +397,24 @@ def backward_bias(
             visit = (tl.load(range_at) <= block) & (block < tl.load(range_at + 3))
         if visit:
             row_start = block_q * BLOCK_Q
-            row = row_start + tl.arange(0, BLOCK_Q)
+            row = row_start + q_order
             inside = row < q_length
             key_head = head // GROUP
             Q = load_tile(
                 query + offset(batch, q_length, row_start, HEADS * D) + head * D,
-                q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, not EVEN_Q,
+                q_order, q_length - row_start, HEADS * D, D, BLOCK_D, not EVEN_Q,
             )  # fmt: skip
             dO = load_tile(
                 d_out + offset(batch, q_length, row_start, HEADS * DV) + head * DV,
-                q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, not EVEN_Q,
+                q_order, q_length - row_start, HEADS * DV, DV, BLOCK_DV, not EVEN_Q,
             )  # fmt: skip
             K = load_tile(
                 key + offset(batch, k_length, key_start, K_HEADS * D) + key_head * D,
-                k_length - key_start, K_HEADS * D, BLOCK_K, D, BLOCK_D, not EVEN_K,
+                k_order, k_length - key_start, K_HEADS * D, D, BLOCK_D, not EVEN_K,
             )  # fmt: skip
             V = load_tile(
                 value + offset(batch, k_length, key_start, K_HEADS * DV) + key_head * DV,
-                k_length - key_start, K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, not EVEN_K,
+                k_order, k_length - key_start, K_HEADS * DV, DV, BLOCK_DV, not EVEN_K,
             )  # fmt: skip
             row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
             L = tl.load(lse2 + row_at, mask=inside, other=float("inf"))[:, None]
@@ -435,7 +442,7 @@ def backward_bias(
             dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)
             if DROPOUT:
                 kept = kept_pairs(
-                    seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False, False
+                    seed, batch, head, row[:, None], key_start, group[None, :], word[None, :], THRESHOLD
                 )
                 dP = tl.where(kept, dP * KEEP, 0.0)
             if WEIGHTED:
@@ -454,5 +461,5 @@ def backward_bias(
         address = plane_at + row.to(tl.int64) * k_length + keys
         tl.store(address, total.to(element), mask=(row < q_length) & (keys < k_length))
     else:
-        key_index = key_start + tl.arange(0, BLOCK_K)
+        key_index = key_start + k_order
         tl.store(plane_at + key_index, tl.sum(total, 0).to(element), mask=key_index < k_length)

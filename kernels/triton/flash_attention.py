@@ -321,9 +321,7 @@ def _work(call: Call) -> str:
     hides = call.causal or call.sliding_window != (None, None) or call.cum_seqlens_q is not None
     pairs = sum(x is not None for x in (call.attention_mask, call.bias, call.dropout_seed))
     segments = call.q_segment_ids is not None
-    # At edges dropout holds four times the words: it makes a call of its own there.
-    dropped_edges = call.dropout_seed is not None and hides
-    if pairs + segments + dropped_edges + (uneven and pairs + segments > 0) > 1:
+    if pairs + segments + (uneven and pairs + segments > 0) > 1:
         return "rough"
     if call.bias is not None and call.bias.shape[2] > 1:
         return "bias"

@@ -15,6 +15,7 @@ from kernels.triton.tile import (
     LOWEST,
     finite_or_zero,
     kept_pairs,
+    key_order,
     load_rows,
     load_tile,
     offset,
@@ -61,14 +62,16 @@ def forward(
     block = blocks - 1 - program % blocks
     head = (program // blocks) % HEADS
     row_start = block * BLOCK_Q
-    row = row_start + tl.arange(0, BLOCK_Q)
+    q_order = tl.arange(0, BLOCK_Q)
+    k_order, group, word = key_order(BLOCK_K, DROPOUT, False)
+    row = row_start + q_order
     inside = row < q_length
     key_head = head // GROUP
 
     q_at = query + offset(batch, q_length, row_start, HEADS * D) + head * D
     k_at = key + offset(batch, k_length, 0, K_HEADS * D) + key_head * D
     v_at = value + offset(batch, k_length, 0, K_HEADS * DV) + key_head * DV
-    Q = load_tile(q_at, q_length - row_start, HEADS * D, BLOCK_Q, D, BLOCK_D, not EVEN_Q)
+    Q = load_tile(q_at, q_order, q_length - row_start, HEADS * D, D, BLOCK_D, not EVEN_Q)
 
     first_key, last_key, row_ids = load_rows(
         first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
@@ -125,14 +128,14 @@ def forward(
                 else:
                     block_k = whole_start + step
                 key_start = block_k * BLOCK_K
-                keys = (key_start + tl.arange(0, BLOCK_K))[None, :]
+                keys = (key_start + k_order)[None, :]
                 K = load_tile(
-                    k_at + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
-                    K_HEADS * D, BLOCK_K, D, BLOCK_D, EDGE and not EVEN_K,
+                    k_at + key_start.to(tl.int64) * (K_HEADS * D), k_order, k_length - key_start,
+                    K_HEADS * D, D, BLOCK_D, EDGE and not EVEN_K,
                 )  # fmt: skip
                 V = load_tile(
-                    v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
-                    K_HEADS * DV, BLOCK_K, DV, BLOCK_DV, EDGE and not EVEN_K,
+                    v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_order, k_length - key_start,
+                    K_HEADS * DV, DV, BLOCK_DV, EDGE and not EVEN_K,
                 )  # fmt: skip
                 if EDGE and CAREFUL:
                     V = finite_or_zero(V)
@@ -149,7 +152,7 @@ def forward(
                 m = m_new
                 if DROPOUT:
                     kept = kept_pairs(
-                        seed, batch, head, row_start, key_start, BLOCK_Q, BLOCK_K, THRESHOLD, False, not EDGE
+                        seed, batch, head, row[:, None], key_start, group[None, :], word[None, :], THRESHOLD
                     )
                     P = tl.where(kept, P, 0.0)
                 acc = tl.dot(P.to(V.dtype), V, acc * alpha[:, None], input_precision=PRECISION)
@@ -171,7 +174,7 @@ def forward(
         factor = factor / tl.where(norm == 0.0, 1.0, norm)
     out_at = out + offset(batch, q_length, row_start, HEADS * DV) + head * DV
     store_tile(
-        out_at, acc * factor[:, None], q_length - row_start, HEADS * DV, BLOCK_Q, DV, BLOCK_DV, not EVEN_Q
+        out_at, acc * factor[:, None], q_order, q_length - row_start, HEADS * DV, DV, BLOCK_DV, not EVEN_Q
     )
 
     if HIDES:

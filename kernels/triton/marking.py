@@ -8,7 +8,7 @@ values. In a call without such values nothing of this runs.
 import triton
 import triton.language as tl
 
-from kernels.triton.tile import LOG2E, kept_pairs, load_rows, load_tile, offset, tile_logits
+from kernels.triton.tile import LOG2E, kept_pairs, key_order, load_rows, load_tile, offset, tile_logits
 
 # Rows and keys at a time: few, so that what is seldom run takes no registers from what is always run.
 _FEW = tl.constexpr(16)
@@ -32,12 +32,14 @@ def mark_rows(
     """
     # What is read and written from here on, other threads have stored.
     tl.debug_barrier()
+    q_order = tl.arange(0, _FEW)
+    k_order, group, word = key_order(_FEW, False, False)
     for some in tl.range(0, BLOCK_Q // _FEW):
         row_start = block_start + some * _FEW
-        row = row_start + tl.arange(0, _FEW)
+        row = row_start + q_order
         inside = row < q_length
         q_at = query + offset(batch, q_length, row_start, HEADS * D) + head * D
-        Q = load_tile(q_at, q_length - row_start, HEADS * D, _FEW, D, BLOCK_D, True)
+        Q = load_tile(q_at, q_order, q_length - row_start, HEADS * D, D, BLOCK_D, True)
         first_key, last_key, row_ids = load_rows(
             first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
         )
@@ -48,10 +50,10 @@ def mark_rows(
         hits = tl.zeros([_FEW, BLOCK_DV], tl.float32)
         for step in tl.range(start * BLOCK_K // _FEW, stop * BLOCK_K // _FEW, num_stages=1):
             key_start = step * _FEW
-            keys = (key_start + tl.arange(0, _FEW))[None, :]
+            keys = (key_start + k_order)[None, :]
             K = load_tile(
-                key + key_start.to(tl.int64) * (K_HEADS * D), k_length - key_start,
-                K_HEADS * D, _FEW, D, BLOCK_D, True,
+                key + key_start.to(tl.int64) * (K_HEADS * D), k_order, k_length - key_start,
+                K_HEADS * D, D, BLOCK_D, True,
             )  # fmt: skip
             u = tile_logits(
                 Q, K, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
@@ -61,11 +63,11 @@ def mark_rows(
             weighs = tl.math.exp2(u * UNIT - L[:, None]) != 0.0
             if DROPOUT:
                 weighs = weighs & kept_pairs(
-                    seed, batch, head, row_start, key_start, _FEW, _FEW, THRESHOLD, False, False
+                    seed, batch, head, row[:, None], key_start, group[None, :], word[None, :], THRESHOLD
                 )
             V = load_tile(
-                value + key_start.to(tl.int64) * (K_HEADS * DV), k_length - key_start,
-                K_HEADS * DV, _FEW, DV, BLOCK_DV, True,
+                value + key_start.to(tl.int64) * (K_HEADS * DV), k_order, k_length - key_start,
+                K_HEADS * DV, DV, BLOCK_DV, True,
             )  # fmt: skip
             strange = tl.where(V - V == 0.0, 0.0, 1.0).to(V.dtype)
             hits = tl.dot(weighs.to(V.dtype), strange, hits, input_precision=PRECISION)

@@ -23,11 +23,14 @@ _ROUNDS = tl.constexpr(ROUNDS)
 
 @triton.jit
 def load_tile(
-    pointer, limit, ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_WIDTH: tl.constexpr, CHECK: tl.constexpr,
+    pointer, order, limit, ROW_STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    CHECK: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, BLOCK_WIDTH] from `pointer`, its first row; 0 past `limit` rows (if CHECK) and past WIDTH."""
-    rows = tl.arange(0, ROWS)[:, None]
+    """[rows, BLOCK_WIDTH] from `pointer`, row 0, in the `order` given: the index [rows] of each row.
+
+    0 in rows from `limit` on (if CHECK) and in columns past WIDTH.
+    """
+    rows = order[:, None]
     columns = tl.arange(0, BLOCK_WIDTH)[None, :]
     address = pointer + rows * ROW_STRIDE + columns
     if CHECK:
@@ -44,11 +47,11 @@ def load_tile(
 
 @triton.jit
 def store_tile(
-    pointer, tile, limit, ROW_STRIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_WIDTH: tl.constexpr, CHECK: tl.constexpr,
+    pointer, tile, order, limit, ROW_STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    CHECK: tl.constexpr,
 ):  # fmt: skip
     """The inverse of `load_tile`: rounds to the pointer's dtype, and leaves what lies past the limits."""
-    rows = tl.arange(0, ROWS)[:, None]
+    rows = order[:, None]
     columns = tl.arange(0, BLOCK_WIDTH)[None, :]
     address = pointer + rows * ROW_STRIDE + columns
     tile = tile.to(pointer.dtype.element_ty)
@@ -209,30 +212,36 @@ def finite_or_zero(x):
 
 
 @triton.jit
-def kept_pairs(
-    seed, batch, head, row_start, key_start, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    THRESHOLD: tl.constexpr, TRANSPOSED: tl.constexpr, GROUPED: tl.constexpr,
-):  # fmt: skip
-    """Which pairs of a tile dropout keeps (clause S12): Philox4x32-10, four key columns a call.
+def key_order(KEYS: tl.constexpr, DROPOUT: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """[KEYS] int32, three times: which key of its block a column of a tile is, or a row if TRANSPOSED; then
+    that key's group of four, and its place in the group.
 
-    `key_start` and KEYS are multiples of 4. Returns bool [ROWS, KEYS], or [KEYS, ROWS] if TRANSPOSED.
-    GROUPED makes one call serve its four columns, which must then change their layout; otherwise each
-    pair makes a call of its own. Beside comparisons Triton 3.6 has misplaced what was rearranged, so tiles at
-    the edges are not grouped.
+    The keys of a group share a Philox call. In a tile that comes out of a matrix unit of NVIDIA a thread holds
+    columns 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, or rows t and t + 8. So under dropout keys are handed out in
+    an order that gives these to one group: each thread then computes a call once, the compiler sees that it
+    is the same, and nothing moves between threads. The order changes no result beyond rounding.
     """
-    row = (row_start + tl.arange(0, ROWS)).to(tl.uint32)
-    if GROUPED:
-        column = key_start // 4 + tl.arange(0, KEYS // 4)
-        group = column.to(tl.uint32)
-    else:
-        column = key_start + tl.arange(0, KEYS)
-        group = (column // 4).to(tl.uint32)
-    if TRANSPOSED:
-        c0 = tl.broadcast_to(group[:, None], (group.shape[0], ROWS))
-        c1 = tl.broadcast_to(row[None, :], (group.shape[0], ROWS))
-    else:
-        c0 = tl.broadcast_to(group[None, :], (ROWS, group.shape[0]))
-        c1 = tl.broadcast_to(row[:, None], (ROWS, group.shape[0]))
+    index = tl.arange(0, KEYS)
+    order, group, word = index, index // 4, index % 4
+    if DROPOUT:
+        if TRANSPOSED:
+            group = index // 16 * 4 + index // 2 % 4
+            word = index % 2 * 2 + index // 8 % 2
+        else:
+            group = index // 16 * 4 + index // 2 % 4
+            word = index // 8 % 2 * 2 + index % 2
+        order = group * 4 + word
+    return order, group, word
+
+
+@triton.jit
+def kept_pairs(seed, batch, head, rows, key_start, groups, words, THRESHOLD: tl.constexpr):
+    """Which pairs of a tile dropout keeps (clause S12), bool: Philox4x32-10.
+
+    `rows` are indices within the batch entry; `groups` and `words` as `key_order` has them, from the key
+    `key_start` on, a multiple of 4. They broadcast against the rows.
+    """
+    c1, c0 = tl.broadcast(rows.to(tl.uint32), (key_start // 4 + groups).to(tl.uint32))
     c2 = tl.zeros_like(c0) + head.to(tl.uint32)
     c3 = tl.zeros_like(c0) + batch.to(tl.uint32)
     k0 = tl.load(seed)
@@ -249,21 +258,6 @@ def kept_pairs(
         c3 = wide0.to(tl.uint32)
         k0 = k0 + tl.full([], _W0, tl.uint32)
         k1 = k1 + tl.full([], _W1, tl.uint32)
-    limit = tl.full([], THRESHOLD, tl.uint32)
-    if GROUPED:
-        even = tl.join((c0 >= limit).to(tl.int8), (c2 >= limit).to(tl.int8))
-        odd = tl.join((c1 >= limit).to(tl.int8), (c3 >= limit).to(tl.int8))
-        # The last two axes count 0 to 3 along the key columns of a group.
-        kept = tl.join(even, odd)
-        if TRANSPOSED:
-            kept = tl.reshape(tl.permute(kept, (0, 2, 3, 1)), (KEYS, ROWS)) != 0
-        else:
-            kept = tl.reshape(kept, (ROWS, KEYS)) != 0
-    else:
-        place = column % 4
-        if TRANSPOSED:
-            place = place[:, None]
-        else:
-            place = place[None, :]
-        kept = tl.where(place == 0, c0, tl.where(place == 1, c1, tl.where(place == 2, c2, c3))) >= limit
-    return kept
+    low = tl.where(words == 0, c0, c1)
+    high = tl.where(words == 2, c2, c3)
+    return tl.where(words < 2, low, high) >= tl.full([], THRESHOLD, tl.uint32)
