@@ -260,7 +260,7 @@ def backward_key(
                     block_q = whole_start + within
                 row_start = block_q * BLOCK_Q
                 row = row_start + q_order
-                inside = row < q_length
+                inside = (row < q_length) | EVEN_Q
                 Q = load_tile(
                     query + offset(batch, q_length, row_start, HEADS * D) + head * D,
                     q_order, q_length - row_start, HEADS * D, D, BLOCK_D, not EVEN_Q,
@@ -303,24 +303,22 @@ def backward_key(
                 if EDGE:
                     # A row whose lse is NaN must not reach keys that it does not see.
                     P = tl.where(u == float("-inf"), 0.0, P)
+                P_out = P
                 if DROPOUT:
                     kept = kept_pairs(
                         seed, batch, head, row[None, :], key_start, group[:, None], word[:, None], THRESHOLD
                     )
+                    P_out = tl.where(kept, P * KEEP, 0.0)
+                if WEIGHTED:
+                    P_out = P_out * W
                 if SUM_VALUE:
-                    P_out = P
-                    if DROPOUT:
-                        P_out = tl.where(kept, P * KEEP, 0.0)
-                    if WEIGHTED:
-                        P_out = P_out * W
                     dV = tl.dot(P_out.to(dO.dtype), dO, dV, input_precision=PRECISION)
                 if SUM_KEY:
                     dP = tl.dot(V, tl.trans(dO), input_precision=PRECISION)
-                    if DROPOUT:
-                        dP = tl.where(kept, dP * KEEP, 0.0)
-                    if WEIGHTED:
-                        dP = dP * W
-                    dS = P * (dP - Delta[None, :])
+                    if DROPOUT or WEIGHTED:
+                        dS = P_out * dP - P * Delta[None, :]
+                    else:
+                        dS = P * (dP - Delta[None, :])
                     if CAP != 0.0:
                         dS = dS * (1.0 - u * u)
                     if EDGE:

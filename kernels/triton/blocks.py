@@ -9,7 +9,7 @@ from typing import Any
 from kernels.arguments import check_size, refuse
 
 # What `choose` calls work.
-WORK = ("plain", "edges", "uneven", "segments", "pairs", "bias", "rough")
+WORK = ("plain", "edges", "short", "uneven", "segments", "dropout", "dropped", "pairs", "bias", "rough")
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,30 @@ def choose(kernel: str, device: str, head_dim: int, itemsize: int, work: str) ->
     """The table's choice for a kernel, by name, on a device such as "sm_90", for inputs of `itemsize` bytes.
 
     work: one of WORK, what a tile costs beside its products, which decides how large it may be before
-    registers spill. "plain": nothing. "edges": intervals of keys or a cap. "uneven": those at lengths that
-    are no multiple of 128. "segments": segment ids. "pairs": a mask, dropout or a bias that all rows share.
-    "bias": a bias of every pair. "rough": several of these.
+    registers spill:
+
+    - "plain": nothing; "edges": intervals of keys or a cap; "short": the same with a window, where loops are
+      short; "uneven": lengths that are no multiple of 128; "segments": segment ids;
+    - "dropout": dropout; "dropped": dropout with segment ids or uneven lengths;
+    - "pairs": a mask, or a bias that all rows share; "bias": a bias of every pair;
+    - "rough": a mask or bias with another of these.
 
     The first row that fits: its kernel and bytes are the same, its head_dim is no smaller, and its devices
     and work hold the call's or are absent. Rows without devices come last in the table, as the fallback.
     """
-    for row in _table():
+    for row in _tables()["sizes"]:
         fits = row["kernel"] == kernel and row["bytes"] == itemsize and head_dim <= row["head_dim"]
         if fits and device in row.get("devices", (device,)) and work in row.get("work", (work,)):
             return BlockSizes(row["q"], row["k"], row["warps"], row["stages"])
     raise LookupError(f"blocks.toml has no row for {kernel}, head_dim {head_dim}, {itemsize} bytes, {work}")
 
 
+def separate(head_dim: int, work: str) -> bool:
+    """Whether dkey and dvalue are summed by a launch each, since both sums leave too few registers."""
+    rows = _tables()["separate"]
+    return any(head_dim > row["over"] and work in row.get("work", (work,)) for row in rows)
+
+
 @cache
-def _table() -> list[dict[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name("blocks.toml").read_text())["sizes"]
+def _tables() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(Path(__file__).with_name("blocks.toml").read_text())

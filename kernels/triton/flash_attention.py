@@ -16,7 +16,7 @@ from kernels.arguments import Call, refuse
 from kernels.flash import Passes, Settings, cotangent_call, flash_kernels, sink_cotangent
 from kernels.ranges import key_blocks, query_blocks
 from kernels.triton.backward import backward_bias, backward_key, backward_query
-from kernels.triton.blocks import BackwardSizes, BlockSizes, choose
+from kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
 from kernels.triton.forward import forward
 from kernels.triton.launch import Launch, launch, recording_id, target_device
 from kernels.visibility import describe_rows
@@ -26,8 +26,6 @@ MAX_HEAD_DIM = 256
 # The largest block of the table, which only calls without edges take, and the next one.
 LARGEST_BLOCK = 256
 EVEN_LENGTH = 128
-# Beyond it the sums of dkey and dvalue do not fit in registers together, and each gets a launch of its own.
-MAX_SHARED_DIM = 128
 
 _PRECISIONS = {
     None: "ieee",
@@ -176,7 +174,7 @@ def _backward(
 
     (d_query,) = run(backward_query, (call.query,), by_key=False, HIDES=hides)
     empty = _rows_may_be_empty(call)
-    if max(call.query.shape[3], call.value.shape[3]) <= MAX_SHARED_DIM:
+    if not separate(_largest_dim(call), _work(call)):
         d_key, d_value = run(
             backward_key, (call.key, call.value), by_key=True, EMPTY=empty, SUM_KEY=True, SUM_VALUE=True
         )
@@ -306,7 +304,7 @@ def _sizes(sizes: Sizes, kernel: str, call: Call) -> BlockSizes:
     asked = getattr(sizes.asked, kernel.removeprefix("backward_"), sizes.asked)
     if asked is not None:
         return asked
-    dim = max(call.query.shape[3], call.value.shape[3])
+    dim = _largest_dim(call)
     if dim > MAX_HEAD_DIM:
         raise NotImplementedError(
             f"kernels.triton: head_dim {dim} is not supported, at most {MAX_HEAD_DIM} is. Use kernels.xla."
@@ -314,23 +312,29 @@ def _sizes(sizes: Sizes, kernel: str, call: Call) -> BlockSizes:
     return choose(kernel, sizes.device, dim, call.query.dtype.itemsize, _work(call))
 
 
+def _largest_dim(call: Call) -> int:
+    return max(call.query.shape[3], call.value.shape[3])
+
+
 def _work(call: Call) -> str:
     """What a tile costs beside its products, as `choose` names it."""
     lengths = (call.query.shape[1], call.key.shape[1])
     uneven = any(length % EVEN_LENGTH for length in lengths)
-    hides = call.causal or call.sliding_window != (None, None) or call.cum_seqlens_q is not None
-    pairs = sum(x is not None for x in (call.attention_mask, call.bias, call.dropout_seed))
+    dropout = call.dropout_seed is not None
     segments = call.q_segment_ids is not None
-    if pairs + segments + (uneven and pairs + segments > 0) > 1:
+    pairs = sum(x is not None for x in (call.attention_mask, call.bias))
+    if pairs and pairs + dropout + segments + uneven > 1:
         return "rough"
-    if call.bias is not None and call.bias.shape[2] > 1:
-        return "bias"
-    if pairs or segments:
-        return "pairs" if pairs else "segments"
-    if uneven:
-        return "uneven"
-    edges = hides or call.logits_soft_cap is not None or any(length % LARGEST_BLOCK for length in lengths)
-    return "edges" if edges else "plain"
+    if pairs:
+        return "bias" if call.bias is not None and call.bias.shape[2] > 1 else "pairs"
+    if dropout:
+        return "dropped" if segments or uneven else "dropout"
+    if segments or uneven:
+        return "segments" if segments else "uneven"
+    if call.sliding_window != (None, None):
+        return "short"
+    edges = call.causal or call.cum_seqlens_q is not None or call.logits_soft_cap is not None
+    return "edges" if edges or any(length % LARGEST_BLOCK for length in lengths) else "plain"
 
 
 def _check_forward(blocks: Any) -> Sizes:

@@ -216,10 +216,10 @@ def key_order(KEYS: tl.constexpr, DROPOUT: tl.constexpr, TRANSPOSED: tl.constexp
     """[KEYS] int32, three times: which key of its block a column of a tile is, or a row if TRANSPOSED; then
     that key's group of four, and its place in the group.
 
-    The keys of a group share a Philox call. In a tile that comes out of a matrix unit of NVIDIA a thread holds
+    The keys of a group share a Philox call. In a tile that comes out of NVIDIA's matrix unit a thread holds
     columns 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, or rows t and t + 8. So under dropout keys are handed out in
-    an order that gives these to one group: each thread then computes a call once, the compiler sees that it
-    is the same, and nothing moves between threads. The order changes no result beyond rounding.
+    an order that gives these to one group: each thread then computes a call once, which the compiler
+    sees, and nothing moves between threads. The order changes no result beyond rounding.
     """
     index = tl.arange(0, KEYS)
     order, group, word = index, index // 4, index % 4

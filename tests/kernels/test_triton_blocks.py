@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.triton.blocks import WORK, BlockSizes, _table, choose
+from kernels.triton.blocks import WORK, BlockSizes, _tables, choose, separate
 
 KERNELS = ("forward", "backward_query", "backward_key", "backward_bias")
 
@@ -26,7 +26,7 @@ def test_a_question_without_a_row_is_named(question):
 
 def test_every_row_is_legal_and_answers_some_question():
     fields = {"kernel", "bytes", "head_dim", "q", "k", "warps", "stages"}
-    for row in _table():
+    for row in _tables()["sizes"]:
         assert fields <= set(row) <= fields | {"devices", "work"}
         assert row["kernel"] in KERNELS
         assert row["bytes"] in (2, 4)
@@ -46,6 +46,15 @@ def test_rows_of_a_device_come_before_the_fallback():
         choose("forward", "sm_90", d, 2, "plain") != choose("forward", "new", d, 2, "plain")
         for d in (64, 128)
     )
+
+
+def test_beyond_the_head_dims_of_the_table_sums_are_separate():
+    for row in _tables()["separate"]:
+        assert {"over"} <= set(row) <= {"over", "work"}
+        for work in row.get("work", WORK):
+            assert separate(row["over"] + 1, work)
+    assert all(separate(129, work) for work in WORK)
+    assert not separate(128, "plain")
 
 
 @pytest.mark.parametrize(

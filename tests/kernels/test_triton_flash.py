@@ -52,7 +52,7 @@ def test_each_backward_kernel_has_its_block_sizes():
 @needs_interpreter
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(136, 16), (16, 200), (256, 256)])
 def test_wide_heads(head_dim, value_dim):
-    """Beyond 128 dkey and dvalue are summed by launches of their own."""
+    """There dkey and dvalue are summed by launches of their own."""
     arrays = qkv(batch=1, q_heads=2, k_heads=1, head_dim=head_dim, value_dim=value_dim)
     cotangents = normal(1, 40, 2, value_dim, seed=8), normal(1, 2, 40, seed=9)
     options = {"causal": True}
