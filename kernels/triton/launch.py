@@ -124,9 +124,7 @@ def launch(what: Launch) -> tuple[jax.Array, ...]:
     Inside `jax.shard_map` the kernel runs on each device's part, and its outputs vary over every axis that
     some input varies over. No derivative is defined: wrap it in `jax.custom_vjp`.
 
-    Raises: NotImplementedError where there is no device for it; RuntimeError, with the kernel, its shapes and
-    its constants, where the device refuses it. Inside `jax.jit` it is the whole program that is refused, in
-    XLA's words.
+    Raises: NotImplementedError where there is no device for it.
     """
     arrays = vary_together(tuple(x for x in what.arguments if isinstance(x, jax.Array)))
     recording = _recording.get()
@@ -135,16 +133,7 @@ def launch(what: Launch) -> tuple[jax.Array, ...]:
         outputs = tuple(jnp.zeros(x.shape, x.dtype) for x in what.outputs)
     else:
         target_device()
-        try:
-            outputs = _runner(_Call.of(what))(*arrays)
-        except jax.errors.JaxRuntimeError as error:
-            if INTERPRETED:
-                raise
-            # XLA does not say which kernel it was; the interpreter does.
-            raise RuntimeError(
-                f"kernels.triton: the launch of {what.name} failed: {error}. If it asked for more than the "
-                "device has, pass smaller sizes as fwd_params or bwd_params."
-            ) from error
+        outputs = _runner(_Call.of(what))(*arrays)
     # Neither a callback nor jax-triton says so of its outputs.
     _, outputs = vary_together((arrays[:1], outputs))
     return outputs

@@ -149,23 +149,6 @@ def test_a_failing_kernel_is_named() -> None:
 
 
 @needs_compiler
-def test_what_the_device_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(_: Any) -> Any:
-        def run(*_: Any) -> Any:
-            raise jax.errors.JaxRuntimeError("INTERNAL: Shared memory requested (589824 b)")
-
-        return run
-
-    monkeypatch.setattr(module, "_runner", refuses)
-    monkeypatch.setattr(module, "target_device", lambda: "sm_90")
-    message = (
-        r"launch of product float32\[4,3\] float32\[1\] BLOCK=1024 warps=4 stages=2 failed: INTERNAL: Shared"
-    )
-    with pytest.raises(RuntimeError, match=message):
-        scaled_once(jnp.asarray(X), jnp.asarray(W))
-
-
-@needs_compiler
 def test_without_a_gpu_a_launch_says_what_to_do() -> None:
     if jax.default_backend() == "gpu":
         pytest.skip("there is a GPU")
