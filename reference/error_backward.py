@@ -27,7 +27,8 @@ class LogitsGradient:
     common [R]: the variance of a factor common to dS of the row. pull [R, N]: its covariance with the error
     of each key's own p, which it contains in the share p. row_dot [R]: the error of D. shift [R]: the part of
     it that is known beforehand, from rounding the exact O: sums over rows collect its sign.
-    weight [R, N]: the error of p, recomputed.
+    weight [R, N]: the error of p, recomputed. saturated [R, N]: what the largest error of tanh does to the
+    derivative of the cap. Keys whose logits the cap has made equal share it.
     """
 
     own: Spread
@@ -37,6 +38,7 @@ class LogitsGradient:
     row_dot: Spread
     shift: Floats
     weight: Floats
+    saturated: Floats
 
 
 def logits_gradient_error(
@@ -89,6 +91,7 @@ def logits_gradient_error(
     variance = np.where(block.seen, variance, 0.0)
     own = uncapped = Spread(bound, variance)
 
+    saturated = np.zeros_like(p)
     if block.tanh is not None and block.cap_slope is not None and problem.logits_soft_cap is not None:
         cap, slope, tanh = problem.logits_soft_cap, block.cap_slope, np.abs(block.tanh)
         # 1 - tanh^2 inherits twice the absolute error of tanh.
@@ -102,8 +105,9 @@ def logits_gradient_error(
             np.where(block.seen, bound * (slope + slope_off) + np.abs(d_logits) * slope_off, 0.0),
             variance * slope**2 + np.where(block.seen, d_logits**2 * slope_variance, 0.0),
         )
+        saturated = numerics.tanh * 2 * tanh**2 * d_logits
     shift = _row_dot_shift(problem, numerics, backward)
-    return LogitsGradient(own, uncapped, common, pull, row_dot, shift, weight)
+    return LogitsGradient(own, uncapped, common, pull, row_dot, shift, weight, saturated)
 
 
 def query_error(
@@ -133,6 +137,7 @@ def query_error(
         + gradient.common[:, None] * total**2
         - 2 * total * ((gradient.pull * d_logits) @ error.key)
         + gradient.row_dot.variance[:, None] * leak**2
+        + FUNCTION_VARIANCE * (gradient.saturated @ error.key) ** 2
         + numerics.blocked_dot_variance(count, total, squares)
         + c * (v_in**2 * squares + 2 * u**2 * total**2)
     )
@@ -387,13 +392,16 @@ def _row_dot_error(
             rounded = rounding(out, rounded, dtype.unit, dtype.half_subnormal)
         bound = bound + (d_out * rounded.bound).sum(axis=1)
         squares = (d_out**2 * out**2).sum(axis=1)
-        sums = numerics.blocked_dot_variance(error.count, row_dot, (p**2 * d_weights**2).sum(axis=1))
+        # Each channel of O is a sum by itself; its normaliser is the same for all.
+        channels = numerics.blocked_dot_variance(
+            error.count[:, None], out, (p * error.keep) ** 2 @ error.value**2
+        )
+        normaliser = numerics.blocked_sum_variance(error.count, np.ones(len(p)), (p**2).sum(axis=1))
         variance = variance + (
             (error.cast.variance * np.where(p > 0, d_weights, 0.0) ** 2).sum(axis=1)
-            + (d_out**2 * rounded.variance).sum(axis=1)
+            + (d_out**2 * (rounded.variance + channels)).sum(axis=1)
             + numerics.dot_variance(depth, row_dot, squares)
-            + 2 * sums
-            + 3 * c * u**2 * row_dot**2
+            + (normaliser + 3 * c * u**2) * row_dot**2
         )
     else:
         magnitude = np.where(block.weighed, np.abs(d_weights), 0.0)

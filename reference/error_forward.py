@@ -110,7 +110,7 @@ def forward_error(
     squares = (p**2).sum(axis=1) + (block.sink_weights**2).sum(axis=1)
     summed_variance = numerics.blocked_sum_variance(terms, np.ones(len(terms)), squares)
     own_variance = (p**2 * weight.variance).sum(axis=1) + (block.sink_weights**2 * sinks.variance).sum(axis=1)
-    shared = _shared_rounding(numerics, block, key)
+    shared = _shared_rounding(numerics, block, key) + _shared_truncation(numerics, block, key)
     # The scale is rounded once for all keys: it moves lse by the mean logit.
     mean_logit = (p * finite(block.logits) * block.seen).sum(axis=1)
     added = ROUNDING_VARIANCE * u**2 * (1 + log_sum**2 + row_max**2 + mean_logit**2)
@@ -235,6 +235,17 @@ def _shared_rounding(numerics: Numerics, block: RowBlock, key: Floats) -> Floats
     mean_key = np.where(block.seen, finite(block.weights) * slope, 0.0) @ key
     squares = (block.dot_scale * finite(block.query) * mean_key) ** 2
     return ROUNDING_VARIANCE * numerics.input_rounding**2 * squares.sum(axis=1)
+
+
+def _shared_truncation(numerics: Numerics, block: RowBlock, key: Floats) -> Floats:
+    """The mean square [R] of what truncated dot products do to lse: all logits of a row drift towards 0.
+
+    As far as they drift alike, the normaliser takes it away, and the weights do not see it.
+    """
+    slope = 1.0 if block.cap_slope is None else finite(block.cap_slope)
+    mean_key = np.where(block.seen, finite(block.weights) * slope, 0.0) @ key
+    mean = block.dot_scale * (finite(block.query) * mean_key).sum(axis=1)
+    return (numerics.drift(key.shape[1]) * mean) ** 2
 
 
 def _weight_error(numerics: Numerics, block: RowBlock, logits: Spread, count: Floats) -> Spread:

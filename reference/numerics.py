@@ -55,6 +55,7 @@ class Numerics:
     input_rounding: unit roundoff to which the dots round operands that the inputs store with more bits
         (2**-11 where float32 inputs go through TF32 units), 0 where they take them as stored.
     accumulator: of dots, sums and pointwise arithmetic; 2**-23 where the matrix unit truncates.
+    truncated: products that such a unit adds at once before it truncates, or None where sums are rounded.
     dot_lanes, sum_lanes: how many partial sums a dot product, and a sum of a row, are made of (vector
         lanes, the tree inside a matrix unit): only the predicted standard deviation reads them.
     logits: a further rounding of the logits where they are stored in less than the accumulator, or 0.
@@ -73,6 +74,7 @@ class Numerics:
     output_dtype: str
     input_rounding: float = 0.0
     accumulator: float = 2.0**-24
+    truncated: int | None = None
     dot_lanes: int = 1
     sum_lanes: int = 8
     logits: float = 0.0
@@ -92,7 +94,7 @@ class Numerics:
         for name in (*units, "exponential", "tanh", "lse", "d_weights"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a number in [0, 1)")
-        for name in ("dot_lanes", "sum_lanes", "splits", "key_block"):
+        for name in ("truncated", "dot_lanes", "sum_lanes", "splits", "key_block"):
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise ValueError(f"{name}: got {count!r}, expected at least 1")
@@ -102,6 +104,10 @@ class Numerics:
         """The largest relative error of a sum of n products, in any order: n u / (1 - n u) (Higham)."""
         error = np.minimum(np.asarray(n, np.float64) * self.accumulator, 0.5)
         return error / (1 - error)
+
+    def drift(self, n: int) -> float:
+        """How far truncation may pull a dot product of n terms towards 0, relative to it, step by step."""
+        return 0.0 if self.truncated is None else self.accumulator * math.ceil(n / self.truncated)
 
     def blocks(self, keys: Floats | int) -> Floats:
         """Steps of the online softmax that see some of so many keys."""

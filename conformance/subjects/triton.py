@@ -18,8 +18,8 @@ from reference.numerics import Numerics
 _INTERPRETED = {"exponential": 2.0**-22, "tanh": 2.0**-21}
 # On an H200 exp2 was off by at most 2**-22.7 and the kernels' own tanh by 2**-21.5: see reports/benchmarks.
 _CUDA = {"exponential": 2.0**-22, "tanh": 2.0**-21}
-# Its matrix unit truncates what it adds to the accumulator; float32 dots are IEEE and never see it.
-_CUDA_ACCUMULATOR = {"float32": 2.0**-24, "bfloat16": 2.0**-23, "float16": 2.0**-23}
+# Its matrix unit adds 16 products at once and truncates the sum; float32 dots are IEEE and never see it.
+_CUDA_MATRIX_UNIT = {"accumulator": 2.0**-23, "truncated": 16}
 # The fewest keys in a step that the kernels' own table chooses for a dtype, at any head dim.
 _FEWEST_KEYS = {"float32": 16, "bfloat16": 16, "float16": 16}
 # What the table chooses for two bytes, a head dim of 128 and causal order on sm_90: lengths are drawn
@@ -44,15 +44,16 @@ def _interpreted_numerics(dtype: str, tiling: Tiling) -> Numerics:
 
 
 def _cuda_numerics(dtype: str, tiling: Tiling) -> Numerics:
-    declared = _declared(dtype, tiling, {**_CUDA, "accumulator": _CUDA_ACCUMULATOR[dtype]})
-    # IEEE products are multiplied and added one after the other, into the running sum itself.
-    return replace(declared, key_block=1) if dtype == "float32" else declared
+    if dtype == "float32":
+        # IEEE products are multiplied and added one after the other, into the running sum itself.
+        return replace(_declared(dtype, tiling, _CUDA), key_block=1)
+    return _declared(dtype, tiling, {**_CUDA, **_CUDA_MATRIX_UNIT})
 
 
-def _declared(dtype: str, tiling: Tiling, functions: Mapping[str, float]) -> Numerics:
+def _declared(dtype: str, tiling: Tiling, arithmetic: Mapping[str, Any]) -> Numerics:
     """Weights and dS cast to the inputs' dtype, all else in float32."""
     keys = tiling.key_block if tiling.options else _FEWEST_KEYS[dtype]
-    return replace(default_numerics(dtype, tiling), key_block=keys, **functions)
+    return replace(default_numerics(dtype, tiling), key_block=keys, **arithmetic)
 
 
 def _blocks(q: int, k: int) -> Tiling:

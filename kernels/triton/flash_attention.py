@@ -319,7 +319,7 @@ def _largest_dim(call: Call) -> int:
 def _work(call: Call) -> str:
     """What a tile costs beside its products, as `choose` names it."""
     lengths = (call.query.shape[1], call.key.shape[1])
-    uneven = any(length % EVEN_LENGTH for length in lengths)
+    uneven = call.cum_seqlens_q is not None or any(length % EVEN_LENGTH for length in lengths)
     dropout = call.dropout_seed is not None
     segments = call.q_segment_ids is not None
     pairs = sum(x is not None for x in (call.attention_mask, call.bias))
@@ -333,7 +333,7 @@ def _work(call: Call) -> str:
         return "segments" if segments else "uneven"
     if call.sliding_window != (None, None):
         return "short"
-    edges = call.causal or call.cum_seqlens_q is not None or call.logits_soft_cap is not None
+    edges = call.causal or call.logits_soft_cap is not None
     return "edges" if edges or any(length % LARGEST_BLOCK for length in lengths) else "plain"
 
 

@@ -195,6 +195,60 @@ def test_a_delta_of_the_unrounded_out_is_allowed_less() -> None:
     assert (tight.std < loose.std).all()
 
 
+def test_logits_that_drift_alike_move_lse_alone() -> None:
+    """A matrix unit that truncates pulls all logits of positive operands towards 0."""
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.random((1, n, 1, 33)).astype(np.float16) for n in (3, 12, 12))
+    problem = make_problem(query, key, value)
+    numerics = Numerics("float16", accumulator=2.0**-23)
+    rounded, truncated = (
+        predict(problem, STANDARD, replace(numerics, truncated=depth), None) for depth in (None, 16)
+    )
+    mean_logit = 33**0.5 / 4
+    assert (truncated["lse"].std > 3 * 2.0**-23 * mean_logit * 0.9).all()
+    assert (truncated["lse"].std > 2 * rounded["lse"].std).all()
+    np.testing.assert_array_equal(truncated["out"].std, rounded["out"].std)
+
+
+def test_each_channel_of_out_is_a_sum_by_itself() -> None:
+    """Delta may be small because its channels cancel: their rounding errors do not."""
+    rng = np.random.default_rng(0)
+    rows, keys = 64, 300
+    query, key = (rng.random((1, n, 1, 8)).astype(np.float32) for n in (rows, keys))
+    value = rng.random((1, keys, 1, 2)).astype(np.float32)
+    d_out = np.broadcast_to(np.float32([1, -1]), (1, rows, 1, 2))
+    problem = make_problem(query, key, value)
+    cotangents = Cotangents(d_out, np.zeros((1, 1, rows), np.float32))
+    std = predict(problem, STANDARD, Numerics("float32", key_block=1), cotangents)["dquery"].std[0, :, 0]
+
+    logits = query[0, :, 0].astype(np.float64) @ key[0, :, 0].T.astype(np.float64) / 8**0.5
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    summed = np.zeros((rows, 2), np.float32)
+    for one in range(keys):
+        summed = (summed + weights[:, one, None] * value[0, one, 0]).astype(np.float32)
+    delta_error = ((summed - weights @ value[0, :, 0]) * d_out[0, :, 0]).sum(axis=1)
+    error = delta_error[:, None] * (weights @ key[0, :, 0]) / 8**0.5
+    z = error / std
+    assert np.sqrt(np.square(z).mean()) < 1.2
+    assert np.abs(z).max() < 4
+
+
+def test_keys_that_a_cap_saturates_share_the_error_of_tanh() -> None:
+    """All of a row at the cap: an error of tanh there multiplies a sum over keys, and no term by itself."""
+    rng = np.random.default_rng(0)
+    rows, keys = 4, 500
+    query, key = (1 + rng.random((1, n, 1, 16)).astype(np.float32) for n in (rows, keys))
+    value = np.zeros((1, keys, 1, 4), np.float32)
+    problem = make_problem(query, key, value, logits_soft_cap=0.25)
+    # Of out nothing: dS is P times the cotangent of lse, of one sign.
+    cotangents = Cotangents(np.zeros((1, rows, 1, 4), np.float32), np.ones((1, 1, rows), np.float32))
+    numerics = Numerics("float32", tanh=2.0**-11)
+    std = predict(problem, STANDARD, numerics, cotangents)["dquery"].std[0, :, 0]
+    shared = 2 * 2.0**-11 * key[0, :, 0].mean(axis=0) / 4
+    assert (std > 0.3 * shared).all()
+
+
 def test_only_exact_zeros_will_do_where_nothing_is_seen() -> None:
     drawn = draw("normal", (), SMALL, "bfloat16", 6)
     mask = np.ones((1, 1, SMALL.q_len, SMALL.kv_len), np.bool_)
@@ -279,6 +333,7 @@ def test_the_gradients_of_float64_arguments_are_not_rounded_further() -> None:
         ("weights", 1.0, "weights: got 1.0, expected a number in"),
         ("key_block", 0, "key_block: got 0, expected at least 1"),
         ("dot_lanes", 0, "dot_lanes: got 0, expected at least 1"),
+        ("truncated", 0, "truncated: got 0, expected at least 1"),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused(field: str, value: Any, sentence: str) -> None:
