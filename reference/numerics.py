@@ -106,8 +106,9 @@ class Numerics:
         return error / (1 - error)
 
     def drift(self, n: int) -> float:
-        """How far truncation may pull a dot product of n terms towards 0, relative to it, step by step."""
-        return 0.0 if self.truncated is None else self.accumulator * math.ceil(n / self.truncated)
+        """How far truncation usually pulls a dot product of n terms towards 0, relative to it: half a unit in
+        the last place a step."""
+        return 0.0 if self.truncated is None else self.accumulator / 2 * math.ceil(n / self.truncated)
 
     def blocks(self, keys: Floats | int) -> Floats:
         """Steps of the online softmax that see some of so many keys."""
