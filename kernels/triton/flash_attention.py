@@ -6,7 +6,7 @@ the blocks that every block visits, Delta and the lse in bits.
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -132,9 +132,16 @@ def _backward(
 
     with _ahead(call):
         visible = _visible(call)
-    row_arrays = (d_out, lse2, delta, call.query if weight is None else weight)
-    seed = call.query if call.dropout_seed is None else call.dropout_seed
     hides = _restricted(call, visible)
+    d_sums = d_out
+    if hides:
+        # P says that a row is NaN to the keys that it sees; its query and cotangent would say so to all.
+        broken = jnp.isnan(lse).transpose(0, 2, 1)[..., None]
+        call = replace(call, query=jnp.where(broken, 0, call.query))
+        d_sums = jnp.where(broken, 0, d_out)
+        weight = None if weight is None else jnp.where(jnp.isnan(weight), jnp.float32(0), weight)
+    row_arrays = (d_sums, lse2, delta, call.query if weight is None else weight)
+    seed = call.query if call.dropout_seed is None else call.dropout_seed
 
     def run(kernel: Any, outputs: tuple[Any, ...], by_key: bool, **more: bool) -> tuple[jax.Array, ...]:
         sizes = _sizes(settings.backward, kernel.__name__, call)

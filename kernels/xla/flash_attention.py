@@ -120,18 +120,20 @@ def _backward(
     sinks = _group_sinks(call)
     dot = partial(jnp.einsum, precision=settings.precision)
 
-    # Rows that see no key take no part, whatever their query and cotangent hold.
+    # Rows that see no key take no part, whatever their query and cotangent hold. Where a row is NaN, P is NaN
+    # at the keys that it sees; its query and cotangent would reach the others too.
     row_max = grid.split_row_values(row_max, -jnp.inf)
-    sees = (row_max != -jnp.inf)[..., None]
-    queries, d_outs = (jnp.where(sees, grid.split_rows(x), jnp.float32(0)) for x in (call.query, d_out))
     lses = grid.split_row_values(lse, -jnp.inf)
+    sound = ((row_max != -jnp.inf) & ~jnp.isnan(lses))[..., None]
+    queries, d_outs = (jnp.where(sound, grid.split_rows(x), jnp.float32(0)) for x in (call.query, d_out))
     d_lses = jnp.where(lses == -jnp.inf, jnp.float32(0), grid.split_row_values(d_lse, 0))
     if settings.normalize_output:
         deltas = (d_outs * grid.split_rows(out)).sum(axis=-1) - d_lses
     else:
         # out = O exp(L - m): the part of Delta that comes through O cancels the one that comes through L.
         m = row_max if sinks is None else jnp.maximum(row_max, sinks.max(axis=-1)[None, ..., None])
-        d_outs, deltas = d_outs * jnp.exp(lses - _finite_or_zero(m))[..., None], -d_lses
+        factors = jnp.where(sound, jnp.exp(lses - _finite_or_zero(m))[..., None], jnp.float32(0))
+        d_outs, deltas = d_outs * factors, -d_lses
 
     def row_chunk(sums: tuple[jax.Array, jax.Array, jax.Array | None], args: tuple[Any, ...]):
         step, Q, dO, L, delta, row = args

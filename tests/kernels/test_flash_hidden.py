@@ -129,6 +129,24 @@ def test_poison_reaches_only_what_sees_it(variant, kernel):
     assert_equal(gradients[1].at[:, MET, 0].set(0), want_gradients[1].at[:, MET, 0].set(0))
 
 
+@flash_kernels
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_query_that_is_not_finite_reaches_only_the_keys_that_it_sees(normalized, kernel):
+    run = kernel.under(BAND | {"normalize_output": normalized})
+    query, key, value = qkv(batch=1)
+    row = 20
+    (want, _), (want_gradients, _) = run((query, key, value), {}, (D_OUT, D_LSE))
+    stained = query.at[0, row, 0, 3].set(jnp.nan)
+    (out, _), (gradients, _) = run((stained, key, value), {}, (D_OUT, D_LSE))
+    assert jnp.isnan(out[0, row, 0]).all()
+    assert_equal(out.at[0, row, 0].set(0), want.at[0, row, 0].set(0))
+    assert_equal(gradients[0].at[0, row, 0].set(0), want_gradients[0].at[0, row, 0].set(0))
+    seen = slice(23, 31)
+    for got, clean in zip(gradients[1:], want_gradients[1:], strict=True):
+        assert jnp.isnan(got[0, seen, 0]).all()
+        assert_equal(got.at[0, seen, 0].set(0), clean.at[0, seen, 0].set(0))
+
+
 @all_kernels
 def test_minus_infinite_bias_hides(kernel):
     """Also under a cap, where it would otherwise become -cap; its own gradient is 0."""
