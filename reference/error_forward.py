@@ -110,7 +110,7 @@ def forward_error(
     squares = (p**2).sum(axis=1) + (block.sink_weights**2).sum(axis=1)
     summed_variance = numerics.blocked_sum_variance(terms, np.ones(len(terms)), squares)
     own_variance = (p**2 * weight.variance).sum(axis=1) + (block.sink_weights**2 * sinks.variance).sum(axis=1)
-    shared = _shared_rounding(numerics, block, key) + _shared_truncation(numerics, block, key)
+    shared = _shared_by_row(numerics, block, key)
     # The scale is rounded once for all keys: it moves lse by the mean logit.
     mean_logit = (p * finite(block.logits) * block.seen).sum(axis=1)
     added = ROUNDING_VARIANCE * u**2 * (1 + log_sum**2 + row_max**2 + mean_logit**2)
@@ -224,28 +224,20 @@ def _logits_error(
     return uncapped, logits
 
 
-def _shared_rounding(numerics: Numerics, block: RowBlock, key: Floats) -> Floats:
-    """The variance [R] of lse from rounding the query, which all logits of a row share.
+def _shared_by_row(numerics: Numerics, block: RowBlock, key: Floats) -> Floats:
+    """The variance [R] of lse from what all logits of a row share; 0 where they share nothing.
 
-    The weights do not see it: what it adds to all logits alike, the normaliser takes away.
+    Rounding the query moves them together, and dot products that are truncated drift towards 0 together. The
+    weights do not see it: what it adds to all logits alike, the normaliser takes away.
     """
-    if numerics.input_rounding == 0:
+    drift = numerics.drift(key.shape[1])
+    if numerics.input_rounding == 0 and drift == 0:
         return np.zeros(len(block.query))
     slope = 1.0 if block.cap_slope is None else finite(block.cap_slope)
     mean_key = np.where(block.seen, finite(block.weights) * slope, 0.0) @ key
-    squares = (block.dot_scale * finite(block.query) * mean_key) ** 2
-    return ROUNDING_VARIANCE * numerics.input_rounding**2 * squares.sum(axis=1)
-
-
-def _shared_truncation(numerics: Numerics, block: RowBlock, key: Floats) -> Floats:
-    """The mean square [R] of what truncated dot products do to lse: all logits of a row drift towards 0.
-
-    As far as they drift alike, the normaliser takes it away, and the weights do not see it.
-    """
-    slope = 1.0 if block.cap_slope is None else finite(block.cap_slope)
-    mean_key = np.where(block.seen, finite(block.weights) * slope, 0.0) @ key
-    mean = block.dot_scale * (finite(block.query) * mean_key).sum(axis=1)
-    return (numerics.drift(key.shape[1]) * mean) ** 2
+    terms = block.dot_scale * finite(block.query) * mean_key
+    rounded = ROUNDING_VARIANCE * numerics.input_rounding**2 * (terms**2).sum(axis=1)
+    return rounded + (drift * terms.sum(axis=1)) ** 2
 
 
 def _weight_error(numerics: Numerics, block: RowBlock, logits: Spread, count: Floats) -> Spread:

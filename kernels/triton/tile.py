@@ -224,11 +224,10 @@ def key_order(KEYS: tl.constexpr, DROPOUT: tl.constexpr, TRANSPOSED: tl.constexp
     index = tl.arange(0, KEYS)
     order, group, word = index, index // 4, index % 4
     if DROPOUT:
+        group = index // 16 * 4 + index // 2 % 4
         if TRANSPOSED:
-            group = index // 16 * 4 + index // 2 % 4
             word = index % 2 * 2 + index // 8 % 2
         else:
-            group = index // 16 * 4 + index // 2 % 4
             word = index // 8 % 2 * 2 + index % 2
         order = group * 4 + word
     return order, group, word
