@@ -8,7 +8,7 @@ Delta = rowsum(dO * O).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 
@@ -43,7 +43,7 @@ class Passes:
     forward: out, lse, and the maximum over visible keys alone, [B, Hq, Sq] float32, -inf where a row sees
         none.
     backward: from the call, what forward returned and the cotangents of out and lse to the cotangents of the
-        call's float arrays, in the arrays' own dtypes (S14, S15); see `cotangent_call`.
+        call's float arrays, in the arrays' own dtypes (S14, S15); see `kernels.cotangents`.
     numerics: the paragraph of the docstring that states the arithmetic.
     """
 
@@ -155,47 +155,6 @@ def flash_kernels(passes: Passes):
     assert flash_attention_with_lse.__doc__ is not None
     flash_attention_with_lse.__doc__ += f"\n{passes.numerics}"
     return _without_lse(flash_attention_with_lse), flash_attention_with_lse
-
-
-def cotangent_call(
-    call: Call,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None,
-    softmax_aux: jax.Array | None,
-) -> Call:
-    """The cotangent of a call: those of its float arrays, rounded to their dtypes; the others have none."""
-    return replace(
-        call,
-        query=query.astype(call.query.dtype),
-        key=key.astype(call.key.dtype),
-        value=value.astype(call.value.dtype),
-        bias=None if call.bias is None or bias is None else bias.astype(call.bias.dtype),
-        softmax_aux=softmax_aux,
-        attention_mask=None,
-        q_segment_ids=None,
-        kv_segment_ids=None,
-        cum_seqlens_q=None,
-        cum_seqlens_k=None,
-        dropout_seed=None,
-    )
-
-
-def sink_cotangent(call: Call, lse: jax.Array, delta: jax.Array) -> jax.Array | None:
-    """sum over batch, rows and shared heads of p_sink * (0 - delta): a sink has no value (S14).
-
-    lse, delta: [B, Hq, Sq] float32; an lse of -inf is that of padding, which has no sinks either.
-    """
-    if call.softmax_aux is None:
-        return None
-    sinks = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32)
-    padding = (lse == -jnp.inf)[..., None]
-    p = jnp.exp(sinks[None, :, None, :] - jnp.where(padding, jnp.float32(0), lse[..., None]))
-    per_head = -jnp.where(padding, jnp.float32(0), p * delta[..., None]).sum(axis=(0, 2))
-    if call.softmax_aux.ndim == 1:
-        per_head = per_head.sum(axis=0)
-    return per_head.astype(call.softmax_aux.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -179,14 +179,13 @@ def backward_key(
     RANGES: tl.constexpr, ALIGNED: tl.constexpr, EVEN_Q: tl.constexpr,
     EVEN_K: tl.constexpr, FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
     DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
-    WEIGHTED: tl.constexpr, EMPTY: tl.constexpr, SUM_KEY: tl.constexpr, SUM_VALUE: tl.constexpr,
+    WEIGHTED: tl.constexpr, SUM_KEY: tl.constexpr, SUM_VALUE: tl.constexpr,
 ):  # fmt: skip
     """d_key [B, Sk, Hkv, D], d_value [B, Sk, Hkv, DV]. Grid: (batch * key heads * key blocks).
 
     `ranges` as `kernels.ranges.query_blocks` makes it. Tiles are held as [keys, queries], so that P and dS
     are already the left operands of the products that sum over queries. Keys past the end need no mask: what
-    they would sum is not stored. EMPTY says that some row may see no key. Only what SUM_KEY and SUM_VALUE ask
-    for is summed and stored.
+    they would sum is not stored. Only what SUM_KEY and SUM_VALUE ask for is summed and stored.
     """
     HEADS: tl.constexpr = K_HEADS * GROUP
     blocks = tl.cdiv(k_length, BLOCK_K)
@@ -229,101 +228,84 @@ def backward_key(
 
     dK = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
     dV = tl.zeros([BLOCK_K, BLOCK_DV], tl.float32)
-    leaked = 0
-    for CAREFUL in tl.static_range(0, 2 if EMPTY else 1):
-        if CAREFUL:
-            # A row that sees no key takes no part; what it holds may have leaked as 0 * NaN. Then once more,
-            # without such rows.
-            leaked = tl.maximum(
-                tl.max(tl.max((dK - dK != 0.0).to(tl.int32), 1), 0),
-                tl.max(tl.max((dV - dV != 0.0).to(tl.int32), 1), 0),
-            )
-            dK = tl.where(leaked > 0, 0.0, dK)
-            dV = tl.where(leaked > 0, 0.0, dV)
-        for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
+    for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
+        if EDGE:
+            count = (whole_start - start) + (stop - whole_stop)
+        else:
+            count = whole_stop - whole_start
+        for step in tl.range(0, count * GROUP):
+            within = step
+            head = key_head
+            if GROUP > 1:
+                within = step % count
+                head = key_head * GROUP + step // count
             if EDGE:
-                count = (whole_start - start) + (stop - whole_stop)
+                block_q = start + within
+                block_q = tl.where(block_q < whole_start, block_q, block_q - whole_start + whole_stop)
             else:
-                count = whole_stop - whole_start
-            if CAREFUL:
-                count = count * leaked
-            for step in tl.range(0, count * GROUP, num_stages=1 if CAREFUL else None):
-                within = step
-                head = key_head
-                if GROUP > 1:
-                    within = step % count
-                    head = key_head * GROUP + step // count
-                if EDGE:
-                    block_q = start + within
-                    block_q = tl.where(block_q < whole_start, block_q, block_q - whole_start + whole_stop)
+                block_q = whole_start + within
+            row_start = block_q * BLOCK_Q
+            row = row_start + q_order
+            inside = (row < q_length) | EVEN_Q
+            Q = load_tile(
+                query + offset(batch, q_length, row_start, HEADS * D) + head * D,
+                q_order, q_length - row_start, HEADS * D, D, BLOCK_D, not EVEN_Q,
+            )  # fmt: skip
+            dO = load_tile(
+                d_out + offset(batch, q_length, row_start, HEADS * DV) + head * DV,
+                q_order, q_length - row_start, HEADS * DV, DV, BLOCK_DV, not EVEN_Q,
+            )  # fmt: skip
+            row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
+            L = tl.load(lse2 + row_at, mask=inside, other=float("inf"))
+            Delta = tl.load(delta + row_at, mask=inside, other=0.0)
+            if WEIGHTED:
+                W = tl.load(weight + row_at, mask=inside, other=0.0)[None, :]
+            first_key, last_key, row_ids = row, row, row
+            mask_at = mask
+            bias_at = bias
+            if EDGE:
+                first_key, last_key, row_ids = load_rows(
+                    first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
+                )
+                if MASK:
+                    mask_at = mask + pair_offset(
+                        batch, head, q_length, k_length, HEADS, MASK_BATCH, MASK_HEAD, True
+                    )
+                if BIAS:
+                    bias_at = bias + pair_offset(
+                        batch, head, q_length, k_length, HEADS, BIAS_BATCH, BIAS_HEAD, BIAS_ROW
+                    )
+            u = tile_logits(
+                K, Q, row_start, row[None, :], keys, q_length, k_length, first_key[None, :],
+                last_key[None, :], row_ids[None, :], ids_at, mask_at, bias_at,
+                SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED,
+                EVEN_Q and EVEN_K, EDGE, PRECISION,
+            )  # fmt: skip
+            P = tl.math.exp2(u * UNIT - L[None, :])
+            if EDGE:
+                # A row whose lse is NaN must not reach keys that it does not see.
+                P = tl.where(u == float("-inf"), 0.0, P)
+            P_out = P
+            if DROPOUT:
+                kept = kept_pairs(
+                    seed, batch, head, row[None, :], key_start, group[:, None], word[:, None], THRESHOLD
+                )
+                P_out = tl.where(kept, P * KEEP, 0.0)
+            if WEIGHTED:
+                P_out = P_out * W
+            if SUM_VALUE:
+                dV = tl.dot(P_out.to(dO.dtype), dO, dV, input_precision=PRECISION)
+            if SUM_KEY:
+                dP = tl.dot(V, tl.trans(dO), input_precision=PRECISION)
+                if DROPOUT or WEIGHTED:
+                    dS = P_out * dP - P * Delta[None, :]
                 else:
-                    block_q = whole_start + within
-                row_start = block_q * BLOCK_Q
-                row = row_start + q_order
-                inside = (row < q_length) | EVEN_Q
-                Q = load_tile(
-                    query + offset(batch, q_length, row_start, HEADS * D) + head * D,
-                    q_order, q_length - row_start, HEADS * D, D, BLOCK_D, not EVEN_Q,
-                )  # fmt: skip
-                dO = load_tile(
-                    d_out + offset(batch, q_length, row_start, HEADS * DV) + head * DV,
-                    q_order, q_length - row_start, HEADS * DV, DV, BLOCK_DV, not EVEN_Q,
-                )  # fmt: skip
-                row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
-                L = tl.load(lse2 + row_at, mask=inside, other=float("inf"))
-                Delta = tl.load(delta + row_at, mask=inside, other=0.0)
-                if WEIGHTED:
-                    W = tl.load(weight + row_at, mask=inside, other=0.0)[None, :]
-                first_key, last_key, row_ids = row, row, row
-                mask_at = mask
-                bias_at = bias
+                    dS = P * (dP - Delta[None, :])
+                if CAP != 0.0:
+                    dS = dS * (1.0 - u * u)
                 if EDGE:
-                    first_key, last_key, row_ids = load_rows(
-                        first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
-                    )
-                    if MASK:
-                        mask_at = mask + pair_offset(
-                            batch, head, q_length, k_length, HEADS, MASK_BATCH, MASK_HEAD, True
-                        )
-                    if BIAS:
-                        bias_at = bias + pair_offset(
-                            batch, head, q_length, k_length, HEADS, BIAS_BATCH, BIAS_HEAD, BIAS_ROW
-                        )
-                if EDGE and CAREFUL:
-                    sees = (L != float("inf"))[:, None]
-                    Q = tl.where(sees, Q, 0.0).to(Q.dtype)
-                    dO = tl.where(sees, dO, 0.0).to(dO.dtype)
-                u = tile_logits(
-                    K, Q, row_start, row[None, :], keys, q_length, k_length, first_key[None, :],
-                    last_key[None, :], row_ids[None, :], ids_at, mask_at, bias_at,
-                    SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED,
-                        EVEN_Q and EVEN_K, EDGE, PRECISION,
-                )  # fmt: skip
-                P = tl.math.exp2(u * UNIT - L[None, :])
-                if EDGE:
-                    # A row whose lse is NaN must not reach keys that it does not see.
-                    P = tl.where(u == float("-inf"), 0.0, P)
-                P_out = P
-                if DROPOUT:
-                    kept = kept_pairs(
-                        seed, batch, head, row[None, :], key_start, group[:, None], word[:, None], THRESHOLD
-                    )
-                    P_out = tl.where(kept, P * KEEP, 0.0)
-                if WEIGHTED:
-                    P_out = P_out * W
-                if SUM_VALUE:
-                    dV = tl.dot(P_out.to(dO.dtype), dO, dV, input_precision=PRECISION)
-                if SUM_KEY:
-                    dP = tl.dot(V, tl.trans(dO), input_precision=PRECISION)
-                    if DROPOUT or WEIGHTED:
-                        dS = P_out * dP - P * Delta[None, :]
-                    else:
-                        dS = P * (dP - Delta[None, :])
-                    if CAP != 0.0:
-                        dS = dS * (1.0 - u * u)
-                    if EDGE:
-                        dS = tl.where(u == float("-inf"), 0.0, dS)
-                    dK = tl.dot(dS.to(Q.dtype), Q, dK, input_precision=PRECISION)
+                    dS = tl.where(u == float("-inf"), 0.0, dS)
+                dK = tl.dot(dS.to(Q.dtype), Q, dK, input_precision=PRECISION)
 
     if SUM_KEY:
         d_key_at = d_key + offset(batch, k_length, key_start, K_HEADS * D) + key_head * D

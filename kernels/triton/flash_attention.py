@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels.arguments import Call, refuse
-from kernels.flash import Passes, Settings, cotangent_call, flash_kernels, sink_cotangent
+from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
+from kernels.flash import Passes, Settings, flash_kernels
 from kernels.ranges import key_blocks, query_blocks
 from kernels.triton.backward import backward_bias, backward_key, backward_query
 from kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
@@ -110,37 +111,20 @@ def _backward(
 ) -> Call:
     batch, q_length, q_heads, _ = call.query.shape
     k_length, k_heads = call.key.shape[1:3]
-    sees = row_max != -jnp.inf
-    lse2 = jnp.where(sees, lse * jnp.float32(LOG2E), jnp.inf)
-    delta = -jnp.where(lse == -jnp.inf, jnp.float32(0), d_lse)
-    weight = None
-    if settings.normalize_output:
-        products = d_out.astype(jnp.float32) * out.astype(jnp.float32)
-        delta = delta + jnp.where(sees, products.sum(axis=-1).transpose(0, 2, 1), jnp.float32(0))
-    else:
-        # out = O exp(L - m): the part of Delta that comes through O cancels the one that comes through L.
-        m = row_max
-        if call.softmax_aux is not None:
-            sinks = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32).max(axis=-1)
-            m = jnp.maximum(row_max, sinks[None, :, None])
-        weight = jnp.where(sees, jnp.exp(lse - jnp.where(sees, m, jnp.float32(0))), jnp.float32(0))
-    d_sinks = sink_cotangent(call, lse, delta)
+    with _ahead(call):
+        visible = _visible(call)
+    hides = _restricted(call, visible)
+    terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides)
+    d_sinks = sink_cotangent(call, lse, terms.delta)
     if 0 in (q_length, k_length):
         d_query, d_key, d_value = (jnp.zeros_like(x) for x in (call.query, call.key, call.value))
         d_bias = None if call.bias is None else jnp.zeros_like(call.bias)
         return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
 
-    with _ahead(call):
-        visible = _visible(call)
-    hides = _restricted(call, visible)
-    d_sums = d_out
-    if hides:
-        # P says that a row is NaN to the keys that it sees; its query and cotangent would say so to all.
-        broken = jnp.isnan(lse).transpose(0, 2, 1)[..., None]
-        call = replace(call, query=jnp.where(broken, 0, call.query))
-        d_sums = jnp.where(broken, 0, d_out)
-        weight = None if weight is None else jnp.where(jnp.isnan(weight), jnp.float32(0), weight)
-    row_arrays = (d_sums, lse2, delta, call.query if weight is None else weight)
+    call = replace(call, query=terms.query)
+    weighted = terms.weight is not None
+    lse2 = terms.lse * jnp.float32(LOG2E)
+    row_arrays = (terms.d_out, lse2, terms.delta, terms.weight if weighted else terms.query)
     seed = call.query if call.dropout_seed is None else call.dropout_seed
 
     def run(kernel: Any, outputs: tuple[Any, ...], by_key: bool, **more: bool) -> tuple[jax.Array, ...]:
@@ -155,7 +139,7 @@ def _backward(
             edges = hides or k_length % sizes.k != 0
         lengths: tuple[int, ...] = (q_length, k_length)
         constants = _constants(settings, call, visible, ranges, sizes) | {
-            "WEIGHTED": weight is not None,
+            "WEIGHTED": weighted,
             **more,
         }
         if kernel is backward_bias:
@@ -180,19 +164,12 @@ def _backward(
         )
 
     (d_query,) = run(backward_query, (call.query,), by_key=False, HIDES=hides)
-    empty = _rows_may_be_empty(call)
     if not separate(_largest_dim(call), _work(call)):
-        d_key, d_value = run(
-            backward_key, (call.key, call.value), by_key=True, EMPTY=empty, SUM_KEY=True, SUM_VALUE=True
-        )
+        d_key, d_value = run(backward_key, (call.key, call.value), by_key=True, SUM_KEY=True, SUM_VALUE=True)
     else:
         unused = jax.ShapeDtypeStruct((1,), call.key.dtype)
-        d_key, _ = run(
-            backward_key, (call.key, unused), by_key=True, EMPTY=empty, SUM_KEY=True, SUM_VALUE=False
-        )
-        _, d_value = run(
-            backward_key, (unused, call.value), by_key=True, EMPTY=empty, SUM_KEY=False, SUM_VALUE=True
-        )
+        d_key, _ = run(backward_key, (call.key, unused), by_key=True, SUM_KEY=True, SUM_VALUE=False)
+        _, d_value = run(backward_key, (unused, call.value), by_key=True, SUM_KEY=False, SUM_VALUE=True)
     # A kernel of its own, so that XLA drops it where nobody asks for the gradient of the bias.
     d_bias = None if call.bias is None else run(backward_bias, (call.bias,), by_key=False)[0]
     return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
@@ -230,13 +207,6 @@ def _restricted(call: Call, visible: _Visible) -> bool:
     """Whether some pair within the lengths may be hidden."""
     arrays = (visible.first, visible.last, call.q_segment_ids, call.attention_mask, call.bias)
     return any(x is not None for x in arrays)
-
-
-def _rows_may_be_empty(call: Call) -> bool:
-    """Whether some row may see no key; under causal order and windows alone each sees its own position."""
-    if any(x is not None for x in (call.attention_mask, call.bias, call.q_segment_ids, call.cum_seqlens_q)):
-        return True
-    return call.query.shape[1] > call.key.shape[1]
 
 
 def _phases(call: Call, edges: bool) -> dict[str, int]:

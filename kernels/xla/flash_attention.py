@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from kernels.arguments import Call, check_size, refuse
-from kernels.flash import Passes, Settings, cotangent_call, flash_kernels, sink_cotangent
+from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
+from kernels.flash import Passes, Settings, flash_kernels
 from kernels.varying import vary_together
 from kernels.xla.tiles import (
     Grid,
@@ -117,23 +118,12 @@ def _backward(
     grid = cut(call, settings.backward.q, settings.backward.k)
     pairs = cut_pairs(call, grid)
     keys, values = (_zero_non_finite(grid.split_keys(x)) for x in (call.key, call.value))
-    sinks = _group_sinks(call)
+    terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides=True)
+    queries, d_outs = grid.split_rows(terms.query), grid.split_rows(terms.d_out)
+    lses, deltas = grid.split_row_values(terms.lse, jnp.inf), grid.split_row_values(terms.delta, 0)
+    if terms.weight is not None:
+        d_outs = d_outs * grid.split_row_values(terms.weight, 0)[..., None]
     dot = partial(jnp.einsum, precision=settings.precision)
-
-    # Rows that see no key take no part, whatever their query and cotangent hold. Where a row is NaN, P is NaN
-    # at the keys that it sees; its query and cotangent would reach the others too.
-    row_max = grid.split_row_values(row_max, -jnp.inf)
-    lses = grid.split_row_values(lse, -jnp.inf)
-    sound = ((row_max != -jnp.inf) & ~jnp.isnan(lses))[..., None]
-    queries, d_outs = (jnp.where(sound, grid.split_rows(x), jnp.float32(0)) for x in (call.query, d_out))
-    d_lses = jnp.where(lses == -jnp.inf, jnp.float32(0), grid.split_row_values(d_lse, 0))
-    if settings.normalize_output:
-        deltas = (d_outs * grid.split_rows(out)).sum(axis=-1) - d_lses
-    else:
-        # out = O exp(L - m): the part of Delta that comes through O cancels the one that comes through L.
-        m = row_max if sinks is None else jnp.maximum(row_max, sinks.max(axis=-1)[None, ..., None])
-        factors = jnp.where(sound, jnp.exp(lses - _finite_or_zero(m))[..., None], jnp.float32(0))
-        d_outs, deltas = d_outs * factors, -d_lses
 
     def row_chunk(sums: tuple[jax.Array, jax.Array, jax.Array | None], args: tuple[Any, ...]):
         step, Q, dO, L, delta, row = args
@@ -175,7 +165,7 @@ def _backward(
         grid.join_keys(dK * call.softmax_scale),
         grid.join_keys(dV),
         None if call.bias is None or dbias is None else grid.join_heads(dbias, call.bias.shape),
-        sink_cotangent(call, lse, grid.join_row_values(deltas)),
+        sink_cotangent(call, lse, terms.delta),
     )
 
 
