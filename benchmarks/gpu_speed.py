@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import typer
 
-from benchmarks.gpu.contenders import CONTENDERS, DISTRIBUTIONS
+from benchmarks.gpu.contenders import COMPILED_ALONE, CONTENDERS, DISTRIBUTIONS
 from benchmarks.gpu.problem import FORWARD, Problem, draw, gradients, ready
 from benchmarks.gpu.report import Result, Results, Row, as_data, as_markdown, read_rows, targets_table
 from benchmarks.gpu.timing import Absent, Timing, attempt, attempt_all, environment, in_turns, need_gpu
@@ -72,7 +72,8 @@ def prepare(rows: Sequence[Row]) -> dict[Key, Run | Absent]:
         else:
             function = attend if direction == FORWARD else gradients(attend)
             makes[contender, problem, direction] = partial(ready, function, inputs[problem])
-    return absent | attempt_all(makes)
+    alone = {key: attempt(make) for key, make in makes.items() if key[0] in COMPILED_ALONE}
+    return absent | alone | attempt_all({key: make for key, make in makes.items() if key not in alone})
 
 
 def measure(row: Row, prepared: Mapping[Key, Run | Absent], timing: Timing) -> Results:

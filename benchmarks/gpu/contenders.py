@@ -85,5 +85,8 @@ CONTENDERS: dict[str, Callable[[Problem], Attend]] = {
     "ejkernel": ejkernel,
 }
 
+# cuDNN captures a CUDA graph when it compiles; modules that other threads load meanwhile break the capture.
+COMPILED_ALONE = frozenset({"cudnn"})
+
 # Those whose versions a report names.
 DISTRIBUTIONS = ("jax", "jaxlib", "triton", "jax-triton", "nvidia-cudnn-cu13", "tokamax", "ejkernel")

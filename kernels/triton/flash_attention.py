@@ -18,6 +18,7 @@ from kernels.flash import Passes, Settings, flash_kernels
 from kernels.ranges import key_blocks, query_blocks
 from kernels.triton.backward import backward_bias, backward_key, backward_query
 from kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
+from kernels.triton.compiled import check_room
 from kernels.triton.forward import forward
 from kernels.triton.launch import Launch, launch, recording_id, target_device
 from kernels.visibility import describe_rows
@@ -84,7 +85,7 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
         **_phases(call, hides or k_length % sizes.k != 0),
     }
     spare = (call.query if x is None else x for x in (sinks, call.dropout_seed))
-    result, lse, row_max = launch(
+    result, lse, row_max = _launch(
         Launch(
             kernel=forward,
             arguments=(*_arrays(call, visible, ranges), *spare, q_length, k_length),
@@ -93,7 +94,8 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
             grid=(batch * q_heads * _blocks(q_length, sizes.q),),
             num_warps=sizes.num_warps,
             num_stages=sizes.num_stages,
-        )
+        ),
+        settings.forward,
     )
     if visible.padding is not None and sinks is not None:
         lse = jnp.where(visible.padding[:, None, :], -jnp.inf, lse)
@@ -122,9 +124,8 @@ def _backward(
         return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
 
     call = replace(call, query=terms.query)
-    weighted = terms.weight is not None
-    lse2 = terms.lse * jnp.float32(LOG2E)
-    row_arrays = (terms.d_out, lse2, terms.delta, terms.weight if weighted else terms.query)
+    weight = terms.query if terms.weight is None else terms.weight
+    row_arrays = (terms.d_out, terms.lse * jnp.float32(LOG2E), terms.delta, weight)
     seed = call.query if call.dropout_seed is None else call.dropout_seed
 
     def run(kernel: Any, outputs: tuple[Any, ...], by_key: bool, **more: bool) -> tuple[jax.Array, ...]:
@@ -139,7 +140,7 @@ def _backward(
             edges = hides or k_length % sizes.k != 0
         lengths: tuple[int, ...] = (q_length, k_length)
         constants = _constants(settings, call, visible, ranges, sizes) | {
-            "WEIGHTED": weighted,
+            "WEIGHTED": terms.weight is not None,
             **more,
         }
         if kernel is backward_bias:
@@ -151,7 +152,7 @@ def _backward(
             del constants["BIAS"]
         else:
             constants |= {"SOFTMAX_SCALE": call.softmax_scale, **_phases(call, edges)}
-        return launch(
+        return _launch(
             Launch(
                 kernel=kernel,
                 arguments=(*_arrays(call, visible, ranges), seed, *row_arrays, *lengths),
@@ -160,7 +161,8 @@ def _backward(
                 grid=(grid,),
                 num_warps=sizes.num_warps,
                 num_stages=sizes.num_stages,
-            )
+            ),
+            settings.backward,
         )
 
     (d_query,) = run(backward_query, (call.query,), by_key=False, HIDES=hides)
@@ -173,6 +175,12 @@ def _backward(
     # A kernel of its own, so that XLA drops it where nobody asks for the gradient of the bias.
     d_bias = None if call.bias is None else run(backward_bias, (call.bias,), by_key=False)[0]
     return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
+
+
+def _launch(what: Launch, sizes: Sizes) -> tuple[jax.Array, ...]:
+    if sizes.asked is not None:
+        check_room(what)
+    return launch(what)
 
 
 def _arrays(call: Call, visible: _Visible, ranges: jax.Array | None) -> tuple[jax.Array, ...]:
@@ -306,8 +314,10 @@ def _work(call: Call) -> str:
         return "bias" if call.bias is not None and call.bias.shape[2] > 1 else "pairs"
     if dropout:
         return "dropped" if segments or uneven else "dropout"
-    if segments or uneven:
-        return "segments" if segments else "uneven"
+    if uneven:
+        return "uneven"
+    if segments:
+        return "segments"
     if call.sliding_window != (None, None):
         return "short"
     edges = call.causal or call.logits_soft_cap is not None

@@ -118,6 +118,16 @@ def target_device() -> str:
     return capability.split(":")[0] if "gfx" in capability else f"sm_{capability.replace('.', '')}"
 
 
+def shared_memory() -> int | None:
+    """The bytes of shared memory that a block may take on the GPU that a launch would run on.
+
+    None where it would run on none, or where JAX does not know.
+    """
+    if _recording.get() is not None or INTERPRETED:
+        return None
+    return getattr(jax.devices()[0], "shared_memory_per_block_optin", None)
+
+
 def launch(what: Launch) -> tuple[jax.Array, ...]:
     """Runs the kernel once and returns its outputs; under `jax.vmap`, once for each entry.
 

@@ -1,0 +1,121 @@
+"""Decides what a launch is to Triton's compiler, and whether a GPU has room for the blocks of a caller.
+
+It is compiled as jax-triton does: array pointers are multiples of 16 bytes, a scalar of 1 is a constant.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from kernels.triton.launch import Launch, shared_memory, target_device
+
+# Triton ships no types that a checker could follow.
+_triton: Any = triton
+
+_TYPES = {
+    "bool": "i1",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+}
+_POINTER = [["tt.divisibility", 16]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel to compile, found again in any process by its module and name.
+
+    types: of its parameters, in order, "constexpr" among them; constants: those, by name; options: warps and
+    stages.
+    """
+
+    module: str
+    name: str
+    types: tuple[str, ...]
+    constants: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, int], ...]
+
+    @staticmethod
+    def of(launch: Launch) -> "Source":
+        given = [*launch.arguments, *launch.outputs]
+        names = launch.kernel.arg_names
+        constants = dict(launch.constants)
+        constants |= {names[i]: 1 for i, x in enumerate(given) if isinstance(x, int) and x == 1}
+        types = [_type(x) for x in given] + ["constexpr"] * (len(names) - len(given))
+        return Source(
+            module=launch.kernel.__module__,
+            name=launch.kernel.__name__,
+            types=tuple(
+                "constexpr" if name in constants else kind for name, kind in zip(names, types, strict=True)
+            ),
+            constants=tuple(constants.items()),
+            options=(("num_warps", launch.num_warps), ("num_stages", launch.num_stages)),
+        )
+
+
+def compile_for(target: GPUTarget, source: Source) -> Any:
+    """What `triton.compile` makes of a kernel for a device that need not be here; raises what it raises."""
+    kernel = getattr(import_module(source.module), source.name)
+    ast = _triton.compiler.ASTSource(
+        kernel,
+        dict(zip(kernel.arg_names, source.types, strict=True)),
+        dict(source.constants),
+        {(place,): _POINTER for place, kind in enumerate(source.types) if kind.startswith("*")},
+    )
+    # jax-triton asks for fused multiplication and addition; Triton's own default is about to change.
+    return _triton.compile(ast, target=target, options=dict(source.options) | {"enable_fp_fusion": True})
+
+
+def check_room(launch: Launch) -> None:
+    """Refuses a launch of flash attention whose tiles do not fit into the shared memory of the GPU in use.
+
+    Only compiling tells, so that is done where the tiles might not fit. Without this XLA would refuse the
+    launch later, and name neither the kernel nor its blocks.
+
+    Raises: ValueError naming kernel, shapes and configuration.
+    """
+    limit = shared_memory()
+    if limit is None or _most_shared_bytes(launch) <= limit:
+        return
+    needed = _shared_bytes(target_device(), Source.of(launch))
+    if needed > limit:
+        raise ValueError(
+            f"kernels.triton: {launch.name} needs {needed} bytes of shared memory, and a block has at most "
+            f"{limit} on this GPU. Ask for smaller blocks or fewer stages in fwd_params or bwd_params; None "
+            "lets the kernel choose."
+        )
+
+
+def _most_shared_bytes(launch: Launch) -> int:
+    """More than any kernel of ours takes: tiles of rows for every stage and once more, and of pairs."""
+    constants = launch.constants
+    q, k, width = constants["BLOCK_Q"], constants["BLOCK_K"], constants["BLOCK_D"] + constants["BLOCK_DV"]
+    query: Any = launch.arguments[0]
+    return (launch.num_stages + 1) * ((q + k) * width * query.dtype.itemsize + 8 * q * k)
+
+
+@lru_cache(maxsize=1024)
+def _shared_bytes(device: str, source: Source) -> int:
+    if device.startswith("gfx"):
+        target = GPUTarget("hip", device, 64)
+    else:
+        target = GPUTarget("cuda", int(device.removeprefix("sm_")), 32)
+    return compile_for(target, source).metadata.shared
+
+
+def _type(given: Any) -> str:
+    if isinstance(given, int):
+        return "i32" if -(2**31) <= given < 2**31 else "i64"
+    return f"*{_TYPES[given.dtype.name]}"

@@ -1,0 +1,82 @@
+"""Block sizes that a GPU has no room for are refused by name, and others are not, with no GPU here."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kernels.triton import BackwardSizes, BlockSizes, compiled, flash_attention
+from kernels.triton import launch as module
+from kernels.triton.launch import recorded
+from tests.kernels.interpreted import needs_compiler
+
+LIMIT = 232448  # of an H100
+SHAPE = jax.ShapeDtypeStruct((1, 512, 2, 128), jnp.bfloat16)
+FITS = BlockSizes(32, 32)
+TOO_LARGE = BlockSizes(128, 128, 8, 4)
+
+pytestmark = needs_compiler
+
+
+def trace(**sizes):
+    def both(*arrays):
+        out, pull = jax.vjp(lambda *arrays: flash_attention(*arrays, causal=True, **sizes), *arrays)
+        return pull(out)
+
+    jax.clear_caches()
+    return jax.eval_shape(both, SHAPE, SHAPE, SHAPE)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    device = SimpleNamespace(compute_capability="9.0", shared_memory_per_block_optin=LIMIT)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(module, "_launch_on_gpu", lambda call, _: tuple(map(_zeros, call.outputs)))
+    module._runner.cache_clear()
+    yield
+    module._runner.cache_clear()
+
+
+def _zeros(x):
+    return jnp.zeros(x.shape, x.dtype)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_blocks_that_do_not_fit_are_named():
+    with pytest.raises(
+        ValueError, match=rf"forward bfloat16\[1,512,2,128\].* BLOCK_Q=128 .* {LIMIT} on this GPU"
+    ):
+        trace(fwd_params=TOO_LARGE)
+    with pytest.raises(
+        ValueError, match=r"backward_query .* BLOCK_Q=128 .* warps=8 stages=4 needs \d+ bytes"
+    ):
+        trace(bwd_params=BackwardSizes(query=TOO_LARGE))
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_blocks_that_fit_are_launched():
+    # Tiles of 128 x 128 are close enough to the limit that only the compiler knows.
+    grads = trace(fwd_params=BlockSizes(128, 128, 8, 2), bwd_params=FITS)
+    assert [x.shape for x in grads] == [SHAPE.shape] * 3
+    assert compiled._shared_bytes.cache_info().currsize
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [(FITS, jnp.float32), (FITS, jnp.bfloat16), (BlockSizes(128, 64, 8, 3), jnp.bfloat16)],
+)
+def test_the_bound_is_one(sizes, dtype):
+    arrays = [jax.ShapeDtypeStruct((1, 512, 2, 64), dtype)] * 3
+    with recorded("sm_90") as launches:
+        jax.eval_shape(lambda *arrays: flash_attention(*arrays, fwd_params=sizes), *arrays)
+    (launch,) = launches
+    needed = compiled._shared_bytes("sm_90", compiled.Source.of(launch))
+    assert needed <= compiled._most_shared_bytes(launch)
+
+
+def test_nothing_is_compiled_where_nothing_is_launched():
+    with recorded("sm_90") as launches:
+        trace(fwd_params=TOO_LARGE, bwd_params=TOO_LARGE)
+    assert {x.kernel.__name__ for x in launches} == {"forward", "backward_query", "backward_key"}
