@@ -6,6 +6,7 @@ It is compiled as jax-triton does: array pointers are multiples of 16 bytes, a s
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import triton
@@ -75,7 +76,11 @@ def compile_for(target: GPUTarget, source: Source) -> Any:
         {(place,): _POINTER for place, kind in enumerate(source.types) if kind.startswith("*")},
     )
     # jax-triton asks for fused multiplication and addition; Triton's own default is about to change.
-    return _triton.compile(ast, target=target, options=dict(source.options) | {"enable_fp_fusion": True})
+    options = dict(source.options) | {"enable_fp_fusion": True}
+    # Importing jax-triton leaves Triton with no cache to write to, which is an error.
+    with TemporaryDirectory() as folder, _triton.knobs.cache.scope():
+        _triton.knobs.cache.dir = folder
+        return _triton.compile(ast, target=target, options=options)
 
 
 def check_room(launch: Launch) -> None:
@@ -99,11 +104,12 @@ def check_room(launch: Launch) -> None:
 
 
 def _most_shared_bytes(launch: Launch) -> int:
-    """More than any kernel of ours takes: tiles of rows for every stage and once more, and of pairs."""
-    constants = launch.constants
+    """More than any kernel of ours takes: tiles of rows, one side's for every stage, and tiles of pairs."""
+    constants, stages = launch.constants, launch.num_stages
     q, k, width = constants["BLOCK_Q"], constants["BLOCK_K"], constants["BLOCK_D"] + constants["BLOCK_DV"]
     query: Any = launch.arguments[0]
-    return (launch.num_stages + 1) * ((q + k) * width * query.dtype.itemsize + 8 * q * k)
+    rows = (stages * max(q, k) + min(q, k)) * width * query.dtype.itemsize
+    return rows + (stages + 1) * 8 * q * k
 
 
 @lru_cache(maxsize=1024)

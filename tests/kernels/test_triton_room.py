@@ -55,6 +55,15 @@ def test_blocks_that_do_not_fit_are_named():
         trace(bwd_params=BackwardSizes(query=TOO_LARGE))
 
 
+def test_compiling_needs_no_cache(monkeypatch):
+    """jax-triton, once imported, leaves this variable empty."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    compiled._shared_bytes.cache_clear()
+    with recorded("sm_90") as launches:
+        trace(fwd_params=FITS)
+    assert compiled._shared_bytes("sm_90", compiled.Source.of(launches[0])) > 0
+
+
 @pytest.mark.usefixtures("on_a_gpu")
 def test_blocks_that_fit_are_launched():
     # Tiles of 128 x 128 are close enough to the limit that only the compiler knows.
