@@ -8,23 +8,24 @@ from conformance.record import read_record
 from reports.compare import compare_records
 
 FOLDER = Path(__file__).parents[2] / "reports" / "baselines"
-KEPT = sorted(FOLDER.glob("*/*.json"))
+KEPT = sorted(FOLDER.glob("*/*/*.json"))  # device, profile, subject
 
 pytestmark = pytest.mark.skipif(not KEPT, reason="reports/baselines holds no record yet")
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_a_baseline_is_a_whole_run_that_passed(path: Path) -> None:
     record = read_record(path)
     assert record.status == "pass"
     assert record.narrowed == ""
     assert record.shard == (1, 1)
     assert {result.subject for result in record.results} == {path.stem}
-    assert "-".join(record.environment["device"].lower().split()) == path.parent.name
+    device = "-".join(record.environment["device"].lower().split())
+    assert (device, record.profile) == (path.parents[1].name, path.parent.name)
     assert record.environment["commit"], "unknown: set ATTEST_COMMIT where there is no checkout"
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_a_baseline_is_not_worse_than_itself(path: Path) -> None:
     record = read_record(path)
     assert not compare_records(record, record).regressed
