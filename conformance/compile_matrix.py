@@ -1,8 +1,9 @@
 """Which kernels compile for which devices, and within what they have, with none of the devices here.
 
 The matrix is kernel x set of features x head_dim x dtype x device, of compile.toml and devices.toml, for each
-compiler of `conformance.compilers`. What does not compile, spills, or takes more shared or tensor memory than
-the device has, fails: these are the configurations that a user gets who asks for none.
+compiler of `conformance.compilers`. What does not compile, spills, or takes more of anything than the device
+has, fails: these are the configurations that a user gets who asks for none. Beside it stand estimates of what
+no kernel can beat.
 """
 
 import multiprocessing
@@ -16,18 +17,31 @@ from pathlib import Path
 from typing import Any
 
 from conformance.case import Case, case_from_json
-from conformance.compilers import Binary, Compiler, Device, Job, all_compilers
+from conformance.compilers import Binary, Compiler, Device, Job, Peaks, all_compilers
 from conformance.execute import describe
 from conformance.features import DTYPES, FEATURES
 from conformance.process import hush, settle
+from conformance.roofline import PASSES, Estimate, estimate
 from conformance.runner import Progress, RequestError, Watch
 
-_SCHEMA = "attest.compile/1"
+_SCHEMA = "attest.compile/2"
 _MATRIX = Path(__file__).with_name("compile.toml")
 _DEVICES = Path(__file__).with_name("devices.toml")
 
 # The name of what a case launches, where that cannot even be found out.
 _UNKNOWN = "?"
+
+# What devices limit, in words; the names are those of devices.toml and of Binary.taken.
+_WORDS = {
+    "registers": "registers of a thread",
+    "shared_bytes": "bytes of shared memory",
+    "tmem_columns": "columns of TMEM",
+    "scoped_vmem_bytes": "bytes of scoped VMEM",
+    "hbm_bytes": "bytes of HBM",
+}
+_ESTIMATES = (
+    "lower bounds from the peaks that vendors publish, by conformance/roofline.py; nothing is measured"
+)
 
 
 @dataclass(frozen=True)
@@ -96,28 +110,29 @@ class Result:
         if binary is None:
             return (f"does not compile: {self.outcome.error}",)
         found: list[str] = []
-        if binary.spill_bytes:
+        taken = binary.taken
+        if taken.get("spill_bytes"):
             found.append(
-                f"spills {binary.spill_bytes} bytes of a thread (stack {binary.stack_bytes} bytes), "
-                f"with {binary.registers} registers"
+                f"spills {taken['spill_bytes']} bytes of a thread (stack {taken['stack_bytes']} bytes), "
+                f"with {taken['registers']} registers"
             )
-        for name, words in (("shared_bytes", "bytes of shared memory"), ("tmem_columns", "columns of TMEM")):
-            taken, limit = getattr(binary, name), self.limits.get(name, 0)
-            if taken > limit:
-                found.append(f"takes {taken} {words}, {self.cell.target} has {limit}")
+        for name, limit in self.limits.items():
+            if taken.get(name, 0) > limit:
+                words = _WORDS.get(name, name)
+                found.append(f"takes {taken[name]} {words}, {self.cell.target} has {limit}")
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` says of it; numbers of a binary are null where there is none."""
+        """What `--json` says of it; what a binary takes is null where there is none."""
         binary = self.outcome.binary
-        numbers = dict.fromkeys(Binary.__dataclass_fields__) if binary is None else asdict(binary)
         return {
             **asdict(self.cell),
             "configuration": dict(self.configuration),
             "status": "fail" if self.faults else "pass",
             "faults": list(self.faults),
             "error": self.outcome.error,
-            **numbers,
+            "taken": None if binary is None else dict(binary.taken),
+            "notes": [] if binary is None else list(binary.notes),
             "limits": dict(self.limits),
             "seconds": round(self.outcome.seconds, 3),
         }
@@ -125,11 +140,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Matrix:
-    """What was asked and what came of it. compilations: cells that are the same to a compiler share one."""
+    """What was asked and what came of it. compilations: cells that are the same to a compiler share one.
+
+    left_out: why some devices were not compiled for, a sentence for each compiler that cannot run here.
+    """
 
     profile: str
     narrowed: str
     results: tuple[Result, ...]
+    estimates: tuple[Estimate, ...]
+    left_out: tuple[str, ...]
     compilations: int
     seconds: float
 
@@ -147,7 +167,12 @@ class Matrix:
             "narrowed": self.narrowed,
             "compilations": self.compilations,
             "seconds": round(self.seconds, 1),
+            "left_out": list(self.left_out),
             "results": [result.to_json() for result in self.results],
+            "estimates": {
+                "what": _ESTIMATES,
+                "rows": [estimate.to_json() for estimate in self.estimates],
+            },
         }
 
 
@@ -159,9 +184,10 @@ def all_devices() -> dict[str, Device]:
         limits = {key: x for key, x in row.items() if "limit" in x}
         found[name] = Device(
             name,
-            row["gpu"],
+            row["target"],
             limits={key: x["limit"] for key, x in limits.items()},
             sources={key: x["source"] for key, x in limits.items()},
+            peaks=Peaks(**row["peaks"]),
         )
     return found
 
@@ -175,19 +201,21 @@ def compile_matrix(
 ) -> Matrix:
     """Compile a profile; workers 0: in this process.
 
-    Raises RequestError if nothing is meant, or if a compiler cannot run in this process.
+    Raises RequestError if nothing is meant, or if a compiler that is meant cannot run in this process.
     """
     _refuse_unknown(profile, only)
     start = time.monotonic()
     try:
-        chosen = all_compilers() if compilers is None else compilers
+        chosen, left_out = _able(all_compilers() if compilers is None else compilers, only)
     except ImportError as error:  # Triton is for Linux alone
         raise RequestError(f"kernels cannot be compiled here: {error}") from error
-    for compiler in chosen:
-        reason = compiler.why_not()
-        if reason is not None:
-            raise RequestError(f"{compiler.name} cannot compile: {reason}")
-    planned = list(_planned(profile, only, chosen, watch))
+    asked = [
+        (compiler, all_devices()[target], name, case)
+        for target, name, case in cases_of(profile)
+        for compiler in chosen
+        if target in compiler.devices and only.keeps(target, case)
+    ]
+    planned = list(_planned(asked, only, watch))
     if not planned:
         raise RequestError(f"nothing fits {only} in the profile {profile}: see conformance/compile.toml")
     jobs = {_key(compiler, job): (compiler, job) for compiler, _, job in planned if isinstance(job, Job)}
@@ -203,7 +231,15 @@ def compile_matrix(
         else Result(cell, {}, job, all_devices()[cell.target].limits)
         for compiler, cell, job in planned
     ]
-    return Matrix(profile, str(only), tuple(results), len(jobs), time.monotonic() - start)
+    return Matrix(
+        profile,
+        str(only),
+        tuple(results),
+        tuple(estimate(device, name, case, which) for _, device, name, case in asked for which in PASSES),
+        left_out,
+        len(jobs),
+        time.monotonic() - start,
+    )
 
 
 def _refuse_unknown(profile: str, only: Narrowing) -> None:
@@ -218,17 +254,30 @@ def _refuse_unknown(profile: str, only: Narrowing) -> None:
                 raise RequestError(f"{option}: got {name!r}, expected one of {', '.join(known)}")
 
 
-def _planned(
-    profile: str, only: Narrowing, compilers: Sequence[Compiler], watch: Watch
-) -> Iterator[tuple[Compiler, Cell, Job | Outcome]]:
+type _Asked = Sequence[tuple[Compiler, Device, str, Case]]
+
+
+def _able(compilers: Sequence[Compiler], only: Narrowing) -> tuple[Sequence[Compiler], tuple[str, ...]]:
+    """The compilers that can run here, and why the others cannot.
+
+    Raises RequestError if none can, or one that cannot is asked for by a device of its.
+    """
+    able = [compiler for compiler in compilers if compiler.why_not() is None]
+    left_out: list[str] = []
+    for compiler in compilers:
+        if compiler in able:
+            continue
+        sentence = f"{compiler.name} cannot compile: {compiler.why_not()}"
+        if not able or compiler.devices.intersection(only.targets):
+            raise RequestError(sentence)
+        if not only.targets:
+            left_out.append(f"not compiled for {', '.join(sorted(compiler.devices))}: {sentence}")
+    return able, tuple(left_out)
+
+
+def _planned(asked: _Asked, only: Narrowing, watch: Watch) -> Iterator[tuple[Compiler, Cell, Job | Outcome]]:
     """Every cell with its job, or the error of looking for it. Raises RequestError for unknown kernels."""
     kernels: set[str] = set()
-    asked = [
-        (compiler, all_devices()[target], name, case)
-        for target, name, case in cases_of(profile)
-        for compiler in compilers
-        if target in compiler.devices and only.keeps(target, case)
-    ]
     for done, (compiler, device, name, case) in enumerate(asked):
         watch(Progress("tracing", done, len(asked), 0))
         place = (device.name, name, tuple(sorted(case.features)), case.head_dim, case.dtype)

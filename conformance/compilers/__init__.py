@@ -12,18 +12,36 @@ from conformance.case import Case
 
 
 @dataclass(frozen=True)
+class Peaks:
+    """The most that a device can do, as its vendor publishes it.
+
+    of: which part, and how much of it. flops_per_second: by dtype, where a number is published.
+    bytes_per_second: of its main memory.
+    """
+
+    of: str
+    flops_per_second: Mapping[str, float]
+    bytes_per_second: float
+    source: str
+
+
+@dataclass(frozen=True)
 class Device:
-    """A device to compile for, of conformance/devices.toml; limits and their sources by what they limit."""
+    """A device to compile for, of conformance/devices.toml; limits and their sources by what they limit.
+
+    target: what its compiler is told.
+    """
 
     name: str
-    gpu: Mapping[str, Any]
+    target: Mapping[str, Any]
     limits: Mapping[str, int]
     sources: Mapping[str, str]
+    peaks: Peaks
 
 
 @dataclass(frozen=True)
 class Job:
-    """One kernel as production would launch it.
+    """One kernel as production would launch it, or all of a pass that its compiler takes as one program.
 
     configuration: block sizes, warps and stages. source: what the compiler needs, in any process; it is
     pickled, and compiled once for all jobs in which its repr is the same.
@@ -36,17 +54,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Binary:
-    """What a compiled kernel takes, of the things that devices limit.
+    """What a compiled kernel takes.
 
-    registers, spill_bytes, stack_bytes: of a thread; spills are stores and loads together. shared_bytes,
-    tmem_columns: of a block. notes: what else the compiler said that costs speed.
+    taken: numbers by name, alike for all binaries of a compiler. What devices.toml limits has its name there.
+    notes: what else the compiler said that costs speed.
     """
 
-    registers: int
-    spill_bytes: int
-    stack_bytes: int
-    shared_bytes: int
-    tmem_columns: int = 0
+    taken: Mapping[str, int]
     notes: tuple[str, ...] = ()
 
 
@@ -68,6 +82,7 @@ class Compiler:
 
 def all_compilers() -> tuple[Compiler, ...]:
     """Every column that there is."""
+    from conformance.compilers.tpu import TPU
     from conformance.compilers.triton import TRITON
 
-    return (TRITON,)
+    return (TRITON, TPU)

@@ -5,16 +5,12 @@ device, compiled as jax-triton does: array pointers are multiples of 16 bytes, a
 jax-triton hands its PTX on to XLA, whose ptxas may allot registers a little differently from Triton's own.
 """
 
-import os
 import re
-import sys
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from importlib import import_module
 from io import StringIO
-from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import jax
@@ -24,26 +20,14 @@ from triton.backends.compiler import GPUTarget
 
 from conformance.case import Case
 from conformance.compilers import Binary, Compiler, Device, Job
+from conformance.compilers.overheard import overheard
 from conformance.shapes import shapes_of
+from kernels.triton.compiled import Source, compile_for
+from kernels.triton.launch import Launch, recorded
 
 # Triton ships no types that a checker could follow.
 _triton: Any = triton
 
-_TYPES = {
-    "bool": "i1",
-    "int8": "i8",
-    "int16": "i16",
-    "int32": "i32",
-    "int64": "i64",
-    "uint8": "u8",
-    "uint16": "u16",
-    "uint32": "u32",
-    "uint64": "u64",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-}
-_POINTER = [["tt.divisibility", 16]]
 _BYTES_OF_A_VGPR = 4
 
 _PTXAS_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -53,24 +37,15 @@ _ERROR = re.compile(r"\b(?:error|fatal)\s*:\s*(.*)")
 
 
 @dataclass(frozen=True)
-class Source:
-    """A kernel to compile, found again in any process by its module and name.
+class Compilation:
+    """A kernel and the device to compile it for; target: that of the device."""
 
-    types: of its parameters, in order, "constexpr" among them; constants: those, by name.
-    """
-
-    module: str
-    name: str
-    types: tuple[str, ...]
-    constants: tuple[tuple[str, Any], ...]
-    options: tuple[tuple[str, int], ...]
-    gpu: tuple[tuple[str, Any], ...]
+    kernel: Source
+    target: tuple[tuple[str, Any], ...]
 
 
 def launches(call: Callable[..., Any], case: Case, device: Device) -> list[Job]:
     """What `call`, with the signature of our kernels that return lse, launches forward and backward."""
-    from kernels.triton.launch import recorded
-
     arrays, options = shapes_of(case)
     varied = {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     fixed = {name: x for name, x in arrays.items() if name not in varied}
@@ -85,29 +60,21 @@ def launches(call: Callable[..., Any], case: Case, device: Device) -> list[Job]:
     return list({repr(job.source): job for job in jobs}.values())
 
 
-def compile_source(source: Source) -> Binary:
-    """Compiles for real, whatever an earlier process has in its cache."""
-    kernel = getattr(import_module(source.module), source.name)
-    names = kernel.arg_names
-    ast = _triton.compiler.ASTSource(
-        kernel,
-        dict(zip(names, source.types, strict=True)),
-        dict(source.constants),
-        {(place,): _POINTER for place, kind in enumerate(source.types) if kind.startswith("*")},
-    )
-    target = GPUTarget(**dict(source.gpu))
+def compile_kernel(source: Compilation) -> Binary:
+    """What a kernel takes on a device. Raises RuntimeError with the words of the compiler in one line."""
+    target = GPUTarget(**dict(source.target))
     log = StringIO()
-    with _settings(), _heard() as heard, redirect_stdout(log):
+    with _settings(), overheard() as heard, redirect_stdout(log):
         try:
-            compiled = _triton.compile(ast, target=target, options=dict(source.options))
+            compiled = compile_for(target, source.kernel)
         except Exception as error:
             raise RuntimeError(_reason(error, heard())) from error
-    taken = _of_ptxas(log.getvalue()) if target.backend == "cuda" else _of_amdgcn(compiled.asm["amdgcn"])
-    return Binary(
-        **taken,
-        shared_bytes=compiled.metadata.shared,
-        tmem_columns=getattr(compiled.metadata, "tmem_size", None) or 0,
-    )
+    binary = _of_ptxas(log.getvalue()) if target.backend == "cuda" else _of_amdgcn(compiled.asm["amdgcn"])
+    block = {
+        "shared_bytes": compiled.metadata.shared,
+        "tmem_columns": getattr(compiled.metadata, "tmem_size", None) or 0,
+    }
+    return Binary({**binary.taken, **block}, binary.notes)
 
 
 def _jobs(case: Case, device: Device) -> list[Job]:
@@ -116,61 +83,19 @@ def _jobs(case: Case, device: Device) -> list[Job]:
     return launches(flash_attention_with_lse, case, device)
 
 
-def _job(launch: Any, device: Device) -> Job:
-    given = [*launch.arguments, *launch.outputs]
-    names = launch.kernel.arg_names
-    constants = dict(launch.constants)
-    constants |= {names[i]: 1 for i, x in enumerate(given) if isinstance(x, int) and x == 1}
-    types = [_type(x) for x in given] + ["constexpr"] * (len(names) - len(given))
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+def _job(launch: Launch, device: Device) -> Job:
+    source = Source.of(launch)
     blocks = {name: value for name, value in launch.constants.items() if name.startswith("BLOCK")}
-    source = Source(
-        module=launch.kernel.__module__,
-        name=launch.kernel.__name__,
-        types=tuple(
-            "constexpr" if name in constants else kind for name, kind in zip(names, types, strict=True)
-        ),
-        constants=tuple(constants.items()),
-        options=tuple(options.items()),
-        gpu=tuple(device.gpu.items()),
-    )
-    return Job(source.name, blocks | options, source)
-
-
-def _type(given: Any) -> str:
-    if isinstance(given, int):
-        return "i32" if -(2**31) <= given < 2**31 else "i64"
-    return f"*{_TYPES[given.dtype.name]}"
+    target = tuple(device.target.items())
+    return Job(source.name, blocks | dict(source.options), Compilation(source, target))
 
 
 @contextmanager
 def _settings() -> Generator[None]:
-    """A cache of this compilation's own, so that nothing is skipped, and the words of ptxas."""
-    knobs = _triton.knobs
-    with TemporaryDirectory() as folder, knobs.cache.scope(), knobs.nvidia.scope():
-        knobs.cache.dir = folder
-        knobs.nvidia.dump_ptxas_log = True
-        with warnings.catch_warnings(action="ignore"):
-            yield
-
-
-@contextmanager
-def _heard() -> Generator[Callable[[], str]]:
-    """What is written to stderr within the block, by LLVM too: it explains errors, and is noise otherwise."""
-    sys.stderr.flush()
-    before = os.dup(2)
-    with TemporaryFile() as file:
-
-        def read() -> str:
-            file.seek(0)
-            return file.read().decode(errors="replace")
-
-        os.dup2(file.fileno(), 2)
-        try:
-            yield read
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
+    """The words of ptxas, and no warnings."""
+    with _triton.knobs.nvidia.scope(), warnings.catch_warnings(action="ignore"):
+        _triton.knobs.nvidia.dump_ptxas_log = True
+        yield
 
 
 def _reason(error: BaseException, heard: str) -> str:
@@ -187,22 +112,22 @@ def _reason(error: BaseException, heard: str) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _of_ptxas(log: str) -> dict[str, Any]:
-    """The entry function and those it calls: the most registers, the sum of the memory."""
+def _of_ptxas(log: str) -> Binary:
+    """What a thread takes, of the entry function and those it calls: most registers, the sum of memory."""
     frames = [tuple(map(int, found)) for found in _PTXAS_STACK.findall(log)]
     registers = [int(found) for found in _PTXAS_REGISTERS.findall(log)]
     if not frames or not registers:
         raise RuntimeError(f"ptxas said nothing of registers or spills, only {log.strip()[:200]!r}")
-    return {
+    taken = {
         "registers": max(registers),
         "spill_bytes": sum(stores + loads for _, stores, loads in frames),
         "stack_bytes": sum(stack for stack, _, _ in frames),
-        "notes": tuple(dict.fromkeys(_PTXAS_LOSS.findall(log))),
     }
+    return Binary(taken, tuple(dict.fromkeys(_PTXAS_LOSS.findall(log))))
 
 
-def _of_amdgcn(assembly: str) -> dict[str, Any]:
-    """What the metadata of the code object says.
+def _of_amdgcn(assembly: str) -> Binary:
+    """What a thread takes, as the metadata of the code object says.
 
     Only spills that take scratch memory count: SGPRs are spilled to lanes of VGPRs.
     """
@@ -214,12 +139,12 @@ def _of_amdgcn(assembly: str) -> dict[str, Any]:
         return int(found[1])
 
     scalars, scratch = count("sgpr_spill_count"), count("private_segment_fixed_size")
-    return {
+    taken = {
         "registers": count("vgpr_count"),
         "spill_bytes": count("vgpr_spill_count") * _BYTES_OF_A_VGPR if scratch else 0,
         "stack_bytes": scratch,
-        "notes": (f"{scalars} SGPRs are spilled to lanes of VGPRs",) if scalars else (),
     }
+    return Binary(taken, (f"{scalars} SGPRs are spilled to lanes of VGPRs",) if scalars else ())
 
 
 def _why_not() -> str | None:
@@ -233,5 +158,5 @@ TRITON = Compiler(
     devices=frozenset({"sm_80", "sm_90", "sm_100", "gfx942"}),
     why_not=_why_not,
     jobs=_jobs,
-    compile=compile_source,
+    compile=compile_kernel,
 )

@@ -67,7 +67,10 @@ class Source:
 
 
 def compile_for(target: GPUTarget, source: Source) -> Any:
-    """What `triton.compile` makes of a kernel for a device that need not be here; raises what it raises."""
+    """What `triton.compile` makes of a kernel for a device that need not be here; raises what it raises.
+
+    It compiles for real, whatever an earlier process has left in Triton's cache.
+    """
     kernel = getattr(import_module(source.module), source.name)
     ast = _triton.compiler.ASTSource(
         kernel,

@@ -1,29 +1,38 @@
 """What a person at a terminal sees of the compile matrix: what fails, by name, then a row for each kernel."""
 
+from collections import defaultdict
+
 from rich.console import Console
 from rich.table import Table
 
 from conformance.compile_matrix import Matrix, Result
+from conformance.roofline import Estimate
 from reports.render.terminal import plain
 from reports.words import one_line, plural
 
 _LISTED = 50
 _WIDTH = 400
+_MIB = 2**20
 
 
 def print_matrix(matrix: Matrix, console: Console) -> None:
-    """Every failing cell with its numbers, the worst of each kernel on each device, the status."""
+    """Every failing cell with its numbers, the worst of each kernel on each device, estimates, the status."""
     failing = [result for result in matrix.results if result.faults]
     for result in sorted(failing, key=lambda result: str(result.cell))[:_LISTED]:
-        plain(
-            console, one_line(f"FAIL {result.cell}: {'; '.join(result.faults)}{_configuration(result)}", 400)
-        )
+        words = f"FAIL {result.cell}: {'; '.join(result.faults)}{_configuration(result)}"
+        plain(console, one_line(words, _WIDTH))
     if len(failing) > _LISTED:
         plain(console, f"and {len(failing) - _LISTED} more failing: --json keeps them all")
     if failing:
         console.print()
-    console.print(_worst(matrix))
+    for compiler in sorted({result.cell.compiler for result in matrix.results}):
+        console.print(_worst([result for result in matrix.results if result.cell.compiler == compiler]))
+        console.print()
+    plain(console, "Estimates, not measurements: what no kernel can beat at the peaks that vendors publish")
+    console.print(_rooflines(matrix))
     console.print()
+    for sentence in matrix.left_out:
+        plain(console, sentence)
     asked = " ".join(filter(None, (f"profile {matrix.profile}", matrix.narrowed)))
     counts = f"{plural(len(matrix.results), 'configuration')}, {plural(matrix.compilations, 'compilation')}"
     verdict = f"FAIL: {len(failing)} of" if failing else "PASS:"
@@ -36,37 +45,71 @@ def _configuration(result: Result) -> str:
     return f" ({words})" if words else ""
 
 
-def _worst(matrix: Matrix) -> Table:
-    rows: dict[tuple[str, str, str], list[Result]] = {}
-    for result in matrix.results:
-        rows.setdefault((result.cell.target, result.cell.compiler, result.cell.kernel), []).append(result)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("target", "compiler", "kernel"):
-        table.add_column(name)
-    for name in ("compiled", "registers", "spilling", "bytes", "shared"):
-        table.add_column(name, justify="right")
-    for names, results in sorted(rows.items()):
-        table.add_row(*names, *_numbers(results))
+def _worst(results: list[Result]) -> Table:
+    """Those of one compiler: for each device and kernel how many compile, then the most that any takes."""
+    rows: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    numbers: dict[str, None] = {}
+    for result in results:
+        rows[result.cell.target, result.cell.kernel].append(result)
+        numbers |= dict.fromkeys(result.outcome.binary.taken if result.outcome.binary else ())
+    table = _table(results[0].cell.compiler, "kernel")
+    for name in ("compiled", *numbers):
+        words = name.removesuffix("_bytes").removesuffix("_columns")
+        table.add_column(words.replace("_", " "), justify="right")
+    for names, of_row in sorted(rows.items()):
+        binaries = [result.outcome.binary for result in of_row if result.outcome.binary is not None]
+        compiled = _red(f"{len(binaries)}/{len(of_row)}", len(binaries) < len(of_row))
+        most = (max((binary.taken[name] for binary in binaries), default=None) for name in numbers)
+        limits = of_row[0].limits
+        table.add_row(
+            *names,
+            compiled,
+            *(_amount(name, taken, limits.get(name)) for name, taken in zip(numbers, most, strict=True)),
+        )
     return table
 
 
-def _numbers(results: list[Result]) -> tuple[str, ...]:
-    """How many compile, then the worst of those that do."""
-    binaries = [result.outcome.binary for result in results if result.outcome.binary is not None]
-    compiled = _red(f"{len(binaries)}/{len(results)}", len(binaries) < len(results))
-    if not binaries:
-        return compiled, "-", "-", "-", "-"
-    limits = results[0].limits
-    spilling = sum(binary.spill_bytes > 0 for binary in binaries)
-    spilt = max(binary.spill_bytes for binary in binaries)
-    share = max(binary.shared_bytes for binary in binaries) / limits["shared_bytes"]
-    return (
-        compiled,
-        f"{max(binary.registers for binary in binaries)}/{limits['registers']}",
-        _red(str(spilling), spilling > 0),
-        _red(str(spilt), spilt > 0),
-        _red(f"{share:.0%}", share > 1),
-    )
+def _amount(name: str, taken: int | None, limit: int | None) -> str:
+    if taken is None:
+        return "-"
+    if name == "spill_bytes":
+        return _red(f"{taken} B", taken > 0)
+    if not name.endswith("_bytes"):
+        return str(taken) if limit is None else _red(f"{taken}/{limit}", taken > limit)
+    if limit is None:
+        return f"{taken / _MIB:.1f} MiB" if taken >= _MIB else f"{taken} B"
+    return _red(f"{taken / limit:.0%}", taken > limit)
+
+
+def _rooflines(matrix: Matrix) -> Table:
+    rows: dict[tuple[str, str, str], list[Estimate]] = defaultdict(list)
+    for found in matrix.estimates:
+        rows[found.target, found.which, found.dtype].append(found)
+    table = _table("target", "pass", "dtype")
+    for name in ("FLOP/byte", "at least", "bound by compute"):
+        table.add_column(name, justify="right")
+    for names, found in sorted(rows.items()):
+        bounds = [estimate.bound for estimate in found if estimate.bound is not None]
+        compute = sum(bound.by == "compute" for bound in bounds)
+        table.add_row(
+            *names,
+            _range([estimate.work.intensity for estimate in found], 0),
+            f"{_range([bound.seconds * 1e3 for bound in bounds], 3)} ms" if bounds else "no peak published",
+            f"{compute}/{len(bounds)}" if bounds else "-",
+        )
+    return table
+
+
+def _range(numbers: list[float], digits: int) -> str:
+    least, most = (f"{number:.{digits}f}" for number in (min(numbers), max(numbers)))
+    return least if least == most else f"{least} to {most}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name)
+    return table
 
 
 def _red(text: str, wrong: bool) -> str:

@@ -9,18 +9,32 @@ import pytest
 
 from conformance.compile_matrix import all_devices
 from conformance.compilers import Binary, Compiler, Job
+from conformance.compilers.tpu import TPU
 
 LIMIT = all_devices()["sm_90"].limits["shared_bytes"]
 
 
+def taking(registers, spill_bytes, stack_bytes, shared_bytes):
+    return Binary(
+        {
+            "registers": registers,
+            "spill_bytes": spill_bytes,
+            "stack_bytes": stack_bytes,
+            "shared_bytes": shared_bytes,
+        }
+    )
+
+
 def fits(source):
-    return Binary(registers=100, spill_bytes=0, stack_bytes=0, shared_bytes=1024)
+    return taking(100, 0, 0, 1024)
 
 
 def is_greedy_on_sm_90(source):
-    if "sm_90" not in source:
-        return fits(source)
-    return Binary(registers=255, spill_bytes=48, stack_bytes=16, shared_bytes=LIMIT + 1)
+    return taking(255, 48, 16, LIMIT + 1) if "sm_90" in source else fits(source)
+
+
+def fills_a_tpu(source):
+    return Binary({"scoped_vmem_bytes": 8 * 2**20, "hbm_bytes": 2**44, "code_bytes": 3 * 2**20}, ("slow",))
 
 
 def dies(source):
@@ -33,17 +47,26 @@ def refuses(source):
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes a fake compiler the only one; its kernels know only the device and the head_dim."""
+    """Makes a fake compiler the only one; its kernels know only the device and the head_dim.
 
-    def install(compile=fits, why_not=lambda: None, launchable=True):
+    tpus_asleep: a second one is that of all TPUs, and cannot run.
+    """
+
+    # The command sets it where it is not set, and other tests want it as it was.
+    monkeypatch.setenv("JAX_PLATFORMS", os.environ.get("JAX_PLATFORMS", "cpu"))
+
+    def install(compile=fits, why_not=lambda: None, launchable=True, tpus_asleep=False):
         def jobs(case, device):
             if not launchable:
                 raise ValueError("head_dim: too large\nand more")
             names = ("forward", "backward")
             return [Job(name, {"BLOCK": 64}, f"{name} {device.name} {case.head_dim}") for name in names]
 
-        compiler = Compiler("fake", frozenset(all_devices()), why_not, jobs, compile)
-        monkeypatch.setattr("conformance.compile_matrix.all_compilers", lambda: (compiler,))
+        theirs = TPU.devices if tpus_asleep else frozenset()
+        found = [Compiler("fake", frozenset(all_devices()) - theirs, why_not, jobs, compile)]
+        if tpus_asleep:
+            found.append(Compiler("asleep", theirs, lambda: "it is asleep", jobs, compile))
+        monkeypatch.setattr("conformance.compile_matrix.all_compilers", lambda: found)
 
     return install
 
@@ -55,9 +78,11 @@ def test_all_fits(attest, fake, tmp_path: Path):
     assert "PASS" in done.out
     assert "100/255" in done.out
     document = json.loads((tmp_path / "matrix.json").read_text())
-    assert (document["schema"], document["status"]) == ("attest.compile/1", "pass")
-    # Cells that are the same to the compiler are compiled once: 2 kernels, 4 devices, 3 head dims.
-    assert document["compilations"] == 24 < len(document["results"])
+    assert (document["schema"], document["status"]) == ("attest.compile/2", "pass")
+    assert document["left_out"] == []
+    # Cells that are the same to the compiler are compiled once: 2 kernels, for 4 GPUs with 3 head dims, a TPU
+    # with 4 and 3 with 1.
+    assert document["compilations"] == 38 < len(document["results"])
 
 
 def test_what_fails_is_told_first_and_with_numbers(attest, fake, tmp_path: Path):
@@ -71,7 +96,11 @@ def test_what_fails_is_told_first_and_with_numbers(attest, fake, tmp_path: Path)
     document = json.loads((tmp_path / "matrix.json").read_text())
     assert document["status"] == "fail"
     assert document["narrowed"] == "--kernel forward --head-dim 64"
-    assert [result["target"] for result in document["results"]] == list(all_devices())
+    assert {result["target"] for result in document["results"]} == set(all_devices()) - {
+        "v6e",
+        "v5p",
+        "tpu7x",
+    }
     (failed,) = (result for result in document["results"] if result["status"] == "fail")
     assert failed == {
         "compiler": "fake",
@@ -85,11 +114,7 @@ def test_what_fails_is_told_first_and_with_numbers(attest, fake, tmp_path: Path)
         "status": "fail",
         "faults": failed["faults"],
         "error": "",
-        "registers": 255,
-        "spill_bytes": 48,
-        "stack_bytes": 16,
-        "shared_bytes": LIMIT + 1,
-        "tmem_columns": 0,
+        "taken": {"registers": 255, "spill_bytes": 48, "stack_bytes": 16, "shared_bytes": LIMIT + 1},
         "notes": [],
         "limits": dict(all_devices()["sm_90"].limits),
         "seconds": failed["seconds"],
@@ -139,6 +164,52 @@ def test_a_compiler_that_cannot_run_here_says_why(attest, fake):
     fake(why_not=lambda: "it is asleep")
     done = attest("compile", "-n", 0)
     assert (done.status, done.err) == (2, "attest: fake cannot compile: it is asleep\n")
+
+
+def test_a_compiler_that_cannot_run_leaves_its_devices_out_and_says_so(attest, fake, tmp_path: Path):
+    fake(tpus_asleep=True)
+    done = attest("compile", "-n", 0, "--json", tmp_path / "matrix.json")
+    assert done.status == 0
+    sentence = "not compiled for tpu7x, v5e, v5p, v6e: asleep cannot compile: it is asleep"
+    assert sentence in done.out.splitlines()
+    assert json.loads((tmp_path / "matrix.json").read_text())["left_out"] == [sentence]
+
+
+def test_a_device_that_is_asked_for_is_never_left_out(attest, fake):
+    fake(tpus_asleep=True)
+    done = attest("compile", "-n", 0, "--target", "v5e", "--target", "sm_90")
+    assert (done.status, done.err) == (2, "attest: asleep cannot compile: it is asleep\n")
+    assert attest("compile", "-n", 0, "--target", "sm_90").out.count("not compiled") == 0
+
+
+def test_every_compiler_has_its_own_columns(attest, fake):
+    fake(fills_a_tpu)
+    done = attest("compile", "-n", 0, "--target", "v5e", "--head-dim", 64, "--kernel", "forward")
+    assert done.status == 1
+    limit = all_devices()["v5e"].limits["hbm_bytes"]
+    assert f"takes {2**44} bytes of HBM, v5e has {limit}" in done.out.splitlines()[0]
+    header = next(line for line in done.out.splitlines() if line.startswith("fake"))
+    assert header.split() == ["fake", "kernel", "compiled", "scoped", "vmem", "hbm", "code"]
+    row = next(line for line in done.out.splitlines() if line.startswith("v5e"))
+    assert row.split() == ["v5e", "forward", "1/1", "50%", "102400%", "3.0", "MiB"]
+
+
+def test_estimates_stand_beside_the_matrix_and_say_what_they_are(attest, fake, tmp_path: Path):
+    fake()
+    arguments = ("--target", "v5e", "--head-dim", 128, "--json", tmp_path / "matrix.json")
+    done = attest("compile", "-n", 0, *arguments)
+    assert "Estimates, not measurements" in done.out
+    assert "no peak published" in done.out
+    estimates = json.loads((tmp_path / "matrix.json").read_text())["estimates"]
+    assert "nothing is measured" in estimates["what"]
+    typical = [row for row in estimates["rows"] if row["set"] == "typical" and row["dtype"] == "bfloat16"]
+    assert [row["pass"] for row in typical] == ["forward", "backward"]
+    assert typical[1]["flops"] == 2.5 * typical[0]["flops"]
+    # 197 TFLOP/s are the peak of a v5e.
+    assert typical[0]["bound_by"] == "compute"
+    assert typical[0]["least_seconds"] == pytest.approx(typical[0]["flops"] / 197e12)
+    (unpublished, _) = (row for row in estimates["rows"] if row["dtype"] == "float32")
+    assert unpublished["least_seconds"] is unpublished["bound_by"] is None
 
 
 @pytest.mark.parametrize(

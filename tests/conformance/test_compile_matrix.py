@@ -12,8 +12,9 @@ import triton.language as tl
 from conformance.build import build
 from conformance.case import Case
 from conformance.compile_matrix import Narrowing, all_devices, cases_of, compile_matrix
-from conformance.compilers import Compiler
-from conformance.compilers.triton import TRITON, compile_source, launches
+from conformance.compilers import Compiler, all_compilers
+from conformance.compilers.tpu import TPU
+from conformance.compilers.triton import TRITON, compile_kernel, launches
 from conformance.execute import call_of
 from conformance.shapes import shapes_of
 from kernels.triton.launch import Launch, launch
@@ -66,7 +67,7 @@ def toy(kernel: Any, block: int, warps: int, stages: int) -> Compiler:
         )
         return out, jnp.zeros(query.shape[:3], jnp.float32)
 
-    return Compiler("toy", TRITON.devices, lambda: None, partial(launches, call), compile_source)
+    return Compiler("toy", TRITON.devices, lambda: None, partial(launches, call), compile_kernel)
 
 
 def compiled(compiler: Compiler, target: str):
@@ -82,8 +83,8 @@ def test_what_fits_passes(target):
     assert result.configuration == {"BLOCK": 256, "num_warps": 4, "num_stages": 1}
     binary = result.outcome.binary
     assert binary is not None
-    assert 0 < binary.registers <= result.limits["registers"]
-    assert binary.spill_bytes == binary.stack_bytes == 0
+    assert 0 < binary.taken["registers"] <= result.limits["registers"]
+    assert binary.taken["spill_bytes"] == binary.taken["stack_bytes"] == 0
 
 
 @pytest.mark.parametrize(
@@ -106,11 +107,11 @@ def test_what_does_not_fit_fails_with_numbers(compiler, target, words):
 def test_a_scalar_of_1_is_a_constant_and_arrays_are_aligned():
     case = Case("bfloat16", q_len=64, kv_len=64, head_dim=64)
     (job,) = toy(scale, 256, 4, 1).jobs(case, all_devices()["sm_90"])
-    assert job.source.types == ("*bf16", "*i1", "i32", "constexpr", "*bf16", "constexpr")
-    assert dict(job.source.constants) == {"BLOCK": 256, "step": 1}
+    assert job.source.kernel.types == ("*bf16", "*i1", "i32", "constexpr", "*bf16", "constexpr")
+    assert dict(job.source.kernel.constants) == {"BLOCK": 256, "step": 1}
 
 
-@pytest.mark.parametrize("target", all_devices())
+@pytest.mark.parametrize("target", sorted(TRITON.devices))
 def test_real_kernels_launch_every_set_of_features(target):
     for device, name, case in cases_of("full"):
         if (device, case.head_dim, case.dtype) != (target, 128, "bfloat16"):
@@ -120,11 +121,42 @@ def test_real_kernels_launch_every_set_of_features(target):
         assert ("backward_bias" in kernels) == ("bias" in case.features), name
 
 
-def test_every_limit_has_a_source_and_every_compiler_knows_its_devices():
-    assert TRITON.devices <= set(all_devices())
-    for device in all_devices().values():
-        assert {"registers", "shared_bytes"} <= set(device.limits) == set(device.sources)
-        assert all(source.startswith("https://") for source in device.sources.values())
+@pytest.mark.parametrize(
+    ("compiler", "limits"),
+    [(TRITON, {"registers", "shared_bytes"}), (TPU, {"scoped_vmem_bytes", "vmem_bytes", "hbm_bytes"})],
+    ids=["triton", "tpu"],
+)
+def test_every_compiler_knows_its_devices_and_every_number_has_a_source(compiler, limits):
+    for name in compiler.devices:
+        device = all_devices()[name]
+        assert limits <= set(device.limits) == set(device.sources)
+        assert all(
+            source.startswith("https://") for source in (*device.sources.values(), device.peaks.source)
+        )
+        assert device.peaks.flops_per_second["bfloat16"] > device.peaks.bytes_per_second > 0
+
+
+def test_every_device_has_one_compiler():
+    found = [name for compiler in all_compilers() for name in compiler.devices]
+    assert sorted(found) == sorted(all_devices())
+
+
+@pytest.mark.parametrize("profile", ["quick", "full"])
+def test_tpus_are_asked_for_head_dims_64_to_256_and_never_for_float16(profile):
+    asked = [
+        (case.head_dim, case.dtype, name) for target, name, case in cases_of(profile) if target in TPU.devices
+    ]
+    assert {head_dim for head_dim, _, _ in asked} == {64, 96, 128, 256}
+    assert {dtype for _, dtype, _ in asked} == {"bfloat16", "float32"}
+    assert {name for _, _, name in asked} >= {"typical", "everything"}
+
+
+def test_every_set_of_features_is_asked_of_every_device_at_night():
+    asked: dict[str, set[str]] = {}
+    for target, name, _ in cases_of("full"):
+        asked.setdefault(target, set()).add(name)
+    assert set(asked) == set(all_devices())
+    assert len(set(map(frozenset, asked.values()))) == 1
 
 
 @pytest.mark.parametrize(
