@@ -1,20 +1,27 @@
 """Which environments the project is checked in; `uvx nox -l` lists them."""
 
+import os
+
 import nox
 
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["tests"]
 
+# With libtpu installed, to compile by, JAX would look for a TPU, and say at length that there is none.
+_PLATFORMS = {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
+
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """What guards main: lint, types, gates, the compile matrix and the test suite, which speaks last."""
-    _install(session, "test", "lint", "types")
+    _install(session, "test", "lint", "types", "tpu")
+    session.env.update(_PLATFORMS)
     _lint(session)
     _types(session)
     session.run("attest", "gate")
     _gate_triton_interpret(session)
+    _gate_pallas_tpu_interpret(session)
     session.run("attest", "compile")
     session.run("pytest", "-n", "auto", "--cov", *session.posargs)
 
@@ -33,10 +40,17 @@ def gate_triton_interpret(session: nox.Session) -> None:
     _gate_triton_interpret(session, *session.posargs)
 
 
+@nox.session(name="gate-pallas-tpu-interpret")
+def gate_pallas_tpu_interpret(session: nox.Session) -> None:
+    """Judge the TPU kernels in Pallas's interpreter, which needs no TPU."""
+    _install(session)
+    _gate_pallas_tpu_interpret(session, *session.posargs)
+
+
 @nox.session(name="compile")
 def compile_matrix(session: nox.Session) -> None:
-    """Compile every Triton kernel for every GPU that we support, none of which need be here."""
-    _install(session)
+    """Compile every kernel for every GPU and TPU that we support, none of which need be here."""
+    _install(session, "tpu")
     session.run("attest", "compile", *session.posargs)
 
 
@@ -86,6 +100,11 @@ def _install(session: nox.Session, *groups: str) -> None:
 def _gate_triton_interpret(session: nox.Session, *options: str) -> None:
     # A process interprets kernels or it compiles them: `attest gate` cannot judge both.
     session.run("attest", "check", "triton.interpret", *options, env={"TRITON_INTERPRET": "1"})
+
+
+def _gate_pallas_tpu_interpret(session: nox.Session, *options: str) -> None:
+    # The interpreter waits in threads of XLA's, of which there are too few by default: see its module.
+    session.run("attest", "check", "pallas.tpu_interpret", *options, env={"PJRT_NPROC": "8"})
 
 
 def _lint(session: nox.Session) -> None:

@@ -157,6 +157,16 @@ def flash_kernels(passes: Passes):
     return _without_lse(flash_attention_with_lse), flash_attention_with_lse
 
 
+def sinks_alone(call: Call) -> jax.Array:
+    """The lse [B, Hq, Sq] float32 of rows that see no key: logsumexp of the sinks, -inf without."""
+    batch, q_length, q_heads, _ = call.query.shape
+    if call.softmax_aux is None:
+        return jnp.full((batch, q_heads, q_length), -jnp.inf, jnp.float32)
+    sinks = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32)
+    lse = jax.nn.logsumexp(sinks, axis=-1)[None, :, None]
+    return jnp.broadcast_to(lse, (batch, q_heads, q_length))
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _differentiable(passes: Passes, settings: Settings, call: Call) -> tuple[jax.Array, jax.Array]:
     out, lse, _ = passes.forward(settings, call)

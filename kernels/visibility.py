@@ -11,6 +11,7 @@ S11 gives an empty row the logsumexp of its sinks.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import jax
@@ -58,6 +59,12 @@ def describe_rows(call: Call) -> Rows:
     if padding is not None:
         last = jnp.where(padding, jnp.int32(-1), jnp.int32(k_length - 1) if last is None else last)
     return Rows(first, last, padding)
+
+
+def ahead(call: Call) -> AbstractContextManager[None]:
+    """Visibility that no array decides is computed once, while tracing, and is a constant of the program."""
+    arrays = (call.q_segment_ids, call.cum_seqlens_q)
+    return nullcontext() if any(x is not None for x in arrays) else jax.ensure_compile_time_eval()
 
 
 def visible_tile(

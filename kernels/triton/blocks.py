@@ -9,7 +9,7 @@ from typing import Any
 from kernels.arguments import check_size, refuse
 
 # What `choose` calls work.
-WORK = ("plain", "edges", "short", "uneven", "segments", "dropout", "dropped", "pairs", "bias", "rough")
+WORK = ("plain", "edges", "short", "uneven", "segments", "dropout", "mixed", "pairs", "bias", "rough")
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,8 @@ def choose(kernel: str, device: str, head_dim: int, itemsize: int, work: str) ->
     registers spill:
 
     - "plain": nothing; "edges": intervals of keys or a cap; "short": the same with a window, where loops are
-      short; "uneven": cum_seqlens, or lengths that are no multiple of 128; "segments": segment ids
-      otherwise;
-    - "dropout": dropout; "dropped": dropout with segment ids or uneven lengths;
+      short; "uneven": cum_seqlens, or lengths that are no multiple of 128; "segments": segment ids;
+    - "dropout": dropout; "mixed": two of dropout, segment ids and uneven lengths;
     - "pairs": a mask, or a bias that all rows share; "bias": a bias of every pair;
     - "rough": a mask or bias with another of these.
 

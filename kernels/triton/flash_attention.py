@@ -5,7 +5,6 @@ the blocks that every block visits, Delta and the lse in bits.
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,14 +13,14 @@ import jax.numpy as jnp
 
 from kernels.arguments import Call, refuse
 from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
-from kernels.flash import Passes, Settings, flash_kernels
+from kernels.flash import Passes, Settings, flash_kernels, sinks_alone
 from kernels.ranges import key_blocks, query_blocks
 from kernels.triton.backward import backward_bias, backward_key, backward_query
 from kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
 from kernels.triton.compiled import check_room
 from kernels.triton.forward import forward
 from kernels.triton.launch import Launch, launch, recording_id, target_device
-from kernels.visibility import describe_rows
+from kernels.visibility import ahead, describe_rows
 
 LOG2E = math.log2(math.e)
 MAX_HEAD_DIM = 256
@@ -69,9 +68,9 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
     rows = jax.ShapeDtypeStruct((batch, q_heads, q_length), jnp.float32)
     if 0 in (q_length, k_length):
         # Nothing to launch over, or nothing to see: only the sinks speak.
-        return jnp.zeros(out.shape, out.dtype), _sinks_alone(call), jnp.full(rows.shape, -jnp.inf, rows.dtype)
+        return jnp.zeros(out.shape, out.dtype), sinks_alone(call), jnp.full(rows.shape, -jnp.inf, rows.dtype)
     sizes = _sizes(settings.forward, "forward", call)
-    with _ahead(call):
+    with ahead(call):
         visible = _visible(call)
         ranges = key_blocks(call, visible.rows, sizes.q, sizes.k)
     sinks = call.softmax_aux
@@ -113,7 +112,7 @@ def _backward(
 ) -> Call:
     batch, q_length, q_heads, _ = call.query.shape
     k_length, k_heads = call.key.shape[1:3]
-    with _ahead(call):
+    with ahead(call):
         visible = _visible(call)
     hides = _restricted(call, visible)
     terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides)
@@ -130,7 +129,7 @@ def _backward(
 
     def run(kernel: Any, outputs: tuple[Any, ...], by_key: bool, **more: bool) -> tuple[jax.Array, ...]:
         sizes = _sizes(settings.backward, kernel.__name__, call)
-        with _ahead(call):
+        with ahead(call):
             ranges = (query_blocks if by_key else key_blocks)(call, visible.rows, sizes.q, sizes.k)
         if by_key:
             grid = batch * k_heads * _blocks(k_length, sizes.k)
@@ -190,12 +189,6 @@ def _arrays(call: Call, visible: _Visible, ranges: jax.Array | None) -> tuple[ja
         *(visible.first, visible.last, call.q_segment_ids, call.kv_segment_ids, ranges),
     )
     return tuple(call.query if x is None else x for x in arrays)
-
-
-def _ahead(call: Call) -> AbstractContextManager[None]:
-    """Visibility that no array decides is computed once, while tracing, and is a constant of the program."""
-    arrays = (call.q_segment_ids, call.cum_seqlens_q)
-    return nullcontext() if any(x is not None for x in arrays) else jax.ensure_compile_time_eval()
 
 
 def _visible(call: Call) -> _Visible:
@@ -267,16 +260,6 @@ def _constants(
     }
 
 
-def _sinks_alone(call: Call) -> jax.Array:
-    """The lse [B, Hq, Sq] of rows that see no key: logsumexp of the sinks, -inf without."""
-    batch, q_length, q_heads, _ = call.query.shape
-    if call.softmax_aux is None:
-        return jnp.full((batch, q_heads, q_length), -jnp.inf, jnp.float32)
-    sinks = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32)
-    lse = jax.nn.logsumexp(sinks, axis=-1)[None, :, None]
-    return jnp.broadcast_to(lse, (batch, q_heads, q_length))
-
-
 def _blocks(length: int, block: int) -> int:
     return -(-length // block)
 
@@ -312,8 +295,10 @@ def _work(call: Call) -> str:
         return "rough"
     if pairs:
         return "bias" if call.bias is not None and call.bias.shape[2] > 1 else "pairs"
+    if dropout + segments + uneven > 1:
+        return "mixed"
     if dropout:
-        return "dropped" if segments or uneven else "dropout"
+        return "dropout"
     if uneven:
         return "uneven"
     if segments:

@@ -21,6 +21,7 @@ def judged(site: Path, subject: str, *arguments: str) -> subprocess.CompletedPro
         "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]),
         "NO_COLOR": "1",
         "TRITON_INTERPRET": "1" if subject == "triton.interpret" else "0",
+        "PJRT_NPROC": "8",  # what the interpreter of TPU kernels needs
     }
     command = [sys.executable, "-m", "conformance", *arguments]
     return subprocess.run(command, cwd=site, env=environment, capture_output=True, check=False, text=True)

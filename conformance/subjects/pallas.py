@@ -1,0 +1,95 @@
+"""What our Pallas kernels declare: every feature and the standard semantics, in Pallas's interpreter of TPUs.
+
+Nothing here imports Pallas before a kernel is called, so that any machine can list the subjects.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from conformance.features import FEATURES
+from conformance.subject import Subject, Tiling, default_numerics
+from reference.numerics import Numerics
+
+# Largest relative errors of the functions, those of XLA on a CPU.
+_ARITHMETIC = {"exponential": 2.0**-22, "tanh": 2.0**-20}
+# The arguments that may be differentiated; the others are arrays of integers, or static.
+_FLOATS = ("query", "key", "value", "bias", "softmax_aux")
+
+
+def _flash_attention(
+    query: Any, key: Any, value: Any, *, blocks: tuple[int, int], seed: int, **options: Any
+) -> Any:
+    """`flash_attention_with_lse` with one choice of blocks, interpreted in one order of the grid.
+
+    JAX traces the backward pass when it comes to it, long after the call: hence a derivative of our own,
+    which traces it under the interpreter too.
+    """
+    from kernels.pallas.interpreter import interpreted
+    from kernels.pallas.tpu import BlockSizes, flash_attention_with_lse
+
+    sizes = BlockSizes(*blocks)
+    options |= {"fwd_params": sizes, "bwd_params": sizes}
+    arrays = {"query": query, "key": key, "value": value}
+    arrays |= {name: options.pop(name) for name in _FLOATS if name in options}
+
+    def plain(arrays: dict[str, Any]) -> Any:
+        return flash_attention_with_lse(**arrays, **options)
+
+    @jax.custom_vjp
+    def attend(arrays: dict[str, Any]) -> Any:
+        with interpreted(seed):
+            return plain(arrays)
+
+    def forward(arrays: dict[str, Any]) -> Any:
+        with interpreted(seed):
+            return jax.vjp(plain, arrays)
+
+    def backward(pull: Any, cotangents: Any) -> Any:
+        with interpreted(seed):
+            return pull(cotangents)
+
+    attend.defvjp(forward, backward)
+    return attend(arrays)
+
+
+def _numerics(dtype: str, tiling: Tiling) -> Numerics:
+    """Weights and dS cast to the inputs' dtype, all else in float32."""
+    return replace(default_numerics(dtype, tiling), **_ARITHMETIC)
+
+
+def _tiling(q: int, k: int, seed: int) -> Tiling:
+    return Tiling({"blocks": (q, k), "seed": seed}, query_block=q, key_block=k)
+
+
+def _violations() -> Sequence[object]:
+    """What the interpreter saw since it was last asked."""
+    from kernels.pallas.interpreter import drain_violations
+
+    return drain_violations()
+
+
+def _why_not_interpreted() -> str | None:
+    if "PJRT_NPROC" not in os.environ:
+        return "needs a process started with PJRT_NPROC=8, for the threads that the interpreter waits in"
+    return None
+
+
+SUBJECTS = (
+    Subject(
+        name="pallas.tpu_interpret",
+        call=_flash_attention,
+        features=frozenset(FEATURES),
+        dtypes=("float32", "bfloat16"),
+        numerics=_numerics,
+        backend="cpu",
+        # Small blocks cross many edges; large ones make 1024 keys affordable: time goes by steps of a grid.
+        tilings=(_tiling(16, 16, seed=1), _tiling(32, 16, seed=2), _tiling(64, 128, seed=3)),
+        returns_lse=True,
+        ready=_why_not_interpreted,
+        violations=_violations,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Kernels written in Pallas: `kernels.pallas.tpu` for TPUs."""

@@ -1,0 +1,163 @@
+"""Decides how a call is cut into tiles for the TPU kernels: layouts, padding, which block is whose.
+
+Arrays of queries come as [channels, queries], those of keys as [keys, channels]; see `tile.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kernels.arguments import Call
+from kernels.flash import Settings
+from kernels.pallas.tpu.blocks import LANES, BlockSizes, choose
+from kernels.pallas.tpu.launch import Blocked, Place
+from kernels.pallas.tpu.target import interpreting
+from kernels.pallas.tpu.tile import Tile, kept_scratch
+from kernels.visibility import Rows, ahead, describe_rows
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A call cut into tiles: what the kernels are given of it."""
+
+    call: Call
+    sizes: BlockSizes
+    rows: Rows
+    batched: bool  # whether rows differ between batch entries
+    tile: Tile
+
+    @property
+    def group(self) -> int:
+        return self.call.query.shape[2] // self.call.key.shape[2]
+
+    @property
+    def q_blocks(self) -> int:
+        return -(-self.call.query.shape[1] // self.sizes.q)
+
+    @property
+    def k_blocks(self) -> int:
+        return -(-self.call.key.shape[1] // self.sizes.k)
+
+    def queries(self, x: jax.Array) -> Blocked:
+        """[B, Sq, Hq, C] as [B, Hq, C, Sq], padded: a block is [C, q]."""
+        return self.by_row(padded(jnp.moveaxis(x, 1, 3), 2, channels(x.shape[3]), 0))
+
+    def by_row(self, x: jax.Array) -> Blocked:
+        """[B, Hq, lines, Sq], padded: a block is [lines, q]."""
+        x = padded(x, 3, self.q_blocks * self.sizes.q, 0)
+        return Blocked(x, (None, None, x.shape[2], self.sizes.q), lambda at: (at.batch, at.head, 0, at.q))
+
+    def keys(self, x: jax.Array) -> Blocked:
+        """[B, Sk, Hkv, C] as [B, Hkv, Sk, C], padded: a block is [k, C]."""
+        x = padded(jnp.moveaxis(x, 1, 2), 2, self.k_blocks * self.sizes.k, 0)
+        x = padded(x, 3, channels(x.shape[3]), 0)
+        block = (None, None, self.sizes.k, x.shape[3])
+        return Blocked(x, block, lambda at: (at.batch, self.key_head(at), at.k, 0))
+
+    def key_head(self, at: Place) -> jax.Array:
+        """The key head that the query head of a place reads (S15); not `//`, which asks for signs."""
+        return lax.div(at.head, jnp.int32(self.group))
+
+    def pairs(self, x: Any) -> Blocked:
+        """[B or 1, Hq or 1, Sq or 1, Sk], an array or a shape of whole blocks: a block is [q or 1, k]."""
+        per_batch, per_head, per_row = (size > 1 for size in x.shape[:3])
+        x = padded(x, 3, self.k_blocks * self.sizes.k, 0)
+        if per_row:
+            x = padded(x, 2, self.q_blocks * self.sizes.q, 0)
+
+        def at_pair(at: Place) -> tuple[Any, ...]:
+            return at.batch if per_batch else 0, at.head if per_head else 0, at.q if per_row else 0, at.k
+
+        return Blocked(x, (None, None, self.sizes.q if per_row else 1, self.sizes.k), at_pair)
+
+    def visibility(self) -> dict[str, Blocked]:
+        """The operands that decide which pairs are visible, and the bias."""
+        call, batched = self.call, self.batched
+        operands: dict[str, Blocked] = {}
+        if self.tile.rows:
+            known = {
+                "first": (self.rows.first, 0),
+                "last": (self.rows.last, -1),
+                "ids": (call.q_segment_ids, -1),
+            }
+            shape = (call.query.shape[0] if batched else 1, call.query.shape[1])
+            length = self.q_blocks * self.sizes.q
+            given = [(x, fill) for x, fill in known.values() if x is not None]
+            lines = [padded(jnp.broadcast_to(x, shape), 1, length, fill) for x, fill in given]
+            operands["rows"] = Blocked(
+                jnp.stack(lines, axis=1),
+                (None, len(lines), self.sizes.q),
+                lambda at: (at.batch if batched else 0, 0, at.q),
+            )
+        if call.kv_segment_ids is not None:
+            ids = padded(call.kv_segment_ids, 1, self.k_blocks * self.sizes.k, -2)
+            operands["key_ids"] = Blocked(
+                ids[..., None], (None, self.sizes.k, 1), lambda at: (at.batch, at.k, 0)
+            )
+        if call.attention_mask is not None:
+            operands["mask"] = self.pairs(call.attention_mask.astype(jnp.int8))
+        if call.bias is not None:
+            operands["bias"] = self.pairs(call.bias)
+        return operands
+
+    def scalars(self, ranges: jax.Array | None) -> dict[str, jax.Array]:
+        """What is read one number at a time."""
+        scalars: dict[str, jax.Array] = {}
+        if ranges is not None:
+            scalars["ranges"] = ranges[..., jnp.array([0, 3])].reshape(-1)
+        if self.call.dropout_seed is not None:
+            scalars["seed"] = lax.bitcast_convert_type(self.call.dropout_seed, jnp.int32)
+        return scalars
+
+    def kept(self) -> dict[str, tuple[int, ...]]:
+        """The scratch that dropout needs."""
+        return {} if self.call.dropout_seed is None else {"kept": kept_scratch(self.tile)}
+
+
+def cut_call(settings: Settings, asked: Any, kernel: str, call: Call) -> Cut:
+    """The call as a kernel, by name, takes it; asked: the block sizes that the caller asks for, or None.
+
+    Raises: NotImplementedError for block sizes that a TPU does not take.
+    """
+    sizes = getattr(asked, kernel.removeprefix("backward_"), asked)
+    q_length, k_length = call.query.shape[1], call.key.shape[1]
+    if sizes is None:
+        dim = max(call.query.shape[3], call.value.shape[3])
+        sizes = choose(kernel, dim, call.query.dtype.itemsize, q_length, k_length)
+    elif not interpreting() and (sizes.q % LANES or sizes.k % LANES):
+        raise NotImplementedError(
+            f"kernels.pallas.tpu: {sizes} is not supported on a TPU, where blocks are multiples of {LANES}."
+        )
+    with ahead(call):
+        rows = describe_rows(call)
+    known = {"first": rows.first, "last": rows.last, "ids": call.q_segment_ids}
+    arrays = [x for x in known.values() if x is not None]
+    tile = Tile(
+        q=sizes.q,
+        k=sizes.k,
+        k_length=None if k_length % sizes.k == 0 else k_length,
+        rows=tuple(name for name, x in known.items() if x is not None),
+        scale=call.softmax_scale,
+        cap=call.logits_soft_cap,
+        logits_dtype=settings.logits_dtype,
+        dropout_prob=call.dropout_prob,
+        precision=settings.precision if call.query.dtype == jnp.float32 else lax.Precision.DEFAULT,
+    )
+    batched = call.q_segment_ids is not None or any(x.shape[0] > 1 for x in arrays)
+    return Cut(call, sizes, rows, batched, tile)
+
+
+def channels(dim: int) -> int:
+    """Mosaic has no product over a single channel: a head dim of 1 gets another, of zeros."""
+    return max(dim, 2)
+
+
+def padded(x: Any, axis: int, length: int, fill: float) -> Any:
+    """x, an array, filled up to a length along an axis; a shape that has the length already is left alone."""
+    if x.shape[axis] == length:
+        return x
+    widths = [(0, length - x.shape[axis] if a == axis else 0) for a in range(x.ndim)]
+    return jnp.pad(x, widths, constant_values=fill)

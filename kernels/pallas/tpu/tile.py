@@ -1,0 +1,144 @@
+"""Decides what a tile is inside the TPU kernels: its logits, its hidden and its kept pairs.
+
+A tile is [keys, queries]: keys along sublanes, queries along lanes. What belongs to a query row (maximum,
+normaliser, lse, Delta) is then a line, reductions over keys run down the sublanes, and the four keys of a
+call of dropout's generator are neighbours where interleaving is cheap. Arrays of queries come to a kernel as
+[channels, queries], those of keys as [keys, channels].
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from kernels.pallas.tpu.blocks import LANES
+from kernels.philox import philox4x32
+
+# A running maximum begins at a finite number: -inf - -inf would be NaN where nothing is seen.
+LOWEST = -3.4e38
+
+type Refs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What is static in every kernel.
+
+    q, k: its size in query rows and keys. k_length: keys from here on only fill up the last block; None where
+    none do. rows: what each line of the operand `rows` is, of "first", "last" and "ids".
+    """
+
+    q: int
+    k: int
+    k_length: int | None
+    rows: tuple[str, ...]
+    scale: float
+    cap: float | None
+    logits_dtype: str
+    dropout_prob: float
+    precision: lax.Precision
+
+
+def dot(tile: Tile, left: jax.Array, right: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """The product of two matrices over one axis of each, summed in float32."""
+    return lax.dot_general(
+        left,
+        right,
+        (((axes[0],), (axes[1],)), ((), ())),
+        precision=tile.precision,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def logits(tile: Tile, refs: Refs, block_k: Any) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    """(logits, visible, slope) of the tile, [k, q] (clauses S1 to S9).
+
+    Logits are float32, -inf where hidden; visible is None where nothing may be hidden; slope is the
+    derivative of the cap, None without one.
+    """
+    t = dot(tile, refs["key"][...], refs["query"][...], (1, 0)) * jnp.float32(tile.scale)
+    if tile.logits_dtype != "float32":
+        info = jnp.finfo(tile.logits_dtype)
+        t = lax.reduce_precision(t, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+    bias = None
+    if "bias" in refs:
+        bias = _transposed(tile, refs["bias"])
+        t = t + bias
+    slope = None
+    if tile.cap is not None:
+        bounded = jnp.tanh(t * jnp.float32(1 / tile.cap))
+        t, slope = jnp.float32(tile.cap) * bounded, 1 - bounded * bounded
+    visible = _visible(tile, refs, block_k, bias)
+    return (t if visible is None else jnp.where(visible, t, -jnp.inf)), visible, slope
+
+
+def _visible(tile: Tile, refs: Refs, block_k: Any, bias: jax.Array | None) -> jax.Array | None:
+    """Which pairs of a tile are visible (clauses S4 to S9): where every given condition says so."""
+    conditions: list[jax.Array] = []
+    keys = block_k * tile.k + lax.broadcasted_iota(jnp.int32, (tile.k, tile.q), 0)
+    for line, name in enumerate(tile.rows):
+        row = refs["rows"][line : line + 1, :]
+        if name == "first":
+            conditions.append(row <= keys)
+        elif name == "last":
+            conditions.append(keys <= row)
+        else:
+            conditions.append(row == refs["key_ids"][...])
+    if tile.k_length is not None and "last" not in tile.rows:
+        conditions.append(keys < tile.k_length)
+    if "mask" in refs:
+        conditions.append(_transposed(tile, refs["mask"]) != 0)
+    if bias is not None:
+        conditions.append(bias != -jnp.inf)
+    return functools.reduce(jnp.logical_and, conditions) if conditions else None
+
+
+def hide(visible: jax.Array | None, x: jax.Array) -> jax.Array:
+    """x, 0 where a pair is hidden, whatever x holds there (S4)."""
+    return x if visible is None else jnp.where(visible, x, jnp.float32(0))
+
+
+def drop(tile: Tile, refs: Refs, at: Any, x: jax.Array) -> jax.Array:
+    """x [k, q], 0 at dropped pairs; the kept ones are not yet scaled by `keep_scale` (clause S12)."""
+    if "seed" not in refs:
+        return x
+    seed = (refs["seed"][0].astype(jnp.uint32), refs["seed"][1].astype(jnp.uint32))
+    threshold = jnp.uint32(int(tile.dropout_prob * 2**32))
+    kept = refs["kept"]
+    columns, _, lanes = kept.shape
+    shape = (tile.k // 4, lanes)
+    groups, rows = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+    # Zeros, each of its own: Mosaic gives a loop's carry that begins as copies of one row a layout that
+    # cannot hold what the loop makes of it.
+    zeros = (groups + rows) >> 31
+    for column in range(columns):
+        counter = (at.k * (tile.k // 4) + groups, at.q * tile.q + column * lanes + rows, at.head, at.batch)
+        c0, c1, c2, c3 = ((zeros + word).astype(jnp.uint32) for word in counter)
+        # Word w of group g decides about key 4 g + w: stored with a stride, and read back in order.
+        for number, word in enumerate(philox4x32((c0, c1, c2, c3), seed)):
+            keeps = jnp.where(word >= threshold, jnp.float32(1), jnp.float32(0))
+            kept[column, pl.ds(number, tile.k // 4, stride=4), :] = keeps
+    keeps = jnp.concatenate([kept[column] for column in range(columns)], axis=1)
+    return jnp.where(keeps > 0, x, jnp.float32(0))
+
+
+def kept_scratch(tile: Tile) -> tuple[int, int, int]:
+    """The shape of what `drop` writes to: as many lanes at a time as a strided store takes."""
+    lanes = math.gcd(tile.q, LANES)
+    return tile.q // lanes, tile.k, lanes
+
+
+def keep_scale(tile: Tile) -> jax.Array:
+    """What a kept pair is multiplied by."""
+    return jnp.float32(1 / (1 - tile.dropout_prob))
+
+
+def _transposed(tile: Tile, ref: Any) -> jax.Array:
+    """A tile of a mask or bias, [q or 1, k] in memory, as [k, q] float32."""
+    return jnp.broadcast_to(ref[...].astype(jnp.float32), (tile.q, tile.k)).T
