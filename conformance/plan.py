@@ -81,6 +81,8 @@ def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Res
     Raises ValueError if the restriction leaves nothing to ask, naming what does not fit.
     """
     _refuse_impossible(subject, only)
+    if subject.implementation is not None:
+        profile = replace(profile, kinds=profile.kinds.get("delegated", profile.kinds))
     wanted = [
         check
         for name, check in all_checks().items()

@@ -62,6 +62,9 @@ class Subject:
     longest: the most query or key tokens that it can be asked for in reasonable time. Problems of production
         size are posed to those who declare enough.
     ready: None, or why this process cannot run it, in one clause.
+    implementation: from a case to the name of the implementation that should run, one of
+        `conformance.checks.implementation`; for a subject that hands its calls to kernels which are subjects
+        themselves, and so is asked fewer cases. None for a kernel.
     violations: accesses outside its arrays (S19) that an instrument saw since it was last asked, each a
         sentence by `str`; they fail the check that was running.
 
@@ -80,6 +83,7 @@ class Subject:
     returns_lse: bool = False
     longest: int = 2048
     ready: Callable[[], str | None] = lambda: None
+    implementation: Callable[[Case], str] | None = None
     violations: Callable[[], Sequence[object]] = lambda: ()
 
     def __post_init__(self) -> None:

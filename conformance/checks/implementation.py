@@ -1,0 +1,80 @@
+"""Whether the implementation that ran is the one that was meant to, by the primitives of its trace (S20)."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr
+
+from conformance.checks import Check, Finding
+from conformance.execute import blaming, call_of, differentiated, invoke, to_jax
+from conformance.record import Verdict
+from conformance.subject import Subject
+from conformance.trial import Trial
+
+# What no program has unless this implementation is in it; one that has none of them is XLA's alone.
+MARKS: Mapping[str, str] = {
+    "triton_kernel_call": "triton",
+    "pure_callback": "triton",  # in Triton's interpreter
+    "pallas_call": "pallas_tpu",
+}
+UNMARKED = "xla"
+
+
+def implementations(jaxpr: Jaxpr) -> frozenset[str]:
+    """The implementations that a program runs, by their marks."""
+    marked = {MARKS[name] for name in _primitives(jaxpr) if name in MARKS}
+    return frozenset(marked or {UNMARKED})
+
+
+def _primitives(jaxpr: Jaxpr) -> Iterator[str]:
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for parameter in jax.tree.leaves(equation.params):
+            if isinstance(parameter, Jaxpr):
+                yield from _primitives(parameter)
+
+
+def _passes(trial: Trial) -> dict[str, Jaxpr]:
+    """The programs of the two passes, traced and not run; the forward alone where there are no gradients."""
+    subject, call = trial.subject, call_of(trial.built)
+    arrays = to_jax(call.arrays)
+    varied = {name: arrays.pop(name) for name in differentiated(subject, call)}
+    programs: dict[str, Jaxpr] = {}
+
+    def forward(varied: Mapping[str, Any]) -> Any:
+        return invoke(subject, trial.case.tiling, {**arrays, **varied}, dict(call.options))
+
+    def both(varied: Mapping[str, Any]) -> Any:
+        outputs, pull = jax.vjp(forward, varied)
+        if varied:
+            programs["backward"] = jax.make_jaxpr(pull)(jax.tree.map(jnp.zeros_like, outputs))
+        return outputs
+
+    with blaming(subject):
+        traced = jax.make_jaxpr(both)(varied)
+    return {"forward": traced, **programs}
+
+
+def _run(trial: Trial) -> Finding:
+    assert trial.subject.implementation is not None
+    case = trial.case
+    if 0 in (case.q_len, case.kv_len):
+        return Finding(Verdict.MISTRUSTED, message="no pair of a query and a key: nothing need be launched")
+    meant = trial.subject.implementation(case)
+    strangers = [
+        f"{' and '.join(sorted(ran))} ran its {name}"
+        for name, program in _passes(trial).items()
+        if (ran := implementations(program)) != frozenset({meant})
+    ]
+    if strangers:
+        return Finding(Verdict.FAIL, message=f"{meant} was meant to run, and {', '.join(strangers)}")
+    return Finding(Verdict.PASS)
+
+
+def _applies(subject: Subject) -> str | None:
+    return "names no implementation" if subject.implementation is None else None
+
+
+CHECKS = (Check("implementation", kind="drawn", clauses=lambda _trial: ("S20",), run=_run, applies=_applies),)

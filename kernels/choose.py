@@ -1,0 +1,195 @@
+"""Decides which implementation a call of `kernels.flash_attention` runs: by what each declares, not by trial.
+
+That is the fastest that takes the call on JAX's default backend, or the one that the call names. A malformed
+call is no reason against any: the argument checks of the one that is chosen refuse it by name.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels import xla
+from kernels.arguments import FLOAT_DTYPES, refuse
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One implementation, and the calls that it takes.
+
+    name: what `platform` calls it. module: where its functions are; imported when a call first runs it.
+    backends: those of JAX that it is chosen for, None for every one. named_on: further ones where it may be
+        asked for by name, in an interpreter or compiled for a device that is not here; whether that is so, it
+        knows itself.
+    dtypes: of query, key, value, bias and logits. largest_head_dim: None for any.
+    packages: what it needs beside JAX, as Python imports them.
+    """
+
+    name: str
+    module: str
+    backends: tuple[str, ...] | None = None
+    named_on: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = FLOAT_DTYPES
+    largest_head_dim: int | None = None
+    packages: tuple[str, ...] = ()
+
+
+# The fastest first; the last takes every call.
+IMPLEMENTATIONS = (
+    Implementation(
+        "triton",
+        "kernels.triton",
+        backends=("gpu",),
+        named_on=("cpu",),
+        largest_head_dim=256,
+        packages=("triton", "jax_triton"),
+    ),
+    Implementation(
+        "pallas_tpu",
+        "kernels.pallas.tpu",
+        backends=("tpu",),
+        named_on=("cpu",),
+        dtypes=("float32", "bfloat16"),
+        largest_head_dim=256,
+    ),
+    Implementation("xla", "kernels.xla"),
+)
+
+
+@cache
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def implementation_for(
+    backend: str,
+    dtypes: Collection[str] = (),
+    head_dims: Collection[int] = (),
+    platform: str | None = None,
+    installed: Callable[[str], bool] = _installed,
+) -> Implementation:
+    """The fastest implementation that takes a call on a backend of JAX, or the one that `platform` names.
+
+    dtypes: the names of the call's float dtypes, those that are none ignored. head_dims: D and Dv.
+
+    Raises: ValueError for a platform that does not exist; NotImplementedError if the one that is named does
+    not take the call (clause S20), which says the reason and names those that do.
+    """
+    why_not = partial(_why_not, backend=backend, dtypes=dtypes, head_dims=head_dims, installed=installed)
+    able = [x for x in IMPLEMENTATIONS if why_not(x, x.backends) is None]
+    if platform is None:
+        return able[0]
+    named = [x for x in IMPLEMENTATIONS if x.name == platform]
+    if not named:
+        choices = ", ".join(repr(x.name) for x in IMPLEMENTATIONS)
+        refuse("platform", repr(platform), f"one of {choices}", "Leave it out for the fastest that can.")
+    (chosen,) = named
+    reason = why_not(chosen, None if chosen.backends is None else chosen.backends + chosen.named_on)
+    if reason is not None:
+        others = " or ".join(repr(x.name) for x in able)
+        raise NotImplementedError(
+            f"platform: {platform!r} {reason}. Use {others}, or leave it out for the fastest that can."
+        )
+    return chosen
+
+
+def flash_attention(*args: Any, **kwargs: Any) -> jax.Array:
+    """`flash_attention_with_lse` without the lse: out [B, Sq, Hq, Dv], dtype of query."""
+    module, arguments = _chosen(args, kwargs)
+    return module.flash_attention(**arguments)
+
+
+def flash_attention_with_lse(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
+    """Attention by the fastest implementation that takes the call on JAX's default backend.
+
+    out [B, Sq, Hq, Dv] in the dtype of query, lse [B, Hq, Sq] float32. The arguments, their order and their
+    meaning are those of every implementation: `kernels.xla.flash_attention_with_lse` explains them. Numerics
+    are those of the one that runs.
+
+    Args:
+        fwd_params, bwd_params: block sizes belong to one implementation, so platform must name it.
+        platform: None, or the implementation to run: "triton", "pallas_tpu" or "xla".
+
+    Raises: ValueError naming the argument; NotImplementedError if the platform that is named does not take
+    the call, which says why and names those that do (S20).
+    """
+    module, arguments = _chosen(args, kwargs)
+    return module.flash_attention_with_lse(**arguments)
+
+
+def _signature(returns: Any) -> inspect.Signature:
+    """That of every implementation, with platform."""
+    common = inspect.signature(xla.flash_attention_with_lse)
+    platform = inspect.Parameter(
+        "platform", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None
+    )
+    return common.replace(parameters=[*common.parameters.values(), platform], return_annotation=returns)
+
+
+_SIGNATURE = _signature(tuple[jax.Array, jax.Array])
+# What help and editors show; `inspect.signature` reads it.
+vars(flash_attention)["__signature__"] = _signature(jax.Array)
+vars(flash_attention_with_lse)["__signature__"] = _SIGNATURE
+
+
+def _chosen(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The module of the implementation that runs, and the arguments of its functions by name."""
+    given = _SIGNATURE.bind(*args, **kwargs).arguments
+    platform = given.pop("platform", None)
+    for name in ("fwd_params", "bwd_params"):
+        if platform is None and given.get(name) is not None:
+            refuse(
+                name,
+                f"a {type(given[name]).__name__}",
+                "None where no platform is named",
+                'Block sizes belong to one implementation: name it, such as platform="triton".',
+            )
+    dtypes, head_dims = _described(given)
+    chosen = implementation_for(jax.default_backend(), dtypes, head_dims, platform)
+    return import_module(chosen.module), given
+
+
+def _described(given: Mapping[str, Any]) -> tuple[set[str], set[int]]:
+    """The dtypes and head dims of a call, as far as it has any."""
+    arrays = {
+        name: x
+        for name in ("query", "key", "value", "bias")
+        if isinstance(x := given.get(name), jax.Array | np.ndarray)
+    }
+    dtypes = {x.dtype.name for x in arrays.values()}
+    if given.get("logits_dtype") is not None:
+        with suppress(TypeError, ValueError):  # what is no dtype is refused where it is read
+            dtypes.add(jnp.dtype(given["logits_dtype"]).name)
+    return dtypes, {x.shape[3] for name, x in arrays.items() if name != "bias" and x.ndim == 4}
+
+
+def _why_not(
+    implementation: Implementation,
+    backends: tuple[str, ...] | None,
+    *,
+    backend: str,
+    dtypes: Collection[str],
+    head_dims: Collection[int],
+    installed: Callable[[str], bool],
+) -> str | None:
+    """Why an implementation, where it runs on `backends`, does not take a call, in one clause; or None."""
+    if backends is not None and backend not in backends:
+        return f"runs on {' and '.join(backends)}, and JAX runs on {backend}"
+    missing = [package for package in implementation.packages if not installed(package)]
+    if missing:
+        return f"needs the package {missing[0]}, which is not installed"
+    others = sorted(set(dtypes) & set(FLOAT_DTYPES) - set(implementation.dtypes))
+    if others:
+        return f"takes {' and '.join(implementation.dtypes)}, and the call has {others[0]}"
+    limit, largest = implementation.largest_head_dim, max(head_dims, default=0)
+    if limit is not None and largest > limit:
+        return f"takes head dims up to {limit}, and the call has {largest}"
+    return None
