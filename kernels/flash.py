@@ -7,7 +7,7 @@ The papers' symbols: S = scaled logits, P = probabilities, O = output, L = lse, 
 Delta = rowsum(dO * O).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.arguments import Call, check_call, check_dtype, check_flag
+from kernels.arguments import Call, check_call, check_dtype, check_flag, refuse
 from kernels.varying import vary_together
 
 
@@ -155,6 +155,23 @@ def flash_kernels(passes: Passes):
     assert flash_attention_with_lse.__doc__ is not None
     flash_attention_with_lse.__doc__ += f"\n{passes.numerics}"
     return _without_lse(flash_attention_with_lse), flash_attention_with_lse
+
+
+def check_precision[T](precision: Any, known: Mapping[Any, T], advice: str) -> T:
+    """What a backend makes of `precision`: None, a name or a `jax.lax.Precision` that it knows."""
+    if isinstance(precision, jax.lax.Precision):
+        precision = precision.name.lower()
+    try:
+        return known[precision]
+    except (KeyError, TypeError):
+        refuse("precision", repr(precision), f"one of {', '.join(map(repr, known))}", advice)
+
+
+def check_blocks(name: str, blocks: Any, expected: tuple[type, ...], advice: str) -> Any:
+    """Block sizes as a call gives them: None, or of one of the types that are expected."""
+    if blocks is not None and not isinstance(blocks, expected):
+        refuse(name, f"a {type(blocks).__name__}", " or ".join(x.__name__ for x in expected), advice)
+    return blocks
 
 
 def sinks_alone(call: Call) -> jax.Array:

@@ -6,14 +6,15 @@ the blocks that every block visits, Delta and the lse in bits.
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from kernels.arguments import Call, refuse
+from kernels.arguments import Call
 from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
-from kernels.flash import Passes, Settings, flash_kernels, sinks_alone
+from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, sinks_alone
 from kernels.ranges import key_blocks, query_blocks
 from kernels.triton.backward import backward_bias, backward_key, backward_query
 from kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
@@ -310,36 +311,23 @@ def _work(call: Call) -> str:
 
 
 def _check_forward(blocks: Any) -> Sizes:
-    if blocks is not None and not isinstance(blocks, BlockSizes):
-        refuse(
-            "fwd_params", f"a {type(blocks).__name__}", "BlockSizes", "Build it as BlockSizes(q=64, k=64)."
-        )
-    return Sizes(blocks, target_device(), recording_id())
+    advice = "Build it as BlockSizes(q=64, k=64)."
+    return Sizes(check_blocks("fwd_params", blocks, (BlockSizes,), advice), target_device(), recording_id())
 
 
 def _check_backward(blocks: Any) -> Sizes:
-    if blocks is not None and not isinstance(blocks, BlockSizes | BackwardSizes):
-        advice = "Build it as BlockSizes(q=64, k=64), or one for each kernel as BackwardSizes."
-        refuse("bwd_params", f"a {type(blocks).__name__}", "BlockSizes or BackwardSizes", advice)
+    advice = "Build it as BlockSizes(q=64, k=64), or one for each kernel as BackwardSizes."
+    blocks = check_blocks("bwd_params", blocks, (BlockSizes, BackwardSizes), advice)
     return Sizes(blocks, target_device(), recording_id())
-
-
-def _check_precision(precision: Any) -> str:
-    """The precision of dots of float32 inputs; others need none."""
-    if isinstance(precision, jax.lax.Precision):
-        precision = precision.name.lower()
-    try:
-        return _PRECISIONS[precision]
-    except (KeyError, TypeError):
-        known = ", ".join(repr(name) for name in _PRECISIONS)
-        refuse("precision", repr(precision), f"one of {known}", "None is IEEE float32, 'default' is TF32.")
 
 
 flash_attention, flash_attention_with_lse = flash_kernels(
     Passes(
         check_forward=_check_forward,
         check_backward=_check_backward,
-        check_precision=_check_precision,
+        check_precision=partial(
+            check_precision, known=_PRECISIONS, advice="None is IEEE float32, 'default' is TF32."
+        ),
         forward=_forward,
         backward=_backward,
         numerics="""

@@ -1,10 +1,7 @@
 """S19: the interpreter of TPU kernels sees races, accesses outside arrays and what is not initialised."""
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from conformance.record import Verdict
 from reference.semantics import STANDARD
+from tests.kernels.alone import run_alone
 
 INTERPRETED = "PJRT_NPROC" in os.environ
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs in a process with PJRT_NPROC=8")
@@ -24,18 +22,7 @@ needs_none = pytest.mark.skipif(INTERPRETED, reason="runs in a process without P
 
 def run_in_interpreter(file: str) -> None:
     """Runs the tests of a file in a process of its own: XLA makes its threads when it starts."""
-    environment = {
-        **os.environ,
-        "PJRT_NPROC": "8",
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", file]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, timeout=900, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_alone(file, {"PJRT_NPROC": "8", "JAX_PLATFORMS": "cpu"}, seconds=900)
 
 
 @needs_none

@@ -16,6 +16,7 @@ from kernels.flash import Settings, sinks_alone
 from kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks, choose, head_dims
 from kernels.pallas.mosaic_gpu.forward import PROGRAM, WARPGROUP, flash_forward
 from kernels.pallas.mosaic_gpu.problem import LOG2E, Problem, describe, is_plain
+from kernels.pallas.padding import padded
 from kernels.ranges import key_blocks
 from kernels.visibility import Rows, ahead, describe_rows
 
@@ -99,7 +100,7 @@ def _shared(problem: Problem) -> dict[str, Any]:
 def _tensors(call: Call) -> dict[str, jax.Array]:
     """query, key and value, with lengths that the TMA unit takes: a copy where they are no multiple of 8."""
     arrays = {"query": call.query, "key": call.key, "value": call.value}
-    return {name: _padded(x, 1, -(-x.shape[1] // TMA_ROWS) * TMA_ROWS, 0) for name, x in arrays.items()}
+    return {name: padded(x, 1, -(-x.shape[1] // TMA_ROWS) * TMA_ROWS, 0) for name, x in arrays.items()}
 
 
 def _visibility(problem: Problem, call: Call, rows: Rows, ranges: jax.Array | None) -> dict[str, jax.Array]:
@@ -112,12 +113,12 @@ def _visibility(problem: Problem, call: Call, rows: Rows, ranges: jax.Array | No
 
     arrays: dict[str, jax.Array] = {}
     if problem.first and rows.first is not None:
-        arrays["first"] = _padded(spread(rows.first), 1, q_length, 0)
+        arrays["first"] = padded(spread(rows.first), 1, q_length, 0)
     if problem.last and rows.last is not None:
-        arrays["last"] = _padded(spread(rows.last), 1, q_length, -1)
+        arrays["last"] = padded(spread(rows.last), 1, q_length, -1)
     if call.q_segment_ids is not None and call.kv_segment_ids is not None:
-        arrays["q_ids"] = _padded(call.q_segment_ids, 1, q_length, -1)
-        arrays["kv_ids"] = _padded(call.kv_segment_ids, 1, problem.k_blocks * problem.blocks.k, -2)
+        arrays["q_ids"] = padded(call.q_segment_ids, 1, q_length, -1)
+        arrays["kv_ids"] = padded(call.kv_segment_ids, 1, problem.k_blocks * problem.blocks.k, -2)
     if ranges is not None:
         arrays["ranges"] = spread(ranges)
     return arrays
@@ -127,21 +128,12 @@ def _pairs(problem: Problem, call: Call) -> dict[str, jax.Array]:
     q_length, k_length = problem.q_blocks * problem.blocks.q, problem.k_blocks * problem.blocks.k
     arrays: dict[str, jax.Array] = {}
     if call.attention_mask is not None:
-        arrays["mask"] = _padded(
-            _padded(call.attention_mask.astype(jnp.int8), 2, q_length, 0), 3, k_length, 0
-        )
+        arrays["mask"] = padded(padded(call.attention_mask.astype(jnp.int8), 2, q_length, 0), 3, k_length, 0)
     if call.bias is not None:
         by_row = call.bias.shape[2] > 1
-        bias = _padded(call.bias, 2, q_length, 0) if by_row else call.bias
-        arrays["bias"] = _padded(bias, 3, k_length, 0)
+        bias = padded(call.bias, 2, q_length, 0) if by_row else call.bias
+        arrays["bias"] = padded(bias, 3, k_length, 0)
     return arrays
-
-
-def _padded(x: jax.Array, axis: int, size: int, filling: int) -> jax.Array:
-    if x.shape[axis] == size:
-        return x
-    widths = [(0, size - x.shape[axis] if i == axis else 0) for i in range(x.ndim)]
-    return jnp.pad(x, widths, constant_values=filling)
 
 
 def _supported(settings: Settings, call: Call) -> Blocks:

@@ -12,6 +12,7 @@ from jax import lax
 
 from kernels.arguments import Call
 from kernels.flash import Settings
+from kernels.pallas.padding import padded
 from kernels.pallas.tpu.blocks import LANES, BlockSizes, choose
 from kernels.pallas.tpu.launch import Blocked, Place
 from kernels.pallas.tpu.target import interpreting
@@ -153,11 +154,3 @@ def cut_call(settings: Settings, asked: Any, kernel: str, call: Call) -> Cut:
 def channels(dim: int) -> int:
     """Mosaic has no product over a single channel: a head dim of 1 gets another, of zeros."""
     return max(dim, 2)
-
-
-def padded(x: Any, axis: int, length: int, fill: float) -> Any:
-    """x, an array, filled up to a length along an axis; a shape that has the length already is left alone."""
-    if x.shape[axis] == length:
-        return x
-    widths = [(0, length - x.shape[axis] if a == axis else 0) for a in range(x.ndim)]
-    return jnp.pad(x, widths, constant_values=fill)

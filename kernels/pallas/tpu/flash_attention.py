@@ -14,12 +14,13 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from kernels.arguments import Call, refuse
+from kernels.arguments import Call
 from kernels.cotangents import RowTerms, cotangent_call, row_terms, sink_cotangent
-from kernels.flash import Passes, Settings, flash_kernels, sinks_alone
+from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, sinks_alone
+from kernels.pallas.padding import padded
 from kernels.pallas.tpu.backward import backward_bias, backward_key, backward_query
 from kernels.pallas.tpu.blocks import BackwardSizes, BlockSizes
-from kernels.pallas.tpu.cut import Cut, channels, cut_call, padded
+from kernels.pallas.tpu.cut import Cut, channels, cut_call
 from kernels.pallas.tpu.forward import forward
 from kernels.pallas.tpu.launch import Blocked, by_bias, by_keys, by_queries, launch
 from kernels.ranges import key_blocks, query_blocks
@@ -277,36 +278,23 @@ def _refuse_unsupported(settings: Settings, call: Call) -> None:
         )
 
 
-def _check_forward(blocks: Any) -> BlockSizes | None:
-    if blocks is not None and not isinstance(blocks, BlockSizes):
-        advice = "Build it as BlockSizes(q=512, k=512)."
-        refuse("fwd_params", f"a {type(blocks).__name__}", "BlockSizes", advice)
-    return blocks
-
-
-def _check_backward(blocks: Any) -> BlockSizes | BackwardSizes | None:
-    if blocks is not None and not isinstance(blocks, BlockSizes | BackwardSizes):
-        advice = "Build it as BlockSizes(q=512, k=512), or one for each kernel as BackwardSizes."
-        refuse("bwd_params", f"a {type(blocks).__name__}", "BlockSizes or BackwardSizes", advice)
-    return blocks
-
-
-def _check_precision(precision: Any) -> lax.Precision:
-    """The precision of dots of float32 inputs; others need none."""
-    if isinstance(precision, lax.Precision):
-        precision = precision.name.lower()
-    try:
-        return _PRECISIONS[precision]
-    except (KeyError, TypeError):
-        known = ", ".join(repr(name) for name in _PRECISIONS)
-        refuse("precision", repr(precision), f"one of {known}", "None is float32, 'default' is bfloat16.")
-
-
 flash_attention, flash_attention_with_lse = flash_kernels(
     Passes(
-        check_forward=_check_forward,
-        check_backward=_check_backward,
-        check_precision=_check_precision,
+        check_forward=partial(
+            check_blocks,
+            "fwd_params",
+            expected=(BlockSizes,),
+            advice="Build it as BlockSizes(q=512, k=512).",
+        ),
+        check_backward=partial(
+            check_blocks,
+            "bwd_params",
+            expected=(BlockSizes, BackwardSizes),
+            advice="Build it as BlockSizes(q=512, k=512), or one for each kernel as BackwardSizes.",
+        ),
+        check_precision=partial(
+            check_precision, known=_PRECISIONS, advice="None is float32, 'default' is bfloat16."
+        ),
         forward=_forward,
         backward=_backward,
         numerics="""

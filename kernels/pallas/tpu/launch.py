@@ -160,8 +160,7 @@ def _block(
     """The block of a step along the range of block `own`, and whether the range reaches so far."""
     if "ranges" not in scalars:
         return step, jnp.bool_(True)
-    at = ((batch * blocks if batched else 0) + own) * 2
-    start, stop = scalars["ranges"][at], scalars["ranges"][at + 1]
+    start, stop = _range(scalars, batch, own, blocks, batched)
     return jnp.maximum(jnp.minimum(start + step, stop - 1), 0), start + step < stop
 
 
@@ -202,6 +201,11 @@ def _within(
     """`other`, moved into the range of block `own`, and whether it lies there."""
     if "ranges" not in scalars:
         return other, jnp.bool_(True)
-    at = ((batch * blocks if batched else 0) + own) * 2
-    start, stop = scalars["ranges"][at], scalars["ranges"][at + 1]
+    start, stop = _range(scalars, batch, own, blocks, batched)
     return jnp.clip(other, start, jnp.maximum(stop - 1, start)), (start <= other) & (other < stop)
+
+
+def _range(scalars: Mapping[str, Any], batch: Any, own: Any, blocks: int, batched: bool) -> tuple[Any, Any]:
+    """The first block that block `own` visits, and one past the last."""
+    at = ((batch * blocks if batched else 0) + own) * 2
+    return scalars["ranges"][at], scalars["ranges"][at + 1]

@@ -1,0 +1,13 @@
+"""Decides how an array is filled up to the whole blocks that a Pallas kernel works on."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+
+def padded(x: Any, axis: int, length: int, fill: float) -> Any:
+    """x, an array, filled up to a length along an axis; a shape that has the length already is left alone."""
+    if x.shape[axis] == length:
+        return x
+    widths = [(0, length - x.shape[axis] if a == axis else 0) for a in range(x.ndim)]
+    return jnp.pad(x, widths, constant_values=fill)

@@ -1,0 +1,18 @@
+"""Tests that need a process started with certain variables, which run in one of their own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def run_alone(file: str, variables: Mapping[str, str], seconds: int) -> None:
+    """Runs the tests of a file in a process of two devices that has the variables; fails where they do."""
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", **variables}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", file]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
