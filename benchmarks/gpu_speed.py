@@ -1,8 +1,9 @@
-"""Decides how fast the Triton kernels are beside their peers on this GPU, in one process and one run.
+"""Decides how fast kernels of ours are beside their peers on this GPU, in one process and one run.
 
-    python3 -m benchmarks.gpu_speed --out FOLDER
+    python3 -m benchmarks.gpu_speed --out FOLDER [--kernels mosaic_gpu]
 
-It needs neither an installed project nor a network, and writes gpu_speed.json and gpu_speed.md.
+It needs neither an installed project nor a network, and writes gpu_speed.json and gpu_speed.md for the Triton
+kernels, gpu_speed_mosaic_gpu.json and .md for those in Mosaic GPU.
 """
 
 import json
@@ -17,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import typer
 
-from benchmarks.gpu.contenders import COMPILED_ALONE, CONTENDERS, DISTRIBUTIONS
+from benchmarks.gpu.contenders import COMPILED_ALONE, CONTENDERS, DISTRIBUTIONS, KERNELS
 from benchmarks.gpu.problem import FORWARD, Problem, draw, gradients, ready
-from benchmarks.gpu.report import Result, Results, Row, as_data, as_markdown, read_rows, targets_table
+from benchmarks.gpu.report import OURS, Result, Results, Row, as_data, as_markdown, read_rows, targets_table
 from benchmarks.gpu.timing import Absent, Timing, attempt, attempt_all, environment, in_turns, need_gpu
 
-TARGETS = Path(__file__).parent / "gpu_targets.toml"
+TARGETS = Path(__file__).parent / "gpu_targets"  # a file for each of KERNELS
+REPORTS = {"triton": "gpu_speed", "mosaic_gpu": "gpu_speed_mosaic_gpu"}
 
 type Key = tuple[str, Problem, str]  # contender, problem, direction
 type Run = Callable[[], Any]
@@ -30,20 +32,25 @@ type Run = Callable[[], Any]
 
 def main(
     out: Annotated[Path, typer.Option(help="The folder that the results are written to.")],
+    kernels: Annotated[str, typer.Option(help=f"Which are ours: {' or '.join(KERNELS)}.")] = "triton",
     commit: Annotated[str, typer.Option(help="The git commit to name in the results.")] = "unknown",
     rows: Annotated[str, typer.Option(help="Only rows whose title contains this.")] = "",
-    contenders: Annotated[str, typer.Option(help="Only these, separated by commas.")] = ",".join(CONTENDERS),
+    contenders: Annotated[str, typer.Option(help="Only these, separated by commas.")] = "",
 ) -> None:
-    """Times the rows of gpu_targets.toml and judges their targets."""
+    """Times the rows of a file of targets and judges ours by them."""
     need_gpu("benchmarks.gpu_speed")
-    chosen = contenders.split(",")
-    if unknown := [name for name in chosen if name not in CONTENDERS]:
-        raise typer.BadParameter(f"{', '.join(unknown)}: expected some of {', '.join(CONTENDERS)}.")
-    todo, timing, largest_difference = read_rows(TARGETS, chosen)
+    if kernels not in KERNELS:
+        raise typer.BadParameter(f"--kernels {kernels}: expected {' or '.join(KERNELS)}.")
+    chosen = contenders.split(",") if contenders else []
+    known = (OURS, *CONTENDERS)
+    if unknown := [name for name in chosen if name not in known]:
+        raise typer.BadParameter(f"--contenders {', '.join(unknown)}: expected some of {', '.join(known)}.")
+    todo, timing, largest_difference = read_rows(TARGETS / f"{kernels}.toml", chosen)
     todo = [row for row in todo if rows in row.title]
     about = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
+        "ours": KERNELS[kernels],
         **environment(DISTRIBUTIONS),
     }
 
@@ -54,7 +61,7 @@ def main(
     for row in todo:
         measured.append((row, measure(row, runs, timing)))
         # After every row, so that a driver that takes the process down costs one row.
-        write(out, about, measured, largest_difference)
+        write(out / REPORTS[kernels], about, measured, largest_difference)
         print(f"{time.perf_counter() - start:4.0f} s  {row.title}", flush=True)
     print(targets_table(measured))
 
@@ -110,12 +117,13 @@ def difference(theirs: Any, ours: Any) -> jax.Array:
 
 
 def write(
-    out: Path, about: Mapping[str, str], measured: Sequence[tuple[Row, Results]], largest_difference: float
+    report: Path, about: Mapping[str, str], measured: Sequence[tuple[Row, Results]], largest_difference: float
 ) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+    """Both files of a report, which is named without their suffixes."""
+    report.parent.mkdir(parents=True, exist_ok=True)
     data = {"about": about, "rows": [as_data(row, results) for row, results in measured]}
-    (out / "gpu_speed.json").write_text(json.dumps(data, indent=1) + "\n")
-    (out / "gpu_speed.md").write_text(as_markdown(about, measured, largest_difference))
+    report.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    report.with_suffix(".md").write_text(as_markdown(about, measured, largest_difference))
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ class Result:
             if taken.get(name, 0) > limit:
                 words = _WORDS.get(name, name)
                 found.append(f"takes {taken[name]} {words}, {self.cell.target} has {limit}")
-        return tuple(found)
+        return (*found, *binary.faults)
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` says of it; what a binary takes is null where there is none."""
@@ -302,12 +302,15 @@ def cases_of(profile: str) -> Iterator[tuple[str, str, Case]]:
     sets: Mapping[str, Mapping[str, Any]] = settings["sets"]
     found: dict[tuple[str, str, Case], None] = {}
     for grid in settings["profiles"][profile]:
+        without = frozenset(grid.get("without", ()))
         for target in grid.get("targets", all_devices()):
             for name in grid.get("sets", sets):
                 for head_dim in grid["head_dims"]:
                     for dtype in grid.get("dtypes", DTYPES):
                         fields = {**settings["problem"], **sets[name], "head_dim": head_dim, "dtype": dtype}
-                        found[target, name, case_from_json(fields)] = None
+                        case = case_from_json(fields)
+                        if case.features.isdisjoint(without):
+                            found[target, name, case] = None
     yield from found
 
 

@@ -1,11 +1,11 @@
 """Decides which implementation a call of `kernels.flash_attention` runs: by what each declares, not by trial.
 
-That is the fastest that takes the call on JAX's default backend, or the one that the call names. A malformed
+That is the fastest that takes the call on JAX's default device, or the one that the call names. A malformed
 call is no reason against any: the argument checks of the one that is chosen refuse it by name.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -18,7 +18,33 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels import xla
-from kernels.arguments import FLOAT_DTYPES, refuse
+from kernels.arguments import FLOAT_DTYPES, check_number, refuse
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where calls run.
+
+    backend: as JAX calls it. compute_capability: of an NVIDIA GPU, such as "9.0"; of others what JAX says in
+    its place, None where it says nothing.
+    """
+
+    backend: str
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What of a call decides who takes it.
+
+    dtypes: the names of those of query, key and value. logits_dtypes: of those of bias and `logits_dtype`.
+    Names that are no float dtype of S16 say nothing. head_dims: D and Dv. dropout: whether pairs are dropped.
+    """
+
+    dtypes: frozenset[str] = frozenset()
+    logits_dtypes: frozenset[str] = frozenset()
+    head_dims: frozenset[int] = frozenset()
+    dropout: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,7 +55,9 @@ class Implementation:
     backends: those of JAX that it is chosen for, None for every one. named_on: further ones where it may be
         asked for by name, in an interpreter or compiled for a device that is not here; whether that is so, it
         knows itself.
-    dtypes: of query, key, value, bias and logits. largest_head_dim: None for any.
+    compute_capability: that of the only GPUs that it takes; None for any.
+    dtypes: of query, key and value. logits_dtypes: of bias and logits. largest_head_dim: None for any.
+    dropout: whether it takes dropout.
     packages: what it needs beside JAX, as Python imports them.
     """
 
@@ -37,13 +65,26 @@ class Implementation:
     module: str
     backends: tuple[str, ...] | None = None
     named_on: tuple[str, ...] = ()
+    compute_capability: str | None = None
     dtypes: tuple[str, ...] = FLOAT_DTYPES
+    logits_dtypes: tuple[str, ...] = FLOAT_DTYPES
     largest_head_dim: int | None = None
+    dropout: bool = True
     packages: tuple[str, ...] = ()
 
 
 # The fastest first; the last takes every call.
 IMPLEMENTATIONS = (
+    Implementation(
+        "mosaic_gpu",
+        "kernels.pallas.mosaic_gpu",
+        backends=("gpu",),
+        named_on=("cpu",),
+        compute_capability="9.0",
+        dtypes=("bfloat16", "float16"),
+        largest_head_dim=256,
+        dropout=False,
+    ),
     Implementation(
         "triton",
         "kernels.triton",
@@ -58,6 +99,7 @@ IMPLEMENTATIONS = (
         backends=("tpu",),
         named_on=("cpu",),
         dtypes=("float32", "bfloat16"),
+        logits_dtypes=("float32", "bfloat16"),
         largest_head_dim=256,
     ),
     Implementation("xla", "kernels.xla"),
@@ -69,21 +111,24 @@ def _installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
+def default_device() -> Device:
+    """JAX's default device: the first of its default backend."""
+    capability = getattr(jax.devices()[0], "compute_capability", None)
+    return Device(jax.default_backend(), None if capability is None else str(capability))
+
+
 def implementation_for(
-    backend: str,
-    dtypes: Collection[str] = (),
-    head_dims: Collection[int] = (),
+    device: Device,
+    call: Traits,
     platform: str | None = None,
     installed: Callable[[str], bool] = _installed,
 ) -> Implementation:
-    """The fastest implementation that takes a call on a backend of JAX, or the one that `platform` names.
-
-    dtypes: the names of the call's float dtypes, those that are none ignored. head_dims: D and Dv.
+    """The fastest implementation that takes a call on a device, or the one that `platform` names.
 
     Raises: ValueError for a platform that does not exist; NotImplementedError if the one that is named does
     not take the call (clause S20), which says the reason and names those that do.
     """
-    why_not = partial(_why_not, backend=backend, dtypes=dtypes, head_dims=head_dims, installed=installed)
+    why_not = partial(_why_not, device=device, call=call, installed=installed)
     able = [x for x in IMPLEMENTATIONS if why_not(x, x.backends) is None]
     if platform is None:
         return able[0]
@@ -108,7 +153,7 @@ def flash_attention(*args: Any, **kwargs: Any) -> jax.Array:
 
 
 def flash_attention_with_lse(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
-    """Attention by the fastest implementation that takes the call on JAX's default backend.
+    """Attention by the fastest implementation that takes the call on JAX's default device.
 
     out [B, Sq, Hq, Dv] in the dtype of query, lse [B, Hq, Sq] float32. The arguments, their order and their
     meaning are those of every implementation: `kernels.xla.flash_attention_with_lse` explains them. Numerics
@@ -116,7 +161,7 @@ def flash_attention_with_lse(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.
 
     Args:
         fwd_params, bwd_params: block sizes belong to one implementation, so platform must name it.
-        platform: None, or the implementation to run: "triton", "pallas_tpu" or "xla".
+        platform: None, or the implementation to run: "mosaic_gpu", "triton", "pallas_tpu" or "xla".
 
     Raises: ValueError naming the argument; NotImplementedError if the platform that is named does not take
     the call, which says why and names those that do (S20).
@@ -152,44 +197,64 @@ def _chosen(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict
                 "None where no platform is named",
                 'Block sizes belong to one implementation: name it, such as platform="triton".',
             )
-    dtypes, head_dims = _described(given)
-    chosen = implementation_for(jax.default_backend(), dtypes, head_dims, platform)
+    chosen = implementation_for(default_device(), _traits(given), platform)
     return import_module(chosen.module), given
 
 
-def _described(given: Mapping[str, Any]) -> tuple[set[str], set[int]]:
-    """The dtypes and head dims of a call, as far as it has any."""
+def _traits(given: Mapping[str, Any]) -> Traits:
+    """Those of a call, as far as it has any: what is malformed is refused where it is read."""
     arrays = {
         name: x
         for name in ("query", "key", "value", "bias")
         if isinstance(x := given.get(name), jax.Array | np.ndarray)
     }
-    dtypes = {x.dtype.name for x in arrays.values()}
+    logits = {arrays["bias"].dtype.name} if "bias" in arrays else set[str]()
     if given.get("logits_dtype") is not None:
-        with suppress(TypeError, ValueError):  # what is no dtype is refused where it is read
-            dtypes.add(jnp.dtype(given["logits_dtype"]).name)
-    return dtypes, {x.shape[3] for name, x in arrays.items() if name != "bias" and x.ndim == 4}
+        with suppress(TypeError, ValueError):
+            logits.add(jnp.dtype(given["logits_dtype"]).name)
+    tensors = [x for name, x in arrays.items() if name != "bias"]
+    return Traits(
+        dtypes=frozenset(x.dtype.name for x in tensors),
+        logits_dtypes=frozenset(logits),
+        head_dims=frozenset(x.shape[3] for x in tensors if x.ndim == 4),
+        dropout=_drops(given.get("dropout_prob", 0.0)),
+    )
+
+
+def _drops(dropout_prob: Any) -> bool:
+    with suppress(ValueError):
+        return 0.0 < check_number("dropout_prob", dropout_prob) < 1.0
+    return False
 
 
 def _why_not(
     implementation: Implementation,
     backends: tuple[str, ...] | None,
     *,
-    backend: str,
-    dtypes: Collection[str],
-    head_dims: Collection[int],
+    device: Device,
+    call: Traits,
     installed: Callable[[str], bool],
 ) -> str | None:
     """Why an implementation, where it runs on `backends`, does not take a call, in one clause; or None."""
-    if backends is not None and backend not in backends:
-        return f"runs on {' and '.join(backends)}, and JAX runs on {backend}"
+    if backends is not None and device.backend not in backends:
+        return f"runs on {' and '.join(backends)}, and JAX runs on {device.backend}"
+    capability = implementation.compute_capability
+    if device.backend == "gpu" and capability not in (None, device.compute_capability):
+        got = device.compute_capability or "unknown"
+        return f"runs on GPUs of compute capability {capability}, and JAX's is {got}"
     missing = [package for package in implementation.packages if not installed(package)]
     if missing:
         return f"needs the package {missing[0]}, which is not installed"
-    others = sorted(set(dtypes) & set(FLOAT_DTYPES) - set(implementation.dtypes))
-    if others:
-        return f"takes {' and '.join(implementation.dtypes)}, and the call has {others[0]}"
-    limit, largest = implementation.largest_head_dim, max(head_dims, default=0)
+    for what, known, got in (
+        ("", implementation.dtypes, call.dtypes),
+        ("a bias and logits of ", implementation.logits_dtypes, call.logits_dtypes),
+    ):
+        others = sorted(got & set(FLOAT_DTYPES) - set(known))
+        if others:
+            return f"takes {what}{' and '.join(known)}, and the call has {others[0]}"
+    limit, largest = implementation.largest_head_dim, max(call.head_dims, default=0)
     if limit is not None and largest > limit:
         return f"takes head dims up to {limit}, and the call has {largest}"
+    if call.dropout and not implementation.dropout:
+        return "takes no dropout_prob above 0"
     return None

@@ -6,6 +6,8 @@ missing stops nobody else.
 
 import sys
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -13,12 +15,12 @@ import jax
 
 from benchmarks.gpu.problem import Attend, Problem
 
-OURS = "ours"
+# Ours: a report judges one of them, and may time the other beside it.
+KERNELS = {"triton": "kernels.triton", "mosaic_gpu": "kernels.pallas.mosaic_gpu"}
 
 
-def ours(problem: Problem) -> Attend:
-    from kernels.triton import flash_attention
-
+def ours(module: str, problem: Problem) -> Attend:
+    flash_attention = import_module(module).flash_attention
     return lambda inputs: flash_attention(
         inputs["query"],
         inputs["key"],
@@ -76,9 +78,9 @@ def ejkernel(problem: Problem) -> Attend:
     )
 
 
-# In the order of the tables. The peers are given plain problems only, by gpu_targets.toml.
+# The peers are given plain problems only, by the files of targets.
 CONTENDERS: dict[str, Callable[[Problem], Attend]] = {
-    OURS: ours,
+    **{f"our_{name}": partial(ours, module) for name, module in KERNELS.items()},
     "cudnn": cudnn,
     "tokamax_triton": tokamax_triton,
     "tokamax_mosaic": tokamax_mosaic,

@@ -3,14 +3,15 @@
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.gpu.contenders import OURS
 from benchmarks.gpu.problem import DIRECTIONS, Problem, operations, visible_pairs
 from benchmarks.gpu.timing import Absent, Timing
 
+OURS = "ours"  # the kernels that a report judges
 PLAIN = "ours, plain"
 
 
@@ -73,27 +74,35 @@ class Judged:
 type Results = Mapping[str, Result | Absent]
 
 
-def read_rows(path: Path, contenders: Sequence[str]) -> tuple[list[Row], Timing, float]:
-    """The rows of gpu_targets.toml among these contenders, how to time them, and the largest difference."""
+def read_rows(path: Path, chosen: Sequence[str] = ()) -> tuple[list[Row], Timing, float]:
+    """The rows of a file of targets, how to time them, and the largest difference.
+
+    chosen: the contenders to time, OURS among them or not; by default OURS and those that the file names.
+    """
     data = tomllib.loads(path.read_text())
+    labels = chosen or (OURS, *data["contenders"])
+    contenders = {label: data["ours"] if label == OURS else label for label in labels}
     rows = [_peers_row(entry, direction, contenders) for entry in data["peers"] for direction in DIRECTIONS]
     if OURS in contenders:
-        rows += [_features_row(entry, direction) for entry in data["features"] for direction in DIRECTIONS]
+        features = product(data["features"], DIRECTIONS)
+        rows += [_features_row(data["ours"], entry, direction) for entry, direction in features]
     timing = dict(data["timing"])
     largest_difference = timing.pop("largest_difference")
     return rows, Timing(**timing), largest_difference
 
 
-def _peers_row(entry: Mapping[str, Any], direction: str, contenders: Sequence[str]) -> Row:
+def _peers_row(entry: Mapping[str, Any], direction: str, contenders: Mapping[str, str]) -> Row:
     problem = Problem(**entry["problem"])
-    bounds = entry[direction].items() if OURS in contenders else ()
+    bounds = entry.get(direction, {}).items() if OURS in contenders else ()
     targets = tuple(Target(peer, "speed", bound) for peer, bound in bounds if peer in contenders)
-    return Row(entry["name"], direction, {name: (name, problem) for name in contenders}, targets)
+    entries = {label: (contender, problem) for label, contender in contenders.items()}
+    return Row(entry["name"], direction, entries, targets)
 
 
-def _features_row(entry: Mapping[str, Any], direction: str) -> Row:
-    entries = {OURS: (OURS, Problem(**entry["problem"])), PLAIN: (OURS, Problem(**entry["plain"]))}
-    return Row(entry["name"], direction, entries, (Target(PLAIN, "cost", entry["cost"]),), entry["plain_is"])
+def _features_row(ours: str, entry: Mapping[str, Any], direction: str) -> Row:
+    entries = {OURS: (ours, Problem(**entry["problem"])), PLAIN: (ours, Problem(**entry["plain"]))}
+    targets = (Target(PLAIN, "cost", entry["cost"]),) if "cost" in entry else ()
+    return Row(entry["name"], direction, entries, targets, entry["plain_is"])
 
 
 def judge(row: Row, results: Results) -> list[Judged]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from conformance.checks import Check, Finding
 from conformance.execute import blaming, call_of, differentiated, invoke, to_jax
@@ -17,23 +17,41 @@ from conformance.trial import Trial
 MARKS: Mapping[str, str] = {
     "triton_kernel_call": "triton",
     "pure_callback": "triton",  # in Triton's interpreter
-    "pallas_call": "pallas_tpu",
 }
+# What every kernel of Pallas is, on any device; its parameters say for which.
+LAUNCHES = ("pallas_call", "mpmd_map")
 UNMARKED = "xla"
 
 
 def implementations(jaxpr: Jaxpr) -> frozenset[str]:
     """The implementations that a program runs, by their marks."""
-    marked = {MARKS[name] for name in _primitives(jaxpr) if name in MARKS}
+    marked = {mark for equation in _equations(jaxpr) if (mark := _mark(equation)) is not None}
     return frozenset(marked or {UNMARKED})
 
 
-def _primitives(jaxpr: Jaxpr) -> Iterator[str]:
+def _mark(equation: JaxprEqn) -> str | None:
+    """The implementation that an equation belongs to, None where any program may have it."""
+    name = equation.primitive.name
+    if name not in LAUNCHES:
+        return MARKS.get(name)
+    return "mosaic_gpu" if _for_gpus(equation.params) else "pallas_tpu"
+
+
+def _for_gpus(params: Mapping[str, Any]) -> bool:
+    """Whether Mosaic GPU is to compile a launch: the types of its options and meshes are that compiler's."""
+    # Not before a program has such a launch, so that listing the checks imports no Pallas.
+    from jax.experimental.pallas import mosaic_gpu
+
+    own: Any = (mosaic_gpu.CompilerParams, mosaic_gpu.Mesh)
+    return any(isinstance(x, own) for x in (params["compiler_params"], *params.get("meshes", ())))
+
+
+def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     for equation in jaxpr.eqns:
-        yield equation.primitive.name
+        yield equation
         for parameter in jax.tree.leaves(equation.params):
             if isinstance(parameter, Jaxpr):
-                yield from _primitives(parameter)
+                yield from _equations(parameter)
 
 
 def _passes(trial: Trial) -> dict[str, Jaxpr]:

@@ -57,11 +57,12 @@ class Binary:
     """What a compiled kernel takes.
 
     taken: numbers by name, alike for all binaries of a compiler. What devices.toml limits has its name there.
-    notes: what else the compiler said that costs speed.
+    notes: what else the compiler said that costs speed. faults: what it said that makes the kernel fail.
     """
 
     taken: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Compiler:
 
 def all_compilers() -> tuple[Compiler, ...]:
     """Every column that there is."""
+    from conformance.compilers.mosaic_gpu import MOSAIC_GPU
     from conformance.compilers.tpu import TPU
     from conformance.compilers.triton import TRITON
 
-    return (TRITON, TPU)
+    return (TRITON, MOSAIC_GPU, TPU)

@@ -1,29 +1,41 @@
-"""What becomes of the words that compilers write to stderr past Python: they are kept, not shown."""
+"""What becomes of the words that compilers write past Python: they are kept, not shown."""
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from tempfile import TemporaryFile
 
+STDOUT, STDERR = 1, 2
+
 
 @contextmanager
-def overheard() -> Generator[Callable[[], str]]:
-    """What is written to stderr within the block, by LLVM and XLA too.
+def overheard(descriptor: int = STDERR) -> Generator[Callable[[], str]]:
+    """What is written to stderr, or stdout, within the block, by LLVM, XLA and ptxas too.
 
     It explains errors, and is noise otherwise.
     """
-    sys.stderr.flush()
-    before = os.dup(2)
+    _flush()
+    before = os.dup(descriptor)
     with TemporaryFile() as file:
 
         def read() -> str:
+            _flush()
             file.seek(0)
             return file.read().decode(errors="replace")
 
-        os.dup2(file.fileno(), 2)
+        os.dup2(file.fileno(), descriptor)
         try:
             yield read
         finally:
-            os.dup2(before, 2)
+            _flush()
+            os.dup2(before, descriptor)
             os.close(before)
+
+
+def _flush() -> None:
+    """Python's buffers and those of C, so that nothing is kept of what was written before, or after."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)

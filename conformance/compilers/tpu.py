@@ -7,23 +7,17 @@ whole pass, forward or backward, with the kernels that it launches and what XLA 
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax.experimental import topologies
-from jax.sharding import Mesh, SingleDeviceSharding, use_abstract_mesh
+from jax.sharding import Mesh, use_abstract_mesh
 
 from conformance.case import Case
 from conformance.compilers import Binary, Compiler, Device, Job
 from conformance.compilers.overheard import overheard
-from conformance.execute import describe
-from conformance.roofline import FORWARD, PASSES
-from conformance.shapes import shapes_of
+from conformance.compilers.programs import Source, lowered, passes
 
 # XLA would keep small arrays in VMEM, where a kernel needs no buffers for them. With arrays in HBM, where
 # large ones have to be, a kernel takes the most VMEM, and the same for every length and batch.
@@ -36,33 +30,12 @@ _OVERFLOW = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Source:
-    """A pass to compile, found again in any process: module and name are those of a function with the
-    signature of our kernels that return lse.
-    """
-
-    module: str
-    name: str
-    which: str
-    case: Case
-    topology: str
-
-
-def passes(module: str, name: str, case: Case, device: Device) -> list[Job]:
-    """The forward and the backward pass of a function; nothing is traced before it is compiled."""
-    return [Job(which, {}, Source(module, name, which, case, device.target["topology"])) for which in PASSES]
-
-
 def compile_source(source: Source) -> Binary:
     """Compiles one pass. Raises RuntimeError with the words of JAX, Mosaic or XLA in one line."""
     with overheard():
-        device = _device(source.topology)
+        device = _device(dict(source.target)["topology"])
         with use_abstract_mesh(Mesh([device], ("core",)).abstract_mesh):
-            try:
-                program = _lowered(source, SingleDeviceSharding(device))
-            except Exception as error:  # kernels are code that may be wrong
-                raise RuntimeError(f"its launch raised {describe(error)}") from error
+            program = lowered(source, device)
             try:
                 compiled = program.compile(compiler_options=_OPTIONS)
             except Exception as error:
@@ -99,29 +72,6 @@ def _device(topology: str) -> Any:
     # libtpu locks a file, so that one process alone has the TPU. None is used here, where many compile.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
-
-
-def _lowered(source: Source, sharding: SingleDeviceSharding) -> Any:
-    def placed(tree: Any) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-    call = getattr(import_module(source.module), source.name)
-    arrays, options = shapes_of(source.case)
-    varied = placed({name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)})
-    fixed = placed({name: x for name, x in arrays.items() if name not in varied})
-
-    def forward(varied: dict[str, Any], fixed: dict[str, Any]) -> Any:
-        return call(**varied, **fixed, **options)
-
-    if source.which == FORWARD:
-        return jax.jit(forward).lower(varied, fixed)
-
-    def pulled(varied: dict[str, Any], fixed: dict[str, Any]) -> Any:
-        return jax.vjp(lambda varied: forward(varied, fixed), varied)
-
-    # What JAX keeps for the backward pass is a tree of arrays: its shapes alone make that pass a program.
-    outputs, pull = jax.eval_shape(pulled, varied, fixed)
-    return jax.jit(lambda pull, cotangents: pull(cotangents)).lower(placed(pull), placed(outputs))
 
 
 def _reason(said: str) -> str:

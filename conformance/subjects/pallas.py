@@ -1,6 +1,6 @@
-"""What our Pallas kernels declare: every feature and the standard semantics, in Pallas's interpreter of TPUs.
+"""What our TPU kernels declare: every feature and the standard semantics, in Pallas's interpreter of TPUs.
 
-Nothing here imports Pallas before a kernel is called, so that any machine can list the subjects.
+Nothing here imports Pallas before a kernel is called, so that any machine can list the subject.
 """
 
 import os

@@ -13,6 +13,7 @@ from conformance.build import build
 from conformance.case import Case
 from conformance.compile_matrix import Narrowing, all_devices, cases_of, compile_matrix
 from conformance.compilers import Compiler, all_compilers
+from conformance.compilers.mosaic_gpu import MOSAIC_GPU
 from conformance.compilers.tpu import TPU
 from conformance.compilers.triton import TRITON, compile_kernel, launches
 from conformance.execute import call_of
@@ -123,8 +124,12 @@ def test_real_kernels_launch_every_set_of_features(target):
 
 @pytest.mark.parametrize(
     ("compiler", "limits"),
-    [(TRITON, {"registers", "shared_bytes"}), (TPU, {"scoped_vmem_bytes", "vmem_bytes", "hbm_bytes"})],
-    ids=["triton", "tpu"],
+    [
+        (TRITON, {"registers", "shared_bytes"}),
+        (MOSAIC_GPU, {"registers", "shared_bytes", "hbm_bytes"}),
+        (TPU, {"scoped_vmem_bytes", "vmem_bytes", "hbm_bytes"}),
+    ],
+    ids=["triton", "mosaic_gpu", "tpu"],
 )
 def test_every_compiler_knows_its_devices_and_every_number_has_a_source(compiler, limits):
     for name in compiler.devices:
@@ -151,12 +156,34 @@ def test_tpus_are_asked_for_head_dims_64_to_256_and_never_for_float16(profile):
     assert {name for _, _, name in asked} >= {"typical", "everything"}
 
 
+@pytest.mark.parametrize(
+    ("profile", "head_dims", "dtypes"),
+    [("quick", {64, 128, 256}, {"bfloat16"}), ("full", {64, 96, 128, 256}, {"bfloat16", "float16"})],
+)
+def test_hopper_kernels_are_never_asked_for_what_they_refuse(profile, head_dims, dtypes):
+    asked = [(name, case) for target, name, case in cases_of(profile) if target in MOSAIC_GPU.devices]
+    assert {case.head_dim for _, case in asked} == head_dims
+    assert {case.dtype for _, case in asked} == dtypes
+    assert {name for name, _ in asked} >= {"typical", "all_but_dropout"}
+    assert not any("dropout" in case.features for _, case in asked)
+
+
+def test_all_but_dropout_is_everything_else():
+    features = {name: case.features for _, name, case in cases_of("full")}
+    assert features["all_but_dropout"] == features["everything"] - {"dropout"}
+
+
 def test_every_set_of_features_is_asked_of_every_device_at_night():
     asked: dict[str, set[str]] = {}
-    for target, name, _ in cases_of("full"):
+    dropping: set[str] = set()
+    for target, name, case in cases_of("full"):
         asked.setdefault(target, set()).add(name)
+        if "dropout" in case.features:
+            dropping.add(name)
     assert set(asked) == set(all_devices())
-    assert len(set(map(frozenset, asked.values()))) == 1
+    every = set().union(*asked.values())
+    for target, names in asked.items():
+        assert names == (every - dropping if target in MOSAIC_GPU.devices else every), target
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
 
 from conformance.case import Case
+from conformance.checks.implementation import implementations
 from conformance.judge import judge
 from conformance.plan import load_profile, profile_names, tasks
 from conformance.record import Result, Verdict
@@ -31,11 +34,18 @@ def called_back(x: Any) -> Any:
     return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
-def in_pallas(x: Any) -> Any:
-    def copy(source: Any, target: Any) -> None:
-        target[...] = source[...]
+def copied(source: Any, target: Any) -> None:
+    target[...] = source[...]
 
-    return pl.pallas_call(copy, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
+
+def in_pallas(x: Any) -> Any:
+    return pl.pallas_call(copied, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x)
+
+
+def in_mosaic_gpu(x: Any) -> Any:
+    """Traced anywhere, and run on a GPU alone."""
+    run: Any = plgpu.kernel(copied, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype))
+    return run(x)
 
 
 def through(forward: Callable[[Any], Any], backward: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -70,9 +80,23 @@ def plain(x: Any) -> Any:
         (plain, plain, "xla", None),
         (called_back, called_back, "triton", None),
         (in_pallas, in_pallas, "pallas_tpu", None),
+        (in_mosaic_gpu, in_mosaic_gpu, "mosaic_gpu", None),
         (plain, plain, "triton", "triton was meant to run, and xla ran its forward, xla ran its backward"),
         (called_back, called_back, "xla", "xla was meant to run, and triton ran its forward"),
         (in_pallas, in_pallas, "triton", "triton was meant to run, and pallas_tpu ran its forward"),
+        (in_mosaic_gpu, in_mosaic_gpu, "xla", "xla was meant to run, and mosaic_gpu ran its forward"),
+        (
+            in_mosaic_gpu,
+            in_pallas,
+            "mosaic_gpu",
+            "mosaic_gpu was meant to run, and pallas_tpu ran its backward",
+        ),
+        (
+            in_mosaic_gpu,
+            in_pallas,
+            "pallas_tpu",
+            "pallas_tpu was meant to run, and mosaic_gpu ran its forward",
+        ),
         (called_back, plain, "triton", "triton was meant to run, and xla ran its backward"),
         (plain, called_back, "xla", "xla was meant to run, and triton ran its backward"),
     ],
@@ -83,6 +107,31 @@ def test_another_implementation_than_was_meant_fails(
     result = verdict(toy(through(forward, backward), implementation=lambda _case: meant))
     assert result.verdict is (Verdict.PASS if words is None else Verdict.FAIL), result.message
     assert result.message.startswith(words or "")
+
+
+def as_a_call(params: Any) -> Callable[[Any], Any]:
+    return lambda x: pl.pallas_call(copied, jax.typeof(x), compiler_params=params)(x)
+
+
+def on_a_mesh(x: Any) -> Any:
+    mesh = pltpu.TensorCoreMesh(axis_name="core", num_cores=1)
+    return pl.kernel(copied, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype), mesh=mesh)(x)
+
+
+@pytest.mark.parametrize(
+    ("launch", "compiler"),
+    [
+        (in_mosaic_gpu, "mosaic_gpu"),
+        (jax.vmap(in_mosaic_gpu), "mosaic_gpu"),
+        (as_a_call(plgpu.CompilerParams()), "mosaic_gpu"),
+        (as_a_call(pltpu.CompilerParams()), "pallas_tpu"),
+        (as_a_call(None), "pallas_tpu"),
+        (on_a_mesh, "pallas_tpu"),
+    ],
+)
+def test_each_way_to_launch_a_pallas_kernel_is_known(launch: Callable[[Any], Any], compiler: str) -> None:
+    program = jax.make_jaxpr(launch)(jnp.zeros((8, 128)))
+    assert implementations(program) == {compiler}
 
 
 def test_two_in_one_program_are_both_named() -> None:
@@ -98,16 +147,34 @@ def test_what_is_meant_follows_the_case() -> None:
     assert verdict(subject, Case(q_len=5, kv_len=5, causal=True)).verdict is Verdict.FAIL
 
 
-@pytest.fixture(params=["gpu", "tpu"])
-def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+class Gpu:
+    """What is asked of a device."""
+
+    device_kind = "a GPU"
+
+    def __init__(self, compute_capability: str) -> None:
+        self.compute_capability = compute_capability
+
+
+CAPABILITIES = {"ampere": "8.0", "hopper": "9.0"}
+
+
+def believe(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX and the Triton kernels believe in a device that is not here: calls are traced for it, no more."""
-    backend: str = request.param
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    if backend == "gpu":
+    capability = CAPABILITIES.get(device)
+    monkeypatch.setattr(jax, "default_backend", lambda: device if capability is None else "gpu")
+    if capability is not None:
+        monkeypatch.setattr(jax, "devices", lambda: [Gpu(capability)])
         pytest.importorskip("jax_triton")
         for name in ("kernels.triton.flash_attention", "kernels.triton.launch"):
-            monkeypatch.setattr(importlib.import_module(name), "target_device", lambda: "sm_90")
-    return backend
+            module = importlib.import_module(name)
+            monkeypatch.setattr(module, "target_device", lambda: f"sm_{capability.replace('.', '')}")
+
+
+@pytest.fixture(params=["ampere", "hopper", "tpu"])
+def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    believe(request.param, monkeypatch)
+    return request.param
 
 
 FEATURES = [
@@ -118,32 +185,30 @@ FEATURES = [
 ]
 
 
+def meant_for(device: str, case: Case) -> str:
+    if device == "hopper" and case.dtype != "float32" and not case.dropout:
+        return "mosaic_gpu"
+    return "pallas_tpu" if device == "tpu" else "triton"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("features", FEATURES, ids=str)
-def test_our_kernels_are_known_by_their_launches(features: dict[str, Any], elsewhere: str) -> None:
-    """On a GPU by the primitive of jax-triton, on a TPU by that of Pallas; in both passes."""
-    subject = replace(find("auto"), implementation={"gpu": triton, "tpu": pallas_tpu}[elsewhere])
-    for meant, expected in ((subject, Verdict.PASS), (replace(subject, implementation=xla), Verdict.FAIL)):
-        result = verdict(meant, replace(CASE, **features))
+def test_our_kernels_are_known_by_their_launches(
+    features: dict[str, Any], dtype: str, elsewhere: str
+) -> None:
+    """By the primitives of jax-triton and of Pallas, which say for what compiler; in both passes."""
+    case = replace(CASE, **features, dtype=dtype)
+    for meant, expected in ((meant_for(elsewhere, case), Verdict.PASS), ("xla", Verdict.FAIL)):
+        result = verdict(replace(find("auto"), implementation=lambda _case, meant=meant: meant), case)
         assert result.verdict is expected, result.message
 
 
-def test_what_the_kernels_do_not_take_runs_in_xla(elsewhere: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_the_kernels_do_not_take_runs_in_xla(dtype: str, elsewhere: str) -> None:
     """A head dim of 257, by the choice; the subject is told to take it."""
-    subject = replace(find("auto"), head_dims=(1, 300), implementation=xla)
-    result = verdict(subject, replace(CASE, head_dim=257))
+    subject = replace(find("auto"), head_dims=(1, 300), implementation=lambda _case: "xla")
+    result = verdict(subject, replace(CASE, head_dim=257, dtype=dtype))
     assert result.verdict is Verdict.PASS, result.message
-
-
-def triton(_case: Case) -> str:
-    return "triton"
-
-
-def pallas_tpu(_case: Case) -> str:
-    return "pallas_tpu"
-
-
-def xla(_case: Case) -> str:
-    return "xla"
 
 
 def test_a_call_without_pairs_cannot_tell() -> None:
@@ -165,15 +230,19 @@ def test_a_subject_that_raises_is_blamed() -> None:
     assert "no such kernel" in result.message
 
 
-def test_a_choice_that_goes_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("device", "meant"), [("cpu", "xla"), ("ampere", "triton"), ("hopper", "mosaic_gpu")]
+)
+def test_a_choice_that_goes_wrong_is_seen(device: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `auto` itself: what should run is not asked of the code that chooses."""
-    auto = find("auto")
-    assert verdict(auto).verdict is Verdict.PASS
-    wrong = choose.Implementation("xla", "tests.conformance.test_implementation_check")
+    believe(device, monkeypatch)
+    auto, case = find("auto"), replace(CASE, dtype="bfloat16")
+    assert verdict(auto, case).verdict is Verdict.PASS
+    wrong = choose.Implementation(meant, "tests.conformance.test_implementation_check")
     monkeypatch.setattr(choose, "IMPLEMENTATIONS", (wrong,))
-    result = verdict(auto)
+    result = verdict(auto, case)
     assert result.verdict is Verdict.FAIL
-    assert "xla was meant to run, and pallas_tpu ran its forward" in result.message
+    assert f"{meant} was meant to run, and pallas_tpu ran its forward" in result.message
 
 
 def flash_attention_with_lse(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
@@ -194,18 +263,50 @@ def test_auto_is_asked_each_feature_in_every_profile_that_judges_kernels() -> No
     assert len(quick) < 25
 
 
-@pytest.mark.parametrize(("backend", "subject"), [("cpu", "xla.flash_attention"), ("gpu", "triton.cuda")])
+@pytest.mark.parametrize(("device", "subject"), [("cpu", "xla.flash_attention"), ("ampere", "triton.cuda")])
 def test_auto_declares_the_arithmetic_of_what_should_run(
-    backend: str, subject: str, monkeypatch: pytest.MonkeyPatch
+    device: str, subject: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    believe(device, monkeypatch)
     auto, kernel = find("auto"), find(subject)
     tiling = kernel.tilings[-1]
     for dtype in auto.dtypes:
         assert auto.numerics(dtype, auto.tilings[0]) == kernel.numerics(dtype, tiling)
     assert auto.ready() == kernel.ready()
+
+
+def test_where_either_of_two_runs_auto_declares_what_holds_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits on Hopper: they differ in their steps alone, and the shorter steps round more often."""
+    believe("hopper", monkeypatch)
+    auto, triton, hopper = (find(name) for name in ("auto", "triton.cuda", "pallas.mosaic_gpu"))
+    assert auto.numerics("float32", auto.tilings[0]) == triton.numerics("float32", triton.tilings[-1])
+    for dtype in hopper.dtypes:
+        either = [kernel.numerics(dtype, kernel.tilings[-1]) for kernel in (triton, hopper)]
+        declared = auto.numerics(dtype, auto.tilings[0])
+        blocks = [numerics.key_block for numerics in either]
+        assert None not in blocks
+        assert all(replace(numerics, key_block=declared.key_block) == declared for numerics in either)
+        assert declared.key_block == min(blocks, key=lambda block: block or 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "ampere", "hopper"])
+def test_auto_says_what_should_run(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    believe(device, monkeypatch)
+    auto = find("auto")
     assert auto.implementation is not None
-    assert auto.implementation(CASE) == {"cpu": "xla", "gpu": "triton"}[backend]
+    for dtype in auto.dtypes:
+        for dropout in (0.0, 0.5):
+            case = replace(CASE, dtype=dtype, dropout=dropout)
+            assert auto.implementation(case) == ("xla" if device == "cpu" else meant_for(device, case))
+
+
+def test_auto_is_ready_where_all_that_should_run_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    believe("hopper", monkeypatch)
+    auto = find("auto")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert auto.ready() is None
+    monkeypatch.setattr("conformance.subjects.triton.find_spec", lambda name: None)
+    assert auto.ready() == find("triton.cuda").ready() == "needs the package triton, which is not installed"
 
 
 def test_auto_says_where_it_declares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from jax.experimental.pallas import tpu as pltpu
 from conformance.case import Case
 from conformance.compile_matrix import Narrowing, all_devices, compile_matrix
 from conformance.compilers import Compiler
-from conformance.compilers.tpu import TPU, compile_source, passes
+from conformance.compilers.programs import passes
+from conformance.compilers.tpu import TPU, compile_source
 
 pytestmark = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 

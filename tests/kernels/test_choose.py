@@ -1,4 +1,4 @@
-"""One way in: which implementation a call runs, on every backend, and what is refused (S20)."""
+"""One way in: which implementation a call runs, on every device, and what is refused (S20)."""
 
 import importlib
 import inspect
@@ -16,7 +16,7 @@ from kernel_cases import qkv
 import kernels
 from kernels import choose, triton, xla
 from kernels.arguments import FLOAT_DTYPES
-from kernels.choose import IMPLEMENTATIONS, implementation_for
+from kernels.choose import IMPLEMENTATIONS, Device, Traits, default_device, implementation_for
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 
 EVERYTHING = lambda _package: True  # noqa: E731
@@ -28,88 +28,152 @@ def test_triton_in_a_process_of_its_own():
     run_interpreted(__file__)
 
 
+CPU, TPU, METAL = Device("cpu"), Device("tpu"), Device("METAL")
+HOPPER, AMPERE, MI300 = Device("gpu", "9.0"), Device("gpu", "8.0"), Device("gpu", "gfx942")
+
+
+def traits(
+    dtypes: str, head_dims: tuple[int, ...] = (64,), logits: str = "", dropout: bool = False
+) -> Traits:
+    """Dtypes by name, with spaces between."""
+    return Traits(frozenset(dtypes.split()), frozenset(logits.split()), frozenset(head_dims), dropout)
+
+
 @pytest.mark.parametrize(
-    ("backend", "dtypes", "head_dims", "expected"),
+    ("device", "call", "expected"),
     [
-        ("cpu", {F32}, {64}, "xla"),
-        ("gpu", {F32}, {64}, "triton"),
-        ("gpu", {F16}, {256}, "triton"),
-        ("gpu", {BF16}, {64, 257}, "xla"),
-        ("tpu", {BF16}, {64}, "pallas_tpu"),
-        ("tpu", {BF16, F32}, {256}, "pallas_tpu"),
-        ("tpu", {F16}, {64}, "xla"),
-        ("tpu", {BF16, F16}, {64}, "xla"),
-        ("tpu", {F32}, {64, 512}, "xla"),
-        ("metal", {F32}, {64}, "xla"),
+        (CPU, traits(F32), "xla"),
+        (AMPERE, traits(F32), "triton"),
+        (AMPERE, traits(F16, (256,)), "triton"),
+        (AMPERE, traits(BF16, (64, 257)), "xla"),
+        (MI300, traits(BF16), "triton"),
+        (Device("gpu"), traits(BF16), "triton"),
+        (HOPPER, traits(BF16), "mosaic_gpu"),
+        (HOPPER, traits(F16, (256, 1)), "mosaic_gpu"),
+        (HOPPER, traits(BF16, logits=f"{F32} {F16}"), "mosaic_gpu"),
+        (HOPPER, traits(BF16, (64, 257)), "xla"),
+        (HOPPER, traits(F32), "triton"),
+        (HOPPER, traits(f"{BF16} {F32}"), "triton"),
+        (HOPPER, traits(F32, logits=BF16), "triton"),
+        (HOPPER, traits(BF16, dropout=True), "triton"),
+        (HOPPER, traits(F16, (300,), dropout=True), "xla"),
+        (TPU, traits(BF16), "pallas_tpu"),
+        (TPU, traits(BF16, (256,), logits=F32), "pallas_tpu"),
+        (TPU, traits(BF16, dropout=True), "pallas_tpu"),
+        (TPU, traits(F16), "xla"),
+        (TPU, traits(BF16, logits=F16), "xla"),
+        (TPU, traits(F32, (64, 512)), "xla"),
+        (METAL, traits(F32), "xla"),
     ],
 )
-def test_the_fastest_that_takes_the_call(backend, dtypes, head_dims, expected):
-    assert implementation_for(backend, dtypes, head_dims, installed=EVERYTHING).name == expected
+def test_the_fastest_that_takes_the_call(device, call, expected):
+    assert implementation_for(device, call, installed=EVERYTHING).name == expected
 
 
 @pytest.mark.parametrize("missing", ["triton", "jax_triton"])
 def test_without_its_packages_it_is_not_chosen(missing):
     installed = lambda package: package != missing  # noqa: E731
-    assert implementation_for("gpu", {F32}, {64}, installed=installed).name == "xla"
+    assert implementation_for(HOPPER, traits(F32), installed=installed).name == "xla"
+    assert implementation_for(HOPPER, traits(BF16), installed=installed).name == "mosaic_gpu"
     with pytest.raises(NotImplementedError, match=f"platform: 'triton' needs the package {missing}.*'xla'"):
-        implementation_for("gpu", {F32}, {64}, "triton", installed)
+        implementation_for(HOPPER, traits(F32), "triton", installed)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu", "metal"])
+@pytest.mark.parametrize("device", [CPU, AMPERE, HOPPER, TPU, METAL], ids=str)
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
 @pytest.mark.parametrize("head_dim", [1, 4096])
-def test_there_is_always_one_and_it_can_be_named(backend, dtype, head_dim):
+@pytest.mark.parametrize("dropout", [False, True])
+def test_there_is_always_one_and_it_can_be_named(device, dtype, head_dim, dropout):
     """Naming what would be chosen anyway changes nothing, and XLA takes everything."""
-    chosen = implementation_for(backend, {dtype}, {head_dim})
-    assert implementation_for(backend, {dtype}, {head_dim}, chosen.name) is chosen
-    assert implementation_for(backend, {dtype}, {head_dim}, "xla").name == "xla"
+    call = traits(dtype, (head_dim,), dtype, dropout)
+    chosen = implementation_for(device, call)
+    assert implementation_for(device, call, chosen.name) is chosen
+    assert implementation_for(device, call, "xla").name == "xla"
 
 
 @pytest.mark.parametrize(
-    ("backend", "dtypes", "head_dims", "platform", "words"),
+    ("device", "call", "platform", "words"),
     [
         (
-            "gpu",
-            {F32},
-            {64},
+            AMPERE,
+            traits(F32),
             "pallas_tpu",
             r"runs on tpu and cpu, and JAX runs on gpu\. Use 'triton' or 'xla'",
         ),
         (
-            "tpu",
-            {F32},
-            {64},
+            TPU,
+            traits(F32),
             "triton",
             r"runs on gpu and cpu, and JAX runs on tpu\. Use 'pallas_tpu' or 'xla'",
         ),
-        ("tpu", {BF16, F16}, {64}, "pallas_tpu", r"and the call has float16\. Use 'xla'"),
+        (TPU, traits(F16), "pallas_tpu", r"and the call has float16\. Use 'xla'"),
         (
-            "cpu",
-            {F16},
-            {64},
+            TPU,
+            traits(BF16, logits=F16),
+            "pallas_tpu",
+            r"takes a bias and logits of float32 and bfloat16, and the call has float16\. Use 'xla'",
+        ),
+        (
+            CPU,
+            traits(F16),
             "pallas_tpu",
             r"takes float32 and bfloat16, and the call has float16\. Use 'xla'",
         ),
-        ("gpu", {F32}, {64, 300}, "triton", r"takes head dims up to 256, and the call has 300\. Use 'xla'"),
+        (
+            AMPERE,
+            traits(F32, (64, 300)),
+            "triton",
+            r"takes head dims up to 256, and the call has 300\. Use 'xla'",
+        ),
+        (TPU, traits(BF16), "mosaic_gpu", r"runs on gpu and cpu, and JAX runs on tpu\. Use 'pallas_tpu' or"),
+        (CPU, traits(F32), "mosaic_gpu", r"takes bfloat16 and float16, and the call has float32\. Use 'xla'"),
+        (
+            AMPERE,
+            traits(BF16),
+            "mosaic_gpu",
+            r"runs on GPUs of compute capability 9\.0, and JAX's is 8\.0\. Use 'triton' or 'xla'",
+        ),
+        (Device("gpu"), traits(BF16), "mosaic_gpu", r"9\.0, and JAX's is unknown\. Use 'triton' or 'xla'"),
+        (
+            HOPPER,
+            traits(F32),
+            "mosaic_gpu",
+            r"takes bfloat16 and float16, and the call has float32\. Use 'triton' or 'xla'",
+        ),
+        (
+            HOPPER,
+            traits(BF16, dropout=True),
+            "mosaic_gpu",
+            r"takes no dropout_prob above 0\. Use 'triton' or 'xla'",
+        ),
+        (
+            HOPPER,
+            traits(BF16, (300,)),
+            "mosaic_gpu",
+            r"takes head dims up to 256, and the call has 300\. Use 'xla'",
+        ),
     ],
 )
-def test_what_a_named_one_cannot_is_refused_by_name(backend, dtypes, head_dims, platform, words):
+def test_what_a_named_one_cannot_is_refused_by_name(device, call, platform, words):
     """S20: with the reason, and those that can."""
     with pytest.raises(NotImplementedError, match=f"^platform: '{platform}' .*{words}"):
-        implementation_for(backend, dtypes, head_dims, platform, EVERYTHING)
+        implementation_for(device, call, platform, EVERYTHING)
 
 
 @pytest.mark.parametrize("platform", ["cuda", "", [], 3])
 def test_an_unknown_platform_is_refused(platform):
-    with pytest.raises(ValueError, match=r"^platform: got .* expected one of 'triton', 'pallas_tpu', 'xla'"):
+    with pytest.raises(
+        ValueError, match=r"^platform: got .* expected one of 'mosaic_gpu', 'triton', .*'xla'"
+    ):
         kernels.flash_attention(*qkv(), platform=platform)
 
 
 @pytest.mark.parametrize("dtype", [*FLOAT_DTYPES, "int8", "float64"])
 def test_dtypes_that_are_none_are_no_reason(dtype):
     """The checks of the one that is chosen refuse them."""
-    taken = implementation_for("tpu", {dtype}, {64}, installed=EVERYTHING).name
-    assert taken == ("xla" if dtype == F16 else "pallas_tpu")
+    for call in (traits(dtype), traits(F32, logits=dtype)):
+        taken = implementation_for(TPU, call, installed=EVERYTHING).name
+        assert taken == ("xla" if dtype == F16 else "pallas_tpu")
 
 
 @pytest.mark.parametrize("name", ["triton", "pallas_tpu"])
@@ -119,7 +183,14 @@ def test_the_largest_head_dim_is_that_of_the_kernels(name):
     assert declared.largest_head_dim == module.MAX_HEAD_DIM
 
 
-def described(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
+def test_what_is_declared_of_the_hopper_kernels_is_theirs():
+    (declared,) = (x for x in IMPLEMENTATIONS if x.name == "mosaic_gpu")
+    blocks, target = (importlib.import_module(f"{declared.module}.{name}") for name in ("blocks", "target"))
+    assert declared.largest_head_dim == max(blocks.head_dims())
+    assert declared.compute_capability == target.CAPABILITY
+
+
+def described(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *leading: Any) -> tuple[Any, ...]:
     """What the call tells `implementation_for`."""
     asked: list[tuple[Any, ...]] = []
 
@@ -129,7 +200,7 @@ def described(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[An
 
     monkeypatch.setattr(choose, "implementation_for", spy)
     with pytest.raises(LookupError):
-        kernels.flash_attention(**call)
+        kernels.flash_attention(*leading, **call)
     return asked[0]
 
 
@@ -137,11 +208,50 @@ def test_every_dtype_and_head_dim_of_a_call_counts(monkeypatch):
     query, key, value = (x.astype(BF16) for x in qkv(value_dim=24))
     bias = np.zeros((1, 1, query.shape[1], key.shape[1]), np.float32)
     call = {"query": query, "key": key, "value": value, "bias": bias, "logits_dtype": jnp.float16}
-    backend, dtypes, head_dims, platform = described(call | {"platform": "xla"}, monkeypatch)
-    assert backend == jax.default_backend()
-    assert dtypes == {BF16, F32, F16}
-    assert head_dims == {query.shape[3], 24}
+    device, told, platform = described(call | {"platform": "xla"}, monkeypatch)
+    assert device == default_device()
+    assert told == traits(BF16, (query.shape[3], 24), f"{F32} {F16}")
     assert platform == "xla"
+
+
+@pytest.mark.parametrize("probability", [0.1, 1 - 2**-20, 2**-200, np.float32(0.5), np.array(0.5)], ids=repr)
+def test_dropout_counts_by_position_or_by_name(probability, monkeypatch):
+    arrays = qkv()
+    told = [
+        described({"dropout_prob": probability, "dropout_seed": 3}, monkeypatch, *arrays)[1],
+        described({"dropout_seed": 3}, monkeypatch, *arrays, None, None, None, probability)[1],
+    ]
+    assert all(call.dropout for call in told)
+
+
+@pytest.mark.parametrize(
+    "probability",
+    [0, 0.0, -0.1, 1.0, 1.5, float("nan"), float("inf"), True, "0.1", None, [0.1], 0.1j],
+    ids=repr,
+)
+def test_no_dropout_and_what_is_no_probability_are_no_reason(probability, monkeypatch):
+    """The checks of the one that is chosen refuse what is malformed."""
+    assert not described({"dropout_prob": probability}, monkeypatch, *qkv())[1].dropout
+
+
+def test_a_traced_probability_is_no_reason(monkeypatch):
+    told: list[Any] = []
+    jax.jit(lambda p: told.append(described({"dropout_prob": p}, monkeypatch, *qkv())[1]))(0.1)
+    assert not told[0].dropout
+
+
+class Gpu:
+    def __init__(self, capability: Any) -> None:
+        if capability is not None:
+            self.compute_capability = capability
+
+
+@pytest.mark.parametrize("capability", ["9.0", "8.0", "gfx942", None])
+def test_the_device_is_the_first_of_the_default_backend(capability, monkeypatch):
+    assert default_device() == Device("cpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [Gpu(capability), Gpu("1.0")])
+    assert default_device() == Device("gpu", capability)
 
 
 MALFORMED = [
@@ -155,6 +265,9 @@ MALFORMED = [
     ("bias", {"bias": 1.0}),
     ("logits_dtype", {"logits_dtype": [1, 2]}),
     ("logits_dtype", {"logits_dtype": "float64"}),
+    ("dropout_prob", {"dropout_prob": "0.1"}),
+    ("dropout_prob", {"dropout_prob": 1.5, "dropout_seed": 1}),
+    ("dropout_seed", {"dropout_prob": 0.5}),
 ]
 
 
@@ -243,6 +356,20 @@ def test_a_named_one_that_finds_no_device_says_who_can():
         NotImplementedError, match=r"kernels\.pallas\.tpu: compiled for cpu.*Use kernels\.xla"
     ):
         kernels.flash_attention(*qkv(), platform="pallas_tpu")
+    with pytest.raises(NotImplementedError, match=r"kernels\.pallas\.mosaic_gpu: compiled for cpu"):
+        kernels.flash_attention(*qkv(dtype=BF16), platform="mosaic_gpu")
+
+
+@pytest.mark.parametrize(("name", "primitive"), [("mosaic_gpu", "mpmd_map"), ("pallas_tpu", "pallas_call")])
+def test_a_named_one_is_traced_for_a_device_that_is_not_here(name, primitive):
+    """To be compiled for it, or exported; unless it is named, nothing of it is in the program."""
+
+    def program(**options: Any) -> str:
+        call = lambda *arrays: kernels.flash_attention(*arrays, **options)  # noqa: E731
+        return str(jax.make_jaxpr(call)(*qkv(dtype=BF16)))
+
+    assert primitive in program(platform=name)
+    assert primitive not in program()
 
 
 @needs_compiler

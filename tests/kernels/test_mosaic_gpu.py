@@ -1,6 +1,7 @@
-"""The Hopper forward pass: it lowers for CUDA with every feature, refuses by name, and on a GPU is right."""
+"""The Hopper kernels: they lower for CUDA with every feature, refuse by name, and on a GPU are right."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,22 +9,41 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from kernel_cases import normal
+from kernel_cases import normal, split_options
 
 from kernels import xla
-from kernels.arguments import check_call
-from kernels.flash import Settings
-from kernels.pallas.mosaic_gpu.blocks import Blocks, choose, head_dims
-from kernels.pallas.mosaic_gpu.launch import forward
-
-SETTINGS = Settings(
-    forward=None, backward=None, normalize_output=True, precision=None, logits_dtype="float32"
+from kernels.pallas.mosaic_gpu import (
+    BackwardBlocks,
+    BackwardSizes,
+    Blocks,
+    flash_attention,
+    flash_attention_with_lse,
 )
+from kernels.pallas.mosaic_gpu.blocks import choose, head_dims
+
 SMALL = Blocks(k=64, stages=2, consumers=2, registers=(240, 24), partial_sums=False)
 PERSISTENT = replace(SMALL, partial_sums=True, programs=3)
+TURNS = BackwardBlocks(step=64, stages=2, consumers=2, registers=(240, 24), turns=True)
 BATCH, Q, K, HEADS, K_HEADS = 2, 200, 300, 4, 2
 
-# name: options of a call with the sizes above; every clause that the kernel takes is in one of them.
+# Ways of cutting and scheduling: None is the table's, the others go through rings and tiles more than once.
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "table": {},
+    "small, turns": {
+        "fwd_params": SMALL,
+        "bwd_params": BackwardSizes(
+            backward_query=TURNS, backward_key=replace(TURNS, separate=True), backward_bias=TURNS
+        ),
+    },
+    "programs that go on": {"fwd_params": PERSISTENT},
+}
+
+
+def ids(length: int) -> np.ndarray:
+    return np.repeat(np.array([[0, 1, 2, -1]] * BATCH, np.int32), length // 4, axis=1)
+
+
+# name: options of a call with the sizes above; every clause that the kernels take is in one of them.
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
@@ -34,96 +54,107 @@ FEATURES: dict[str, dict[str, Any]] = {
         "logits_soft_cap": 2.0,
         "softmax_scale": -0.2,
     },
-    "segments, causal": {
-        "q_segment_ids": np.repeat(np.array([[0, 1, 2, -1]], np.int32), Q // 4, axis=1).repeat(BATCH, axis=0),
-        "kv_segment_ids": np.repeat(np.array([[0, 1, 2, -1]], np.int32), K // 4, axis=1).repeat(
-            BATCH, axis=0
-        ),
-        "causal": True,
-    },
+    "segments, causal": {"q_segment_ids": ids(Q), "kv_segment_ids": ids(K), "causal": True},
     "lengths, causal": {
         "cum_seqlens_q": np.array([0, 150, 350], np.int32),
         "cum_seqlens_k": np.array([0, 300, 431], np.int32),
         "causal": True,
     },
     "mask": {"attention_mask": np.random.default_rng(1).random((BATCH, 1, Q, K)) < 0.7},
-    "bias, cap": {"bias": normal(1, HEADS, Q, K), "logits_soft_cap": 2.0},
+    "bias, cap, window": {
+        "bias": normal(1, HEADS, Q, K),
+        "logits_soft_cap": 2.0,
+        "sliding_window": (150, None),
+    },
     "bias over rows, mask, sinks": {
         "bias": jnp.where(normal(BATCH, 1, 1, K, seed=3) < -1.0, -jnp.inf, 0.5),
         "attention_mask": np.random.default_rng(2).random((1, HEADS, Q, K)) < 0.7,
         "softmax_aux": normal(HEADS, 2),
     },
+    "bias of all, causal": {"bias": normal(1, 1, 1, K, seed=4, dtype="bfloat16"), "causal": True},
+    "not normalised, sinks, causal": {
+        "normalize_output": False,
+        "softmax_aux": normal(2),
+        "causal": True,
+    },
+    "rounded logits, bias of a batch row": {"logits_dtype": "bfloat16", "bias": normal(BATCH, HEADS, Q, K)},
 }
 
 
-def tensors(head_dim: int, dtype: str = "bfloat16") -> Any:
+def tensors(head_dim: int, dtype: str = "bfloat16", value_dim: int | None = None) -> Any:
     query = normal(BATCH, Q, HEADS, head_dim, dtype=dtype)
-    key, value = (normal(BATCH, K, K_HEADS, head_dim, seed=seed, dtype=dtype) for seed in (1, 2))
-    return query, key, value
+    key = normal(BATCH, K, K_HEADS, head_dim, seed=1, dtype=dtype)
+    return query, key, normal(BATCH, K, K_HEADS, value_dim or head_dim, seed=2, dtype=dtype)
 
 
-def lowered(arrays: Any, options: dict[str, Any], blocks: Blocks | None = None) -> str:
-    """The program that a GPU would be given, made on a machine that need not have one."""
-    settings = replace(SETTINGS, forward=blocks)
-    call = check_call(*arrays, **options)
+def both_passes(call: Any, options: dict[str, Any], arrays: Any, floats: Any) -> Any:
+    """(out, lse) and the cotangents of arrays and floats, for cotangents that are fixed."""
+    outputs, pull = jax.vjp(lambda arrays, floats: call(*arrays, **floats, **options), arrays, floats)
+    out, lse = outputs
+    return outputs, pull((normal(*out.shape, seed=5, dtype=out.dtype), normal(*lse.shape, seed=6)))
 
-    def run(query: Any, key: Any, value: Any) -> Any:
-        return forward(settings, replace(call, query=query, key=key, value=value))
 
-    return export.export(jax.jit(run), platforms=["cuda"])(*arrays).mlir_module()
+def lowered(arrays: Any, options: dict[str, Any]) -> str:
+    """The program of both passes that a GPU would be given, made on a machine that need not have one."""
+    floats, rest = split_options(options)
+    run = jax.jit(partial(both_passes, flash_attention_with_lse, rest))
+    return export.export(run, platforms=["cuda"])(arrays, floats).mlir_module()
 
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_every_feature_lowers_for_cuda(name: str) -> None:
-    assert "mosaic_gpu" in lowered(tensors(64), FEATURES[name], SMALL)
+    program = lowered(tensors(64), FEATURES[name])
+    for kernel in ("flash_forward", "flash_backward_query", "flash_backward_key"):
+        assert kernel in program
+    assert ("flash_backward_bias" in program) == ("bias" in FEATURES[name])
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": normal(1, 1, Q, K)}], ids=["plain", "bias"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("head_dim", head_dims())
-def test_the_blocks_of_the_table_fit(head_dim: int, options: dict[str, Any]) -> None:
-    assert "mosaic_gpu" in lowered(tensors(head_dim), options)
+def test_blocks_fit(head_dim: int, schedule: str) -> None:
+    if head_dim == 256 and schedule != "table":
+        pytest.skip("two slots of a ring do not fit")
+    options = {"bias": normal(1, 1, Q, K), **SCHEDULES[schedule]}
+    assert "flash_backward_bias" in lowered(tensors(head_dim), options)
 
 
-def test_float16_and_programs_that_go_on_to_further_tiles_lower_for_cuda() -> None:
-    assert "mosaic_gpu" in lowered(tensors(64, "float16"), {"causal": True}, PERSISTENT)
+@pytest.mark.parametrize(("head_dim", "value_dim", "dtype"), [(40, 96, "float16"), (130, 24, "bfloat16")])
+def test_other_head_dims_are_padded(head_dim: int, value_dim: int, dtype: str) -> None:
+    assert "flash_forward" in lowered(tensors(head_dim, dtype, value_dim), {"causal": True})
 
 
 def test_the_table_lets_programs_share_tiles_only_where_all_are_as_long() -> None:
-    plain, other = choose(128, plain=True), choose(128, plain=False)
-    assert plain is not None
-    assert other is not None
+    plain, other = choose(128, ["plain"]), choose(128, [])
     assert plain.programs is not None
     assert replace(plain, programs=None) == other
-    assert choose(96, plain=True) is None
 
 
-REFUSED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
-    "float32": (tensors(64, "float32"), {}, {}, "float32 is not supported"),
-    "head_dim": (tensors(96), {}, {}, "head_dim 96 is not supported, 64, 128, 256 are"),
-    "head_dim, with blocks": (tensors(96), {}, {"forward": SMALL}, "head_dim 96 is not supported"),
-    "value head_dim": ((*tensors(64)[:2], tensors(128)[2]), {}, {}, "value head_dim 128 with head_dim 64"),
-    "dropout": (tensors(64), {"dropout_prob": 0.1, "dropout_seed": 1}, {}, "dropout_prob above 0"),
-    "numerator": (tensors(64), {}, {"normalize_output": False}, "normalize_output=False"),
-    "rounded logits": (tensors(64), {}, {"logits_dtype": "bfloat16"}, "logits_dtype bfloat16"),
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "float32": (tensors(64, "float32"), {}, "float32 is not supported, bfloat16 and float16 are"),
+    "head_dim": (tensors(264), {}, "head_dim 264 is not supported, at most 256 is"),
+    "value head_dim": (tensors(64, value_dim=264), {}, "head_dim 264 is not supported"),
+    "dropout": (tensors(64), {"dropout_prob": 0.1, "dropout_seed": 1}, "dropout_prob above 0"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_it_does_not_take_is_refused_by_name(name: str) -> None:
-    arrays, options, settings, words = REFUSED[name]
+    arrays, options, words = REFUSED[name]
     with pytest.raises(NotImplementedError, match=rf"kernels\.pallas\.mosaic_gpu: {words}.*kernels\.xla"):
-        forward(replace(SETTINGS, **settings), check_call(*arrays, **options))
+        flash_attention(*arrays, **options)
 
 
-@pytest.mark.parametrize("lengths", [(0, K), (Q, 0)])
-def test_without_queries_or_keys_only_the_sinks_speak(lengths: tuple[int, int]) -> None:
-    query, key, value = (x[:, :n] for x, n in zip(tensors(64), (*lengths, lengths[1]), strict=True))
-    sinks = jnp.zeros((HEADS, 2))
-    out, lse, row_max = forward(SETTINGS, check_call(query, key, value, softmax_aux=sinks))
-    assert out.shape == query.shape
-    assert not out.any()
-    np.testing.assert_allclose(lse, np.full((BATCH, HEADS, lengths[0]), np.log(2.0)), rtol=1e-6)
-    assert (row_max == -jnp.inf).all()
+MALFORMED = [
+    ("fwd_params", 64, "fwd_params: got a int; expected Blocks"),
+    ("bwd_params", SMALL, "bwd_params: got a Blocks; expected BackwardSizes"),
+    ("precision", "tf32", "precision: got 'tf32'"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), MALFORMED)
+def test_parameters_of_its_own_are_checked(name: str, value: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        flash_attention(*tensors(64), **{name: value})
 
 
 def hopper() -> bool:
@@ -131,18 +162,106 @@ def hopper() -> bool:
     return device.platform == "gpu" and getattr(device, "compute_capability", "") == "9.0"
 
 
-# The table's blocks for every head dim, and blocks that go through their rings and tiles more than once.
-ON_A_GPU = [*((head_dim, None) for head_dim in head_dims()), (64, SMALL), (64, PERSISTENT)]
+needs_hopper = pytest.mark.skipif(not hopper(), reason="the kernels run on Hopper GPUs alone")
 
 
-@pytest.mark.skipif(not hopper(), reason="the kernel runs on Hopper GPUs alone")
-@pytest.mark.parametrize(("head_dim", "blocks"), ON_A_GPU)
+@pytest.mark.skipif(hopper(), reason="here is a Hopper GPU")
+def test_other_devices_are_refused_by_name() -> None:
+    with pytest.raises(NotImplementedError, match=r"compiled for .*, expected an NVIDIA GPU of compute"):
+        flash_attention(*tensors(64))
+
+
+@pytest.mark.parametrize("lengths", [(0, K), (Q, 0)])
+def test_without_queries_or_keys_only_the_sinks_speak(lengths: tuple[int, int]) -> None:
+    query, key, value = (x[:, :n] for x, n in zip(tensors(64), (*lengths, lengths[1]), strict=True))
+    sinks = jnp.zeros((HEADS, 2))
+    outputs, gradients = both_passes(
+        flash_attention_with_lse, {}, (query, key, value), {"softmax_aux": sinks}
+    )
+    out, lse = outputs
+    assert out.shape == query.shape
+    assert not out.any()
+    np.testing.assert_allclose(lse, np.full((BATCH, HEADS, lengths[0]), np.log(2.0)), rtol=1e-6)
+    assert all(not x.any() for x in gradients[0])
+
+
+def assert_right(arrays: Any, options: dict[str, Any]) -> None:
+    """Both passes are those of kernels.xla in float32, within what 16 bits cost."""
+    floats, rest = split_options(options)
+    got = jax.jit(partial(both_passes, flash_attention_with_lse, rest))(arrays, floats)
+    common = {name: x for name, x in rest.items() if name not in ("fwd_params", "bwd_params")}
+    wide = tuple(x.astype(jnp.float32) for x in arrays)
+    (out, lse), gradients = both_passes(xla.flash_attention_with_lse, common, wide, floats)
+    np.testing.assert_allclose(got[0][1], lse, atol=2e-4, rtol=1e-5)
+    wanted = jax.tree.leaves((out, gradients))
+    for a, b in zip(jax.tree.leaves((got[0][0], got[1])), wanted, strict=True):
+        largest = max(1.0, float(jnp.abs(b).max()))
+        np.testing.assert_allclose(a.astype(jnp.float32), b, atol=2e-2 * largest, rtol=2e-2)
+
+
+@needs_hopper
+@pytest.mark.parametrize("head_dim", head_dims())
 @pytest.mark.parametrize("name", FEATURES)
-def test_out_and_lse_are_those_of_the_clauses(name: str, head_dim: int, blocks: Blocks | None) -> None:
+def test_both_passes_are_those_of_the_clauses(name: str, head_dim: int) -> None:
+    assert_right(tensors(head_dim), FEATURES[name])
+
+
+@needs_hopper
+@pytest.mark.parametrize("schedule", ["small, turns", "programs that go on"])
+@pytest.mark.parametrize("name", FEATURES)
+def test_schedules_change_nothing(name: str, schedule: str) -> None:
+    assert_right(tensors(64), FEATURES[name] | SCHEDULES[schedule])
+
+
+@needs_hopper
+@pytest.mark.parametrize(("head_dim", "value_dim", "dtype"), [(40, 96, "float16"), (130, 24, "bfloat16")])
+def test_padded_head_dims_change_nothing(head_dim: int, value_dim: int, dtype: str) -> None:
+    assert_right(tensors(head_dim, dtype, value_dim), {"causal": True})
+
+
+def poisoned(arrays: Any, name: str) -> Any:
+    """Key 290 and value 290 are NaN, or query 3."""
+    query, key, value = arrays
+    if name == "keys":
+        return query, key.at[:, 290].set(jnp.nan), value.at[:, 290].set(jnp.inf)
+    return query.at[:, 3].set(jnp.nan), key, value
+
+
+@needs_hopper
+@pytest.mark.parametrize("head_dim", head_dims())
+def test_what_nobody_sees_changes_nothing(head_dim: int) -> None:
+    """S4, in every second operand: of out, dquery, dkey and dvalue."""
+    mask = np.ones((BATCH, 1, Q, K), bool)
+    mask[..., 290] = False
+    mask[:, :, 3] = False
     arrays = tensors(head_dim)
-    call = check_call(*arrays, **FEATURES[name])
-    out, lse, _ = jax.jit(forward, static_argnums=0)(replace(SETTINGS, forward=blocks), call)
-    wide = (x.astype(jnp.float32) for x in arrays)
-    want_out, want_lse = xla.flash_attention_with_lse(*wide, **FEATURES[name])
-    np.testing.assert_allclose(out.astype(jnp.float32), want_out, atol=2e-2, rtol=2e-2)
-    np.testing.assert_allclose(lse, want_lse, atol=1e-4, rtol=1e-5)
+    run = jax.jit(partial(both_passes, flash_attention_with_lse, {"attention_mask": mask}))
+    want = run(arrays, {})
+    for name in ("keys", "queries"):
+        jax.tree.map(np.testing.assert_array_equal, run(poisoned(arrays, name), {}), want)
+
+
+@needs_hopper
+def test_a_nan_reaches_the_rows_that_see_it_and_no_others() -> None:
+    """S4, under causal order: key 290 is seen by the last ten rows, query 3 sees keys up to 103."""
+    run = jax.jit(partial(both_passes, flash_attention_with_lse, {"causal": True}))
+    arrays = tensors(64)
+    (out, lse), (gradients, _) = run(poisoned(arrays, "keys"), {})
+    strange = np.isnan(out.astype(jnp.float32)).any((0, 2, 3))
+    np.testing.assert_array_equal(strange, np.arange(Q) >= 190)
+    np.testing.assert_array_equal(np.isnan(lse).any((0, 1)), np.arange(Q) >= 190)
+    np.testing.assert_array_equal(
+        np.isnan(gradients[0].astype(jnp.float32)).any((0, 2, 3)), np.arange(Q) >= 190
+    )
+    _, (gradients, _) = run(poisoned(arrays, "queries"), {})
+    for gradient in gradients[1:]:
+        strange = np.isnan(gradient.astype(jnp.float32)).any((0, 2, 3))
+        np.testing.assert_array_equal(strange, np.arange(K) <= 103)
+
+
+@needs_hopper
+def test_the_same_inputs_give_the_same_bits() -> None:
+    """S17."""
+    run = jax.jit(partial(both_passes, flash_attention_with_lse, {"causal": True}))
+    arrays = tensors(128)
+    jax.tree.map(np.testing.assert_array_equal, run(arrays, {}), run(arrays, {}))

@@ -1,5 +1,6 @@
-"""Flash attention for Hopper GPUs in Pallas Mosaic GPU: the forward pass.
+"""Flash attention for Hopper GPUs in Pallas Mosaic GPU."""
 
-Its backward pass is not written yet, so the project does not offer it to users: there is no `flash_attention`
-here, and no subject. `launch.forward` is what a `kernels.flash.Passes` will take.
-"""
+from kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, BackwardSizes, Blocks
+from kernels.pallas.mosaic_gpu.flash_attention import flash_attention, flash_attention_with_lse
+
+__all__ = ["BackwardBlocks", "BackwardSizes", "Blocks", "flash_attention", "flash_attention_with_lse"]

@@ -1,17 +1,18 @@
-"""Decides the block sizes and the schedule of the Hopper kernel: a data table, blocks.toml."""
+"""Decides the block sizes and the schedule of the Hopper kernels: a data table, blocks.toml."""
 
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-ROWS = 64  # the query rows of one product of a warpgroup: WGMMA's only choice
+ROWS = 64  # the rows of one product of a warpgroup: WGMMA's only choice
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How the kernel is cut and scheduled; results depend on none of it beyond rounding (S18).
+    """How the forward kernel is cut and scheduled; results depend on none of it beyond rounding (S18).
 
     k: keys a block. stages: slots of the K ring and of the V ring. consumers: warpgroups of 64 query rows
     each. registers: of a thread of a consumer, and of the producer. partial_sums: whether a row's norm is
@@ -26,36 +27,84 @@ class Blocks:
     programs: int | None = None
 
     @property
-    def q(self) -> int:
+    def own(self) -> int:
         """The query rows of a program's tile."""
         return ROWS * self.consumers
 
 
-def choose(head_dim: int, plain: bool) -> Blocks | None:
-    """The table's choice; None where it has none for the head dim.
+@dataclass(frozen=True)
+class BackwardBlocks:
+    """How a backward kernel is cut and scheduled.
 
-    plain: whether a tile costs nothing beside its products and its softmax, and all tiles are as long: then
-    few programs that go on from tile to tile lose nothing to the longest.
+    step: the keys that a program of backward_query takes at a time, or the queries that one of the others
+    takes. stages: slots of each ring. consumers: warpgroups, of 64 query rows each in backward_query and of
+    64 keys in the others. registers: as in `Blocks`. turns: whether consumers ask for products in turn.
+    separate: whether backward_key sums dkey and dvalue by a launch each, where registers hold one sum.
     """
-    for row in _table():
-        if row["head_dim"] == head_dim and (plain or row.get("work") != "plain"):
-            consumer, producer = row["registers"]
-            return Blocks(
-                k=row["k"],
-                stages=row["stages"],
-                consumers=row["consumers"],
-                registers=(consumer, producer),
-                partial_sums=row["partial_sums"],
-                programs=row.get("programs"),
-            )
-    return None
+
+    step: int
+    stages: int
+    consumers: int
+    registers: tuple[int, int]
+    turns: bool = False
+    separate: bool = False
+
+    @property
+    def own(self) -> int:
+        """The query rows or keys that a program owns."""
+        return ROWS * self.consumers
+
+
+@dataclass(frozen=True)
+class BackwardSizes:
+    """One choice for each backward kernel; None is the table's."""
+
+    backward_query: BackwardBlocks | None = None
+    backward_key: BackwardBlocks | None = None
+    backward_bias: BackwardBlocks | None = None
+
+
+def choose(head_dim: int, work: Collection[str]) -> Blocks:
+    """The table's choice for the forward kernel. work: what `problem.work_of` says of the call."""
+    row = _row("forward", head_dim, work)
+    return Blocks(
+        k=row["k"],
+        stages=row["stages"],
+        consumers=row["consumers"],
+        registers=_registers(row),
+        partial_sums=row["partial_sums"],
+        programs=row.get("programs"),
+    )
+
+
+def choose_backward(kernel: str, head_dim: int, work: Collection[str]) -> BackwardBlocks:
+    """The table's choice for a backward kernel, by name."""
+    row = _row(kernel, head_dim, work)
+    return BackwardBlocks(
+        step=row["step"],
+        stages=row["stages"],
+        consumers=row["consumers"],
+        registers=_registers(row),
+        turns=row.get("turns", False),
+        separate=row.get("separate", False),
+    )
 
 
 def head_dims() -> tuple[int, ...]:
-    """The head dims that the table has rows for."""
-    return tuple(dict.fromkeys(row["head_dim"] for row in _table()))
+    """The head dims that the table has rows for, ascending: others are padded to the next."""
+    return tuple(sorted({row["head_dim"] for row in _table()["forward"]}))
+
+
+def _registers(row: dict[str, Any]) -> tuple[int, int]:
+    consumer, producer = row["registers"]
+    return consumer, producer
+
+
+def _row(kernel: str, head_dim: int, work: Collection[str]) -> dict[str, Any]:
+    rows = (row for row in _table()[kernel] if row["head_dim"] == head_dim)
+    return next(row for row in rows if row.get("work") in (None, *work))
 
 
 @cache
-def _table() -> list[dict[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name("blocks.toml").read_text())["sizes"]
+def _table() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(Path(__file__).with_name("blocks.toml").read_text())

@@ -11,7 +11,7 @@ arXiv 2407.08608 (the overlap and the turns, on Hopper).
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,13 +21,24 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from kernels.pallas.mosaic_gpu.blocks import ROWS
+from kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
+from kernels.pallas.mosaic_gpu.launch import PROGRAM, WARPGROUP, barriers, matrix
 from kernels.pallas.mosaic_gpu.problem import Problem
-from kernels.pallas.mosaic_gpu.tile import BY_ROW, COLUMNS, TILE, Tile, load_tile, logits, over_rows, softmax
+from kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
+from kernels.pallas.mosaic_gpu.tile import (
+    BY_ROW,
+    COLUMNS,
+    TILE,
+    Tile,
+    leaked,
+    load_bounds,
+    logits,
+    over_rows,
+    softmax,
+)
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
-WARPGROUP, PROGRAM = "warpgroup", "program"  # the axes of a launch
 LN2 = math.log(2.0)
 LOWEST = -3.4e38  # a maximum of nothing, from which a difference is still a number
 
@@ -59,19 +70,20 @@ class _Consumer:
     """A consumer at work on a tile. acc: [64, D] float32, the sum of P V, where the products leave it."""
 
     problem: Problem
+    blocks: Blocks
     shared: Shared
     warpgroup: Any
     tile: Tile
     acc: Any
 
     def slot(self, count: Any) -> Any:
-        return lax.rem(count, self.problem.blocks.stages)
+        return lax.rem(count, self.blocks.stages)
 
     def take_turn(self) -> None:
         plgpu.barrier_wait(self.shared.turn.at[self.warpgroup])
 
     def pass_turn(self) -> None:
-        plgpu.barrier_arrive(self.shared.turn.at[lax.rem(self.warpgroup + 1, self.problem.blocks.consumers)])
+        plgpu.barrier_arrive(self.shared.turn.at[lax.rem(self.warpgroup + 1, self.blocks.consumers)])
 
     def ask_score(self, s: Any, slot: Any) -> None:
         """Begins S = Q K^T of a slot, once the block is there and it is this consumer's turn."""
@@ -80,92 +92,90 @@ class _Consumer:
         plgpu.wgmma(s, self.shared.query.at[self.warpgroup], self.shared.key.at[slot].T)
 
     def with_score[T](self, run: Callable[[Any], T]) -> T:
-        return pl.run_scoped(run, plgpu.ACC((ROWS, self.problem.blocks.k), jnp.float32))
+        return pl.run_scoped(run, plgpu.ACC((ROWS, self.blocks.k), jnp.float32))
 
 
-def flash_forward(problem: Problem, names: tuple[str, ...], *refs: Any, **scratch: Any) -> None:
-    """The body of the kernel.
+def scratch(problem: Problem, blocks: Blocks) -> dict[str, Any]:
+    """The fields of `Shared`."""
+    own = matrix(problem, ROWS, blocks.consumers)
+    ring = matrix(problem, blocks.k, blocks.stages)
+    full, empty = barriers(blocks.stages), barriers(blocks.stages, arrivals=blocks.consumers)
+    fields: dict[str, Any] = {
+        "query": own,
+        "key": ring,
+        "value": ring,
+        "query_full": barriers(blocks.consumers),
+        "query_empty": barriers(1, arrivals=blocks.consumers),
+        "key_full": full,
+        "key_empty": empty,
+        "value_full": full,
+        "value_empty": empty,
+        "turn": barriers(blocks.consumers),
+    }
+    return fields if blocks.programs is None else {**fields, "out": own}
 
-    refs: the arrays that `names` names, then out, lse and row_max. scratch: the fields of `Shared`.
-    """
-    arrays = dict(zip(names, refs, strict=False))
-    outputs = refs[len(names) :]
-    shared = Shared(**scratch)
+
+def tiles(problem: Problem) -> int:
+    """How many there are in a launch."""
+    return problem.batch * problem.heads * problem.q_blocks
+
+
+def flash_forward(
+    problem: Problem, blocks: Blocks, arrays: Mapping[str, Any], outputs: Mapping[str, Any], shared: Shared
+) -> None:
+    """The body of the kernel. outputs: out, lse, row_max, leak, by name."""
     warpgroup = lax.axis_index(WARPGROUP)
-    consumers = problem.blocks.consumers
-    of_consumer, of_producer = problem.blocks.registers
+    of_consumer, of_producer = blocks.registers
 
-    @pl.when(warpgroup == consumers)
+    @pl.when(warpgroup == blocks.consumers)
     def _() -> None:
         plgpu.set_max_registers(of_producer, action="decrease")
-        _over_tiles(problem, partial(_produce, problem, arrays, shared))
+        _over_tiles(problem, blocks, partial(_produce, problem, blocks, arrays, shared))
 
-    @pl.when(warpgroup < consumers)
+    @pl.when(warpgroup < blocks.consumers)
     def _() -> None:
         plgpu.set_max_registers(of_consumer, action="increase")
 
-        @pl.when(warpgroup == consumers - 1)
+        @pl.when(warpgroup == blocks.consumers - 1)
         def _() -> None:
             plgpu.barrier_arrive(shared.turn.at[0])
 
-        _over_tiles(problem, partial(_consume, problem, arrays, outputs, shared, warpgroup))
+        _over_tiles(problem, blocks, partial(_consume, problem, blocks, arrays, outputs, shared, warpgroup))
         plgpu.wait_smem_to_gmem(0)
 
 
-def _over_tiles(problem: Problem, work: Callable[[Any, Any], Any]) -> None:
+def _over_tiles(problem: Problem, blocks: Blocks, work: Callable[[Any, Any], Any]) -> None:
     """work(tile, count) for every tile of this program: from and to the number of key blocks taken so far."""
     program = lax.axis_index(PROGRAM)
-    if problem.blocks.programs is None:
+    if blocks.programs is None:
         work(program, jnp.int32(0))
         return
-    tiles = lax.div(problem.tiles - program + problem.programs - 1, problem.programs)
-    lax.fori_loop(0, tiles, lambda i, count: work(program + i * problem.programs, count), jnp.int32(0))
+    programs = min(blocks.programs, tiles(problem))
+    mine = lax.div(tiles(problem) - program + programs - 1, programs)
+    lax.fori_loop(0, mine, lambda i, count: work(program + i * programs, count), jnp.int32(0))
 
 
-def _locate(problem: Problem, tile: Any) -> tuple[Any, Any, Any]:
-    """The batch row, head and row block of a tile; the last row block comes first: it may be longest."""
-    block = problem.q_blocks - 1 - lax.rem(tile, problem.q_blocks)
-    rest = lax.div(tile, problem.q_blocks)
-    return lax.div(rest, problem.heads), lax.rem(rest, problem.heads), block
-
-
-def _span(problem: Problem, arrays: Mapping[str, Any], batch: Any, block: Any) -> tuple[Any, Any, Any, Any]:
-    """start, whole_start, whole_stop, stop of the key blocks of a row block, as `kernels.ranges` has them.
+def _visit(problem: Problem, arrays: Mapping[str, Any], tile: Any) -> tuple[Any, Any, Any, Span]:
+    """The batch row, head and row block of a tile, and its key blocks; the last row block is taken first: it
+    may have most.
 
     A row block that sees nothing takes one block of keys, all hidden: no case of its own.
     """
-    if problem.described:
-        entry = batch if problem.by_batch else 0
-        start, whole_start, whole_stop, stop = (arrays["ranges"][entry, block, i] for i in range(4))
-    else:
-        start, whole_start, whole_stop, stop = _span_of_order(problem, block)
-    if problem.pairwise:
-        whole_start, whole_stop = start, start
-    return start, whole_start, whole_stop, jnp.maximum(stop, start + 1)
+    batch, head, index = locate(tile, problem.q_blocks, problem.heads)
+    block = problem.q_blocks - 1 - index
+    start, whole_start, whole_stop, stop = key_span(problem, arrays, batch, block)
+    return batch, head, block, (start, whole_start, whole_stop, jnp.maximum(stop, start + 1))
 
 
-def _span_of_order(problem: Problem, block: Any) -> tuple[Any, Any, Any, Any]:
-    """The span where causal order decides, or nothing does."""
-    k, k_length = problem.blocks.k, problem.k_length
-    zero, full = jnp.int32(0), jnp.int32(k_length // k)
-    if not problem.causal:
-        return zero, zero, full, jnp.int32(problem.k_blocks)
-    lowest = block * problem.blocks.q + (k_length - problem.q_length)  # the last key that the first row sees
-    highest = jnp.minimum(lowest + problem.blocks.q - 1, k_length - 1)
-    stop = jnp.maximum(lax.div(highest + k, k), 0)
-    whole = jnp.minimum(lax.div(jnp.maximum(lowest + 1, 0), k), full)
-    return zero, zero, jnp.minimum(whole, stop), stop
-
-
-def _produce(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile: Any, count: Any) -> Any:
+def _produce(
+    problem: Problem, blocks: Blocks, arrays: Mapping[str, Any], shared: Shared, tile: Any, count: Any
+) -> Any:
     """Asks for the query of a tile and for its K and V blocks, each when its slot is empty."""
-    blocks = problem.blocks
-    batch, head, block = _locate(problem, tile)
-    start, _, _, stop = _span(problem, arrays, batch, block)
+    batch, head, block, (start, _, _, stop) = _visit(problem, arrays, tile)
     if blocks.programs is not None:
         pl.when(count > 0)(lambda: plgpu.barrier_wait(shared.query_empty))
     for i in range(blocks.consumers):
-        rows = pl.ds(block * blocks.q + i * ROWS, ROWS)
+        rows = pl.ds(block * blocks.own + i * ROWS, ROWS)
         source = arrays["query"].at[batch, rows, head]
         plgpu.copy_gmem_to_smem(source, shared.query.at[i], shared.query_full.at[i])
     key_head = lax.div(head, problem.group)
@@ -187,91 +197,94 @@ def _produce(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile: 
 
 def _consume(
     problem: Problem,
+    blocks: Blocks,
     arrays: Mapping[str, Any],
-    outputs: tuple[Any, ...],
+    outputs: Mapping[str, Any],
     shared: Shared,
     warpgroup: Any,
     tile: Any,
     count: Any,
 ) -> Any:
     """Computes and stores 64 rows of a tile."""
-    out_ref, lse_ref, max_ref = outputs
-    batch, head, block = _locate(problem, tile)
-    row = block * problem.blocks.q + warpgroup * ROWS
-    span = _span(problem, arrays, batch, block)
-    held = load_tile(problem, arrays, batch, head, row)
+    batch, head, block, span = _visit(problem, arrays, tile)
+    row = block * blocks.own + warpgroup * ROWS
+    held = Tile(problem, arrays, batch, head, row, key=None)
+    held = replace(held, bounds=load_bounds(held))
 
     def run(acc: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-        return _attend(_Consumer(problem, shared, warpgroup, held, acc), span, count)
+        return _attend(_Consumer(problem, blocks, shared, warpgroup, held, acc), span, count)
 
     acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
     rows = pl.ds(row, ROWS)
-    max_ref[batch, head, rows] = jnp.where(norm == 0.0, -jnp.inf, m * LN2)
-    rescale = None
-    if problem.sinks:
-        sink = lax.broadcast(arrays["sinks"][head], (ROWS,))
-        largest = jnp.maximum(m, sink)
-        rescale = jnp.exp2(m - largest)
-        norm = norm * rescale + jnp.exp2(sink - largest)
-        m = largest
-    empty = norm == 0.0
-    lse_ref[batch, head, rows] = jnp.where(empty, -jnp.inf, m * LN2 + jnp.log(norm))
-    factor = 1.0 / jnp.where(empty, 1.0, norm)
-    if rescale is not None:
-        factor = factor * rescale
+    if problem.hides:
+        outputs["leak"][batch, head, rows] = leaked(acc)
+    outputs["row_max"][batch, head, rows] = jnp.where(norm == 0.0, -jnp.inf, m * LN2)
+    lse, factor = _finish(problem, arrays, head, m, norm)
+    outputs["lse"][batch, head, rows] = lse
     room = shared.query.at[warpgroup]
-    if problem.blocks.programs is not None:
+    if blocks.programs is not None:
         room = shared.out.at[warpgroup]
         # The out of the tile before may still be on its way.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     room[...] = (acc * over_rows(factor, acc.shape)).astype(problem.dtype)
     plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(room, out_ref.at[batch, rows, head])
+    plgpu.copy_smem_to_gmem(room, outputs["out"].at[batch, rows, head])
     return count
 
 
-def _attend(
-    consumer: _Consumer, span: tuple[Any, Any, Any, Any], count: Any
-) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
+def _finish(
+    problem: Problem, arrays: Mapping[str, Any], head: Any, m: jax.Array, norm: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The lse, and what the sums of P V are multiplied by, of each row (clauses S10, S11, S13)."""
+    rescale, largest = jnp.float32(1.0), m
+    if problem.sinks:
+        together = lax.broadcast(arrays["sinks"][0, head], (ROWS,))
+        largest = jnp.maximum(m, together)
+        norm = norm * jnp.exp2(m - largest) + jnp.exp2(together - largest)
+    empty = norm == 0.0
+    lse = jnp.where(empty, -jnp.inf, largest * LN2 + jnp.log(norm))
+    if problem.normalize:
+        rescale = 1.0 / jnp.where(empty, 1.0, norm)
+    elif problem.sinks:
+        # The unnormalised out is relative to the largest of all, and `together` is a sum.
+        largest = jnp.maximum(m, lax.broadcast(arrays["sinks"][1, head], (ROWS,)))
+    return lse, jnp.exp2(m - largest) * rescale
+
+
+def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
     """acc = sum of P V, the maximum in bits, the norm, over the key blocks of a span; blocks taken."""
-    problem, shared = consumer.problem, consumer.shared
-    start, whole_start, whole_stop, stop = span
+    problem, blocks, shared = consumer.problem, consumer.blocks, consumer.shared
+    start = span[0]
     m = plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), BY_ROW)
-    if problem.blocks.partial_sums:
+    if blocks.partial_sums:
         norm = plgpu.layout_cast(jnp.zeros((ROWS, COLUMNS), jnp.float32), TILE)
     else:
         norm = plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), BY_ROW)
     plgpu.barrier_wait(shared.query_full.at[consumer.warpgroup])
 
     slot = consumer.slot(count)
-    u = logits(consumer.tile, _score(consumer, slot), start, problem.hides)
-    p, m, norm, _ = softmax(consumer.tile, u, m, norm)
+    u = _logits(consumer, _score(consumer, slot), start, problem.hides or problem.ragged)
+    p, m, norm, _ = softmax(problem, u, m, norm)
     plgpu.barrier_wait(shared.value_full.at[slot])
     carry = (p.astype(problem.dtype), m, norm, count + 1)
-
-    whole, edge = (partial(_step, consumer, compared) for compared in (False, True))
-    begin = start + 1
-    if not problem.hides:
-        carry = lax.fori_loop(begin, stop, whole, carry)
-    elif problem.pairwise:
-        carry = lax.fori_loop(begin, stop, edge, carry)
-    else:
-        if problem.described:
-            carry = lax.fori_loop(begin, whole_start, edge, carry)
-            begin = jnp.maximum(begin, whole_start)
-        carry = lax.fori_loop(begin, whole_stop, whole, carry)
-        carry = lax.fori_loop(jnp.maximum(begin, whole_stop), stop, edge, carry)
+    carry = over_keys(problem, span, start + 1, partial(_step, consumer), carry)
     p, m, norm, count = carry
 
-    if problem.blocks.programs is not None:
+    if blocks.programs is not None:
         plgpu.barrier_arrive(shared.query_empty)
     slot = consumer.slot(count - 1)
     plgpu.wgmma(consumer.acc, p, shared.value.at[slot])
     plgpu.wgmma_wait(0)
     plgpu.barrier_arrive(shared.value_empty.at[slot])
-    if problem.blocks.partial_sums:
+    if blocks.partial_sums:
         norm = jnp.sum(norm, axis=1)
     return consumer.acc[...], m, norm, count
+
+
+def _logits(consumer: _Consumer, score: jax.Array, block: Any, compared: bool) -> jax.Array:
+    """u [64, k] of a block of keys, -inf where hidden."""
+    u, hiding = logits(replace(consumer.tile, key=block * consumer.blocks.k), score, compared)
+    return hiding.apply(u, -jnp.inf)
 
 
 def _score(consumer: _Consumer, slot: Any) -> jax.Array:
@@ -292,7 +305,7 @@ def _step(consumer: _Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -
 
     carry: P of the block before, in the inputs' dtype, the maximum, the norm, and the blocks taken so far.
     """
-    shared, tile, acc = consumer.shared, consumer.tile, consumer.acc
+    problem, shared, acc = consumer.problem, consumer.shared, consumer.acc
     p, m, norm, count = carry
     slot, slot_before = consumer.slot(count), consumer.slot(count - 1)
 
@@ -304,7 +317,7 @@ def _step(consumer: _Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -
         plgpu.barrier_arrive(shared.key_empty.at[slot])
         # Both compilers would else move the softmax behind the wait for the second product: LLVM obeys the
         # optimization barrier, and ptxas moves nothing past the loop in the wait for V.
-        new = lax.optimization_barrier(softmax(tile, logits(tile, score, j, compared), m, norm))
+        new = lax.optimization_barrier(softmax(problem, _logits(consumer, score, j, compared), m, norm))
         plgpu.barrier_wait(shared.value_full.at[slot])
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(shared.value_empty.at[slot_before])
@@ -313,4 +326,4 @@ def _step(consumer: _Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -
     p, m, norm, alpha = consumer.with_score(run)
     acc[...] = acc[...] * over_rows(alpha, acc.shape)
     # Rounded only now: the second product has been reading the registers that this writes.
-    return lax.optimization_barrier(p).astype(consumer.problem.dtype), m, norm, count + 1
+    return lax.optimization_barrier(p).astype(problem.dtype), m, norm, count + 1

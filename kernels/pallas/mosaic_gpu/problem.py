@@ -1,25 +1,30 @@
-"""Decides what of a call the Hopper kernel is specialised to: what is static, and what follows from it."""
+"""Decides what of a call the Hopper kernels are specialised to: what is static, and what follows from it."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from kernels.arguments import Call
-from kernels.pallas.mosaic_gpu.blocks import Blocks
+from kernels.flash import Settings
 from kernels.visibility import Rows
 
 LOG2E = math.log2(math.e)
+# A scale below this is not divided by: the quotient could overflow.
+_SMALLEST_SCALE = 1e-6
 
 
 @dataclass(frozen=True)
 class Problem:
     """One launch. S, the product of query and key, becomes u; u * unit is the logit in bits.
 
-    causal: whether causal order alone decides what a row sees; else first, last and segments say which arrays
-    do, and by_batch whether those have an entry for each batch row. mask, bias: None without; else which of
-    their axes before the last have more than one entry.
+    head_dim: of the padded arrays. rounded: the dtype that logits are rounded to, None for none. causal:
+    whether causal order alone decides what a row sees; else first, last and segments say which arrays do,
+    and by_batch whether those have an entry for each batch row. mask, bias: None without; else which of
+    their axes before the last have more than one entry. q_block, k_block: the queries and keys that a step
+    of a program deals with.
     """
 
     batch: int
@@ -31,6 +36,8 @@ class Problem:
     dtype: Any
     scale: float
     cap: float | None
+    rounded: Any
+    normalize: bool
     causal: bool
     first: bool
     last: bool
@@ -39,7 +46,8 @@ class Problem:
     mask: tuple[bool, ...] | None
     bias: tuple[bool, ...] | None
     sinks: bool
-    blocks: Blocks
+    q_block: int
+    k_block: int
 
     @property
     def unit(self) -> float:
@@ -56,11 +64,16 @@ class Problem:
     @property
     def _scales_first(self) -> bool:
         """The scale waits where nothing comes between, and where it keeps the order of logits."""
-        return self.bias is not None or self.scale <= 0
+        return self.bias is not None or self.rounded is not None or self.scale <= 0
+
+    @property
+    def folds(self) -> bool:
+        """Whether the lse may be subtracted before the product: nothing comes between it and the exponent."""
+        return self.cap is None and not self._scales_first and self.scale >= _SMALLEST_SCALE
 
     @property
     def described(self) -> bool:
-        """Whether arrays say which key blocks a block of rows visits, and not causal order."""
+        """Whether arrays say which blocks a program visits, and not causal order."""
         return self.first or self.last or self.segments
 
     @property
@@ -71,42 +84,50 @@ class Problem:
     @property
     def ragged(self) -> bool:
         """Whether the last block of keys goes past their end."""
-        return self.k_length % self.blocks.k != 0
+        return self.k_length % self.k_block != 0
 
     @property
     def hides(self) -> bool:
-        """Whether some pair of a visited block may be hidden."""
-        return self.causal or self.described or self.pairwise or self.ragged
+        """Whether some pair of a visited block may be hidden, by more than the end of the keys."""
+        return self.causal or self.described or self.pairwise
+
+    @property
+    def key_heads(self) -> int:
+        return self.heads // self.group
 
     @property
     def q_blocks(self) -> int:
-        return -(-self.q_length // self.blocks.q)
+        return -(-self.q_length // self.q_block)
 
     @property
     def k_blocks(self) -> int:
-        return -(-self.k_length // self.blocks.k)
-
-    @property
-    def tiles(self) -> int:
-        return self.batch * self.heads * self.q_blocks
-
-    @property
-    def programs(self) -> int:
-        return self.tiles if self.blocks.programs is None else min(self.blocks.programs, self.tiles)
+        return -(-self.k_length // self.k_block)
 
 
-def is_plain(call: Call) -> bool:
-    """Whether every row sees every key and nothing comes between product and softmax, as `choose` asks."""
-    arrays = (call.attention_mask, call.bias, call.q_segment_ids, call.cum_seqlens_q, call.logits_soft_cap)
-    return not call.causal and call.sliding_window == (None, None) and all(x is None for x in arrays)
+def work_of(call: Call) -> Collection[str]:
+    """What a call asks of registers and schedule beyond causal order, as the table of blocks has it.
+
+    "cap": a soft cap. "pairs": a mask or a bias. "described": arrays say what a row sees. "plain": nothing
+    of these, nor causal order, so that all tiles are as long.
+    """
+    pairs, lengths = (call.attention_mask, call.bias), (call.q_segment_ids, call.cum_seqlens_q)
+    asked = {
+        "cap": call.logits_soft_cap is not None,
+        "pairs": any(x is not None for x in pairs),
+        "described": call.sliding_window != (None, None) or any(x is not None for x in lengths),
+    }
+    found = [name for name, asks in asked.items() if asks]
+    return found if found or call.causal else ["plain"]
 
 
-def describe(call: Call, rows: Rows, blocks: Blocks) -> Problem:
+def describe(
+    settings: Settings, call: Call, rows: Rows, head_dim: int, q_block: int, k_block: int
+) -> Problem:
     """The problem of a call whose rows are as `kernels.visibility.describe_rows` says."""
     alone = call.causal and rows.padding is None and call.sliding_window == (None, None)
     first, last = (None, None) if alone else (rows.first, rows.last)
     segments = call.q_segment_ids is not None
-    batch, q_length, heads, head_dim = call.query.shape
+    batch, q_length, heads, _ = call.query.shape
     return Problem(
         batch=batch,
         heads=heads,
@@ -117,6 +138,8 @@ def describe(call: Call, rows: Rows, blocks: Blocks) -> Problem:
         dtype=call.query.dtype,
         scale=call.softmax_scale,
         cap=call.logits_soft_cap,
+        rounded=None if settings.logits_dtype == "float32" else settings.logits_dtype,
+        normalize=settings.normalize_output,
         causal=alone,
         first=first is not None,
         last=last is not None,
@@ -125,7 +148,8 @@ def describe(call: Call, rows: Rows, blocks: Blocks) -> Problem:
         mask=_axes(call.attention_mask),
         bias=_axes(call.bias),
         sinks=call.softmax_aux is not None,
-        blocks=blocks,
+        q_block=q_block,
+        k_block=k_block,
     )
 
 

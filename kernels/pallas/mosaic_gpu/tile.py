@@ -1,10 +1,12 @@
-"""Decides what a block of logits becomes before and in the softmax: scale, bias, cap, hidden pairs, weights.
+"""Decides what the logits, the hidden pairs and the weights of a tile are in the Hopper kernels.
 
-A consumer holds 64 rows by a block of keys in the layout of its products: a thread has two neighbouring
-columns of every eight, in two rows.
+A warpgroup holds 64 rows by some columns in the layout of its products: a thread has two neighbouring columns
+of every eight, in two rows. The rows are queries and the columns keys; in the kernels that sum over queries
+it is the other way round, and the tile is called transposed.
 """
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ TILE = plgpu.Layout.WGMMA
 BY_ROW = TILE.reduce(1)
 BY_COLUMN = TILE.reduce(0)
 COLUMNS = 8  # the columns of which every thread of a product has some
+OPAQUE_ABOVE = 64  # the largest head dim whose addresses the registers hold
 
 # tanh is x * p(x * x) / q(x * x) within this bound and 1 beyond it: the rational function of Eigen and XLA.
 _TANH_BOUND = 7.90531110763549805
@@ -32,11 +35,20 @@ _TANH_Q = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.8
 
 
 @dataclass(frozen=True)
-class Tile:
-    """The 64 query rows of a consumer: where they are, and what of each row decides which keys it sees.
+class Bounds:
+    """What decides which keys each query of a tile sees: int32 vectors, None where the problem has none."""
 
-    arrays: by name, in memory. batch, head, row: int32 scalars, row the first of the 64. first, last, ids:
-    [64] int32, None where the problem has none.
+    first: Any = None
+    last: Any = None
+    ids: Any = None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile: where its pairs are, and what of each query decides which keys it sees.
+
+    arrays: by name, in memory; mask and bias as [.., keys, queries] if transposed. batch, head, row, key:
+    int32 scalars, row and key the first of the tile's.
     """
 
     problem: Problem
@@ -44,66 +56,121 @@ class Tile:
     batch: Any
     head: Any
     row: Any
-    first: Any
-    last: Any
-    ids: Any
+    key: Any
+    bounds: Bounds = Bounds()
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return ROWS, self.problem.q_block if self.transposed else self.problem.k_block
+
+    @property
+    def queries(self) -> Any:
+        return pl.ds(self.row, self.shape[self.transposed])
+
+    @property
+    def keys(self) -> Any:
+        return pl.ds(self.key, self.shape[not self.transposed])
+
+    def by_query(self, x: Any) -> jax.Array:
+        """A value of each query, for every key."""
+        return (over_columns if self.transposed else over_rows)(x, self.shape)
+
+    def by_key(self, x: Any) -> jax.Array:
+        """A value of each key, for every query."""
+        return (over_rows if self.transposed else over_columns)(x, self.shape)
+
+    def load_by_query(self, ref: Any) -> jax.Array:
+        return load(ref, BY_COLUMN if self.transposed else BY_ROW)
+
+    def load_by_key(self, ref: Any) -> jax.Array:
+        return load(ref, BY_ROW if self.transposed else BY_COLUMN)
+
+    def load_pairs(self, name: str, axes: tuple[bool, ...]) -> jax.Array:
+        """The tile of a mask or bias; axes: which of batch, head and query it has more than one entry of."""
+        by_batch, by_head, by_query = axes
+        ref = self.arrays[name].at[self.batch if by_batch else 0, self.head if by_head else 0]
+        if not by_query:
+            return self.by_key(self.load_by_key(ref.at[0, self.keys]))
+        rows, columns = (self.keys, self.queries) if self.transposed else (self.queries, self.keys)
+        return load(ref.at[rows, columns], TILE)
 
 
-def load_tile(problem: Problem, arrays: Mapping[str, Any], batch: Any, head: Any, row: Any) -> Tile:
-    """The tile, with what is read once of each row."""
+@dataclass(frozen=True)
+class Hiding:
+    """Which pairs of a tile are hidden: where a condition is false, or outside the columns [low, high].
 
-    def by_row(name: str, entry: Any) -> Any:
-        return load(arrays[name].at[entry, _rows(row)], BY_ROW) if name in arrays else None
+    conditions: (compare, left, right), two tiles or a tile and a number. low, high: of each row, counted
+    from the tile's first column.
+    """
 
-    entry = batch if problem.by_batch else 0
-    first, last, ids = by_row("first", entry), by_row("last", entry), by_row("q_ids", batch)
-    return Tile(problem, arrays, batch, head, row, first, last, ids)
+    conditions: tuple[tuple[Callable[[Any, Any], jax.Array], jax.Array, Any], ...] = ()
+    low: Any = None
+    high: Any = None
+
+    def apply(self, x: jax.Array, hidden: float) -> jax.Array:
+        """x, with `hidden` where a pair is hidden, whatever x holds there (S4).
+
+        Eight columns at a time: the results of comparisons then live shortly, and bounds that are moved to
+        the columns take no registers, where the index of every element would for good.
+        """
+        if not self.conditions and self.low is None and self.high is None:
+            return x
+        column = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 1, layout=TILE)
+        parts: list[jax.Array] = []
+        for i in range(0, x.shape[1], COLUMNS):
+            part = x[:, i : i + COLUMNS]
+            for compare, *sides in self.conditions:
+                left, right = (side[:, i : i + COLUMNS] if jnp.ndim(side) else side for side in sides)
+                part = jnp.where(compare(left, right), part, hidden)
+            for compare, bound in ((operator.le, self.high), (operator.ge, self.low)):
+                if bound is not None:
+                    part = jnp.where(compare(column, over_rows(bound - i, column.shape)), part, hidden)
+            parts.append(part)
+        return jnp.concatenate(parts, axis=1)
 
 
-def logits(tile: Tile, s: jax.Array, block: Any, compared: bool) -> jax.Array:
-    """u [64, k] float32 of a block of keys, from the product s; -inf where hidden, if pairs are compared."""
-    problem, arrays = tile.problem, tile.arrays
-    key_start = block * problem.blocks.k
-    rows, keys = _rows(tile.row), pl.ds(key_start, problem.blocks.k)
+def load_bounds(tile: Tile) -> Bounds:
+    """What decides which keys the tile's queries see, from memory."""
+    entry = tile.batch if tile.problem.by_batch else 0
+
+    def of(name: str, entry: Any) -> Any:
+        arrays = tile.arrays
+        return tile.load_by_query(arrays[name].at[entry, tile.queries]) if name in arrays else None
+
+    return Bounds(of("first", entry), of("last", entry), of("q_ids", tile.batch))
+
+
+def logits(tile: Tile, s: jax.Array, compared: bool) -> tuple[jax.Array, Hiding]:
+    """u float32 of a tile, from the product s, and what is hidden if pairs are compared."""
+    problem = tile.problem
+    bias = None
+    if problem.bias is not None:
+        bias = tile.load_pairs("bias", problem.bias).astype(jnp.float32)
+    hiding = _hiding(tile, bias) if compared else Hiding()
     if problem.factor != 1.0:
         s = s * problem.factor
-    conditions: list[jax.Array] = []
-    if problem.bias is not None:
-        by_batch, by_head, by_row = problem.bias
-        at = (tile.batch if by_batch else 0, tile.head if by_head else 0)
-        if by_row:
-            bias = load(arrays["bias"].at[(*at, rows, keys)], TILE)
-        else:
-            bias = over_columns(load(arrays["bias"].at[(*at, 0, keys)], BY_COLUMN), s.shape)
-        bias = bias.astype(jnp.float32)
+    if problem.rounded is not None:
+        s = s.astype(problem.rounded).astype(jnp.float32)
+    if bias is not None:
         s = s + bias
-        conditions.append(bias != -jnp.inf)
     if problem.cap is not None:
         s = _tanh(s * (1.0 / problem.cap))
-    if compared and problem.segments:
-        ids = load(arrays["kv_ids"].at[tile.batch, keys], BY_COLUMN)
-        conditions.append(over_rows(tile.ids, s.shape) == over_columns(ids, s.shape))
-    if compared and problem.mask is not None:
-        by_batch, by_head, _ = problem.mask
-        at = (tile.batch if by_batch else 0, tile.head if by_head else 0)
-        conditions.append(load(arrays["mask"].at[(*at, rows, keys)], TILE) != 0)
-    if conditions:
-        visible, *others = conditions
-        for condition in others:
-            visible = visible & condition
-        s = jnp.where(visible, s, -jnp.inf)
-    return _within(tile, s, key_start) if compared else s
+    return s, hiding
 
 
 def softmax(
-    tile: Tile, u: jax.Array, m: jax.Array, norm: jax.Array
+    problem: Problem, u: jax.Array, m: jax.Array, norm: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """P [64, k] float32, the new maximum in bits, the new norm, and what earlier sums are multiplied by."""
-    unit = tile.problem.unit
+    """P [64, k] float32, the new maximum in bits, the new norm, and what earlier sums are multiplied by.
+
+    norm: [64], or [64, 8] where it is kept in parts.
+    """
+    unit = problem.unit
     m_new = jnp.maximum(m, jnp.max(u, axis=1) * unit)
     p = jnp.exp2(u * unit - over_rows(m_new, u.shape))
     alpha = jnp.exp2(m - m_new)
-    if tile.problem.blocks.partial_sums:
+    if norm.ndim == 2:
         parts = p[:, :COLUMNS]
         for i in range(COLUMNS, u.shape[1], COLUMNS):
             parts = parts + p[:, i : i + COLUMNS]
@@ -111,6 +178,39 @@ def softmax(
     else:
         norm = norm * alpha + jnp.sum(p, axis=1)
     return p, m_new, norm, alpha
+
+
+def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Array, jax.Array | None]:
+    """P of a tile, 0 where hidden, and the slope of the cap, None without one: float32, from the product s.
+
+    lse: of each query, in bits; None where it has been subtracted already (`Problem.folds`).
+    """
+    problem = tile.problem
+    u, hiding = logits(tile, s, compared)
+    bits = u * problem.unit
+    p = hiding.apply(jnp.exp2(bits if lse is None else bits - tile.by_query(lse)), 0.0)
+    return p, None if problem.cap is None else 1.0 - u * u
+
+
+def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: bool) -> jax.Array:
+    """dS from dP less delta, through the cap; 0 where P is 0, whatever a hidden value makes of dP (S4)."""
+    ds = p * dp
+    if slope is not None:
+        ds = ds * slope
+    return jnp.where(p == 0.0, 0.0, ds) if compared else ds
+
+
+def opaque(problem: Problem, *indices: Any) -> tuple[Any, ...]:
+    """The indices of tiles in shared memory, so that addresses are computed anew in every step.
+
+    At large head dims the compiler else keeps the addresses of all parts of all tiles in registers.
+    """
+    return lax.optimization_barrier(indices) if problem.head_dim > OPAQUE_ABOVE else indices
+
+
+def leaked(acc: jax.Array) -> jax.Array:
+    """[64] float32: 0 for a row that is finite, else NaN."""
+    return jnp.sum(acc * 0.0, axis=1)
 
 
 def load(ref: Any, layout: Any) -> jax.Array:
@@ -128,44 +228,39 @@ def over_columns(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return lax.broadcast_in_dim(x, shape, (1,))
 
 
-def _rows(row: Any) -> Any:
-    return pl.ds(row, ROWS)
-
-
-def _within(tile: Tile, s: jax.Array, key_start: Any) -> jax.Array:
-    """s with -inf outside the rows' intervals of keys.
-
-    Eight columns at a time, each compared with bounds moved to them: written with the key's index of every
-    element, the compiler computes those once and keeps them in registers for good.
-    """
-    problem = tile.problem
+def _hiding(tile: Tile, bias: Any) -> Hiding:
+    problem, bounds = tile.problem, tile.bounds
+    conditions: list[tuple[Callable[[Any, Any], jax.Array], jax.Array, Any]] = []
+    if bias is not None:
+        conditions.append((operator.ne, bias, -jnp.inf))
+    if problem.segments:
+        ids = tile.load_by_key(tile.arrays["kv_ids"].at[tile.batch, tile.keys])
+        conditions.append((operator.eq, tile.by_query(bounds.ids), tile.by_key(ids)))
+    if problem.mask is not None:
+        conditions.append((operator.ne, tile.load_pairs("mask", problem.mask), 0))
+    shift = problem.k_length - problem.q_length
+    if tile.transposed:
+        for compare, bound in ((operator.le, bounds.last), (operator.ge, bounds.first)):
+            if bound is not None:
+                keys = tile.by_key(_row_index() + tile.key)
+                conditions.append((compare, keys, tile.by_query(bound)))
+        # Keys past the end are nobody's: what is summed for them is not written.
+        low = _row_index() + (tile.key - shift - tile.row) if problem.causal else None
+        return Hiding(tuple(conditions), low=low)
     high: Any = None
-    if problem.last:
-        high = tile.last - key_start
+    if bounds.last is not None:
+        high = bounds.last - tile.key
     elif problem.causal:
-        rows = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=BY_ROW)
-        high = rows + (tile.row + (problem.k_length - problem.q_length) - key_start)
-    if problem.ragged and not problem.last:
-        end = problem.k_length - 1 - key_start
+        high = _row_index() + (tile.row + shift - tile.key)
+    if problem.ragged and bounds.last is None:
+        end = lax.broadcast(problem.k_length - 1 - tile.key, (ROWS,))
         high = end if high is None else jnp.minimum(high, end)
-    low = tile.first - key_start if problem.first else None
-    if high is None and low is None:
-        return s
-    column = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 1, layout=TILE)
+    low = None if bounds.first is None else bounds.first - tile.key
+    return Hiding(tuple(conditions), low=low, high=high)
 
-    def moved(bound: Any, by: int) -> jax.Array:
-        bound = bound - by
-        return over_rows(bound, column.shape) if bound.ndim else lax.broadcast(bound, column.shape)
 
-    parts: list[jax.Array] = []
-    for i in range(0, s.shape[1], COLUMNS):
-        part = s[:, i : i + COLUMNS]
-        if high is not None:
-            part = jnp.where(column <= moved(high, i), part, -jnp.inf)
-        if low is not None:
-            part = jnp.where(column >= moved(low, i), part, -jnp.inf)
-        parts.append(part)
-    return jnp.concatenate(parts, axis=1)
+def _row_index() -> jax.Array:
+    return plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=BY_ROW)
 
 
 def _tanh(x: jax.Array) -> jax.Array:

@@ -1,0 +1,74 @@
+"""What our Hopper kernels declare: every feature but dropout, in 16 bits, and the standard semantics.
+
+Nothing here imports Pallas before a kernel is called, so that any machine can list the subject.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from conformance.features import FEATURES
+from conformance.subject import Subject, Tiling, default_numerics
+from reference.numerics import Numerics
+
+# Hopper's: no other GPU has the instructions that the kernels are made of.
+COMPUTE_CAPABILITY = "9.0"
+# The matrix unit adds 16 products at once and truncates the sum. The functions are those of the Triton
+# kernels, ex2 and the same rational tanh, of which reports/benchmarks has the errors on an H200.
+_ARITHMETIC = {
+    "accumulator": 2.0**-23,
+    "truncated": 16,
+    "exponential": 2.0**-22,
+    "tanh": 2.0**-21,
+}
+# The fewest keys in a step that the kernels' own table chooses.
+FEWEST_KEYS = 64
+# What the table chooses forward for a head dim of 128: lengths are drawn around it.
+PRODUCTION_BLOCKS = (128, 128)
+# Blocks that few tokens go through more than once.
+_SMALL = {"k": 64, "stages": 2, "consumers": 2, "registers": (240, 24), "partial_sums": False}
+
+
+def _flash_attention(
+    query: Any, key: Any, value: Any, *, blocks: Mapping[str, Any] | None = None, **options: Any
+) -> Any:
+    """`flash_attention_with_lse`, its forward pass with one choice of blocks."""
+    from kernels.pallas.mosaic_gpu import flash_attention_with_lse
+    from kernels.pallas.mosaic_gpu.blocks import Blocks
+
+    if blocks is not None:
+        options["fwd_params"] = Blocks(**blocks)
+    return flash_attention_with_lse(query, key, value, **options)
+
+
+def _numerics(dtype: str, tiling: Tiling) -> Numerics:
+    """Weights and dS cast to the inputs' dtype, all else in float32."""
+    return replace(default_numerics(dtype, tiling), key_block=FEWEST_KEYS, **_ARITHMETIC)
+
+
+def _why_not_here() -> str | None:
+    device = jax.devices()[0]
+    if getattr(device, "compute_capability", None) == COMPUTE_CAPABILITY:
+        return None
+    return f"needs a GPU of compute capability {COMPUTE_CAPABILITY}, this machine has {device.device_kind}"
+
+
+SUBJECTS = (
+    Subject(
+        name="pallas.mosaic_gpu",
+        call=_flash_attention,
+        features=frozenset(FEATURES) - {"dropout"},
+        dtypes=("bfloat16", "float16"),
+        numerics=_numerics,
+        backend="gpu",
+        tilings=(
+            Tiling({"blocks": _SMALL}, query_block=128, key_block=64),
+            Tiling({}, *PRODUCTION_BLOCKS),
+        ),
+        returns_lse=True,
+        longest=1 << 20,
+        ready=_why_not_here,
+    ),
+)

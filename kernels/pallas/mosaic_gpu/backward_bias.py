@@ -1,0 +1,228 @@
+"""Decides how the Hopper kernel sums dbias: a program owns a tile of the bias and all that shares it.
+
+Keys are rows, as in `backward_key`: a bias that is the same for all queries is then summed along columns.
+What a program visits are the batch rows and query heads that the bias is broadcast over, and all blocks of
+queries if it is the same for all. One warpgroup, the producer, asks for the four tensors of every visit, into
+a ring of slots; each of the others holds 64 keys of the tile. Every sum has one owner and one order (S17).
+
+lse and delta are as in `backward_query`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu
+
+from kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from kernels.pallas.mosaic_gpu.launch import PROGRAM, WARPGROUP, barriers, matrix, vector
+from kernels.pallas.mosaic_gpu.problem import Problem
+from kernels.pallas.mosaic_gpu.spans import query_span
+from kernels.pallas.mosaic_gpu.tile import (
+    BY_COLUMN,
+    TILE,
+    Tile,
+    cotangents,
+    load,
+    load_bounds,
+    opaque,
+    over_columns,
+    weights,
+)
+
+plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the warpgroups of a program share: rings of tiles, and barriers for full and for empty slots.
+
+    key, value [stages * consumers, 64, D]; query, d_out [stages, step, D]; lse, delta [stages, step] float32.
+    """
+
+    key: Any
+    value: Any
+    query: Any
+    d_out: Any
+    lse: Any
+    delta: Any
+    full: Any
+    empty: Any
+
+
+@dataclass(frozen=True)
+class _Visits:
+    """What a program visits: `count` times a batch row, a query head and a block of queries."""
+
+    problem: Problem
+    owner: tuple[
+        Any, Any, Any, Any
+    ]  # the batch row, head, key block and query block of the tile, 0 where shared
+    start: Any  # of the query blocks, where it visits more than one
+    blocks: Any  # how many query blocks
+    count: Any
+
+    def at(self, visit: Any) -> tuple[Any, Any, Any]:
+        """The batch row, query head and query block of a visit."""
+        by_batch, by_head, by_query = _axes(self.problem)
+        batch, head, _, row_block = self.owner
+        rest = visit
+        if not by_query:
+            row_block, rest = self.start + lax.rem(visit, self.blocks), lax.div(visit, self.blocks)
+        if not by_head:
+            head, rest = lax.rem(rest, self.problem.heads), lax.div(rest, self.problem.heads)
+        return batch if by_batch else rest, head, row_block
+
+
+def scratch(problem: Problem, blocks: BackwardBlocks) -> dict[str, Any]:
+    """The fields of `Shared`."""
+    keys = matrix(problem, ROWS, blocks.stages * blocks.consumers)
+    queries = matrix(problem, blocks.step, blocks.stages)
+    numbers = vector(blocks.step, blocks.stages)
+    return {
+        "key": keys,
+        "value": keys,
+        "query": queries,
+        "d_out": queries,
+        "lse": numbers,
+        "delta": numbers,
+        "full": barriers(blocks.stages, arrivals=4 + 2 * blocks.consumers),
+        "empty": barriers(blocks.stages, arrivals=blocks.consumers),
+    }
+
+
+def programs(problem: Problem) -> int:
+    """How many there are in a launch."""
+    by_batch, by_head, by_query = _axes(problem)
+    entries = (problem.batch if by_batch else 1) * (problem.heads if by_head else 1)
+    return entries * problem.k_blocks * (problem.q_blocks if by_query else 1)
+
+
+def backward_bias(
+    problem: Problem,
+    blocks: BackwardBlocks,
+    arrays: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    shared: Shared,
+) -> None:
+    """The body of the kernel. outputs: d_bias [.., keys, queries], or [.., keys] if all queries share it."""
+    warpgroup = lax.axis_index(WARPGROUP)
+    visits = _visits(problem, arrays)
+    of_consumer, of_producer = blocks.registers
+
+    @pl.when(warpgroup == blocks.consumers)
+    def _() -> None:
+        plgpu.set_max_registers(of_producer, action="decrease")
+        lax.fori_loop(0, visits.count, partial(_ask, blocks, arrays, shared, visits), None)
+
+    @pl.when(warpgroup < blocks.consumers)
+    def _() -> None:
+        plgpu.set_max_registers(of_consumer, action="increase")
+        _consume(blocks, arrays, outputs["d_bias"], shared, warpgroup, visits)
+
+
+def _visits(problem: Problem, arrays: Mapping[str, Any]) -> _Visits:
+    by_batch, by_head, by_query = _axes(problem)
+    rest, row_block, batch, head = lax.axis_index(PROGRAM), jnp.int32(0), jnp.int32(0), jnp.int32(0)
+    if by_query:
+        row_block, rest = lax.rem(rest, problem.q_blocks), lax.div(rest, problem.q_blocks)
+    key_block, rest = lax.rem(rest, problem.k_blocks), lax.div(rest, problem.k_blocks)
+    if by_head:
+        head, rest = lax.rem(rest, problem.heads), lax.div(rest, problem.heads)
+    if by_batch:
+        batch = rest
+    start, stop = jnp.int32(0), jnp.int32(problem.q_blocks)
+    if by_batch or not problem.by_batch:
+        # Else which query blocks see the keys differs between the batch rows that share the tile.
+        start, _, _, stop = query_span(problem, arrays, batch, key_block)
+    shared = (1 if by_batch else problem.batch) * (1 if by_head else problem.heads)
+    if by_query:
+        count = jnp.where((start <= row_block) & (row_block < stop), shared, 0)
+    else:
+        count = shared * (stop - start)
+    return _Visits(problem, (batch, head, key_block, row_block), start, stop - start, count)
+
+
+def _ask(
+    blocks: BackwardBlocks, arrays: Mapping[str, Any], shared: Shared, visits: _Visits, visit: Any, _: None
+) -> None:
+    """Asks for the tensors of a visit, when its slot is empty."""
+    batch, head, row_block = visits.at(visit)
+    rows = pl.ds(row_block * blocks.step, blocks.step)
+    slot = lax.rem(visit, blocks.stages)
+    pl.when(visit >= blocks.stages)(lambda: plgpu.barrier_wait(shared.empty.at[slot]))
+    for name, ring, at in (
+        ("query", shared.query, (batch, rows, head)),
+        ("d_out", shared.d_out, (batch, rows, head)),
+        ("lse", shared.lse, (batch, head, rows)),
+        ("delta", shared.delta, (batch, head, rows)),
+    ):
+        plgpu.copy_gmem_to_smem(arrays[name].at[at], ring.at[slot], shared.full.at[slot])
+    for name, ring in (("key", shared.key), ("value", shared.value)):
+        for i in range(blocks.consumers):
+            keys = pl.ds(visits.owner[2] * blocks.own + i * ROWS, ROWS)
+            source = arrays[name].at[batch, keys, lax.div(head, visits.problem.group)]
+            plgpu.copy_gmem_to_smem(source, ring.at[slot * blocks.consumers + i], shared.full.at[slot])
+
+
+def _consume(
+    blocks: BackwardBlocks,
+    arrays: Mapping[str, Any],
+    d_bias: Any,
+    shared: Shared,
+    warpgroup: Any,
+    visits: _Visits,
+) -> None:
+    """Sums and stores dbias of 64 keys."""
+    problem = visits.problem
+    batch, head, key_block, row_block = visits.owner
+    key = key_block * blocks.own + warpgroup * ROWS
+    tile = Tile(problem, arrays, batch, head, row_block * blocks.step, key, transposed=True)
+    total = plgpu.layout_cast(jnp.zeros(tile.shape, jnp.float32), TILE)
+    total = lax.fori_loop(0, visits.count, partial(_step, blocks, shared, warpgroup, tile, visits), total)
+    if _axes(problem)[2]:
+        d_bias[batch, head, tile.keys, tile.queries] = total.astype(d_bias.dtype)
+    else:
+        d_bias[batch, head, tile.keys] = jnp.sum(total, axis=1).astype(d_bias.dtype)
+
+
+def _step(
+    blocks: BackwardBlocks,
+    shared: Shared,
+    warpgroup: Any,
+    tile: Tile,
+    visits: _Visits,
+    visit: Any,
+    total: jax.Array,
+) -> jax.Array:
+    """The total with dS of a visit."""
+    batch, head, row_block = visits.at(visit)
+    tile = replace(tile, batch=batch, head=head, row=row_block * blocks.step)
+    tile = replace(tile, bounds=load_bounds(tile))
+    me, slot = opaque(tile.problem, warpgroup, lax.rem(visit, blocks.stages))
+    own = slot * blocks.consumers + me
+
+    def run(s: Any, dp: Any) -> jax.Array:
+        plgpu.barrier_wait(shared.full.at[slot])
+        dp[...] = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
+        plgpu.wgmma(s, shared.key.at[own], shared.query.at[slot].T)
+        plgpu.wgmma(dp, shared.value.at[own], shared.d_out.at[slot].T)
+        score = plgpu.wgmma_accumulator_load(s, wait_n=1)
+        # A bias comes between product and exponent, so that the lse was not subtracted before.
+        p, slope = weights(tile, score, load(shared.lse.at[slot], BY_COLUMN), compared=True)
+        ds = cotangents(p, slope, plgpu.wgmma_accumulator_load(dp, wait_n=0), compared=True)
+        plgpu.barrier_arrive(shared.empty.at[slot])
+        return ds
+
+    acc = plgpu.ACC(tile.shape, jnp.float32)
+    return total + pl.run_scoped(run, acc, acc)
+
+
+def _axes(problem: Problem) -> tuple[bool, ...]:
+    assert problem.bias is not None
+    return problem.bias

@@ -1,0 +1,237 @@
+"""Decides how the Hopper kernel sums dkey and dvalue: a program owns `consumers` * 64 keys of a key head.
+
+One warpgroup, the producer, asks for Q and dO blocks of all the query heads that share the key head, with
+their lse and delta, into a ring of slots; each of the others holds 64 keys and values. It holds its tiles as
+[keys, queries], so that P and dS leave the registers as left operands of the products that sum over queries.
+Every sum has one owner and one order (S17).
+
+lse and delta are as in `backward_query`.
+
+Papers: Dao, arXiv 2307.08691; Shah and others, arXiv 2407.08608.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu
+
+from kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from kernels.pallas.mosaic_gpu.launch import PROGRAM, WARPGROUP, barriers, matrix, vector
+from kernels.pallas.mosaic_gpu.problem import Problem
+from kernels.pallas.mosaic_gpu.spans import Span, locate, over_queries, query_span
+from kernels.pallas.mosaic_gpu.tile import (
+    BY_COLUMN,
+    Tile,
+    cotangents,
+    leaked,
+    load,
+    load_bounds,
+    opaque,
+    over_columns,
+    weights,
+)
+
+plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
+
+    key, value [consumers, 64, D]; query, d_out [stages, step, D]; lse, delta [stages, step] float32, which
+    come with query and d_out. A ring's barriers have an entry for each slot; own_full and turn, for each
+    consumer.
+    """
+
+    key: Any
+    value: Any
+    query: Any
+    d_out: Any
+    lse: Any
+    delta: Any
+    own_full: Any
+    query_full: Any
+    query_empty: Any
+    d_out_full: Any
+    d_out_empty: Any
+    turn: Any
+
+
+@dataclass(frozen=True)
+class _Consumer:
+    """A consumer at work. of_key, of_value: [64, D] float32, the sums, where the products leave them.
+
+    A sum that is not asked for is None.
+    """
+
+    blocks: BackwardBlocks
+    shared: Shared
+    warpgroup: Any
+    tile: Tile
+    of_key: Any = None
+    of_value: Any = None
+
+
+def scratch(problem: Problem, blocks: BackwardBlocks) -> dict[str, Any]:
+    """The fields of `Shared`."""
+    own = matrix(problem, ROWS, blocks.consumers)
+    ring, numbers = matrix(problem, blocks.step, blocks.stages), vector(blocks.step, blocks.stages)
+    full, empty = barriers(blocks.stages, arrivals=2), barriers(blocks.stages, arrivals=blocks.consumers)
+    return {
+        "key": own,
+        "value": own,
+        "query": ring,
+        "d_out": ring,
+        "lse": numbers,
+        "delta": numbers,
+        "own_full": barriers(blocks.consumers, arrivals=2),
+        "query_full": full,
+        "query_empty": empty,
+        "d_out_full": full,
+        "d_out_empty": empty,
+        "turn": barriers(blocks.consumers),
+    }
+
+
+def backward_key(
+    problem: Problem,
+    blocks: BackwardBlocks,
+    arrays: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    shared: Shared,
+) -> None:
+    """The body of the kernel. outputs: d_key, d_value or both, and leak where pairs may be hidden."""
+    warpgroup = lax.axis_index(WARPGROUP)
+    batch, key_head, block = locate(lax.axis_index(PROGRAM), problem.k_blocks, problem.key_heads)
+    span = query_span(problem, arrays, batch, block)
+    of_consumer, of_producer = blocks.registers
+
+    @pl.when(warpgroup == blocks.consumers)
+    def _() -> None:
+        plgpu.set_max_registers(of_producer, action="decrease")
+        _produce(problem, blocks, arrays, shared, (batch, key_head), span)
+
+    @pl.when(warpgroup < blocks.consumers)
+    def _() -> None:
+        plgpu.set_max_registers(of_consumer, action="increase")
+        key = block * blocks.own + warpgroup * ROWS
+        tile = Tile(problem, arrays, batch, key_head, row=None, key=key, transposed=True)
+        _consume(_Consumer(blocks, shared, warpgroup, tile), outputs, span)
+
+
+def _produce(
+    problem: Problem,
+    blocks: BackwardBlocks,
+    arrays: Mapping[str, Any],
+    shared: Shared,
+    source: tuple[Any, Any],
+    span: Span,
+) -> None:
+    """Asks for the query blocks of all the heads that share a key head, each when its slot is empty."""
+    batch, key_head = source
+    start, _, _, stop = span
+    rings = (
+        ("query", shared.query, "lse", shared.lse, shared.query_full, shared.query_empty),
+        ("d_out", shared.d_out, "delta", shared.delta, shared.d_out_full, shared.d_out_empty),
+    )
+
+    def step(count: Any, _: None) -> None:
+        head = key_head * problem.group + lax.div(count, stop - start)
+        rows = pl.ds((start + lax.rem(count, stop - start)) * blocks.step, blocks.step)
+        slot = lax.rem(count, blocks.stages)
+        for name, ring, of_row, numbers, full, empty in rings:
+            pl.when(count >= blocks.stages)(partial(plgpu.barrier_wait, empty.at[slot]))
+            plgpu.copy_gmem_to_smem(arrays[name].at[batch, rows, head], ring.at[slot], full.at[slot])
+            plgpu.copy_gmem_to_smem(arrays[of_row].at[batch, head, rows], numbers.at[slot], full.at[slot])
+
+    lax.fori_loop(0, (stop - start) * problem.group, step, None)
+
+
+def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> None:
+    """Sums and stores what is asked for of 64 keys."""
+    blocks, shared, tile, warpgroup = consumer.blocks, consumer.shared, consumer.tile, consumer.warpgroup
+    problem, key_head = tile.problem, tile.head
+    own = (tile.batch, tile.keys, key_head)
+    rooms = {"d_key": shared.key.at[warpgroup], "d_value": shared.value.at[warpgroup]}
+    for name, room in (("key", rooms["d_key"]), ("value", rooms["d_value"])):
+        plgpu.copy_gmem_to_smem(tile.arrays[name].at[own], room, shared.own_full.at[warpgroup])
+    if blocks.turns:
+        pl.when(warpgroup == blocks.consumers - 1)(lambda: plgpu.barrier_arrive(shared.turn.at[0]))
+    plgpu.barrier_wait(shared.own_full.at[warpgroup])
+    sums = {name: field for name, field in (("d_key", "of_key"), ("d_value", "of_value")) if name in outputs}
+
+    def run(**accs: Any) -> dict[str, jax.Array]:
+        summing = replace(consumer, **{sums[name]: acc for name, acc in accs.items()})
+
+        def over_head(i: Any, count: Any) -> Any:
+            step = partial(_step, summing, key_head * problem.group + i)
+            return over_queries(problem, span, step, count)
+
+        lax.fori_loop(0, problem.group, over_head, jnp.int32(0))
+        return {name: acc[...] for name, acc in accs.items()}
+
+    acc = plgpu.ACC((ROWS, problem.head_dim), jnp.float32)
+    totals = pl.run_scoped(run, **dict.fromkeys(sums, acc))
+    if problem.hides:
+        leak = sum(leaked(total) for total in totals.values())
+        outputs["leak"][tile.batch, key_head, tile.keys] = leak
+    for name, total in totals.items():
+        scaled = total * problem.scale if name == "d_key" else total
+        rooms[name][...] = scaled.astype(problem.dtype)
+    plgpu.commit_smem()
+    for name in totals:
+        plgpu.copy_smem_to_gmem(rooms[name], outputs[name].at[own])
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) -> Any:
+    """Adds what queries of block i of a head give; blocks taken so far."""
+    blocks, shared, warpgroup = consumer.blocks, consumer.shared, consumer.warpgroup
+    problem = consumer.tile.problem
+    tile = replace(consumer.tile, head=head, row=i * blocks.step)
+    me, slot = opaque(problem, warpgroup, lax.rem(count, blocks.stages))
+
+    def of_query(numbers: Any) -> jax.Array:
+        return load(numbers.at[slot], BY_COLUMN)
+
+    def run(s: Any, dp: Any = None) -> None:
+        plgpu.barrier_wait(shared.query_full.at[slot])
+        plgpu.barrier_wait(shared.d_out_full.at[slot])
+        # Both before the first product: what is written between two holds up the first.
+        if problem.folds:
+            s[...] = over_columns(of_query(shared.lse), tile.shape)
+        if dp is not None:
+            dp[...] = over_columns(of_query(shared.delta), tile.shape)
+        if blocks.turns:
+            plgpu.barrier_wait(shared.turn.at[warpgroup])
+        plgpu.wgmma(s, shared.key.at[me], shared.query.at[slot].T)
+        if dp is not None:
+            plgpu.wgmma(dp, shared.value.at[me], shared.d_out.at[slot].T)
+        if blocks.turns:
+            plgpu.barrier_arrive(shared.turn.at[lax.rem(warpgroup + 1, blocks.consumers)])
+        lse = None if problem.folds else of_query(shared.lse)
+        score = plgpu.wgmma_accumulator_load(s, wait_n=0 if dp is None else 1)
+        bounded = replace(tile, bounds=load_bounds(tile)) if compared else tile
+        p, slope = weights(bounded, score, lse, compared)
+        ds = None
+        if dp is not None:
+            ds = cotangents(p, slope, plgpu.wgmma_accumulator_load(dp, wait_n=0), compared)
+        if consumer.of_value is not None:
+            plgpu.wgmma(consumer.of_value, p.astype(problem.dtype), shared.d_out.at[slot])
+        if ds is not None:
+            plgpu.wgmma(consumer.of_key, ds.astype(problem.dtype), shared.query.at[slot])
+        # The product that reads d_out was asked for first.
+        plgpu.wgmma_wait(0 if ds is None else 1)
+        plgpu.barrier_arrive(shared.d_out_empty.at[slot])
+        plgpu.wgmma_wait(0)
+        plgpu.barrier_arrive(shared.query_empty.at[slot])
+
+    acc = plgpu.ACC(tile.shape, jnp.float32)
+    pl.run_scoped(run, *(acc,) * (1 if consumer.of_key is None else 2))
+    return count + 1

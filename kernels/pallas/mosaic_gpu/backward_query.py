@@ -1,0 +1,196 @@
+"""Decides how the Hopper kernel sums dquery: a program owns `consumers` * 64 query rows of a head.
+
+One warpgroup, the producer, asks for K and V blocks, into a ring of slots each; each of the others holds 64
+rows of Q and dO, recomputes P from the lse, and sums dS K. Every sum has one owner and one order (S17).
+
+`lse` is in bits, +inf for rows that see no key, whose P is then 0; `delta` is rowsum(dO * O) less the
+cotangent of lse. Both are subtracted before the products that they belong to, where nothing comes between:
+accumulators begin at them.
+
+Papers: Dao, arXiv 2307.08691; Shah and others, arXiv 2407.08608.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu
+
+from kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from kernels.pallas.mosaic_gpu.launch import PROGRAM, WARPGROUP, barriers, matrix
+from kernels.pallas.mosaic_gpu.problem import Problem
+from kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
+from kernels.pallas.mosaic_gpu.tile import Tile, cotangents, leaked, load_bounds, opaque, weights
+
+plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
+
+    query, d_out [consumers, 64, D]; key, value [stages, step, D]. A ring's barriers have an entry for each
+    slot; own_full and turn, for each consumer.
+    """
+
+    query: Any
+    d_out: Any
+    key: Any
+    value: Any
+    own_full: Any
+    key_full: Any
+    key_empty: Any
+    value_full: Any
+    value_empty: Any
+    turn: Any
+
+
+def scratch(problem: Problem, blocks: BackwardBlocks) -> dict[str, Any]:
+    """The fields of `Shared`."""
+    own = matrix(problem, ROWS, blocks.consumers)
+    ring = matrix(problem, blocks.step, blocks.stages)
+    full, empty = barriers(blocks.stages), barriers(blocks.stages, arrivals=blocks.consumers)
+    return {
+        "query": own,
+        "d_out": own,
+        "key": ring,
+        "value": ring,
+        "own_full": barriers(blocks.consumers, arrivals=2),
+        "key_full": full,
+        "key_empty": empty,
+        "value_full": full,
+        "value_empty": empty,
+        "turn": barriers(blocks.consumers),
+    }
+
+
+def backward_query(
+    problem: Problem,
+    blocks: BackwardBlocks,
+    arrays: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    shared: Shared,
+) -> None:
+    """The body of the kernel. outputs: d_query, and leak where pairs may be hidden."""
+    warpgroup = lax.axis_index(WARPGROUP)
+    batch, head, index = locate(lax.axis_index(PROGRAM), problem.q_blocks, problem.heads)
+    block = problem.q_blocks - 1 - index  # the last may have most keys
+    span = key_span(problem, arrays, batch, block)
+    of_consumer, of_producer = blocks.registers
+
+    @pl.when(warpgroup == blocks.consumers)
+    def _() -> None:
+        plgpu.set_max_registers(of_producer, action="decrease")
+        _produce(problem, blocks, arrays, shared, (batch, lax.div(head, problem.group)), span)
+
+    @pl.when(warpgroup < blocks.consumers)
+    def _() -> None:
+        plgpu.set_max_registers(of_consumer, action="increase")
+        row = block * blocks.own + warpgroup * ROWS
+        tile = Tile(problem, arrays, batch, head, row, key=None)
+        _consume(blocks, outputs, shared, warpgroup, tile, span)
+
+
+def _produce(
+    problem: Problem,
+    blocks: BackwardBlocks,
+    arrays: Mapping[str, Any],
+    shared: Shared,
+    source: tuple[Any, Any],
+    span: Span,
+) -> None:
+    """Asks for the K and V blocks of a batch row and key head, each when its slot is empty."""
+    batch, key_head = source
+    start, _, _, stop = span
+    rings = (
+        (arrays["key"], shared.key, shared.key_full, shared.key_empty),
+        (arrays["value"], shared.value, shared.value_full, shared.value_empty),
+    )
+
+    def step(j: Any, _: None) -> None:
+        slot = lax.rem(j - start, blocks.stages)
+        for array, ring, full, empty in rings:
+            pl.when(j - start >= blocks.stages)(partial(plgpu.barrier_wait, empty.at[slot]))
+            at = (batch, pl.ds(j * blocks.step, blocks.step), key_head)
+            plgpu.copy_gmem_to_smem(array.at[at], ring.at[slot], full.at[slot])
+
+    lax.fori_loop(start, stop, step, None)
+
+
+def _consume(
+    blocks: BackwardBlocks, outputs: Mapping[str, Any], shared: Shared, warpgroup: Any, tile: Tile, span: Span
+) -> None:
+    """Sums and stores dquery of 64 rows."""
+    problem, arrays = tile.problem, tile.arrays
+    own = (tile.batch, tile.queries, tile.head)
+    for name, room in (("query", shared.query), ("d_out", shared.d_out)):
+        plgpu.copy_gmem_to_smem(arrays[name].at[own], room.at[warpgroup], shared.own_full.at[warpgroup])
+    tile = replace(tile, bounds=load_bounds(tile))
+    at = (tile.batch, tile.head, tile.queries)
+    lse, delta = (tile.load_by_query(arrays[name].at[at]) for name in ("lse", "delta"))
+    if blocks.turns:
+        pl.when(warpgroup == blocks.consumers - 1)(lambda: plgpu.barrier_arrive(shared.turn.at[0]))
+    plgpu.barrier_wait(shared.own_full.at[warpgroup])
+
+    def run(acc: Any) -> jax.Array:
+        step = partial(_step, blocks, shared, warpgroup, tile, span[0], lse, delta, acc)
+        over_keys(problem, span, span[0], step, None)
+        return acc[...]
+
+    total = pl.run_scoped(run, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
+    if problem.hides:
+        outputs["leak"][at] = leaked(total)
+    room = shared.query.at[warpgroup]
+    room[...] = (total * problem.scale).astype(problem.dtype)
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(room, outputs["d_query"].at[own])
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _step(
+    blocks: BackwardBlocks,
+    shared: Shared,
+    warpgroup: Any,
+    tile: Tile,
+    start: Any,
+    lse: jax.Array,
+    delta: jax.Array,
+    total: Any,
+    compared: bool,
+    j: Any,
+    _: None,
+) -> None:
+    """Adds dS K of block j to the total."""
+    problem = tile.problem
+    tile = replace(tile, key=j * blocks.step)
+    me, slot = opaque(problem, warpgroup, lax.rem(j - start, blocks.stages))
+
+    def run(s: Any, dp: Any) -> jax.Array:
+        plgpu.barrier_wait(shared.key_full.at[slot])
+        if blocks.turns:
+            plgpu.barrier_wait(shared.turn.at[warpgroup])
+        # Both before the first product: what is written between two holds up the first.
+        if problem.folds:
+            s[...] = tile.by_query(lse)
+        dp[...] = tile.by_query(delta)
+        plgpu.wgmma(s, shared.query.at[me], shared.key.at[slot].T)
+        plgpu.barrier_wait(shared.value_full.at[slot])
+        plgpu.wgmma(dp, shared.d_out.at[me], shared.value.at[slot].T)
+        if blocks.turns:
+            plgpu.barrier_arrive(shared.turn.at[lax.rem(warpgroup + 1, blocks.consumers)])
+        score = plgpu.wgmma_accumulator_load(s, wait_n=1)
+        p, slope = lax.optimization_barrier(weights(tile, score, None if problem.folds else lse, compared))
+        found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
+        plgpu.barrier_arrive(shared.value_empty.at[slot])
+        return cotangents(p, slope, found, compared).astype(problem.dtype)
+
+    acc = plgpu.ACC(tile.shape, jnp.float32)
+    ds = pl.run_scoped(run, acc, acc)
+    plgpu.wgmma(total, ds, shared.key.at[slot])
+    plgpu.wgmma_wait(0)
+    plgpu.barrier_arrive(shared.key_empty.at[slot])

@@ -1,0 +1,355 @@
+"""Decides how a checked call becomes launches of the Hopper kernels, and what they do not take.
+
+Everything that depends on arrays but not on pairs is computed here in JAX: the interval of keys of every row,
+the blocks that every block visits, Delta and the lse in bits.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kernels.arguments import Call
+from kernels.cotangents import RowTerms, cotangent_call, row_terms, sink_cotangent
+from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, sinks_alone
+from kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward
+from kernels.pallas.mosaic_gpu.blocks import (
+    BackwardBlocks,
+    BackwardSizes,
+    Blocks,
+    choose,
+    choose_backward,
+    head_dims,
+)
+from kernels.pallas.mosaic_gpu.launch import Outputs, launch
+from kernels.pallas.mosaic_gpu.operands import pairs, per_query, sinks, tensor, tensor_length, visibility
+from kernels.pallas.mosaic_gpu.problem import LOG2E, Problem, describe, work_of
+from kernels.pallas.mosaic_gpu.target import require_hopper
+from kernels.ranges import key_blocks, query_blocks
+from kernels.visibility import Rows, ahead, describe_rows
+
+_DTYPES = ("bfloat16", "float16")
+# The products take 16 bits and sum in float32, whatever is asked for.
+_PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "bfloat16"))
+
+
+def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
+    head_dim = _supported(call)
+    batch, q_length, heads, _ = call.query.shape
+    if 0 in (q_length, call.key.shape[1]):
+        # Nothing to launch over, or nothing to see: only the sinks speak.
+        nothing = jnp.full((batch, heads, q_length), -jnp.inf, jnp.float32)
+        out = jnp.zeros((*call.query.shape[:3], call.value.shape[3]), call.query.dtype)
+        return out, sinks_alone(call), nothing
+    blocks = settings.forward or choose(head_dim, work_of(call))
+    with ahead(call):
+        rows = describe_rows(call)
+        problem = describe(settings, call, rows, head_dim, blocks.own, blocks.k)
+        ranges = key_blocks(call, rows, blocks.own, blocks.k) if problem.described else None
+    arrays = {
+        "query": require_hopper(tensor(problem, call.query)),
+        "key": tensor(problem, call.key),
+        **visibility(problem, call, rows, ranges),
+        **pairs(problem, call, transposed=False),
+        **sinks(call),
+    }
+    of_row = _of_row(problem)
+    outputs = {"out": _of_tensor(problem, call.query), "lse": of_row, "row_max": of_row}
+    tiles = forward.tiles(problem)
+
+    @jax.jit  # what runs again is traced and lowered once
+    def run(value: jax.Array) -> tuple[dict[str, jax.Array], jax.Array | None]:
+        filled = launch(
+            partial(forward.flash_forward, problem, blocks),
+            forward.Shared,
+            "flash_forward",
+            {**arrays, "value": tensor(problem, value)},
+            _with_leak(problem, outputs, of_row),
+            forward.scratch(problem, blocks),
+            tiles if blocks.programs is None else min(blocks.programs, tiles),
+            blocks.consumers,
+        )
+        return filled, filled.pop("leak", None)
+
+    filled = _revealing(run, call.value)
+    lse, row_max = filled["lse"][..., :q_length], filled["row_max"][..., :q_length]
+    if rows.padding is not None and call.softmax_aux is not None:
+        lse = jnp.where(rows.padding[:, None, :], -jnp.inf, lse)
+    return filled["out"][:, :q_length, :, : call.value.shape[3]], lse, row_max
+
+
+def _revealing(run: Any, value: jax.Array) -> dict[str, jax.Array]:
+    """run(value), where a value that is not finite shows only in the rows that give it weight (S4).
+
+    A hidden value leaks as 0 * NaN: then the kernel runs once more without such values, and on a value that
+    is 1 in their places and 0 elsewhere, whose result is above 0 where NaN is due.
+    """
+    filled, leak = run(value)
+    if leak is None:
+        return filled
+
+    def again(turn: jax.Array, out: jax.Array) -> jax.Array:
+        # The barrier ties the kernel to the turn: else XLA would move it out of the loop.
+        operand, _ = lax.optimization_barrier((value, turn))
+        finite = jnp.isfinite(operand)
+        clean, _ = run(jnp.where(finite, operand, jnp.zeros((), operand.dtype)))
+        marks, _ = run((~finite).astype(operand.dtype))
+        return jnp.where(marks["out"] > 0, jnp.full((), jnp.nan, out.dtype), clean["out"])
+
+    return {**filled, "out": _once_if(leak, again, filled["out"])}
+
+
+def _once_if[T](leak: jax.Array, again: Callable[[jax.Array, T], T], results: T) -> T:
+    """again(turn, results) if something leaked, else results.
+
+    A loop of no or one turn, because vmap would make a cond pay for both branches.
+    """
+    turns = jnp.isnan(leak).any().astype(jnp.int32)
+    return lax.fori_loop(jnp.int32(0), turns, again, results)
+
+
+def _backward(
+    settings: Settings,
+    call: Call,
+    out: jax.Array,
+    lse: jax.Array,
+    row_max: jax.Array,
+    d_out: jax.Array,
+    d_lse: jax.Array,
+) -> Call:
+    # Rows that must not reach the keys that are hidden from them are cleaned only where one has.
+    terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides=False)
+    d_sinks = sink_cotangent(call, lse, terms.delta)
+    if 0 in (*call.query.shape[:2], call.key.shape[1]):
+        d_query, d_key, d_value = (jnp.zeros_like(x) for x in (call.query, call.key, call.value))
+        d_bias = None if call.bias is None else jnp.zeros_like(call.bias)
+        return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
+    with ahead(call):
+        rows = describe_rows(call)
+    terms = _normalized(terms)
+    d_query = _query_cotangent(settings, call, rows, terms)
+    d_key, d_value = _key_cotangents(settings, call, rows, terms)
+    d_bias = None if call.bias is None else _bias_cotangent(settings, call, rows, terms)
+    return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
+
+
+def _normalized(terms: RowTerms) -> RowTerms:
+    """Terms without a weight: P * weight = exp(S - (lse - log(weight))) takes it in."""
+    weight = terms.weight
+    if weight is None:
+        return terms
+    sound = weight > 0
+    lse = jnp.where(sound, terms.lse - jnp.log(weight), terms.lse)
+    return replace(terms, lse=lse, delta=jnp.where(sound, terms.delta / weight, terms.delta), weight=None)
+
+
+def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
+    blocks = _blocks(settings, "backward_query", call)
+    with ahead(call):
+        problem = describe(settings, call, rows, _head_dim(call), blocks.own, blocks.step)
+        ranges = key_blocks(call, rows, blocks.own, blocks.step) if problem.described else None
+    arrays = {
+        "query": tensor(problem, terms.query),
+        "value": tensor(problem, call.value),
+        "d_out": tensor(problem, terms.d_out),
+        **_row_numbers(problem, terms),
+        **visibility(problem, call, rows, ranges),
+        **pairs(problem, call, transposed=False),
+    }
+
+    @jax.jit  # as in _forward
+    def run(key: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        filled = launch(
+            partial(backward_query.backward_query, problem, blocks),
+            backward_query.Shared,
+            "flash_backward_query",
+            {**arrays, "key": tensor(problem, key)},
+            _with_leak(problem, {"d_query": _of_tensor(problem, call.query)}, _of_row(problem)),
+            backward_query.scratch(problem, blocks),
+            problem.batch * problem.heads * problem.q_blocks,
+            blocks.consumers,
+        )
+        return filled["d_query"], filled.get("leak")
+
+    def again(turn: jax.Array, _: jax.Array) -> jax.Array:
+        key, _ = lax.optimization_barrier((call.key, turn))
+        return run(jnp.where(jnp.isfinite(key), key, jnp.zeros((), key.dtype)))[0]
+
+    d_query, leak = run(call.key)
+    if leak is not None:
+        d_query = _once_if(leak, again, d_query)
+    return d_query[:, : call.query.shape[1], :, : call.query.shape[3]]
+
+
+def _key_cotangents(
+    settings: Settings, call: Call, rows: Rows, terms: RowTerms
+) -> tuple[jax.Array, jax.Array]:
+    blocks = _blocks(settings, "backward_key", call)
+    with ahead(call):
+        problem = describe(settings, call, rows, _head_dim(call), blocks.step, blocks.own)
+        ranges = query_blocks(call, rows, blocks.step, blocks.own) if problem.described else None
+    arrays = {
+        "key": tensor(problem, call.key),
+        "value": tensor(problem, call.value),
+        **_row_numbers(problem, terms),
+        **visibility(problem, call, rows, ranges),
+        **pairs(problem, call, transposed=True),
+    }
+    result = _of_tensor(problem, call.key)
+    leak_of_key = jax.ShapeDtypeStruct(
+        (problem.batch, problem.key_heads, problem.k_blocks * blocks.own), jnp.float32
+    )
+
+    @partial(jax.jit, static_argnums=0)  # as in _forward
+    def run(
+        names: tuple[str, ...], query: jax.Array, d_out: jax.Array
+    ) -> tuple[dict[str, jax.Array], jax.Array | None]:
+        filled = launch(
+            partial(backward_key.backward_key, problem, blocks),
+            backward_key.Shared,
+            "flash_backward_key",
+            {**arrays, "query": tensor(problem, query), "d_out": tensor(problem, d_out)},
+            _with_leak(problem, dict.fromkeys(names, result), leak_of_key),
+            backward_key.scratch(problem, blocks),
+            problem.batch * problem.key_heads * problem.k_blocks,
+            blocks.consumers,
+        )
+        return filled, filled.pop("leak", None)
+
+    def again(names: tuple[str, ...], turn: jax.Array, _: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        query, d_out, _ = lax.optimization_barrier((terms.query, terms.d_out, turn))
+        # The lse is +inf for a row that sees nothing, NaN for one that is NaN: neither may reach other keys.
+        sound = jnp.isfinite(terms.lse).transpose(0, 2, 1)[..., None]
+        query, d_out = (jnp.where(sound, x, jnp.zeros((), x.dtype)) for x in (query, d_out))
+        return run(names, query, d_out)[0]
+
+    sums: dict[str, jax.Array] = {}
+    for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
+        filled, leak = run(names, terms.query, terms.d_out)
+        sums |= filled if leak is None else _once_if(leak, partial(again, names), filled)
+    k_length = call.key.shape[1]
+    return (
+        sums["d_key"][:, :k_length, :, : call.key.shape[3]],
+        sums["d_value"][:, :k_length, :, : call.value.shape[3]],
+    )
+
+
+def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
+    """A launch of its own, so that XLA drops it where nobody asks for the gradient of the bias."""
+    assert call.bias is not None
+    blocks = _blocks(settings, "backward_bias", call)
+    with ahead(call):
+        problem = describe(settings, call, rows, _head_dim(call), blocks.step, blocks.own)
+        ranges = query_blocks(call, rows, blocks.step, blocks.own) if problem.described else None
+    q_length, k_length = problem.q_blocks * blocks.step, problem.k_blocks * blocks.own
+    by_query = call.bias.shape[2] > 1
+    shape = (*call.bias.shape[:2], k_length, *((q_length,) if by_query else ()))
+    filled = launch(
+        partial(backward_bias.backward_bias, problem, blocks),
+        backward_bias.Shared,
+        "flash_backward_bias",
+        {
+            "query": tensor(problem, terms.query),
+            "key": tensor(problem, call.key),
+            "value": tensor(problem, call.value),
+            "d_out": tensor(problem, terms.d_out),
+            **_row_numbers(problem, terms),
+            **visibility(problem, call, rows, ranges),
+            **pairs(problem, call, transposed=True),
+        },
+        {"d_bias": jax.ShapeDtypeStruct(shape, call.bias.dtype)},
+        backward_bias.scratch(problem, blocks),
+        backward_bias.programs(problem),
+        blocks.consumers,
+    )
+    d_bias = filled["d_bias"].swapaxes(2, 3) if by_query else filled["d_bias"][:, :, None]
+    return d_bias[:, :, : call.bias.shape[2], : call.key.shape[1]]
+
+
+def _row_numbers(problem: Problem, terms: RowTerms) -> dict[str, jax.Array]:
+    """What each row's accumulators begin at, or its lse in bits where that is subtracted later."""
+    unit = -1.0 / problem.scale if problem.folds else LOG2E
+    return {
+        "lse": per_query(problem, terms.lse * jnp.float32(unit), -jnp.inf if problem.folds else jnp.inf),
+        "delta": per_query(problem, -terms.delta, 0.0),
+    }
+
+
+def _of_row(problem: Problem) -> jax.ShapeDtypeStruct:
+    q_length = problem.q_blocks * problem.q_block
+    return jax.ShapeDtypeStruct((problem.batch, problem.heads, q_length), jnp.float32)
+
+
+def _of_tensor(problem: Problem, x: jax.Array) -> jax.ShapeDtypeStruct:
+    batch, length, heads, _ = x.shape
+    return jax.ShapeDtypeStruct((batch, tensor_length(length), heads, problem.head_dim), x.dtype)
+
+
+def _with_leak(problem: Problem, outputs: Outputs, leak: jax.ShapeDtypeStruct) -> Outputs:
+    """The outputs, and where pairs may be hidden, which rows are not finite."""
+    return {**outputs, "leak": leak} if problem.hides else outputs
+
+
+def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:
+    asked = None if settings.backward is None else getattr(settings.backward, kernel)
+    return asked or choose_backward(kernel, _head_dim(call), work_of(call))
+
+
+def _head_dim(call: Call) -> int:
+    """What head dims are padded to."""
+    widest = max(call.query.shape[3], call.value.shape[3])
+    return min(dim for dim in head_dims() if dim >= widest)
+
+
+def _supported(call: Call) -> int:
+    """The padded head dim; raises NotImplementedError naming what the kernels do not take (S20)."""
+    dtype = call.query.dtype.name
+    if dtype not in _DTYPES:
+        _refuse(f"{dtype} is not supported, {' and '.join(_DTYPES)} are")
+    widest, largest = max(call.query.shape[3], call.value.shape[3]), head_dims()[-1]
+    if widest > largest:
+        _refuse(f"head_dim {widest} is not supported, at most {largest} is")
+    if call.dropout_seed is not None:
+        _refuse("dropout_prob above 0 is not supported")
+    return _head_dim(call)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise NotImplementedError(f"kernels.pallas.mosaic_gpu: {what}. Use kernels.triton or kernels.xla.")
+
+
+flash_attention, flash_attention_with_lse = flash_kernels(
+    Passes(
+        check_forward=partial(
+            check_blocks,
+            "fwd_params",
+            expected=(Blocks,),
+            advice="Build it as kernels.pallas.mosaic_gpu.Blocks.",
+        ),
+        check_backward=partial(
+            check_blocks,
+            "bwd_params",
+            expected=(BackwardSizes,),
+            advice="Build it as kernels.pallas.mosaic_gpu.BackwardSizes.",
+        ),
+        check_precision=partial(
+            check_precision, known=_PRECISIONS, advice="Products sum in float32 with any of them."
+        ),
+        forward=_forward,
+        backward=_backward,
+        numerics="""
+    Numerics: dots take the inputs' dtype and sum in float32; softmax is float32, in base 2 inside, by the
+    approximate instructions for exp2 and log2; P and dS are rounded to the inputs' dtype for the second dot;
+    out and each gradient are rounded once, to their input's dtype. Delta uses out as rounded. precision
+    changes nothing. fwd_params is Blocks, bwd_params BackwardSizes. Every sum has one owner and one order:
+    bit-identical from run to run (S17).
+
+    Runs on NVIDIA GPUs of compute capability 9.0. bfloat16 and float16, head dims from 1 to 256, no dropout;
+    NotImplementedError for others.
+""",
+    )
+)

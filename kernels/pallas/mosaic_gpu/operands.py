@@ -1,0 +1,81 @@
+"""Decides what of a call goes to memory for the Hopper kernels: padded tensors, visibility, masks, biases.
+
+What is read row by row or pair by pair is padded here to whole blocks, so that reading needs no bounds. The
+TMA unit reads rows past the end as 0 and writes none.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from kernels.arguments import Call
+from kernels.pallas.mosaic_gpu.launch import TMA_ROWS
+from kernels.pallas.mosaic_gpu.problem import LOG2E, Problem
+from kernels.pallas.padding import padded
+from kernels.visibility import Rows
+
+
+def tensor(problem: Problem, x: jax.Array) -> jax.Array:
+    """[B, S, H, D] with a length and a head dim that the kernels take: a copy where they are none."""
+    return padded(padded(x, 1, tensor_length(x.shape[1]), 0), 3, problem.head_dim, 0)
+
+
+def tensor_length(length: int) -> int:
+    """What a length is padded to."""
+    return -(-length // TMA_ROWS) * TMA_ROWS
+
+
+def per_query(problem: Problem, x: jax.Array, fill: float) -> jax.Array:
+    """[B, Hq, Sq] float32, padded to whole blocks of queries."""
+    return padded(x, 2, problem.q_blocks * problem.q_block, fill)
+
+
+def visibility(problem: Problem, call: Call, rows: Rows, ranges: jax.Array | None) -> dict[str, jax.Array]:
+    """What decides which keys a row sees, beyond causal order: of all batch rows if of one.
+
+    ranges: of `kernels.ranges`, the blocks that each block of the kernel's owner visits.
+    """
+    q_length = problem.q_blocks * problem.q_block
+    entries = problem.batch if problem.by_batch else 1
+
+    def spread(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(x, (entries, *x.shape[1:]))
+
+    arrays: dict[str, jax.Array] = {}
+    if problem.first and rows.first is not None:
+        arrays["first"] = padded(spread(rows.first), 1, q_length, 0)
+    if problem.last and rows.last is not None:
+        arrays["last"] = padded(spread(rows.last), 1, q_length, -1)
+    if call.q_segment_ids is not None and call.kv_segment_ids is not None:
+        arrays["q_ids"] = padded(call.q_segment_ids, 1, q_length, -1)
+        arrays["kv_ids"] = padded(call.kv_segment_ids, 1, problem.k_blocks * problem.k_block, -2)
+    if problem.described and ranges is not None:
+        arrays["ranges"] = spread(ranges)
+    return arrays
+
+
+def pairs(problem: Problem, call: Call, transposed: bool) -> dict[str, jax.Array]:
+    """Mask and bias, as [.., queries or 1, keys], or as [.., keys, queries] if transposed."""
+    q_length, k_length = problem.q_blocks * problem.q_block, problem.k_blocks * problem.k_block
+
+    def laid(x: jax.Array) -> jax.Array:
+        x = padded(x, 3, k_length, 0)
+        if x.shape[2] == 1:
+            return x
+        x = padded(x, 2, q_length, 0)
+        return x.swapaxes(2, 3) if transposed else x
+
+    arrays: dict[str, jax.Array] = {}
+    if call.attention_mask is not None:
+        arrays["mask"] = laid(call.attention_mask.astype(jnp.int8))
+    if call.bias is not None:
+        arrays["bias"] = laid(call.bias)
+    return arrays
+
+
+def sinks(call: Call) -> dict[str, jax.Array]:
+    """[2, Hq] float32, in bits: the logsumexp of each head's sinks, and the largest of them."""
+    if call.softmax_aux is None:
+        return {}
+    aux = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32)
+    of_head = jnp.stack((jax.nn.logsumexp(aux, axis=-1), aux.max(axis=-1)))
+    return {"sinks": jnp.broadcast_to(of_head, (2, call.query.shape[2])) * LOG2E}

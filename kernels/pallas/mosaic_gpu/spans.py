@@ -1,0 +1,114 @@
+"""Decides which blocks a program of the Hopper kernels visits, and which of them it compares pair by pair.
+
+A span is start, whole_start, whole_stop, stop, as `kernels.ranges` has them: from arrays, or, where causal
+order alone decides, computed here.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from kernels.pallas.mosaic_gpu.problem import Problem
+
+type Span = tuple[Any, Any, Any, Any]
+type Arrays = Mapping[str, Any]
+
+
+def locate(tile: Any, blocks: int, heads: int) -> tuple[Any, Any, Any]:
+    """The batch row, the head and the block of a program's tile."""
+    rest = lax.div(tile, blocks)
+    return lax.div(rest, heads), lax.rem(rest, heads), lax.rem(tile, blocks)
+
+
+def key_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
+    """The key blocks that a block of queries visits."""
+    if problem.described:
+        return _described(problem, arrays, batch, block)
+    k_block, k_length = problem.k_block, problem.k_length
+    zero, full = jnp.int32(0), jnp.int32(k_length // k_block)
+    if not problem.causal:
+        return _unless_pairwise(problem, _unknown(zero, zero, full, jnp.int32(problem.k_blocks)))
+    lowest = block * problem.q_block + (k_length - problem.q_length)  # the last key that the first row sees
+    highest = jnp.minimum(lowest + problem.q_block - 1, k_length - 1)
+    stop = jnp.maximum(lax.div(highest + k_block, k_block), 0)
+    whole = jnp.minimum(lax.div(jnp.maximum(lowest + 1, 0), k_block), full)
+    return _unless_pairwise(problem, (zero, zero, jnp.minimum(whole, stop), stop))
+
+
+def query_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
+    """The query blocks that visit a block of keys."""
+    if problem.described:
+        return _described(problem, arrays, batch, block)
+    zero, stop = jnp.int32(0), jnp.int32(problem.q_blocks)
+    if not problem.causal:
+        return _unless_pairwise(problem, _unknown(zero, zero, stop, stop))
+    # The first row that sees the first key, and the first that sees all.
+    first = block * problem.k_block - (problem.k_length - problem.q_length)
+    all_seen = first + problem.k_block - 1
+    q_block = problem.q_block
+    start = jnp.minimum(lax.div(jnp.maximum(first, 0), q_block), stop)
+    whole = jnp.minimum(lax.div(jnp.maximum(all_seen, 0) + q_block - 1, q_block), stop)
+    return _unless_pairwise(problem, (start, whole, stop, stop))
+
+
+def over_keys(
+    problem: Problem, span: Span, begin: Any, body: Callable[[bool, Any, Any], Any], carry: Any
+) -> Any:
+    """carry after body(compared, block, carry) for the key blocks of a span, from `begin` on."""
+    trailing = problem.causal or problem.described or problem.ragged
+    return _over(problem, span, begin, body, carry, leading=problem.described, trailing=trailing)
+
+
+def over_queries(problem: Problem, span: Span, body: Callable[[bool, Any, Any], Any], carry: Any) -> Any:
+    """carry after body(compared, block, carry) for the query blocks of a span.
+
+    Rows past the end of the queries need no comparing: their P is 0.
+    """
+    leading = problem.causal or problem.described
+    return _over(problem, span, span[0], body, carry, leading=leading, trailing=problem.described)
+
+
+def _over(
+    problem: Problem,
+    span: Span,
+    begin: Any,
+    body: Callable[[bool, Any, Any], Any],
+    carry: Any,
+    *,
+    leading: bool,
+    trailing: bool,
+) -> Any:
+    _, whole_start, whole_stop, stop = span
+
+    def loop(compared: bool, begin: Any, end: Any, carry: Any) -> Any:
+        return lax.fori_loop(begin, end, lambda j, carry: body(compared, j, carry), carry)
+
+    if problem.pairwise:
+        return loop(True, begin, stop, carry)
+    if leading:
+        carry = loop(True, begin, whole_start, carry)
+        begin = jnp.maximum(begin, whole_start)
+    if not trailing:
+        return loop(False, begin, stop, carry)
+    carry = loop(False, begin, whole_stop, carry)
+    return loop(True, jnp.maximum(begin, whole_stop), stop, carry)
+
+
+def _unknown(*span: Any) -> Span:
+    """A span that the compiler does not know: it would unroll short loops, and spill registers for it."""
+    start, whole_start, whole_stop, stop = lax.optimization_barrier(span)
+    return start, whole_start, whole_stop, stop
+
+
+def _described(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
+    entry = batch if problem.by_batch else 0
+    start, whole_start, whole_stop, stop = (arrays["ranges"][entry, block, i] for i in range(4))
+    return _unless_pairwise(problem, (start, whole_start, whole_stop, stop))
+
+
+def _unless_pairwise(problem: Problem, span: Span) -> Span:
+    """The span with no whole blocks where every pair must be compared."""
+    start, whole_start, whole_stop, stop = span
+    return (start, start, start, stop) if problem.pairwise else (start, whole_start, whole_stop, stop)

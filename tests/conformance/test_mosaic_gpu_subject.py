@@ -1,0 +1,117 @@
+"""The Hopper subject: listed anywhere, run where it can be, its blocks the kernels' own, and asked enough."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from conformance.case import Case
+from conformance.checks import all_checks
+from conformance.features import CLAUSES, FEATURES
+from conformance.plan import load_profile, tasks
+from conformance.production import load_production
+from conformance.subject import find
+from conformance.subjects.mosaic_gpu import FEWEST_KEYS, PRODUCTION_BLOCKS
+from conformance.trial import Trial
+
+SUBJECT = find("pallas.mosaic_gpu")
+
+
+def blocks_crossed(case: Case) -> int:
+    """In the direction that crosses fewer."""
+    tiling = SUBJECT.tilings[case.tiling]
+    assert tiling.query_block is not None
+    assert tiling.key_block is not None
+    return min(-(-case.q_len // tiling.query_block), -(-case.kv_len // tiling.key_block))
+
+
+def test_listing_it_imports_no_kernel() -> None:
+    code = (
+        "import sys; from conformance.subject import find; find('pallas.mosaic_gpu').ready(); "
+        "sys.exit('jax.experimental.pallas' in sys.modules or 'kernels.pallas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Device:
+    device_kind = "some device"
+
+    def __init__(self, **described: Any) -> None:
+        vars(self).update(described)
+
+
+@pytest.mark.parametrize("described", [{}, {"compute_capability": "8.0"}, {"compute_capability": "gfx942"}])
+def test_without_a_hopper_gpu_it_says_so(described: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "devices", lambda: [Device(**described)])
+    expected = "needs a GPU of compute capability 9.0, this machine has some device"
+    assert SUBJECT.why_not_here("gpu") == expected
+    assert SUBJECT.why_not_here("cpu") == "runs on gpu, this machine has cpu"
+
+
+def test_with_one_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "devices", lambda: [Device(compute_capability="9.0")])
+    assert SUBJECT.why_not_here("gpu") is None
+
+
+def test_a_tiling_gives_the_forward_pass_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels.pallas import mosaic_gpu
+    from kernels.pallas.mosaic_gpu.blocks import Blocks
+
+    given: list[dict[str, Any]] = []
+
+    def spy(*_arrays: Any, **options: Any) -> None:
+        given.append(options)
+
+    monkeypatch.setattr(mosaic_gpu, "flash_attention_with_lse", spy)
+    for tiling in SUBJECT.tilings:
+        SUBJECT.call(*(np.zeros((1, 1, 1, 1)),) * 3, causal=True, **tiling.options)
+    small, production = SUBJECT.tilings
+    blocks = given[0]["fwd_params"]
+    assert isinstance(blocks, Blocks)
+    assert (blocks.own, blocks.k) == (small.query_block, small.key_block)
+    assert given == [{"causal": True, "fwd_params": blocks}, {"causal": True}]
+    assert (production.query_block, production.key_block) == PRODUCTION_BLOCKS
+
+
+def test_the_declared_blocks_are_those_of_the_kernels() -> None:
+    from kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims
+
+    chosen = choose(128, ())
+    assert (chosen.own, chosen.k) == PRODUCTION_BLOCKS
+    steps: set[int] = set()
+    for head_dim in head_dims():
+        for work in ((), ("plain",), ("cap",)):
+            steps |= {choose(head_dim, work).k, choose_backward("backward_query", head_dim, work).step}
+    assert min(steps) == FEWEST_KEYS
+    assert all(SUBJECT.numerics("float16", tiling).key_block == FEWEST_KEYS for tiling in SUBJECT.tilings)
+
+
+def test_the_quick_gate_asks_all_that_it_declares() -> None:
+    """Every clause and feature but dropout, which must be refused; in each dtype across blocks both ways."""
+    checks = all_checks()
+    posed = tuple(tasks(SUBJECT, load_profile("quick"), seed=0))
+    covered = {
+        clause
+        for task in posed
+        for name in task.checks
+        for clause in checks[name].clauses(Trial(SUBJECT, task.case))
+    }
+    assert covered == set(CLAUSES) - {"S12"}
+    assert any("refusal.undeclared_dropout" in task.checks for task in posed)
+    held = [task.case for task in posed if "gradients" in task.checks]
+    assert frozenset().union(*(case.features for case in held)) == set(FEATURES) - {"dropout"}
+    for dtype in SUBJECT.dtypes:
+        asked = [case for case in held if case.dtype == dtype]
+        assert any(blocks_crossed(case) >= 2 for case in asked)
+        assert any(case.kv_len >= 1024 for case in asked), "too short for the statistics of rounding errors"
+
+
+def test_every_problem_of_production_size_that_it_declares_is_posed() -> None:
+    posed = [task.case for task in tasks(SUBJECT, load_profile("production"), seed=0)]
+    declared = [case for case in load_production() if case.dtype != "float32" and not case.dropout]
+    assert [replace(case, tiling=0) for case in posed] == declared
+    assert {case.tiling for case in posed} == {len(SUBJECT.tilings) - 1}
