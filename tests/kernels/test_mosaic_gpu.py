@@ -196,7 +196,7 @@ def assert_right(arrays: Any, options: dict[str, Any]) -> None:
     wanted = jax.tree.leaves((out, gradients))
     for a, b in zip(jax.tree.leaves((got[0][0], got[1])), wanted, strict=True):
         largest = max(1.0, float(jnp.abs(b).max()))
-        np.testing.assert_allclose(a.astype(jnp.float32), b, atol=2e-2 * largest, rtol=2e-2)
+        np.testing.assert_allclose(a.astype(jnp.float32), b, atol=4e-2 * largest, rtol=2e-2)
 
 
 @needs_hopper

@@ -4,19 +4,17 @@ Everything that depends on arrays but not on pairs is computed here in JAX: the 
 the blocks that every block visits, Delta and the lse in bits.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from kernels.arguments import Call
 from kernels.cotangents import RowTerms, cotangent_call, row_terms, sink_cotangent
 from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, sinks_alone
-from kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward
+from kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
 from kernels.pallas.mosaic_gpu.blocks import (
     BackwardBlocks,
     BackwardSizes,
@@ -53,6 +51,7 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
     arrays = {
         "query": require_hopper(tensor(problem, call.query)),
         "key": tensor(problem, call.key),
+        "value": tensor(problem, call.value),
         **visibility(problem, call, rows, ranges),
         **pairs(problem, call, transposed=False),
         **sinks(call),
@@ -60,56 +59,22 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
     of_row = _of_row(problem)
     outputs = {"out": _of_tensor(problem, call.query), "lse": of_row, "row_max": of_row}
     tiles = forward.tiles(problem)
-
-    @jax.jit  # what runs again is traced and lowered once
-    def run(value: jax.Array) -> tuple[dict[str, jax.Array], jax.Array | None]:
-        filled = launch(
-            partial(forward.flash_forward, problem, blocks),
-            forward.Shared,
-            "flash_forward",
-            {**arrays, "value": tensor(problem, value)},
-            _with_leak(problem, outputs, of_row),
-            forward.scratch(problem, blocks),
-            tiles if blocks.programs is None else min(blocks.programs, tiles),
-            blocks.consumers,
-        )
-        return filled, filled.pop("leak", None)
-
-    filled = _revealing(run, call.value)
-    lse, row_max = filled["lse"][..., :q_length], filled["row_max"][..., :q_length]
+    filled = launch(
+        partial(forward.flash_forward, problem, blocks),
+        forward.Shared,
+        "flash_forward",
+        arrays,
+        _with_leak(problem, outputs, of_row),
+        forward.scratch(problem, blocks),
+        tiles if blocks.programs is None else min(blocks.programs, tiles),
+        blocks.consumers + 1,
+    )
+    lse, row_max = filled.pop("lse"), filled.pop("row_max")
+    out = _repaired(problem, partial(repair.out, blocks), "flash_repair_out", arrays, filled)["out"]
+    lse, row_max = lse[..., :q_length], row_max[..., :q_length]
     if rows.padding is not None and call.softmax_aux is not None:
         lse = jnp.where(rows.padding[:, None, :], -jnp.inf, lse)
-    return filled["out"][:, :q_length, :, : call.value.shape[3]], lse, row_max
-
-
-def _revealing(run: Any, value: jax.Array) -> dict[str, jax.Array]:
-    """run(value), where a value that is not finite shows only in the rows that give it weight (S4).
-
-    A hidden value leaks as 0 * NaN: then the kernel runs once more without such values, and on a value that
-    is 1 in their places and 0 elsewhere, whose result is above 0 where NaN is due.
-    """
-    filled, leak = run(value)
-    if leak is None:
-        return filled
-
-    def again(turn: jax.Array, out: jax.Array) -> jax.Array:
-        # The barrier ties the kernel to the turn: else XLA would move it out of the loop.
-        operand, _ = lax.optimization_barrier((value, turn))
-        finite = jnp.isfinite(operand)
-        clean, _ = run(jnp.where(finite, operand, jnp.zeros((), operand.dtype)))
-        marks, _ = run((~finite).astype(operand.dtype))
-        return jnp.where(marks["out"] > 0, jnp.full((), jnp.nan, out.dtype), clean["out"])
-
-    return {**filled, "out": _once_if(leak, again, filled["out"])}
-
-
-def _once_if[T](leak: jax.Array, again: Callable[[jax.Array, T], T], results: T) -> T:
-    """again(turn, results) if something leaked, else results.
-
-    A loop of no or one turn, because vmap would make a cond pay for both branches.
-    """
-    turns = jnp.isnan(leak).any().astype(jnp.int32)
-    return lax.fori_loop(jnp.int32(0), turns, again, results)
+    return out[:, :q_length, :, : call.value.shape[3]], lse, row_max
 
 
 def _backward(
@@ -154,6 +119,7 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         ranges = key_blocks(call, rows, blocks.own, blocks.step) if problem.described else None
     arrays = {
         "query": tensor(problem, terms.query),
+        "key": tensor(problem, call.key),
         "value": tensor(problem, call.value),
         "d_out": tensor(problem, terms.d_out),
         **_row_numbers(problem, terms),
@@ -161,27 +127,18 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         **pairs(problem, call, transposed=False),
     }
 
-    @jax.jit  # as in _forward
-    def run(key: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        filled = launch(
-            partial(backward_query.backward_query, problem, blocks),
-            backward_query.Shared,
-            "flash_backward_query",
-            {**arrays, "key": tensor(problem, key)},
-            _with_leak(problem, {"d_query": _of_tensor(problem, call.query)}, _of_row(problem)),
-            backward_query.scratch(problem, blocks),
-            problem.batch * problem.heads * problem.q_blocks,
-            blocks.consumers,
-        )
-        return filled["d_query"], filled.get("leak")
-
-    def again(turn: jax.Array, _: jax.Array) -> jax.Array:
-        key, _ = lax.optimization_barrier((call.key, turn))
-        return run(jnp.where(jnp.isfinite(key), key, jnp.zeros((), key.dtype)))[0]
-
-    d_query, leak = run(call.key)
-    if leak is not None:
-        d_query = _once_if(leak, again, d_query)
+    filled = launch(
+        partial(backward_query.backward_query, problem, blocks),
+        backward_query.Shared,
+        "flash_backward_query",
+        arrays,
+        _with_leak(problem, {"d_query": _of_tensor(problem, call.query)}, _of_row(problem)),
+        backward_query.scratch(problem, blocks),
+        problem.batch * problem.heads * problem.q_blocks,
+        blocks.consumers + 1,
+    )
+    filled = _repaired(problem, repair.d_query, "flash_repair_query", arrays, filled)
+    d_query = filled["d_query"]
     return d_query[:, : call.query.shape[1], :, : call.query.shape[3]]
 
 
@@ -193,44 +150,32 @@ def _key_cotangents(
         problem = describe(settings, call, rows, _head_dim(call), blocks.step, blocks.own)
         ranges = query_blocks(call, rows, blocks.step, blocks.own) if problem.described else None
     arrays = {
+        "query": tensor(problem, terms.query),
         "key": tensor(problem, call.key),
         "value": tensor(problem, call.value),
+        "d_out": tensor(problem, terms.d_out),
         **_row_numbers(problem, terms),
         **visibility(problem, call, rows, ranges),
         **pairs(problem, call, transposed=True),
     }
     result = _of_tensor(problem, call.key)
-    leak_of_key = jax.ShapeDtypeStruct(
+    leak = jax.ShapeDtypeStruct(
         (problem.batch, problem.key_heads, problem.k_blocks * blocks.own), jnp.float32
     )
 
-    @partial(jax.jit, static_argnums=0)  # as in _forward
-    def run(
-        names: tuple[str, ...], query: jax.Array, d_out: jax.Array
-    ) -> tuple[dict[str, jax.Array], jax.Array | None]:
+    sums: dict[str, jax.Array] = {}
+    for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
         filled = launch(
             partial(backward_key.backward_key, problem, blocks),
             backward_key.Shared,
             "flash_backward_key",
-            {**arrays, "query": tensor(problem, query), "d_out": tensor(problem, d_out)},
-            _with_leak(problem, dict.fromkeys(names, result), leak_of_key),
+            arrays,
+            _with_leak(problem, dict.fromkeys(names, result), leak),
             backward_key.scratch(problem, blocks),
             problem.batch * problem.key_heads * problem.k_blocks,
-            blocks.consumers,
+            blocks.consumers + 1,
         )
-        return filled, filled.pop("leak", None)
-
-    def again(names: tuple[str, ...], turn: jax.Array, _: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        query, d_out, _ = lax.optimization_barrier((terms.query, terms.d_out, turn))
-        # The lse is +inf for a row that sees nothing, NaN for one that is NaN: neither may reach other keys.
-        sound = jnp.isfinite(terms.lse).transpose(0, 2, 1)[..., None]
-        query, d_out = (jnp.where(sound, x, jnp.zeros((), x.dtype)) for x in (query, d_out))
-        return run(names, query, d_out)[0]
-
-    sums: dict[str, jax.Array] = {}
-    for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
-        filled, leak = run(names, terms.query, terms.d_out)
-        sums |= filled if leak is None else _once_if(leak, partial(again, names), filled)
+        sums |= _repaired(problem, repair.d_key, "flash_repair_key", arrays, filled)
     k_length = call.key.shape[1]
     return (
         sums["d_key"][:, :k_length, :, : call.key.shape[3]],
@@ -264,10 +209,18 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
         {"d_bias": jax.ShapeDtypeStruct(shape, call.bias.dtype)},
         backward_bias.scratch(problem, blocks),
         backward_bias.programs(problem),
-        blocks.consumers,
+        blocks.consumers + 1,
     )
     d_bias = filled["d_bias"].swapaxes(2, 3) if by_query else filled["d_bias"][:, :, None]
     return d_bias[:, :, : call.bias.shape[2], : call.key.shape[1]]
+
+
+def _repaired(
+    problem: Problem, body: repair.Body, name: str, arrays: dict[str, jax.Array], filled: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """What a kernel filled, where something hidden may have leaked into it: without (S4)."""
+    leak = filled.pop("leak", None)
+    return filled if leak is None else repair.repair(body, name, problem, arrays, filled, leak)
 
 
 def _row_numbers(problem: Problem, terms: RowTerms) -> dict[str, jax.Array]:

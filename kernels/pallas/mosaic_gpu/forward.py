@@ -219,7 +219,7 @@ def _consume(
     if problem.hides:
         outputs["leak"][batch, head, rows] = leaked(acc)
     outputs["row_max"][batch, head, rows] = jnp.where(norm == 0.0, -jnp.inf, m * LN2)
-    lse, factor = _finish(problem, arrays, head, m, norm)
+    lse, factor = finish(problem, arrays, head, m, norm)
     outputs["lse"][batch, head, rows] = lse
     room = shared.query.at[warpgroup]
     if blocks.programs is not None:
@@ -232,7 +232,7 @@ def _consume(
     return count
 
 
-def _finish(
+def finish(
     problem: Problem, arrays: Mapping[str, Any], head: Any, m: jax.Array, norm: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The lse, and what the sums of P V are multiplied by, of each row (clauses S10, S11, S13)."""
@@ -255,11 +255,7 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     """acc = sum of P V, the maximum in bits, the norm, over the key blocks of a span; blocks taken."""
     problem, blocks, shared = consumer.problem, consumer.blocks, consumer.shared
     start = span[0]
-    m = plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), BY_ROW)
-    if blocks.partial_sums:
-        norm = plgpu.layout_cast(jnp.zeros((ROWS, COLUMNS), jnp.float32), TILE)
-    else:
-        norm = plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), BY_ROW)
+    m, norm = no_softmax(blocks.partial_sums)
     plgpu.barrier_wait(shared.query_full.at[consumer.warpgroup])
 
     slot = consumer.slot(count)
@@ -279,6 +275,14 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     if blocks.partial_sums:
         norm = jnp.sum(norm, axis=1)
     return consumer.acc[...], m, norm, count
+
+
+def no_softmax(partial_sums: bool) -> tuple[jax.Array, jax.Array]:
+    """The maximum and the norm of 64 rows that have seen nothing, as `tile.softmax` takes them."""
+    m = plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), BY_ROW)
+    if partial_sums:
+        return m, plgpu.layout_cast(jnp.zeros((ROWS, COLUMNS), jnp.float32), TILE)
+    return m, plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), BY_ROW)
 
 
 def _logits(consumer: _Consumer, score: jax.Array, block: Any, compared: bool) -> jax.Array:

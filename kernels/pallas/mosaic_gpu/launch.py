@@ -22,16 +22,16 @@ def launch[S](
     body: Callable[[Refs, Refs, S], None],
     shared: Callable[..., S],
     name: str,
-    arrays: Mapping[str, jax.Array],
+    arrays: Mapping[str, Any],
     outputs: Outputs,
     scratch: Mapping[str, Any],
     programs: int,
-    consumers: int,
+    warpgroups: int,
 ) -> dict[str, jax.Array]:
     """The outputs by name. body(arrays, outputs, shared(**scratch)) takes references by the same names.
 
-    scratch: what `matrix`, `vector` and `barriers` describe. A program has a warpgroup for each consumer, and
-    one more.
+    arrays: those that are a `jax.Ref` are changed in place. scratch: what `matrix`, `vector` and `barriers`
+    describe.
     """
 
     def unpacked(*refs: Any, **scratch: Any) -> None:
@@ -48,7 +48,7 @@ def launch[S](
         scratch_types=dict(scratch),
         grid=(programs,),
         grid_names=(PROGRAM,),
-        num_threads=consumers + 1,
+        num_threads=warpgroups,
         thread_name=WARPGROUP,
         kernel_name=name,
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),

@@ -5,7 +5,7 @@ compile for one, or export. So a call for anything else is refused there, by an 
 else.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax.extend.core import Primitive
@@ -39,7 +39,7 @@ def _elsewhere(context: Any, _x: Any) -> list[Any]:
     _refuse(", ".join(context.module_context.platforms))
 
 
-def _refuse(target: str) -> Any:
+def _refuse(target: str) -> NoReturn:
     raise NotImplementedError(
         f"kernels.pallas.mosaic_gpu: compiled for {target}, expected an NVIDIA GPU of compute capability "
         f"{CAPABILITY}. Use kernels.flash_attention, which chooses."

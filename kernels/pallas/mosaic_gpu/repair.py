@@ -1,0 +1,271 @@
+"""Decides what becomes of a result into which something hidden has leaked as 0 * NaN (clause S4).
+
+The matrix unit multiplies a hidden pair's 0 with whatever is stored behind it. The fast kernels leave that be
+and say which rows are not finite. Behind each stands one of these: it does nothing where all are finite,
+which costs a launch and no word to the host, and else computes the result anew, in place, a tile at a time,
+with what may not be seen taken out of the second product.
+
+A program is one warpgroup that takes tiles of 64 by 64 one after the other.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu
+
+from kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
+from kernels.pallas.mosaic_gpu.forward import finish, no_softmax
+from kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, launch, matrix, vector
+from kernels.pallas.mosaic_gpu.problem import Problem
+from kernels.pallas.mosaic_gpu.spans import locate
+from kernels.pallas.mosaic_gpu.tile import (
+    BY_COLUMN,
+    BY_ROW,
+    TILE,
+    Tile,
+    cotangents,
+    load,
+    load_bounds,
+    logits,
+    over_rows,
+    softmax,
+    weights,
+)
+
+plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
+
+PROGRAMS = 132  # one for each multiprocessor of an H200
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Tiles [2, 64, D] of the rows that a tile owns and of those that it visits, with two numbers of each."""
+
+    own: Any
+    visited: Any
+    numbers: Any
+    full: Any
+
+
+type Body = Callable[[Problem, Mapping[str, Any], Shared, Any], None]
+
+
+def repair(
+    body: Body,
+    name: str,
+    problem: Problem,
+    arrays: Mapping[str, jax.Array],
+    results: Mapping[str, jax.Array],
+    leak: jax.Array,
+) -> dict[str, jax.Array]:
+    """The results, computed anew if `leak`, what a fast kernel said of its rows, is anywhere NaN.
+
+    arrays: those of the fast kernel. body: `d_query`, `d_key`, or `out` of the fast kernel's blocks. It writes
+    the results, in the fast kernel's order of sums: to the bit the same for rows into which nothing leaked.
+    """
+    # Only the forward kernel's sums depend on how many keys a step takes.
+    problem = replace(problem, q_block=ROWS, k_block=problem.k_block if "out" in results else ROWS)
+    refs = {name: jax.new_ref(x) for name, x in results.items()}
+    leaked = jnp.isnan(leak).any().astype(jnp.int32)[None]
+    launch(
+        partial(_program, body, problem),
+        Shared,
+        name,
+        {**arrays, "leaked": leaked, **refs},
+        {},
+        {
+            "own": matrix(problem, ROWS, 2),
+            "visited": matrix(problem, problem.k_block, 2),
+            "numbers": vector(ROWS, 2),
+            "full": barriers(1),
+        },
+        PROGRAMS,
+        warpgroups=1,
+    )
+    return {name: jax.freeze(ref) for name, ref in refs.items()}
+
+
+def out(blocks: Blocks, problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
+    """64 rows of out.
+
+    Values that are not finite are left out; then the rows that give one of them weight are NaN there. Which
+    do is found with values that are 1 in their places and 0 elsewhere.
+    """
+    batch, head, block = locate(tile_index, problem.q_blocks, problem.heads)
+    tile = Tile(problem, arrays, batch, head, block * ROWS, key=None)
+    tile = replace(tile, bounds=load_bounds(tile))
+    own = (batch, tile.queries, head)
+    _fetch(shared, arrays["query"].at[own], shared.own.at[0])
+
+    def step(strange: bool, acc: Any, j: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+        here = replace(tile, key=j * blocks.k)
+        at = (batch, here.keys, lax.div(head, problem.group))
+        _fetch(shared, arrays["key"].at[at], shared.visited.at[0])
+        u, hiding = logits(here, _product(here, shared.own.at[0], shared.visited.at[0]), compared=True)
+        p, m, norm, alpha = softmax(problem, hiding.apply(u, -jnp.inf), *carry)
+        acc[...] = acc[...] * over_rows(alpha, (ROWS, problem.head_dim))
+        _fetch(shared, arrays["value"].at[at], shared.visited.at[1])
+        for i in range(0, blocks.k, ROWS):
+            part = shared.visited.at[1, pl.ds(i, ROWS)]
+            value = load(part, TILE).astype(jnp.float32)
+            finite = value * 0.0 == 0.0
+            _store(part, jnp.where(finite, 0.0, 1.0) if strange else jnp.where(finite, value, 0.0))
+        _add(acc, p, shared.visited.at[1])
+        return m, norm
+
+    def total(strange: bool) -> jax.Array:
+        def run(acc: Any) -> jax.Array:
+            acc[...] = jnp.zeros((ROWS, problem.head_dim), jnp.float32)
+            start = no_softmax(blocks.partial_sums)
+            m, norm = lax.fori_loop(0, problem.k_blocks, partial(step, strange, acc), start)
+            if blocks.partial_sums:
+                norm = jnp.sum(norm, axis=1)
+            _, factor = finish(problem, arrays, head, m, norm)
+            return acc[...] * over_rows(factor, (ROWS, problem.head_dim))
+
+        return pl.run_scoped(run, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
+
+    _store(shared.own.at[1], jnp.where(total(strange=True) > 0.0, jnp.nan, 0.0))
+    _store(shared.own.at[0], total(strange=False) + load(shared.own.at[1], TILE).astype(jnp.float32))
+    _write(shared.own.at[0], arrays["out"].at[own])
+
+
+def d_query(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
+    """64 rows of d_query: keys that are not finite are left out; the lse speaks for those that are seen."""
+    batch, head, block = locate(tile_index, problem.q_blocks, problem.heads)
+    tile = Tile(problem, arrays, batch, head, block * ROWS, key=None)
+    tile = replace(tile, bounds=load_bounds(tile))
+    own, of_row = (batch, tile.queries, head), (batch, head, tile.queries)
+    _fetch(shared, arrays["query"].at[own], shared.own.at[0])
+    _fetch(shared, arrays["d_out"].at[own], shared.own.at[1])
+    lse, delta = (tile.load_by_query(arrays[name].at[of_row]) for name in ("lse", "delta"))
+
+    def step(acc: Any, j: Any, _: None) -> None:
+        here = replace(tile, key=j * ROWS)
+        at = (batch, here.keys, lax.div(head, problem.group))
+        _fetch(shared, arrays["key"].at[at], shared.visited.at[0])
+        _fetch(shared, arrays["value"].at[at], shared.visited.at[1])
+        ds = _cotangents(here, shared, lse, delta)
+        key = load(shared.visited.at[0], TILE).astype(jnp.float32)
+        _store(shared.visited.at[0], jnp.where(key * 0.0 == 0.0, key, 0.0))
+        _add(acc, ds, shared.visited.at[0])
+
+    total = _sum(problem, lambda acc: lax.fori_loop(0, problem.k_blocks, partial(step, acc), None))
+    _store(shared.own.at[0], total * problem.scale)
+    _write(shared.own.at[0], arrays["d_query"].at[own])
+
+
+def d_key(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
+    """64 rows of d_key, d_value or both: query rows that see nothing, or are NaN, are left out.
+
+    The lse is not finite for those, and makes P 0 or NaN where they are seen.
+    """
+    batch, key_head, block = locate(tile_index, problem.k_blocks, problem.key_heads)
+    tile = Tile(problem, arrays, batch, key_head, row=None, key=block * ROWS, transposed=True)
+    own = (batch, tile.keys, key_head)
+    _fetch(shared, arrays["key"].at[own], shared.own.at[0])
+    _fetch(shared, arrays["value"].at[own], shared.own.at[1])
+
+    def step(name: str, acc: Any, visit: Any, _: None) -> None:
+        head = key_head * problem.group + lax.div(visit, problem.q_blocks)
+        here = replace(tile, head=head, row=lax.rem(visit, problem.q_blocks) * ROWS)
+        here = replace(here, bounds=load_bounds(here))
+        at, of_row = (batch, here.queries, head), (batch, head, here.queries)
+        _fetch(shared, arrays["query"].at[at], shared.visited.at[0])
+        _fetch(shared, arrays["d_out"].at[at], shared.visited.at[1])
+        for i, number in enumerate(("lse", "delta")):
+            _fetch(shared, arrays[number].at[of_row], shared.numbers.at[i])
+        lse, delta = (load(shared.numbers.at[i], BY_COLUMN) for i in range(2))
+        if name == "d_key":
+            left, right = _cotangents(here, shared, lse, delta), shared.visited.at[0]
+        else:
+            left, right = _weights(here, shared, lse)[0], shared.visited.at[1]
+        rows = load(right, TILE).astype(jnp.float32)
+        sound = load(shared.numbers.at[0], BY_ROW) * 0.0 == 0.0
+        _store(right, jnp.where(over_rows(sound, rows.shape), rows, 0.0))
+        _add(acc, left, right)
+
+    def total(name: str) -> jax.Array:
+        visits = problem.q_blocks * problem.group
+        return _sum(problem, lambda acc: lax.fori_loop(0, visits, partial(step, name, acc), None))
+
+    for name, scale in (("d_key", problem.scale), ("d_value", 1.0)):
+        if name in arrays:
+            _store(shared.visited.at[0], total(name) * scale)
+            _write(shared.visited.at[0], arrays[name].at[own])
+
+
+def _program(
+    body: Body, problem: Problem, arrays: Mapping[str, Any], _: Mapping[str, Any], shared: Shared
+) -> None:
+    """Tiles of a program, none where nothing leaked."""
+    by_key = body is d_key
+    blocks, heads = (problem.k_blocks, problem.key_heads) if by_key else (problem.q_blocks, problem.heads)
+    tiles, program = problem.batch * heads * blocks, lax.axis_index(PROGRAM)
+    mine = jnp.where(arrays["leaked"][0] > 0, lax.div(tiles - program + PROGRAMS - 1, PROGRAMS), 0)
+
+    def one(i: Any, _: None) -> None:
+        body(problem, arrays, shared, program + i * PROGRAMS)
+
+    lax.fori_loop(0, mine, one, None)
+
+
+def _weights(tile: Tile, shared: Shared, lse: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """P of a tile whose Q and K are the first of those that it owns and visits, and the slope of the cap."""
+    folds = tile.problem.folds
+    score = _product(tile, shared.own.at[0], shared.visited.at[0], lse if folds else None)
+    return weights(tile, score, None if folds else lse, compared=True)
+
+
+def _cotangents(tile: Tile, shared: Shared, lse: jax.Array, delta: jax.Array) -> jax.Array:
+    """dS of a tile whose dO and V are the second of those that it owns and visits."""
+    p, slope = _weights(tile, shared, lse)
+    dp = _product(tile, shared.own.at[1], shared.visited.at[1], delta)
+    return cotangents(p, slope, dp, compared=True)
+
+
+def _fetch(shared: Shared, source: Any, room: Any) -> None:
+    plgpu.copy_gmem_to_smem(source, room, shared.full.at[0])
+    plgpu.barrier_wait(shared.full.at[0])
+
+
+def _product(tile: Tile, left: Any, right: Any, begin: jax.Array | None = None) -> jax.Array:
+    """left @ right.T float32, of a tile's shape; begin: of each query, what the sum begins at."""
+
+    def run(acc: Any) -> jax.Array:
+        if begin is not None:
+            acc[...] = tile.by_query(begin)
+        plgpu.wgmma(acc, left, right.T)
+        return acc[...]
+
+    return pl.run_scoped(run, plgpu.ACC(tile.shape, jnp.float32))
+
+
+def _add(acc: Any, left: jax.Array, right: Any) -> None:
+    """acc += left @ right, left rounded to the dtype of right."""
+    plgpu.wgmma(acc, left.astype(right.dtype), right)
+    plgpu.wgmma_wait(0)
+
+
+def _sum(problem: Problem, loop: Callable[[Any], None]) -> jax.Array:
+    def run(acc: Any) -> jax.Array:
+        loop(acc)
+        return acc[...]
+
+    return pl.run_scoped(run, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
+
+
+def _store(room: Any, x: jax.Array) -> None:
+    room[...] = x.astype(room.dtype)
+    plgpu.commit_smem()
+
+
+def _write(room: Any, target: Any) -> None:
+    plgpu.copy_smem_to_gmem(room, target)
+    plgpu.wait_smem_to_gmem(0)
