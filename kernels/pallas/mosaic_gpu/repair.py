@@ -66,8 +66,8 @@ def repair(
 ) -> dict[str, jax.Array]:
     """The results, computed anew if `leak`, what a fast kernel said of its rows, is anywhere NaN.
 
-    arrays: those of the fast kernel. body: `d_query`, `d_key`, or `out` of the fast kernel's blocks. It writes
-    the results, in the fast kernel's order of sums: to the bit the same for rows into which nothing leaked.
+    arrays: those of the fast kernel. body: `d_query`, `d_key`, or `out` of the fast kernel's blocks. It
+    writes the results, in the fast kernel's order of sums: to the bit the same where nothing leaked.
     """
     # Only the forward kernel's sums depend on how many keys a step takes.
     problem = replace(problem, q_block=ROWS, k_block=problem.k_block if "out" in results else ROWS)
