@@ -27,19 +27,32 @@ _ARITHMETIC = {
 FEWEST_KEYS = 64
 # What the table chooses forward for a head dim of 128: lengths are drawn around it.
 PRODUCTION_BLOCKS = (128, 128)
-# Blocks that few tokens go through more than once.
-_SMALL = {"k": 64, "stages": 2, "consumers": 2, "registers": (240, 24), "partial_sums": False}
+# Blocks that few tokens go through more than once, at any head dim: so the backward kernels' rings have one
+# slot, which is awaited empty and awaited full in every step.
+_ROOM = {"consumers": 2, "registers": (240, 24)}
+_BACKWARD = {**_ROOM, "step": 64, "stages": 1, "turns": True}
+_SMALL = {
+    "forward": {**_ROOM, "k": 64, "stages": 2, "partial_sums": False},
+    "backward_query": _BACKWARD,
+    "backward_key": {**_BACKWARD, "separate": True},
+    "backward_bias": _BACKWARD,
+}
 
 
 def _flash_attention(
-    query: Any, key: Any, value: Any, *, blocks: Mapping[str, Any] | None = None, **options: Any
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    blocks: Mapping[str, Mapping[str, Any]] | None = None,
+    **options: Any,
 ) -> Any:
-    """`flash_attention_with_lse`, its forward pass with one choice of blocks."""
-    from kernels.pallas.mosaic_gpu import flash_attention_with_lse
-    from kernels.pallas.mosaic_gpu.blocks import Blocks
+    """`flash_attention_with_lse`; blocks: one choice for each kernel, by name, the kernels' own where None."""
+    from kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, Blocks, flash_attention_with_lse
 
     if blocks is not None:
-        options["fwd_params"] = Blocks(**blocks)
+        backward = {name: BackwardBlocks(**chosen) for name, chosen in blocks.items() if name != "forward"}
+        options |= {"fwd_params": Blocks(**blocks["forward"]), "bwd_params": BackwardSizes(**backward)}
     return flash_attention_with_lse(query, key, value, **options)
 
 

@@ -6,11 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conformance.build import build
 from conformance.case import Case
 from conformance.checks import all_checks
+from conformance.execute import call_of, differentiated, forward_and_gradients, to_jax
 from conformance.features import CLAUSES, FEATURES
 from conformance.plan import load_profile, tasks
 from conformance.production import load_production
@@ -57,7 +60,7 @@ def test_with_one_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SUBJECT.why_not_here("gpu") is None
 
 
-def test_a_tiling_gives_the_forward_pass_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tiling_gives_every_kernel_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     from kernels.pallas import mosaic_gpu
     from kernels.pallas.mosaic_gpu.blocks import Blocks
 
@@ -70,10 +73,15 @@ def test_a_tiling_gives_the_forward_pass_its_blocks(monkeypatch: pytest.MonkeyPa
     for tiling in SUBJECT.tilings:
         SUBJECT.call(*(np.zeros((1, 1, 1, 1)),) * 3, causal=True, **tiling.options)
     small, production = SUBJECT.tilings
-    blocks = given[0]["fwd_params"]
+    blocks, backward = given[0]["fwd_params"], given[0]["bwd_params"]
     assert isinstance(blocks, Blocks)
     assert (blocks.own, blocks.k) == (small.query_block, small.key_block)
-    assert given == [{"causal": True, "fwd_params": blocks}, {"causal": True}]
+    assert (backward.backward_query.own, backward.backward_query.step) == (small.query_block, small.key_block)
+    for chosen in vars(backward).values():
+        assert isinstance(chosen, mosaic_gpu.BackwardBlocks)
+        assert chosen.step == FEWEST_KEYS
+    assert backward.backward_key.separate
+    assert given == [{"causal": True, "fwd_params": blocks, "bwd_params": backward}, {"causal": True}]
     assert (production.query_block, production.key_block) == PRODUCTION_BLOCKS
 
 
@@ -84,10 +92,22 @@ def test_the_declared_blocks_are_those_of_the_kernels() -> None:
     assert (chosen.own, chosen.k) == PRODUCTION_BLOCKS
     steps: set[int] = set()
     for head_dim in head_dims():
-        for work in ((), ("plain",), ("cap",)):
+        for work in ((), ("cap",), ("cap", "pairs", "described")):
             steps |= {choose(head_dim, work).k, choose_backward("backward_query", head_dim, work).step}
     assert min(steps) == FEWEST_KEYS
     assert all(SUBJECT.numerics("float16", tiling).key_block == FEWEST_KEYS for tiling in SUBJECT.tilings)
+
+
+def test_every_tiling_fits_at_the_largest_head_dim() -> None:
+    case = Case(dtype="bfloat16", q_len=70, kv_len=70, head_dim=SUBJECT.head_dims[1], bias="111")
+    built = build(case, SUBJECT.semantics)
+    call = call_of(built)
+    cotangents = (jnp.asarray(built.cotangents.out), jnp.asarray(built.cotangents.lse))
+    for tiling in range(len(SUBJECT.tilings)):
+        run = forward_and_gradients(SUBJECT, tiling, call.options, differentiated(SUBJECT, call))
+        program = jax.export.export(jax.jit(run), platforms=["cuda"])(to_jax(call.arrays), *cotangents)
+        for kernel in ("forward", "backward_query", "backward_key", "backward_bias"):
+            assert f"flash_{kernel}" in program.mlir_module()
 
 
 def test_the_quick_gate_asks_all_that_it_declares() -> None:

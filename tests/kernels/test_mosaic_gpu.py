@@ -19,7 +19,7 @@ from kernels.pallas.mosaic_gpu import (
     flash_attention,
     flash_attention_with_lse,
 )
-from kernels.pallas.mosaic_gpu.blocks import choose, head_dims
+from kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims
 
 SMALL = Blocks(k=64, stages=2, consumers=2, registers=(240, 24), partial_sums=False)
 PERSISTENT = replace(SMALL, partial_sums=True, programs=3)
@@ -123,10 +123,12 @@ def test_other_head_dims_are_padded(head_dim: int, value_dim: int, dtype: str) -
     assert "flash_forward" in lowered(tensors(head_dim, dtype, value_dim), {"causal": True})
 
 
-def test_the_table_lets_programs_share_tiles_only_where_all_are_as_long() -> None:
-    plain, other = choose(128, ["plain"]), choose(128, [])
-    assert plain.programs is not None
-    assert replace(plain, programs=None) == other
+def test_the_table_has_blocks_for_all_work() -> None:
+    """The first row that fits is taken; what asks for nothing special fits a row without a name."""
+    assert choose(128, ["cap", "described"]).k < choose(128, ["described"]).k
+    assert choose_backward("backward_key", 128, ["pairs", "cap"]).separate
+    assert not choose_backward("backward_key", 128, []).separate
+    assert choose_backward("backward_key", 256, []).separate
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {

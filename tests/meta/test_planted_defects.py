@@ -6,13 +6,56 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 DEFECTS = tomllib.loads((Path(__file__).parent / "planted_defects.toml").read_text())
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+XLA = "xla.flash_attention"
+HOPPER = "pallas.mosaic_gpu"
+
+# Lowers the cases of {folder: question} for CUDA, each with the kernels of its folder; prints what went wrong.
+LOWER = """
+import json, sys
+import jax
+from conformance.build import build
+from conformance.case import case_from_json
+from conformance.execute import call_of, describe, differentiated, forward_and_gradients, to_jax
+from conformance.subject import find
+
+for folder, question in json.loads(sys.argv[1]).items():
+    for name in [name for name in sys.modules if name.partition(".")[0] == "kernels"]:
+        del sys.modules[name]
+    sys.path.insert(0, folder)
+    try:
+        subject, case = find(question["subject"]), case_from_json(question["case"])
+        built = build(case, subject.semantics)
+        call = call_of(built)
+        wanted = differentiated(subject, call) if question["check"] == "gradients" else ()
+        run = jax.jit(forward_and_gradients(subject, case.tiling, call.options, wanted))
+        arguments = to_jax({**call.arrays, "d_out": built.cotangents.out, "d_lse": built.cotangents.lse})
+        d_out, d_lse = arguments.pop("d_out"), arguments.pop("d_lse")
+        program = jax.export.export(run, platforms=["cuda"])(arguments, d_out, d_lse).mlir_module()
+        assert "mosaic_gpu" in program, "launches no kernel"
+        assert sys.modules["kernels"].__file__.startswith(folder), "not the defective kernels"
+    except Exception as error:
+        print(folder, describe(error))
+    sys.path.remove(folder)
+"""
+
+
+def planted(name: str, folder: Path) -> tuple[Path, str]:
+    """Copies the kernels to a folder and plants a defect; the file that has it, and its correct text."""
+    defect = DEFECTS[name]
+    shutil.copytree(ROOT / "kernels", folder / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    source = folder / defect["file"]
+    correct = source.read_text()
+    source.write_text(correct.replace(defect["correct"], defect["planted"]))
+    return source, correct
 
 
 def judged(site: Path, subject: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,30 +75,83 @@ def options(subject: str, feature: str, check: str) -> list[str]:
     return ["check", subject, "--feature", feature, "--check", check, *quick]
 
 
-@pytest.mark.parametrize("name", sorted(DEFECTS))
-def test_a_planted_defect_turns_the_suite_red(name: str, tmp_path: Path) -> None:
-    defect = DEFECTS[name]
-    if defect.get("nightly") and not NIGHTLY:
-        pytest.skip("planted nightly: set HYPOTHESIS_PROFILE=nightly")
-    shutil.copytree(ROOT / "kernels", tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    source = tmp_path / defect["file"]
-    correct = source.read_text()
-    assert correct.count(defect["correct"]) == 1, "the kernel has changed: plant the defect anew"
-    source.write_text(correct.replace(defect["correct"], defect["planted"]))
+def question(defect: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
+    return {"subject": defect.get("subject", XLA), "check": defect["check"], "case": case}
 
-    subject = defect.get("subject", "xla.flash_attention")
+
+@cache
+def why_no_hopper() -> str:
+    """Why the Hopper kernels cannot run here, "" if they can: by a process that holds no GPU once it has ended."""
+    code = (
+        "import jax; from conformance.subject import find; "
+        f"print(find({HOPPER!r}).why_not_here(jax.default_backend()) or '')"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout.strip()
+
+
+@pytest.mark.parametrize("name", sorted(DEFECTS))
+def test_what_a_defect_replaces_is_there_once(name: str) -> None:
+    defect = DEFECTS[name]
+    text = (ROOT / defect["file"]).read_text()
+    assert text.count(defect["correct"]) == 1, "the kernel has changed: plant the defect anew"
+    assert defect["planted"] not in (defect["correct"], "")
+
+
+def found_by_search(defect: dict[str, Any], site: Path) -> dict[str, Any]:
+    """The simplest case on which the suite fails, having drawn its own, as JSON."""
+    subject = defect.get("subject", XLA)
     asked = options(subject, defect["feature"], defect["check"])
-    red = judged(tmp_path, subject, *asked, "--json", str(tmp_path / "red.json"))
+    red = judged(site, subject, *asked, "--json", str(site / "red.json"))
     assert red.returncode == 1, red.stdout + red.stderr
     assert "attest replay" in red.stdout
-    results = json.loads((tmp_path / "red.json").read_text())["results"]
+    results = json.loads((site / "red.json").read_text())["results"]
     (minimal,) = [result for result in results if result["minimal"]]
     assert minimal["verdict"] == "FAIL"
     assert {defect["clause"]} <= set(minimal["clauses"]) if "clause" in defect else minimal["clauses"]
     case = minimal["case"]
     assert case.get("q_len", 1) + case.get("kv_len", 1) <= defect["tokens"], case
+    return case
 
+
+def found_by_case(defect: dict[str, Any], site: Path) -> dict[str, Any]:
+    """The defect's own case, on which the suite fails for the reason that the defect gives."""
+    asked = json.dumps(question(defect, defect["case"]))
+    red = judged(site, defect["subject"], "replay", asked)
+    assert red.returncode == 1, red.stdout + red.stderr
+    verdict, message, *details = (line.strip() for line in red.stdout.splitlines())
+    assert verdict == f"FAIL {defect['subject']}: {defect['check']}"
+    assert message.startswith(defect["message"]), red.stdout
+    assert any(line.startswith(f"{defect.get('clause', 'S')}") for line in details)
+    return defect["case"]
+
+
+@pytest.mark.parametrize("name", sorted(DEFECTS))
+def test_a_planted_defect_turns_the_suite_red(name: str, tmp_path: Path) -> None:
+    defect = DEFECTS[name]
+    if defect.get("nightly") and not NIGHTLY:
+        pytest.skip("planted nightly: set HYPOTHESIS_PROFILE=nightly")
+    subject = defect.get("subject", XLA)
+    if subject == HOPPER and why_no_hopper():
+        pytest.skip(why_no_hopper())
+    source, correct = planted(name, tmp_path)
+    case = (found_by_case if "case" in defect else found_by_search)(defect, tmp_path)
     source.write_text(correct)
-    question = {"subject": subject, "check": defect["check"], "case": case}
-    replayed = judged(tmp_path, subject, "replay", json.dumps(question))
+    replayed = judged(tmp_path, subject, "replay", json.dumps(question(defect, case)))
     assert replayed.returncode == 0, replayed.stdout
+
+
+def test_the_hopper_kernels_lower_for_cuda_with_each_defect(tmp_path: Path) -> None:
+    """Where none of them can run, that a defect is one of values, and no error of Python's or of Pallas's."""
+    asked: dict[str, Any] = {}
+    for name, defect in DEFECTS.items():
+        if defect.get("subject") == HOPPER:
+            planted(name, tmp_path / name)
+            asked[str(tmp_path / name)] = question(defect, defect["case"])
+    assert asked
+    command = [sys.executable, "-c", LOWER, json.dumps(asked)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""

@@ -102,7 +102,7 @@ def _registers(row: dict[str, Any]) -> tuple[int, int]:
 
 def _row(kernel: str, head_dim: int, work: Collection[str]) -> dict[str, Any]:
     rows = (row for row in _table()[kernel] if row["head_dim"] == head_dim)
-    return next(row for row in rows if row.get("work") in (None, *work))
+    return next(row for row in rows if set(row.get("work", ())) <= set(work))
 
 
 @cache

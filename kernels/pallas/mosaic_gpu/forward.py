@@ -151,8 +151,18 @@ def _over_tiles(problem: Problem, blocks: Blocks, work: Callable[[Any, Any], Any
         work(program, jnp.int32(0))
         return
     programs = min(blocks.programs, tiles(problem))
-    mine = lax.div(tiles(problem) - program + programs - 1, programs)
-    lax.fori_loop(0, mine, lambda i, count: work(program + i * programs, count), jnp.int32(0))
+
+    def one(i: Any, count: Any) -> Any:
+        return work(i * programs + _place(program, programs, i), count)
+
+    whole_rounds, rest = divmod(tiles(problem), programs)
+    mine = whole_rounds + (_place(program, programs, whole_rounds) < rest).astype(jnp.int32)
+    lax.fori_loop(0, mine, one, jnp.int32(0))
+
+
+def _place(program: Any, programs: int, turn: Any) -> Any:
+    """Which tile of a round a program takes: every other round backwards, so that none gets all long ones."""
+    return jnp.where(turn % 2 == 0, program, programs - 1 - program)
 
 
 def _visit(problem: Problem, arrays: Mapping[str, Any], tile: Any) -> tuple[Any, Any, Any, Span]:

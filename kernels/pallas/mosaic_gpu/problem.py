@@ -1,7 +1,6 @@
 """Decides what of a call the Hopper kernels are specialised to: what is static, and what follows from it."""
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,11 +103,10 @@ class Problem:
         return -(-self.k_length // self.k_block)
 
 
-def work_of(call: Call) -> Collection[str]:
-    """What a call asks of registers and schedule beyond causal order, as the table of blocks has it.
+def work_of(call: Call) -> frozenset[str]:
+    """What a call asks of registers and schedule, as the table of blocks has it.
 
-    "cap": a soft cap. "pairs": a mask or a bias. "described": arrays say what a row sees. "plain": nothing
-    of these, nor causal order, so that all tiles are as long.
+    "cap": a soft cap. "pairs": a mask or a bias. "described": arrays say what a row sees.
     """
     pairs, lengths = (call.attention_mask, call.bias), (call.q_segment_ids, call.cum_seqlens_q)
     asked = {
@@ -116,8 +114,7 @@ def work_of(call: Call) -> Collection[str]:
         "pairs": any(x is not None for x in pairs),
         "described": call.sliding_window != (None, None) or any(x is not None for x in lengths),
     }
-    found = [name for name, asks in asked.items() if asks]
-    return found if found or call.causal else ["plain"]
+    return frozenset(name for name, asks in asked.items() if asks)
 
 
 def describe(

@@ -109,13 +109,12 @@ def out(blocks: Blocks, problem: Problem, arrays: Mapping[str, Any], shared: Sha
         _fetch(shared, arrays["key"].at[at], shared.visited.at[0])
         u, hiding = logits(here, _product(here, shared.own.at[0], shared.visited.at[0]), compared=True)
         p, m, norm, alpha = softmax(problem, hiding.apply(u, -jnp.inf), *carry)
-        acc[...] = acc[...] * over_rows(alpha, (ROWS, problem.head_dim))
+        if strange:
+            p = jnp.where(p > 0.0, 1.0, 0.0)  # however small a weight is, its dtype holds it
+        else:
+            acc[...] = acc[...] * over_rows(alpha, (ROWS, problem.head_dim))
         _fetch(shared, arrays["value"].at[at], shared.visited.at[1])
-        for i in range(0, blocks.k, ROWS):
-            part = shared.visited.at[1, pl.ds(i, ROWS)]
-            value = load(part, TILE).astype(jnp.float32)
-            finite = value * 0.0 == 0.0
-            _store(part, jnp.where(finite, 0.0, 1.0) if strange else jnp.where(finite, value, 0.0))
+        _change(shared.visited.at[1], _is_strange if strange else _finite_or_zero)
         _add(acc, p, shared.visited.at[1])
         return m, norm
 
@@ -124,6 +123,8 @@ def out(blocks: Blocks, problem: Problem, arrays: Mapping[str, Any], shared: Sha
             acc[...] = jnp.zeros((ROWS, problem.head_dim), jnp.float32)
             start = no_softmax(blocks.partial_sums)
             m, norm = lax.fori_loop(0, problem.k_blocks, partial(step, strange, acc), start)
+            if strange:
+                return acc[...]
             if blocks.partial_sums:
                 norm = jnp.sum(norm, axis=1)
             _, factor = finish(problem, arrays, head, m, norm)
@@ -131,8 +132,9 @@ def out(blocks: Blocks, problem: Problem, arrays: Mapping[str, Any], shared: Sha
 
         return pl.run_scoped(run, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
 
-    _store(shared.own.at[1], jnp.where(total(strange=True) > 0.0, jnp.nan, 0.0))
-    _store(shared.own.at[0], total(strange=False) + load(shared.own.at[1], TILE).astype(jnp.float32))
+    _store(shared.own.at[1], total(strange=True))
+    _store(shared.own.at[0], total(strange=False))
+    _change(shared.own.at[0], lambda x, strange: jnp.where(strange > 0.0, jnp.nan, x), shared.own.at[1])
     _write(shared.own.at[0], arrays["out"].at[own])
 
 
@@ -152,8 +154,7 @@ def d_query(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_in
         _fetch(shared, arrays["key"].at[at], shared.visited.at[0])
         _fetch(shared, arrays["value"].at[at], shared.visited.at[1])
         ds = _cotangents(here, shared, lse, delta)
-        key = load(shared.visited.at[0], TILE).astype(jnp.float32)
-        _store(shared.visited.at[0], jnp.where(key * 0.0 == 0.0, key, 0.0))
+        _change(shared.visited.at[0], _finite_or_zero)
         _add(acc, ds, shared.visited.at[0])
 
     total = _sum(problem, lambda acc: lax.fori_loop(0, problem.k_blocks, partial(step, acc), None))
@@ -186,9 +187,8 @@ def d_key(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_inde
             left, right = _cotangents(here, shared, lse, delta), shared.visited.at[0]
         else:
             left, right = _weights(here, shared, lse)[0], shared.visited.at[1]
-        rows = load(right, TILE).astype(jnp.float32)
         sound = load(shared.numbers.at[0], BY_ROW) * 0.0 == 0.0
-        _store(right, jnp.where(over_rows(sound, rows.shape), rows, 0.0))
+        _change(right, lambda x: jnp.where(over_rows(sound, x.shape), x, 0.0))
         _add(acc, left, right)
 
     def total(name: str) -> jax.Array:
@@ -264,6 +264,25 @@ def _sum(problem: Problem, loop: Callable[[Any], None]) -> jax.Array:
 def _store(room: Any, x: jax.Array) -> None:
     room[...] = x.astype(room.dtype)
     plgpu.commit_smem()
+
+
+def _change(room: Any, change: Callable[..., jax.Array], *others: Any) -> None:
+    """room = change(room, *others), in squares, for which there are registers."""
+    rows, columns = room.shape
+    for i in range(0, rows, ROWS):
+        for j in range(0, columns, ROWS):
+            at = (pl.ds(i, ROWS), pl.ds(j, ROWS))
+            x, *given = (load(ref.at[at], TILE).astype(jnp.float32) for ref in (room, *others))
+            room[at] = change(x, *given).astype(room.dtype)
+    plgpu.commit_smem()
+
+
+def _is_strange(x: jax.Array) -> jax.Array:
+    return jnp.where(x * 0.0 == 0.0, 0.0, 1.0)
+
+
+def _finite_or_zero(x: jax.Array) -> jax.Array:
+    return jnp.where(x * 0.0 == 0.0, x, 0.0)
 
 
 def _write(room: Any, target: Any) -> None:
