@@ -47,7 +47,7 @@ def _flash_attention(
     blocks: Mapping[str, Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> Any:
-    """`flash_attention_with_lse`; blocks: one choice for each kernel, by name, the kernels' own where None."""
+    """`flash_attention_with_lse`; blocks: one choice for each kernel, by name, None for their own."""
     from kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, Blocks, flash_attention_with_lse
 
     if blocks is not None:
