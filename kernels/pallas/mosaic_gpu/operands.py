@@ -1,7 +1,8 @@
 """Decides what of a call goes to memory for the Hopper kernels: padded tensors, visibility, masks, biases.
 
-What is read row by row or pair by pair is padded here to whole blocks, so that reading needs no bounds. The
-TMA unit reads rows past the end as 0 and writes none.
+What is read row by row or pair by pair is padded here to whole blocks, so that reading needs no bounds; what
+is past the end sees nothing, as a hidden key that is NaN must not come back through it. The TMA unit reads
+rows past the end as 0 and writes none.
 """
 
 import jax
@@ -42,7 +43,7 @@ def visibility(problem: Problem, call: Call, rows: Rows, ranges: jax.Array | Non
 
     arrays: dict[str, jax.Array] = {}
     if problem.first and rows.first is not None:
-        arrays["first"] = padded(spread(rows.first), 1, q_length, 0)
+        arrays["first"] = padded(spread(rows.first), 1, q_length, problem.k_length)
     if problem.last and rows.last is not None:
         arrays["last"] = padded(spread(rows.last), 1, q_length, -1)
     if call.q_segment_ids is not None and call.kv_segment_ids is not None:
@@ -57,18 +58,18 @@ def pairs(problem: Problem, call: Call, transposed: bool) -> dict[str, jax.Array
     """Mask and bias, as [.., queries or 1, keys], or as [.., keys, queries] if transposed."""
     q_length, k_length = problem.q_blocks * problem.q_block, problem.k_blocks * problem.k_block
 
-    def laid(x: jax.Array) -> jax.Array:
-        x = padded(x, 3, k_length, 0)
+    def laid(x: jax.Array, fill: float) -> jax.Array:
+        x = padded(x, 3, k_length, fill)
         if x.shape[2] == 1:
             return x
-        x = padded(x, 2, q_length, 0)
+        x = padded(x, 2, q_length, fill)
         return x.swapaxes(2, 3) if transposed else x
 
     arrays: dict[str, jax.Array] = {}
     if call.attention_mask is not None:
-        arrays["mask"] = laid(call.attention_mask.astype(jnp.int8))
+        arrays["mask"] = laid(call.attention_mask.astype(jnp.int8), 0)
     if call.bias is not None:
-        arrays["bias"] = laid(call.bias)
+        arrays["bias"] = laid(call.bias, -jnp.inf)
     return arrays
 
 

@@ -34,7 +34,7 @@ def key_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
     highest = jnp.minimum(lowest + problem.q_block - 1, k_length - 1)
     stop = jnp.maximum(lax.div(highest + k_block, k_block), 0)
     whole = jnp.minimum(lax.div(jnp.maximum(lowest + 1, 0), k_block), full)
-    return _unless_pairwise(problem, (zero, zero, jnp.minimum(whole, stop), stop))
+    return _unless_pairwise(problem, _unknown(zero, zero, jnp.minimum(whole, stop), stop))
 
 
 def query_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
@@ -50,7 +50,7 @@ def query_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span
     q_block = problem.q_block
     start = jnp.minimum(lax.div(jnp.maximum(first, 0), q_block), stop)
     whole = jnp.minimum(lax.div(jnp.maximum(all_seen, 0) + q_block - 1, q_block), stop)
-    return _unless_pairwise(problem, (start, whole, stop, stop))
+    return _unless_pairwise(problem, _unknown(start, whole, stop, stop))
 
 
 def over_keys(
@@ -97,7 +97,11 @@ def _over(
 
 
 def _unknown(*span: Any) -> Span:
-    """A span that the compiler does not know: it would unroll short loops, and spill registers for it."""
+    """A span of which the compiler knows nothing.
+
+    Of short ones it unrolls the loops and spills registers for it, or takes the waits out of the producer's,
+    where they never wait: such a kernel has faulted on an H200.
+    """
     start, whole_start, whole_stop, stop = lax.optimization_barrier(span)
     return start, whole_start, whole_stop, stop
 
