@@ -106,11 +106,13 @@ class Problem:
 def work_of(call: Call) -> frozenset[str]:
     """What a call asks of registers and schedule, as the table of blocks has it.
 
-    "cap": a soft cap. "pairs": a mask or a bias. "described": arrays say what a row sees.
+    "cap": a soft cap. "pairs": a mask or a bias. "described": arrays say what a row sees. "scale": one that
+    is not positive, or very small.
     """
     pairs, lengths = (call.attention_mask, call.bias), (call.q_segment_ids, call.cum_seqlens_q)
     asked = {
         "cap": call.logits_soft_cap is not None,
+        "scale": call.softmax_scale < _SMALLEST_SCALE,
         "pairs": any(x is not None for x in pairs),
         "described": call.sliding_window != (None, None) or any(x is not None for x in lengths),
     }

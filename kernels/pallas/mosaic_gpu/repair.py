@@ -41,14 +41,19 @@ from kernels.pallas.mosaic_gpu.tile import (
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 PROGRAMS = 132  # one for each multiprocessor of an H200
+CHANNELS = 128  # the most of whose sums the registers hold
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Tiles [2, 64, D] of the rows that a tile owns and of those that it visits, with two numbers of each."""
+    """Tiles [2, 64, D] of the rows that a tile owns and of those that it visits, with two numbers of each.
+
+    result: a tile [1, 64, D].
+    """
 
     own: Any
     visited: Any
+    result: Any
     numbers: Any
     full: Any
 
@@ -82,6 +87,7 @@ def repair(
         {
             "own": matrix(problem, ROWS, 2),
             "visited": matrix(problem, problem.k_block, 2),
+            "result": matrix(problem, ROWS, 1),
             "numbers": vector(ROWS, 2),
             "full": barriers(1),
         },
@@ -103,7 +109,9 @@ def out(blocks: Blocks, problem: Problem, arrays: Mapping[str, Any], shared: Sha
     own = (batch, tile.queries, head)
     _fetch(shared, arrays["query"].at[own], shared.own.at[0])
 
-    def step(strange: bool, acc: Any, j: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+    def step(
+        strange: bool, acc: Any, channels: Any, j: Any, carry: tuple[jax.Array, jax.Array]
+    ) -> tuple[Any, Any]:
         here = replace(tile, key=j * blocks.k)
         at = (batch, here.keys, lax.div(head, problem.group))
         _fetch(shared, arrays["key"].at[at], shared.visited.at[0])
@@ -112,30 +120,27 @@ def out(blocks: Blocks, problem: Problem, arrays: Mapping[str, Any], shared: Sha
         if strange:
             p = jnp.where(p > 0.0, 1.0, 0.0)  # however small a weight is, its dtype holds it
         else:
-            acc[...] = acc[...] * over_rows(alpha, (ROWS, problem.head_dim))
+            acc[...] = acc[...] * over_rows(alpha, acc.shape)
         _fetch(shared, arrays["value"].at[at], shared.visited.at[1])
         _change(shared.visited.at[1], _is_strange if strange else _finite_or_zero)
-        _add(acc, p, shared.visited.at[1])
+        _add(acc, p, shared.visited.at[1, :, channels])
         return m, norm
 
-    def total(strange: bool) -> jax.Array:
-        def run(acc: Any) -> jax.Array:
-            acc[...] = jnp.zeros((ROWS, problem.head_dim), jnp.float32)
-            start = no_softmax(blocks.partial_sums)
-            m, norm = lax.fori_loop(0, problem.k_blocks, partial(step, strange, acc), start)
-            if strange:
-                return acc[...]
-            if blocks.partial_sums:
-                norm = jnp.sum(norm, axis=1)
-            _, factor = finish(problem, arrays, head, m, norm)
-            return acc[...] * over_rows(factor, (ROWS, problem.head_dim))
+    def total(strange: bool, acc: Any, channels: Any) -> jax.Array:
+        acc[...] = jnp.zeros(acc.shape, jnp.float32)
+        start = no_softmax(blocks.partial_sums)
+        m, norm = lax.fori_loop(0, problem.k_blocks, partial(step, strange, acc, channels), start)
+        if strange:
+            return acc[...]
+        if blocks.partial_sums:
+            norm = jnp.sum(norm, axis=1)
+        _, factor = finish(problem, arrays, head, m, norm)
+        return acc[...] * over_rows(factor, acc.shape)
 
-        return pl.run_scoped(run, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
-
-    _store(shared.own.at[1], total(strange=True))
-    _store(shared.own.at[0], total(strange=False))
-    _change(shared.own.at[0], lambda x, strange: jnp.where(strange > 0.0, jnp.nan, x), shared.own.at[1])
-    _write(shared.own.at[0], arrays["out"].at[own])
+    _sum(problem, shared.own.at[1], partial(total, True))
+    _sum(problem, shared.result.at[0], partial(total, False))
+    _change(shared.result.at[0], lambda x, strange: jnp.where(strange > 0.0, jnp.nan, x), shared.own.at[1])
+    _write(shared.result.at[0], arrays["out"].at[own])
 
 
 def d_query(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
@@ -148,18 +153,21 @@ def d_query(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_in
     _fetch(shared, arrays["d_out"].at[own], shared.own.at[1])
     lse, delta = (tile.load_by_query(arrays[name].at[of_row]) for name in ("lse", "delta"))
 
-    def step(acc: Any, j: Any, _: None) -> None:
+    def step(acc: Any, channels: Any, j: Any, _: None) -> None:
         here = replace(tile, key=j * ROWS)
         at = (batch, here.keys, lax.div(head, problem.group))
         _fetch(shared, arrays["key"].at[at], shared.visited.at[0])
         _fetch(shared, arrays["value"].at[at], shared.visited.at[1])
         ds = _cotangents(here, shared, lse, delta)
         _change(shared.visited.at[0], _finite_or_zero)
-        _add(acc, ds, shared.visited.at[0])
+        _add(acc, ds, shared.visited.at[0, :, channels])
 
-    total = _sum(problem, lambda acc: lax.fori_loop(0, problem.k_blocks, partial(step, acc), None))
-    _store(shared.own.at[0], total * problem.scale)
-    _write(shared.own.at[0], arrays["d_query"].at[own])
+    def total(acc: Any, channels: Any) -> jax.Array:
+        lax.fori_loop(0, problem.k_blocks, partial(step, acc, channels), None)
+        return acc[...] * problem.scale
+
+    _sum(problem, shared.result.at[0], total)
+    _write(shared.result.at[0], arrays["d_query"].at[own])
 
 
 def d_key(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
@@ -173,7 +181,7 @@ def d_key(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_inde
     _fetch(shared, arrays["key"].at[own], shared.own.at[0])
     _fetch(shared, arrays["value"].at[own], shared.own.at[1])
 
-    def step(name: str, acc: Any, visit: Any, _: None) -> None:
+    def step(name: str, acc: Any, channels: Any, visit: Any, _: None) -> None:
         head = key_head * problem.group + lax.div(visit, problem.q_blocks)
         here = replace(tile, head=head, row=lax.rem(visit, problem.q_blocks) * ROWS)
         here = replace(here, bounds=load_bounds(here))
@@ -184,21 +192,21 @@ def d_key(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_inde
             _fetch(shared, arrays[number].at[of_row], shared.numbers.at[i])
         lse, delta = (load(shared.numbers.at[i], BY_COLUMN) for i in range(2))
         if name == "d_key":
-            left, right = _cotangents(here, shared, lse, delta), shared.visited.at[0]
+            left, right = _cotangents(here, shared, lse, delta), 0
         else:
-            left, right = _weights(here, shared, lse)[0], shared.visited.at[1]
+            left, right = _weights(here, shared, lse)[0], 1
         sound = load(shared.numbers.at[0], BY_ROW) * 0.0 == 0.0
-        _change(right, lambda x: jnp.where(over_rows(sound, x.shape), x, 0.0))
-        _add(acc, left, right)
+        _change(shared.visited.at[right], lambda x: jnp.where(over_rows(sound, x.shape), x, 0.0))
+        _add(acc, left, shared.visited.at[right, :, channels])
 
-    def total(name: str) -> jax.Array:
-        visits = problem.q_blocks * problem.group
-        return _sum(problem, lambda acc: lax.fori_loop(0, visits, partial(step, name, acc), None))
+    def total(name: str, acc: Any, channels: Any) -> jax.Array:
+        lax.fori_loop(0, problem.q_blocks * problem.group, partial(step, name, acc, channels), None)
+        return acc[...] * (problem.scale if name == "d_key" else 1.0)
 
-    for name, scale in (("d_key", problem.scale), ("d_value", 1.0)):
+    for name in ("d_key", "d_value"):
         if name in arrays:
-            _store(shared.visited.at[0], total(name) * scale)
-            _write(shared.visited.at[0], arrays[name].at[own])
+            _sum(problem, shared.result.at[0], partial(total, name))
+            _write(shared.result.at[0], arrays[name].at[own])
 
 
 def _program(
@@ -253,16 +261,17 @@ def _add(acc: Any, left: jax.Array, right: Any) -> None:
     plgpu.wgmma_wait(0)
 
 
-def _sum(problem: Problem, loop: Callable[[Any], None]) -> jax.Array:
-    def run(acc: Any) -> jax.Array:
-        loop(acc)
-        return acc[...]
+def _sum(problem: Problem, room: Any, total: Callable[[Any, Any], jax.Array]) -> None:
+    """room = total(acc, channels), as many channels at a time as the registers hold; acc begins at 0."""
+    width = min(problem.head_dim, CHANNELS)
+    for i in range(0, problem.head_dim, width):
+        channels = pl.ds(i, width)
 
-    return pl.run_scoped(run, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
+        def run(acc: Any, channels: Any = channels) -> jax.Array:
+            return total(acc, channels)
 
-
-def _store(room: Any, x: jax.Array) -> None:
-    room[...] = x.astype(room.dtype)
+        found = pl.run_scoped(run, plgpu.ACC((ROWS, width), jnp.float32))
+        room[:, channels] = found.astype(room.dtype)
     plgpu.commit_smem()
 
 
