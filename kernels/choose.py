@@ -73,8 +73,8 @@ class Implementation:
     packages: tuple[str, ...] = ()
 
 
-# The fastest first; the last takes every call. The first is chosen nowhere until its record on a GPU is clean:
-# it runs where a call names it.
+# The fastest first; the last takes every call. The first is chosen nowhere until its record on a GPU is
+# clean: it runs where a call names it.
 IMPLEMENTATIONS = (
     Implementation(
         "mosaic_gpu",
