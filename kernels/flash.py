@@ -174,14 +174,16 @@ def check_blocks(name: str, blocks: Any, expected: tuple[type, ...], advice: str
     return blocks
 
 
-def sinks_alone(call: Call) -> jax.Array:
-    """The lse [B, Hq, Sq] float32 of rows that see no key: logsumexp of the sinks, -inf without."""
+def without_pairs(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What a forward pass returns where there is no query or no key: only the sinks speak (S10, S11)."""
     batch, q_length, q_heads, _ = call.query.shape
+    out = jnp.zeros((batch, q_length, q_heads, call.value.shape[3]), call.query.dtype)
+    nothing = jnp.full((batch, q_heads, q_length), -jnp.inf, jnp.float32)
     if call.softmax_aux is None:
-        return jnp.full((batch, q_heads, q_length), -jnp.inf, jnp.float32)
+        return out, nothing, nothing
     sinks = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32)
     lse = jax.nn.logsumexp(sinks, axis=-1)[None, :, None]
-    return jnp.broadcast_to(lse, (batch, q_heads, q_length))
+    return out, jnp.broadcast_to(lse, nothing.shape), nothing
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

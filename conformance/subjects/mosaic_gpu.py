@@ -11,18 +11,11 @@ import jax
 
 from conformance.features import FEATURES
 from conformance.subject import Subject, Tiling, default_numerics
+from conformance.subjects.triton import CUDA, CUDA_MATRIX_UNIT
 from reference.numerics import Numerics
 
 # Hopper's: no other GPU has the instructions that the kernels are made of.
 COMPUTE_CAPABILITY = "9.0"
-# The matrix unit adds 16 products at once and truncates the sum. The functions are those of the Triton
-# kernels, ex2 and the same rational tanh, of which reports/benchmarks has the errors on an H200.
-_ARITHMETIC = {
-    "accumulator": 2.0**-23,
-    "truncated": 16,
-    "exponential": 2.0**-22,
-    "tanh": 2.0**-21,
-}
 # The fewest keys in a step that the kernels' own table chooses.
 FEWEST_KEYS = 64
 # What the table chooses forward for a head dim of 128: lengths are drawn around it.
@@ -58,7 +51,8 @@ def _flash_attention(
 
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
     """Weights and dS cast to the inputs' dtype, all else in float32."""
-    return replace(default_numerics(dtype, tiling), key_block=FEWEST_KEYS, **_ARITHMETIC)
+    # The functions are those of the Triton kernels, too: ex2, and the same rational tanh.
+    return replace(default_numerics(dtype, tiling), key_block=FEWEST_KEYS, **CUDA, **CUDA_MATRIX_UNIT)
 
 
 def _why_not_here() -> str | None:

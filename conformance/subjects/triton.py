@@ -17,9 +17,9 @@ from reference.numerics import Numerics
 # Largest relative errors of the functions. In the interpreter they are NumPy's exp2 and float32 arithmetic.
 _INTERPRETED = {"exponential": 2.0**-22, "tanh": 2.0**-21}
 # On an H200 exp2 was off by at most 2**-22.7 and the kernels' own tanh by 2**-21.5: see reports/benchmarks.
-_CUDA = {"exponential": 2.0**-22, "tanh": 2.0**-21}
+CUDA = {"exponential": 2.0**-22, "tanh": 2.0**-21}
 # Its matrix unit adds 16 products at once and truncates the sum; float32 dots are IEEE and never see it.
-_CUDA_MATRIX_UNIT = {"accumulator": 2.0**-23, "truncated": 16}
+CUDA_MATRIX_UNIT = {"accumulator": 2.0**-23, "truncated": 16}
 # The fewest keys in a step that the kernels' own table chooses for a dtype, at any head dim.
 _FEWEST_KEYS = {"float32": 16, "bfloat16": 16, "float16": 16}
 # What the table chooses for two bytes, a head dim of 128 and causal order on sm_90: lengths are drawn
@@ -46,8 +46,8 @@ def _interpreted_numerics(dtype: str, tiling: Tiling) -> Numerics:
 def _cuda_numerics(dtype: str, tiling: Tiling) -> Numerics:
     if dtype == "float32":
         # IEEE products are multiplied and added one after the other, into the running sum itself.
-        return replace(_declared(dtype, tiling, _CUDA), key_block=1)
-    return _declared(dtype, tiling, {**_CUDA, **_CUDA_MATRIX_UNIT})
+        return replace(_declared(dtype, tiling, CUDA), key_block=1)
+    return _declared(dtype, tiling, {**CUDA, **CUDA_MATRIX_UNIT})
 
 
 def _declared(dtype: str, tiling: Tiling, arithmetic: Mapping[str, Any]) -> Numerics:

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels.arguments import Call
-from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
-from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, sinks_alone
+from kernels.cotangents import cotangent_call, row_terms, sink_cotangent, without_pairs_cotangent
+from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
 from kernels.ranges import key_blocks, query_blocks
 from kernels.triton.backward import backward_bias, backward_key, backward_query
 from kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
@@ -68,8 +68,7 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
     out = jax.ShapeDtypeStruct((batch, q_length, q_heads, value_dim), call.query.dtype)
     rows = jax.ShapeDtypeStruct((batch, q_heads, q_length), jnp.float32)
     if 0 in (q_length, k_length):
-        # Nothing to launch over, or nothing to see: only the sinks speak.
-        return jnp.zeros(out.shape, out.dtype), sinks_alone(call), jnp.full(rows.shape, -jnp.inf, rows.dtype)
+        return without_pairs(call)
     sizes = _sizes(settings.forward, "forward", call)
     with ahead(call):
         visible = _visible(call)
@@ -119,9 +118,7 @@ def _backward(
     terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides)
     d_sinks = sink_cotangent(call, lse, terms.delta)
     if 0 in (q_length, k_length):
-        d_query, d_key, d_value = (jnp.zeros_like(x) for x in (call.query, call.key, call.value))
-        d_bias = None if call.bias is None else jnp.zeros_like(call.bias)
-        return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
+        return without_pairs_cotangent(call, d_sinks)
 
     call = replace(call, query=terms.query)
     weight = terms.query if terms.weight is None else terms.weight

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from kernels.pallas.mosaic_gpu.launch import PROGRAM, WARPGROUP, barriers, matrix, vector
+from kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, in_roles, matrix, vector
 from kernels.pallas.mosaic_gpu.problem import Problem
 from kernels.pallas.mosaic_gpu.spans import query_span
 from kernels.pallas.mosaic_gpu.tile import (
@@ -57,14 +57,16 @@ class Shared:
 
 @dataclass(frozen=True)
 class _Visits:
-    """What a program visits: `count` times a batch row, a query head and a block of queries."""
+    """What a program visits: `count` times a batch row, a query head and a block of queries.
+
+    owner: the batch row, head, key block and query block of the program's tile, 0 where all share it. start,
+    blocks: the first of the query blocks, and how many, where it visits more than one.
+    """
 
     problem: Problem
-    owner: tuple[
-        Any, Any, Any, Any
-    ]  # the batch row, head, key block and query block of the tile, 0 where shared
-    start: Any  # of the query blocks, where it visits more than one
-    blocks: Any  # how many query blocks
+    owner: tuple[Any, Any, Any, Any]
+    start: Any
+    blocks: Any
     count: Any
 
     def at(self, visit: Any) -> tuple[Any, Any, Any]:
@@ -111,19 +113,15 @@ def backward_bias(
     shared: Shared,
 ) -> None:
     """The body of the kernel. outputs: d_bias [.., keys, queries], or [.., keys] if all queries share it."""
-    warpgroup = lax.axis_index(WARPGROUP)
     visits = _visits(problem, arrays)
-    of_consumer, of_producer = blocks.registers
 
-    @pl.when(warpgroup == blocks.consumers)
-    def _() -> None:
-        plgpu.set_max_registers(of_producer, action="decrease")
+    def produce() -> None:
         lax.fori_loop(0, visits.count, partial(_ask, blocks, arrays, shared, visits), None)
 
-    @pl.when(warpgroup < blocks.consumers)
-    def _() -> None:
-        plgpu.set_max_registers(of_consumer, action="increase")
+    def consume(warpgroup: Any) -> None:
         _consume(blocks, arrays, outputs["d_bias"], shared, warpgroup, visits)
+
+    in_roles(blocks, produce, consume)
 
 
 def _visits(problem: Problem, arrays: Mapping[str, Any]) -> _Visits:

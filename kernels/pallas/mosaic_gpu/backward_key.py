@@ -22,7 +22,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from kernels.pallas.mosaic_gpu.launch import PROGRAM, WARPGROUP, barriers, matrix, vector
+from kernels.pallas.mosaic_gpu.launch import (
+    PROGRAM,
+    ask,
+    barriers,
+    begin_turns,
+    in_roles,
+    matrix,
+    pass_turn,
+    vector,
+)
 from kernels.pallas.mosaic_gpu.problem import Problem
 from kernels.pallas.mosaic_gpu.spans import Span, locate, over_queries, query_span
 from kernels.pallas.mosaic_gpu.tile import (
@@ -107,22 +116,18 @@ def backward_key(
     shared: Shared,
 ) -> None:
     """The body of the kernel. outputs: d_key, d_value or both, and leak where pairs may be hidden."""
-    warpgroup = lax.axis_index(WARPGROUP)
     batch, key_head, block = locate(lax.axis_index(PROGRAM), problem.k_blocks, problem.key_heads)
     span = query_span(problem, arrays, batch, block)
-    of_consumer, of_producer = blocks.registers
 
-    @pl.when(warpgroup == blocks.consumers)
-    def _() -> None:
-        plgpu.set_max_registers(of_producer, action="decrease")
+    def produce() -> None:
         _produce(problem, blocks, arrays, shared, (batch, key_head), span)
 
-    @pl.when(warpgroup < blocks.consumers)
-    def _() -> None:
-        plgpu.set_max_registers(of_consumer, action="increase")
+    def consume(warpgroup: Any) -> None:
         key = block * blocks.own + warpgroup * ROWS
         tile = Tile(problem, arrays, batch, key_head, row=None, key=key, transposed=True)
         _consume(_Consumer(blocks, shared, warpgroup, tile), outputs, span)
+
+    in_roles(blocks, produce, consume)
 
 
 def _produce(
@@ -144,11 +149,10 @@ def _produce(
     def step(count: Any, _: None) -> None:
         head = key_head * problem.group + lax.div(count, stop - start)
         rows = pl.ds((start + lax.rem(count, stop - start)) * blocks.step, blocks.step)
-        slot = lax.rem(count, blocks.stages)
         for name, ring, of_row, numbers, full, empty in rings:
-            pl.when(count >= blocks.stages)(partial(plgpu.barrier_wait, empty.at[slot]))
-            plgpu.copy_gmem_to_smem(arrays[name].at[batch, rows, head], ring.at[slot], full.at[slot])
-            plgpu.copy_gmem_to_smem(arrays[of_row].at[batch, head, rows], numbers.at[slot], full.at[slot])
+            tile = (arrays[name].at[batch, rows, head], ring)
+            of_each = (arrays[of_row].at[batch, head, rows], numbers)
+            ask([tile, of_each], full, empty, count, blocks.stages)
 
     lax.fori_loop(0, (stop - start) * problem.group, step, None)
 
@@ -162,7 +166,7 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
     for name, room in (("key", rooms["d_key"]), ("value", rooms["d_value"])):
         plgpu.copy_gmem_to_smem(tile.arrays[name].at[own], room, shared.own_full.at[warpgroup])
     if blocks.turns:
-        pl.when(warpgroup == blocks.consumers - 1)(lambda: plgpu.barrier_arrive(shared.turn.at[0]))
+        begin_turns(shared.turn, warpgroup, blocks.consumers)
     plgpu.barrier_wait(shared.own_full.at[warpgroup])
     sums = {name: field for name, field in (("d_key", "of_key"), ("d_value", "of_value")) if name in outputs}
 
@@ -214,7 +218,7 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
         if dp is not None:
             plgpu.wgmma(dp, shared.value.at[me], shared.d_out.at[slot].T)
         if blocks.turns:
-            plgpu.barrier_arrive(shared.turn.at[lax.rem(warpgroup + 1, blocks.consumers)])
+            pass_turn(shared.turn, warpgroup, blocks.consumers)
         lse = None if problem.folds else of_query(shared.lse)
         score = plgpu.wgmma_accumulator_load(s, wait_n=0 if dp is None else 1)
         bounded = replace(tile, bounds=load_bounds(tile)) if compared else tile

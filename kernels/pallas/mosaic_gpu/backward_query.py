@@ -22,7 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from kernels.pallas.mosaic_gpu.launch import PROGRAM, WARPGROUP, barriers, matrix
+from kernels.pallas.mosaic_gpu.launch import PROGRAM, ask, barriers, begin_turns, in_roles, matrix, pass_turn
 from kernels.pallas.mosaic_gpu.problem import Problem
 from kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
 from kernels.pallas.mosaic_gpu.tile import Tile, cotangents, leaked, load_bounds, opaque, weights
@@ -77,23 +77,19 @@ def backward_query(
     shared: Shared,
 ) -> None:
     """The body of the kernel. outputs: d_query, and leak where pairs may be hidden."""
-    warpgroup = lax.axis_index(WARPGROUP)
     batch, head, index = locate(lax.axis_index(PROGRAM), problem.q_blocks, problem.heads)
     block = problem.q_blocks - 1 - index  # the last may have most keys
     span = key_span(problem, arrays, batch, block)
-    of_consumer, of_producer = blocks.registers
 
-    @pl.when(warpgroup == blocks.consumers)
-    def _() -> None:
-        plgpu.set_max_registers(of_producer, action="decrease")
+    def produce() -> None:
         _produce(problem, blocks, arrays, shared, (batch, lax.div(head, problem.group)), span)
 
-    @pl.when(warpgroup < blocks.consumers)
-    def _() -> None:
-        plgpu.set_max_registers(of_consumer, action="increase")
+    def consume(warpgroup: Any) -> None:
         row = block * blocks.own + warpgroup * ROWS
         tile = Tile(problem, arrays, batch, head, row, key=None)
         _consume(blocks, outputs, shared, warpgroup, tile, span)
+
+    in_roles(blocks, produce, consume)
 
 
 def _produce(
@@ -107,17 +103,14 @@ def _produce(
     """Asks for the K and V blocks of a batch row and key head, each when its slot is empty."""
     batch, key_head = source
     start, _, _, stop = span
-    rings = (
-        (arrays["key"], shared.key, shared.key_full, shared.key_empty),
-        (arrays["value"], shared.value, shared.value_full, shared.value_empty),
-    )
 
     def step(j: Any, _: None) -> None:
-        slot = lax.rem(j - start, blocks.stages)
-        for array, ring, full, empty in rings:
-            pl.when(j - start >= blocks.stages)(partial(plgpu.barrier_wait, empty.at[slot]))
-            at = (batch, pl.ds(j * blocks.step, blocks.step), key_head)
-            plgpu.copy_gmem_to_smem(array.at[at], ring.at[slot], full.at[slot])
+        at = (batch, pl.ds(j * blocks.step, blocks.step), key_head)
+        for copy, full, empty in (
+            ((arrays["key"].at[at], shared.key), shared.key_full, shared.key_empty),
+            ((arrays["value"].at[at], shared.value), shared.value_full, shared.value_empty),
+        ):
+            ask([copy], full, empty, j - start, blocks.stages)
 
     lax.fori_loop(start, stop, step, None)
 
@@ -134,7 +127,7 @@ def _consume(
     at = (tile.batch, tile.head, tile.queries)
     lse, delta = (tile.load_by_query(arrays[name].at[at]) for name in ("lse", "delta"))
     if blocks.turns:
-        pl.when(warpgroup == blocks.consumers - 1)(lambda: plgpu.barrier_arrive(shared.turn.at[0]))
+        begin_turns(shared.turn, warpgroup, blocks.consumers)
     plgpu.barrier_wait(shared.own_full.at[warpgroup])
 
     def run(acc: Any) -> jax.Array:
@@ -182,7 +175,7 @@ def _step(
         plgpu.barrier_wait(shared.value_full.at[slot])
         plgpu.wgmma(dp, shared.d_out.at[me], shared.value.at[slot].T)
         if blocks.turns:
-            plgpu.barrier_arrive(shared.turn.at[lax.rem(warpgroup + 1, blocks.consumers)])
+            pass_turn(shared.turn, warpgroup, blocks.consumers)
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
         p, slope = lax.optimization_barrier(weights(tile, score, None if problem.folds else lse, compared))
         found = plgpu.wgmma_accumulator_load(dp, wait_n=0)

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels.arguments import Call
-from kernels.cotangents import RowTerms, cotangent_call, row_terms, sink_cotangent
-from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, sinks_alone
+from kernels.cotangents import RowTerms, cotangent_call, row_terms, sink_cotangent, without_pairs_cotangent
+from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
 from kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
 from kernels.pallas.mosaic_gpu.blocks import (
     BackwardBlocks,
@@ -37,12 +37,9 @@ _PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "
 
 def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     head_dim = _supported(call)
-    batch, q_length, heads, _ = call.query.shape
+    q_length = call.query.shape[1]
     if 0 in (q_length, call.key.shape[1]):
-        # Nothing to launch over, or nothing to see: only the sinks speak.
-        nothing = jnp.full((batch, heads, q_length), -jnp.inf, jnp.float32)
-        out = jnp.zeros((*call.query.shape[:3], call.value.shape[3]), call.query.dtype)
-        return out, sinks_alone(call), nothing
+        return without_pairs(call)
     blocks = settings.forward or choose(head_dim, work_of(call))
     with ahead(call):
         rows = describe_rows(call)
@@ -90,9 +87,7 @@ def _backward(
     terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides=False)
     d_sinks = sink_cotangent(call, lse, terms.delta)
     if 0 in (*call.query.shape[:2], call.key.shape[1]):
-        d_query, d_key, d_value = (jnp.zeros_like(x) for x in (call.query, call.key, call.value))
-        d_bias = None if call.bias is None else jnp.zeros_like(call.bias)
-        return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
+        return without_pairs_cotangent(call, d_sinks)
     with ahead(call):
         rows = describe_rows(call)
     terms = _normalized(terms)
@@ -114,19 +109,7 @@ def _normalized(terms: RowTerms) -> RowTerms:
 
 def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
     blocks = _blocks(settings, "backward_query", call)
-    with ahead(call):
-        problem = describe(settings, call, rows, _head_dim(call), blocks.own, blocks.step)
-        ranges = key_blocks(call, rows, blocks.own, blocks.step) if problem.described else None
-    arrays = {
-        "query": tensor(problem, terms.query),
-        "key": tensor(problem, call.key),
-        "value": tensor(problem, call.value),
-        "d_out": tensor(problem, terms.d_out),
-        **_row_numbers(problem, terms),
-        **visibility(problem, call, rows, ranges),
-        **pairs(problem, call, transposed=False),
-    }
-
+    problem, arrays = _backward_problem(settings, call, rows, terms, blocks, by_key=False)
     filled = launch(
         partial(backward_query.backward_query, problem, blocks),
         backward_query.Shared,
@@ -146,18 +129,7 @@ def _key_cotangents(
     settings: Settings, call: Call, rows: Rows, terms: RowTerms
 ) -> tuple[jax.Array, jax.Array]:
     blocks = _blocks(settings, "backward_key", call)
-    with ahead(call):
-        problem = describe(settings, call, rows, _head_dim(call), blocks.step, blocks.own)
-        ranges = query_blocks(call, rows, blocks.step, blocks.own) if problem.described else None
-    arrays = {
-        "query": tensor(problem, terms.query),
-        "key": tensor(problem, call.key),
-        "value": tensor(problem, call.value),
-        "d_out": tensor(problem, terms.d_out),
-        **_row_numbers(problem, terms),
-        **visibility(problem, call, rows, ranges),
-        **pairs(problem, call, transposed=True),
-    }
+    problem, arrays = _backward_problem(settings, call, rows, terms, blocks, by_key=True)
     result = _of_tensor(problem, call.key)
     leak = jax.ShapeDtypeStruct(
         (problem.batch, problem.key_heads, problem.k_blocks * blocks.own), jnp.float32
@@ -187,9 +159,7 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
     """A launch of its own, so that XLA drops it where nobody asks for the gradient of the bias."""
     assert call.bias is not None
     blocks = _blocks(settings, "backward_bias", call)
-    with ahead(call):
-        problem = describe(settings, call, rows, _head_dim(call), blocks.step, blocks.own)
-        ranges = query_blocks(call, rows, blocks.step, blocks.own) if problem.described else None
+    problem, arrays = _backward_problem(settings, call, rows, terms, blocks, by_key=True)
     q_length, k_length = problem.q_blocks * blocks.step, problem.k_blocks * blocks.own
     by_query = call.bias.shape[2] > 1
     shape = (*call.bias.shape[:2], k_length, *((q_length,) if by_query else ()))
@@ -197,15 +167,7 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
         partial(backward_bias.backward_bias, problem, blocks),
         backward_bias.Shared,
         "flash_backward_bias",
-        {
-            "query": tensor(problem, terms.query),
-            "key": tensor(problem, call.key),
-            "value": tensor(problem, call.value),
-            "d_out": tensor(problem, terms.d_out),
-            **_row_numbers(problem, terms),
-            **visibility(problem, call, rows, ranges),
-            **pairs(problem, call, transposed=True),
-        },
+        arrays,
         {"d_bias": jax.ShapeDtypeStruct(shape, call.bias.dtype)},
         backward_bias.scratch(problem, blocks),
         backward_bias.programs(problem),
@@ -213,6 +175,26 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
     )
     d_bias = filled["d_bias"].swapaxes(2, 3) if by_query else filled["d_bias"][:, :, None]
     return d_bias[:, :, : call.bias.shape[2], : call.key.shape[1]]
+
+
+def _backward_problem(
+    settings: Settings, call: Call, rows: Rows, terms: RowTerms, blocks: BackwardBlocks, by_key: bool
+) -> tuple[Problem, dict[str, jax.Array]]:
+    """The problem of a backward kernel, and what it reads; by_key: whether its programs own keys."""
+    q_block, k_block = (blocks.step, blocks.own) if by_key else (blocks.own, blocks.step)
+    with ahead(call):
+        problem = describe(settings, call, rows, _head_dim(call), q_block, k_block)
+        visited = query_blocks if by_key else key_blocks
+        ranges = visited(call, rows, q_block, k_block) if problem.described else None
+    return problem, {
+        "query": tensor(problem, terms.query),
+        "key": tensor(problem, call.key),
+        "value": tensor(problem, call.value),
+        "d_out": tensor(problem, terms.d_out),
+        **_row_numbers(problem, terms),
+        **visibility(problem, call, rows, ranges),
+        **pairs(problem, call, transposed=by_key),
+    }
 
 
 def _repaired(

@@ -22,7 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
-from kernels.pallas.mosaic_gpu.launch import PROGRAM, WARPGROUP, barriers, matrix
+from kernels.pallas.mosaic_gpu.launch import PROGRAM, ask, barriers, begin_turns, in_roles, matrix, pass_turn
 from kernels.pallas.mosaic_gpu.problem import Problem
 from kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
 from kernels.pallas.mosaic_gpu.tile import (
@@ -83,7 +83,7 @@ class _Consumer:
         plgpu.barrier_wait(self.shared.turn.at[self.warpgroup])
 
     def pass_turn(self) -> None:
-        plgpu.barrier_arrive(self.shared.turn.at[lax.rem(self.warpgroup + 1, self.blocks.consumers)])
+        pass_turn(self.shared.turn, self.warpgroup, self.blocks.consumers)
 
     def ask_score(self, s: Any, slot: Any) -> None:
         """Begins S = Q K^T of a slot, once the block is there and it is this consumer's turn."""
@@ -124,24 +124,16 @@ def flash_forward(
     problem: Problem, blocks: Blocks, arrays: Mapping[str, Any], outputs: Mapping[str, Any], shared: Shared
 ) -> None:
     """The body of the kernel. outputs: out, lse, row_max, leak, by name."""
-    warpgroup = lax.axis_index(WARPGROUP)
-    of_consumer, of_producer = blocks.registers
 
-    @pl.when(warpgroup == blocks.consumers)
-    def _() -> None:
-        plgpu.set_max_registers(of_producer, action="decrease")
+    def produce() -> None:
         _over_tiles(problem, blocks, partial(_produce, problem, blocks, arrays, shared))
 
-    @pl.when(warpgroup < blocks.consumers)
-    def _() -> None:
-        plgpu.set_max_registers(of_consumer, action="increase")
-
-        @pl.when(warpgroup == blocks.consumers - 1)
-        def _() -> None:
-            plgpu.barrier_arrive(shared.turn.at[0])
-
+    def consume(warpgroup: Any) -> None:
+        begin_turns(shared.turn, warpgroup, blocks.consumers)
         _over_tiles(problem, blocks, partial(_consume, problem, blocks, arrays, outputs, shared, warpgroup))
         plgpu.wait_smem_to_gmem(0)
+
+    in_roles(blocks, produce, consume)
 
 
 def _over_tiles(problem: Problem, blocks: Blocks, work: Callable[[Any, Any], Any]) -> None:
@@ -189,17 +181,14 @@ def _produce(
         source = arrays["query"].at[batch, rows, head]
         plgpu.copy_gmem_to_smem(source, shared.query.at[i], shared.query_full.at[i])
     key_head = lax.div(head, problem.group)
-    rings = (
-        (arrays["key"], shared.key, shared.key_full, shared.key_empty),
-        (arrays["value"], shared.value, shared.value_full, shared.value_empty),
-    )
 
     def step(j: Any, count: Any) -> Any:
-        slot = lax.rem(count, blocks.stages)
-        for source, ring, full, empty in rings:
-            pl.when(count >= blocks.stages)(partial(plgpu.barrier_wait, empty.at[slot]))
-            at = (batch, pl.ds(j * blocks.k, blocks.k), key_head)
-            plgpu.copy_gmem_to_smem(source.at[at], ring.at[slot], full.at[slot])
+        at = (batch, pl.ds(j * blocks.k, blocks.k), key_head)
+        for copy, full, empty in (
+            ((arrays["key"].at[at], shared.key), shared.key_full, shared.key_empty),
+            ((arrays["value"].at[at], shared.value), shared.value_full, shared.value_empty),
+        ):
+            ask([copy], full, empty, count, blocks.stages)
         return count + 1
 
     return lax.fori_loop(start, stop, step, count)

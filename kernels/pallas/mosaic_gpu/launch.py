@@ -1,12 +1,16 @@
-"""Decides how a Hopper kernel is launched: names for its arrays, its shared memory, its warpgroups."""
+"""Decides how a Hopper kernel is launched, and what its warpgroups are to each other: roles, turns, rings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
+from kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
 from kernels.pallas.mosaic_gpu.problem import Problem
 
 plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
@@ -72,3 +76,43 @@ def vector(size: int, count: int) -> Any:
 def barriers(count: int, arrivals: int = 1) -> Any:
     """As many barriers, each complete when so many warpgroups and copies have arrived."""
     return plgpu.Barrier(num_arrivals=arrivals, num_barriers=count)
+
+
+def in_roles(
+    blocks: Blocks | BackwardBlocks, produce: Callable[[], Any], consume: Callable[[Any], Any]
+) -> None:
+    """produce() in the last warpgroup, consume(warpgroup) in each of the others, with registers for each."""
+    warpgroup = lax.axis_index(WARPGROUP)
+    of_consumer, of_producer = blocks.registers
+
+    @pl.when(warpgroup == blocks.consumers)
+    def _() -> None:
+        plgpu.set_max_registers(of_producer, action="decrease")
+        produce()
+
+    @pl.when(warpgroup < blocks.consumers)
+    def _() -> None:
+        plgpu.set_max_registers(of_consumer, action="increase")
+        consume(warpgroup)
+
+
+def begin_turns(turn: Any, warpgroup: Any, consumers: int) -> None:
+    """The first consumer has the first turn, which the last one gives it. turn: a barrier for each."""
+    pl.when(warpgroup == consumers - 1)(lambda: plgpu.barrier_arrive(turn.at[0]))
+
+
+def pass_turn(turn: Any, warpgroup: Any, consumers: int) -> None:
+    """Whoever waits for the turn behind this consumer has it."""
+    plgpu.barrier_arrive(turn.at[lax.rem(warpgroup + 1, consumers)])
+
+
+def ask(copies: Iterable[tuple[Any, Any]], full: Any, empty: Any, count: Any, stages: int) -> None:
+    """Asks for the next slot of a ring, when it is empty.
+
+    copies: what to copy, and the ring of `stages` slots that it goes to. full, empty: a barrier for each
+    slot. count: the slots asked for so far.
+    """
+    slot = lax.rem(count, stages)
+    pl.when(count >= stages)(partial(plgpu.barrier_wait, empty.at[slot]))
+    for source, ring in copies:
+        plgpu.copy_gmem_to_smem(source, ring.at[slot], full.at[slot])

@@ -29,12 +29,12 @@ def key_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
     k_block, k_length = problem.k_block, problem.k_length
     zero, full = jnp.int32(0), jnp.int32(k_length // k_block)
     if not problem.causal:
-        return _unless_pairwise(problem, _unknown(zero, zero, full, jnp.int32(problem.k_blocks)))
+        return _unknown(zero, zero, full, jnp.int32(problem.k_blocks))
     lowest = block * problem.q_block + (k_length - problem.q_length)  # the last key that the first row sees
     highest = jnp.minimum(lowest + problem.q_block - 1, k_length - 1)
     stop = jnp.maximum(lax.div(highest + k_block, k_block), 0)
     whole = jnp.minimum(lax.div(jnp.maximum(lowest + 1, 0), k_block), full)
-    return _unless_pairwise(problem, _unknown(zero, zero, jnp.minimum(whole, stop), stop))
+    return _unknown(zero, zero, jnp.minimum(whole, stop), stop)
 
 
 def query_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
@@ -43,14 +43,14 @@ def query_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span
         return _described(problem, arrays, batch, block)
     zero, stop = jnp.int32(0), jnp.int32(problem.q_blocks)
     if not problem.causal:
-        return _unless_pairwise(problem, _unknown(zero, zero, stop, stop))
+        return _unknown(zero, zero, stop, stop)
     # The first row that sees the first key, and the first that sees all.
     first = block * problem.k_block - (problem.k_length - problem.q_length)
     all_seen = first + problem.k_block - 1
     q_block = problem.q_block
     start = jnp.minimum(lax.div(jnp.maximum(first, 0), q_block), stop)
     whole = jnp.minimum(lax.div(jnp.maximum(all_seen, 0) + q_block - 1, q_block), stop)
-    return _unless_pairwise(problem, _unknown(start, whole, stop, stop))
+    return _unknown(start, whole, stop, stop)
 
 
 def over_keys(
@@ -109,10 +109,4 @@ def _unknown(*span: Any) -> Span:
 def _described(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
     entry = batch if problem.by_batch else 0
     start, whole_start, whole_stop, stop = (arrays["ranges"][entry, block, i] for i in range(4))
-    return _unless_pairwise(problem, (start, whole_start, whole_stop, stop))
-
-
-def _unless_pairwise(problem: Problem, span: Span) -> Span:
-    """The span with no whole blocks where every pair must be compared."""
-    start, whole_start, whole_stop, stop = span
-    return (start, start, start, stop) if problem.pairwise else (start, whole_start, whole_stop, stop)
+    return start, whole_start, whole_stop, stop

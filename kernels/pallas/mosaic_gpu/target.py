@@ -1,42 +1,20 @@
-"""Decides where a Hopper kernel may run: on NVIDIA GPUs of compute capability 9.0.
+"""Decides where a Hopper kernel may run: on NVIDIA GPUs of compute capability 9.0."""
 
-For what a program is compiled is known when it is lowered, and not before: a process without a GPU may
-compile for one, or export. So a call for anything else is refused there, by an operation that does nothing
-else.
-"""
-
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+
+from kernels.pallas.target import requirement
 
 CAPABILITY = "9.0"
 
-_primitive = Primitive("require_hopper")
 
-
-def capabilities() -> frozenset[str]:
-    """The compute capabilities of the NVIDIA GPUs of this process, none where it has no GPU."""
-    if jax.default_backend() != "gpu":
-        return frozenset()
-    return frozenset(getattr(device, "compute_capability", "none") for device in jax.devices())
-
-
-def require_hopper(x: jax.Array) -> jax.Array:
-    """x; whoever lowers the program for anything but a Hopper GPU gets a NotImplementedError."""
-    return _primitive.bind(x)
-
-
-def _on_cuda(_context: Any, x: Any) -> list[Any]:
-    found = capabilities()
-    if found and CAPABILITY not in found:
-        _refuse(f"GPUs of compute capability {', '.join(sorted(found))}")
-    return [x]
-
-
-def _elsewhere(context: Any, _x: Any) -> list[Any]:
-    _refuse(", ".join(context.module_context.platforms))
+def _check() -> None:
+    """Refuses GPUs that are here and are no Hopper; without one, a program may still be compiled for it."""
+    if jax.default_backend() == "gpu":
+        found = {getattr(device, "compute_capability", "none") for device in jax.devices()}
+        if CAPABILITY not in found:
+            _refuse(f"GPUs of compute capability {', '.join(sorted(found))}")
 
 
 def _refuse(target: str) -> NoReturn:
@@ -46,8 +24,5 @@ def _refuse(target: str) -> NoReturn:
     )
 
 
-_primitive.def_impl(lambda x: x)
-_primitive.def_abstract_eval(lambda x: x)
-batching.defvectorized(_primitive)
-mlir.register_lowering(_primitive, _elsewhere)
-mlir.register_lowering(_primitive, _on_cuda, platform="cuda")
+# x to x; whoever lowers the program for anything but a Hopper GPU gets a NotImplementedError.
+require_hopper = requirement("require_hopper", "cuda", _refuse, _check)

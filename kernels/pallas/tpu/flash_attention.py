@@ -15,8 +15,8 @@ from jax import lax
 from jax.core import Tracer
 
 from kernels.arguments import Call
-from kernels.cotangents import RowTerms, cotangent_call, row_terms, sink_cotangent
-from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, sinks_alone
+from kernels.cotangents import RowTerms, cotangent_call, row_terms, sink_cotangent, without_pairs_cotangent
+from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
 from kernels.pallas.padding import padded
 from kernels.pallas.tpu.backward import backward_bias, backward_key, backward_query
 from kernels.pallas.tpu.blocks import BackwardSizes, BlockSizes
@@ -43,10 +43,7 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
     batch, q_length, q_heads, _ = call.query.shape
     k_length, _, value_dim = call.value.shape[1:]
     if 0 in (q_length, k_length):
-        # Nothing to launch over, or nothing to see: only the sinks speak.
-        nothing = jnp.full((batch, q_heads, q_length), -jnp.inf, jnp.float32)
-        out = jnp.zeros((batch, q_length, q_heads, value_dim), call.query.dtype)
-        return out, sinks_alone(call), nothing
+        return without_pairs(call)
     cut = cut_call(settings, settings.forward, "forward", call)
     with ahead(call):
         ranges = key_blocks(call, cut.rows, cut.sizes.q, cut.sizes.k)
@@ -115,9 +112,7 @@ def _backward(
     terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides)
     d_sinks = sink_cotangent(call, lse, terms.delta)
     if 0 in (*call.query.shape[:2], call.key.shape[1]):
-        d_query, d_key, d_value = (jnp.zeros_like(x) for x in (call.query, call.key, call.value))
-        d_bias = None if call.bias is None else jnp.zeros_like(call.bias)
-        return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
+        return without_pairs_cotangent(call, d_sinks)
     d_query = _query_cotangent(settings, call, terms, hides)
     d_key, d_value = _key_cotangents(settings, call, terms, hides)
     d_bias = None if call.bias is None else _bias_cotangent(settings, call, terms, hides)

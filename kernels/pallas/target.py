@@ -1,0 +1,37 @@
+"""Decides how a kernel refuses what it cannot be compiled for: when a program is lowered, and by name.
+
+For what a program is compiled is known then, and not before: a process without a device may compile for one,
+or export. So a call carries an operation that does nothing else.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+
+def requirement(
+    name: str, platform: str, refuse: Callable[[str], Any], check: Callable[[], None] = lambda: None
+) -> Callable[[jax.Array], jax.Array]:
+    """A function that returns its array; whoever lowers a program with it for another platform is refused.
+
+    refuse: raises, from the names of the platforms that the program is for. check: raises if the program is
+    for `platform`, and the devices of that kind that are here will not do.
+    """
+    primitive = Primitive(name)
+
+    def there(_context: Any, x: Any) -> list[Any]:
+        check()
+        return [x]
+
+    def elsewhere(context: Any, _x: Any) -> list[Any]:
+        return refuse(", ".join(context.module_context.platforms))
+
+    primitive.def_impl(lambda x: x)
+    primitive.def_abstract_eval(lambda x: x)
+    batching.defvectorized(primitive)
+    mlir.register_lowering(primitive, elsewhere)
+    mlir.register_lowering(primitive, there, platform=platform)
+    return primitive.bind
