@@ -61,7 +61,7 @@ def planted(name: str, folder: Path) -> tuple[Path, str]:
 def judged(site: Path, subject: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """attest, with the kernels of `site` before the project's own, in a process where the subject can run."""
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "NO_COLOR": "1",
         "TRITON_INTERPRET": "1" if subject == "triton.interpret" else "0",
         "PJRT_NPROC": "8",  # what the interpreter of TPU kernels needs
