@@ -142,10 +142,21 @@ def _drawn(subject: Subject, profile: Profile, seed: int, only: Restriction) -> 
                 _salt(seed, subject.name, dtype, "long"),
                 lambda case: not _unspecified(subject, case),
             )
-    if numbers["corpus"] and only.examples is None:
-        for entry in load_corpus():
-            if only.features <= entry.case.features and _askable(subject, entry.case, only):
-                yield entry.case
+    if numbers["corpus"]:
+        yield from _known("drawn", subject, only)
+
+
+def _known(kind: str, subject: Subject, only: Restriction) -> Iterator[Case]:
+    """The known bugs that a kind of check sees, each in a dtype that the subject takes."""
+    if only.examples is not None:
+        return
+    for entry in load_corpus():
+        if entry.kind != kind or not only.features <= entry.case.features:
+            continue
+        as_reported = entry.case.dtype in subject.dtypes
+        case = entry.case if as_reported else replace(entry.case, dtype=subject.dtypes[0])
+        if _askable(subject, case, only) and (as_reported or not Trial(subject, case).blind_spots):
+            yield case
 
 
 def _alone(subject: Subject, only: Restriction, dtype: str, in_turn: bool) -> list[str | None]:
@@ -179,6 +190,8 @@ def _few(kind: str) -> Callable[[Subject, Profile, int, Restriction], Iterator[C
             salt = _salt(seed, subject.name, dtype, kind)
             strategy = cases(subject, dtype, only.features)
             yield from draw(strategy, numbers["examples"], salt, lambda case: _accepted(subject, case))
+        if numbers.get("corpus", False):
+            yield from _known(kind, subject, only)
 
     return chosen
 

@@ -10,13 +10,17 @@ from conformance.case import Case, case_from_json
 
 @dataclass(frozen=True)
 class Entry:
-    """A case, what went wrong there in whose kernel, and the clause that it broke."""
+    """A case, what went wrong there in whose kernel, and the clause that it broke.
+
+    kind: of the checks that see it, as in conformance/profiles.toml.
+    """
 
     name: str
     sources: tuple[str, ...]
     symptom: str
     clause: str
     case: Case
+    kind: str
 
 
 @cache
@@ -29,6 +33,7 @@ def _read(path: Path) -> Entry:
     try:
         data = json.loads(path.read_text())
         case = case_from_json(data["case"])
-        return Entry(path.stem, tuple(data["sources"]), data["symptom"], data["clause"], case)
+        kind = data.get("kind", "drawn")
+        return Entry(path.stem, tuple(data["sources"]), data["symptom"], data["clause"], case, kind)
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"corpus entry {path.name}: {type(error).__name__}: {error}") from error

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +13,9 @@ from typing import Any, NoReturn
 from hypothesis import Phase
 from hypothesis import strategies as st
 
+from conformance.case import Case
 from conformance.chance import try_values
+from conformance.corpus import load_corpus
 from conformance.features import FEATURES
 from conformance.plan import Profile, draw, tasks
 from conformance.strategies import cases
@@ -84,3 +87,24 @@ def test_numbers_are_drawn_from_the_whole_of_their_range() -> None:
     assert {0, 1, 2**32 - 2, 2**32 - 1} < set(wide)
     assert sum(n > 2**31 for n in wide) > 150
     assert 150 < sum(flags) < 350
+
+
+def posed(subject: Subject, kind: str, numbers: dict[str, Any]) -> list[Case]:
+    profile = Profile("known", 0, {kind: numbers})
+    return [task.case for task in tasks(subject, profile, 0)]
+
+
+def test_known_bugs_are_posed_to_the_checks_that_see_them() -> None:
+    subject = replace(SUBJECT, dtypes=("float32", "bfloat16", "float16"), head_dims=(1, 128))
+    nothing_drawn = {"alone": 0, "combined": 0, "long": 0, "examples": 0, "corpus": True}
+    for kind in ("drawn", "transformed"):
+        given = posed(subject, kind, nothing_drawn)
+        assert given
+        assert set(given) <= {entry.case for entry in load_corpus() if entry.kind == kind}
+
+
+def test_known_bugs_are_posed_in_a_dtype_that_the_subject_takes() -> None:
+    subject = replace(SUBJECT, dtypes=("float16",))
+    cases_posed = posed(subject, "drawn", {"alone": 0, "combined": 0, "long": 0, "corpus": True})
+    assert {case.dtype for case in cases_posed} == {"float16"}
+    assert len(cases_posed) > len([entry for entry in load_corpus() if entry.case.dtype == "float16"])

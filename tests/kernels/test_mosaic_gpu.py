@@ -1,5 +1,6 @@
 """The Hopper kernels: they lower for CUDA with every feature, refuse by name, and on a GPU are right."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -107,6 +108,15 @@ def test_every_feature_lowers_for_cuda(name: str) -> None:
     for kernel in ("flash_forward", "flash_backward_query", "flash_backward_key"):
         assert kernel in program
     assert ("flash_backward_bias" in program) == ("bias" in FEATURES[name])
+
+
+def test_what_is_changed_in_place_is_kept_from_other_launches_results() -> None:
+    """Of a launch in a scan, XLA puts its results where the scan stacks them, and changes those in place."""
+    program = lowered(tensors(64), {"causal": True})
+    changed = re.findall(r"(%\d+)(?::\d+)? = stablehlo\.custom_call @\w+\(.*output_operand_aliases", program)
+    assert len(changed) == 3
+    for result in changed:
+        assert re.search(rf"= stablehlo\.optimization_barrier {result}\b", program)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -259,6 +269,18 @@ def test_a_nan_reaches_the_rows_that_see_it_and_no_others() -> None:
     for gradient in gradients[1:]:
         strange = np.isnan(gradient.astype(jnp.float32)).any((0, 2, 3))
         np.testing.assert_array_equal(strange, np.arange(K) <= 103)
+
+
+@needs_hopper
+@pytest.mark.parametrize("head_dim", head_dims())
+def test_a_scan_stacks_what_a_call_gives(head_dim: int) -> None:
+    """S22, for head dims and lengths of which nothing is cut off behind the kernels."""
+    stack = tuple(normal(2, BATCH, 256, HEADS, head_dim, seed=i, dtype="bfloat16") for i in range(3))
+    run = partial(both_passes, flash_attention_with_lse, {"causal": True})
+    stacked = jax.jit(lambda stack: jax.lax.scan(lambda _, x: (None, run(x, {})), None, stack)[1])(stack)
+    for i in range(2):
+        alone = jax.jit(run)(jax.tree.map(lambda x, i=i: x[i], stack), {})
+        jax.tree.map(lambda x, y, i=i: np.testing.assert_array_equal(x[i], y), stacked, alone)
 
 
 @needs_hopper

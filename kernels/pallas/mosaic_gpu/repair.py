@@ -94,7 +94,9 @@ def repair(
         PROGRAMS,
         warpgroups=1,
     )
-    return {name: jax.freeze(ref) for name, ref in refs.items()}
+    # Of a call in a scan, XLA would give the launch a slice of the stacked results to write to, and none of
+    # what is there to be changed.
+    return lax.optimization_barrier({name: jax.freeze(ref) for name, ref in refs.items()})
 
 
 def out(blocks: Blocks, problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
