@@ -114,18 +114,18 @@ class Hiding:
         Eight columns at a time: the results of comparisons then live shortly, and bounds that are moved to
         the columns take no registers, where the index of every element would for good.
         """
-        if not self.conditions and self.low is None and self.high is None:
+        for compare, left, right in self.conditions:
+            x = jnp.where(compare(left, right), x, hidden)
+        bounds = [(operator.le, self.high), (operator.ge, self.low)]
+        bounds = [(compare, bound) for compare, bound in bounds if bound is not None]
+        if not bounds:
             return x
         column = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 1, layout=TILE)
         parts: list[jax.Array] = []
         for i in range(0, x.shape[1], COLUMNS):
             part = x[:, i : i + COLUMNS]
-            for compare, *sides in self.conditions:
-                left, right = (side[:, i : i + COLUMNS] if jnp.ndim(side) else side for side in sides)
-                part = jnp.where(compare(left, right), part, hidden)
-            for compare, bound in ((operator.le, self.high), (operator.ge, self.low)):
-                if bound is not None:
-                    part = jnp.where(compare(column, over_rows(bound - i, column.shape)), part, hidden)
+            for compare, bound in bounds:
+                part = jnp.where(compare(column, over_rows(bound - i, column.shape)), part, hidden)
             parts.append(part)
         return jnp.concatenate(parts, axis=1)
 
