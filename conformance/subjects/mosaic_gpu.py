@@ -51,8 +51,8 @@ def _flash_attention(
 
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
     """Weights and dS cast to the inputs' dtype, all else in float32."""
-    # The functions are those of the Triton kernels, too: ex2, and the same rational tanh.
-    return replace(default_numerics(dtype, tiling), key_block=FEWEST_KEYS, **CUDA, **CUDA_MATRIX_UNIT)
+    functions = {**CUDA, "tanh": 2.0**-20}
+    return replace(default_numerics(dtype, tiling), key_block=FEWEST_KEYS, **functions, **CUDA_MATRIX_UNIT)
 
 
 def _why_not_here() -> str | None:

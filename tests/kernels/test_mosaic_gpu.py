@@ -272,6 +272,15 @@ def test_a_nan_reaches_the_rows_that_see_it_and_no_others() -> None:
 
 
 @needs_hopper
+def test_a_cap_is_the_same_beside_what_is_large_or_hidden() -> None:
+    """S4: rows that do not see key 290, in warps that do, where small logits are computed in another way."""
+    run = jax.jit(partial(both_passes, flash_attention_with_lse, {"causal": True, "logits_soft_cap": 20.0}))
+    arrays = tensors(64)
+    want, got = (run(x, {})[0][0] for x in (arrays, poisoned(arrays, "keys")))
+    np.testing.assert_array_equal(got[:, :190], want[:, :190])
+
+
+@needs_hopper
 @pytest.mark.parametrize("head_dim", head_dims())
 def test_a_scan_stacks_what_a_call_gives(head_dim: int) -> None:
     """S22, for head dims and lengths of which nothing is cut off behind the kernels."""

@@ -24,7 +24,7 @@ from jax.experimental.pallas import mosaic_gpu
 from kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
 from kernels.pallas.mosaic_gpu.launch import PROGRAM, ask, barriers, begin_turns, in_roles, matrix, pass_turn
 from kernels.pallas.mosaic_gpu.problem import Problem
-from kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
+from kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys, rows_span
 from kernels.pallas.mosaic_gpu.tile import (
     BY_ROW,
     COLUMNS,
@@ -90,6 +90,17 @@ class _Consumer:
         plgpu.barrier_wait(self.shared.key_full.at[slot])
         self.take_turn()
         plgpu.wgmma(s, self.shared.query.at[self.warpgroup], self.shared.key.at[slot].T)
+
+    def leave(self, count: Any) -> Any:
+        """Gives back a block that only the other consumers need, when it and this one's turn have come."""
+        shared, slot = self.shared, self.slot(count)
+        plgpu.barrier_wait(shared.key_full.at[slot])
+        self.take_turn()
+        self.pass_turn()
+        plgpu.barrier_arrive(shared.key_empty.at[slot])
+        plgpu.barrier_wait(shared.value_full.at[slot])
+        plgpu.barrier_arrive(shared.value_empty.at[slot])
+        return count + 1
 
     def with_score[T](self, run: Callable[[Any], T]) -> T:
         return pl.run_scoped(run, plgpu.ACC((ROWS, self.blocks.k), jnp.float32))
@@ -210,8 +221,12 @@ def _consume(
     held = Tile(problem, arrays, batch, head, row, key=None)
     held = replace(held, bounds=load_bounds(held))
 
+    own = rows_span(problem, blocks.own, span, row)
+
     def run(acc: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-        return _attend(_Consumer(problem, blocks, shared, warpgroup, held, acc), span, count)
+        consumer = _Consumer(problem, blocks, shared, warpgroup, held, acc)
+        acc, m, norm, taken = _attend(consumer, own, count)
+        return acc, m, norm, lax.fori_loop(own[3], span[3], lambda _, taken: consumer.leave(taken), taken)
 
     acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
     rows = pl.ds(row, ROWS)

@@ -5,11 +5,13 @@ order alone decides, computed here.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
+from kernels.pallas.mosaic_gpu.blocks import ROWS
 from kernels.pallas.mosaic_gpu.problem import Problem
 
 type Span = tuple[Any, Any, Any, Any]
@@ -35,6 +37,18 @@ def key_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
     stop = jnp.maximum(lax.div(highest + k_block, k_block), 0)
     whole = jnp.minimum(lax.div(jnp.maximum(lowest + 1, 0), k_block), full)
     return _unknown(zero, zero, jnp.minimum(whole, stop), stop)
+
+
+def rows_span(problem: Problem, rows: int, span: Span, row: Any) -> Span:
+    """The key blocks that 64 rows from `row` on need, of those that their block of so many rows visits.
+
+    In causal order the first rows of a block need fewer than the last. One at least, all hidden or not.
+    """
+    if problem.described or not problem.causal or rows == ROWS:
+        return span
+    alone = replace(problem, q_block=ROWS)
+    start, whole_start, whole_stop, stop = key_span(alone, {}, None, lax.div(row, ROWS))
+    return start, whole_start, whole_stop, jnp.minimum(jnp.maximum(stop, start + 1), span[3])
 
 
 def query_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:

@@ -18,20 +18,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels.pallas.mosaic_gpu.blocks import ROWS
 from kernels.pallas.mosaic_gpu.problem import Problem
+from kernels.pallas.mosaic_gpu.tanh import tanh
 
 TILE = plgpu.Layout.WGMMA
 BY_ROW = TILE.reduce(1)
 BY_COLUMN = TILE.reduce(0)
 COLUMNS = 8  # the columns of which every thread of a product has some
 OPAQUE_ABOVE = 64  # the largest head dim whose addresses the registers hold
-
-# tanh is x * p(x * x) / q(x * x) within this bound and 1 beyond it: the rational function of Eigen and XLA.
-_TANH_BOUND = 7.90531110763549805
-_TANH_P = (
-    *(-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08),
-    *(1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03),
-)
-_TANH_Q = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
 
 
 @dataclass(frozen=True)
@@ -155,7 +148,7 @@ def logits(tile: Tile, s: jax.Array, compared: bool) -> tuple[jax.Array, Hiding]
     if bias is not None:
         s = s + bias
     if problem.cap is not None:
-        s = _tanh(s * (1.0 / problem.cap))
+        s = tanh(s * (1.0 / problem.cap), TILE, beside_pairs=problem.pairwise)
     return s, hiding
 
 
@@ -261,19 +254,3 @@ def _hiding(tile: Tile, bias: Any) -> Hiding:
 
 def _row_index() -> jax.Array:
     return plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=BY_ROW)
-
-
-def _tanh(x: jax.Array) -> jax.Array:
-    """To 2^-21 of itself; the instruction is off by 2^-11."""
-    x = jnp.minimum(jnp.maximum(x, -_TANH_BOUND), _TANH_BOUND)
-    p, q = (_polynomial(terms, x * x) for terms in (_TANH_P, _TANH_Q))
-    root = lax.rsqrt(q)
-    return x * p * (root * root)
-
-
-def _polynomial(terms: tuple[float, ...], x: jax.Array) -> jax.Array:
-    leading, second, *rest = terms
-    total = leading * x + second
-    for term in rest:
-        total = total * x + term
-    return total

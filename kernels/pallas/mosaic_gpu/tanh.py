@@ -1,0 +1,75 @@
+"""Decides what the tanh of a soft cap is in the Hopper kernels: to 2^-20 of itself.
+
+The GPU's instruction is off by 2^-11, which a cap of 50 makes 2 % of a weight. What is here is a polynomial
+where the logit is less than half of the cap, and else exp2 and a reciprocal square root, twice as slow. So a
+warp asks first whether it holds any large one. An element is the same to the bit either way: what its
+neighbours are, which may be hidden, changes nothing (S4).
+"""
+
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.mosaic import gpu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, math, vector
+
+from kernels.pallas.mosaic_gpu.problem import LOG2E
+
+# tanh(x) is x * p(x * x) to 2^-20.8 where |x| is at most this: minimax for the relative error.
+_SMALL = 0.5
+_COEFFICIENTS = (-0.0444022132671986, 0.131902962523705, -0.33326317929053, 0.999999455785566)
+_COLUMNS = 16  # that are taken at a time where any may be large: what comes between fills few registers
+
+
+def tanh(x: jax.Array, layout: Any, beside_pairs: bool) -> jax.Array:
+    """tanh of a tile [64, columns] float32 in a layout.
+
+    beside_pairs: it is taken beside a tile of a mask or bias, which registers would have to hold through
+    both ways: without asking.
+    """
+    if beside_pairs:
+        return tanh_of_any(x)
+    return lax.cond(_any_beyond(_SMALL, x, layout), tanh_of_any, tanh_of_small, x)
+
+
+def tanh_of_small(x: jax.Array) -> jax.Array:
+    """Where no |x| is larger than 0.5."""
+    square, (total, *rest) = x * x, _COEFFICIENTS
+    for coefficient in rest:
+        total = total * square + coefficient
+    return x * total
+
+
+def tanh_of_any(x: jax.Array) -> jax.Array:
+    """The same to the bit where |x| is small."""
+    done: list[jax.Array] = []
+    rest = [x[:, i : i + _COLUMNS] for i in range(0, x.shape[1], _COLUMNS)]
+    while rest:
+        part, *rest = rest
+        size = jnp.maximum(part, -part)
+        root = lax.rsqrt(1.0 + jnp.exp2(size * (2.0 * LOG2E)))
+        large = 1.0 - 2.0 * root * root
+        large = jnp.where(part < 0.0, -large, large)
+        done.append(jnp.where(size > _SMALL, large, tanh_of_small(part)))
+        if rest:
+            done[-1], rest[0] = lax.optimization_barrier((done[-1], rest[0]))
+    return jnp.concatenate(done, axis=1)
+
+
+def _any_beyond(bound: float, x: jax.Array, layout: Any) -> Any:
+    """Whether any element that this warp holds is larger than the bound or not a number: 1, else 0."""
+
+    def vote(_: Any, array: Any) -> Any:
+        elements = [vector.extract(register, [], [i]) for register in array.registers.flat for i in range(2)]
+        largest = reduce(arith.maximumf, map(math.absf, elements))
+        limit = arith.constant(largest.type, ir.FloatAttr.get(largest.type, bound))
+        code = "{.reg .pred p; setp.gtu.f32 p, $1, $2; vote.sync.any.pred p, p, -1; selp.s32 $0, 1, 0, p;}"
+        found = llvm.inline_asm(ir.IntegerType.get_signless(32), [largest, limit], code, "=r,f,f")
+        return gpu.FragmentedArray.splat(found, (), is_signed=True)
+
+    number = plgpu.ShapeDtypeStruct((), jnp.int32, layout=plgpu.Layout.WG_SPLAT)
+    return plgpu.inline_mgpu(arg_types=(layout,), return_type=number)(vote)(x)
