@@ -73,14 +73,13 @@ class Implementation:
     packages: tuple[str, ...] = ()
 
 
-# The fastest first; the last takes every call. The first is chosen nowhere until its record on a GPU is
-# clean: it runs where a call names it.
+# The fastest first; the last takes every call.
 IMPLEMENTATIONS = (
     Implementation(
         "mosaic_gpu",
         "kernels.pallas.mosaic_gpu",
-        backends=(),
-        named_on=("gpu", "cpu"),
+        backends=("gpu",),
+        named_on=("cpu",),
         compute_capability="9.0",
         dtypes=("bfloat16", "float16"),
         largest_head_dim=256,

@@ -1,42 +1,63 @@
-"""What `kernels.flash_attention` declares: which implementation runs on which backend, and its arithmetic."""
+"""What `kernels.flash_attention` declares: which implementation runs what and where, and its arithmetic."""
+
+import math
+from dataclasses import replace
 
 import jax
 
 from conformance.case import Case
 from conformance.features import DTYPES, FEATURES
 from conformance.subject import Subject, Tiling
-from conformance.subjects import triton, xla
+from conformance.subjects import mosaic_gpu, triton, xla
 from kernels import flash_attention_with_lse
 from reference.numerics import Numerics
 
-# By backend of JAX, the implementation that is meant to run, and the subject that declares its arithmetic.
-# Written down here, not asked of the code that chooses, so that a wrong choice is seen.
-_MEANT = {"cpu": ("xla", "xla.flash_attention"), "gpu": ("triton", "triton.cuda")}
-_BY_NAME = {subject.name: subject for subject in (*xla.SUBJECTS, *triton.SUBJECTS)}
+# The subject that declares the arithmetic of each implementation.
+_DECLARED = {"xla": "xla.flash_attention", "triton": "triton.cuda", "mosaic_gpu": "pallas.mosaic_gpu"}
+_BY_NAME = {subject.name: subject for subject in (*xla.SUBJECTS, *triton.SUBJECTS, *mosaic_gpu.SUBJECTS)}
 
 
-def _implementation(_case: Case) -> str:
-    name, _ = _MEANT[jax.default_backend()]
+def _meant(dtype: str, dropout: bool) -> str | None:
+    """The implementation that is meant to run such calls here; None where no arithmetic is declared.
+
+    Written down here, not asked of the code that chooses, so that a wrong choice is seen.
+    """
+    backend = jax.default_backend()
+    if backend == "gpu":
+        hopper = getattr(jax.devices()[0], "compute_capability", None) == mosaic_gpu.COMPUTE_CAPABILITY
+        return "mosaic_gpu" if hopper and dtype != "float32" and not dropout else "triton"
+    return "xla" if backend == "cpu" else None
+
+
+def _implementation(case: Case) -> str:
+    name = _meant(case.dtype, case.dropout > 0)
+    assert name is not None, "not ready here"
     return name
 
 
-def _kernel() -> Subject:
-    """The subject that calls are handed to here."""
-    _, name = _MEANT[jax.default_backend()]
-    return _BY_NAME[name]
+def _kernels(dtype: str) -> list[Subject]:
+    """The subjects that calls of a dtype are handed to here."""
+    names = {_meant(dtype, dropout) for dropout in (False, True)}
+    return [_BY_NAME[_DECLARED[name]] for name in names if name is not None]
 
 
 def _numerics(dtype: str, _tiling: Tiling) -> Numerics:
-    """Those of the kernel that runs, with the blocks that it chooses itself."""
-    kernel = _kernel()
-    return kernel.numerics(dtype, kernel.tilings[-1])
+    """Those of the kernel that runs, with the blocks that it chooses itself.
+
+    Where it may be one of two, what holds for both: the fewer keys a step, which round more often, and the
+    coarser tanh. In all else they are alike.
+    """
+    declared = [kernel.numerics(dtype, kernel.tilings[-1]) for kernel in _kernels(dtype)]
+    first = min(declared, key=lambda numerics: numerics.key_block or math.inf)
+    return replace(first, tanh=max(numerics.tanh for numerics in declared))
 
 
 def _why_not_ready() -> str | None:
-    backend = jax.default_backend()
-    if backend not in _MEANT:
-        return f"declares no arithmetic for {backend}"
-    return _kernel().ready()
+    kernels = {kernel.name: kernel for dtype in DTYPES for kernel in _kernels(dtype)}
+    if not kernels:
+        return f"declares no arithmetic for {jax.default_backend()}"
+    reasons = (kernels[name].ready() for name in sorted(kernels))
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 SUBJECTS = (

@@ -48,9 +48,9 @@ def traits(
         (AMPERE, traits(BF16, (64, 257)), "xla"),
         (MI300, traits(BF16), "triton"),
         (Device("gpu"), traits(BF16), "triton"),
-        (HOPPER, traits(BF16), "triton"),
-        (HOPPER, traits(F16, (256, 1)), "triton"),
-        (HOPPER, traits(BF16, logits=f"{F32} {F16}"), "triton"),
+        (HOPPER, traits(BF16), "mosaic_gpu"),
+        (HOPPER, traits(F16, (256, 1)), "mosaic_gpu"),
+        (HOPPER, traits(BF16, logits=f"{F32} {F16}"), "mosaic_gpu"),
         (HOPPER, traits(BF16, (64, 257)), "xla"),
         (HOPPER, traits(F32), "triton"),
         (HOPPER, traits(f"{BF16} {F32}"), "triton"),
@@ -74,7 +74,7 @@ def test_the_fastest_that_takes_the_call(device, call, expected):
 def test_without_its_packages_it_is_not_chosen(missing):
     installed = lambda package: package != missing  # noqa: E731
     assert implementation_for(HOPPER, traits(F32), installed=installed).name == "xla"
-    assert implementation_for(HOPPER, traits(BF16), installed=installed).name == "xla"
+    assert implementation_for(HOPPER, traits(BF16), installed=installed).name == "mosaic_gpu"
     with pytest.raises(NotImplementedError, match=f"platform: 'triton' needs the package {missing}.*'xla'"):
         implementation_for(HOPPER, traits(F32), "triton", installed)
 
