@@ -12,10 +12,14 @@ from functools import cache
 from typing import Any
 
 from conformance.process import hush, settle
+from conformance.signals import postponed
 from conformance.subject import Subject
 
 # Enough that no worker waits for its next job; the rest waits here, where it can still be withdrawn.
 _IN_FLIGHT_PER_WORKER = 6
+
+# Seconds within which a run that waits for its workers hears that it is to end.
+_PATIENCE = 0.2
 
 # Compiled kernels stay in the memory of the process that compiled them: begin afresh now and then.
 _JOBS_PER_PROCESS = 100
@@ -85,10 +89,12 @@ def _elsewhere(
         while waiting and len(running) < _IN_FLIGHT_PER_WORKER * workers:
             job = waiting.popleft()
             if wanted(job):
-                running[pool.schedule(_in_worker, args=(job,), timeout=timeout)] = job
+                with postponed():
+                    running[pool.schedule(_in_worker, args=(job,), timeout=timeout)] = job
 
-    def finished(patience: float | None) -> Iterator[Outcome]:
-        done = wait(running, patience, FIRST_COMPLETED).done
+    def finished(patience: float) -> Iterator[Outcome]:
+        with postponed():
+            done = wait(running, patience, FIRST_COMPLETED).done
         for future in [future for future in running if future in done]:  # in the order they were given
             job = running.pop(future)
             try:
@@ -108,7 +114,7 @@ def _elsewhere(
             yield from finished(0.0)
         refill()
         while running:
-            yield from finished(None)
+            yield from finished(_PATIENCE)
             refill()
     except (BrokenExecutor, LookupError) as error:
         raise WorkerError(f"the workers cannot run: {error}") from error

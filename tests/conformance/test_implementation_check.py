@@ -276,7 +276,7 @@ def test_auto_declares_the_arithmetic_of_what_should_run(
 
 
 def test_where_either_of_two_runs_auto_declares_what_holds_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 16 bits on Hopper: they differ in their steps, of which the shorter round more, and in their tanh."""
+    """In 16 bits on Hopper: they differ in their steps, the shorter of which round more, and in tanh."""
     believe("hopper", monkeypatch)
     auto, triton, hopper = (find(name) for name in ("auto", "triton.cuda", "pallas.mosaic_gpu"))
     assert auto.numerics("float32", auto.tilings[0]) == triton.numerics("float32", triton.tilings[-1])
