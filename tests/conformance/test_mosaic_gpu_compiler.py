@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.sharding import SingleDeviceSharding
 
 from conformance.case import Case
 from conformance.compile_matrix import Narrowing, all_devices, compile_matrix
@@ -20,6 +22,7 @@ from conformance.compilers import Binary, Compiler
 from conformance.compilers.mosaic_gpu import MOSAIC_GPU, Frame, _device, compile_source, frames_of
 from conformance.compilers.programs import passes
 from conformance.runner import RequestError
+from kernels.pallas.mosaic_gpu import flash_attention
 
 compiles = pytest.mark.skipif(
     MOSAIC_GPU.why_not() is not None, reason="JAX's plugin for CUDA is not installed"
@@ -237,6 +240,22 @@ def test_the_passes_of_the_real_kernels_are_programs_of_their_own():
     assert [note.split(":")[0] for note in forward.notes] == ["flash_forward"]
     assert len(backward.notes) >= 2
     assert all("backward" in note for note in backward.notes)
+
+
+@compiles
+def test_a_scan_stacks_no_result_before_it_is_changed_in_place():
+    """XLA fuses a launch in a scan with the slices around it, but must not with that of its result."""
+    sharding = SingleDeviceSharding(_device(dict(H200.target)["description"]))
+    stack = (jax.ShapeDtypeStruct((2, 1, 256, 2, 64), jnp.bfloat16, sharding=sharding),) * 3
+
+    def attend(_, arrays):
+        return None, flash_attention(*arrays, causal=True)
+
+    program = jax.jit(lambda stack: jax.lax.scan(attend, None, stack)[1]).lower(stack).compile().as_text()
+    fusions = re.findall(r"\n%dynamic-slice-fusion\S* .*?\{\n(.*?)\n\}", program, re.DOTALL)
+    in_place = [fusion for fusion in fusions if "output_to_operand_aliasing" in fusion]
+    assert in_place
+    assert not any("dynamic-update-slice" in fusion for fusion in in_place)
 
 
 @compiles
