@@ -51,7 +51,7 @@ def _flash_attention(
 
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
     """Weights and dS cast to the inputs' dtype, all else in float32."""
-    functions = {**CUDA, "tanh": 2.0**-20}
+    functions = {**CUDA, "tanh": 2.0**-20}  # their own: kernels/pallas/mosaic_gpu/tanh.py
     return replace(default_numerics(dtype, tiling), key_block=FEWEST_KEYS, **functions, **CUDA_MATRIX_UNIT)
 
 

@@ -221,7 +221,7 @@ def _consume(
     held = Tile(problem, arrays, batch, head, row, key=None)
     held = replace(held, bounds=load_bounds(held))
 
-    own = rows_span(problem, blocks.own, span, row)
+    own = rows_span(problem, span, row)
 
     def run(acc: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
         consumer = _Consumer(problem, blocks, shared, warpgroup, held, acc)

@@ -39,12 +39,12 @@ def key_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
     return _unknown(zero, zero, jnp.minimum(whole, stop), stop)
 
 
-def rows_span(problem: Problem, rows: int, span: Span, row: Any) -> Span:
-    """The key blocks that 64 rows from `row` on need, of those that their block of so many rows visits.
+def rows_span(problem: Problem, span: Span, row: Any) -> Span:
+    """The key blocks that 64 rows from `row` on need, of those that their block of queries visits.
 
     In causal order the first rows of a block need fewer than the last. One at least, all hidden or not.
     """
-    if problem.described or not problem.causal or rows == ROWS:
+    if problem.described or not problem.causal or problem.q_block == ROWS:
         return span
     alone = replace(problem, q_block=ROWS)
     start, whole_start, whole_stop, stop = key_span(alone, {}, None, lax.div(row, ROWS))

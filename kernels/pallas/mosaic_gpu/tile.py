@@ -104,8 +104,8 @@ class Hiding:
     def apply(self, x: jax.Array, hidden: float) -> jax.Array:
         """x, with `hidden` where a pair is hidden, whatever x holds there (S4).
 
-        Eight columns at a time: the results of comparisons then live shortly, and bounds that are moved to
-        the columns take no registers, where the index of every element would for good.
+        Bounds are compared eight columns at a time: moved to the columns they take no registers, where the
+        index of every element would for good.
         """
         for compare, left, right in self.conditions:
             x = jnp.where(compare(left, right), x, hidden)
