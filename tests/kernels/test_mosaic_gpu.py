@@ -55,6 +55,12 @@ FEATURES: dict[str, dict[str, Any]] = {
         "logits_soft_cap": 2.0,
         "softmax_scale": -0.2,
     },
+    "cap": {"logits_soft_cap": 20.0},
+    "cap that most logits are near, causal, window": {
+        "logits_soft_cap": 3.0,
+        "causal": True,
+        "sliding_window": (90, None),
+    },
     "segments, causal": {"q_segment_ids": ids(Q), "kv_segment_ids": ids(K), "causal": True},
     "lengths, causal": {
         "cum_seqlens_q": np.array([0, 150, 350], np.int32),
@@ -251,6 +257,27 @@ def test_what_nobody_sees_changes_nothing(head_dim: int) -> None:
     want = run(arrays, {})
     for name in ("keys", "queries"):
         jax.tree.map(np.testing.assert_array_equal, run(poisoned(arrays, name), {}), want)
+
+
+@needs_hopper
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["plain", "causal", "cap", "not normalised, sinks, causal"])
+def test_references_follow_logits_that_grow(name: str, schedule: str) -> None:
+    query, key, value = tensors(64)
+    key = key * jnp.linspace(0.1, 12.0, K)[:, None, None].astype(key.dtype)
+    assert_right((query, key, value), FEATURES[name] | SCHEDULES[schedule])
+
+
+@needs_hopper
+@pytest.mark.parametrize("name", ["plain", "causal", "cap", "not normalised, sinks, causal"])
+def test_the_reference_of_a_row_is_its_own(name: str) -> None:
+    """Row 3's logits move its reference, and are large for the cap; the warp's other rows keep their bits."""
+    query, key, value = tensors(64)
+    run = jax.jit(partial(flash_attention_with_lse, **FEATURES[name]))
+    want, got = (run(x, key, value) for x in (query, query.at[:, 3].multiply(40.0)))
+    others = np.arange(Q) != 3
+    np.testing.assert_array_equal(got[0][:, others], want[0][:, others])
+    np.testing.assert_array_equal(got[1][..., others], want[1][..., others])
 
 
 @needs_hopper

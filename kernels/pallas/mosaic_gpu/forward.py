@@ -24,23 +24,18 @@ from jax.experimental.pallas import mosaic_gpu
 from kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
 from kernels.pallas.mosaic_gpu.launch import PROGRAM, ask, barriers, begin_turns, in_roles, matrix, pass_turn
 from kernels.pallas.mosaic_gpu.problem import Problem
+from kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
 from kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys, rows_span
 from kernels.pallas.mosaic_gpu.tile import (
-    BY_ROW,
-    COLUMNS,
-    TILE,
     Tile,
     leaked,
     load_bounds,
-    logits,
     over_rows,
-    softmax,
 )
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 LN2 = math.log(2.0)
-LOWEST = -3.4e38  # a maximum of nothing, from which a difference is still a number
 
 
 @dataclass(frozen=True)
@@ -168,14 +163,18 @@ def _place(program: Any, programs: int, turn: Any) -> Any:
     return jnp.where(turn % 2 == 0, program, programs - 1 - program)
 
 
+def _locate(problem: Problem, tile: Any) -> tuple[Any, Any, Any]:
+    """The batch row, head and row block of a tile; the last row block is taken first: it may see most."""
+    batch, head, index = locate(tile, problem.q_blocks, problem.heads)
+    return batch, head, problem.q_blocks - 1 - index
+
+
 def _visit(problem: Problem, arrays: Mapping[str, Any], tile: Any) -> tuple[Any, Any, Any, Span]:
-    """The batch row, head and row block of a tile, and its key blocks; the last row block is taken first: it
-    may have most.
+    """The batch row, head and row block of a tile, and its key blocks.
 
     A row block that sees nothing takes one block of keys, all hidden: no case of its own.
     """
-    batch, head, index = locate(tile, problem.q_blocks, problem.heads)
-    block = problem.q_blocks - 1 - index
+    batch, head, block = _locate(problem, tile)
     start, whole_start, whole_stop, stop = key_span(problem, arrays, batch, block)
     return batch, head, block, (start, whole_start, whole_stop, jnp.maximum(stop, start + 1))
 
@@ -229,7 +228,9 @@ def _consume(
         return acc, m, norm, lax.fori_loop(own[3], span[3], lambda _, taken: consumer.leave(taken), taken)
 
     acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
-    rows = pl.ds(row, ROWS)
+    # Anew, so that registers need not hold through the loop what follows from the number of the tile.
+    batch, head, block = _locate(problem, lax.optimization_barrier(tile))
+    rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
     if problem.hides:
         outputs["leak"][batch, head, rows] = leaked(acc)
     outputs["row_max"][batch, head, rows] = jnp.where(norm == 0.0, -jnp.inf, m * LN2)
@@ -269,16 +270,15 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     """acc = sum of P V, the maximum in bits, the norm, over the key blocks of a span; blocks taken."""
     problem, blocks, shared = consumer.problem, consumer.blocks, consumer.shared
     start = span[0]
-    m, norm = no_softmax(blocks.partial_sums)
     plgpu.barrier_wait(shared.query_full.at[consumer.warpgroup])
 
     slot = consumer.slot(count)
-    u = _logits(consumer, _score(consumer, slot), start, problem.hides or problem.ragged)
-    p, m, norm, _ = softmax(problem, u, m, norm)
+    known = nothing_known(blocks.partial_sums)
+    first = _weights(consumer, _score(consumer, slot), start, problem.hides or problem.ragged, known)
     plgpu.barrier_wait(shared.value_full.at[slot])
-    carry = (p.astype(problem.dtype), m, norm, count + 1)
+    carry = (first.p.astype(problem.dtype), first.known, count + 1)
     carry = over_keys(problem, span, start + 1, partial(_step, consumer), carry)
-    p, m, norm, count = carry
+    p, known, count = carry
 
     if blocks.programs is not None:
         plgpu.barrier_arrive(shared.query_empty)
@@ -286,23 +286,13 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     plgpu.wgmma(consumer.acc, p, shared.value.at[slot])
     plgpu.wgmma_wait(0)
     plgpu.barrier_arrive(shared.value_empty.at[slot])
-    if blocks.partial_sums:
-        norm = jnp.sum(norm, axis=1)
-    return consumer.acc[...], m, norm, count
+    norm = jnp.sum(known.norm, axis=1) if blocks.partial_sums else known.norm
+    return consumer.acc[...], known.reference, norm, count
 
 
-def no_softmax(partial_sums: bool) -> tuple[jax.Array, jax.Array]:
-    """The maximum and the norm of 64 rows that have seen nothing, as `tile.softmax` takes them."""
-    m = plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), BY_ROW)
-    if partial_sums:
-        return m, plgpu.layout_cast(jnp.zeros((ROWS, COLUMNS), jnp.float32), TILE)
-    return m, plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), BY_ROW)
-
-
-def _logits(consumer: _Consumer, score: jax.Array, block: Any, compared: bool) -> jax.Array:
-    """u [64, k] of a block of keys, -inf where hidden."""
-    u, hiding = logits(replace(consumer.tile, key=block * consumer.blocks.k), score, compared)
-    return hiding.apply(u, -jnp.inf)
+def _weights(consumer: _Consumer, score: jax.Array, block: Any, compared: bool, known: Softmax) -> Weights:
+    """The weights of a block of keys."""
+    return online_softmax(replace(consumer.tile, key=block * consumer.blocks.k), score, compared, known)
 
 
 def _score(consumer: _Consumer, slot: Any) -> jax.Array:
@@ -321,10 +311,10 @@ def _score(consumer: _Consumer, slot: Any) -> jax.Array:
 def _step(consumer: _Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
     """Adds P V of the block before, while S and P of block j are made.
 
-    carry: P of the block before, in the inputs' dtype, the maximum, the norm, and the blocks taken so far.
+    carry: P of the block before, in the inputs' dtype, what is known of the rows, and the blocks taken.
     """
     problem, shared, acc = consumer.problem, consumer.shared, consumer.acc
-    p, m, norm, count = carry
+    p, known, count = carry
     slot, slot_before = consumer.slot(count), consumer.slot(count - 1)
 
     def run(s: Any) -> Any:
@@ -335,13 +325,13 @@ def _step(consumer: _Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -
         plgpu.barrier_arrive(shared.key_empty.at[slot])
         # Both compilers would else move the softmax behind the wait for the second product: LLVM obeys the
         # optimization barrier, and ptxas moves nothing past the loop in the wait for V.
-        new = lax.optimization_barrier(softmax(problem, _logits(consumer, score, j, compared), m, norm))
+        new = lax.optimization_barrier(_weights(consumer, score, j, compared, known))
         plgpu.barrier_wait(shared.value_full.at[slot])
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(shared.value_empty.at[slot_before])
         return new
 
-    p, m, norm, alpha = consumer.with_score(run)
-    acc[...] = acc[...] * over_rows(alpha, acc.shape)
+    new = consumer.with_score(run)
+    acc[...] = rescaled(acc[...], new)
     # Rounded only now: the second product has been reading the registers that this writes.
-    return lax.optimization_barrier(p).astype(problem.dtype), m, norm, count + 1
+    return lax.optimization_barrier(new.p).astype(problem.dtype), new.known, count + 1

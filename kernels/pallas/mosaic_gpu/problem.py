@@ -13,6 +13,8 @@ from kernels.visibility import Rows
 LOG2E = math.log2(math.e)
 # A scale below this is not divided by: the quotient could overflow.
 _SMALLEST_SCALE = 1e-6
+# What a cap's polynomial may take in: its seventh power is far from the ends of float32.
+_BARE_SCALES = (1e-4, 1e4)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,19 @@ class Problem:
     def folds(self) -> bool:
         """Whether the lse may be subtracted before the product: nothing comes between it and the exponent."""
         return self.cap is None and not self._scales_first and self.scale >= _SMALLEST_SCALE
+
+    @property
+    def bare_cap(self) -> bool:
+        """Whether the tanh is of S itself, times a scale that its polynomial takes in."""
+        if self.cap is None or self.bias is not None or self.rounded is not None:
+            return False
+        return _BARE_SCALES[0] <= self.scale / self.cap <= _BARE_SCALES[1]
+
+    @property
+    def cap_scale(self) -> float:
+        """What the tanh of a cap is of, by what it is given."""
+        assert self.cap is not None
+        return (self.scale if self.bare_cap else 1.0) / self.cap
 
     @property
     def described(self) -> bool:

@@ -20,9 +20,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
-from kernels.pallas.mosaic_gpu.forward import finish, no_softmax
+from kernels.pallas.mosaic_gpu.forward import finish
 from kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, launch, matrix, vector
 from kernels.pallas.mosaic_gpu.problem import Problem
+from kernels.pallas.mosaic_gpu.softmax import Softmax, nothing_known, online_softmax, rescaled
 from kernels.pallas.mosaic_gpu.spans import locate
 from kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
@@ -32,9 +33,7 @@ from kernels.pallas.mosaic_gpu.tile import (
     cotangents,
     load,
     load_bounds,
-    logits,
     over_rows,
-    softmax,
     weights,
 )
 
@@ -111,32 +110,30 @@ def out(blocks: Blocks, problem: Problem, arrays: Mapping[str, Any], shared: Sha
     own = (batch, tile.queries, head)
     _fetch(shared, arrays["query"].at[own], shared.own.at[0])
 
-    def step(
-        strange: bool, acc: Any, channels: Any, j: Any, carry: tuple[jax.Array, jax.Array]
-    ) -> tuple[Any, Any]:
+    def step(strange: bool, acc: Any, channels: Any, j: Any, known: Softmax) -> Softmax:
         here = replace(tile, key=j * blocks.k)
         at = (batch, here.keys, lax.div(head, problem.group))
         _fetch(shared, arrays["key"].at[at], shared.visited.at[0])
-        u, hiding = logits(here, _product(here, shared.own.at[0], shared.visited.at[0]), compared=True)
-        p, m, norm, alpha = softmax(problem, hiding.apply(u, -jnp.inf), *carry)
+        score = _product(here, shared.own.at[0], shared.visited.at[0])
+        found = online_softmax(here, score, compared=True, known=known)
+        p = found.p
         if strange:
             p = jnp.where(p > 0.0, 1.0, 0.0)  # however small a weight is, its dtype holds it
         else:
-            acc[...] = acc[...] * over_rows(alpha, acc.shape)
+            acc[...] = rescaled(acc[...], found)
         _fetch(shared, arrays["value"].at[at], shared.visited.at[1])
         _change(shared.visited.at[1], _is_strange if strange else _finite_or_zero)
         _add(acc, p, shared.visited.at[1, :, channels])
-        return m, norm
+        return found.known
 
     def total(strange: bool, acc: Any, channels: Any) -> jax.Array:
         acc[...] = jnp.zeros(acc.shape, jnp.float32)
-        start = no_softmax(blocks.partial_sums)
-        m, norm = lax.fori_loop(0, problem.k_blocks, partial(step, strange, acc, channels), start)
+        start = nothing_known(blocks.partial_sums)
+        known = lax.fori_loop(0, problem.k_blocks, partial(step, strange, acc, channels), start)
         if strange:
             return acc[...]
-        if blocks.partial_sums:
-            norm = jnp.sum(norm, axis=1)
-        _, factor = finish(problem, arrays, head, m, norm)
+        norm = jnp.sum(known.norm, axis=1) if blocks.partial_sums else known.norm
+        _, factor = finish(problem, arrays, head, known.reference, norm)
         return acc[...] * over_rows(factor, acc.shape)
 
     _sum(problem, shared.own.at[1], partial(total, True))

@@ -6,6 +6,7 @@ warp asks first whether it holds any large one. An element is the same to the bi
 neighbours are, which may be hidden, changes nothing (S4).
 """
 
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -15,57 +16,78 @@ from jax import lax
 from jax.experimental.mosaic import gpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, math, vector
+from jaxlib.mlir.dialects import arith, llvm, vector
 
 from kernels.pallas.mosaic_gpu.problem import LOG2E
 
 # tanh(x) is x * p(x * x) to 2^-20.8 where |x| is at most this: minimax for the relative error.
-_SMALL = 0.5
+SMALL = 0.5
 _COEFFICIENTS = (-0.0444022132671986, 0.131902962523705, -0.33326317929053, 0.999999455785566)
 _COLUMNS = 16  # that are taken at a time where any may be large: what comes between fills few registers
 
 
-def tanh(x: jax.Array, layout: Any, beside_pairs: bool) -> jax.Array:
-    """tanh of a tile [64, columns] float32 in a layout.
+@dataclass(frozen=True)
+class Cap:
+    """unit * tanh(scale * s): both factors are in the polynomial."""
+
+    scale: float
+    unit: float = 1.0
+
+    @property
+    def small(self) -> float:
+        """The largest |s| that is small."""
+        return SMALL / self.scale
+
+    def of_small(self, s: jax.Array) -> jax.Array:
+        return s * self._polynomial(s)
+
+    def of_any(self, s: jax.Array) -> jax.Array:
+        """The same to the bit where |s| is small: a few columns after another."""
+        done: list[jax.Array] = []
+        rest = [s[:, i : i + _COLUMNS] for i in range(0, s.shape[1], _COLUMNS)]
+        while rest:
+            part, *rest = rest
+            size = jnp.maximum(part, -part)
+            done.append(jnp.where(size > self.small, self._of_large(part, size), self.of_small(part)))
+            if rest:
+                done[-1], rest[0] = lax.optimization_barrier((done[-1], rest[0]))
+        return jnp.concatenate(done, axis=1)
+
+    def _polynomial(self, s: jax.Array) -> jax.Array:
+        square = s * s
+        powers = range(2 * len(_COEFFICIENTS) - 1, 0, -2)
+        first, second, *rest = (
+            c * self.unit * self.scale**i for c, i in zip(_COEFFICIENTS, powers, strict=True)
+        )
+        total = square * first + second
+        for coefficient in rest:
+            total = square * total + coefficient
+        return total
+
+    def _of_large(self, s: jax.Array, size: jax.Array) -> jax.Array:
+        root = lax.rsqrt(1.0 + jnp.exp2(size * (2.0 * LOG2E * self.scale)))
+        large = self.unit - (2.0 * self.unit) * root * root
+        return jnp.where(s < 0.0, -large, large)
+
+
+def tanh(s: jax.Array, scale: float, layout: Any, beside_pairs: bool) -> jax.Array:
+    """tanh(scale * s) of a tile [64, columns] float32 in a layout.
 
     beside_pairs: it is taken beside a tile of a mask or bias, which registers would have to hold through
     both ways: without asking.
     """
+    cap = Cap(scale)
     if beside_pairs:
-        return tanh_of_any(x)
-    return lax.cond(_any_beyond(_SMALL, x, layout), tanh_of_any, tanh_of_small, x)
+        return cap.of_any(s)
+    return lax.cond(any_above(cap.small, lax.abs(s), layout), cap.of_any, cap.of_small, s)
 
 
-def tanh_of_small(x: jax.Array) -> jax.Array:
-    """Where no |x| is larger than 0.5."""
-    square, (total, *rest) = x * x, _COEFFICIENTS
-    for coefficient in rest:
-        total = total * square + coefficient
-    return x * total
-
-
-def tanh_of_any(x: jax.Array) -> jax.Array:
-    """The same to the bit where |x| is small."""
-    done: list[jax.Array] = []
-    rest = [x[:, i : i + _COLUMNS] for i in range(0, x.shape[1], _COLUMNS)]
-    while rest:
-        part, *rest = rest
-        size = jnp.maximum(part, -part)
-        root = lax.rsqrt(1.0 + jnp.exp2(size * (2.0 * LOG2E)))
-        large = 1.0 - 2.0 * root * root
-        large = jnp.where(part < 0.0, -large, large)
-        done.append(jnp.where(size > _SMALL, large, tanh_of_small(part)))
-        if rest:
-            done[-1], rest[0] = lax.optimization_barrier((done[-1], rest[0]))
-    return jnp.concatenate(done, axis=1)
-
-
-def _any_beyond(bound: float, x: jax.Array, layout: Any) -> Any:
-    """Whether any element that this warp holds is larger than the bound or not a number: 1, else 0."""
+def any_above(bound: float, x: jax.Array, layout: Any) -> Any:
+    """Whether anything that this warp holds of x is above the bound or not a number: 1, else 0."""
 
     def vote(_: Any, array: Any) -> Any:
         elements = [vector.extract(register, [], [i]) for register in array.registers.flat for i in range(2)]
-        largest = reduce(arith.maximumf, map(math.absf, elements))
+        largest = reduce(arith.maximumf, elements)
         limit = arith.constant(largest.type, ir.FloatAttr.get(largest.type, bound))
         code = "{.reg .pred p; setp.gtu.f32 p, $1, $2; vote.sync.any.pred p, p, -1; selp.s32 $0, 1, 0, p;}"
         found = llvm.inline_asm(ir.IntegerType.get_signless(32), [largest, limit], code, "=r,f,f")

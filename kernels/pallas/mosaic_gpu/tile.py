@@ -1,4 +1,4 @@
-"""Decides what the logits, the hidden pairs and the weights of a tile are in the Hopper kernels.
+"""Decides what the logits, the hidden pairs and, in the backward passes, the weights of a tile are.
 
 A warpgroup holds 64 rows by some columns in the layout of its products: a thread has two neighbouring columns
 of every eight, in two rows. The rows are queries and the columns keys; in the kernels that sum over queries
@@ -134,43 +134,54 @@ def load_bounds(tile: Tile) -> Bounds:
     return Bounds(of("first", entry), of("last", entry), of("q_ids", tile.batch))
 
 
+def hidden_pairs(tile: Tile, bias: Any) -> Hiding:
+    """Which pairs of a tile are hidden; bias: the tile of it, None without."""
+    problem, bounds = tile.problem, tile.bounds
+    conditions: list[tuple[Callable[[Any, Any], jax.Array], jax.Array, Any]] = []
+    if bias is not None:
+        conditions.append((operator.ne, bias, -jnp.inf))
+    if problem.segments:
+        ids = tile.load_by_key(tile.arrays["kv_ids"].at[tile.batch, tile.keys])
+        conditions.append((operator.eq, tile.by_query(bounds.ids), tile.by_key(ids)))
+    if problem.mask is not None:
+        conditions.append((operator.ne, tile.load_pairs("mask", problem.mask), 0))
+    shift = problem.k_length - problem.q_length
+    if tile.transposed:
+        for compare, bound in ((operator.le, bounds.last), (operator.ge, bounds.first)):
+            if bound is not None:
+                keys = tile.by_key(_row_index() + tile.key)
+                conditions.append((compare, keys, tile.by_query(bound)))
+        # Keys past the end are nobody's: what is summed for them is not written.
+        low = _row_index() + (tile.key - shift - tile.row) if problem.causal else None
+        return Hiding(tuple(conditions), low=low)
+    high: Any = None
+    if bounds.last is not None:
+        high = bounds.last - tile.key
+    elif problem.causal:
+        high = _row_index() + (tile.row + shift - tile.key)
+    if problem.ragged and bounds.last is None:
+        end = lax.broadcast(problem.k_length - 1 - tile.key, (ROWS,))
+        high = end if high is None else jnp.minimum(high, end)
+    low = None if bounds.first is None else bounds.first - tile.key
+    return Hiding(tuple(conditions), low=low, high=high)
+
+
 def logits(tile: Tile, s: jax.Array, compared: bool) -> tuple[jax.Array, Hiding]:
     """u float32 of a tile, from the product s, and what is hidden if pairs are compared."""
     problem = tile.problem
     bias = None
     if problem.bias is not None:
         bias = tile.load_pairs("bias", problem.bias).astype(jnp.float32)
-    hiding = _hiding(tile, bias) if compared else Hiding()
-    if problem.factor != 1.0:
+    hiding = hidden_pairs(tile, bias) if compared else Hiding()
+    if problem.factor != 1.0 and not problem.bare_cap:
         s = s * problem.factor
     if problem.rounded is not None:
         s = s.astype(problem.rounded).astype(jnp.float32)
     if bias is not None:
         s = s + bias
     if problem.cap is not None:
-        s = tanh(s * (1.0 / problem.cap), TILE, beside_pairs=problem.pairwise)
+        s = tanh(s, problem.cap_scale, TILE, beside_pairs=problem.pairwise)
     return s, hiding
-
-
-def softmax(
-    problem: Problem, u: jax.Array, m: jax.Array, norm: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """P [64, k] float32, the new maximum in bits, the new norm, and what earlier sums are multiplied by.
-
-    norm: [64], or [64, 8] where it is kept in parts.
-    """
-    unit = problem.unit
-    m_new = jnp.maximum(m, jnp.max(u, axis=1) * unit)
-    p = jnp.exp2(u * unit - over_rows(m_new, u.shape))
-    alpha = jnp.exp2(m - m_new)
-    if norm.ndim == 2:
-        parts = p[:, :COLUMNS]
-        for i in range(COLUMNS, u.shape[1], COLUMNS):
-            parts = parts + p[:, i : i + COLUMNS]
-        norm = norm * over_rows(alpha, parts.shape) + parts
-    else:
-        norm = norm * alpha + jnp.sum(p, axis=1)
-    return p, m_new, norm, alpha
 
 
 def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Array, jax.Array | None]:
@@ -219,37 +230,6 @@ def over_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def over_columns(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """A value of each column, in every row."""
     return lax.broadcast_in_dim(x, shape, (1,))
-
-
-def _hiding(tile: Tile, bias: Any) -> Hiding:
-    problem, bounds = tile.problem, tile.bounds
-    conditions: list[tuple[Callable[[Any, Any], jax.Array], jax.Array, Any]] = []
-    if bias is not None:
-        conditions.append((operator.ne, bias, -jnp.inf))
-    if problem.segments:
-        ids = tile.load_by_key(tile.arrays["kv_ids"].at[tile.batch, tile.keys])
-        conditions.append((operator.eq, tile.by_query(bounds.ids), tile.by_key(ids)))
-    if problem.mask is not None:
-        conditions.append((operator.ne, tile.load_pairs("mask", problem.mask), 0))
-    shift = problem.k_length - problem.q_length
-    if tile.transposed:
-        for compare, bound in ((operator.le, bounds.last), (operator.ge, bounds.first)):
-            if bound is not None:
-                keys = tile.by_key(_row_index() + tile.key)
-                conditions.append((compare, keys, tile.by_query(bound)))
-        # Keys past the end are nobody's: what is summed for them is not written.
-        low = _row_index() + (tile.key - shift - tile.row) if problem.causal else None
-        return Hiding(tuple(conditions), low=low)
-    high: Any = None
-    if bounds.last is not None:
-        high = bounds.last - tile.key
-    elif problem.causal:
-        high = _row_index() + (tile.row + shift - tile.key)
-    if problem.ragged and bounds.last is None:
-        end = lax.broadcast(problem.k_length - 1 - tile.key, (ROWS,))
-        high = end if high is None else jnp.minimum(high, end)
-    low = None if bounds.first is None else bounds.first - tile.key
-    return Hiding(tuple(conditions), low=low, high=high)
 
 
 def _row_index() -> jax.Array:
