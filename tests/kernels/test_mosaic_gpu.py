@@ -264,7 +264,7 @@ def test_what_nobody_sees_changes_nothing(head_dim: int) -> None:
 @pytest.mark.parametrize("name", ["plain", "causal", "cap", "not normalised, sinks, causal"])
 def test_references_follow_logits_that_grow(name: str, schedule: str) -> None:
     query, key, value = tensors(64)
-    key = key * jnp.linspace(0.1, 12.0, K)[:, None, None].astype(key.dtype)
+    key = key * jnp.linspace(0.1, 12.0, K)[None, :, None, None].astype(key.dtype)
     assert_right((query, key, value), FEATURES[name] | SCHEDULES[schedule])
 
 
