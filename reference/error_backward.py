@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from reference.error_forward import FUNCTION_VARIANCE, ForwardError, Spread, cast_error, finite, rounding
+from reference.error_forward import (
+    FUNCTION_VARIANCE,
+    ForwardError,
+    Spread,
+    cast_error,
+    finite,
+    lse_variance_of_sinks,
+    rounding,
+)
 from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
 from reference.oracle import BackwardBlock, d_bias_block
 from reference.problem import Problem
@@ -25,8 +33,10 @@ class LogitsGradient:
     own [R, N]: before the cap's derivative is applied, what is independent from key to key; its bound is
     that of the whole error. uncapped [R, N]: the same after it.
     common [R]: the variance of a factor common to dS of the row. pull [R, N]: its covariance with the error
-    of each key's own p, which it contains in the share p. row_dot [R]: the error of D. shift [R]: the part of
-    it that is known beforehand, from rounding the exact O: sums over rows collect its sign.
+    of each key's own p, which it contains in the share p. repeated [R, N]: what is added to pull if the
+    backward pass recomputes the logits to the same bits, which a correct kernel may or may not.
+    row_dot [R]: the error of D. shift [R]: the part of it that is known beforehand, from rounding the exact
+    O: sums over rows collect its sign.
     weight [R, N]: the error of p, recomputed. saturated [R, N]: what the largest error of tanh does to the
     derivative of the cap. Keys whose logits the cap has made equal share it.
     """
@@ -35,6 +45,7 @@ class LogitsGradient:
     uncapped: Spread
     common: Floats
     pull: Floats
+    repeated: Floats
     row_dot: Spread
     shift: Floats
     weight: Floats
@@ -74,13 +85,17 @@ def logits_gradient_error(
     difference = np.where(block.seen, d_weights + d_row[:, None], 0.0)
     d_logits = finite(backward.d_logits)
 
-    # p = exp(t - L): the error of t_j is also in L, with the opposite sign and in the share p_j.
     row = error.row
     off = np.expm1(np.minimum(error.weight.bound + (row.bound + error.factor.bound)[:, None], 80.0))
     weight = np.where(block.weighed, p * off + SMALLEST_NORMAL, 0.0)
+    # p = exp(t - L): the forward pass's error of t_j is in L, with the opposite sign and in the share p_j.
+    # Where P is kept, it is the error of t_j itself. Where t_j is recomputed, operands are rounded as they
+    # were, in whatever order they are summed; all else may be off by the same once more, or by other bits.
     own_sum = (p**2 * error.weight.variance).sum(axis=1)
-    common = row.variance + own_sum
-    pull = np.where(block.seen, error.weight.variance * p, 0.0)
+    common = row.variance + own_sum + lse_variance_of_sinks(block, error.sinks)
+    alike = error.weight.variance if numerics.materialised else error.operands
+    pull = np.where(block.seen, p * alike, 0.0)
+    repeated = np.where(block.seen, p * (error.weight.variance - alike), 0.0)
     inner = np.where(block.seen, dp_bound + row_dot.bound[:, None], 0.0)
     bound = weight * (np.abs(difference) + inner) + p * inner + 6 * u * np.abs(d_logits)
     bound = np.where(block.seen & live[:, None], bound + SMALLEST_NORMAL, 0.0)
@@ -107,7 +122,7 @@ def logits_gradient_error(
         )
         saturated = numerics.tanh * 2 * tanh**2 * d_logits
     shift = _row_dot_shift(problem, numerics, backward)
-    return LogitsGradient(own, uncapped, common, pull, row_dot, shift, weight, saturated)
+    return LogitsGradient(own, uncapped, common, pull, repeated, row_dot, shift, weight, saturated)
 
 
 def query_error(
@@ -136,6 +151,7 @@ def query_error(
         (gradient.uncapped.variance + cast.variance) @ error.key**2
         + gradient.common[:, None] * total**2
         - 2 * total * ((gradient.pull * d_logits) @ error.key)
+        - 2 * np.minimum(total * ((gradient.repeated * d_logits) @ error.key), 0.0)
         + gradient.row_dot.variance[:, None] * leak**2
         + FUNCTION_VARIANCE * (gradient.saturated @ error.key) ** 2
         + numerics.blocked_dot_variance(count, total, squares)
@@ -381,7 +397,7 @@ def _row_dot_error(
         # What of D comes through out cancels what comes through the factor, so a kernel needs neither.
         return Spread(u * d_row, c * u**2 * d_row**2)
     own = p**2 * error.weight.variance * (d_weights - row_dot[:, None]) ** 2
-    variance = own.sum(axis=1) + c * u**2 * d_row**2
+    variance = own.sum(axis=1) + lse_variance_of_sinks(block, error.sinks) * row_dot**2 + c * u**2 * d_row**2
     # Rounding dO moves the dP of a row together, and D, which reads it as stored, does not follow.
     variance = variance + c * numerics.input_rounding**2 * (d_out**2 * out**2).sum(axis=1)
     bound = u * d_row + (numerics.gamma(depth) + 2 * u) * (d_out * out).sum(axis=1)

@@ -35,7 +35,8 @@ class ForwardError:
     key [N, D], value [N, Dv]: non-finite elements as 0, since those that count make the answer itself
     non-finite. keep: [R, N] or 1.
     uncapped [R, N]: of the logits before the cap.
-    weight [R, N]: of ln p before it is normalised. sinks [R, n]: of ln of the sinks' weights.
+    weight [R, N]: of ln p before it is normalised. operands [R, N]: the part of its variance that rounding
+    the operands of the dots makes. sinks [R, n]: of ln of the sinks' weights.
     absolute [R, N]: bound of the error of p itself. cast [R, N]: the cast of P before P V.
     count [R]: keys that are weighed. out [R, Dv]: before the factor of an output that is not normalised and
     before it is rounded. lse: as returned. row [R]: of what is common to the weights of a row once they are
@@ -48,6 +49,7 @@ class ForwardError:
     keep: Floats
     uncapped: Spread
     weight: Spread
+    operands: Floats
     sinks: Spread
     absolute: Floats
     cast: Spread
@@ -79,6 +81,11 @@ def rounding(magnitude: Floats, spread: Spread, unit: float, half_subnormal: flo
     return Spread(spread.bound + furthest, spread.variance + usual**2 / 3 + SMALLEST_NORMAL**2 / 3 * exists)
 
 
+def lse_variance_of_sinks(block: RowBlock, sinks: Spread) -> Floats:
+    """The variance [R] of lse that errors of ln of the sinks' weights make."""
+    return (block.sink_weights**2 * sinks.variance).sum(axis=1)
+
+
 def forward_error(
     problem: Problem, semantics: Semantics, numerics: Numerics, block: RowBlock
 ) -> ForwardError:
@@ -91,7 +98,7 @@ def forward_error(
     count = (p > 0).sum(axis=1, dtype=np.float64)
     alive, exists = count > 0, np.isfinite(block.lse)
 
-    uncapped, logits = _logits_error(problem, semantics, numerics, block, key)
+    uncapped, logits, operands = _logits_error(problem, semantics, numerics, block, key)
     weight = _weight_error(numerics, block, logits, count)
     sinks = _sink_error(problem, semantics, numerics, block)
     growth = np.expm1(np.minimum(weight.bound, _LARGEST_EXPONENT))
@@ -109,7 +116,7 @@ def forward_error(
     lse_bound = weights_off + summed + u * (2 * log_sum + 4 * np.abs(row_max) + np.abs(natural_lse))
     squares = (p**2).sum(axis=1) + (block.sink_weights**2).sum(axis=1)
     summed_variance = numerics.blocked_sum_variance(terms, np.ones(len(terms)), squares)
-    own_variance = (p**2 * weight.variance).sum(axis=1) + (block.sink_weights**2 * sinks.variance).sum(axis=1)
+    own_variance = (p**2 * weight.variance).sum(axis=1) + lse_variance_of_sinks(block, sinks)
     shared = _shared_by_row(numerics, block, key)
     # The scale is rounded once for all keys: it moves lse by the mean logit.
     mean_logit = (p * finite(block.logits) * block.seen).sum(axis=1)
@@ -155,7 +162,7 @@ def forward_error(
         + SMALLEST_NORMAL * (count + blocks)[:, None]
     )
     own = p**2 * weight.variance
-    common = (block.sink_weights**2 * sinks.variance).sum(axis=1) * problem.normalize_output
+    common = lse_variance_of_sinks(block, sinks) * problem.normalize_output
     common = common + np.where(problem.normalize_output, 0.0, weight.variance.max(axis=1, initial=0.0))
     variance = (
         (own * keep**2) @ value**2
@@ -169,7 +176,20 @@ def forward_error(
     variance = np.maximum(variance, 0.0)
     out_spread = Spread(bound * alive[:, None], variance * alive[:, None])
     return ForwardError(
-        key, value, keep, uncapped, weight, sinks, absolute, cast, count, out_spread, lse, row, factor
+        key,
+        value,
+        keep,
+        uncapped,
+        weight,
+        operands,
+        sinks,
+        absolute,
+        cast,
+        count,
+        out_spread,
+        lse,
+        row,
+        factor,
     )
 
 
@@ -186,8 +206,11 @@ def output_error(problem: Problem, numerics: Numerics, block: RowBlock, error: F
 
 def _logits_error(
     problem: Problem, semantics: Semantics, numerics: Numerics, block: RowBlock, key: Floats
-) -> tuple[Spread, Spread]:
-    """The errors [R, N] of the logits before the cap, and of those that the softmax sees; 0 where hidden."""
+) -> tuple[Spread, Spread, Floats]:
+    """The errors [R, N] of the logits before the cap, and of those that the softmax sees; 0 where hidden.
+
+    Then the part of the latter's variance that rounding the operands makes.
+    """
     u, v_in, c = numerics.accumulator, numerics.input_rounding, ROUNDING_VARIANCE
     query, scale, depth = finite(block.query), abs(block.dot_scale), problem.head_dim
     magnitude = scale * (np.abs(query) @ np.abs(key).T)
@@ -200,10 +223,12 @@ def _logits_error(
         + (2 * u + numerics.logits) * np.abs(s)
         + 2 * u * inner_bias
     )
+    operands = np.where(block.seen, 2 * c * v_in**2 * squares, 0.0)
     variance = (
         numerics.dot_variance(depth, s, squares)
-        + c * (u**2 + 2 * v_in**2) * squares
+        + c * u**2 * squares
         + c * (u**2 + numerics.logits**2) * s**2
+        + operands
     )
     uncapped = Spread(np.where(block.seen, bound, 0.0), np.where(block.seen, variance, 0.0))
     if block.tanh is None or block.cap_slope is None or problem.logits_soft_cap is None:
@@ -216,12 +241,12 @@ def _logits_error(
         variance = block.cap_slope**2 * uncapped.variance + (cap * tanh) ** 2 * (
             FUNCTION_VARIANCE * numerics.tanh**2 + 2 * c * u**2
         )
-        capped = Spread(bound, variance)
+        capped, operands = Spread(bound, variance), block.cap_slope**2 * operands
     if semantics.bias == "after_cap" and block.bias is not None:
         t = np.abs(finite(block.logits))
         capped = Spread(capped.bound + u * (t + 2 * bias), capped.variance + c * u**2 * (t**2 + bias**2))
     logits = Spread(np.where(block.seen, capped.bound, 0.0), np.where(block.seen, capped.variance, 0.0))
-    return uncapped, logits
+    return uncapped, logits, operands
 
 
 def _shared_by_row(numerics: Numerics, block: RowBlock, key: Floats) -> Floats:

@@ -67,6 +67,7 @@ class Arithmetic:
     enters a dot. prescaled: of q once it is multiplied by the scale, None where the logits are scaled.
     *_accumulator: what the sums over blocks are stored in. delta: of rowsum(dO * O). sink_terms: of the
     gradients of the sinks before they are summed. slope: whether the cap is differentiated.
+    other_bits: the backward pass sums the channels of a logit in reverse, as another tiling of it may.
     materialised: weights are normalised before the cast and kept, dP is stored in `d_weights`.
     """
 
@@ -83,6 +84,7 @@ class Arithmetic:
     sink_terms: str = "float32"
     lse: str = "float32"
     slope: bool = True
+    other_bits: bool = False
     exp: Callable[[F32], F32] = np.exp
     key_block: int = 64
     query_block: int = 64
@@ -185,11 +187,12 @@ class Emulator:
             cap=None if cap is None else np.float32(cap),
         )
 
-    def _logits(self, head: _Head, rows: slice, columns: slice) -> tuple[F32, F32]:
-        """The logits of a tile, -inf where hidden, and the slope of the cap."""
+    def _logits(self, head: _Head, rows: slice, columns: slice, again: bool = False) -> tuple[F32, F32]:
+        """The logits of a tile, -inf where hidden, and the slope of the cap. again: in the backward pass."""
         a = self.arithmetic
         into = ROUND[a.operands]
-        query, key = head.query[rows], into(head.key[columns])
+        channels = slice(None, None, -1 if again and a.other_bits else 1)
+        query, key = head.query[rows, channels], into(head.key[columns, channels])
         if a.prescaled is not None:
             s = into(ROUND[a.prescaled](query * head.scale)) @ key.T
         else:
@@ -334,7 +337,7 @@ class Emulator:
             columns = slice(k, k + a.key_block)
             for q in range(0, len(head.query), a.query_block):
                 rows = slice(q, q + a.query_block)
-                s, slope = self._logits(head, rows, columns)
+                s, slope = self._logits(head, rows, columns, again=True)
                 if head.weights is not None:
                     p = head.weights[rows, columns]
                 else:

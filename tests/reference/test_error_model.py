@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reference.error_model import Prediction, predict
 from reference.judgements import Statistics, exceeded, limits, measure
-from reference.numerics import Numerics
+from reference.numerics import ROUNDING_VARIANCE, Numerics
 from reference.oracle import Cotangents, Sample, attention
 from reference.problem import make_problem
 from reference.semantics import STANDARD, Semantics
@@ -126,6 +126,22 @@ def test_tf32_units_are_within_what_a_kernel_on_them_declares(family: str) -> No
     assert [(case.output, case.statistics) for case in cases if case.exceeded] == []
 
 
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 2**31),
+    family=st.sampled_from(("peaked", "outlier", "normal")),
+    features=st.sampled_from(((), ("causal", "sinks"), ("bias", "cap_50"))),
+)
+def test_a_backward_pass_may_recompute_the_logits_to_other_bits(
+    seed: int, family: str, features: tuple[str, ...]
+) -> None:
+    """Where one key has nearly all of a row, its errors in logit and lse cancel in the same bits alone."""
+    drawn = draw(family, features, SMALL, "float32", seed)
+    arithmetic, numerics = correct("float32", other_bits=True)
+    cases = judge(drawn, arithmetic, numerics, "float32", family)
+    assert [(case.output, case.statistics) for case in cases if case.exceeded] == []
+
+
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_every_planted_defect_is_caught_and_the_kernel_without_it_is_not(defect: Defect) -> None:
     drawn = draw(defect.family, defect.features, defect.shape, defect.dtype, 11)
@@ -212,6 +228,48 @@ def test_logits_that_drift_alike_move_lse_alone() -> None:
     np.testing.assert_array_equal(truncated["out"].std, rounded["out"].std)
 
 
+@pytest.mark.parametrize(
+    "declared",
+    [{"logits": 2.0**-6}, {"logits": 2.0**-6, "materialised": True}, {"input_rounding": 2.0**-8}],
+    ids=str,
+)
+def test_the_errors_of_a_row_cancel_as_far_as_all_correct_kernels_share_them(
+    declared: dict[str, Any],
+) -> None:
+    """ln p_j moves by x_j - sum_i p_i y_i; y, in lse, is x where P is kept or where operands are rounded, and
+    otherwise may be x or independent of it: the larger variance is allowed."""
+    rng = np.random.default_rng(0)
+    query, key = (rng.standard_normal((1, n, 1, 8)).astype(np.float32) for n in (20, 5))
+    problem = make_problem(query * 3, key, np.zeros((1, 5, 1, 1), np.float32))
+    # Of out nothing: dS is P.
+    cotangents = Cotangents(np.ones((1, 20, 1, 1), np.float32), np.ones((1, 1, 20), np.float32))
+    prediction = predict(problem, STANDARD, Numerics("float32", **declared), cotangents)
+
+    q, k, scale = problem.query[0, :, 0].astype(np.float64), key[0, :, 0].astype(np.float64), 8**-0.5
+    logits = scale * q @ k.T
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    unit = declared.get("input_rounding", 0.0)
+    x = np.square(declared.get("logits", 0.0) * logits) + 2 * unit**2 * scale**2 * q**2 @ (k**2).T
+    moved = np.eye(5) - p[:, None, :]
+    same = np.einsum("rji,ri->rj", moved**2, x)
+    anew = x + (p**2 * x).sum(axis=1, keepdims=True)
+    same_query = np.einsum("rjd,rj->rd", np.einsum("rj,jd,rji->rid", p, k, moved) ** 2, x)
+    anew_query = (p**2 * x) @ k**2 + (p @ k) ** 2 * (p**2 * x).sum(axis=1, keepdims=True)
+    recomputed = "logits" in declared and "materialised" not in declared
+    weights = anew if recomputed else same
+    queries = np.maximum(same_query, anew_query) if recomputed else same_query
+    # What the products with P and dS round of their own operands.
+    weights, queries = weights + unit**2, queries + unit**2 * p**2 @ k**2
+    np.testing.assert_allclose(
+        np.square(prediction["dvalue"].std[0, :, 0, 0]),
+        ROUNDING_VARIANCE * (p**2 * weights).sum(axis=0),
+        rtol=1e-4,
+    )
+    np.testing.assert_allclose(
+        np.square(prediction["dquery"].std[0, :, 0]), ROUNDING_VARIANCE * scale**2 * queries, rtol=1e-4
+    )
+
+
 def test_each_channel_of_out_is_a_sum_by_itself() -> None:
     """Delta may be small because its channels cancel: their rounding errors do not."""
     rng = np.random.default_rng(0)
@@ -249,6 +307,26 @@ def test_keys_that_a_cap_saturates_share_the_error_of_tanh() -> None:
     std = predict(problem, STANDARD, numerics, cotangents)["dquery"].std[0, :, 0]
     shared = 2 * 2.0**-11 * key[0, :, 0].mean(axis=0) / 4
     assert (std > 0.3 * shared).all()
+
+
+def test_the_error_of_a_sink_is_in_every_weight_and_in_delta() -> None:
+    """A capped sink has nearly all of the rows; the keys, whose logits are 0, have no error of tanh."""
+    key = np.random.default_rng(0).standard_normal((1, 3, 1, 4)).astype(np.float32)
+    query, value = np.zeros((1, 1, 1, 4), np.float32), np.full((1, 3, 1, 1), 5.0, np.float32)
+    sinks = np.full((1, 1), 4.0, np.float32)
+    problem = make_problem(query, key, value, softmax_aux=sinks, logits_soft_cap=5.0)
+    numerics = Numerics("float32", tanh=2.0**-11)
+    cotangents = Cotangents(np.ones((1, 1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32))
+    prediction = predict(problem, Semantics(sinks="capped"), numerics, cotangents)
+
+    sink = 5 * np.tanh(4 / 5)
+    p = 1 / (3 + np.exp(sink))
+    lse_off = (1 - 3 * p) * sink * 2.0**-11 / 3
+    np.testing.assert_allclose(prediction["lse"].std, lse_off, rtol=1e-4)
+    np.testing.assert_allclose(prediction["dvalue"].std, p * lse_off, rtol=1e-4)
+    # dS = p (5 - 15 p + 1): off by lse, and by the 15 p of Delta.
+    moved = np.hypot(5 - 15 * p + 1, 15 * p) * lse_off * np.abs(p * key[0, :, 0].sum(axis=0)) / 2
+    np.testing.assert_allclose(prediction["dquery"].std[0, 0, 0], moved, rtol=1e-4)
 
 
 def test_only_exact_zeros_will_do_where_nothing_is_seen() -> None:
