@@ -26,12 +26,7 @@ from kernels.pallas.mosaic_gpu.launch import PROGRAM, ask, barriers, begin_turns
 from kernels.pallas.mosaic_gpu.problem import Problem
 from kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
 from kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys, rows_span
-from kernels.pallas.mosaic_gpu.tile import (
-    Tile,
-    leaked,
-    load_bounds,
-    over_rows,
-)
+from kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
@@ -233,6 +228,7 @@ def _consume(
     rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
     if problem.hides:
         outputs["leak"][batch, head, rows] = leaked(acc)
+    # Short of the maximum by up to SLACK where out is normalised; then all that is read of it is -inf.
     outputs["row_max"][batch, head, rows] = jnp.where(norm == 0.0, -jnp.inf, m * LN2)
     lse, factor = finish(problem, arrays, head, m, norm)
     outputs["lse"][batch, head, rows] = lse
@@ -267,7 +263,7 @@ def finish(
 
 
 def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-    """acc = sum of P V, the maximum in bits, the norm, over the key blocks of a span; blocks taken."""
+    """acc = sum of P V, the reference, the norm, over the key blocks of a span; blocks taken."""
     problem, blocks, shared = consumer.problem, consumer.blocks, consumer.shared
     start = span[0]
     plgpu.barrier_wait(shared.query_full.at[consumer.warpgroup])

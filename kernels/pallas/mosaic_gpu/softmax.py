@@ -19,15 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels.pallas.mosaic_gpu.blocks import ROWS
 from kernels.pallas.mosaic_gpu.tanh import Cap, any_above
-from kernels.pallas.mosaic_gpu.tile import (
-    BY_ROW,
-    COLUMNS,
-    TILE,
-    Tile,
-    hidden_pairs,
-    logits,
-    over_rows,
-)
+from kernels.pallas.mosaic_gpu.tile import BY_ROW, COLUMNS, TILE, Tile, hidden_pairs, logits, over_rows
 
 SLACK = 8.0  # P is at most 2^8, which sums of float32 and P in float16 have room for
 LOWEST = -3.4e38  # the reference of a row that has seen nothing, from which a difference is still a number
