@@ -36,6 +36,8 @@ _OPTION_SCALARS = (
     "normalize_output",
 )
 
+_NO_ROOM = "RESOURCE_EXHAUSTED"  # how XLA says that a device's memory is full
+
 
 class SubjectError(Exception):
     """The subject raised, or did or returned what it must not; the message is one sentence for the verdict.
@@ -158,7 +160,9 @@ def blaming(subject: Subject) -> Generator[None]:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # a subject may raise SystemExit, and must not end the run
-        raise SubjectError(f"raised {describe(error)}") from error
+        said = describe(error)
+        advice = " (other workers may hold this memory: -n 1 leaves it to one)" if _NO_ROOM in said else ""
+        raise SubjectError(f"raised {said}{advice}") from error
     violations = "; ".join(map(str, subject.violations()))
     if violations:
         raise SubjectError(violations, clauses=("S19",))

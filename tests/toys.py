@@ -37,6 +37,10 @@ def _raises(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
     raise RuntimeError("out of luck\nsecond line")
 
 
+def _wants_memory(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 26.20GiB")
+
+
 def _exits(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
     raise SystemExit("no")
 
@@ -101,6 +105,7 @@ right = _subject(
 )
 top_left = _subject("top_left", _top_left)
 raises = _subject("raises", _raises)
+wants_memory = _subject("wants_memory", _wants_memory)
 exits = _subject("exits", _exits)
 hangs = _subject("hangs", _hangs)
 dies = _subject("dies", _dies)

@@ -115,6 +115,7 @@ def test_an_expected_failure_passes_and_an_unexpected_pass_fails(attest, tmp_pat
 
 MISBEHAVIOUR = {
     "raises": ("forward", "raised RuntimeError: out of luck"),
+    "wants_memory": ("forward", "(other workers may hold this memory: -n 1 leaves it to one)"),
     "exits": ("forward", "raised SystemExit: no"),
     "one_query_short": ("forward", "returned out of shape (1, 1, 1, 1), expected (1, 2, 1, 1)"),
     "another_dtype": ("forward", "returned out of dtype float16, expected float32"),
