@@ -170,18 +170,18 @@ def flash_attention_with_lse(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.
     return module.flash_attention_with_lse(**arguments)
 
 
-def _signature(returns: Any) -> inspect.Signature:
-    """That of every implementation, with platform."""
-    common = inspect.signature(xla.flash_attention_with_lse)
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """That of an implementation's function, with platform."""
+    common = inspect.signature(function)
     platform = inspect.Parameter(
         "platform", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None
     )
-    return common.replace(parameters=[*common.parameters.values(), platform], return_annotation=returns)
+    return common.replace(parameters=[*common.parameters.values(), platform])
 
 
-_SIGNATURE = _signature(tuple[jax.Array, jax.Array])
+_SIGNATURE = _signature(xla.flash_attention_with_lse)
 # What help and editors show; `inspect.signature` reads it.
-vars(flash_attention)["__signature__"] = _signature(jax.Array)
+vars(flash_attention)["__signature__"] = _signature(xla.flash_attention)
 vars(flash_attention_with_lse)["__signature__"] = _SIGNATURE
 
 

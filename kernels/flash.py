@@ -7,6 +7,7 @@ The papers' symbols: S = scaled logits, P = probabilities, O = output, L = lse, 
 Delta = rowsum(dO * O).
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -222,4 +223,8 @@ def _without_lse[**P](
     flash_attention.__doc__ = (
         "`flash_attention_with_lse` without the lse: out [B, Sq, Hq, Dv], dtype of query."
     )
+    # What help and editors show: `wraps` has taken over what the other returns.
+    flash_attention.__annotations__ = {**with_lse.__annotations__, "return": jax.Array}
+    shown = inspect.signature(with_lse)
+    vars(flash_attention)["__signature__"] = shown.replace(return_annotation=jax.Array)
     return flash_attention

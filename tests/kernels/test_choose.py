@@ -4,7 +4,7 @@ import importlib
 import inspect
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -307,6 +307,14 @@ def test_options_are_those_of_the_implementations_and_platform():
         assert all(shown[option] == common[option] for option in common)
         assert shown["platform"].kind is inspect.Parameter.KEYWORD_ONLY
         assert getattr(kernels, name).__doc__
+
+
+def test_what_is_returned_is_shown():
+    returned = {"flash_attention": jax.Array, "flash_attention_with_lse": tuple[jax.Array, jax.Array]}
+    for name, what in returned.items():
+        for module in (kernels, xla):
+            assert inspect.signature(getattr(module, name)).return_annotation == what
+        assert get_type_hints(getattr(xla, name))["return"] == what
 
 
 def test_on_a_cpu_it_is_xla_unless_it_is_named():
