@@ -282,7 +282,7 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     plgpu.wgmma(consumer.acc, p, shared.value.at[slot])
     plgpu.wgmma_wait(0)
     plgpu.barrier_arrive(shared.value_empty.at[slot])
-    norm = jnp.sum(known.norm, axis=1) if blocks.partial_sums else known.norm
+    norm = known.whole_norm()
     return consumer.acc[...], known.reference, norm, count
 
 

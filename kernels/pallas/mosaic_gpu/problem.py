@@ -59,7 +59,9 @@ class Problem:
 
     @property
     def factor(self) -> float:
-        """What S is multiplied by before anything else; 1 where the scale waits for the exponent."""
+        """What S is multiplied by before anything else; 1 where the scale waits for exponent or tanh."""
+        if self.bare_cap:
+            return 1.0
         return self.scale if self._scales_first or self.cap is not None else 1.0
 
     @property

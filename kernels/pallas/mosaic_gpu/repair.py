@@ -132,8 +132,7 @@ def out(blocks: Blocks, problem: Problem, arrays: Mapping[str, Any], shared: Sha
         known = lax.fori_loop(0, problem.k_blocks, partial(step, strange, acc, channels), start)
         if strange:
             return acc[...]
-        norm = jnp.sum(known.norm, axis=1) if blocks.partial_sums else known.norm
-        _, factor = finish(problem, arrays, head, known.reference, norm)
+        _, factor = finish(problem, arrays, head, known.reference, known.whole_norm())
         return acc[...] * over_rows(factor, acc.shape)
 
     _sum(problem, shared.own.at[1], partial(total, True))

@@ -37,6 +37,10 @@ class Softmax(NamedTuple):
     reference: jax.Array
     norm: jax.Array
 
+    def whole_norm(self) -> jax.Array:
+        """[64], its parts summed."""
+        return jnp.sum(self.norm, axis=1) if self.norm.ndim == 2 else self.norm
+
 
 class Weights(NamedTuple):
     """P [64, k] float32 of a tile, what is known behind it, and what earlier sums are multiplied by.

@@ -21,7 +21,7 @@ from jaxlib.mlir.dialects import arith, llvm, vector
 from kernels.pallas.mosaic_gpu.problem import LOG2E
 
 # tanh(x) is x * p(x * x) to 2^-20.8 where |x| is at most this: minimax for the relative error.
-SMALL = 0.5
+_SMALL = 0.5
 _COEFFICIENTS = (-0.0444022132671986, 0.131902962523705, -0.33326317929053, 0.999999455785566)
 _COLUMNS = 16  # that are taken at a time where any may be large: what comes between fills few registers
 
@@ -36,7 +36,7 @@ class Cap:
     @property
     def small(self) -> float:
         """The largest |s| that is small."""
-        return SMALL / self.scale
+        return _SMALL / self.scale
 
     def of_small(self, s: jax.Array) -> jax.Array:
         return s * self._polynomial(s)

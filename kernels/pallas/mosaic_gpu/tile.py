@@ -173,7 +173,7 @@ def logits(tile: Tile, s: jax.Array, compared: bool) -> tuple[jax.Array, Hiding]
     if problem.bias is not None:
         bias = tile.load_pairs("bias", problem.bias).astype(jnp.float32)
     hiding = hidden_pairs(tile, bias) if compared else Hiding()
-    if problem.factor != 1.0 and not problem.bare_cap:
+    if problem.factor != 1.0:
         s = s * problem.factor
     if problem.rounded is not None:
         s = s.astype(problem.rounded).astype(jnp.float32)
