@@ -2,7 +2,7 @@
 
 For every feature that a case switches on there are neighbouring problems: the feature off, or shifted by
 one. If the exact answer to a neighbour lies within a few bounds of the exact answer to the case, a kernel
-with that defect would pass, and the case is mistrusted.
+with that defect would pass, and the case is inconclusive.
 """
 
 import tomllib

@@ -55,8 +55,8 @@ def with_policy(record: RunRecord, expectations: Sequence[Expectation]) -> RunRe
 
 
 @cache
-def _mistrusted_share() -> float:
-    return tomllib.loads(Path(__file__).with_name("gate.toml").read_text())["mistrusted_share"]
+def _inconclusive_share() -> float:
+    return tomllib.loads(Path(__file__).with_name("gate.toml").read_text())["inconclusive_share"]
 
 
 def _untested(record: RunRecord) -> Iterable[str]:
@@ -65,6 +65,6 @@ def _untested(record: RunRecord) -> Iterable[str]:
         verdicts = [result.verdict for result in record.results if result.subject == name]
         if Verdict.PASS not in verdicts:
             yield f"{name}: not a single check passed, so nothing was tested"
-        blind = verdicts.count(Verdict.MISTRUSTED)
-        if blind > _mistrusted_share() * len(verdicts):
-            yield f"{name}: {blind} of {len(verdicts)} verdicts are MISTRUSTED, more than the gate allows"
+        blind = verdicts.count(Verdict.INCONCLUSIVE)
+        if blind > _inconclusive_share() * len(verdicts):
+            yield f"{name}: {blind} of {len(verdicts)} verdicts are INCONCLUSIVE, more than the gate allows"

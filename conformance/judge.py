@@ -50,7 +50,7 @@ def _finding(trial: Trial, check: Check) -> Finding:
         return Finding(Verdict.FAIL, message=str(error), clauses=error.clauses)
     if finding.verdict is Verdict.PASS and check.needs_contrast and trial.blind_spots:
         return Finding(
-            Verdict.MISTRUSTED,
+            Verdict.INCONCLUSIVE,
             finding.measurements,
             f"the case cannot tell a kernel without {', '.join(trial.blind_spots)} from a right one",
         )

@@ -18,6 +18,9 @@ from conformance.case import Case, case_from_json
 
 SCHEMA = "attest.run/1"
 
+# Names that verdicts have in older records.
+_FORMER_VERDICTS = {"MISTRUSTED": "INCONCLUSIVE"}
+
 
 class Verdict(StrEnum):
     """What a check says of a subject on a case."""
@@ -25,7 +28,8 @@ class Verdict(StrEnum):
     PASS = "PASS"
     FAIL = "FAIL"
     UNSUPPORTED = "UNSUPPORTED"  # declared and properly refused
-    MISTRUSTED = "MISTRUSTED"  # the case cannot tell right from wrong
+    INCONCLUSIVE = "INCONCLUSIVE"  # the case cannot tell right from wrong
+    TIMEOUT = "TIMEOUT"  # did not finish in time; the message names the phase
     ERROR = "ERROR"  # the check could not be carried out
     XFAIL = "XFAIL"  # expected, with a reason
     XPASS = "XPASS"  # expected to fail, but did not
@@ -33,7 +37,7 @@ class Verdict(StrEnum):
     @property
     def red(self) -> bool:
         """Whether one such verdict fails a run."""
-        return self in (Verdict.FAIL, Verdict.ERROR, Verdict.XPASS)
+        return self in (Verdict.FAIL, Verdict.TIMEOUT, Verdict.ERROR, Verdict.XPASS)
 
 
 @dataclass(frozen=True)
@@ -221,7 +225,7 @@ def _result_from_json(data: Mapping[str, Any]) -> Result:
         check=data["check"],
         clauses=tuple(data["clauses"]),
         case=case_from_json(data["case"]),
-        verdict=Verdict(data["verdict"]),
+        verdict=Verdict(_FORMER_VERDICTS.get(data["verdict"], data["verdict"])),
         measurements=tuple(_measurement_from_json(m) for m in data["measurements"]),
         message=data["message"],
         minimal=data["minimal"],

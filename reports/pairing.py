@@ -14,9 +14,10 @@ from conformance.record import Result, RunRecord, Verdict
 _SEVERITY = (
     Verdict.ERROR,
     Verdict.FAIL,
+    Verdict.TIMEOUT,
     Verdict.XPASS,
     Verdict.XFAIL,
-    Verdict.MISTRUSTED,
+    Verdict.INCONCLUSIVE,
     Verdict.UNSUPPORTED,
     Verdict.PASS,
 )

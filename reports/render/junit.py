@@ -53,7 +53,7 @@ def _test(result: Result) -> ET.Element:
         about["message"] = one_line(" ".join((result.verdict.value, result.message, result.link)))
         ET.SubElement(test, "skipped", about)
         return test
-    tag = "error" if result.verdict is Verdict.ERROR else "failure"
+    tag = "error" if result.verdict in (Verdict.ERROR, Verdict.TIMEOUT) else "failure"
     ET.SubElement(test, tag, about).text = printable(failure.explain(result))
     return test
 

@@ -19,8 +19,9 @@ _STYLES = {
     Verdict.PASS: "green",
     Verdict.FAIL: "bold red",
     Verdict.ERROR: "bold red",
+    Verdict.TIMEOUT: "bold red",
     Verdict.XPASS: "bold red",
-    Verdict.MISTRUSTED: "yellow",
+    Verdict.INCONCLUSIVE: "yellow",
     Verdict.XFAIL: "yellow",
     Verdict.UNSUPPORTED: "dim",
 }
@@ -33,12 +34,12 @@ def print_run(record: RunRecord, console: Console) -> None:
         console.print(_tally_table(summary))
     _print_red(summary, console)
     _print_known(summary, console)
-    mistrusted = record.counts[Verdict.MISTRUSTED]
-    if mistrusted:
+    inconclusive = record.counts[Verdict.INCONCLUSIVE]
+    if inconclusive:
         console.print()
         plain(
             console,
-            f"{mistrusted} MISTRUSTED: such a case cannot tell right from wrong and is no pass",
+            f"{inconclusive} INCONCLUSIVE: such a case cannot tell right from wrong and is no pass",
         )
     for problem in record.problems:
         console.print()

@@ -143,15 +143,15 @@ def test_a_retracing_kernel_is_named() -> None:
     assert "compiled" in result.message
 
 
-def test_a_case_that_cannot_tell_is_mistrusted() -> None:
+def test_a_case_that_cannot_tell_is_inconclusive() -> None:
     """One row under a causal mask sees every key, so causal or not is the same."""
     blind = Case(q_len=1, kv_len=3, head_dim=2, causal=True)
     result = verdict(toy(), "forward", blind)
-    assert result.verdict is Verdict.MISTRUSTED
+    assert result.verdict is Verdict.INCONCLUSIVE
     assert "causal" in result.message
 
 
-def test_mistrust_does_not_hide_a_failure() -> None:
+def test_inconclusive_does_not_hide_a_failure() -> None:
     blind = Case(q_len=1, kv_len=3, head_dim=2, causal=True)
     assert verdict(toy(broken(lambda out: out + 1)), "forward", blind).verdict is Verdict.FAIL
 

@@ -96,7 +96,7 @@ def example_head() -> RunRecord:
             message="outside the error model: out (bound) | `raw` <b>",
             minimal=True,
         ),
-        result(Verdict.MISTRUSTED, measurement(), asked=case(1), message="cannot tell"),
+        result(Verdict.INCONCLUSIVE, measurement(), asked=case(1), message="cannot tell"),
         *(
             result(
                 Verdict.PASS,

@@ -16,7 +16,7 @@ from reports.thresholds import SCOPES, limits
 from tests.reports.records import case, example_base, example_head, measurement, result, run
 
 PASS, FAIL, ERROR, XFAIL, XPASS = Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.XFAIL, Verdict.XPASS
-MISTRUSTED, UNSUPPORTED = Verdict.MISTRUSTED, Verdict.UNSUPPORTED
+INCONCLUSIVE, UNSUPPORTED = Verdict.INCONCLUSIVE, Verdict.UNSUPPORTED
 
 GOOD = run(*(result(PASS, measurement(), asked=case(seed)) for seed in range(10)))
 
@@ -43,7 +43,7 @@ REGRESSIONS = {
         run(*GOOD.results, result(FAIL, asked=case(99))),
         "1 case FAIL and new",
     ),
-    "a pass is mistrusted": ("_verdicts", GOOD, one(MISTRUSTED), "1 case PASS -> MISTRUSTED"),
+    "a pass is inconclusive": ("_verdicts", GOOD, one(INCONCLUSIVE), "1 case PASS -> INCONCLUSIVE"),
     "a pass is refused": (
         "_verdicts",
         GOOD,
@@ -58,10 +58,10 @@ REGRESSIONS = {
         replace(GOOD, seed=1),
         "our.kernel forward causal: 1 case passed, none is left",
     ),
-    "a feature is only mistrusted now": (
+    "a feature is only inconclusive now": (
         "_coverage",
         run(*GOOD.results, result(PASS, asked=case(50, causal=True))),
-        run(*GOOD.results, result(MISTRUSTED, asked=case(51, causal=True)), seed=1),
+        run(*GOOD.results, result(INCONCLUSIVE, asked=case(51, causal=True)), seed=1),
         "our.kernel forward causal: 1 case passed, none is left",
     ),
     "err/bound": ("_numbers", GOOD, changed(worst_ratio=0.95), "max err/bound 0.4 -> 0.95"),
@@ -145,7 +145,7 @@ FINE = {
     "still red": (one(FAIL), one(ERROR)),
     "fixed": (one(FAIL), GOOD),
     "mended": (one(XFAIL), GOOD),
-    "refused, then mistrusted": (one(UNSUPPORTED), one(MISTRUSTED)),
+    "refused, then inconclusive": (one(UNSUPPORTED), one(INCONCLUSIVE)),
     "a red case is gone": (one(FAIL), run(*GOOD.results[1:])),
     "a new case passes": (run(*GOOD.results[1:]), GOOD),
     "first record": (run(), GOOD),
@@ -212,7 +212,7 @@ def test_no_false_alarm(name: str) -> None:
 def test_two_regressions_are_counted_the_gravest_first() -> None:
     comparison = compare_records(example_base(), example_head())
     assert comparison.headline.startswith(
-        "5 regressions: our.kernel forward bfloat16: 1 case PASS -> FAIL, 1 case PASS -> MISTRUSTED; their."
+        "5 regressions: our.kernel forward bfloat16: 1 case PASS -> FAIL, 1 case PASS -> INCONCLUSIVE; their."
     )
     assert len(comparison.of_fate(Fate.FIXED)) == 1
 

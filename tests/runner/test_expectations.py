@@ -79,7 +79,7 @@ def test_a_failure_that_shows_only_sometimes_may_pass_but_must_show_once():
     assert len(stale(RunRecord("quick", 0, judged[:1]), [entry])) == 1
 
 
-@pytest.mark.parametrize("verdict", [Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.MISTRUSTED])
+@pytest.mark.parametrize("verdict", [Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.INCONCLUSIVE])
 def test_other_verdicts_are_left_alone(verdict):
     assert expect(result(verdict=verdict), [known()]).verdict is verdict
 

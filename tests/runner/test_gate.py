@@ -17,7 +17,7 @@ def record(*verdicts: Verdict, **more) -> RunRecord:
     return RunRecord(**{"profile": "quick", "seed": 0, "results": results, **more})
 
 
-P, M, U = Verdict.PASS, Verdict.MISTRUSTED, Verdict.UNSUPPORTED
+P, M, U = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.UNSUPPORTED
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ P, M, U = Verdict.PASS, Verdict.MISTRUSTED, Verdict.UNSUPPORTED
     [
         ((P,) * 10, None),
         ((P,) * 9 + (M,), None),
-        ((P,) * 9 + (M, M), "2 of 11 verdicts are MISTRUSTED"),
+        ((P,) * 9 + (M, M), "2 of 11 verdicts are INCONCLUSIVE"),
         ((U, Verdict.XFAIL), "not a single check passed"),
         ((P, U, U, U), None),
     ],
