@@ -12,6 +12,11 @@ import jax.numpy as jnp
 from kernels.arguments import Call
 
 
+# From here on the last bits of a float32 are 16 nats and more: what is lost by them is no weight.
+_HUGE = 2.0**28
+_LAST_BITS = 2.0**-19
+
+
 @dataclass(frozen=True)
 class RowTerms:
     """What the sums over pairs read of every query row: P = exp(S - lse), dS = P * (weight * dP - delta).
@@ -19,6 +24,10 @@ class RowTerms:
     A row that sees no key, or is NaN, must not reach the keys that are hidden from it, and 0 * NaN would: its
     query and d_out are 0 here. The lse speaks for it: +inf makes P 0 where it sees nothing, NaN makes P NaN
     at the keys that it sees.
+
+    Where logits are so large that their last bits are whole nats, S - lse is off by what S, in other bits
+    than the forward pass's, and lse are rounded by, and P would be 0 or inf. So there the lse is lower by
+    some of these bits, and kernels take P = min(exp(S - lse), 1).
     """
 
     query: jax.Array  # [B, Sq, Hq, D]
@@ -62,7 +71,9 @@ def row_terms(
             sinks = call.softmax_aux.astype(jnp.float32).max(axis=-1)
             m = jnp.maximum(row_max, sinks[None, :, None])
         weight = jnp.where(sound, jnp.exp(lse - jnp.where(sound, m, zero)), zero)
-    return RowTerms(query, d_out, jnp.where(sees, lse, jnp.inf), delta, weight)
+    size = jnp.abs(lse)
+    shifted = lse - jnp.where((size > _HUGE) & (size < jnp.inf), size * _LAST_BITS, zero)
+    return RowTerms(query, d_out, jnp.where(sees, shifted, jnp.inf), delta, weight)
 
 
 def cotangent_call(
