@@ -4,17 +4,14 @@ Between the two are the sums over pairs, which are the backends' own. The papers
 O = output, L = lse, dS and dP the cotangents of the logits and of P, Delta = rowsum(dO * O).
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
 from kernels.arguments import Call
-
-
-# From here on the last bits of a float32 are 16 nats and more: what is lost by them is no weight.
-_HUGE = 2.0**28
-_LAST_BITS = 2.0**-19
+from kernels.exponents import lowered
 
 
 @dataclass(frozen=True)
@@ -25,9 +22,7 @@ class RowTerms:
     query and d_out are 0 here. The lse speaks for it: +inf makes P 0 where it sees nothing, NaN makes P NaN
     at the keys that it sees.
 
-    Where logits are so large that their last bits are whole nats, S - lse is off by what S, in other bits
-    than the forward pass's, and lse are rounded by, and P would be 0 or inf. So there the lse is lower by
-    some of these bits, and kernels take P = min(exp(S - lse), 1).
+    The lse is `lowered`, and kernels take P = min(exp(S - lse), 1).
     """
 
     query: jax.Array  # [B, Sq, Hq, D]
@@ -70,10 +65,10 @@ def row_terms(
         if call.softmax_aux is not None:
             sinks = call.softmax_aux.astype(jnp.float32).max(axis=-1)
             m = jnp.maximum(row_max, sinks[None, :, None])
-        weight = jnp.where(sound, jnp.exp(lse - jnp.where(sound, m, zero)), zero)
-    size = jnp.abs(lse)
-    shifted = lse - jnp.where((size > _HUGE) & (size < jnp.inf), size * _LAST_BITS, zero)
-    return RowTerms(query, d_out, jnp.where(sees, shifted, jnp.inf), delta, weight)
+        # A sum of so many exponentials of what is at most 0, and one of 0; lse and m are rounded apart.
+        most = math.log(call.key.shape[1] + (0 if call.softmax_aux is None else call.softmax_aux.shape[1]))
+        weight = jnp.where(sound, jnp.exp(jnp.clip(lse - jnp.where(sound, m, zero), 0.0, most)), zero)
+    return RowTerms(query, d_out, jnp.where(sees, lowered(lse), jnp.inf), delta, weight)
 
 
 def cotangent_call(
