@@ -1,4 +1,4 @@
-"""Finite logits of any size give the weights that they should: a row's largest logit, far from the next, 1."""
+"""Finite logits of any size give the right weights: 1 to the largest of a row, if far from the next."""
 
 from functools import cache
 
