@@ -31,7 +31,7 @@ FUNCTIONS = {
 
 
 class Hostile:
-    """It raises whatever way it is looked at."""
+    """It raises however its value is asked for."""
 
     def __getattr__(self, name):
         raise RuntimeError(name)
@@ -39,8 +39,8 @@ class Hostile:
     def _raise(self, *_):
         raise RuntimeError("no")
 
-    __index__ = __float__ = __repr__ = __len__ = __iter__ = __eq__ = __array__ = _raise
-    __hash__ = None
+    __index__ = __float__ = __len__ = __iter__ = __array__ = _raise
+    __hash__ = None  # unhashable
 
 
 DTYPES = ("float32", "float64", "float16", ">f4", "int8", "int32", "int64", "uint32", ">i4", "bool", "O")
