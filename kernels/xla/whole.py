@@ -78,6 +78,8 @@ def backward(
     d_lse: jax.Array,
 ) -> Call:
     """Return the cotangents of a call's float arrays, in the arrays' own dtypes (S14, S15)."""
+    assert kept.norm is not None
+    assert kept.weights is not None
     dot = partial(jnp.einsum, precision=settings.precision)
     rows = describe_rows(call)
     visible = _visible(call, rows)
