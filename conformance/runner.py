@@ -230,7 +230,7 @@ def _judge_jobs(journal: _Journal) -> Iterator[Job]:
 
 
 def _judge(subject: Subject, task: Task) -> list[Result]:
-    return judge(subject, task.case, task.checks)
+    return [result for case, checks in task.posed for result in judge(subject, case, checks)]
 
 
 def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
@@ -240,12 +240,13 @@ def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
         Result(
             subject=subject.name,
             check=check,
-            clauses=_clauses(subject, task.case, check),
-            case=task.case,
+            clauses=_clauses(subject, case, check),
+            case=case,
             verdict=Verdict.FAIL,
             message=outcome.fault,
         )
-        for check in task.checks
+        for case, checks in task.posed
+        for check in checks
     ]
 
 
