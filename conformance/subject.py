@@ -144,7 +144,6 @@ class Subject:
                     ("gradient_dtype", GradientDtype),
                 )
             ),
-            ("validates", self.validates, isinstance(self.validates, bool), "True or False"),
         )
         for name, got, right, expected in checks:
             if not right:

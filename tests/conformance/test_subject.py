@@ -38,7 +38,6 @@ from tests.conformance.toy import toy
         ("seed_bits", {"seed_bits": 0}),
         ("sinks", {"sinks": "per_batch"}),
         ("gradient_dtype", {"gradient_dtype": "float64"}),
-        ("validates", {"validates": "no"}),
     ],
 )
 def test_a_wrong_declaration_is_refused_by_name(named: str, declared: dict[str, Any]) -> None:
