@@ -5,6 +5,7 @@ exception names the argument. An undeclared feature or form that is refused so i
 kernel declared. A subject that declares not to validate is asked none of this.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,7 +77,9 @@ def _judge(trial: Trial, given: Arguments, names: tuple[str, ...], good: Verdict
     query, key, value = (keywords.pop(name) for name in ("query", "key", "value"))
     wanted = " or ".join(names)
     try:
-        jax.block_until_ready(trial.subject.call(query, key, value, **keywords))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of overflow, on the way to a refusal or to its absence
+            jax.block_until_ready(trial.subject.call(query, key, value, **keywords))
     except _REFUSALS as error:
         if any(name.lower() in said(error) for name in names):
             return Finding(good, message=describe(error))
