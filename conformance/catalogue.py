@@ -32,9 +32,9 @@ def _paragraph(name: str) -> Iterator[str]:
     yield _line("dtypes", ", ".join(subject.dtypes))
     yield _line("head dims", "{} to {}".format(*subject.head_dims))
     yield _line("features", _features(subject))
-    limits = "; ".join(_limits(subject))
-    if limits:
-        yield _line("limits", limits)
+    limited = "; ".join(limits(subject))
+    if limited:
+        yield _line("limits", limited)
     yield _line("returns", "out and lse" if subject.returns_lse else "out")
     yield _line("semantics", "; ".join(differences(subject.semantics)) or "standard")
 
@@ -45,8 +45,8 @@ def _features(subject: Subject) -> str:
     return ", ".join(name for name in FEATURES if name in subject.features) or "none"
 
 
-def _limits(subject: Subject) -> Iterator[str]:
-    """What it declares to take less of, or differently, than the others."""
+def limits(subject: Subject) -> Iterator[str]:
+    """What a subject declares to take only in part, and what it leaves out, in words."""
     for together in subject.excludes:
         yield f"not {' and '.join(sorted(together))} in one call"
     if subject.window_sides == "left":

@@ -58,6 +58,8 @@ class Semantics:
     gradients, lse_gradient (S14): the inputs that the kernel differentiates, and whether the cotangent of
         lse counts.
     deterministic (S17): whether equal inputs give bit-identical results.
+    row_max_gradient (S26): whether the row maximum, by which an output that is not normalised is scaled, is
+        held constant or differentiated. Those that attain the maximum share its gradient equally.
     ignored_arguments (S20): arguments that the kernel accepts and silently drops.
     """
 
@@ -80,6 +82,7 @@ class Semantics:
     gradients: frozenset[str] = frozenset(GRADIENTS)
     lse_gradient: bool = True
     deterministic: bool = True
+    row_max_gradient: Literal["constant", "differentiated"] = "constant"
     ignored_arguments: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
