@@ -201,8 +201,8 @@ class ByKeys:
         """The errors by output, sums and their rounding included."""
         numerics, problem = self._numerics, self._problem
         sinks = self._sinks
-        if sinks is not None and problem.softmax_aux is not None and problem.softmax_aux.ndim == 1:
-            sinks = sinks.over_heads()
+        if sinks is not None and problem.softmax_aux is not None and problem.shares_sinks:
+            sinks = sinks.over_heads(problem.softmax_aux.shape)
         bias_dtype = numerics.output_dtype if problem.bias is None else problem.bias.dtype
         sinks_dtype = numerics.output_dtype if problem.softmax_aux is None else problem.softmax_aux.dtype
         sums = (
@@ -327,8 +327,8 @@ class _Sum:
     def zeros(cls, shape: tuple[int, ...]) -> "_Sum":
         return cls(*(np.zeros(shape) for _ in range(7)))
 
-    def over_heads(self) -> "_Sum":
-        return _Sum(*(array.sum(axis=0) for array in vars(self).values()))
+    def over_heads(self, shape: tuple[int, ...]) -> "_Sum":
+        return _Sum(*(array.sum(axis=0).reshape(shape) for array in vars(self).values()))
 
     def add(
         self,

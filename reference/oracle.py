@@ -243,8 +243,8 @@ def _by_keys(
             _add_d_bias(d_bias, block, d_bias_block(semantics, block, backward))
         if d_sinks is not None:
             d_sinks[block.head] += backward.d_sinks.sum(axis=0)
-    if d_sinks is not None and problem.softmax_aux is not None and problem.softmax_aux.ndim == 1:
-        d_sinks = d_sinks.sum(axis=0)
+    if d_sinks is not None and problem.softmax_aux is not None and problem.shares_sinks:
+        d_sinks = d_sinks.sum(axis=0).reshape(problem.softmax_aux.shape)
     wanted = {"dkey": d_key, "dvalue": d_value, "dbias": d_bias, "dsoftmax_aux": d_sinks}
     return {name: array if name[1:] in semantics.gradients else None for name, array in wanted.items()}
 

@@ -400,11 +400,12 @@ def _logit(
 
 
 def _sink_logits(problem: Problem, semantics: Semantics, inputs: _Inputs, tape: Tape, h: int) -> list[Number]:
-    """S11: the sinks of a head; a 1-D array is every head's."""
+    """S11: the sinks of a head; without an axis of heads, or with one of size 1, every head's."""
     aux = problem.softmax_aux
     if aux is None:
         return []
-    places = [(n,) if aux.ndim == 1 else (h, n) for n in range(aux.shape[-1])]
+    own = () if aux.ndim == 1 else (h if aux.shape[0] > 1 else 0,)
+    places = [(*own, n) for n in range(aux.shape[-1])]
     logits = [inputs.at("softmax_aux", place) for place in places]
     if semantics.sinks == "capped":
         return [_capped(problem, tape, logit) for logit in logits]
