@@ -119,15 +119,15 @@ def replay(
 ) -> int:
     """Judge one case again and say everything about it."""
     from conformance.failure import explain
-    from conformance.question import read_question
+    from conformance.replay_request import read_replay_request
     from conformance.runner import replay as judge_again
     from conformance.subject import find
 
     with asked():
-        question = read_question(case, subject, tuple(check or ()))
-        subjects = {question.subject: find(question.subject)}
+        asked_for = read_replay_request(case, subject, tuple(check or ()))
+        subjects = {asked_for.subject: find(asked_for.subject)}
     request = Asked(workers=workers, timeout=timeout, expectations=expectations).request(subjects)
-    results = judge_again(request, question.case, question.checks)
+    results = judge_again(request, asked_for.case, asked_for.checks)
     typer.echo("\n\n".join(explain(result) for result in results))
     return FAILED if any(result.verdict.red for result in results) else PASSED
 
@@ -242,7 +242,7 @@ def _run(
     request: "Request", outputs: Outputs, base: "RunRecord | None" = None, problems: Sequence[str] = ()
 ) -> int:
     from conformance.gate import with_policy
-    from conformance.record import write_record
+    from conformance.record_file import write_record
     from conformance.runner import RequestError, run
     from conformance.screen import interruptible, progress
     from conformance.workers import WorkerError
@@ -286,7 +286,7 @@ def _compared(record: "RunRecord", base: "RunRecord") -> "RunRecord":
 
 
 def _write_reports(record: "RunRecord", outputs: Outputs) -> None:
-    from conformance.record import write_record
+    from conformance.record_file import write_record
     from reports.render import html, junit, markdown
 
     if outputs.json is not None:
@@ -309,7 +309,7 @@ def _print(record: "RunRecord") -> None:
 
 
 def _read(path: Path) -> "RunRecord":
-    from conformance.record import read_record
+    from conformance.record_file import read_record
 
     with asked():
         return read_record(path)
