@@ -7,7 +7,8 @@ that a run that is killed loses only what it had not found yet.
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -32,46 +33,50 @@ def journal_path(record: Path) -> Path:
     return record.with_name(record.name + _ENDING)
 
 
-class JournalFile:
-    """The file of one run. `sync_seconds`: how long the disk may lag behind what was written.
+class Journal:
+    """The file of one run, begun with what the run was asked; where it cannot be begun, raises FileError.
 
-    Raises FileError where it cannot be written, or another run writes it.
+    sync_seconds: how long the disk may lag behind what was written. fault: why a later line could not be
+    written, a sentence; the run goes on without its journal then.
     """
 
     def __init__(self, path: Path, asked: RunRecord, sync_seconds: float) -> None:
         self.path = path
+        self.fault = ""
         self._sync_seconds = sync_seconds
         self._synced = time.monotonic()
-        self._file = self._attempt(lambda: _created(path))
-        self._line(run_to_json(asked))
+        try:
+            self._file = _created(path)
+            self._write(run_to_json(asked))
+        except OSError as error:
+            raise FileError(self._sentence(error)) from error
 
     def add(self, results: Sequence[Result]) -> None:
         """Append results."""
-        for result in results:
-            self._line({"result": result_to_json(result)})
+        try:
+            for result in results:
+                if not self.fault:
+                    self._write({"result": result_to_json(result)})
+        except OSError as error:
+            self.fault = self._sentence(error)
 
-    def close(self, keep: bool) -> None:
-        """Leave the file, or remove it where a record has taken its place."""
+    def remove(self) -> None:
+        """Remove the file, in whose place there is a record, or nothing was found."""
         self._file.close()
-        if not keep:
-            self._attempt(lambda: self.path.unlink(missing_ok=True))
+        with suppress(OSError):
+            self.path.unlink()
 
-    def _line(self, data: dict[str, Any]) -> None:
+    def _write(self, data: dict[str, Any]) -> None:
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
-        self._attempt(lambda: self._write(text.encode()))
-
-    def _write(self, data: bytes) -> None:
-        while data:
-            data = data[self._file.write(data) :]
+        line = text.encode()
+        while line:
+            line = line[self._file.write(line) :]
         if time.monotonic() - self._synced >= self._sync_seconds:
             os.fsync(self._file.fileno())
             self._synced = time.monotonic()
 
-    def _attempt[T](self, action: Callable[[], T]) -> T:
-        try:
-            return action()
-        except OSError as error:
-            raise FileError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+    def _sentence(self, error: OSError) -> str:
+        return f"{self.path}: cannot be written: {error.strerror or error}"
 
 
 def is_journal(data: bytes) -> bool:

@@ -78,7 +78,7 @@ def phase(name: str) -> Generator[None, None, None]:
 
 
 def notice_compiling() -> None:
-    """Have JAX say when it compiles, once for a process: a subject's time is then its own or the compiler's."""
+    """Have JAX say when it compiles, for the rest of this process."""
     import jax
 
     jax.monitoring.register_event_duration_secs_listener(_heard)

@@ -46,8 +46,8 @@ class Measurement:
 
     output: out, lse, dquery, dkey, dvalue, dbias or dsoftmax_aux. elements: how many were judged.
     worst_ratio: the largest err / bound. rms_ratio: rms(err) / rms(std). largest_z: of err / std.
-    bias_t: the signed statistic. broken: the judgements that failed: bound, rms, z, bias; and "semantics" where
-    no defect of precision explains so large an error.
+    bias_t: the signed statistic. broken: the judgements that failed: bound, rms, z, bias; and "semantics"
+    where no defect of precision explains so large an error.
     worst: the element of the largest err / bound.
     """
 
@@ -186,16 +186,15 @@ def merge_records(records: Iterable[RunRecord]) -> RunRecord:
 
 
 def _as_shrunk_once(results: tuple[Result, ...]) -> tuple[Result, ...]:
-    """The results of all shards, of which each shrank its own simplest failures: only the simplest of all count.
+    """The results of all shards, each of which shrank its own simplest failures: those of the whole run stay.
 
     A case that was drawn stays, as an ordinary failure, where another one takes its place as the minimal one.
     """
     drawn = (replace(r, minimal=False, shrunk_from="") if r.shrunk_from == r.case.id else r for r in results)
-    chosen = to_shrink(result for result in drawn if not result.minimal)
+    chosen = {first.key for first in to_shrink(result for result in drawn if not result.minimal).values()}
     kept: list[Result] = []
     for result in results:
-        first = chosen.get((result.subject, result.check, result.semantic))
-        if not result.shrunk_from or (first is not None and first.case.id == result.shrunk_from):
+        if not result.shrunk_from or (result.subject, result.check, result.shrunk_from) in chosen:
             kept.append(result)
         elif result.shrunk_from == result.case.id and result.minimal:
             kept.append(replace(result, minimal=False, shrunk_from=""))

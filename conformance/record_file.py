@@ -16,7 +16,12 @@ from conformance.sizes import sizes
 
 def write_record(record: RunRecord, path: Path) -> None:
     """Write a record whole or not at all, so that a crash leaves the previous one. Raises FileError."""
-    write_text(path, json.dumps(record_to_json(record), indent=1, sort_keys=True, allow_nan=False) + "\n")
+    write_text(path, record_text(record))
+
+
+def record_text(record: RunRecord) -> str:
+    """The bytes of a record's file."""
+    return json.dumps(record_to_json(record), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
 def read_record(path: Path) -> RunRecord:

@@ -46,24 +46,24 @@ def read_replay_request(
         raise ValueError(f"{where}: got {len(data)} bytes, expected at most {limit}")
     fields = decode(data, dict[str, Any], where)
     asked = convert(fields if "case" in fields else {"case": fields}, _Request, where)
-    if subject is None and asked.subject and ":" in asked.subject and not allow_import:
-        raise ValueError(
-            sentence(
-                f"{where}: subject {asked.subject!r} runs the code of a module: add --subject"
-                " and the same name, or --allow-import, if you trust it"
-            )
-        )
-    subject = subject or asked.subject
-    if not subject:
+    name = subject or asked.subject
+    if not name:
         raise ValueError(f"{where}: names no subject: add --subject")
     checks = checks or ((asked.check,) if asked.check else ())
     known = all_checks()
-    for name in checks:
-        if name not in known:
-            raise ValueError(sentence(f"unknown check {name!r}: known are {', '.join(sorted(known))}"))
+    for check in checks:
+        if check not in known:
+            raise ValueError(sentence(f"unknown check {check!r}: known are {', '.join(sorted(known))}"))
     try:
         case = case_from_json(asked.case)
     except (ValueError, OverflowError) as error:
         raise ValueError(sentence(f"{where}: {error}")) from error
-    drawn = tuple(name for name, check in known.items() if check.kind == "drawn")
-    return ReplayRequest(subject, checks or drawn, case)
+    if subject is None and ":" in name and not allow_import:
+        raise ValueError(
+            sentence(
+                f"{where}: subject {name!r} runs the code of a module: if you trust it, add --allow-import,"
+                " or --subject and its name"
+            )
+        )
+    drawn = tuple(check.name for check in known.values() if check.kind == "drawn")
+    return ReplayRequest(name, checks or drawn, case)
