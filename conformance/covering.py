@@ -42,7 +42,7 @@ class Model:
 
 
 def wanted_sets(model: Model, strength: int) -> set[Facts]:
-    """Every allowed set of `strength` facts with a switch among them, and those of `also`.
+    """Every allowed set of up to `strength` facts with a switch among them, and those of `also` from 2 on.
 
     Two values of choices are not wanted together for their own sake, nor two values of one choice.
     """
@@ -52,7 +52,9 @@ def wanted_sets(model: Model, strength: int) -> set[Facts]:
     wanted = {chosen for chosen in sets if chosen & switches or len(chosen) == 1}
     one_each = [set(values) for values in model.choices.values()]
     wanted = {chosen for chosen in wanted if all(len(chosen & values) <= 1 for values in one_each)}
-    return {chosen for chosen in wanted | set(model.also) if model.allows(chosen)}
+    if strength > 1:
+        wanted |= set(model.also)
+    return {chosen for chosen in wanted if model.allows(chosen)}
 
 
 def covering_rows(model: Model, strength: int, seed: int, required: Facts = frozenset()) -> list[Facts]:

@@ -3,6 +3,7 @@
 import sys
 import tomllib
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -16,7 +17,7 @@ from conformance.corpus import load_corpus
 from conformance.covering import Facts, covering_rows, reduced
 from conformance.features import DTYPES, FEATURES
 from conformance.production import load_production
-from conformance.recipes import Blocks, Offer, fillings, model, poisoned
+from conformance.recipes import Blocks, Offer, class_of, fillings, model, poisoned
 from conformance.subject import Subject, Tiling
 from conformance.trial import Trial
 
@@ -129,7 +130,7 @@ def _groups(
     """One task for each row of the covering arrays, then the known bugs."""
     numbers = profile.kinds["drawn"]
     left = sys.maxsize if only.examples is None else only.examples
-    for number, row, salt in _rows(subject, numbers, seed, only):
+    for place, (number, row, salt) in enumerate(_rows(subject, numbers, seed, only)):
         drawn = fillings(
             row, _offer(subject, row, number, only), salt, min(numbers["fillings"], left), telling
         )
@@ -140,7 +141,7 @@ def _groups(
         if hidden is not None and _askable(subject, hidden, only):
             posed.append((hidden, "poisoned"))
         repeated = profile.kinds.get("repeated")
-        if drawn and repeated is not None and number % repeated["one_in"] == 0:
+        if drawn and repeated is not None and place % repeated["one_in"] == 0:
             posed.append((drawn[-1], "repeated"))
         cases = [(case, wanted[kind]) for case, kind in posed if kind in wanted]
         if cases:
@@ -156,12 +157,13 @@ def _rows(
 ) -> Iterator[tuple[int, Facts, int]]:
     """(number, facts, seed) of every row of the covering arrays, less what the subject lacks.
 
+    Rows are numbered within their class of lengths.
+
     A row that holds no pair of facts which the subject has not been asked before is left out. There is no
     end where examples are counted.
     """
     lacking = frozenset(FEATURES) - subject.features
-    excludes: tuple[Facts, ...] = getattr(subject, "excludes", ())
-    number = 0
+    numbered: Counter[str] = Counter()
     for array in count() if only.examples is not None else range(numbers["arrays"]):
         salt = _salt(seed, "array", str(array))
         models = [(model(), numbers["strength"])]
@@ -170,13 +172,14 @@ def _rows(
         for made_of, strength in models:
             seen: set[Facts] = set()
             for index, whole in enumerate(covering_rows(made_of, strength, salt, only.features)):
-                for variant, row in enumerate(reduced([whole], lacking, excludes)):
+                for variant, row in enumerate(reduced([whole], lacking, subject.excludes)):
                     held = {frozenset(facts) for facts in combinations(sorted(row), strength)}
                     if only.features <= row and not held <= seen:
                         seen |= held
                         words = (str(array), str(made_of.most), str(index), str(variant))
-                        yield number, row, _salt(seed, *words)
-                        number += 1
+                        lengths = class_of(row)
+                        yield numbered[lengths], row, _salt(seed, *words)
+                        numbered[lengths] += 1
 
 
 def _offer(subject: Subject, row: Facts, number: int, only: Restriction) -> Offer:
@@ -196,10 +199,9 @@ def _offer(subject: Subject, row: Facts, number: int, only: Restriction) -> Offe
         blocks=_blocks(chosen) if chosen.options else None,
         head_dims=subject.head_dims,
         longest=subject.longest,
-        length_multiple=getattr(subject, "length_multiple", 1),
-        seed_bits=getattr(subject, "seed_bits", 64),
-        sinks=getattr(subject, "sinks", "any"),
-        window_sides=getattr(subject, "window_sides", "both"),
+        length_multiple=subject.length_multiple,
+        sinks=subject.sinks,
+        window_sides=subject.window_sides,
     )
 
 
@@ -269,11 +271,12 @@ def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction)
     low, high = subject.head_dims
     head_dim = min(max(4, low), high)
     dtype = _dtypes(subject, only)[0]
+    length = -(-5 // subject.length_multiple) * subject.length_multiple
     yield Case(
         dtype=dtype,
         batch=2,
-        q_len=5,
-        kv_len=5,
+        q_len=length,
+        kv_len=length,
         q_heads=2,
         kv_heads=2,
         head_dim=head_dim,

@@ -52,7 +52,6 @@ class Offer:
     head_dims: tuple[int, int] = (1, 256)
     longest: int = 2048
     length_multiple: int = 1
-    seed_bits: int = 64
     sinks: str = "any"
     window_sides: str = "both"
 
@@ -90,7 +89,7 @@ def fillings(
     for number in range(count):
         group = groups[(first + number) % len(groups)]
         tries = (
-            _filled(static, group, _blocks(offer, dice), Dice(seed, f"filling {number} {attempt}"))
+            _filled(static, group, _blocks(row, offer, dice), Dice(seed, f"filling {number} {attempt}"))
             for attempt in range(_TRIES)
         )
         cases.append(_first(tries, tells))
@@ -120,22 +119,29 @@ def poisoned(case: Case, seed: int) -> Case | None:
     return replace(case, **changes) if case.features & _HIDING or beyond else None
 
 
-def _blocks(offer: Offer, dice: Dice) -> Blocks:
+def _blocks(row: Facts, offer: Offer, dice: Dice) -> Blocks:
     if offer.blocks is not None:
         return offer.blocks
-    usual = drawing()["blocks"]
+    usual, largest = drawing()["blocks"], drawing()["lengths"][class_of(row)]["largest_block"]
     return Blocks(
-        dice.pick("query block", [block for block in usual["query"] if 3 * block <= offer.longest] or [16]),
-        dice.pick("key block", [block for block in usual["key"] if 10 * block <= offer.longest] or [16]),
+        dice.pick(
+            "query block", [n for n in usual["query"] if n <= largest and 3 * n <= offer.longest] or [16]
+        ),
+        dice.pick("key block", [n for n in usual["key"] if n <= largest and 10 * n <= offer.longest] or [16]),
     )
+
+
+def class_of(row: Facts) -> str:
+    """The class of lengths of a row."""
+    return next((name for name in LENGTH_CLASSES if name in row), "edge")
 
 
 def _static(row: Facts, offer: Offer, dice: Dice) -> Case:
     """All that a program is compiled for."""
-    lengths = next((name for name in LENGTH_CLASSES if name in row), "edge")
+    lengths = class_of(row)
     table = drawing()["lengths"][lengths]
     heads = drawing()["arguments"]["grouped_heads" if "gqa" in row else "heads"]
-    blocks = _blocks(offer, dice)
+    blocks = _blocks(row, offer, dice)
     q_len, kv_len = _LENGTHS[lengths](blocks, dice)
     if row & {"causal", "window"}:  # one row that sees all, or nothing, shows neither
         q_len, kv_len = max(q_len, 3), max(kv_len, 3)
@@ -170,20 +176,20 @@ def _few(_blocks: Blocks, dice: Dice) -> tuple[int, int]:
 
 
 def _edge(blocks: Blocks, dice: Dice) -> tuple[int, int]:
-    q_edge, k_edge = blocks.query, blocks.key
-    q_len = dice.pick("q_len", (2 * q_edge + 1, q_edge + 1, q_edge, 2 * q_edge, q_edge - 1, 3 * q_edge + 2))
-    kv_len = dice.pick("kv_len", (2 * k_edge + 1, 3 * k_edge + 2, k_edge + 1, 2 * k_edge, k_edge - 1, k_edge))
-    return max(q_len, 1), max(kv_len, 2)
+    q, k = blocks.query, blocks.key
+    lengths = (3 * q + 2, 3 * k + 2), (2 * q + 1, 3 * k - 1), (3 * q - 1, 2 * k + 1), (3 * q, 3 * k + 1)
+    q_len, kv_len = dice.pick("lengths", (*lengths, (2 * q + 1, 2 * k + 1)))
+    return max(q_len, 2), max(kv_len, 3)
 
 
 def _many(blocks: Blocks, dice: Dice) -> tuple[int, int]:
-    q_len = dice.pick("q_len", (blocks.query + 1, 5, 17, 3))
+    q_len = dice.pick("q_len", (blocks.query + 1, 5, 17, 3, min(blocks.query, 64)))
     return max(q_len, 3), dice.pick("count", (5, 6, 9)) * blocks.key + dice.pick("past", (1, 2, -1, 0, 3))
 
 
 def _tall(blocks: Blocks, dice: Dice) -> tuple[int, int]:
     q_len = dice.pick("q_len", (2 * blocks.query + 1, 2 * blocks.query + 3, 3 * blocks.query - 1))
-    return max(q_len, 5), dice.pick("kv_len", (blocks.key + 1, 9, 17, 33))
+    return max(q_len, 5), dice.pick("kv_len", (blocks.key + 1, 9, blocks.key - 1, 33))
 
 
 def _long(_blocks: Blocks, dice: Dice) -> tuple[int, int]:
@@ -210,7 +216,7 @@ def _window(case: Case, row: Facts, offer: Offer, dice: Dice) -> dict[str, Any]:
 
     At least one side hides keys; the other may be open, or wider than everything.
     """
-    block, offset = _blocks(offer, dice).key, case.kv_len - case.q_len
+    block, offset = _blocks(row, offer, dice).key, case.kv_len - case.q_len
     align = dice.pick("align", _ALIGNMENTS)
     left = (offset + align) % block if dice.chance("aligned", 0.6) else dice.pick("left", (0, 1, 2, 3))
     right = (align - offset) % block if dice.chance("aligned right", 0.4) else dice.pick("right", (0, 1, 2))
@@ -249,12 +255,12 @@ def _cap(_case: Case, row: Facts, _offer: Offer, dice: Dice) -> dict[str, Any]:
     }
 
 
-def _dropout(case: Case, _row: Facts, offer: Offer, dice: Dice) -> dict[str, Any]:
+def _dropout(case: Case, _row: Facts, _offer: Offer, dice: Dice) -> dict[str, Any]:
     arguments = drawing()["arguments"]
     rates = [rate for rate in arguments["dropouts"] if rate * case.q_len * case.kv_len > _DROPPED]
     return {
         "dropout": dice.pick("dropout", rates or [0.5]),
-        "dropout_seed": dice.pick("dropout_seed", arguments["dropout_seeds"]) % (1 << offer.seed_bits),
+        "dropout_seed": dice.pick("dropout_seed", arguments["dropout_seeds"]),
     }
 
 

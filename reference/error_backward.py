@@ -18,6 +18,7 @@ from reference.error_forward import (
     lse_variance_of_sinks,
     rounding,
 )
+from reference.error_row_max import row_max_error
 from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
 from reference.oracle import BackwardBlock, d_bias_block
 from reference.problem import Problem
@@ -39,6 +40,7 @@ class LogitsGradient:
     O: sums over rows collect its sign.
     weight [R, N]: the error of p, recomputed. saturated [R, N]: what the largest error of tanh does to the
     derivative of the cap. Keys whose logits the cap has made equal share it.
+    sinks [R, n]: of what the row maximum adds to the gradient of the sinks.
     """
 
     own: Spread
@@ -50,6 +52,7 @@ class LogitsGradient:
     shift: Floats
     weight: Floats
     saturated: Floats
+    sinks: Spread
 
 
 def logits_gradient_error(
@@ -104,6 +107,8 @@ def logits_gradient_error(
     variance = p**2 * (error.weight.variance * difference**2 + dp_variance) + 3 * c * u**2 * d_logits**2
     variance = variance + flushed * difference**2
     variance = np.where(block.seen, variance, 0.0)
+    by_max = row_max_error(numerics, block, backward, error, weight, Spread(dp_bound, dp_variance))
+    bound, variance = bound + by_max.keys.bound, variance + by_max.keys.variance
     own = uncapped = Spread(bound, variance)
 
     saturated = np.zeros_like(p)
@@ -122,7 +127,9 @@ def logits_gradient_error(
         )
         saturated = numerics.tanh * 2 * tanh**2 * d_logits
     shift = _row_dot_shift(problem, numerics, backward)
-    return LogitsGradient(own, uncapped, common, pull, repeated, row_dot, shift, weight, saturated)
+    return LogitsGradient(
+        own, uncapped, common, pull, repeated, row_dot, shift, weight, saturated, by_max.sinks
+    )
 
 
 def query_error(
@@ -194,8 +201,8 @@ class ByKeys:
         """The errors by output, sums and their rounding included."""
         numerics, problem = self._numerics, self._problem
         sinks = self._sinks
-        if sinks is not None and problem.softmax_aux is not None and problem.softmax_aux.ndim == 1:
-            sinks = sinks.over_heads()
+        if sinks is not None and problem.softmax_aux is not None and problem.shares_sinks:
+            sinks = sinks.over_heads(problem.softmax_aux.shape)
         bias_dtype = numerics.output_dtype if problem.bias is None else problem.bias.dtype
         sinks_dtype = numerics.output_dtype if problem.softmax_aux is None else problem.softmax_aux.dtype
         sums = (
@@ -289,6 +296,11 @@ class ByKeys:
         relative = error.sinks.variance + gradient.common[:, None] + 2 * c * u**2
         variance = p**2 * (d_row**2 * relative + gradient.row_dot.variance[:, None])
         variance = variance + (block.sink_weights * slope_off * d_row) ** 2 * FUNCTION_VARIANCE
+        slope = np.abs(block.sink_slope)
+        share = 0.0 if block.sink_max_share is None else block.sink_max_share
+        through_max = share * np.abs(finite(backward.row_dot))[:, None]
+        bound = bound + (slope + slope_off) * gradient.sinks.bound + slope_off * through_max
+        variance = variance + slope**2 * gradient.sinks.variance
         at = block.head
         total.count[at] += (d_row > 0).sum(axis=0)
         total.bound[at] += bound.sum(axis=0)
@@ -315,8 +327,8 @@ class _Sum:
     def zeros(cls, shape: tuple[int, ...]) -> "_Sum":
         return cls(*(np.zeros(shape) for _ in range(7)))
 
-    def over_heads(self) -> "_Sum":
-        return _Sum(*(array.sum(axis=0) for array in vars(self).values()))
+    def over_heads(self, shape: tuple[int, ...]) -> "_Sum":
+        return _Sum(*(array.sum(axis=0).reshape(shape) for array in vars(self).values()))
 
     def add(
         self,
