@@ -26,7 +26,7 @@ _PROFILES = Path(__file__).parent / "profiles.toml"
 # Kinds whose cases share programs, and so are posed together, row by row.
 _GROUPED = ("drawn", "poisoned", "repeated")
 # Logits of the largest case that is looked at before it is posed: larger ones are costly, and seldom blind.
-_LOOKED_AT = 20_000
+_LOOKED_AT = 40_000
 _SHORT_BLOCK = 16  # stands in for the block of a tiling that works in one piece
 
 

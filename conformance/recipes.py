@@ -144,7 +144,8 @@ def _static(row: Facts, offer: Offer, dice: Dice) -> Case:
     blocks = _blocks(row, offer, dice)
     q_len, kv_len = _LENGTHS[lengths](blocks, dice)
     if row & {"causal", "window"}:  # one row that sees all, or nothing, shows neither
-        q_len, kv_len = max(q_len, 3), max(kv_len, 3)
+        floor = 9 if row & {"segments", "many"} else 3
+        q_len, kv_len = max(q_len, floor), max(kv_len, floor)
     if "packed" in row:  # several sequences, one of which has a few tokens
         q_len, kv_len = max(q_len, 9), max(kv_len, 11)
     q_len, kv_len = (-(-n // offer.length_multiple) * offer.length_multiple for n in (q_len, kv_len))
@@ -278,8 +279,10 @@ def _sinks(_case: Case, _row: Facts, offer: Offer, dice: Dice) -> dict[str, Any]
 
 def _lengths(case: Case, row: Facts, _offer: Offer, dice: Dice) -> dict[str, Any]:
     """Stand-ins of as many sequences; each filling has its own."""
-    count = case.batch if "padded" in row else dice.pick("packed", drawing()["arguments"]["packed"])
-    return {"lengths": ((0, 0),) * count}
+    if "padded" in row:
+        return {"lengths": ((0, 0),) * case.batch}
+    few = [count for count in drawing()["arguments"]["packed"] if 2 * count <= case.q_len]
+    return {"lengths": ((0, 0),) * dice.pick("packed", few)}
 
 
 def _one(field: str, options: str) -> Callable[[Case, Facts, Offer, Dice], dict[str, Any]]:
