@@ -190,7 +190,7 @@ def _row_dot_shift(problem: Problem, numerics: Numerics, backward: BackwardBlock
 
 
 def _flush_floor(problem: Problem, scale: float) -> float:
-    """What may be flushed of dS: a product of it with the scale or the cap, or a quotient, below the normals."""
+    """What may be flushed of dS: its product or quotient with the scale or the cap, below the normals."""
     cap = problem.logits_soft_cap or 1.0
     return SMALLEST_NORMAL * max(1.0, 1 / abs(scale) if scale else 1.0) * max(cap, 1 / cap)
 

@@ -28,8 +28,8 @@ class Spread:
     extra: what is added to the variance where few different values meet the largest error of rounding.
     shares: of the variance, that errors repeated from row to row have.
 
-    common: the standard deviation of the sum of all errors, each with the sign of the exact value and divided by
-    its own deviation, as far as roundings repeat from row to row; 0 where they do not.
+    common: the standard deviation of the sum of all errors, each with the sign of the exact value and divided
+    by its own deviation, as far as roundings repeat from row to row; 0 where they do not.
     """
 
     bound: Floats
@@ -48,8 +48,8 @@ class ForwardError:
     uncapped [R, N]: of the logits before the cap.
     weight [R, N]: of ln p before it is normalised. operands [R, N]: the part of its variance that rounding
     the operands of the dots makes. sinks [R, n]: of ln of the sinks' weights.
-    absolute [R, N]: bound of the error of p itself, but for what is common to the row. cast [R, N]: the cast of
-    P before P V. rounded: its errors' deviations, dropout applied; shares: of the variance of out.
+    absolute [R, N]: bound of the error of p itself, but for what is common to the row. cast [R, N]: the
+    cast of P before P V. rounded: its errors' deviations, dropout applied. shares: of the variance of out.
     count [R]: keys that are weighed. out [R, Dv]: before the factor of an output that is not normalised and
     before it is rounded. lse: as returned. row [R]: of what is common to the weights of a row once they are
     normalised, beyond the sum of p times the error of ln p. factor [R]: of ln of the factor exp(L - m) of an

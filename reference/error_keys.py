@@ -108,10 +108,8 @@ class ByKeys:
         return tuple(shares)
 
     def _common(self, output: str, total: "Sum", variance: Floats) -> float:
-        """The standard deviation of the sum of err * sign / std, where equal values round alike in all rows."""
-        signs = np.where(
-            variance > 0, np.sign(total.total) / np.sqrt(np.where(variance > 0, variance, 1)), 0.0
-        )
+        """The deviation of the sum of err * sign / std, where equal values round alike in all rows."""
+        signs = np.sign(total.total) / np.sqrt(np.where(variance > 0, variance, np.inf))
         casts: list[Cast] = []
         weights: list[Floats] = []
         for (batch, kv_head), parts in self._casts[output].items():

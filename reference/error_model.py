@@ -30,10 +30,10 @@ class Prediction:
     bound: no correct kernel errs by more; 0 where only the exact value will do.
     std: the standard deviation of the error of a correct kernel.
     worst_std: the same where few different values meet the largest error that rounding can make.
-    repeated: the root of the sum of squares of the parts of the summed variance, each with errors that may be
-        one and the same rounding: the whole sum if all are, little if none are.
-    common: the standard deviation of the sum of all errors, each with the sign of the exact value and divided by
-        its std, as far as one rounding is repeated from row to row; 0 where none is.
+    repeated: the root of the sum of squares of the parts of the summed variance, each with errors that may
+        be one and the same rounding: the whole sum if all are, little if none are.
+    common: the standard deviation of the sum of all errors, each with the sign of the exact value and
+        divided by its std, as far as one rounding is repeated from row to row; 0 where none is.
     """
 
     bound: NDArray[np.float64]

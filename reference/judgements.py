@@ -26,13 +26,14 @@ class Statistics:
     elements: those that have a standard deviation; the last three numbers are taken over them.
     worst_ratio: the largest |error| / bound, inf where anything is NaN or infinite that should not be, is
         not but should be, or differs where only the exact value will do. worst_index: where.
-    rms_ratio: rms(error) / rms(std), where std allows for the rounding of the exact values to the output's dtype.
+    rms_ratio: rms(error) / rms(std), where std allows for how the exact values round to the output's dtype.
     largest_z: the largest |error| / worst_std.
     bias_t: the sum of (got - truth rounded to the dtype) * sign(truth) / std over its own standard error,
         rows (the last of four axes) counting as one observation each, since their elements share errors.
         Positive: too far from zero. observations: how many; bias_t is at most their root.
     repeated: how much of the summed variance may be one rounding, in all rows: 0 to 1.
-    common_z: the same sum over its standard deviation where one rounding repeats in all rows; inf where none does.
+    common_z: the same sum over its standard deviation where one rounding repeats in all rows; inf where none
+        does.
     """
 
     elements: int
