@@ -29,8 +29,14 @@ class Trial:
 
     @cached_property
     def built(self) -> Built:
-        """The case's arrays; the cotangent of an lse that is not returned is 0."""
+        """The case's arrays; the cotangent of an lse that is not returned is 0.
+
+        The dropout seed loses the bits that the subject does not take.
+        """
         built = build(self.case, self.subject.semantics)
+        if built.problem.dropout_seed is not None:
+            seed = built.problem.dropout_seed % 2**self.subject.seed_bits
+            built = replace(built, problem=replace(built.problem, dropout_seed=seed))
         if self.subject.returns_lse:
             return built
         silent = np.zeros((self.case.batch, self.case.q_heads, self.case.q_len), np.float32)

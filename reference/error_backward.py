@@ -18,6 +18,7 @@ from reference.error_forward import (
     lse_variance_of_sinks,
     rounding,
 )
+from reference.error_row_max import row_max_error
 from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
 from reference.oracle import BackwardBlock
 from reference.problem import Problem
@@ -38,6 +39,7 @@ class LogitsGradient:
     cast: of dS before it is multiplied by K or Q: what it cannot exceed, and rounded, its deviations.
     weight [R, N]: the error of p, recomputed. saturated [R, N]: what the largest error of tanh does to the
     derivative of the cap. Keys whose logits the cap has made equal share it.
+    sinks [R, n]: of what the row maximum adds to the gradient of the sinks.
     """
 
     own: Spread
@@ -51,6 +53,7 @@ class LogitsGradient:
     rounded: Cast
     weight: Floats
     saturated: Floats
+    sinks: Spread
 
 
 def logits_gradient_error(
@@ -110,6 +113,8 @@ def logits_gradient_error(
     variance = p**2 * (error.weight.variance * difference**2 + dp_variance) + 3 * c * u**2 * d_logits**2
     variance = variance + flushed
     variance = np.where(block.seen, variance, 0.0)
+    by_max = row_max_error(numerics, block, backward, error, weight, Spread(dp_bound, dp_variance))
+    bound, variance = bound + by_max.keys.bound, variance + by_max.keys.variance
     own = uncapped = Spread(bound, variance)
 
     saturated = np.zeros_like(p)
@@ -134,7 +139,7 @@ def logits_gradient_error(
     deviations = np.sqrt(cast.variance) * np.sign(d_uncapped)
     rounded = Cast(np.abs(d_uncapped), deviations, error.rounded.unit, floor)
     return LogitsGradient(
-        own, uncapped, common, pull, repeated, row_dot, shift, cast, rounded, weight, saturated
+        own, uncapped, common, pull, repeated, row_dot, shift, cast, rounded, weight, saturated, by_max.sinks
     )
 
 

@@ -66,8 +66,8 @@ class ByKeys:
         """The errors by output, sums and their rounding included."""
         numerics, problem = self._numerics, self._problem
         sinks = self._sinks
-        if sinks is not None and problem.softmax_aux is not None and problem.softmax_aux.ndim == 1:
-            sinks = sinks.over_heads()
+        if sinks is not None and problem.softmax_aux is not None and problem.shares_sinks:
+            sinks = sinks.over_heads(problem.softmax_aux.shape)
         bias_dtype = numerics.output_dtype if problem.bias is None else problem.bias.dtype
         sinks_dtype = numerics.output_dtype if problem.softmax_aux is None else problem.softmax_aux.dtype
         sums = (
@@ -197,6 +197,11 @@ class ByKeys:
         relative = error.sinks.variance + gradient.common[:, None] + 2 * c * u**2
         variance = p**2 * (d_row**2 * relative + gradient.row_dot.variance[:, None])
         variance = variance + (block.sink_weights * slope_off * d_row) ** 2 * FUNCTION_VARIANCE
+        slope = np.abs(block.sink_slope)
+        share = 0.0 if block.sink_max_share is None else block.sink_max_share
+        through_max = share * np.abs(finite(backward.row_dot))[:, None]
+        bound = bound + (slope + slope_off) * gradient.sinks.bound + slope_off * through_max
+        variance = variance + slope**2 * gradient.sinks.variance
         at = block.head
         total.count[at] += (d_row > 0).sum(axis=0)
         total.bound[at] += bound.sum(axis=0)
@@ -224,8 +229,8 @@ class Sum:
     def zeros(cls, shape: tuple[int, ...]) -> "Sum":
         return cls(*(np.zeros(shape) for _ in range(8)))
 
-    def over_heads(self) -> "Sum":
-        return Sum(*(array.sum(axis=0) for array in vars(self).values()))
+    def over_heads(self, shape: tuple[int, ...]) -> "Sum":
+        return Sum(*(array.sum(axis=0).reshape(shape) for array in vars(self).values()))
 
     def add(
         self,
