@@ -133,6 +133,11 @@ def limits(output: str, elements: int, keys: int, dtype: str, family: str = "nor
     )
 
 
+def coarse_limit() -> float:
+    """The largest z, by a kernel that loses precision everywhere, that lost precision explains."""
+    return float(_thresholds()["coarse"]["z"])
+
+
 def exceeded(statistics: Statistics, limit: Limits) -> tuple[str, ...]:
     """The judgements that fail, by the name of the statistic; empty for a correct kernel."""
     largest_bias = max(limit.bias_t, limit.bias_share * math.sqrt(statistics.observations))
