@@ -227,7 +227,7 @@ def _cast_floor(numerics: Numerics, scale: float) -> float:
 
 @dataclass(frozen=True)
 class _Recomputed:
-    """The error of P in the backward pass: its bound [R, N], and the variance [R] of what a row has in common."""
+    """The error of P in the backward pass: its bound [R, N], the variance [R] of what a row shares."""
 
     weight: Floats
     common: Floats

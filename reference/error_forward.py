@@ -183,6 +183,7 @@ def forward_error(
     floor = numerics.half_subnormal * unscaled
     rounded = Cast(p, np.sqrt(cast.variance) * keep, numerics.weights if repeats else 0.0, floor)
     repeated = cast_error_of_sums(rounded, value)
+    stored = numerics.partials * (blocks + 1)
     moved = _centred(absolute, keep, value, centre) / shrunk[:, None]
     c = ROUNDING_VARIANCE
     v_in = numerics.input_rounding

@@ -70,8 +70,8 @@ class Numerics:
         sum of P * dP; otherwise the backward pass recomputes P from the returned lse and D is the sum of
         dO * O, as in flash attention. rounded_out_in_delta: that O is the one returned, already rounded.
     delta_from_weights: D is the sum of P * dP although P is recomputed from the returned lse.
-    weights_from_lse: the forward pass weighs the values by exp(t - lse) with the lse as returned, and does not
-        divide by the sum of these weights.
+    weights_from_lse: the forward pass weighs the values by exp(t - lse) with the lse as returned, and does
+        not divide by the sum of these weights.
     partials: the rounding of partial results, of one key block or split each, before they are added; or 0.
     """
 

@@ -41,14 +41,15 @@ def _subject(kind: str, call: Callable[..., Any], variant: Variant) -> Subject:
         call=call,
         features=frozenset(FEATURES),
         dtypes=DTYPES,
-        numerics=partial(_numerics, variant.splits),
+        numerics=partial(_numerics, variant),
         tilings=(Tiling({}, variant.query_block, variant.key_block),),
         returns_lse=True,
     )
 
 
-def _numerics(splits: int, dtype: str, tiling: Tiling) -> Numerics:
-    return replace(default_numerics(dtype, tiling), splits=splits)
+def _numerics(variant: Variant, dtype: str, tiling: Tiling) -> Numerics:
+    numerics = default_numerics(dtype, tiling)
+    return replace(numerics, splits=variant.splits, delta_from_weights=variant.delta == "weights")
 
 
 OUTSIDERS = (
