@@ -70,7 +70,7 @@ def _finding(trial: Trial, check: Check) -> Finding:
 
 
 def _unspecified(trial: Trial, check: Check) -> str | None:
-    """Why nothing is promised on the case (S10). Listed cases have no empty rows and may be too large to ask."""
+    """Why nothing is promised on the case (S10). Listed cases have no empty rows, and may be too large."""
     if trial.subject.semantics.empty_rows != "unspecified" or check.kind in LISTED:
         return None
     if not (trial.answer.lse == -float("inf")).any():
