@@ -73,6 +73,10 @@ def _raves(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
     raise RuntimeError("on and on\n" * 100_000)
 
 
+def _shouts(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    raise RuntimeError("\x1b[31m\x9b2J\x07\r\u202e\u2028\x7f loud")
+
+
 class SpeechlessError(Exception):
     def __str__(self) -> str:
         raise ZeroDivisionError
@@ -150,6 +154,7 @@ dies_if_causal = _subject("dies_if_causal", _dies_if_causal)
 interrupts = _subject("interrupts", _interrupts)
 gives_up = _subject("gives_up", _gives_up)
 raves = _subject("raves", _raves)
+shouts = _subject("shouts", _shouts)
 speaks_badly = _subject("speaks_badly", _speaks_badly)
 refuses_bias = _subject("refuses_bias", _refuses_bias)
 leaves = _subject("leaves", _leaves)

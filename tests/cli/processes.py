@@ -31,7 +31,7 @@ right = Subject("mine.right", toys.right.call, features=frozenset({"causal"}))
 
 
 def started(folder: Path, *arguments: object, shell: str = "", **options: Any) -> subprocess.Popen[str]:
-    """`python -m conformance` in a folder with the module `mine`. shell: what follows it on a shell's line."""
+    """`python -m conformance` in a folder with the module `mine`. shell: what follows on a shell's line."""
     (folder / "mine.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command: Any = [sys.executable, "-m", "conformance", *map(str, arguments)]

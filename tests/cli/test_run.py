@@ -1,14 +1,16 @@
 """What the command does with kernels: exit statuses, files, and what it says where."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from conformance import catalogue, runner
 from conformance import gate as gating
-from conformance import runner
 from conformance.case import Case
 from conformance.plan import Task
-from conformance.record_file import read_record
+from conformance.record import Result, RunRecord, Verdict
+from conformance.record_file import read_record, write_record
 from conformance.sizes import sizes
 from tests import toys
 
@@ -227,3 +229,50 @@ def test_list_names_every_subject_and_its_dialect(attest):
     assert done.status == 0
     assert "xla.flash_attention" in done.out
     assert "causal top_left" in done.out
+
+
+COMMANDS = "\x1b[31m\x9b2J\x07\r\u202e\u2028\x7f"
+
+
+def test_no_control_character_reaches_a_terminal(attest, tmp_path):
+    """Whatever a subject, a record, an option or a file says."""
+    known = tmp_path / f"{COMMANDS}.toml"
+    known.write_text("[[expect]]\nsubject = 3\n")
+    path = tmp_path / "run.json"
+    failure = Result(f"a.{COMMANDS}", "forward", (COMMANDS,), CASES[0], Verdict.FAIL, message=COMMANDS)
+    timeout = replace(failure, verdict=Verdict.TIMEOUT)
+    expected = replace(failure, verdict=Verdict.XFAIL, link=COMMANDS)
+    write_record(
+        RunRecord("quick", 0, (failure, timeout, expected), problems=(COMMANDS,), note=COMMANDS), path
+    )
+    for command in (
+        ("report", path),
+        ("compare", path, path),
+        ("merge", path),
+        ("replay", "--allow-import", question("shouts", Case(q_len=2, kv_len=3)), "-n", 0),
+        ("check", "tests.toys:shouts", "-n", 0),
+        ("check", COMMANDS),
+        ("check", f"{COMMANDS}:x"),
+        ("check", "tests.toys:right", "--feature", COMMANDS),
+        ("check", "tests.toys:right", "--check", COMMANDS),
+        ("check", "tests.toys:right", "--json", f"/nowhere/{COMMANDS}"),
+        ("check", "tests.toys:right", "--expectations", known),
+        ("replay", '{"case": {"dtype": "\\u001b[31m"}, "subject": "x"}'),
+        ("report", COMMANDS),
+        (COMMANDS,),
+    ):
+        done = attest(*command)
+        assert done.out + done.err
+        assert not set(COMMANDS) & set(done.out + done.err) - set("[31m2J"), command
+
+
+def test_list_shows_no_control_character(attest, monkeypatch):
+    monkeypatch.setattr(catalogue, "discover", lambda: {f"a.{COMMANDS}": None})
+
+    def find(name):
+        raise LookupError(f"subject {name} cannot be loaded: {COMMANDS}")
+
+    monkeypatch.setattr(catalogue, "find", find)
+    done = attest("list")
+    assert "\\x1b" in done.out
+    assert not set(COMMANDS) & set(done.out) - set("[31m2J")
