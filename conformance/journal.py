@@ -60,9 +60,13 @@ class Journal:
         except OSError as error:
             self.fault = self._sentence(error)
 
+    def close(self) -> None:
+        """Leave the file for `read_journal`."""
+        self._file.close()
+
     def remove(self) -> None:
         """Remove the file, in whose place there is a record, or nothing was found."""
-        self._file.close()
+        self.close()
         with suppress(OSError):
             self.path.unlink()
 
