@@ -30,7 +30,7 @@ _ENDING = ".journal"
 
 def journal_path(record: Path) -> Path:
     """Where the journal of a record is, while its run goes on."""
-    return record.with_name(record.name + _ENDING)
+    return Path(f"{record}{_ENDING}")
 
 
 class Journal:
