@@ -19,11 +19,15 @@ def judge(subject: Subject, case: Case, checks: Sequence[str]) -> list[Result]:
 
     Raises LookupError for a check that does not exist.
     """
+    return judge_trial(Trial(subject, case), checks)
+
+
+def judge_trial(trial: Trial, checks: Sequence[str]) -> list[Result]:
+    """Run checks on a trial, which keeps what they computed. Raises LookupError as `judge` does."""
     known = all_checks()
     unknown = [name for name in checks if name not in known]
     if unknown:
         raise LookupError(f"unknown check {unknown[0]!r}: known are {', '.join(sorted(known))}")
-    trial = Trial(subject, case)
     return [_judge_one(trial, known[name]) for name in checks]
 
 
@@ -70,7 +74,7 @@ def _finding(trial: Trial, check: Check) -> Finding:
 
 
 def _unspecified(trial: Trial, check: Check) -> str | None:
-    """Why nothing is promised on the case (S10). Listed cases have no empty rows, and may be too large."""
+    """Say why nothing is promised on the case (S10). Listed cases have no empty rows and may be too large."""
     if trial.subject.semantics.empty_rows != "unspecified" or check.kind in LISTED:
         return None
     if not (trial.answer.lse == -float("inf")).any():
