@@ -8,7 +8,7 @@ from typing import Any
 from conformance.features import DTYPES, FEATURES
 from conformance.subject import Subject, Tiling, default_numerics, find
 from reference.numerics import Numerics
-from tests.alarms import numpy_flash
+from tests.alarms import emulated, numpy_flash
 from tests.alarms.arguments import Options
 from tests.alarms.callback import Arrays, Passes, call_back
 from tests.alarms.jax_flash import flash_attention
@@ -35,12 +35,17 @@ def numpy_subject(variant: Variant) -> Subject:
     return _subject("numpy", partial(call_back, Passes(forward, gradients)), variant)
 
 
+# Normalised weights are small beside 1, where float16 has few numbers: the default contract, whose weights
+# are relative to the largest, does not describe them.
+_TOO_SMALL = "float16"
+
+
 def _subject(kind: str, call: Callable[..., Any], variant: Variant) -> Subject:
     return Subject(
         name=f"outsider.{kind}.{variant.name}",
         call=call,
         features=frozenset(FEATURES),
-        dtypes=DTYPES,
+        dtypes=tuple(d for d in DTYPES if not (variant.normalised_first and d == _TOO_SMALL)),
         numerics=partial(_numerics, variant.splits),
         tilings=(Tiling({}, variant.query_block, variant.key_block),),
         returns_lse=True,
@@ -64,7 +69,7 @@ def choose(names: Iterable[str]) -> list[tuple[Subject, ...]]:
     Those of a group declare the same features and dtypes, so that one drawing of cases serves them.
     """
     wanted = tuple(names)
-    everyone = (*OUTSIDERS, *(find(name) for name in OURS))
+    everyone = (*OUTSIDERS, *emulated.SUBJECTS, *(find(name) for name in OURS))
     chosen = [
         subject
         for subject in everyone
@@ -72,6 +77,6 @@ def choose(names: Iterable[str]) -> list[tuple[Subject, ...]]:
     ]
     groups: dict[str, list[Subject]] = {}
     for subject in chosen:
-        kind = subject.name.rpartition(".")[0] if subject in OUTSIDERS else subject.name
+        kind = subject.name if subject.name in OURS else subject.name.rpartition(".")[0]
         groups.setdefault(kind, []).append(subject)
     return [tuple(group) for group in groups.values()]

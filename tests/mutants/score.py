@@ -8,6 +8,7 @@
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from conformance.plan import Task, load_profile, tasks
 from conformance.record import Result
 from conformance.subject import Subject
 from conformance.trial import Trial
+from tests.alarms.processes import SINGLE_THREADED
 from tests.mutants.planting import Mutant, load, planted_subject
 
 KILLS = Path(__file__).with_name("kills.json")
@@ -153,9 +155,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _scored(jobs: list[Any], workers: int) -> Iterator[Score]:
-    if workers <= 1:
-        yield from map(_work, jobs)
-        return
+    # Of processes alone: NumPy reads how many threads it may use when it is first imported.
+    os.environ.update(SINGLE_THREADED)
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         yield from pool.imap_unordered(_work, jobs)
 
