@@ -140,10 +140,19 @@ def _bias(case: Case, stream: Stream, dtype: Any) -> Array | None:
     return bias.astype(dtype)
 
 
+def sinks_shape(case: Case) -> tuple[int, ...]:
+    """The shape of softmax_aux. As many shared sinks as heads have an axis of heads, of size 1: without it
+    kernels could not tell them from one sink a head.
+    """
+    if case.sinks_per_head:
+        return case.q_heads, case.sinks
+    return (1, case.sinks) if case.sinks == case.q_heads > 1 else (case.sinks,)
+
+
 def _sinks(case: Case, stream: Stream, dtype: Any) -> Array | None:
     if case.sinks == 0:
         return None
-    shape = (case.q_heads, case.sinks) if case.sinks_per_head else (case.sinks,)
+    shape = sinks_shape(case)
     return (1.0 + stream.normal(shape)).astype(dtype)
 
 

@@ -12,7 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.build import Built
+from conformance.phases import phase
+from conformance.signals import Interrupted
 from conformance.subject import Subject
+from conformance.text import describe as describe  # for its importers
+from conformance.text import exception_text
 from reference.problem import Problem
 
 Array = NDArray[Any]
@@ -104,7 +108,8 @@ def invoke(subject: Subject, tiling: int, arrays: Mapping[str, Any], options: Ma
     """Call the subject once, as it is, and check what it returned; (out, lse), lse None if not returned."""
     keywords = {**arrays, **options, **subject.tilings[tiling].options}
     query, key, value = (keywords.pop(name) for name in ("query", "key", "value"))
-    result = subject.call(query, key, value, **keywords)
+    with phase("running"):
+        result = subject.call(query, key, value, **keywords)
     return _checked(subject, query, value, result)
 
 
@@ -127,7 +132,8 @@ def forward_and_gradients(
         (out, lse), pull = jax.vjp(transform(forward), varied)
         outputs = {"out": out} if lse is None else {"out": out, "lse": lse}
         if wanted:
-            (gradients,) = pull((d_out, None if lse is None else d_lse.astype(lse.dtype)))
+            with phase("gradients"):
+                (gradients,) = pull((d_out, None if lse is None else d_lse.astype(lse.dtype)))
             outputs |= {f"d{name}": gradient for name, gradient in gradients.items()}
         return outputs
 
@@ -152,28 +158,21 @@ def blaming(subject: Subject) -> Generator[None]:
     """
     subject.violations()  # those of earlier calls, refused ones among them, are not this block's
     try:
-        yield
+        with phase("running"):
+            yield
     except SubjectError:
         raise
     except jax.errors.UnexpectedTracerError as error:
         raise SubjectError("returned a tracer of another call, so it keeps state between calls") from error
-    except (KeyboardInterrupt, GeneratorExit):
+    except Interrupted:
         raise
     except BaseException as error:  # a subject may raise SystemExit, and must not end the run
-        said = describe(error)
+        said = exception_text(error)
         advice = " (other workers may hold this memory: -n 1 leaves it to one)" if _NO_ROOM in said else ""
         raise SubjectError(f"raised {said}{advice}") from error
     violations = "; ".join(map(str, subject.violations()))
     if violations:
         raise SubjectError(violations, clauses=("S19",))
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line: its type and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    if lines and lines[0].endswith("Traceback (most recent call last):"):
-        return lines[-1]  # XLA quotes the traceback of a callback, whose own error comes last
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 class _Hashable:

@@ -201,11 +201,12 @@ def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction)
     low, high = subject.head_dims
     head_dim = min(max(4, low), high)
     dtype = _dtypes(subject, only)[0]
+    length = -(-5 // subject.length_multiple) * subject.length_multiple
     yield Case(
         dtype=dtype,
         batch=2,
-        q_len=5,
-        kv_len=5,
+        q_len=length,
+        kv_len=length,
         q_heads=2,
         kv_heads=2,
         head_dim=head_dim,

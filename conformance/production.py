@@ -230,7 +230,7 @@ def _cut(built: Built, window: Window) -> tuple[Problem, Cotangents]:
         kv_segment_ids=ids(problem.kv_segment_ids),
         cum_seqlens_q=lengths(problem.cum_seqlens_q),
         cum_seqlens_k=lengths(problem.cum_seqlens_k),
-        softmax_aux=aux[heads] if aux is not None and aux.ndim == 2 else aux,
+        softmax_aux=aux if aux is None or problem.shares_sinks else aux[heads],
     )
     d_out, d_lse = built.cotangents.out, built.cotangents.lse
     return cut, Cotangents(d_out[batch, :, heads], None if d_lse is None else d_lse[batch, heads])

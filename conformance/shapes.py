@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from conformance.build import DTYPES
+from conformance.build import DTYPES, sinks_shape
 from conformance.case import Case
 
 Shape = jax.ShapeDtypeStruct
@@ -33,8 +33,7 @@ def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
         for name in ("cum_seqlens_q", "cum_seqlens_k"):
             arrays[name] = Shape((len(case.lengths) + 1,), np.dtype(np.int32))
     if case.sinks:
-        heads = (case.q_heads,) if case.sinks_per_head else ()
-        arrays["softmax_aux"] = Shape((*heads, case.sinks), dtype)
+        arrays["softmax_aux"] = Shape(sinks_shape(case), dtype)
     if case.segments is not None:
         for name, length in zip(("q_segment_ids", "kv_segment_ids"), pairs, strict=True):
             arrays[name] = Shape((case.batch, length), np.dtype(np.int32))

@@ -14,7 +14,10 @@ from conformance.subject import Subject
 
 
 def shrink(subject: Subject, failing: Result, evaluations: int) -> Result:
-    """Search the simpler cases with at most `evaluations` calls of the kernel; minimal=True on the result."""
+    """Search the simpler cases with at most `evaluations` calls of the kernel; minimal=True on the result.
+
+    A failure of meaning stays one of meaning, and one of precision one of precision.
+    """
     simplest = failing
     known: dict[Case, bool] = {failing.case: True}
 
@@ -24,7 +27,7 @@ def shrink(subject: Subject, failing: Result, evaluations: int) -> Result:
             if len(known) > evaluations or subject.why_not(case) is not None:
                 return False
             (result,) = judge(subject, case, (failing.check,))
-            known[case] = result.verdict is Verdict.FAIL
+            known[case] = result.verdict is Verdict.FAIL and result.semantic == failing.semantic
             if known[case] and _size(case) < _size(simplest.case):
                 simplest = result
         return known[case]

@@ -9,16 +9,25 @@ concrete: cumulative lengths that `jax.jit` traces are trusted.
 """
 
 import math
-import operator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-FLOAT_DTYPES = ("float32", "bfloat16", "float16")
+from kernels.options import (
+    FLOAT_DTYPES,
+    check_dropout_prob,
+    check_flag,
+    check_integer,
+    check_number,
+    check_soft_cap,
+    refuse,
+    shown,
+)
+
 SEED_LIMIT = 2**64
 _STATIC: dict[str, Any] = {"static": True}
 
@@ -43,7 +52,7 @@ class Call:
     kv_segment_ids: jax.Array | None  # [B, Sk] int32
     cum_seqlens_q: jax.Array | None  # [n + 1] int32
     cum_seqlens_k: jax.Array | None  # [n + 1] int32
-    softmax_aux: jax.Array | None  # [num_sinks] or [Hq, num_sinks] float
+    softmax_aux: jax.Array | None  # [1, num_sinks], which all heads share, or [Hq, num_sinks], float
     dropout_seed: jax.Array | None  # [2] uint32: low and high word; None where nothing is dropped
     softmax_scale: float = field(metadata=_STATIC)
     logits_soft_cap: float | None = field(metadata=_STATIC)
@@ -74,7 +83,8 @@ def check_call(
     """Checks the arguments that all kernels share; returns them in canonical form (clauses S1 to S12, S20).
 
     Shapes are those of `Call`. Further forms accepted: an integer `attention_mask` (non-zero may attend);
-    `sliding_window` an int w, meaning (w, w); `dropout_seed` a Python int in [0, 2**64), or a uint32 array
+    `softmax_aux` of shape [num_sinks], shared by all heads, where that is not as many as heads; segment ids
+    of any integer dtype; lengths as int64; `sliding_window` an int w, meaning (w, w); `dropout_seed` a Python int in [0, 2**64), or a uint32 array
     [2] of its (low, high) words, the form to use where the seed is traced.
 
     Raises: ValueError naming the argument.
@@ -87,7 +97,7 @@ def check_call(
     )
     segments = _check_segments(q_segment_ids, kv_segment_ids, batch, q_length, k_length)
     lengths = _check_cum_seqlens(cum_seqlens_q, cum_seqlens_k, batch, q_length, k_length)
-    probability = _check_dropout_prob(dropout_prob)
+    probability = check_dropout_prob(dropout_prob)
     return Call(
         query=query,
         key=key,
@@ -101,57 +111,11 @@ def check_call(
         softmax_aux=_check_sinks(softmax_aux, q_heads),
         dropout_seed=_check_seed(dropout_seed, probability),
         softmax_scale=scale,
-        logits_soft_cap=_check_soft_cap(logits_soft_cap),
+        logits_soft_cap=check_soft_cap(logits_soft_cap),
         dropout_prob=probability,
         causal=check_flag("causal", causal),
         sliding_window=_check_window(sliding_window),
     )
-
-
-def refuse(name: str, got: object, expected: str, advice: str) -> NoReturn:
-    """Raises the one form of ValueError with which a malformed argument is refused (clause S20)."""
-    raise ValueError(f"{name}: got {got}; expected {expected}. {advice}")
-
-
-def check_flag(name: str, value: Any) -> bool:
-    """A static bool."""
-    _refuse_tracer(name, value)
-    if not isinstance(value, bool | np.bool_):
-        refuse(name, repr(value), "True or False", "Pass a Python bool.")
-    return bool(value)
-
-
-def check_number(name: str, value: Any) -> float:
-    """A static, finite real number."""
-    _refuse_tracer(name, value)
-    if isinstance(value, bool | np.bool_ | str | bytes | complex) or np.ndim(value) != 0:
-        refuse(name, repr(value), "one real number", "Pass a Python float.")
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        refuse(name, repr(value), "one real number", "Pass a Python float.")
-    if not math.isfinite(number):
-        refuse(name, repr(value), "a finite number", "Leave it out for the default.")
-    return number
-
-
-def check_size(name: str, value: Any) -> int:
-    """A static, positive integer."""
-    size = _static_int(name, value)
-    if size < 1:
-        refuse(name, size, "a positive integer", "Leave it out for the default.")
-    return size
-
-
-def check_dtype(name: str, value: Any) -> str:
-    """The name of one of the float dtypes of clause S16."""
-    try:
-        dtype = jnp.dtype(value).name
-    except TypeError:
-        dtype = repr(value)
-    if dtype not in FLOAT_DTYPES:
-        refuse(name, dtype, f"one of {', '.join(FLOAT_DTYPES)}", "Leave it out for the default.")
-    return dtype
 
 
 def _check_qkv(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -230,19 +194,50 @@ def _check_segments(
 ) -> tuple[jax.Array | None, jax.Array | None]:
     if not _check_pair("q_segment_ids", q_ids, "kv_segment_ids", kv_ids):
         return None, None
-    checked: list[jax.Array] = []
+    checked: list[Any] = []
     for name, ids, length in (("q_segment_ids", q_ids, q_length), ("kv_segment_ids", kv_ids, k_length)):
         _check_is_array(name, ids)
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             refuse(name, f"dtype {ids.dtype}", "an integer dtype", "Cast the ids to int32.")
         if ids.shape != (batch, length):
             refuse(name, f"shape {ids.shape}", f"{(batch, length)}", "Give one id per token.")
-        if ids.dtype.itemsize >= 4 and ids.dtype != np.int32 and ids.size and not isinstance(ids, Tracer):
-            low, high = int(ids.min()), int(ids.max())
-            if low < -(2**31) or high >= 2**31:
-                refuse(name, f"ids from {low} to {high}", "ids that fit in int32", "Renumber the segments.")
-        checked.append(jnp.asarray(ids.astype(np.int32)))
-    return checked[0], checked[1]
+        if not isinstance(ids, Tracer):
+            ids = _fitted(name, "ids", np.asarray(ids), "Renumber the segments.")
+        checked.append(ids)
+    if all(_fits(ids) for ids in checked):
+        return jnp.asarray(checked[0], jnp.int32), jnp.asarray(checked[1], jnp.int32)
+    return _renumbered(*(jnp.asarray(ids) for ids in checked))
+
+
+def _fits(ids: Any) -> bool:
+    """Whether int32 holds every value of a dtype."""
+    return np.can_cast(ids.dtype, np.int32)
+
+
+def _fitted(name: str, what: str, x: np.ndarray, advice: str) -> np.ndarray:
+    """Integers whose values int32 holds, as int32."""
+    low, high = (int(x.min()), int(x.max())) if x.size else (0, 0)
+    if low < -(2**31) or high >= 2**31:
+        refuse(name, f"{what} from {low} to {high}", f"{what} that fit in int32", advice)
+    return x.astype(np.int32)
+
+
+def _renumbered(q_ids: jax.Array, kv_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Ids of dtypes that int32 does not hold, renumbered in their order: equal ids stay equal, padding is -1.
+
+    Only traced ids come here, whose values nobody can check.
+    """
+    wide = jnp.uint64 if 8 in (q_ids.dtype.itemsize, kv_ids.dtype.itemsize) else jnp.uint32
+    known = jnp.sort(kv_ids.reshape(-1).astype(wide))
+
+    def rank(ids: jax.Array) -> jax.Array:
+        place = jnp.searchsorted(known, ids.astype(wide)).astype(jnp.int32)
+        if not known.size:
+            return jnp.where(ids < 0, jnp.int32(-1), place)
+        found = known[jnp.minimum(place, known.size - 1)] == ids.astype(wide)
+        return jnp.where(ids < 0, jnp.int32(-1), jnp.where(found, place, jnp.int32(known.size)))
+
+    return rank(q_ids), rank(kv_ids)
 
 
 def _check_cum_seqlens(
@@ -252,8 +247,8 @@ def _check_cum_seqlens(
         return None, None
     for name, cum, length in (("cum_seqlens_q", cum_q, q_length), ("cum_seqlens_k", cum_k, k_length)):
         _check_is_array(name, cum)
-        if cum.dtype != np.int32:
-            refuse(name, f"dtype {cum.dtype}", "int32", "Cast it with .astype('int32').")
+        if cum.dtype not in (np.int32, np.int64):
+            refuse(name, f"dtype {cum.dtype}", "int32 or int64", "Cast it with .astype('int32').")
         if cum.ndim != 1 or not (cum.shape[0] == batch + 1 or (batch == 1 and cum.shape[0] >= 2)):
             expected = (
                 "[n + 1] with n >= 1, the packed sequences" if batch == 1 else f"[{batch + 1}], batch + 1"
@@ -268,11 +263,11 @@ def _check_cum_seqlens(
             f"{cum_q.shape}, that of cum_seqlens_q",
             "Pair the sequences.",
         )
-    return jnp.asarray(cum_q), jnp.asarray(cum_k)
+    return jnp.asarray(cum_q, jnp.int32), jnp.asarray(cum_k, jnp.int32)
 
 
 def _check_cum_values(name: str, cum: np.ndarray, batch: int, length: int) -> None:
-    lengths = np.diff(cum.astype(np.int64))
+    lengths = np.diff(_fitted(name, "entries", cum, "Sum the lengths from 0.").astype(np.int64))
     if cum[0] != 0:
         refuse(name, f"first entry {cum[0]}", "0", "Prepend 0 to the running sum of the lengths.")
     if (lengths < 0).any():
@@ -293,24 +288,23 @@ def _check_cum_values(name: str, cum: np.ndarray, batch: int, length: int) -> No
         )
 
 
+_SINK_ADVICE = "Sinks that all heads share are softmax_aux[None, :], one sink a head is softmax_aux[:, None]."
+
+
 def _check_sinks(sinks: Any, heads: int) -> jax.Array | None:
     if sinks is None:
         return None
     _check_is_array("softmax_aux", sinks)
     _check_float("softmax_aux", sinks)
-    if sinks.ndim not in (1, 2) or sinks.shape[-1] == 0 or (sinks.ndim == 2 and sinks.shape[0] != heads):
-        expected = f"[num_sinks] or [{heads}, num_sinks] with at least one sink"
-        refuse("softmax_aux", f"shape {sinks.shape}", expected, "One sink per head is [heads, 1].")
-    return jnp.asarray(sinks)
-
-
-def _check_dropout_prob(dropout_prob: Any) -> float:
-    probability = check_number("dropout_prob", dropout_prob)
-    if not 0.0 <= probability < 1.0:
-        refuse(
-            "dropout_prob", probability, "0 <= dropout_prob < 1", "Give the probability of dropping a pair."
-        )
-    return probability
+    per_head = sinks.ndim == 2 and sinks.shape[0] in (1, heads)
+    if sinks.size == 0 or not (sinks.ndim == 1 or per_head):
+        expected = f"[num_sinks], [1, num_sinks] or [{heads}, num_sinks] with at least one sink"
+        refuse("softmax_aux", f"shape {sinks.shape}", expected, _SINK_ADVICE)
+    if sinks.ndim == 1 and sinks.shape[0] == heads > 1:
+        expected = f"[1, {heads}] or [{heads}, 1], as {heads} heads could share {heads} sinks or have one each"
+        refuse("softmax_aux", f"shape {sinks.shape}", expected, _SINK_ADVICE)
+    # Outside of what is differentiated by hand, so that the gradient has the shape that was given.
+    return jnp.asarray(sinks).reshape(-1, sinks.shape[-1])
 
 
 def _check_seed(seed: Any, dropout_prob: float) -> jax.Array | None:
@@ -321,24 +315,15 @@ def _check_seed(seed: Any, dropout_prob: float) -> jax.Array | None:
                 "dropout_seed", None, "a seed where dropout_prob > 0", "Pass an int, or a uint32 [2] array."
             )
         return None
-    if getattr(seed, "shape", ()) == (2,) and seed.dtype == np.uint32:
+    if isinstance(seed, jax.Array | np.ndarray) and seed.shape == (2,) and seed.dtype == np.uint32:
         return jnp.asarray(seed) if dropout_prob > 0.0 else None
-    number = _static_int(
+    number = check_integer(
         "dropout_seed", seed, "Pass a traced seed as a uint32 [2] array of (low, high) words."
     )
     if not 0 <= number < SEED_LIMIT:
-        refuse("dropout_seed", number, "0 <= dropout_seed < 2**64", "Reduce it modulo 2**64.")
+        refuse("dropout_seed", shown(number), "0 <= dropout_seed < 2**64", "Reduce it modulo 2**64.")
     words = np.array([number & 0xFFFFFFFF, number >> 32], np.uint32)
     return jnp.asarray(words) if dropout_prob > 0.0 else None
-
-
-def _check_soft_cap(cap: Any) -> float | None:
-    if cap is None:
-        return None
-    number = check_number("logits_soft_cap", cap)
-    if number <= 0.0:
-        refuse("logits_soft_cap", number, "a positive number", "Pass None for no cap.")
-    return number
 
 
 def _check_window(window: Any) -> Window:
@@ -348,14 +333,14 @@ def _check_window(window: Any) -> Window:
     if isinstance(window, tuple | list):
         sides = tuple(window)
     else:
-        side = _static_int("sliding_window", window, "Pass an int w for (w, w), or a pair (left, right).")
+        side = check_integer("sliding_window", window, "Pass an int w for (w, w), or a pair (left, right).")
         sides = (side, side)
     if len(sides) != 2:
-        refuse("sliding_window", repr(window), "an int or a pair (left, right)", "None leaves a side open.")
-    left, right = (None if side is None else _static_int("sliding_window", side) for side in sides)
+        refuse("sliding_window", shown(window), "an int or a pair (left, right)", "None leaves a side open.")
+    left, right = (None if side is None else check_integer("sliding_window", side) for side in sides)
     if (left is not None and left < 0) or (right is not None and right < 0):
         refuse(
-            "sliding_window", repr(window), "sides >= 0", "None leaves a side open; (0, 0) is the diagonal."
+            "sliding_window", shown(window), "sides >= 0", "None leaves a side open; (0, 0) is the diagonal."
         )
     return left, right
 
@@ -368,33 +353,28 @@ def _check_pair(name_a: str, a: Any, name_b: str, b: Any) -> bool:
 
 
 def _check_is_array(name: str, x: Any) -> None:
-    if not isinstance(x, jax.Array | np.ndarray):
+    if not isinstance(x, jax.Array | np.ndarray) or isinstance(x, np.ma.MaskedArray):
         refuse(name, f"a {type(x).__name__}", "a JAX or NumPy array", "Convert it with jnp.asarray.")
+    if isinstance(x, np.ndarray) and not x.dtype.isnative:
+        refuse(
+            name,
+            f"dtype {x.dtype.str}, of another byte order",
+            "the byte order of this machine",
+            "Convert it with x.astype(x.dtype.newbyteorder('=')).",
+        )
 
 
 def _check_float(name: str, x: Any) -> None:
     if x.dtype.name not in FLOAT_DTYPES:
-        refuse(name, f"dtype {x.dtype}", f"one of {', '.join(FLOAT_DTYPES)}", "Cast it.")
+        refuse(
+            name,
+            f"dtype {x.dtype}",
+            f"one of {', '.join(FLOAT_DTYPES)}",
+            "Cast it, as in x.astype('float32'); in JAX's x64 mode give new arrays a dtype.",
+        )
 
 
 def _check_broadcast(name: str, x: Any, allowed: tuple[tuple[int, ...], ...]) -> None:
     if x.ndim != 4 or any(size not in sizes for size, sizes in zip(x.shape, allowed, strict=True)):
         axes = ", ".join(" or ".join(str(size) for size in dict.fromkeys(sizes)) for sizes in allowed)
         refuse(name, f"shape {x.shape}", f"[{axes}]", "The axes are batch, heads, queries and keys.")
-
-
-def _static_int(name: str, value: Any, advice: str = "Pass a Python int.") -> int:
-    _refuse_tracer(name, value, advice)
-    if isinstance(value, bool | np.bool_):
-        refuse(name, repr(value), "an integer", advice)
-    try:
-        return operator.index(value)
-    except TypeError:
-        refuse(name, repr(value), "an integer", advice)
-
-
-def _refuse_tracer(
-    name: str, value: Any, advice: str = "Close over it, or mark it static in jax.jit."
-) -> None:
-    if isinstance(value, Tracer):
-        refuse(name, "a traced value", "a static value", advice)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels import xla
-from kernels.arguments import FLOAT_DTYPES, check_number, refuse
+from kernels.options import FLOAT_DTYPES, check_number, refuse, shown
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ def implementation_for(
     able = [x for x in IMPLEMENTATIONS if why_not(x, x.backends) is None]
     if platform is None:
         return able[0]
-    named = [x for x in IMPLEMENTATIONS if x.name == platform]
+    named = [x for x in IMPLEMENTATIONS if isinstance(platform, str) and x.name == platform]
     if not named:
         choices = ", ".join(repr(x.name) for x in IMPLEMENTATIONS)
-        refuse("platform", repr(platform), f"one of {choices}", "Leave it out for the fastest that can.")
+        refuse("platform", shown(platform), f"one of {choices}", "Leave it out for the fastest that can.")
     (chosen,) = named
     reason = why_not(chosen, None if chosen.backends is None else chosen.backends + chosen.named_on)
     if reason is not None:

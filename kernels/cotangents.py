@@ -59,7 +59,7 @@ def row_terms(
         # out = O exp(L - m): the part of Delta that comes through O cancels the one that comes through L.
         m = row_max
         if call.softmax_aux is not None:
-            sinks = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32).max(axis=-1)
+            sinks = call.softmax_aux.astype(jnp.float32).max(axis=-1)
             m = jnp.maximum(row_max, sinks[None, :, None])
         weight = jnp.where(sound, jnp.exp(lse - jnp.where(sound, m, zero)), zero)
     return RowTerms(query, d_out, jnp.where(sees, lse, jnp.inf), delta, weight)
@@ -104,10 +104,10 @@ def sink_cotangent(call: Call, lse: jax.Array, delta: jax.Array) -> jax.Array | 
     """
     if call.softmax_aux is None:
         return None
-    sinks = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32)
+    sinks = call.softmax_aux.astype(jnp.float32)
     padding = (lse == -jnp.inf)[..., None]
     p = jnp.exp(sinks[None, :, None, :] - jnp.where(padding, jnp.float32(0), lse[..., None]))
     per_head = -jnp.where(padding, jnp.float32(0), p * delta[..., None]).sum(axis=(0, 2))
-    if call.softmax_aux.ndim == 1:
-        per_head = per_head.sum(axis=0)
+    if sinks.shape[0] == 1:
+        per_head = per_head.sum(axis=0, keepdims=True)
     return per_head.astype(call.softmax_aux.dtype)

@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.arguments import Call, check_call, check_dtype, check_flag, refuse
+from kernels.arguments import Call, check_call
+from kernels.options import check_dtype, check_flag, refuse, shown
 from kernels.varying import vary_together
 
 
@@ -104,11 +105,12 @@ def flash_kernels(passes: Passes):
             dropout_prob, dropout_seed: S12; the seed is an int in [0, 2**64) or a uint32 [2] of its low and
                 high words.
             causal, sliding_window: bottom-right aligned, per sequence under lengths (S6, S7).
-            cum_seqlens_q, cum_seqlens_k: [n + 1] int32; packed where B is 1, padded where B is n (S9).
+            cum_seqlens_q, cum_seqlens_k: [n + 1] int32 or int64; packed where B is 1, padded where B is n (S9).
             fwd_params, bwd_params: the block sizes of the two passes, which results do not depend on beyond
                 rounding (S18); None lets the kernel choose.
             logits_soft_cap: cap * tanh(logits / cap) (S3).
-            softmax_aux: [num_sinks] or [Hq, num_sinks] float sink logits (S11).
+            softmax_aux: float sink logits (S11): [1, num_sinks], which all heads share, or [Hq, num_sinks];
+                [num_sinks] is shared too, and refused where it could be one sink a head.
             normalize_output: False returns the numerator sum_j exp(t_j - m) v_j instead, m being the row
                 maximum over the visible capped logits and the sinks. In differentiation m is a constant, so
                 it equals out * exp(lse - stop_gradient(m)).
@@ -165,7 +167,7 @@ def check_precision[T](precision: Any, known: Mapping[Any, T], advice: str) -> T
     try:
         return known[precision]
     except (KeyError, TypeError):
-        refuse("precision", repr(precision), f"one of {', '.join(map(repr, known))}", advice)
+        refuse("precision", shown(precision), f"one of {', '.join(map(repr, known))}", advice)
 
 
 def check_blocks(name: str, blocks: Any, expected: tuple[type, ...], advice: str) -> Any:
@@ -182,7 +184,7 @@ def without_pairs(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     nothing = jnp.full((batch, q_heads, q_length), -jnp.inf, jnp.float32)
     if call.softmax_aux is None:
         return out, nothing, nothing
-    sinks = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32)
+    sinks = call.softmax_aux.astype(jnp.float32)
     lse = jax.nn.logsumexp(sinks, axis=-1)[None, :, None]
     return out, jnp.broadcast_to(lse, nothing.shape), nothing
 

@@ -5,7 +5,7 @@ A unit roundoff u is half a unit in the last place of 1: 2**-8 for bfloat16, 2**
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -143,3 +143,12 @@ class Numerics:
         inner = self._sequence(n / blocks, lanes, total / np.sqrt(blocks), squares)
         outer = 2 * (blocks + self.splits - 2) * (total**2 / 3 + squares / 2)
         return inner + ROUNDING_VARIANCE * self.accumulator**2 * outer
+
+
+def coarse(numerics: Numerics) -> Numerics:
+    """Return the arithmetic of a kernel that computes all in bfloat16, and nothing better than it declares."""
+    unit = format_of("bfloat16").unit
+    units = ("input_rounding", "accumulator", "logits", "weights", "exponential", "tanh", "lse", "d_weights")
+    rounded = {name: max(getattr(numerics, name), unit) for name in units}
+    flushed = max(numerics.half_subnormal, format_of("float16").half_subnormal)
+    return replace(numerics, output_dtype="bfloat16", half_subnormal=flushed, **rounded)

@@ -122,10 +122,21 @@ def backward_block(
     row_dot = (d_out * out).sum(axis=1)
     d_row = d_lse - row_dot
     d_logits = np.where(block.seen, block.weights * (d_weights + d_row[:, None]), 0.0)
+    d_sinks = block.sink_weights * d_row[:, None]
+    if block.max_share is not None and block.sink_max_share is not None:
+        # out = sum of exp(t - m) v has the derivative -out by the row maximum m.
+        d_logits = d_logits - np.where(block.seen, _shared(row_dot, block.max_share), 0.0)
+        d_sinks = d_sinks - _shared(row_dot, block.sink_max_share)
     d_uncapped = d_logits if block.cap_slope is None else d_logits * block.cap_slope
     d_uncapped = np.where(block.seen, d_uncapped, 0.0)
-    d_sinks = block.sink_weights * d_row[:, None] * block.sink_slope
-    return BackwardBlock(d_out, d_lse, out, row_dot, d_weights, d_logits, d_uncapped, d_sinks)
+    return BackwardBlock(
+        d_out, d_lse, out, row_dot, d_weights, d_logits, d_uncapped, d_sinks * block.sink_slope
+    )
+
+
+def _shared(total: Floats, share: Floats) -> Floats:
+    """total [R] in the shares [R, N], 0 where there is none whatever the total."""
+    return np.where(share > 0, share * total[:, None], 0.0)
 
 
 def d_bias_block(semantics: Semantics, block: RowBlock, backward: BackwardBlock) -> Floats:
@@ -165,8 +176,8 @@ def _normalised_cotangents(
 ) -> tuple[Floats, Floats, Floats]:
     """Cotangents of the normalised out and the natural lse, 0 where they cannot move, and that out.
 
-    An output o exp(lse - m) with the row maximum m held constant passes a share of its cotangent on
-    to lse.
+    An output o exp(lse - m) passes a share of its cotangent on to lse. What m passes on, where it is
+    differentiated, is not in them.
     """
     out, factor = _output(problem, block)
     weighs = block.weighed.any(axis=1)
@@ -232,8 +243,8 @@ def _by_keys(
             _add_d_bias(d_bias, block, d_bias_block(semantics, block, backward))
         if d_sinks is not None:
             d_sinks[block.head] += backward.d_sinks.sum(axis=0)
-    if d_sinks is not None and problem.softmax_aux is not None and problem.softmax_aux.ndim == 1:
-        d_sinks = d_sinks.sum(axis=0)
+    if d_sinks is not None and problem.softmax_aux is not None and problem.shares_sinks:
+        d_sinks = d_sinks.sum(axis=0).reshape(problem.softmax_aux.shape)
     wanted = {"dkey": d_key, "dvalue": d_value, "dbias": d_bias, "dsoftmax_aux": d_sinks}
     return {name: array if name[1:] in semantics.gradients else None for name, array in wanted.items()}
 

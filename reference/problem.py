@@ -23,7 +23,8 @@ class Problem:
     query [B, Sq, Hq, D], key [B, Sk, Hkv, D], value [B, Sk, Hkv, Dv]: one of float16, bfloat16, float32.
     attention_mask: bool [B|1, Hq|1, Sq, Sk]. bias: float [B|1, Hq|1, Sq|1, Sk].
     q_segment_ids [B, Sq], kv_segment_ids [B, Sk]: int. cum_seqlens_q, cum_seqlens_k: int32 [n + 1].
-    softmax_aux: float [sinks] or [Hq, sinks]. sliding_window: (left, right), None where unbounded.
+    softmax_aux: float [sinks] or [1, sinks], which all heads share, or [Hq, sinks].
+    sliding_window: (left, right), None where unbounded.
     """
 
     query: Array
@@ -83,6 +84,12 @@ class Problem:
     def value_dim(self) -> int:
         """Elements of a value vector, Dv."""
         return self.value.shape[3]
+
+    @property
+    def shares_sinks(self) -> bool:
+        """Whether there are sinks, and all heads share them."""
+        aux = self.softmax_aux
+        return aux is not None and (aux.ndim == 1 or aux.shape[0] == 1)
 
     def sinks(self) -> Array | None:
         """The sink logits as float64 [Hq, sinks], or None."""
@@ -204,8 +211,9 @@ def _check_sinks(aux: Array | None, heads: int) -> None:
         return
     if aux.dtype not in BIAS_DTYPES:
         raise _wrong("softmax_aux", f"dtype {aux.dtype}", "a float dtype")
-    if aux.ndim not in (1, 2) or (aux.ndim == 2 and aux.shape[0] != heads) or aux.shape[-1] == 0:
-        raise _wrong("softmax_aux", f"shape {aux.shape}", f"[sinks] or [{heads}, sinks], at least one sink")
+    if aux.ndim not in (1, 2) or (aux.ndim == 2 and aux.shape[0] not in (1, heads)) or aux.shape[-1] == 0:
+        expected = f"[sinks], [1, sinks] or [{heads}, sinks], at least one sink"
+        raise _wrong("softmax_aux", f"shape {aux.shape}", expected)
 
 
 def _check_segments(options: Mapping[str, Any], q_shape: tuple[int, ...], kv_shape: tuple[int, ...]) -> None:

@@ -40,7 +40,7 @@ class Fate(StrEnum):
         return self in (Fate.BROKEN, Fate.LOST)
 
 
-Question = tuple[str, str, str]
+ResultKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Pair:
         return result
 
     @property
-    def question(self) -> Question:
+    def key(self) -> ResultKey:
         """Subject, check, case: the order of pairs."""
         return (self.result.subject, self.result.check, self.case_id)
 
@@ -98,21 +98,21 @@ def same_extent(base: RunRecord, head: RunRecord) -> bool:
 def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:
     """Every question of either run, in order."""
     drawn_alike = same_draw(base, head)
-    before, after = _by_question(base.results), _by_question(head.results)
+    before, after = _by_key(base.results), _by_key(head.results)
     return tuple(
         Pair(
-            case_id=question[2],
-            base=before.get(question),
-            head=after.get(question),
-            fate=_fate(before.get(question), after.get(question), drawn_alike),
+            case_id=key[2],
+            base=before.get(key),
+            head=after.get(key),
+            fate=_fate(before.get(key), after.get(key), drawn_alike),
         )
-        for question in sorted(before.keys() | after.keys())
+        for key in sorted(before.keys() | after.keys())
     )
 
 
-def _by_question(results: Iterable[Result]) -> dict[Question, Result]:
+def _by_key(results: Iterable[Result]) -> dict[ResultKey, Result]:
     worst_last = sorted(ordered(results), key=lambda r: -_SEVERITY.index(r.verdict))
-    return {(result.subject, result.check, result.case.id): result for result in worst_last}
+    return {result.key: result for result in worst_last}
 
 
 def _fate(base: Result | None, head: Result | None, drawn_alike: bool) -> Fate:

@@ -59,6 +59,16 @@ def _dies_if_causal(query: Any, key: Any, value: Any, *, causal: bool = False) -
     return _attention(query, key, value)
 
 
+def _leaves(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    os._exit(0)
+
+
+def _wrong_at_two_queries_else_hangs(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    if query.shape[1] != 2:
+        time.sleep(600)
+    return _attention(query, key, value, causal=causal) + 1
+
+
 def _one_query_short(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
     return _attention(query, key, value, causal=causal)[:, 1:]
 
@@ -110,6 +120,10 @@ exits = _subject("exits", _exits)
 hangs = _subject("hangs", _hangs)
 dies = _subject("dies", _dies)
 dies_if_causal = _subject("dies_if_causal", _dies_if_causal)
+leaves = _subject("leaves", _leaves)
+wrong_at_two_queries_else_hangs = _subject(
+    "wrong_at_two_queries_else_hangs", _wrong_at_two_queries_else_hangs
+)
 one_query_short = _subject("one_query_short", _one_query_short)
 another_dtype = _subject("another_dtype", _another_dtype)
 nothing = _subject("nothing", _nothing)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from conformance.checks import Check, Finding
 from conformance.record import Verdict
+from conformance.subject import Subject
 from conformance.trial import Trial
 
 
@@ -29,4 +30,8 @@ def _same(poisoned: NDArray[Any], clean: NDArray[Any]) -> bool:
     return np.array_equal(poisoned.astype(np.float64), clean.astype(np.float64), equal_nan=True)
 
 
-CHECKS = (Check("poison", kind="poisoned", clauses=lambda _trial: ("S4",), run=_run),)
+def _applies(subject: Subject) -> str | None:
+    return "declares that NaN leaks" if subject.semantics.hidden_nonfinite == "leaks" else None
+
+
+CHECKS = (Check("poison", "poisoned", lambda _trial: ("S4",), _run, _applies),)

@@ -78,7 +78,7 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
     constants = _constants(settings, call, visible, ranges, sizes) | {
         "HIDES": hides,
         "SINKS": 0 if sinks is None else sinks.shape[-1],
-        "SINK_HEAD": sinks is not None and sinks.ndim == 2,
+        "SINK_HEAD": sinks is not None and sinks.shape[0] > 1,
         "BLOCK_SINKS": 1 if sinks is None else _power_of_two(sinks.shape[-1]),
         "NORMALIZE": settings.normalize_output,
         **_phases(call, hides or k_length % sizes.k != 0),

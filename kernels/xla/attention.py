@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels.arguments import Call, check_call, check_dtype, check_flag, refuse
+from kernels.arguments import Call, check_call
+from kernels.options import check_dtype, check_flag, refuse, shown
 from kernels.philox import keep_mask
 from kernels.varying import vary_together
 from kernels.visibility import describe_rows, visible_tile
@@ -66,7 +67,7 @@ def attention(
     """
     if bias is None and init_bias is not None:
         if not callable(init_bias):
-            refuse("init_bias", repr(init_bias), "a callable without arguments", "Pass arrays as bias.")
+            refuse("init_bias", shown(init_bias), "a callable without arguments", "Pass arrays as bias.")
         bias = init_bias()
     drops = not check_flag("deterministic", deterministic)
     if drops and dropout_seed is None and dropout_rng is not None:
@@ -197,7 +198,7 @@ def _group_sinks(call: Call, dtype: Any) -> jax.Array | None:
     if sinks is None:
         return None
     k_heads = call.key.shape[2]
-    heads = (k_heads, call.query.shape[2] // k_heads) if sinks.ndim == 2 else (1, 1)
+    heads = (k_heads, call.query.shape[2] // k_heads) if sinks.shape[0] > 1 else (1, 1)
     return sinks.astype(dtype).reshape(1, *heads, 1, sinks.shape[-1])
 
 
@@ -205,4 +206,4 @@ def _seed_of_key(key: Any) -> jax.Array:
     try:
         return jax.random.bits(key, (2,), jnp.uint32)
     except (TypeError, ValueError):
-        refuse("dropout_rng", repr(key), "a JAX random key", "Make one with jax.random.key(seed).")
+        refuse("dropout_rng", shown(key), "a JAX random key", "Make one with jax.random.key(seed).")

@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels.arguments import Call, check_size, refuse
+from kernels.arguments import Call
 from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
 from kernels.flash import Passes, Settings, flash_kernels
+from kernels.options import check_size, refuse, shown
 from kernels.varying import vary_together
 from kernels.xla.tiles import (
     Grid,
@@ -175,7 +176,7 @@ def _group_sinks(call: Call) -> jax.Array | None:
     if sinks is None:
         return None
     k_heads = call.key.shape[2]
-    heads = (k_heads, call.query.shape[2] // k_heads) if sinks.ndim == 2 else (1, 1)
+    heads = (k_heads, call.query.shape[2] // k_heads) if sinks.shape[0] > 1 else (1, 1)
     return sinks.astype(jnp.float32).reshape(*heads, sinks.shape[-1])
 
 
@@ -220,7 +221,7 @@ def _check_precision(precision: Any) -> Any:
     except (TypeError, ValueError):
         refuse(
             "precision",
-            repr(precision),
+            shown(precision),
             "a precision of jax.lax.dot_general",
             "None is the backend's default.",
         )

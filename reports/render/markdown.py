@@ -80,7 +80,7 @@ def render_comparison(comparison: Comparison) -> str:
 
 def _sections(comparison: Comparison) -> list[Section]:
     broken = [pair.result for pair in comparison.of_fate(Fate.BROKEN)]
-    shifted = list({shift.pair.question: shift.pair.result for shift in comparison.shifts}.values())
+    shifted = list({shift.pair.key: shift.pair.result for shift in comparison.shifts}.values())
     worst = broken[:_EXPLAINED] + [result for result in shifted[:_SHIFTED] if result not in broken]
     explained = tuple(failure.explain(result) for result in worst)
     features = tuple(row for row in comparison.rows if row.base and row.head and row.feature != ALL)

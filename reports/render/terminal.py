@@ -8,11 +8,12 @@ from rich.table import Table
 
 from conformance import failure
 from conformance.record import Result, RunRecord, Verdict
+from conformance.text import printable
 from reports.compare import Comparison
 from reports.pairing import Fate, Pair
 from reports.spread import STATISTICS, Row, main_rows
 from reports.summary import Summary, asked, summarise
-from reports.words import number, one_line, plural, printable, recipe
+from reports.words import number, one_line, plural, recipe
 
 _LISTED = 20
 _STYLES = {

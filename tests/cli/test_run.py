@@ -14,7 +14,8 @@ from conformance import gate as gating
 from conformance import runner
 from conformance.case import Case
 from conformance.plan import Task
-from conformance.record import Verdict, read_record
+from conformance.record import Verdict
+from conformance.record_file import read_record
 from tests import toys
 
 ROOT = Path(__file__).parents[2]

@@ -304,7 +304,7 @@ class Emulator:
         if d_bias is not None and problem.bias is not None:
             answer["dbias"] = d_bias.astype(problem.bias.dtype)
         if d_sinks is not None and aux is not None:
-            total = d_sinks.sum(axis=0) if aux.ndim == 1 else d_sinks
+            total = d_sinks.sum(axis=0).reshape(aux.shape) if problem.shares_sinks else d_sinks
             answer["dsoftmax_aux"] = total.astype(aux.dtype)
         return answer
 

@@ -15,7 +15,7 @@ from kernel_cases import qkv
 
 import kernels
 from kernels import choose, triton, xla
-from kernels.arguments import FLOAT_DTYPES
+from kernels.options import FLOAT_DTYPES
 from kernels.choose import IMPLEMENTATIONS, Device, Traits, default_device, implementation_for
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 

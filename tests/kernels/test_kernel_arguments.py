@@ -28,7 +28,9 @@ MALFORMED = [
     ("query", "4 axes", {"query": Q[0]}),
     ("query", "list", {"query": [[1.0]]}),
     ("query", "int32", {"query": Q.astype("int32")}),
-    ("query", "float64", {"query": Q.astype("float64")}),
+    ("query", "x.astype('float32')", {"query": Q.astype("float64")}),
+    ("query", ">f4", {"query": Q.astype(">f4")}),
+    ("query", "MaskedArray", {"query": np.ma.masked_array(Q)}),
     ("query", "multiple of the key heads", {"query": Q[:, :, :3]}),
     ("query", "at least one head", {"query": Q[:, :, :0]}),
     ("query", "at least one head", {"query": Q[..., :0], "key": K[..., :0]}),
@@ -46,21 +48,30 @@ MALFORMED = [
     ("attention_mask", "(1, 3, 5, 7)", {"attention_mask": np.ones((1, 3, 5, 7), bool)}),
     ("attention_mask", "(1, 1, 7, 5)", {"attention_mask": np.ones((1, 1, 7, 5), bool)}),
     ("bias", "int32", {"bias": np.ones((1, 1, 5, 7), "int32")}),
-    ("bias", "float64", {"bias": np.ones((1, 1, 5, 7))}),
+    ("bias", "x.astype('float32')", {"bias": np.ones((1, 1, 5, 7))}),
+    ("bias", ">f2", {"bias": np.ones((1, 1, 5, 7), ">f2")}),
     ("bias", "(3, 1, 5, 7)", {"bias": np.ones((3, 1, 5, 7), F32)}),
     ("bias", "(1, 1, 5, 1)", {"bias": np.ones((1, 1, 5, 1), F32)}),
     ("bias", "a float", {"bias": 1.0}),
     ("softmax_scale", "finite", {"softmax_scale": NAN}),
     ("softmax_scale", "finite", {"softmax_scale": INF}),
+    ("softmax_scale", "float32 holds", {"softmax_scale": 1e39}),
+    ("softmax_scale", "float32 holds", {"softmax_scale": -(10**400)}),
+    ("softmax_scale", "number", {"softmax_scale": [[1], [1, 2]]}),
     ("softmax_scale", "number", {"softmax_scale": "1"}),
     ("softmax_scale", "number", {"softmax_scale": np.ones(2)}),
     ("softmax_scale", "number", {"softmax_scale": True}),
     ("logits_soft_cap", "positive", {"logits_soft_cap": 0.0}),
     ("logits_soft_cap", "positive", {"logits_soft_cap": -1.0}),
     ("logits_soft_cap", "finite", {"logits_soft_cap": NAN}),
+    ("logits_soft_cap", "float32 holds", {"logits_soft_cap": 10**400}),
+    ("logits_soft_cap", "from 7.9e-31 to 1.3e+30", {"logits_soft_cap": 3.4e38}),
+    ("logits_soft_cap", "from 7.9e-31 to 1.3e+30", {"logits_soft_cap": 1e-39}),
     ("dropout_prob", "< 1", {"dropout_prob": 1.0, "dropout_seed": 0}),
     ("dropout_prob", "< 1", {"dropout_prob": -0.1, "dropout_seed": 0}),
     ("dropout_prob", "finite", {"dropout_prob": NAN, "dropout_seed": 0}),
+    ("dropout_prob", "finite", {"dropout_prob": 10**400, "dropout_seed": 0}),
+    ("dropout_seed", "2**64", {"dropout_prob": 0.5, "dropout_seed": 10**5000}),
     ("dropout_seed", "a seed where dropout_prob > 0", {"dropout_prob": 0.5}),
     ("dropout_seed", "2**64", {"dropout_prob": 0.5, "dropout_seed": 2**64}),
     ("dropout_seed", "2**64", {"dropout_seed": -1}),
@@ -73,9 +84,14 @@ MALFORMED = [
     ("sliding_window", "integer", {"sliding_window": 1.5}),
     ("sliding_window", "integer", {"sliding_window": True}),
     ("sliding_window", "pair", {"sliding_window": (1, 2, 3)}),
+    ("sliding_window", "integer", {"sliding_window": np.array([1, 2])}),
     ("softmax_aux", "num_sinks", {"softmax_aux": np.ones((3, 1), F32)}),
     ("softmax_aux", "num_sinks", {"softmax_aux": np.ones((1, 4, 1), F32)}),
     ("softmax_aux", "num_sinks", {"softmax_aux": np.ones(0, F32)}),
+    ("softmax_aux", "num_sinks", {"softmax_aux": np.ones((1, 0), F32)}),
+    ("softmax_aux", "softmax_aux[:, None]", {"softmax_aux": np.ones(4, F32)}),
+    ("softmax_aux", "softmax_aux[None, :]", {"softmax_aux": np.ones(4, F32)}),
+    ("softmax_aux", "x.astype('float32')", {"softmax_aux": np.ones((4, 1))}),
     ("softmax_aux", "int32", {"softmax_aux": np.ones(4, "int32")}),
     ("q_segment_ids", "both or neither", {"kv_segment_ids": ids(2, 7)}),
     ("kv_segment_ids", "both or neither", {"q_segment_ids": ids(2, 5)}),
@@ -92,9 +108,19 @@ MALFORMED = [
     ("cum_seqlens_q", "[3]", {"cum_seqlens_q": ints(0, 5), "cum_seqlens_k": ints(0, 7)}),
     (
         "cum_seqlens_q",
-        "int32",
-        {"cum_seqlens_q": ints(0, 5, 10, dtype="int64"), "cum_seqlens_k": ints(0, 7, 14)},
+        "int32 or int64",
+        {"cum_seqlens_q": ints(0, 5, 10, dtype="uint8"), "cum_seqlens_k": ints(0, 7, 14)},
     ),
+    (
+        "cum_seqlens_q",
+        "fit in int32",
+        {
+            "cum_seqlens_q": ints(0, 2**63 - 1, -(2**63), dtype="int64"),
+            "cum_seqlens_k": ints(0, 1, 2),
+            "query": Q1,
+        },
+    ),
+    ("cum_seqlens_k", ">i4", {"cum_seqlens_q": ints(0, 5, 10), "cum_seqlens_k": ints(0, 7, 14, dtype=">i4")}),
     ("cum_seqlens_q", "first entry", {"cum_seqlens_q": ints(1, 5, 10), "cum_seqlens_k": ints(0, 7, 14)}),
     ("cum_seqlens_k", "non-decreasing", {"cum_seqlens_q": ints(0, 5, 10), "cum_seqlens_k": ints(0, 7, 5)}),
     ("cum_seqlens_k", "at most 7", {"cum_seqlens_q": ints(0, 5, 10), "cum_seqlens_k": ints(0, 8, 10)}),
@@ -180,3 +206,56 @@ def test_canonical_form():
     assert call.attention_mask.all()
     assert check_call(Q, K, V, sliding_window=[None, 0]).sliding_window == (None, 0)
     assert check_call(Q, K, V).sliding_window == (None, None)
+
+
+def test_lengths_and_ids_of_64_bits():
+    """As NumPy's cumsum and JAX's x64 mode make them."""
+    lengths = {"cum_seqlens_q": ints(0, 5, 5, dtype="int64"), "cum_seqlens_k": ints(0, 0, 7, dtype="int64")}
+    segments = {"q_segment_ids": ids(2, 5, dtype="int64"), "kv_segment_ids": ids(2, 7, dtype="uint64")}
+    call = check_call(Q, K, V, **lengths, **segments)
+    for name, given in (lengths | segments).items():
+        assert getattr(call, name).dtype == np.int32
+        np.testing.assert_array_equal(getattr(call, name), given)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (1, 4), (4, 3), (4, 1), (4, 4), (1,)])
+def test_sinks_have_an_axis_of_heads(shape):
+    """One axis is shared by all heads, where it cannot be one sink a head."""
+    call = check_call(Q, K, V, softmax_aux=np.ones(shape, F32))
+    assert call.softmax_aux.shape == (shape if len(shape) == 2 else (1, *shape))
+    # A single head has no two readings.
+    assert check_call(Q[:, :, :1], K[:, :, :1], V[:, :, :1], softmax_aux=np.ones(1, F32)).softmax_aux.shape == (
+        1,
+        1,
+    )
+
+
+SEGMENTS = [
+    ([0, 1, 2**31, 2**32 - 1], [2**31, 7, 0, 0], "uint32"),
+    ([0, 3, 2**32 - 1, 5], [5, 2**32 - 1, 2**31 - 1, 4], "uint32"),
+    ([-1, 2**32, 0, -(2**40)], [0, 2**32, 2**33, -(2**40)], "int64"),
+    ([2**63, 0, 2**31, 3], [3, 3, 2**63, 2**63 + 1], "uint64"),
+]
+
+
+@pytest.mark.parametrize(("q_ids", "kv_ids", "dtype"), SEGMENTS)
+def test_traced_ids_beyond_int32_see_their_equals(q_ids, kv_ids, dtype):
+    """S8: nothing can be refused by value there, and nothing may wrap around."""
+    with jax.enable_x64(dtype != "uint32"):
+        q_ids, kv_ids = np.array([q_ids], dtype), np.array([kv_ids], dtype)
+
+        @jax.jit
+        def seen(q_ids, kv_ids):
+            call = check_call(Q1[:, :4], K1[:, :4], V1[:, :4], q_segment_ids=q_ids, kv_segment_ids=kv_ids)
+            assert call.q_segment_ids.dtype == call.kv_segment_ids.dtype == np.int32
+            q, k = call.q_segment_ids, call.kv_segment_ids
+            return (q[..., :, None] == k[..., None, :]) & (q >= 0)[..., None]
+
+        equal = (q_ids[..., :, None] == kv_ids[..., None, :]) & (q_ids >= 0)[..., None]
+        np.testing.assert_array_equal(seen(q_ids, kv_ids), equal)
+
+
+def test_ids_that_a_jitted_function_closes_over_are_checked():
+    wide = jnp.asarray(ids(2, 5, dtype="uint32") + np.uint32(2**31))
+    with pytest.raises(ValueError, match=r"^q_segment_ids: got ids from 2147483648"):
+        jax.jit(lambda q: check_call(q, K, V, q_segment_ids=wide, kv_segment_ids=ids(2, 7)).query)(Q)

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from conformance.checks.refusal import CHECKS
+from conformance.malformed import MALFORMED
+
 README = Path(__file__).parents[2] / "README.md"
 
 PYPROJECT = """
@@ -27,22 +30,11 @@ packages = ["my_attention"]
 KERNEL = '''
 """Somebody's attention: correct, plain, and without a word about attest."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 
 
 def attention(query, key, value, *, causal, scale):
-    for name, array in (("query", query), ("key", key), ("value", value)):
-        if array.ndim != 4 or array.dtype not in (jnp.float32, jnp.bfloat16):
-            raise ValueError(f"{name}: got {array.dtype}{array.shape}, expected 4 axes, a float dtype")
-    if key.shape != value.shape:
-        raise ValueError(f"value: got shape {value.shape}, expected {key.shape}, as key")
-    if key.shape[0] != query.shape[0] or key.shape[3] != query.shape[3] or query.shape[2] % key.shape[2]:
-        raise ValueError(f"key: got shape {key.shape}, expected one that fits query {query.shape}")
-    if scale is not None and math.isnan(scale):
-        raise ValueError("scale: got nan, expected a number")
     group = query.shape[2] // key.shape[2]
     key, value = (jnp.repeat(x.astype(jnp.float32), group, axis=2) for x in (key, value))
     scale = query.shape[3] ** -0.5 if scale is None else scale
@@ -67,7 +59,7 @@ def code_blocks(language: str) -> list[str]:
 def site(tmp_path_factory) -> Path:
     """A folder where the package is installed, its test beside it."""
     source = tmp_path_factory.mktemp("source")
-    declaration, test = code_blocks("python")
+    declaration, test, limits = code_blocks("python")
     (entry_point,) = code_blocks("toml")
     package = source / "my_attention"
     package.mkdir()
@@ -78,14 +70,16 @@ def site(tmp_path_factory) -> Path:
     command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--target", str(installed), str(source)], check=True, cwd=source)
     (installed / "test_attention.py").write_text(test)
+    (installed / "limits.py").write_text(limits)
     return installed
 
 
 def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a module, or code after `-c`, with the package installed."""
     root = str(README.parent)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), root]), "NO_COLOR": "1"}
     return subprocess.run(
-        [sys.executable, "-m", *arguments],
+        [sys.executable, *(() if arguments[0] == "-c" else ("-m",)), *arguments],
         cwd=site,
         env=environment,
         capture_output=True,
@@ -95,7 +89,7 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_declaration_is_short() -> None:
-    declaration, test = code_blocks("python")
+    declaration, test, _ = code_blocks("python")
     assert len(declaration.splitlines()) + len(test.splitlines()) < 30
 
 
@@ -109,6 +103,31 @@ def test_its_test_passes(site: Path) -> None:
     tested = run(site, "pytest", "-q", "-p", "no:cacheprovider", "test_attention.py")
     assert tested.returncode == 0, tested.stdout + tested.stderr
     assert "1 passed" in tested.stdout
+
+
+def test_it_passes_every_refusal_that_it_is_asked(site: Path) -> None:
+    """One line of validation: what is malformed PASSes, what is not declared is UNSUPPORTED."""
+    record = site / "refusals.json"
+    names = [check.name for check in CHECKS]
+    options = [word for name in names for word in ("--check", name)]
+    checked = run(site, "conformance", "check", "my_attention", *options, "-n", "0", "--json", str(record))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    verdicts = {r["check"]: r["verdict"] for r in json.loads(record.read_text())["results"]}
+    expected = {
+        name: "PASS" if name.removeprefix("refusal.") in MALFORMED else "UNSUPPORTED" for name in verdicts
+    }
+    assert verdicts == expected
+    assert {"refusal.key_batch", "refusal.scale_huge", "refusal.undeclared_window"} <= set(verdicts)
+
+
+def test_the_limits_in_the_readme_can_be_declared(site: Path) -> None:
+    code = (
+        "from limits import limited; from conformance.catalogue import limits; print(list(limits(limited)))"
+    )
+    declared = run(site, "-c", code)
+    assert declared.returncode == 0, declared.stderr
+    assert "not bias and mask in one call" in declared.stdout
+    assert "dropout seeds of 32 bits" in declared.stdout
 
 
 def test_a_defect_in_it_is_found_and_replays(site: Path) -> None:

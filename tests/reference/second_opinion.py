@@ -2,8 +2,8 @@
 
 Nothing is shared with `reference` but the fields of Problem and Semantics. No backward formula is written
 down here: every scalar operation is recorded on a tape and differentiated by the chain rule. Constant under
-differentiation are what a kernel does not differentiate either: visibility, sentinels, dropout's mask, and
-the row maximum of an output that is not normalised.
+differentiation are what a kernel does not differentiate either: visibility, sentinels, dropout's mask, and,
+unless its dialect says otherwise, the row maximum of an output that is not normalised.
 
 Beside each number goes its gauge, the same number computed with every term taken by its magnitude: p |v|
 summed for out, |cotangent| |partial derivative| summed over every path for a gradient. An error of 1e-13 of
@@ -352,6 +352,10 @@ def _row(
         numerator = tape.inner(weights, values)
         if problem.normalize_output:
             outs.append(tape.ratio(numerator, normaliser))
+        elif semantics.row_max_gradient == "differentiated":
+            tied = [term for term in terms if term.value == max(t.value for t in terms)]
+            row_max = tape.times(tape.total(tied), mpf(1) / len(tied))
+            outs.append(tape.inner([numerator], [tape.exp(tape.times(row_max, mpf(-1)))]))
         else:
             outs.append(tape.times(numerator, mp.exp(-used[row])))
     return outs, lse
@@ -396,11 +400,12 @@ def _logit(
 
 
 def _sink_logits(problem: Problem, semantics: Semantics, inputs: _Inputs, tape: Tape, h: int) -> list[Number]:
-    """S11: the sinks of a head; a 1-D array is every head's."""
+    """S11: the sinks of a head; without an axis of heads, or with one of size 1, every head's."""
     aux = problem.softmax_aux
     if aux is None:
         return []
-    places = [(n,) if aux.ndim == 1 else (h, n) for n in range(aux.shape[-1])]
+    own = () if aux.ndim == 1 else (h if aux.shape[0] > 1 else 0,)
+    places = [(*own, n) for n in range(aux.shape[-1])]
     logits = [inputs.at("softmax_aux", place) for place in places]
     if semantics.sinks == "capped":
         return [_capped(problem, tape, logit) for logit in logits]

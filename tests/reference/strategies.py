@@ -49,6 +49,8 @@ DIALECTS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     ),
     "lse_gradient": ((False,), ()),
     "deterministic": ((False,), ()),
+    "hidden_nonfinite": (("leaks",), ()),
+    "row_max_gradient": (("differentiated",), ("not_normalised",)),
     "ignored_arguments": (
         (
             frozenset({"causal", "softmax_scale"}),
@@ -127,7 +129,7 @@ def drawn_problems(draw: st.DrawFn, dialects: bool = False, largest: int = 6) ->
         options["logits_soft_cap"] = draw(st.sampled_from((1.0, 30.0, 1e-3, 1e4)))
     if "sinks" in features:
         sinks = draw(st.integers(1, 3))
-        shape = draw(st.sampled_from(((sinks,), (heads, sinks))))
+        shape = draw(st.sampled_from(((sinks,), (1, sinks), (heads, sinks))))
         amplitude = draw(st.sampled_from((1.0, 1e3)))
         options["softmax_aux"] = (rng.standard_normal(shape) * amplitude).astype(np.float32)
     if "segments" in features:

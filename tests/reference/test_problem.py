@@ -78,7 +78,7 @@ OPTIONS_REFUSED = [
     ({"softmax_aux": np.ones(2, np.int32)}, "softmax_aux: got dtype int32"),
     ({"softmax_aux": np.float32(1.0)}, r"softmax_aux: got shape \(\)"),
     ({"softmax_aux": np.ones(0, np.float32)}, "softmax_aux: got shape .* at least one sink"),
-    ({"softmax_aux": np.ones((2, 3), np.float32)}, r"softmax_aux: .* \[sinks\] or \[4, sinks\]"),
+    ({"softmax_aux": np.ones((2, 3), np.float32)}, r"softmax_aux: .* \[sinks\], \[1, sinks\] or \[4, sinks\]"),
     ({"softmax_aux": np.ones((1, 4, 3), np.float32)}, "softmax_aux: got shape"),
     ({"q_segment_ids": np.zeros((2, 3), int)}, "q_segment_ids and kv_segment_ids: .* both or neither"),
     ({"kv_segment_ids": np.zeros((2, 6), int)}, "q_segment_ids and kv_segment_ids: .* both or neither"),
@@ -183,10 +183,11 @@ def test_numbers_become_python_numbers() -> None:
     assert type(problem.dropout_seed) is int
 
 
-@pytest.mark.parametrize("shape", [(3,), (4, 3)])
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (4, 3)])
 def test_sinks_are_spread_over_heads(shape: tuple[int, ...]) -> None:
     aux = np.arange(np.prod(shape), dtype=np.float16).reshape(shape)
     sinks = make_problem(*arrays(), softmax_aux=aux).sinks()
     assert sinks is not None
     assert sinks.dtype == np.float64
     np.testing.assert_array_equal(sinks, np.broadcast_to(aux, (4, 3)))
+    assert make_problem(*arrays(), softmax_aux=aux).shares_sinks == (shape != (4, 3))

@@ -40,7 +40,7 @@ def test_each_verdict_has_its_element(verdict: Verdict) -> None:
     if verdict is Verdict.PASS:
         assert tags == []
     elif verdict.red:
-        assert tags == ["error" if verdict is Verdict.ERROR else "failure"]
+        assert tags == ["error" if verdict in (Verdict.ERROR, Verdict.TIMEOUT) else "failure"]
         assert test[0].text == explain(record.results[0])
         assert (test[0].get("type"), test[0].get("message")) == (verdict.value, "because")
     else:

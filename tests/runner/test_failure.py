@@ -12,8 +12,8 @@ from conformance.case import Case
 from conformance.environment import environment
 from conformance.failure import describe_case, explain, replay_line
 from conformance.features import CLAUSES
-from conformance.question import read_question
 from conformance.record import Element, Measurement, Verdict
+from conformance.replay_request import read_replay_request
 from tests.runner.fakes import result
 
 CASE = Case(
@@ -69,21 +69,21 @@ def test_a_case_without_options_says_so():
 def test_the_replay_line_asks_the_same_again():
     command, subcommand, argument = shlex.split(replay_line(FAILURE))
     assert (command, subcommand) == ("attest", "replay")
-    question = read_question(argument, None, ())
-    assert (question.subject, question.checks, question.case) == ("toys.right", ("forward",), CASE)
+    asked = read_replay_request(argument, None, ())
+    assert (asked.subject, asked.checks, asked.case) == ("toys.right", ("forward",), CASE)
 
 
 def test_options_go_before_what_the_case_says():
-    question = read_question(shlex.split(replay_line(FAILURE))[2], "other", ("lse",))
-    assert (question.subject, question.checks) == ("other", ("lse",))
+    asked = read_replay_request(shlex.split(replay_line(FAILURE))[2], "other", ("lse",))
+    assert (asked.subject, asked.checks) == ("other", ("lse",))
 
 
 def test_a_case_by_itself_is_asked_everything_that_drawn_cases_are(tmp_path: Path):
     path = tmp_path / "case.json"
     path.write_text(json.dumps(CASE.to_json()))
-    question = read_question(str(path), "toys.right", ())
-    assert question.case == CASE
-    assert {"forward", "lse", "gradients"} <= set(question.checks)
+    asked = read_replay_request(str(path), "toys.right", ())
+    assert asked.case == CASE
+    assert {"forward", "lse", "gradients"} <= set(asked.checks)
 
 
 def test_the_environment_names_versions_flags_and_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

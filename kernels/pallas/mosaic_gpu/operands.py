@@ -77,6 +77,6 @@ def sinks(call: Call) -> dict[str, jax.Array]:
     """[2, Hq] float32, in bits: the logsumexp of each head's sinks, and the largest of them."""
     if call.softmax_aux is None:
         return {}
-    aux = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32)
+    aux = call.softmax_aux.astype(jnp.float32)
     of_head = jnp.stack((jax.nn.logsumexp(aux, axis=-1), aux.max(axis=-1)))
     return {"sinks": jnp.broadcast_to(of_head, (2, call.query.shape[2])) * LOG2E}

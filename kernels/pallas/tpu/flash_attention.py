@@ -242,7 +242,7 @@ def _sinks(call: Call) -> jax.Array:
     """[2 * Hq] float32: the largest sink of every head, then the sum of all sinks' exponentials over its."""
     assert call.softmax_aux is not None
     heads = call.query.shape[2]
-    sinks = jnp.atleast_2d(call.softmax_aux).astype(jnp.float32)
+    sinks = call.softmax_aux.astype(jnp.float32)
     top = sinks.max(axis=-1)
     total = jnp.exp(sinks - jnp.where(top == -jnp.inf, jnp.float32(0), top)[:, None]).sum(axis=-1)
     return jnp.concatenate([jnp.broadcast_to(x, (heads,)) for x in (top, total)])
