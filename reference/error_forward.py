@@ -191,8 +191,7 @@ def forward_error(
         moved
         + (np.expm1(np.minimum(largest, _LARGEST_EXPONENT)) + summed)[:, None] * np.abs(out)
         + ((block.sink_weights * sink_growth).sum(axis=1) / shrunk)[:, None] * np.abs(centre)
-        + (numerics.gamma(count + 2 * blocks) + v_in + 3 * u + numerics.partials * (blocks + 1))[:, None]
-        * mass
+        + (numerics.gamma(count + 2 * blocks) + v_in + 3 * u + stored)[:, None] * mass
         + (cast.bound * keep) @ np.abs(value) * (1 + v_in)
         + SMALLEST_NORMAL * (count + blocks)[:, None] * kept
     )
