@@ -74,7 +74,7 @@ def _finding(trial: Trial, check: Check) -> Finding:
 
 
 def _unspecified(trial: Trial, check: Check) -> str | None:
-    """Why nothing is promised on the case (S10). Listed cases have no empty rows and may be too large."""
+    """Say why nothing is promised on the case (S10). Listed cases have no empty rows and may be too large."""
     if check.kind in LISTED or not trial.unspecified:
         return None
     return "declares that rows which see no key are unspecified, and the case has some"

@@ -16,7 +16,7 @@ from conformance.contrast import blind_spots, has_empty_rows
 from conformance.execute import Plain, call_plainly, execute
 from conformance.subject import Subject
 from reference.error_model import Prediction, predict
-from reference.numerics import Numerics
+from reference.numerics import Numerics, coarse
 from reference.oracle import OUTPUTS, Answer, attention
 
 
@@ -54,8 +54,22 @@ class Trial:
 
     @cached_property
     def predictions(self) -> dict[str, Prediction]:
-        """How far a correct kernel may be off."""
-        return predict(self.built.problem, self.subject.semantics, self.numerics, self.built.cotangents)
+        """How far a correct kernel may be off, all its roundings independent."""
+        return self._predict(self.numerics, repeats=False)
+
+    @cached_property
+    def repeated_predictions(self) -> dict[str, Prediction]:
+        """The same where nearly equal values share their rounding: no deviation is smaller."""
+        return self._predict(self.numerics, repeats=True)
+
+    @cached_property
+    def coarse_predictions(self) -> dict[str, Prediction]:
+        """How far a kernel may be off that loses precision wherever one can be lost."""
+        return self._predict(coarse(self.numerics), repeats=False)
+
+    def _predict(self, numerics: Numerics, repeats: bool) -> dict[str, Prediction]:
+        built = self.built
+        return predict(built.problem, self.subject.semantics, numerics, built.cotangents, repeats=repeats)
 
     @cached_property
     def blind_spots(self) -> tuple[str, ...]:

@@ -4,10 +4,11 @@ Symbols as in docs/error-model.md: t a logit after cap and bias, m the row's max
 p = exp(t - L) a weight, o = sum p v a row of out, u a unit roundoff.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from reference.coherence import Cast, Shares, cast_error_of_sums
 from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of, half_ulp
 from reference.problem import Problem
 from reference.rows import RowBlock
@@ -22,10 +23,20 @@ FUNCTION_VARIANCE = 1 / 9
 
 @dataclass(frozen=True)
 class Spread:
-    """An error of each element of an array: what it cannot exceed, and its variance."""
+    """An error of each element of an array: what it cannot exceed, and its variance.
+
+    extra: what is added to the variance where few different values meet the largest error of rounding.
+    shares: of the variance, that errors repeated from row to row have.
+
+    common: the standard deviation of the sum of all errors, each with the sign of the exact value and divided
+    by its own deviation, as far as roundings repeat from row to row; 0 where they do not.
+    """
 
     bound: Floats
     variance: Floats
+    extra: Floats | float = 0.0
+    common: float = 0.0
+    shares: tuple[Shares, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,8 @@ class ForwardError:
     uncapped [R, N]: of the logits before the cap.
     weight [R, N]: of ln p before it is normalised. operands [R, N]: the part of its variance that rounding
     the operands of the dots makes. sinks [R, n]: of ln of the sinks' weights.
-    absolute [R, N]: bound of the error of p itself. cast [R, N]: the cast of P before P V.
+    absolute [R, N]: bound of the error of p itself, but for what is common to the row. cast [R, N]: the
+    cast of P before P V. rounded: its errors' deviations, dropout applied. shares: of the variance of out.
     count [R]: keys that are weighed. out [R, Dv]: before the factor of an output that is not normalised and
     before it is rounded. lse: as returned. row [R]: of what is common to the weights of a row once they are
     normalised, beyond the sum of p times the error of ln p. factor [R]: of ln of the factor exp(L - m) of an
@@ -53,6 +65,8 @@ class ForwardError:
     sinks: Spread
     absolute: Floats
     cast: Spread
+    rounded: Cast
+    shares: Shares
     count: Floats
     out: Spread
     lse: Spread
@@ -78,7 +92,8 @@ def rounding(magnitude: Floats, spread: Spread, unit: float, half_subnormal: flo
     exists = spread.bound > 0
     furthest = np.maximum(half_ulp(magnitude + spread.bound, unit), half_subnormal * exists)
     usual = np.maximum(half_ulp(magnitude, unit), half_subnormal * (magnitude > 0))
-    return Spread(spread.bound + furthest, spread.variance + usual**2 / 3 + SMALLEST_NORMAL**2 / 3 * exists)
+    variance = spread.variance + usual**2 / 3 + SMALLEST_NORMAL**2 / 3 * exists
+    return replace(spread, bound=spread.bound + furthest, variance=variance)
 
 
 def lse_variance_of_sinks(block: RowBlock, sinks: Spread) -> Floats:
@@ -87,9 +102,12 @@ def lse_variance_of_sinks(block: RowBlock, sinks: Spread) -> Floats:
 
 
 def forward_error(
-    problem: Problem, semantics: Semantics, numerics: Numerics, block: RowBlock
+    problem: Problem, semantics: Semantics, numerics: Numerics, block: RowBlock, repeats: bool = True
 ) -> ForwardError:
-    """The errors of the weights, out and lse of a block."""
+    """Return the errors of the weights, out and lse of a block.
+
+    repeats: whether nearly equal values of a cast share their rounding, or all roundings are independent.
+    """
     u = numerics.accumulator
     key, value = finite(block.key), finite(block.value)
     keep = np.ones((1, 1)) if block.keep is None else block.keep
@@ -102,15 +120,24 @@ def forward_error(
     weight = _weight_error(numerics, block, logits, count)
     sinks = _sink_error(problem, semantics, numerics, block)
     growth = np.expm1(np.minimum(weight.bound, _LARGEST_EXPONENT))
-    absolute = np.where(block.weighed, p * growth + SMALLEST_NORMAL, 0.0)
     sink_growth = np.expm1(np.minimum(sinks.bound, _LARGEST_EXPONENT))
     shrunk = (p / (1 + growth)).sum(axis=1) + (block.sink_weights / (1 + sink_growth)).sum(axis=1)
     shrunk = np.where(shrunk > 0, shrunk, 1.0)
+    lowest, highest = _lse_range(block, weight.bound, sinks.bound)
+    absolute = p * growth
+    if problem.normalize_output:
+        # However far its logit is off, a weight stays below the share that its largest value can have.
+        share = np.exp(np.minimum(block.logits + weight.bound - lowest[:, None], 0.0))
+        absolute = np.where(np.isnan(share), absolute, np.minimum(absolute, share * shrunk[:, None]))
+    absolute = np.where(block.weighed, absolute + SMALLEST_NORMAL, 0.0)
 
     # lse: the exponents, the sum, its logarithm and what is added to it.
     terms = count + block.sink_weights.shape[1]
     log_sum = np.abs(np.log(np.where(exists, finite(block.normaliser), 1.0)))
-    weights_off = (absolute.sum(axis=1) + (block.sink_weights * sink_growth).sum(axis=1)) / shrunk
+    flushed = SMALLEST_NORMAL * terms / shrunk
+    weights_off = (p * growth).sum(axis=1) + (block.sink_weights * sink_growth).sum(axis=1)
+    weights_off = np.minimum(weights_off / shrunk, np.maximum(highest - natural_lse, natural_lse - lowest))
+    weights_off = np.where(exists, weights_off + flushed + 1e-15 * np.abs(natural_lse), 0.0)
     blocks = numerics.blocks(count) + numerics.splits - 1
     summed = numerics.gamma(terms + blocks) + 4 * u
     lse_bound = weights_off + summed + u * (2 * log_sum + 4 * np.abs(row_max) + np.abs(natural_lse))
@@ -134,8 +161,11 @@ def forward_error(
     weights = p * keep
     out = weights @ value
     mass, mass_squares = weights @ np.abs(value), weights**2 @ value**2
-    unscaled = 1.0 if numerics.materialised else np.exp(-log_sum)[:, None]
+    # Kernels cast a weight before or after they divide it by the normaliser, which is never below 1.
+    unscaled = 1.0 if problem.normalize_output else np.exp(-log_sum)[:, None]
     cast = cast_error(numerics.weights, p, numerics.half_subnormal * unscaled)
+    # The sum may be flushed before it is divided by the share that dropout keeps.
+    kept = 1 / (1 - problem.dropout_prob)
     # An output that is not normalised is a multiple of p relative to the row's maximum alone.
     centre = out if problem.normalize_output else np.zeros_like(out)
     largest = np.zeros(len(p)) if problem.normalize_output else weight.bound.max(axis=1, initial=0.0)
@@ -150,6 +180,10 @@ def forward_error(
             + FUNCTION_VARIANCE * numerics.exponential**2
         ),
     )
+    floor = numerics.half_subnormal * unscaled
+    rounded = Cast(p, np.sqrt(cast.variance) * keep, numerics.weights if repeats else 0.0, floor)
+    repeated = cast_error_of_sums(rounded, value)
+    stored = numerics.partials * (blocks + 1)
     moved = _centred(absolute, keep, value, centre) / shrunk[:, None]
     c = ROUNDING_VARIANCE
     v_in = numerics.input_rounding
@@ -157,24 +191,29 @@ def forward_error(
         moved
         + (np.expm1(np.minimum(largest, _LARGEST_EXPONENT)) + summed)[:, None] * np.abs(out)
         + ((block.sink_weights * sink_growth).sum(axis=1) / shrunk)[:, None] * np.abs(centre)
-        + (numerics.gamma(count + 2 * blocks) + v_in + 3 * u)[:, None] * mass
+        + (numerics.gamma(count + 2 * blocks) + v_in + 3 * u + stored)[:, None] * mass
         + (cast.bound * keep) @ np.abs(value) * (1 + v_in)
-        + SMALLEST_NORMAL * (count + blocks)[:, None]
+        + SMALLEST_NORMAL * (count + blocks)[:, None] * kept
     )
-    own = p**2 * weight.variance
+    # Of a weight below the normal numbers, flushing takes all.
+    own = p**2 * weight.variance + np.minimum(p, SMALLEST_NORMAL) ** 2
     common = lse_variance_of_sinks(block, sinks) * problem.normalize_output
     common = common + np.where(problem.normalize_output, 0.0, weight.variance.max(axis=1, initial=0.0))
     variance = (
         (own * keep**2) @ value**2
         - 2 * centre * ((own * keep) @ value)
         + centre**2 * own.sum(axis=1)[:, None]
-        + (cast.variance * keep**2) @ value**2
+        + repeated.variance
         + c * v_in**2 * mass_squares
         + numerics.blocked_dot_variance(count[:, None], out, mass_squares)
         + (summed_variance + common + 2 * c * u**2)[:, None] * out**2
     )
-    variance = np.maximum(variance, 0.0)
-    out_spread = Spread(bound * alive[:, None], variance * alive[:, None])
+    variance = np.maximum(variance, 0.0) + (SMALLEST_NORMAL * kept * count[:, None]) ** 2
+    if numerics.weights_from_lse and not numerics.materialised:
+        bound = bound + np.expm1(np.minimum(lse.bound * base, _LARGEST_EXPONENT))[:, None] * np.abs(out)
+        variance = variance + row.variance[:, None] * out**2
+    live = alive[:, None]
+    out_spread = Spread(bound * live, variance * live, repeated.extra * live)
     return ForwardError(
         key,
         value,
@@ -185,6 +224,8 @@ def forward_error(
         sinks,
         absolute,
         cast,
+        rounded,
+        repeated.shares,
         count,
         out_spread,
         lse,
@@ -199,9 +240,24 @@ def output_error(problem: Problem, numerics: Numerics, block: RowBlock, error: F
     if not problem.normalize_output:
         factor = finite(block.normaliser)
     out = np.abs((finite(block.weights) * error.keep) @ error.value) * factor[:, None]
-    spread = Spread(error.out.bound * factor[:, None], error.out.variance * factor[:, None] ** 2)
+    squared = factor[:, None] ** 2
+    spread = Spread(
+        error.out.bound * factor[:, None], error.out.variance * squared, error.out.extra * squared
+    )
     dtype = format_of(numerics.output_dtype)
     return rounding(out, spread, dtype.unit, max(dtype.half_subnormal, 0.0))
+
+
+def _lse_range(block: RowBlock, weights: Floats, sinks: Floats) -> tuple[Floats, Floats]:
+    """The least and the largest lse [R] of logits [R, N] and sinks [R, n] that are off by so much."""
+
+    def lse(sign: float) -> Floats:
+        logits = np.where(block.weighed, block.logits + sign * weights, -np.inf)
+        exponents = np.concatenate([logits, block.sink_logits + sign * sinks], axis=1)
+        largest = finite(exponents.max(axis=1, initial=-np.inf))
+        return largest + np.log(np.exp(exponents - largest[:, None]).sum(axis=1))
+
+    return lse(-1.0), lse(1.0)
 
 
 def _logits_error(
