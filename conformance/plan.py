@@ -74,6 +74,11 @@ class Task:
         """Every case with its checks."""
         return ((self.case, self.checks), *self.also)
 
+    def apart(self) -> Iterator["Task"]:
+        """Each case as a task of its own."""
+        for case, checks in self.posed:
+            yield Task(self.subject, case, checks)
+
 
 @cache
 def profile_names() -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def drawn(mutant: Mutant, profile: str, seed: int) -> list[Task]:
 @cache
 def _drawn(lacks: tuple[str, ...], variant: str, profile: str, seed: int) -> list[Task]:
     with planted_subject(Mutant("", "", (), lacks=lacks, variant=variant)) as subject:
-        return list(tasks(subject, load_profile(profile), seed))
+        return [single for task in tasks(subject, load_profile(profile), seed) for single in task.apart()]
 
 
 def _rank(mutant: Mutant, task: Task) -> tuple[bool, int, str]:
