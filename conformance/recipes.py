@@ -20,8 +20,8 @@ from conformance.features import DTYPES, FEATURES
 LENGTH_CLASSES = ("few", "edge", "many", "tall", "long")
 # Features that hide a key from every row, in the patterns that `poisoned` chooses.
 _HIDING = frozenset({"mask", "segments", "padded", "packed", "bias"})
-# Features that act on logits.
-_WEIGHING = frozenset({"bias", "scale", "soft_cap"})
+# Features that show only in rows of several keys.
+_WEIGHING = frozenset({"bias", "mask", "scale", "soft_cap"})
 _LONG_KEYS = (1024, 1025, 1151, 1280)
 _LONG_QUERIES = (128, 150, 129)
 _ALIGNMENTS = (0, -1, 1)
@@ -316,14 +316,16 @@ def _filled(static: Case, group: str, blocks: Blocks, dice: Dice) -> Case:
         families = drawing()["arguments"]["large_cap_families"]
     if group == "large" and static.q_len > _ROWS_OF_A_TILE:
         families = ["huge"]
-    if static.kv_len >= min(_LONG_KEYS):  # a constant among many keys leaves nothing else to see
+    if static.kv_len >= min(_LONG_KEYS):
+        # A constant among many keys leaves nothing else to see, nor does a cap that all logits are beyond.
         families = [family for family in families if family != "offset"]
+        families = families if static.soft_cap is None else ["cap_scaled"]
     changes: dict[str, Any] = {
         "family": dice.pick("family", families),
         "seed": dice.between("seed", 1, 2**32 - 1),
     }
-    # A window leaves rows few keys, which a third of them may hold; causal hides the last ones.
-    thirds = ("first", "middle") if static.causal else ("first", "middle", "last")
+    # A window leaves rows few keys, which a third of them may hold; so does causal, at either end.
+    thirds = ("middle",) if static.causal else ("first", "middle", "last")
     hides = "rows" if static.window else dice.pick("hides", (*thirds, "rows"))
     by_bias = static.mask is None or (static.bias is not None and dice.chance("hidden by bias", 0.5))
     if static.mask is not None and static.kv_len > 2:
