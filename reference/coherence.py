@@ -82,6 +82,30 @@ class CastError:
     shares: Shares
 
 
+@dataclass(frozen=True)
+class Parts:
+    """How the summed variance of an output divides into parts that err independently.
+
+    squares: the sum of their squares. largest: the largest of them.
+    """
+
+    squares: float = 0.0
+    largest: float = 0.0
+
+    def plus(self, *variances: Floats) -> "Parts":
+        """Return these parts and further ones."""
+        squares = self.squares + sum(float(np.square(variance).sum()) for variance in variances)
+        largest = max([self.largest, *(float(variance.max(initial=0.0)) for variance in variances)])
+        return Parts(squares, largest)
+
+    def joined(self, other: "Parts") -> "Parts":
+        """Return the parts of two rows or more together."""
+        return Parts(self.squares + other.squares, max(self.largest, other.largest))
+
+
+NO_PARTS = Parts()
+
+
 def cast_error_of_sums(cast: Cast, values: Floats, factor: Floats | float = 1.0) -> CastError:
     """Return the error of factor * (cast values @ values): factor a number or [R, 1], values [N, D]."""
     variance = factor**2 * (cast.deviations**2 @ values**2)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reference.coherence import Cast, cast_error_of_sums
+from reference.coherence import NO_PARTS, Cast, cast_error_of_sums
 from reference.error_forward import (
     FUNCTION_VARIANCE,
     ForwardError,
@@ -184,8 +184,9 @@ def query_error(
         * (1 + v_in)
         + (numerics.gamma(count + blocks) + 4 * u + v_in + numerics.partials * blocks) * magnitude
     )
-    bound = bound + SMALLEST_NORMAL * count
-    variance = (SMALLEST_NORMAL * count) ** 2 + scale**2 * (
+    flushed = SMALLEST_NORMAL * max(1.0, scale) * count
+    bound = bound + flushed
+    variance = flushed**2 + scale**2 * (
         gradient.uncapped.variance @ error.key**2
         + gradient.common[:, None] * total**2
         - 2 * total * ((gradient.pull * d_logits) @ error.key)
@@ -198,9 +199,14 @@ def query_error(
     # A sum of squares, computed as a difference: rounding may take it below 0.
     variance = np.maximum(variance, 0.0) + repeated.variance
     dtype = format_of(numerics.output_dtype)
+    parts = NO_PARTS
+    if error.repeats:
+        shared = gradient.common[:, None] * total**2 + gradient.row_dot.variance[:, None] * (leak**2 + again)
+        pairs = (gradient.uncapped.variance + gradient.cast.variance) * np.square(error.key).sum(axis=1)
+        parts = parts.plus(scale**2 * pairs, scale**2 * shared.sum(axis=1))
     extra = np.asarray(gradient.row_dot.extra)[..., None] * (leak**2 + again)
     extra = repeated.extra + scale**2 * extra
-    spread = Spread(bound, variance, extra, shares=(repeated.shares,))
+    spread = Spread(bound, variance, extra, shares=(repeated.shares,), parts=parts)
     return rounding(scale * np.abs(total), spread, dtype.unit, dtype.half_subnormal)
 
 

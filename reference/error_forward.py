@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reference.coherence import Cast, Shares, cast_error_of_sums
+from reference.coherence import NO_PARTS, Cast, Parts, Shares, cast_error_of_sums
 from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of, half_ulp
 from reference.problem import Problem
 from reference.rows import RowBlock
@@ -26,7 +26,7 @@ class Spread:
     """An error of each element of an array: what it cannot exceed, and its variance.
 
     extra: what is added to the variance where few different values meet the largest error of rounding.
-    shares: of the variance, that errors repeated from row to row have.
+    shares: of the variance, that errors repeated from row to row have. parts: of it, that are independent.
 
     common: the standard deviation of the sum of all errors, each with the sign of the exact value and divided
     by its own deviation, as far as roundings repeat from row to row; 0 where they do not.
@@ -37,6 +37,7 @@ class Spread:
     extra: Floats | float = 0.0
     common: float = 0.0
     shares: tuple[Shares, ...] = ()
+    parts: Parts = NO_PARTS
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class ForwardError:
     the operands of the dots makes. sinks [R, n]: of ln of the sinks' weights.
     absolute [R, N]: bound of the error of p itself, but for what is common to the row. cast [R, N]: the
     cast of P before P V. rounded: its errors' deviations, dropout applied. shares: of the variance of out.
-    count [R]: keys that are weighed. out [R, Dv]: before the factor of an output that is not normalised and
+    repeats: whether repeated roundings count. count [R]: keys that are weighed.
+    out [R, Dv]: before the factor of an output that is not normalised and
     before it is rounded. lse: as returned. row [R]: of what is common to the weights of a row once they are
     normalised, beyond the sum of p times the error of ln p. factor [R]: of ln of the factor exp(L - m) of an
     output that is not normalised; 0 for one that is.
@@ -67,6 +69,7 @@ class ForwardError:
     cast: Spread
     rounded: Cast
     shares: Shares
+    repeats: bool
     count: Floats
     out: Spread
     lse: Spread
@@ -93,7 +96,8 @@ def rounding(magnitude: Floats, spread: Spread, unit: float, half_subnormal: flo
     furthest = np.maximum(half_ulp(magnitude + spread.bound, unit), half_subnormal * exists)
     usual = np.maximum(half_ulp(magnitude, unit), half_subnormal * (magnitude > 0))
     variance = spread.variance + usual**2 / 3 + SMALLEST_NORMAL**2 / 3 * exists
-    return replace(spread, bound=spread.bound + furthest, variance=variance)
+    parts = spread.parts.plus(usual**2 / 3)
+    return replace(spread, bound=spread.bound + furthest, variance=variance, parts=parts)
 
 
 def lse_variance_of_sinks(block: RowBlock, sinks: Spread) -> Floats:
@@ -162,8 +166,7 @@ def forward_error(
     out = weights @ value
     mass, mass_squares = weights @ np.abs(value), weights**2 @ value**2
     # Kernels cast a weight before or after they divide it by the normaliser, which is never below 1.
-    unscaled = 1.0 if problem.normalize_output else np.exp(-log_sum)[:, None]
-    cast = cast_error(numerics.weights, p, numerics.half_subnormal * unscaled)
+    cast = cast_error(numerics.weights, p, numerics.half_subnormal)
     # The sum may be flushed before it is divided by the share that dropout keeps.
     kept = 1 / (1 - problem.dropout_prob)
     # An output that is not normalised is a multiple of p relative to the row's maximum alone.
@@ -180,8 +183,10 @@ def forward_error(
             + FUNCTION_VARIANCE * numerics.exponential**2
         ),
     )
-    floor = numerics.half_subnormal * unscaled
-    rounded = Cast(p, np.sqrt(cast.variance) * keep, numerics.weights if repeats else 0.0, floor)
+    unit = numerics.weights if repeats else 0.0
+    # Flash kernels cast weights relative to the largest of their row, so that rows are rounded alike.
+    sizes = p if numerics.materialised else p * np.exp(log_sum)[:, None]
+    rounded = Cast(sizes, np.sqrt(cast.variance) * keep, unit, numerics.half_subnormal)
     repeated = cast_error_of_sums(rounded, value)
     stored = numerics.partials * (blocks + 1)
     moved = _centred(absolute, keep, value, centre) / shrunk[:, None]
@@ -212,8 +217,14 @@ def forward_error(
     if numerics.weights_from_lse and not numerics.materialised:
         bound = bound + np.expm1(np.minimum(lse.bound * base, _LARGEST_EXPONENT))[:, None] * np.abs(out)
         variance = variance + row.variance[:, None] * out**2
+    parts = NO_PARTS
+    if repeats:
+        from_values = keep**2 * np.square(value).sum(axis=1)
+        moving = from_values - 2 * keep * (centre @ value.T) + np.square(centre).sum(axis=1)[:, None]
+        shared = (summed_variance + common) * np.square(out).sum(axis=1)
+        parts = parts.plus(own * np.maximum(moving, 0.0), cast.variance * from_values, shared)
     live = alive[:, None]
-    out_spread = Spread(bound * live, variance * live, repeated.extra * live)
+    out_spread = Spread(bound * live, variance * live, repeated.extra * live, parts=parts)
     return ForwardError(
         key,
         value,
@@ -226,6 +237,7 @@ def forward_error(
         cast,
         rounded,
         repeated.shares,
+        repeats,
         count,
         out_spread,
         lse,
@@ -242,7 +254,10 @@ def output_error(problem: Problem, numerics: Numerics, block: RowBlock, error: F
     out = np.abs((finite(block.weights) * error.keep) @ error.value) * factor[:, None]
     squared = factor[:, None] ** 2
     spread = Spread(
-        error.out.bound * factor[:, None], error.out.variance * squared, error.out.extra * squared
+        error.out.bound * factor[:, None],
+        error.out.variance * squared,
+        error.out.extra * squared,
+        parts=error.out.parts,
     )
     dtype = format_of(numerics.output_dtype)
     return rounding(out, spread, dtype.unit, max(dtype.half_subnormal, 0.0))
@@ -271,9 +286,11 @@ def _logits_error(
     query, scale, depth = finite(block.query), abs(block.dot_scale), problem.head_dim
     magnitude = scale * (np.abs(query) @ np.abs(key).T)
     squares = scale**2 * (query**2 @ (key**2).T)
-    bias = np.zeros((1, 1)) if block.bias is None else np.abs(finite(block.bias))
-    inner_bias = bias * (scale if semantics.bias == "before_scale" else semantics.bias == "before_cap")
+    signed = np.zeros((1, 1)) if block.bias is None else finite(block.bias)
+    inside = block.dot_scale if semantics.bias == "before_scale" else float(semantics.bias == "before_cap")
+    bias, inner_bias = np.abs(signed), np.abs(signed * inside)
     s = finite(block.uncapped)
+    product = s - signed * inside
     bound = (
         (numerics.gamma(depth) + 3 * u + 2 * v_in + v_in**2) * magnitude
         + (2 * u + numerics.logits) * np.abs(s)
@@ -281,9 +298,9 @@ def _logits_error(
     )
     operands = np.where(block.seen, 2 * c * v_in**2 * squares, 0.0)
     variance = (
-        numerics.dot_variance(depth, s, squares)
-        + c * u**2 * squares
-        + c * (u**2 + numerics.logits**2) * s**2
+        numerics.dot_variance(depth, product, squares)
+        + c * u**2 * (squares + product**2)
+        + c * (u**2 * (inner_bias > 0) + numerics.logits**2) * s**2
         + operands
     )
     uncapped = Spread(np.where(block.seen, bound, 0.0), np.where(block.seen, variance, 0.0))
