@@ -28,7 +28,7 @@ _FINEST_UNIT = 2.0**-16
 _PRODUCTS_AT_A_TIME = 1 << 21
 
 # Beyond so many products roundings are taken as independent: problems of that size hold ordinary values.
-_MOST_PRODUCTS = 1 << 30
+_MOST_PRODUCTS = 1 << 27
 _MOST_VALUES = 1 << 24
 
 # The square of the largest rounding error over the mean square.

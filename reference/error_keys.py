@@ -12,12 +12,13 @@ from numpy.typing import DTypeLike, NDArray
 
 from reference.coherence import NO_PARTS, Cast, Parts, Shares, cast_error_of_sums, common_variance
 from reference.error_backward import LogitsGradient
-from reference.error_forward import FUNCTION_VARIANCE, ForwardError, Spread, cast_error, finite, rounding
+from reference.error_forward import FUNCTION_VARIANCE, ForwardError
 from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
 from reference.oracle import BackwardBlock, d_bias_block
 from reference.problem import Problem
 from reference.rows import RowBlock
 from reference.semantics import Semantics
+from reference.spread import Spread, at_least_bound, cast_error, finite, rounding
 from reference.visibility import Ints
 
 
@@ -144,7 +145,8 @@ class ByKeys:
         self._divide("dkey", error, pairs * size[:, None], shared.sum(axis=1) * size)
         bound = gradient.uncapped.bound[:, columns] * (1 + numerics.weights) + gradient.cast.bound[:, columns]
         live = (gradient.own.bound[:, columns] > 0).sum(axis=0)[:, None]
-        self._key.add(at, scale * query, d_logits, Spread(bound, variance), live, numerics)
+        spread = at_least_bound(Spread(bound, variance), error.unresolved[:, None])
+        self._key.add(at, scale * query, d_logits, spread, live, numerics)
         self._round("dkey", block, _of(gradient.rounded, columns), scale * query)
         self._key.shift[at] += (leak * gradient.shift[:, None]).T @ (scale * query)
 
@@ -167,7 +169,8 @@ class ByKeys:
         bound = keep * (gradient.weight[:, columns] * (1 + numerics.weights) + cast.bound)
         d_out = finite(backward.d_out)
         live = (block.weighed[:, columns] & (d_out != 0).any(axis=1)[:, None]).sum(axis=0)[:, None]
-        self._value.add(at, d_out, p * keep, Spread(bound, variance), live, numerics)
+        spread = at_least_bound(Spread(bound, variance), error.unresolved[:, None])
+        self._value.add(at, d_out, p * keep, spread, live, numerics)
         self._round("dvalue", block, rounded, d_out)
 
     def _add_bias(
@@ -193,7 +196,8 @@ class ByKeys:
         self._divide("dbias", error, pairs, shared.sum(axis=1))
         live = gradient.own.bound > 0
         shift = leak * gradient.shift[:, None]
-        total.add_plane(block, d_bias, Spread(spread.bound * factor, variance), live, shift)
+        off = at_least_bound(Spread(spread.bound * factor, variance), error.unresolved[:, None])
+        total.add_plane(block, d_bias, off, live, shift)
 
     def _add_sinks(
         self,
@@ -222,6 +226,7 @@ class ByKeys:
         through_max = share * np.abs(finite(backward.row_dot))[:, None]
         bound = bound + (slope + slope_off) * gradient.sinks.bound + slope_off * through_max
         variance = variance + slope**2 * gradient.sinks.variance
+        variance = at_least_bound(Spread(bound, variance), error.unresolved[:, None]).variance
         at = block.head
         total.count[at] += (d_row > 0).sum(axis=0)
         total.bound[at] += bound.sum(axis=0)

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from reference.coherence import NO_PARTS, Cast, Parts, Shares, common_variance, largest_share
 from reference.error_backward import logits_gradient_error, query_error
-from reference.error_forward import Spread, finite, forward_error, output_error
+from reference.error_forward import forward_error, output_error
 from reference.error_keys import ByKeys
 from reference.numerics import Floats, Numerics
 from reference.oracle import Cotangents, Sample, backward_block, effective
 from reference.problem import Problem
 from reference.rows import row_blocks
 from reference.semantics import Semantics
+from reference.spread import Spread, finite
 from reference.visibility import Ints
 
 
