@@ -1,4 +1,4 @@
-"""An error of each element of an array: what it cannot exceed and its variance, and how errors follow each other."""
+"""An error of each element of an array: its bound and its variance, and what rounding adds to them."""
 
 from dataclasses import dataclass, replace
 
