@@ -188,17 +188,27 @@ def _results(request: Request, outcome: Outcome) -> list[Result]:
 def _judge_jobs(found: _Found) -> Iterator[Job]:
     request = found.request
     for name, subject in request.subjects.items():
-        try:
-            for task in tasks(subject, request.profile, request.seed, request.only):
-                if in_shard(name, task, request.shard):
-                    found.posed += 1
-                    yield Job(name, _judge, task)
-        except ValueError as error:
-            if request.only != Restriction():
-                raise RequestError(str(error)) from error
-            found.problems.append(f"no cases can be drawn for {name}: {describe(error)}")
-        except Exception as error:  # a subject's declarations are code, too
-            found.problems.append(f"no cases can be drawn for {name}: {describe(error)}")
+        posed = tasks(subject, request.profile, request.seed, request.only)
+        while (task := _next(found, name, posed)) is not None:
+            if in_shard(name, task, request.shard):
+                found.posed += 1
+                yield Job(name, _judge, task)
+
+
+def _next(found: _Found, name: str, posed: Iterator[Task]) -> Task | None:
+    """The next task of a subject, None after the last; its declarations are code that may raise anything."""
+    try:
+        return next(posed, None)
+    except Interrupted:
+        raise
+    except ValueError as error:
+        if found.request.only != Restriction():
+            raise RequestError(str(error)) from error
+        reason = describe(error)
+    except BaseException as error:
+        reason = describe(error)
+    found.problems.append(f"no cases can be drawn for {name}: {reason}")
+    return None
 
 
 def _judge(subject: Subject, task: Task) -> list[Result]:
