@@ -33,11 +33,8 @@ def _attend(chosen: tuple[Variant, Options], varied: Arrays, fixed: Arrays) -> t
 
 @partial(jax.jit, static_argnums=0)
 def _run(chosen: tuple[Variant, Options], varied: Arrays, fixed: Arrays) -> tuple[Any, Any]:
-    call = prepare(*chosen, varied | fixed)
-    saved = forward(call)
-    q_len = varied["query"].shape[1]
-    out, lse = saved[0].transpose(0, 2, 1, 3)[:, :q_len], saved[1][..., :q_len]
-    return (out, lse), saved
+    saved = forward(prepare(*chosen, varied | fixed))
+    return results(saved, varied), saved
 
 
 def _attend_forward(chosen: tuple[Variant, Options], varied: Arrays, fixed: Arrays) -> tuple[Any, Any]:
@@ -55,15 +52,24 @@ def _attend_backward(
 def _gradients(
     chosen: tuple[Variant, Options], varied: Arrays, fixed: Arrays, saved: Any, d_out: Any, d_lse: Any
 ) -> Arrays:
-    gradients = backward(prepare(*chosen, varied | fixed), saved, d_out, d_lse)
-    for name in DIFFERENTIATED[:3]:
-        gradients[name] = gradients[name].transpose(0, 2, 1, 3)
-    return {name: _cut(gradients[name], array) for name, array in varied.items()}
-
-
-def _cut(gradient: Any, array: Any) -> Any:
-    """A gradient without the padding of its last tiles, in the dtype of its array."""
-    return gradient[tuple(slice(length) for length in array.shape)].astype(array.dtype)
+    return gradients_of(backward(prepare(*chosen, varied | fixed), saved, d_out, d_lse), varied)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
+
+
+def results(saved: tuple[Any, ...], arrays: Arrays) -> tuple[Any, Any]:
+    """Return out [B, Sq, Hq, Dv] and lse [B, Hq, Sq] without the padding of the last tiles."""
+    q_len = arrays["query"].shape[1]
+    return saved[0].transpose(0, 2, 1, 3)[:, :q_len], saved[1][..., :q_len]
+
+
+def gradients_of(found: Arrays, arrays: Arrays) -> Arrays:
+    """Return the gradients in the shape and dtype of their arrays."""
+    for name in DIFFERENTIATED[:3]:
+        found[name] = found[name].transpose(0, 2, 1, 3)
+    return {name: _cut(found[name], arrays[name]) for name in found}
+
+
+def _cut(gradient: Any, array: Any) -> Any:
+    return gradient[tuple(slice(length) for length in array.shape)].astype(array.dtype)

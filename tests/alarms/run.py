@@ -18,16 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.alarms.processes import SINGLE_THREADED
 from tests.alarms.tally import Tally
 
-# One core for each process: the processes are as many as the cores.
-SINGLE_THREADED = {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
 # A process interprets Triton's kernels or compiles those of others.
 INTERPRETED = "triton.interpret"
 # The share of the processes that interpret Triton's kernels, which are slow.

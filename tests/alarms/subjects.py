@@ -8,7 +8,7 @@ from typing import Any
 from conformance.features import DTYPES, FEATURES
 from conformance.subject import Subject, Tiling, default_numerics, find
 from reference.numerics import Numerics
-from tests.alarms import numpy_flash
+from tests.alarms import emulated, numpy_flash
 from tests.alarms.arguments import Options
 from tests.alarms.callback import Arrays, Passes, call_back
 from tests.alarms.jax_flash import flash_attention
@@ -41,14 +41,15 @@ def _subject(kind: str, call: Callable[..., Any], variant: Variant) -> Subject:
         call=call,
         features=frozenset(FEATURES),
         dtypes=DTYPES,
-        numerics=partial(_numerics, variant.splits),
+        numerics=partial(_numerics, variant),
         tilings=(Tiling({}, variant.query_block, variant.key_block),),
         returns_lse=True,
     )
 
 
-def _numerics(splits: int, dtype: str, tiling: Tiling) -> Numerics:
-    return replace(default_numerics(dtype, tiling), splits=splits)
+def _numerics(variant: Variant, dtype: str, tiling: Tiling) -> Numerics:
+    numerics = default_numerics(dtype, tiling)
+    return replace(numerics, splits=variant.splits, delta_from_weights=variant.delta == "weights")
 
 
 OUTSIDERS = (
@@ -64,7 +65,7 @@ def choose(names: Iterable[str]) -> list[tuple[Subject, ...]]:
     Those of a group declare the same features and dtypes, so that one drawing of cases serves them.
     """
     wanted = tuple(names)
-    everyone = (*OUTSIDERS, *(find(name) for name in OURS))
+    everyone = (*OUTSIDERS, *emulated.SUBJECTS, *(find(name) for name in OURS))
     chosen = [
         subject
         for subject in everyone
@@ -72,6 +73,6 @@ def choose(names: Iterable[str]) -> list[tuple[Subject, ...]]:
     ]
     groups: dict[str, list[Subject]] = {}
     for subject in chosen:
-        kind = subject.name.rpartition(".")[0] if subject in OUTSIDERS else subject.name
+        kind = subject.name if subject.name in OURS else subject.name.rpartition(".")[0]
         groups.setdefault(kind, []).append(subject)
     return [tuple(group) for group in groups.values()]

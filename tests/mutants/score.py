@@ -1,0 +1,173 @@
+"""Counts the planted defects that a profile kills: each is judged until the first red verdict.
+
+    python -m tests.mutants.score --profile quick --seed 0 1 2 --workers 2 --out scores.json
+
+--kills adds what was killed to kills.json, from which the test suite judges those cases again.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from conformance.case import Case
+from conformance.judge import judge_trial
+from conformance.plan import Task, load_profile, tasks
+from conformance.record import Result
+from conformance.subject import Subject
+from conformance.trial import Trial
+from tests.alarms.processes import SINGLE_THREADED
+from tests.mutants.planting import Mutant, load, planted_subject
+
+KILLS = Path(__file__).with_name("kills.json")
+# Cases whose arrays and exact answers are kept for the next defect.
+_KEPT = 150
+# What the trials of one case have in common, whichever defect is judged.
+_SHARED = ("built", "answer", "predictions")
+
+
+@dataclass(frozen=True)
+class Score:
+    """What became of one mutant: killed by a check on a case, or not after so many cases."""
+
+    name: str
+    profile: str
+    seed: int
+    killed: bool
+    cases: int
+    check: str = ""
+    case: dict[str, Any] | None = None
+    message: str = ""
+
+
+class Judge:
+    """Judges mutants; keeps what the trials of a case share."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, int], dict[str, Any]] = OrderedDict()
+
+    def first_red(self, subject: Subject, case: Case, checks: Iterable[str]) -> Result | None:
+        """The first red result on a case."""
+        trial = Trial(subject, case)
+        key = (case.id, subject.numerics(case.dtype, subject.tilings[0]).splits)
+        trial.__dict__.update(self._kept.get(key, {}))
+        # A mutant is asked for red verdicts alone, and an INCONCLUSIVE one is none.
+        trial.__dict__["blind_spots"] = ()
+        red = None
+        for check in checks:
+            (result,) = judge_trial(trial, [check])
+            if result.verdict.red:
+                red = result
+                break
+        self._kept[key] = {name: trial.__dict__[name] for name in _SHARED if name in trial.__dict__}
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return red
+
+
+def score(judge: Judge, mutant: Mutant, subject: Subject, posed: Sequence[Task]) -> tuple[int, Result | None]:
+    """How many cases were judged, and the first red result."""
+    ordered = sorted(posed, key=lambda task: _rank(mutant, task))
+    for number, task in enumerate(ordered, start=1):
+        red = judge.first_red(subject, task.case, task.checks)
+        if red is not None:
+            return number, red
+    return len(ordered), None
+
+
+def drawn(mutant: Mutant, profile: str, seed: int) -> list[Task]:
+    """The tasks of a profile for a mutant; they depend on its declarations alone."""
+    return _drawn(mutant.lacks, mutant.variant, profile, seed)
+
+
+@cache
+def _drawn(lacks: tuple[str, ...], variant: str, profile: str, seed: int) -> list[Task]:
+    with planted_subject(Mutant("", "", (), lacks=lacks, variant=variant)) as subject:
+        return list(tasks(subject, load_profile(profile), seed))
+
+
+def _rank(mutant: Mutant, task: Task) -> tuple[bool, int, str]:
+    """Cases near the defect first, then the cheap ones."""
+    case = task.case
+    near = not mutant.near or bool(case.features & set(mutant.near))
+    pairs = case.batch * case.q_heads * (case.q_len + 64) * (case.kv_len + 64) * len(task.checks)
+    return not near, pairs, case.id
+
+
+def _work(argument: tuple[Mutant, str, int, list[Task]]) -> Score:
+    mutant, profile, seed, posed = argument
+    with planted_subject(mutant) as subject:
+        cases, red = score(_judge(), mutant, subject, posed)
+    if red is None:
+        return Score(mutant.name, profile, seed, False, cases)
+    return Score(mutant.name, profile, seed, True, cases, red.check, red.case.to_json(), red.message)
+
+
+@cache
+def _judge() -> Judge:
+    return Judge()
+
+
+def main(arguments: list[str]) -> int:
+    """Score the mutants; 1 if a defect survived or a correct rewrite did not."""
+    options = _parse(arguments)
+    defects, nulls = load("defects.toml"), load("nulls.toml")
+    chosen = [m for m in (*defects.values(), *nulls.values()) if not options.only or m.name in options.only]
+    jobs = [
+        (mutant, options.profile, seed, drawn(mutant, options.profile, seed))
+        for seed in options.seed
+        for mutant in chosen
+    ]
+    scores: list[Score] = []
+    for found in _scored(jobs, options.workers):
+        scores.append(found)
+        how = (
+            f"killed by {found.check} {json.dumps(found.case)}: {found.message}"
+            if found.killed
+            else "survived"
+        )
+        print(f"{found.seed} {found.name}: {how} ({found.cases} cases)", flush=True)
+        if options.out:
+            Path(options.out).write_text(json.dumps([asdict(s) for s in scores], indent=1) + "\n")
+    if options.kills:
+        _add_kills([s for s in scores if s.killed and s.name in defects])
+    wrong = [s for s in scores if s.killed == (s.name in nulls)]
+    print(f"{len(scores)} scores, {len(wrong)} wrong: {', '.join(f'{s.name} ({s.seed})' for s in wrong)}")
+    return int(bool(wrong))
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--profile", default="standard")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    parser.add_argument("--only", nargs="*", default=[], help="names of mutants")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--out", help="a JSON file of all scores")
+    parser.add_argument("--kills", action="store_true", help="add the kills to kills.json")
+    return parser.parse_args(arguments)
+
+
+def _scored(jobs: list[Any], workers: int) -> Iterator[Score]:
+    # Of processes alone: NumPy reads how many threads it may use when it is first imported.
+    os.environ.update(SINGLE_THREADED)
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        yield from pool.imap_unordered(_work, jobs)
+
+
+def _add_kills(scores: Sequence[Score]) -> None:
+    kills: dict[str, dict[str, Any]] = json.loads(KILLS.read_text()) if KILLS.exists() else {}
+    for found in scores:
+        entry = {"check": found.check, "case": found.case}
+        kills.setdefault(found.name, {}).setdefault(found.profile, {})[str(found.seed)] = entry
+    KILLS.write_text(json.dumps(kills, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
