@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 Window = tuple[int | None, int | None]
 FLOATS = ("float16", "bfloat16", "float32")
@@ -154,7 +154,7 @@ def _check_lengths(arrays: dict[str, Any]) -> None:
             raise ValueError(
                 f"{name}: got {cum.shape[0] - 1} lengths, expected {batch}, as the batch has rows"
             )
-        if isinstance(cum, jax.core.Tracer):
+        if isinstance(cum, Tracer):
             continue
         cum = np.asarray(cum)
         sizes = np.diff(cum)

@@ -224,7 +224,9 @@ def test_sinks_have_an_axis_of_heads(shape):
     call = check_call(Q, K, V, softmax_aux=np.ones(shape, F32))
     assert call.softmax_aux.shape == (shape if len(shape) == 2 else (1, *shape))
     # A single head has no two readings.
-    assert check_call(Q[:, :, :1], K[:, :, :1], V[:, :, :1], softmax_aux=np.ones(1, F32)).softmax_aux.shape == (
+    assert check_call(
+        Q[:, :, :1], K[:, :, :1], V[:, :, :1], softmax_aux=np.ones(1, F32)
+    ).softmax_aux.shape == (
         1,
         1,
     )

@@ -5,7 +5,7 @@ The copy runs step by step in NumPy, which compiles nothing, or in JAX as it sta
 
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -80,7 +80,7 @@ def source(module: str, edits: tuple[Edit, ...] = ()) -> str:
 
 
 @contextmanager
-def planted(edits: tuple[Edit, ...], jax: bool = False) -> Iterator[Mapping[str, ModuleType]]:
+def planted(edits: tuple[Edit, ...], jax: bool = False) -> Generator[Mapping[str, ModuleType]]:
     """The kernel's modules by name, with the edits made, for as long as the block runs."""
     package = f"planted_{next(_NUMBERS)}"
     modules: dict[str, ModuleType] = {}
@@ -103,7 +103,7 @@ def planted(edits: tuple[Edit, ...], jax: bool = False) -> Iterator[Mapping[str,
 
 
 @contextmanager
-def planted_subject(mutant: Mutant, jax: bool = False) -> Iterator[Subject]:
+def planted_subject(mutant: Mutant, jax: bool = False) -> Generator[Subject]:
     """A subject that runs the kernel with a defect, or as it is if the mutant has no edits."""
     variant = next(variant for variant in VARIANTS if variant.name == mutant.variant)
     compiled = jax or mutant.jax

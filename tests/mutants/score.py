@@ -29,13 +29,20 @@ from tests.mutants.planting import Mutant, load, planted_subject
 KILLS = Path(__file__).with_name("kills.json")
 # Cases whose arrays and exact answers are kept for the next defect.
 _KEPT = 150
+# Characters of a message that are printed.
+_SHOWN = 200
+# How messages begin where a subject raised, or the check itself.
+_CRASHES = ("raised", "the check itself raised")
 # What the trials of one case have in common, whichever defect is judged.
-_SHARED = ("built", "answer", "predictions")
+_SHARED = ("built", "answer", "predictions", "repeated_predictions", "coarse_predictions")
 
 
 @dataclass(frozen=True)
 class Score:
-    """What became of one mutant: killed by a check on a case, or not after so many cases."""
+    """What became of one mutant: killed by a check on a case, or not after so many cases.
+
+    crashed: what was red is that it raised, which is no wrong answer: the mutant itself is wrong.
+    """
 
     name: str
     profile: str
@@ -45,6 +52,7 @@ class Score:
     check: str = ""
     case: dict[str, Any] | None = None
     message: str = ""
+    crashed: bool = False
 
 
 class Judge:
@@ -107,7 +115,9 @@ def _work(argument: tuple[Mutant, str, int, list[Task]]) -> Score:
         cases, red = score(_judge(), mutant, subject, posed)
     if red is None:
         return Score(mutant.name, profile, seed, False, cases)
-    return Score(mutant.name, profile, seed, True, cases, red.check, red.case.to_json(), red.message)
+    crashed = red.message.startswith(_CRASHES)
+    case = red.case.to_json()
+    return Score(mutant.name, profile, seed, not crashed, cases, red.check, case, red.message, crashed)
 
 
 @cache
@@ -138,7 +148,7 @@ def main(arguments: list[str]) -> int:
             Path(options.out).write_text(json.dumps([asdict(s) for s in scores], indent=1) + "\n")
     if options.kills:
         _add_kills([s for s in scores if s.killed and s.name in defects])
-    wrong = [s for s in scores if s.killed == (s.name in nulls)]
+    wrong = [s for s in scores if s.crashed or s.killed == (s.name in nulls)]
     print(f"{len(scores)} scores, {len(wrong)} wrong: {', '.join(f'{s.name} ({s.seed})' for s in wrong)}")
     return int(bool(wrong))
 

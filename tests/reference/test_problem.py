@@ -78,7 +78,10 @@ OPTIONS_REFUSED = [
     ({"softmax_aux": np.ones(2, np.int32)}, "softmax_aux: got dtype int32"),
     ({"softmax_aux": np.float32(1.0)}, r"softmax_aux: got shape \(\)"),
     ({"softmax_aux": np.ones(0, np.float32)}, "softmax_aux: got shape .* at least one sink"),
-    ({"softmax_aux": np.ones((2, 3), np.float32)}, r"softmax_aux: .* \[sinks\], \[1, sinks\] or \[4, sinks\]"),
+    (
+        {"softmax_aux": np.ones((2, 3), np.float32)},
+        r"softmax_aux: .* \[sinks\], \[1, sinks\] or \[4, sinks\]",
+    ),
     ({"softmax_aux": np.ones((1, 4, 3), np.float32)}, "softmax_aux: got shape"),
     ({"q_segment_ids": np.zeros((2, 3), int)}, "q_segment_ids and kv_segment_ids: .* both or neither"),
     ({"kv_segment_ids": np.zeros((2, 6), int)}, "q_segment_ids and kv_segment_ids: .* both or neither"),
