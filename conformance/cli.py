@@ -332,6 +332,7 @@ def _conclude(
     if journal is not None and not faults:
         journal.remove()
     elif journal is not None:
+        journal.close()
         faults.append(f"what was found is in {journal.path}")
     try:
         show(*prints)

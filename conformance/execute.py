@@ -104,6 +104,35 @@ def execute(subject: Subject, built: Built, tiling: int, gradients: bool = True)
         return to_numpy(outputs)
 
 
+@dataclass(frozen=True)
+class Plain:
+    """An eager call, not differentiated: out and lse if returned, and the inputs that it modified."""
+
+    outputs: Mapping[str, Array]
+    modified: tuple[str, ...]
+
+
+def call_plainly(subject: Subject, built: Built, tiling: int) -> Plain:
+    """Call the subject as its user does who differentiates nothing. Raises SubjectError."""
+    call = call_of(built)
+    inputs = {name: jnp.array(array, copy=True) for name, array in call.arrays.items()}
+    with blaming(subject):
+        result = invoke(subject, tiling, inputs, dict(call.options))
+        returned = {
+            name: array for name, array in zip(("out", "lse"), result, strict=True) if array is not None
+        }
+        for name, array in returned.items():
+            if isinstance(array, jax.core.Tracer):
+                raise SubjectError(f"returned {name} as a tracer from an eager call")
+        outputs = to_numpy(returned)
+    modified = tuple(
+        name
+        for name, array in call.arrays.items()
+        if np.asarray(inputs[name]).tobytes() != np.ascontiguousarray(array).tobytes()
+    )
+    return Plain(outputs, modified)
+
+
 def invoke(subject: Subject, tiling: int, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call the subject once, as it is, and check what it returned; (out, lse), lse None if not returned."""
     keywords = {**arrays, **options, **subject.tilings[tiling].options}
@@ -134,6 +163,9 @@ def forward_and_gradients(
         if wanted:
             with phase("gradients"):
                 (gradients,) = pull((d_out, None if lse is None else d_lse.astype(lse.dtype)))
+            for name, gradient in gradients.items():
+                dtype = arrays[name].dtype if subject.gradient_dtype == "input" else jnp.float32
+                _check_array(f"d{name}", gradient, arrays[name].shape, dtype)
             outputs |= {f"d{name}": gradient for name, gradient in gradients.items()}
         return outputs
 

@@ -9,6 +9,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from conformance.text import sentence
+
 
 class FileError(Exception):
     """A file cannot be written; the message is one sentence that names it."""
@@ -20,9 +22,9 @@ def read_bytes(path: Path, limit: int, what: str) -> bytes:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a readable {what}: {_reason(error)}") from error
+        raise ValueError(sentence(f"{path}: not a readable {what}: {_reason(error)}")) from error
     if len(data) > limit:
-        raise ValueError(f"{path}: not a readable {what}: it has more than {limit} bytes")
+        raise ValueError(sentence(f"{path}: not a readable {what}: it has more than {limit} bytes"))
     return data
 
 

@@ -30,7 +30,7 @@ _ENDING = ".journal"
 
 def journal_path(record: Path) -> Path:
     """Where the journal of a record is, while its run goes on."""
-    return record.with_name(record.name + _ENDING)
+    return Path(f"{record}{_ENDING}")
 
 
 class Journal:
@@ -60,9 +60,13 @@ class Journal:
         except OSError as error:
             self.fault = self._sentence(error)
 
+    def close(self) -> None:
+        """Leave the file for `read_journal`."""
+        self._file.close()
+
     def remove(self) -> None:
         """Remove the file, in whose place there is a record, or nothing was found."""
-        self._file.close()
+        self.close()
         with suppress(OSError):
             self.path.unlink()
 

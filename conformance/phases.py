@@ -84,7 +84,7 @@ def notice_compiling() -> None:
     jax.monitoring.register_event_duration_secs_listener(_heard)
 
 
-def _heard(event: str, _seconds: float, **_details: str | int) -> None:
+def _heard(event: str, duration_secs: float, **kwargs: str | int) -> None:
     if event in (_TRACED, _LOWERED):
         _here.tell("compiling")
     elif event == _COMPILED:

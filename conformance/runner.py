@@ -202,7 +202,7 @@ def _judge_jobs(found: _Found) -> Iterator[Job]:
 
 
 def _judge(subject: Subject, task: Task) -> list[Result]:
-    return judge(subject, task.case, task.checks)
+    return [result for case, checks in task.posed for result in judge(subject, case, checks)]
 
 
 def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
@@ -211,13 +211,16 @@ def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
     Which check it was that killed the process is not known for sure: an earlier one may have.
     """
     task: Task = outcome.job.argument
+    name, _, case_id = outcome.check.partition(" ")
+    at_hand = (posed for posed in task.posed if posed[0].id == case_id and name in posed[1])
+    case, checks = next(at_hand, (task.case, task.checks))
     if outcome.timed_out:
-        check = outcome.check if outcome.check in task.checks else task.checks[0]
-        left_out = [name for name in task.checks if name != check]
+        check = name if name in checks else checks[0]
+        left_out = [other for other in checks if other != check]
         rest = f"; {', '.join(left_out)} not judged on this case" if left_out else ""
         message = f"{outcome.fault}, in the phase {outcome.phase}{rest}"
-        return [_blame(outcome, subject, task.case, check, Verdict.TIMEOUT, message)]
-    return [_blame(outcome, subject, task.case, check, Verdict.FAIL, outcome.fault) for check in task.checks]
+        return [_blame(outcome, subject, case, check, Verdict.TIMEOUT, message)]
+    return [_blame(outcome, subject, case, check, Verdict.FAIL, outcome.fault) for check in checks]
 
 
 def _blame(

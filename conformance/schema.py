@@ -30,7 +30,7 @@ Number = float | Literal["nan", "inf", "-inf"]
 Count = Annotated[int, Meta(ge=0)]
 
 
-class _Data(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _Data(msgspec.Struct, forbid_unknown_fields=True):
     """What has these fields and no others."""
 
 

@@ -3,6 +3,7 @@
 No control character of anybody's text reaches a terminal, and what cannot be written is one sentence.
 """
 
+import io
 import os
 import sys
 from collections.abc import Callable, Generator
@@ -19,11 +20,12 @@ from conformance.text import printable, sentence
 
 def show(*prints: Callable[[Console], None]) -> None:
     """Print reports: coloured on terminals only, and not under NO_COLOR. Raises FileError."""
-    console = Console(file=sys.stdout, highlight=False)
-    with console.capture() as captured:
-        for print_it in prints:
-            print_it(console)
-    _write(captured.get())
+    page = io.StringIO()  # written as a whole, so that what goes wrong then is seen in one place
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()  # type: ignore[reportUnnecessaryComparison]
+    console = Console(file=page, force_terminal=on_terminal or None, highlight=False)
+    for print_it in prints:
+        print_it(console)
+    _write(page.getvalue())
 
 
 def say(text: str) -> None:

@@ -30,7 +30,7 @@ def sentence(text: str) -> str:
 
 
 def exception_text(error: BaseException) -> str:
-    """An exception's type and all that it says, with its notes, up to a limit.
+    """An exception's type and all that it says, up to a limit.
 
     XLA quotes the traceback of a callback, whose own error comes last: that line is then the first.
     """
@@ -51,9 +51,7 @@ def describe(error: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    notes: object = getattr(error, "__notes__", None)
     try:
-        parts = [str(error), *(map(str, notes) if isinstance(notes, (list, tuple)) else ())]
+        return str(error).strip()
     except Exception as unreadable:  # the exception is a subject's, and so is its text
         return f"(its text cannot be read: {type(unreadable).__name__})"
-    return "\n".join(parts).strip()

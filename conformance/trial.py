@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from conformance.build import Built, build
 from conformance.case import Case
-from conformance.contrast import blind_spots
-from conformance.execute import execute
+from conformance.contrast import blind_spots, has_empty_rows
+from conformance.execute import Plain, call_plainly, execute
 from conformance.subject import Subject
 from reference.error_model import Prediction, predict
 from reference.numerics import Numerics, coarse
-from reference.oracle import Answer, attention
+from reference.oracle import OUTPUTS, Answer, attention
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,25 @@ class Trial:
     @cached_property
     def blind_spots(self) -> tuple[str, ...]:
         """The features that the case cannot see; empty where it can tell right from wrong."""
-        return blind_spots(self.built, self.subject.semantics, self.answer, self.predictions)
+        names = OUTPUTS if self.subject.returns_lse else OUTPUTS[:1]
+        return blind_spots(
+            self.built,
+            self.subject.semantics,
+            self.answer,
+            self.predictions,
+            (*names, *(f"d{name}" for name in self.subject.semantics.gradients)),
+        )
+
+    @cached_property
+    def unspecified(self) -> bool:
+        """Whether the case has rows that see nothing, of which the subject promises nothing (S10)."""
+        semantics = self.subject.semantics
+        return semantics.empty_rows == "unspecified" and has_empty_rows(self.built.problem, semantics)
+
+    @cached_property
+    def plain(self) -> Plain:
+        """What an eager call without differentiation did. Raises SubjectError."""
+        return call_plainly(self.subject, self.built, self.case.tiling)
 
     @cached_property
     def outputs(self) -> dict[str, NDArray[Any]]:

@@ -84,8 +84,9 @@ def check_call(
 
     Shapes are those of `Call`. Further forms accepted: an integer `attention_mask` (non-zero may attend);
     `softmax_aux` of shape [num_sinks], shared by all heads, where that is not as many as heads; segment ids
-    of any integer dtype; lengths as int64; `sliding_window` an int w, meaning (w, w); `dropout_seed` a Python int in [0, 2**64), or a uint32 array
-    [2] of its (low, high) words, the form to use where the seed is traced.
+    of any integer dtype; lengths as int64; `sliding_window` an int w, meaning (w, w); `dropout_seed` a Python
+    int in [0, 2**64), or a uint32 array [2] of its (low, high) words, the form to use where the seed is
+    traced.
 
     Raises: ValueError naming the argument.
     """
@@ -301,7 +302,9 @@ def _check_sinks(sinks: Any, heads: int) -> jax.Array | None:
         expected = f"[num_sinks], [1, num_sinks] or [{heads}, num_sinks] with at least one sink"
         refuse("softmax_aux", f"shape {sinks.shape}", expected, _SINK_ADVICE)
     if sinks.ndim == 1 and sinks.shape[0] == heads > 1:
-        expected = f"[1, {heads}] or [{heads}, 1], as {heads} heads could share {heads} sinks or have one each"
+        expected = (
+            f"[1, {heads}] or [{heads}, 1], as {heads} heads could share {heads} sinks or have one each"
+        )
         refuse("softmax_aux", f"shape {sinks.shape}", expected, _SINK_ADVICE)
     # Outside of what is differentiated by hand, so that the gradient has the shape that was given.
     return jnp.asarray(sinks).reshape(-1, sinks.shape[-1])

@@ -4,12 +4,14 @@ Between the two are the sums over pairs, which are the backends' own. The papers
 O = output, L = lse, dS and dP the cotangents of the logits and of P, Delta = rowsum(dO * O).
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
 from kernels.arguments import Call
+from kernels.exponents import lowered
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class RowTerms:
     A row that sees no key, or is NaN, must not reach the keys that are hidden from it, and 0 * NaN would: its
     query and d_out are 0 here. The lse speaks for it: +inf makes P 0 where it sees nothing, NaN makes P NaN
     at the keys that it sees.
+
+    The lse is `lowered`, and kernels take P = min(exp(S - lse), 1).
     """
 
     query: jax.Array  # [B, Sq, Hq, D]
@@ -61,8 +65,10 @@ def row_terms(
         if call.softmax_aux is not None:
             sinks = call.softmax_aux.astype(jnp.float32).max(axis=-1)
             m = jnp.maximum(row_max, sinks[None, :, None])
-        weight = jnp.where(sound, jnp.exp(lse - jnp.where(sound, m, zero)), zero)
-    return RowTerms(query, d_out, jnp.where(sees, lse, jnp.inf), delta, weight)
+        # A sum of so many exponentials of what is at most 0, and one of 0; lse and m are rounded apart.
+        most = math.log(call.key.shape[1] + (0 if call.softmax_aux is None else call.softmax_aux.shape[1]))
+        weight = jnp.where(sound, jnp.exp(jnp.clip(lse - jnp.where(sound, m, zero), 0.0, most)), zero)
+    return RowTerms(query, d_out, jnp.where(sees, lowered(lse), jnp.inf), delta, weight)
 
 
 def cotangent_call(

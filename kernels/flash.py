@@ -105,7 +105,8 @@ def flash_kernels(passes: Passes):
             dropout_prob, dropout_seed: S12; the seed is an int in [0, 2**64) or a uint32 [2] of its low and
                 high words.
             causal, sliding_window: bottom-right aligned, per sequence under lengths (S6, S7).
-            cum_seqlens_q, cum_seqlens_k: [n + 1] int32 or int64; packed where B is 1, padded where B is n (S9).
+            cum_seqlens_q, cum_seqlens_k: [n + 1] int32 or int64; packed where B is 1, padded where B is n
+                (S9).
             fwd_params, bwd_params: the block sizes of the two passes, which results do not depend on beyond
                 rounding (S18); None lets the kernel choose.
             logits_soft_cap: cap * tanh(logits / cap) (S3).

@@ -39,6 +39,7 @@ class LogitsGradient:
     cast: of dS before it is multiplied by K or Q: what it cannot exceed, and rounded, its deviations.
     weight [R, N]: the error of p, recomputed. saturated [R, N]: what the largest error of tanh does to the
     derivative of the cap. Keys whose logits the cap has made equal share it.
+    slope [R, N]: the variance of the derivative of the cap.
     sinks [R, n]: of what the row maximum adds to the gradient of the sinks.
     """
 
@@ -53,6 +54,7 @@ class LogitsGradient:
     rounded: Cast
     weight: Floats
     saturated: Floats
+    slope: Floats
     sinks: Spread
 
 
@@ -84,7 +86,6 @@ def logits_gradient_error(
     factor_off = np.expm1(np.minimum(error.factor.bound, 80.0))[:, None]
     dp_bound = dp_bound + factor_off * (np.abs(d_weights) + dp_bound)
 
-    row_dot = _row_dot_error(problem, numerics, block, backward, error, Spread(dp_bound, dp_variance))
     d_row = finite(backward.d_lse) - finite(backward.row_dot)
     difference = np.where(block.seen, d_weights + d_row[:, None], 0.0)
     d_logits = finite(backward.d_logits)
@@ -103,6 +104,10 @@ def logits_gradient_error(
     alike = error.weight.variance if numerics.materialised else error.operands
     pull = np.where(block.seen, p * alike, 0.0)
     repeated = np.where(block.seen, p * (error.weight.variance - alike), 0.0)
+    recomputed = _Recomputed(weight, common)
+    row_dot = _row_dot_error(
+        problem, numerics, block, backward, error, Spread(dp_bound, dp_variance), recomputed
+    )
     inner = np.where(block.seen, dp_bound + row_dot.bound[:, None], 0.0)
     bound = weight * (np.abs(difference) + inner) + p * inner + 6 * u * np.abs(d_logits)
     floor = _flush_floor(problem, block.dot_scale)
@@ -117,7 +122,7 @@ def logits_gradient_error(
     bound, variance = bound + by_max.keys.bound, variance + by_max.keys.variance
     own = uncapped = Spread(bound, variance)
 
-    saturated = np.zeros_like(p)
+    saturated, slope_variance = np.zeros_like(p), np.zeros_like(p)
     if block.tanh is not None and block.cap_slope is not None and problem.logits_soft_cap is not None:
         cap, slope, tanh = problem.logits_soft_cap, block.cap_slope, np.abs(block.tanh)
         # 1 - tanh^2 inherits twice the absolute error of tanh.
@@ -129,7 +134,7 @@ def logits_gradient_error(
         slope_variance = 4 * tanh**2 * tanh_variance + 2 * c * u**2
         uncapped = Spread(
             np.where(block.seen, bound * (slope + slope_off) + np.abs(d_logits) * slope_off, 0.0),
-            variance * slope**2 + np.where(block.seen, d_logits**2 * slope_variance, 0.0),
+            variance * (slope**2 + slope_variance) + np.where(block.seen, d_logits**2 * slope_variance, 0.0),
         )
         saturated = numerics.tanh * 2 * tanh**2 * d_logits
     shift = _row_dot_shift(problem, numerics, backward)
@@ -139,7 +144,19 @@ def logits_gradient_error(
     deviations = np.sqrt(cast.variance) * np.sign(d_uncapped)
     rounded = Cast(np.abs(d_uncapped), deviations, error.rounded.unit, floor)
     return LogitsGradient(
-        own, uncapped, common, pull, repeated, row_dot, shift, cast, rounded, weight, saturated, by_max.sinks
+        own=own,
+        uncapped=uncapped,
+        common=common,
+        pull=pull,
+        repeated=repeated,
+        row_dot=row_dot,
+        shift=shift,
+        cast=cast,
+        rounded=rounded,
+        weight=weight,
+        saturated=saturated,
+        slope=slope_variance,
+        sinks=by_max.sinks,
     )
 
 
@@ -159,12 +176,13 @@ def query_error(
     total, magnitude = d_logits @ error.key, np.abs(d_logits) @ np.abs(error.key)
     squares = d_logits**2 @ error.key**2
     slope = 1.0 if block.cap_slope is None else finite(block.cap_slope)
-    leak = np.where(block.seen, finite(block.weights) * slope, 0.0) @ error.key
+    seen = np.where(block.seen, finite(block.weights), 0.0)
+    leak, again = (seen * slope) @ error.key, (seen**2 * gradient.slope) @ error.key**2
     bound = scale * (
         (gradient.uncapped.bound * (1 + numerics.weights) + gradient.cast.bound)
         @ np.abs(error.key)
         * (1 + v_in)
-        + (numerics.gamma(count + blocks) + 4 * u + v_in) * magnitude
+        + (numerics.gamma(count + blocks) + 4 * u + v_in + numerics.partials * blocks) * magnitude
     )
     bound = bound + SMALLEST_NORMAL * count
     variance = (SMALLEST_NORMAL * count) ** 2 + scale**2 * (
@@ -172,7 +190,7 @@ def query_error(
         + gradient.common[:, None] * total**2
         - 2 * total * ((gradient.pull * d_logits) @ error.key)
         - 2 * np.minimum(total * ((gradient.repeated * d_logits) @ error.key), 0.0)
-        + gradient.row_dot.variance[:, None] * leak**2
+        + gradient.row_dot.variance[:, None] * (leak**2 + again)
         + FUNCTION_VARIANCE * (gradient.saturated @ error.key) ** 2
         + numerics.blocked_dot_variance(count, total, squares)
         + c * (v_in**2 * squares + 2 * u**2 * total**2)
@@ -180,14 +198,16 @@ def query_error(
     # A sum of squares, computed as a difference: rounding may take it below 0.
     variance = np.maximum(variance, 0.0) + repeated.variance
     dtype = format_of(numerics.output_dtype)
-    extra = repeated.extra + scale**2 * np.asarray(gradient.row_dot.extra)[..., None] * leak**2
+    extra = np.asarray(gradient.row_dot.extra)[..., None] * (leak**2 + again)
+    extra = repeated.extra + scale**2 * extra
     spread = Spread(bound, variance, extra, shares=(repeated.shares,))
     return rounding(scale * np.abs(total), spread, dtype.unit, dtype.half_subnormal)
 
 
 def _row_dot_shift(problem: Problem, numerics: Numerics, backward: BackwardBlock) -> Floats:
     """The error [R] of D that rounding the exact O makes."""
-    if numerics.materialised or not numerics.rounded_out_in_delta or not problem.normalize_output:
+    from_out = numerics.rounded_out_in_delta and not numerics.delta_from_weights
+    if numerics.materialised or not from_out or not problem.normalize_output:
         return np.zeros(len(backward.out))
     out = finite(backward.out)
     rounded = out.astype(format_of(numerics.output_dtype).dtype).astype(np.float64)
@@ -195,14 +215,22 @@ def _row_dot_shift(problem: Problem, numerics: Numerics, backward: BackwardBlock
 
 
 def _flush_floor(problem: Problem, scale: float) -> float:
-    """What may be flushed of dS: its product or quotient with the scale or the cap, below the normals."""
-    cap = problem.logits_soft_cap or 1.0
-    return SMALLEST_NORMAL * max(1.0, 1 / abs(scale) if scale else 1.0) * max(cap, 1 / cap)
+    """What may be flushed of dS: below the normals, its product or quotient with a scale, cap or share."""
+    cap, kept = problem.logits_soft_cap or 1.0, 1 / (1 - problem.dropout_prob)
+    return SMALLEST_NORMAL * max(1.0, 1 / abs(scale) if scale else 1.0) * max(cap, 1 / cap) * kept
 
 
 def _cast_floor(numerics: Numerics, scale: float) -> float:
     """Half the smallest subnormal of dS, which kernels cast before or after the scale."""
     return numerics.half_subnormal * max(1.0, 1 / abs(scale) if scale else 1.0)
+
+
+@dataclass(frozen=True)
+class _Recomputed:
+    """The error of P in the backward pass: its bound [R, N], the variance [R] of what a row shares."""
+
+    weight: Floats
+    common: Floats
 
 
 def _row_dot_error(
@@ -212,6 +240,7 @@ def _row_dot_error(
     backward: BackwardBlock,
     error: ForwardError,
     dp: Spread,
+    recomputed: _Recomputed,
 ) -> Spread:
     """The error [R] of D."""
     u, c, depth = numerics.accumulator, ROUNDING_VARIANCE, problem.value_dim
@@ -221,6 +250,8 @@ def _row_dot_error(
     if not problem.normalize_output:
         # What of D comes through out cancels what comes through the factor, so a kernel needs neither.
         return Spread(u * d_row, c * u**2 * d_row**2)
+    if numerics.delta_from_weights and not numerics.materialised:
+        return _row_dot_of_weights(numerics, block, backward, error, dp, recomputed)
     own = p**2 * error.weight.variance * (d_weights - row_dot[:, None]) ** 2
     variance = own.sum(axis=1) + lse_variance_of_sinks(block, error.sinks) * row_dot**2 + c * u**2 * d_row**2
     # Rounding dO moves the dP of a row together, and D, which reads it as stored, does not follow.
@@ -262,3 +293,24 @@ def _row_dot_error(
             error.count, row_dot, (p**2 * d_weights**2).sum(axis=1)
         )
     return Spread(bound, variance, extra)
+
+
+def _row_dot_of_weights(
+    numerics: Numerics,
+    block: RowBlock,
+    backward: BackwardBlock,
+    error: ForwardError,
+    dp: Spread,
+    recomputed: _Recomputed,
+) -> Spread:
+    """The error [R] of D where it is the sum of P * dP, with P recomputed from the returned lse."""
+    u, c, p = numerics.accumulator, ROUNDING_VARIANCE, finite(block.weights)
+    d_weights = np.where(block.weighed, finite(backward.d_weights), 0.0)
+    size, row_dot = np.abs(d_weights), finite(backward.row_dot)
+    d_row = np.abs(finite(backward.d_lse) - row_dot)
+    bound = (recomputed.weight * (size + dp.bound) + p * dp.bound).sum(axis=1)
+    bound = bound + (numerics.gamma(error.count) + 4 * u) * (p * size).sum(axis=1) + u * d_row
+    variance = (p**2 * (error.weight.variance * size**2 + dp.variance)).sum(axis=1)
+    variance = variance + recomputed.common * row_dot**2 + c * u**2 * (d_row**2 + 2 * row_dot**2)
+    squares = (p**2 * size**2).sum(axis=1)
+    return Spread(bound, variance + numerics.blocked_dot_variance(error.count, row_dot, squares))

@@ -161,8 +161,11 @@ def forward_error(
     weights = p * keep
     out = weights @ value
     mass, mass_squares = weights @ np.abs(value), weights**2 @ value**2
-    unscaled = 1.0 if numerics.materialised else np.exp(-log_sum)[:, None]
+    # Kernels cast a weight before or after they divide it by the normaliser, which is never below 1.
+    unscaled = 1.0 if problem.normalize_output else np.exp(-log_sum)[:, None]
     cast = cast_error(numerics.weights, p, numerics.half_subnormal * unscaled)
+    # The sum may be flushed before it is divided by the share that dropout keeps.
+    kept = 1 / (1 - problem.dropout_prob)
     # An output that is not normalised is a multiple of p relative to the row's maximum alone.
     centre = out if problem.normalize_output else np.zeros_like(out)
     largest = np.zeros(len(p)) if problem.normalize_output else weight.bound.max(axis=1, initial=0.0)
@@ -180,6 +183,7 @@ def forward_error(
     floor = numerics.half_subnormal * unscaled
     rounded = Cast(p, np.sqrt(cast.variance) * keep, numerics.weights if repeats else 0.0, floor)
     repeated = cast_error_of_sums(rounded, value)
+    stored = numerics.partials * (blocks + 1)
     moved = _centred(absolute, keep, value, centre) / shrunk[:, None]
     c = ROUNDING_VARIANCE
     v_in = numerics.input_rounding
@@ -187,9 +191,9 @@ def forward_error(
         moved
         + (np.expm1(np.minimum(largest, _LARGEST_EXPONENT)) + summed)[:, None] * np.abs(out)
         + ((block.sink_weights * sink_growth).sum(axis=1) / shrunk)[:, None] * np.abs(centre)
-        + (numerics.gamma(count + 2 * blocks) + v_in + 3 * u)[:, None] * mass
+        + (numerics.gamma(count + 2 * blocks) + v_in + 3 * u + stored)[:, None] * mass
         + (cast.bound * keep) @ np.abs(value) * (1 + v_in)
-        + SMALLEST_NORMAL * (count + blocks)[:, None]
+        + SMALLEST_NORMAL * (count + blocks)[:, None] * kept
     )
     # Of a weight below the normal numbers, flushing takes all.
     own = p**2 * weight.variance + np.minimum(p, SMALLEST_NORMAL) ** 2
@@ -204,7 +208,10 @@ def forward_error(
         + numerics.blocked_dot_variance(count[:, None], out, mass_squares)
         + (summed_variance + common + 2 * c * u**2)[:, None] * out**2
     )
-    variance = np.maximum(variance, 0.0) + (SMALLEST_NORMAL * count[:, None]) ** 2
+    variance = np.maximum(variance, 0.0) + (SMALLEST_NORMAL * kept * count[:, None]) ** 2
+    if numerics.weights_from_lse and not numerics.materialised:
+        bound = bound + np.expm1(np.minimum(lse.bound * base, _LARGEST_EXPONENT))[:, None] * np.abs(out)
+        variance = variance + row.variance[:, None] * out**2
     live = alive[:, None]
     out_spread = Spread(bound * live, variance * live, repeated.extra * live)
     return ForwardError(

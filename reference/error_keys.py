@@ -81,7 +81,7 @@ class ByKeys:
             if total is None or name[1:] not in self._semantics.gradients:
                 continue
             shares = self._add_casts(name, total) if name in self._casts else ()
-            spread = total.spread(numerics, dtype, problem.group)
+            spread = total.spread(numerics, dtype)
             common = self._common(name, total, spread.variance) if name in self._casts else 0.0
             spreads[name] = replace(spread, common=common, shares=shares)
         return spreads
@@ -122,11 +122,12 @@ class ByKeys:
         columns, query = self._columns, finite(block.query)
         d_logits = finite(backward.d_uncapped)[:, columns]
         slope = 1.0 if block.cap_slope is None else finite(block.cap_slope)[:, columns]
-        leak = np.where(block.seen[:, columns], finite(block.weights)[:, columns] * slope, 0.0)
+        seen = np.where(block.seen[:, columns], finite(block.weights)[:, columns], 0.0)
+        leak = seen * slope
         variance = (
             gradient.uncapped.variance[:, columns]
             + (gradient.common[:, None] - 2 * gradient.pull[:, columns]) * d_logits**2
-            + gradient.row_dot.variance[:, None] * leak**2
+            + gradient.row_dot.variance[:, None] * (leak**2 + seen**2 * gradient.slope[:, columns])
         )
         bound = gradient.uncapped.bound[:, columns] * (1 + numerics.weights) + gradient.cast.bound[:, columns]
         live = (gradient.own.bound[:, columns] > 0).sum(axis=0)[:, None]
@@ -165,11 +166,13 @@ class ByKeys:
         spread = gradient.own if after_cap else gradient.uncapped
         factor = abs(block.dot_scale) if self._semantics.bias == "before_scale" else 1.0
         slope = 1.0 if after_cap or block.cap_slope is None else finite(block.cap_slope)
-        leak = np.where(block.seen, finite(block.weights) * slope * factor, 0.0)
+        seen = np.where(block.seen, finite(block.weights) * factor, 0.0)
+        leak = seen * slope
+        again = 0.0 if after_cap else seen**2 * gradient.slope
         variance = (
             spread.variance * factor**2
             + (gradient.common[:, None] - 2 * gradient.pull) * d_bias**2
-            + gradient.row_dot.variance[:, None] * leak**2
+            + gradient.row_dot.variance[:, None] * (leak**2 + again)
         )
         live = gradient.own.bound > 0
         shift = leak * gradient.shift[:, None]
@@ -265,15 +268,21 @@ class Sum:
             else:
                 array[at][0] += term.sum(axis=0)
 
-    def spread(self, numerics: Numerics, dtype: DTypeLike, group: int) -> Spread:
+    def spread(self, numerics: Numerics, dtype: DTypeLike) -> Spread:
         u = numerics.accumulator
         blocks = np.minimum(self.count, 1.0) * numerics.splits
         bound = self.bound + (numerics.gamma(self.count + blocks) + 4 * u) * self.magnitude
+        bound = bound + numerics.partials * (numerics.blocks(self.count) + blocks) * self.magnitude
         bound = bound + SMALLEST_NORMAL * self.count
         variance = (
             self.variance
             + self.shift**2
-            + numerics.blocked_dot_variance(self.count, self.total, self.squares, group)
+            # Kernels cut the rows into blocks of their own, or sum them all in sequence.
+            + numerics.dot_variance(self.count, self.total, self.squares)
+            + ROUNDING_VARIANCE
+            * numerics.partials**2
+            * numerics.blocks(self.count)
+            * (self.total**2 / 3 + self.squares / 2)
             + (SMALLEST_NORMAL * self.count) ** 2
         )
         variance = variance + 2 * ROUNDING_VARIANCE * u**2 * self.total**2

@@ -18,6 +18,10 @@ from reference.visibility import Bools, Ints, allowed, padding_rows, pick
 
 Floats = NDArray[np.float64]
 
+# What is this close to the row maximum is equal to it: under a cap, logits approach each other further than
+# pairs of float64 resolve.
+_TIE = 1e-20
+
 # Elements of one [rows, Sk] array; about a dozen of them live at a time.
 _BLOCK_ELEMENTS = 1 << 21
 
@@ -244,8 +248,10 @@ def _largest(logits: pairs.Pair, sinks: pairs.Pair) -> pairs.Pair:
 def _max_shares(logits: pairs.Pair, sinks: pairs.Pair) -> tuple[Floats, Floats]:
     """The derivatives of the row maximum by the logits [R, N] and the sinks [R, n]: equal where they tie."""
     high, low = (part[:, None] for part in _largest(logits, sinks))
-    attained = (logits[0] == high) & (logits[1] == low) & ~np.isneginf(high)
-    by_sinks = (sinks[0] == high) & (sinks[1] == low) & ~np.isneginf(high)
+    least = -_TIE * np.maximum(np.abs(high), 1.0)
+    attained, by_sinks = (
+        ((terms[0] - high) + (terms[1] - low) >= least) & ~np.isneginf(high) for terms in (logits, sinks)
+    )
     count = np.maximum(attained.sum(axis=1) + by_sinks.sum(axis=1), 1)[:, None]
     return attained / count, by_sinks / count
 

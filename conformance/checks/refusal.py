@@ -16,11 +16,13 @@ import numpy as np
 from conformance.build import build
 from conformance.case import Case
 from conformance.checks import Check, Finding
-from conformance.execute import call_of, describe, to_jax
+from conformance.execute import call_of, to_jax
 from conformance.features import DTYPES, FEATURES
 from conformance.malformed import MALFORMED, Arguments, Malformed
+from conformance.phases import phase
 from conformance.record import Verdict
 from conformance.subject import Subject
+from conformance.text import exception_text
 from conformance.trial import Trial
 
 # Every other exception is an accident of the kernel's code, not a refusal.
@@ -77,16 +79,18 @@ def _judge(trial: Trial, given: Arguments, names: tuple[str, ...], good: Verdict
     query, key, value = (keywords.pop(name) for name in ("query", "key", "value"))
     wanted = " or ".join(names)
     try:
-        with warnings.catch_warnings():
+        with phase("running"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of overflow, on the way to a refusal or to its absence
             jax.block_until_ready(trial.subject.call(query, key, value, **keywords))
     except _REFUSALS as error:
         if any(name.lower() in said(error) for name in names):
-            return Finding(good, message=describe(error))
-        return Finding(Verdict.FAIL, message=f"expected a refusal that names {wanted}, got {describe(error)}")
+            return Finding(good, message=exception_text(error))
+        return Finding(
+            Verdict.FAIL, message=f"expected a refusal that names {wanted}, got {exception_text(error)}"
+        )
     except (Exception, SystemExit) as error:
         expected = f"expected ValueError, TypeError or NotImplementedError naming {wanted}"
-        return Finding(Verdict.FAIL, message=f"{expected}, got {describe(error)}")
+        return Finding(Verdict.FAIL, message=f"{expected}, got {exception_text(error)}")
     return Finding(Verdict.FAIL, message=f"silently accepted; expected a refusal that names {wanted}")
 
 

@@ -24,6 +24,7 @@ from kernels.triton.tile import (
     pair_offset,
     store_tile,
     tile_logits,
+    weights_of_lse,
 )
 
 
@@ -142,7 +143,7 @@ def backward_query(
                     SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED,
                     EVEN_Q and EVEN_K, EDGE, PRECISION,
                 )  # fmt: skip
-                P = tl.math.exp2(u * UNIT - L)
+                P = weights_of_lse(u, L, UNIT)
                 dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)
                 if DROPOUT:
                     kept = kept_pairs(
@@ -281,7 +282,7 @@ def backward_key(
                 SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED,
                 EVEN_Q and EVEN_K, EDGE, PRECISION,
             )  # fmt: skip
-            P = tl.math.exp2(u * UNIT - L[None, :])
+            P = weights_of_lse(u, L[None, :], UNIT)
             if EDGE:
                 # A row whose lse is NaN must not reach keys that it does not see.
                 P = tl.where(u == float("-inf"), 0.0, P)
@@ -418,7 +419,7 @@ def backward_bias(
                 SCALE, CAP, ROUND, MASK, True, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED,
                 EVEN_Q and EVEN_K, True, PRECISION,
             )  # fmt: skip
-            P = tl.math.exp2(u * UNIT - L)
+            P = weights_of_lse(u, L, UNIT)
             dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)
             if DROPOUT:
                 kept = kept_pairs(

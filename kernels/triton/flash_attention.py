@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from kernels.arguments import Call
 from kernels.cotangents import cotangent_call, row_terms, sink_cotangent, without_pairs_cotangent
+from kernels.exponents import LOG2E, in_units
 from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
 from kernels.ranges import key_blocks, query_blocks
 from kernels.triton.backward import backward_bias, backward_key, backward_query
@@ -23,8 +24,13 @@ from kernels.triton.forward import forward
 from kernels.triton.launch import Launch, launch, recording_id, target_device
 from kernels.visibility import ahead, describe_rows
 
-LOG2E = math.log2(math.e)
 MAX_HEAD_DIM = 256
+# A scale from here on is multiplied with before anything else.
+_LARGEST_UNIT = 2.0**100
+# Bits from which on a weight relative to a rounded reference leaves what P is cast to: it is within 2**16 of
+# what it should be in rows of 2**29 bits, within 2**4 in those of 2**27.
+_HUGE_BITS = {"float32": 2.0**29, "bfloat16": 2.0**29, "float16": 2.0**27}
+_LOWEST = -3.4e38
 # The largest block of the table, which only calls without edges take, and the next one.
 LARGEST_BLOCK = 256
 EVEN_LENGTH = 128
@@ -75,7 +81,9 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
         ranges = key_blocks(call, visible.rows, sizes.q, sizes.k)
     sinks = call.softmax_aux
     hides = _restricted(call, visible)
-    constants = _constants(settings, call, visible, ranges, sizes) | {
+    constants = _constants(settings, call, visible, ranges, sizes)
+    constants |= _references(call, constants["UNIT"])
+    constants |= {
         "HIDES": hides,
         "SINKS": 0 if sinks is None else sinks.shape[-1],
         "SINK_HEAD": sinks is not None and sinks.shape[0] > 1,
@@ -122,7 +130,7 @@ def _backward(
 
     call = replace(call, query=terms.query)
     weight = terms.query if terms.weight is None else terms.weight
-    row_arrays = (terms.d_out, terms.lse * jnp.float32(LOG2E), terms.delta, weight)
+    row_arrays = (terms.d_out, in_units(terms.lse), terms.delta, weight)
     seed = call.query if call.dropout_seed is None else call.dropout_seed
 
     def run(kernel: Any, outputs: tuple[Any, ...], by_key: bool, **more: bool) -> tuple[jax.Array, ...]:
@@ -221,8 +229,9 @@ def _constants(
     k_length = call.key.shape[1]
     mask, bias, cap = call.attention_mask, call.bias, call.logits_soft_cap
     scale = call.softmax_scale
-    # The scale can wait for the exponent where nothing comes between, and where it keeps the order of logits.
-    folded = bias is None and cap is None and settings.logits_dtype == "float32" and scale > 0
+    # The scale can wait for the exponent where nothing comes between, and where it keeps the order of logits;
+    # in bits it must be finite.
+    folded = bias is None and cap is None and settings.logits_dtype == "float32" and 0 < scale < _LARGEST_UNIT
     return {
         "D": head_dim,
         "DV": value_dim,
@@ -255,6 +264,15 @@ def _constants(
         "THRESHOLD": int(call.dropout_prob * 2**32),
         "KEEP": 1.0 / (1.0 - call.dropout_prob),
         "PRECISION": settings.precision,
+    }
+
+
+def _references(call: Call, unit: float) -> dict[str, float]:
+    """What the forward kernel needs to know of the largest logits that it may meet; see `row_unit`."""
+    return {
+        "POWER": 2.0 ** math.floor(math.log2(unit / LOG2E)),
+        "HUGE": _HUGE_BITS[call.query.dtype.name],
+        "LOWEST": _LOWEST / max(unit, 1.0),
     }
 
 

@@ -12,7 +12,6 @@ from kernels.triton.marking import mark_rows
 from kernels.triton.tile import (
     LN2,
     LOG2E,
-    LOWEST,
     finite_or_zero,
     kept_pairs,
     key_order,
@@ -20,6 +19,7 @@ from kernels.triton.tile import (
     load_tile,
     offset,
     pair_offset,
+    row_unit,
     store_tile,
     tile_logits,
 )
@@ -37,6 +37,7 @@ def forward(
     FIRST: tl.constexpr, LAST: tl.constexpr, ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
     RANGES: tl.constexpr, ALIGNED: tl.constexpr, EVEN_Q: tl.constexpr,
     EVEN_K: tl.constexpr, HIDES: tl.constexpr,
+    POWER: tl.constexpr, HUGE: tl.constexpr, LOWEST: tl.constexpr,
     FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
     DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
     SINKS: tl.constexpr, SINK_HEAD: tl.constexpr, BLOCK_SINKS: tl.constexpr,
@@ -100,7 +101,8 @@ def forward(
         whole_start = start
         whole_stop = start
 
-    # The running maximum begins at the lowest finite number: -inf - -inf would be NaN where nothing is seen.
+    # The running maximum, in units of u, begins at the lowest number that is finite in bits: -inf - -inf
+    # would be NaN where nothing is seen.
     m = tl.full([BLOCK_Q], LOWEST, tl.float32)
     norm = tl.zeros([BLOCK_Q], tl.float32)
     acc = tl.zeros([BLOCK_Q, BLOCK_DV], tl.float32)
@@ -145,9 +147,10 @@ def forward(
                     SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED,
                     EVEN_Q and EVEN_K, EDGE, PRECISION,
                 )  # fmt: skip
-                m_new = tl.maximum(m, tl.max(u, 1) * UNIT)
-                P = tl.math.exp2(u * UNIT - m_new[:, None])
-                alpha = tl.math.exp2(m - m_new)
+                m_new = tl.maximum(m, tl.max(u, 1))
+                unit = row_unit(m_new, UNIT, POWER, HUGE)
+                P = tl.math.exp2(u * unit[:, None] - (m_new * unit)[:, None])
+                alpha = tl.math.exp2((m - m_new) * UNIT)
                 norm = norm * alpha + tl.sum(P, 1)
                 m = m_new
                 if DROPOUT:
@@ -157,6 +160,7 @@ def forward(
                     P = tl.where(kept, P, 0.0)
                 acc = tl.dot(P.to(V.dtype), V, acc * alpha[:, None], input_precision=PRECISION)
 
+    m = m * UNIT
     row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
     tl.store(row_max + row_at, tl.where(norm == 0.0, float("-inf"), m * LN2), mask=inside)
     if SINKS > 0:
@@ -182,6 +186,7 @@ def forward(
             mark_rows(
                 query, k_at, v_at, mask_at, bias_at, first, last, q_ids, ids_at, seed, out, lse,
                 batch, head, row_start, q_length, k_length, start, stop,
-                D, DV, K_HEADS, HEADS, BLOCK_Q, BLOCK_K, BLOCK_D, BLOCK_DV, SCALE, UNIT, CAP, ROUND, MASK,
-                BIAS, BIAS_ROW, FIRST, LAST, ROW_BATCH, SEGMENTS, ALIGNED, DROPOUT, THRESHOLD, PRECISION,
+                HUGE, D, DV, K_HEADS, HEADS, BLOCK_Q, BLOCK_K, BLOCK_D, BLOCK_DV, SCALE, UNIT, CAP, ROUND,
+                MASK, BIAS, BIAS_ROW, FIRST, LAST, ROW_BATCH, SEGMENTS, ALIGNED, DROPOUT, THRESHOLD,
+                PRECISION,
             )  # fmt: skip

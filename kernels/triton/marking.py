@@ -8,7 +8,16 @@ values. In a call without such values nothing of this runs.
 import triton
 import triton.language as tl
 
-from kernels.triton.tile import LOG2E, kept_pairs, key_order, load_rows, load_tile, offset, tile_logits
+from kernels.triton.tile import (
+    LAST_BITS,
+    LOG2E,
+    kept_pairs,
+    key_order,
+    load_rows,
+    load_tile,
+    offset,
+    tile_logits,
+)
 
 # Rows and keys at a time: few, so that what is seldom run takes no registers from what is always run.
 _FEW = tl.constexpr(16)
@@ -18,7 +27,7 @@ _FEW = tl.constexpr(16)
 def mark_rows(
     query, key, value, mask, bias, first, last, q_ids, kv_ids, seed, out, lse,
     batch, head, block_start, q_length, k_length, start, stop,
-    D: tl.constexpr, DV: tl.constexpr, K_HEADS: tl.constexpr, HEADS: tl.constexpr,
+    HUGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, K_HEADS: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     SCALE: tl.constexpr, UNIT: tl.constexpr, CAP: tl.constexpr, ROUND: tl.constexpr, MASK: tl.constexpr,
     BIAS: tl.constexpr, BIAS_ROW: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
@@ -46,6 +55,8 @@ def mark_rows(
         row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
         L = tl.load(lse + row_at, mask=inside, other=0.0) * LOG2E
         L = tl.where(L == float("-inf"), 0.0, L)
+        # A weight of a huge logit must not vanish by what the two are rounded by.
+        L = tl.where(tl.abs(L) > HUGE, L - tl.abs(L) * LAST_BITS, L)
         out_at = out + offset(batch, q_length, row_start, HEADS * DV) + head * DV
         hits = tl.zeros([_FEW, BLOCK_DV], tl.float32)
         for step in tl.range(start * BLOCK_K // _FEW, stop * BLOCK_K // _FEW, num_stages=1):

@@ -15,7 +15,7 @@ from kernels.philox import MULTIPLIERS, ROUNDS, WEYL
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-LOWEST = tl.constexpr(-3.4e38)
+LAST_BITS = tl.constexpr(2.0**-19)  # that may differ between a logit and the reference of its row
 _M0, _M1 = tl.constexpr(MULTIPLIERS[0]), tl.constexpr(MULTIPLIERS[1])
 _W0, _W1 = tl.constexpr(WEYL[0]), tl.constexpr(WEYL[1])
 _ROUNDS = tl.constexpr(ROUNDS)
@@ -194,6 +194,23 @@ def tile_logits(
             visible = visible & (added != float("-inf"))
         u = tl.where(visible, u, float("-inf"))
     return u
+
+
+@triton.jit
+def row_unit(reference, UNIT: tl.constexpr, POWER: tl.constexpr, HUGE: tl.constexpr):
+    """What u is multiplied by in rows of a reference, in units of u, for u * unit - reference * unit.
+
+    The compiler fuses the first product with the subtraction, and rounds the second. Where its last bits are
+    whole numbers that makes 0 or inf of the largest weight. There a power of two, of which both are exact,
+    stands in for UNIT: logits that differ at all are far apart.
+    """
+    return tl.where(tl.abs(reference * UNIT) > HUGE, POWER, UNIT)
+
+
+@triton.jit
+def weights_of_lse(u, L, UNIT: tl.constexpr):
+    """P from u and the lse in bits (`kernels.exponents`): no weight is above 1; NaN stays NaN."""
+    return tl.math.exp2(tl.minimum(u * UNIT - L, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from kernels.options import check_dtype, check_flag, refuse, shown
 from kernels.philox import keep_mask
 from kernels.varying import vary_together
 from kernels.visibility import describe_rows, visible_tile
+from kernels.xla.tiles import capped, scaled_products
 
 
 def attention(
@@ -116,13 +117,15 @@ def _attend(out_dtype: str, softmax_dtype: str, call: Call) -> tuple[jax.Array, 
     broken = (~key_finite).any(axis=-1)[:, :, None, None, :]
     key = jnp.where(key_finite, key, jnp.float32(0))
 
-    logits = jnp.einsum("bhgqd,bhkd->bhgqk", query, key) * call.softmax_scale
+    logits = scaled_products(jnp.einsum, "bhgqd,bhkd->bhgqk", call, query, key)
     logits = jnp.where(broken, jnp.float32(jnp.nan), logits).astype(softmax_dtype)
     if call.bias is not None:
         bias = jnp.where(call.bias == -jnp.inf, jnp.zeros((), call.bias.dtype), call.bias)
         logits = logits + per_pair(bias.astype(softmax_dtype))
     if call.logits_soft_cap is not None:
-        logits = call.logits_soft_cap * jnp.tanh(logits / call.logits_soft_cap)
+        # The softmax cuts hidden logits off behind the cap, whose own derivative NaN must not reach either.
+        logits = jnp.where(per_pair(visible), logits, jnp.zeros((), logits.dtype))
+        logits = capped(jnp.tanh(logits / call.logits_soft_cap), call.logits_soft_cap)
     weights = _softmax(logits, per_pair(visible), _group_sinks(call, softmax_dtype))
 
     if call.dropout_seed is not None:

@@ -29,6 +29,7 @@ from kernels.xla.tiles import (
     cut_pairs,
     cut_rows,
     key_chunk,
+    scaled_products,
     select,
     tile_dropout,
     tile_logits,
@@ -62,7 +63,7 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
         def key_tile(j: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]):
             m, norm, acc = carry
             K, V = (select(x, key_chunk(grid, step, j)) for x in (keys, values))
-            products = dot("hgqd,hkd->hgqk", Q, K)
+            products = scaled_products(dot, "hgqd,hkd->hgqk", call, Q, K)
             S, _, _ = tile_logits(call, grid, pairs, row, step, j, products, settings.logits_dtype)
             m_new = jnp.maximum(m, S.max(axis=-1))
             shift = _finite_or_zero(m_new)
@@ -133,9 +134,10 @@ def _backward(
             dQ, (dK, dV, dbias) = carry
             at = key_chunk(grid, step, j)
             K, V = select(keys, at), select(values, at)
-            products = dot("hgqd,hkd->hgqk", Q, K)
+            products = scaled_products(dot, "hgqd,hkd->hgqk", call, Q, K)
             S, visible, slope = tile_logits(call, grid, pairs, row, step, j, products, settings.logits_dtype)
-            P = _hide(visible, jnp.exp(S - L[..., None]))
+            # No weight is above 1: see `RowTerms`.
+            P = _hide(visible, jnp.exp(jnp.minimum(S - L[..., None], jnp.float32(0))))
             dP = tile_dropout(call, grid, pairs, step, j, dot("hgqd,hkd->hgqk", dO, V))
             dS = P * (dP - delta[..., None])
             dS = _hide(visible, dS if slope is None else dS * slope)

@@ -4,6 +4,8 @@ A step is one (batch entry, chunk of query rows); step s is batch entry s // q_c
 Arrays are padded to whole chunks, and what the padding holds is hidden. Everything here is float32.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,6 +178,36 @@ def cut_pairs(call: Call, grid: Grid) -> Pairs:
     )
 
 
+def split_scale(scale: float) -> tuple[float, float]:
+    """Split the softmax scale into a factor of the query and one of the products q . k, a power of two.
+
+    So the logits are computed to the same bits wherever a compiler computes them anew: a rounded product of
+    a scale, fused with the subtraction of the row maximum, would be off by units in the last place, which at
+    logits of 1e9 are hundreds. Neither factor overflows where the logit itself does not.
+    """
+    if abs(scale) <= 1:
+        return scale, 1.0
+    fraction, exponent = math.frexp(scale)
+    return 2 * fraction, 2.0 ** (exponent - 1)
+
+
+def capped(bounded: jax.Array, cap: float) -> jax.Array:
+    """cap * bounded, as one rounded number wherever it is used.
+
+    Nothing reaches the limits, but a compiler cannot fuse a multiplication through them with a subtraction.
+    """
+    return jnp.clip(cap * bounded, -2 * cap, 2 * cap)
+
+
+def scaled_products(
+    dot: Callable[[str, jax.Array, jax.Array], jax.Array], axes: str, call: Call, Q: jax.Array, K: jax.Array
+) -> jax.Array:
+    """scale * (Q . K), where `dot` multiplies along the axes of an einsum (S1)."""
+    of_query, of_products = split_scale(call.softmax_scale)
+    products = dot(axes, Q * of_query, K)
+    return products if of_products == 1 else products * of_products
+
+
 def tile_logits(
     call: Call,
     grid: Grid,
@@ -183,15 +215,14 @@ def tile_logits(
     row: RowChunks,
     step: jax.Array,
     j: jax.Array,
-    products: jax.Array,
+    logits: jax.Array,
     logits_dtype: str,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-    """Logits, visibility and cap slope of a tile, from its products q . k [k_heads, group, q, k] (S1 to S5).
+    """Logits, visibility and cap slope of a tile, from its scaled products [k_heads, group, q, k] (S1 to S5).
 
     Returns (logits, visible, slope): logits are -inf where hidden; visible is None where the tile is not
     restricted; slope is the derivative of the cap, 1 - tanh^2, None without a cap.
     """
-    logits = products * call.softmax_scale
     if logits_dtype != "float32":
         # A convert there and back may be elided by XLA; reduce_precision may not.
         info = jnp.finfo(logits_dtype)
@@ -202,7 +233,7 @@ def tile_logits(
     slope = None
     if call.logits_soft_cap is not None:
         bounded = jnp.tanh(logits / call.logits_soft_cap)
-        logits, slope = call.logits_soft_cap * bounded, 1 - bounded * bounded
+        logits, slope = capped(bounded, call.logits_soft_cap), 1 - bounded * bounded
     visible = visible_tile(
         j * grid.k + jnp.arange(grid.k, dtype=jnp.int32),
         None if row.first is None else row.first[None, None],

@@ -69,6 +69,7 @@ def render_comparison(comparison: Comparison) -> str:
             asked=(asked(comparison.base), asked(comparison.head)),
             settings=[entry for entry in settings if entry[1] != entry[2]],
             verdicts=verdicts,
+            timeouts=comparison.of_fate(Fate.TIMED_OUT),
             main_rows=numbers,
             sections=sections,
             statistics=STATISTICS,

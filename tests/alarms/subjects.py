@@ -35,25 +35,21 @@ def numpy_subject(variant: Variant) -> Subject:
     return _subject("numpy", partial(call_back, Passes(forward, gradients)), variant)
 
 
-# Normalised weights are small beside 1, where float16 has few numbers: the default contract, whose weights
-# are relative to the largest, does not describe them.
-_TOO_SMALL = "float16"
-
-
 def _subject(kind: str, call: Callable[..., Any], variant: Variant) -> Subject:
     return Subject(
         name=f"outsider.{kind}.{variant.name}",
         call=call,
         features=frozenset(FEATURES),
-        dtypes=tuple(d for d in DTYPES if not (variant.normalised_first and d == _TOO_SMALL)),
-        numerics=partial(_numerics, variant.splits),
+        dtypes=DTYPES,
+        numerics=partial(_numerics, variant),
         tilings=(Tiling({}, variant.query_block, variant.key_block),),
         returns_lse=True,
     )
 
 
-def _numerics(splits: int, dtype: str, tiling: Tiling) -> Numerics:
-    return replace(default_numerics(dtype, tiling), splits=splits)
+def _numerics(variant: Variant, dtype: str, tiling: Tiling) -> Numerics:
+    numerics = default_numerics(dtype, tiling)
+    return replace(numerics, splits=variant.splits, delta_from_weights=variant.delta == "weights")
 
 
 OUTSIDERS = (

@@ -15,8 +15,8 @@ from kernel_cases import qkv
 
 import kernels
 from kernels import choose, triton, xla
-from kernels.options import FLOAT_DTYPES
 from kernels.choose import IMPLEMENTATIONS, Device, Traits, default_device, implementation_for
+from kernels.options import FLOAT_DTYPES
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 
 EVERYTHING = lambda _package: True  # noqa: E731

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from implementations import all_kernels, flash_kernels
-from kernel_cases import keep, normal, qkv
+from kernel_cases import keep, normal, qkv, visible_pairs
 
 from tests.kernels.interpreted import needs_compiler, run_interpreted
 
@@ -145,6 +145,38 @@ def test_a_query_that_is_not_finite_reaches_only_the_keys_that_it_sees(normalize
     for got, clean in zip(gradients[1:], want_gradients[1:], strict=True):
         assert jnp.isnan(got[0, seen, 0]).all()
         assert_equal(got.at[0, seen, 0].set(0), clean.at[0, seen, 0].set(0))
+
+
+HIDES_PAIRS = {
+    "causal": {"causal": True},
+    "window": {"sliding_window": (1, 1)},
+    "mask": {"attention_mask": np.arange(2000).reshape(1, 1, 40, 50) % 3 > 0},
+    "segments": {
+        "q_segment_ids": np.array([[0] * 19 + [1] * 16 + [-1] * 5], np.int32),
+        "kv_segment_ids": np.array([[0] * 22 + [1] * 28], np.int32),
+    },
+    "packed": {
+        "cum_seqlens_q": np.array([0, 19, 35], np.int32),
+        "cum_seqlens_k": np.array([0, 22, 43], np.int32),
+    },
+}
+
+
+@all_kernels
+@pytest.mark.parametrize("hides", HIDES_PAIRS)
+@pytest.mark.parametrize("shape", [(1, 4, 40, 50), (1, 1, 1, 50)])
+def test_poison_in_a_hidden_bias(shape, hides, kernel):
+    """NaN and inf in bias entries that no visible pair reads change no bit, not even through a cap (S4)."""
+    arrays, options = qkv(batch=1), HIDES_PAIRS[hides] | {"logits_soft_cap": 2.0}
+    visible, _ = visible_pairs(*arrays[:2], options)
+    read = visible.any(axis=tuple(axis for axis, size in enumerate(shape) if size == 1), keepdims=True)
+    clean = normal(*shape)
+    poison = jnp.where(jnp.arange(50) % 3 == 0, jnp.inf, jnp.nan)
+    run = kernel.under(options)
+    want = run(arrays, {"bias": clean}, (D_OUT, D_LSE))
+    got = run(arrays, {"bias": jnp.where(read, clean, poison)}, (D_OUT, D_LSE))
+    assert_equal(got, want)
+    assert (got[1][1]["bias"][~read] == 0).all()
 
 
 @all_kernels

@@ -31,6 +31,9 @@ NEGATIVE_INFINITY = mpf("-inf")
 # What float64 cannot hold at all: results this small may be anything between 0 and themselves.
 UNDERFLOW = mpf("1e-290")
 
+# What is this close to the row maximum ties with it, docs/semantics.md says.
+TIE = mpf("1e-20")
+
 
 @dataclass
 class Opinion:
@@ -353,7 +356,8 @@ def _row(
         if problem.normalize_output:
             outs.append(tape.ratio(numerator, normaliser))
         elif semantics.row_max_gradient == "differentiated":
-            tied = [term for term in terms if term.value == max(t.value for t in terms)]
+            top = max(term.value for term in terms)
+            tied = [term for term in terms if top - term.value <= TIE * max(1, abs(top))]
             row_max = tape.times(tape.total(tied), mpf(1) / len(tied))
             outs.append(tape.inner([numerator], [tape.exp(tape.times(row_max, mpf(-1)))]))
         else:

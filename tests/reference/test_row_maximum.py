@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from reference.rows import row_blocks
 from reference.semantics import STANDARD
 from tests.reference.strategies import Drawn, drawn_problems
 from tests.reference.test_oracle import answer_of, assert_agrees, examples, simple
@@ -25,6 +26,18 @@ def differentiated(drawn: Drawn) -> Drawn:
 @given(drawn_problems(dialects=True))
 def test_the_second_opinion_agrees(drawn: Drawn) -> None:
     assert_agrees(differentiated(drawn))
+
+
+def test_logits_that_a_cap_makes_equal_tie() -> None:
+    """Capped, logits of 40 and 176 differ by 4e-35, which is less than pairs resolve: both take a share."""
+    key = np.array([[[[40.0]], [[176.0]], [[1.0]]]], np.float32)
+    drawn = simple(1, 3, heads=1, dims=(1, 3), softmax_scale=1.0, logits_soft_cap=1.0)
+    problem = replace(drawn.problem, query=np.ones((1, 1, 1, 1), np.float32), key=key)
+    drawn = differentiated(replace(drawn, problem=problem))
+    assert_agrees(drawn)
+    (block,) = row_blocks(drawn.problem, drawn.semantics)
+    assert block.max_share is not None
+    assert block.max_share.tolist() == [[0.5, 0.5, 0.0]]
 
 
 @examples(30)

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ def test_a_case_by_itself_is_asked_everything_that_drawn_cases_are(tmp_path: Pat
 
 
 def test_the_environment_names_versions_flags_and_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    environment()  # XLA must not begin with a flag that it does not know
     monkeypatch.setenv("XLA_FLAGS", "--a_flag")
     found = json.loads(json.dumps(environment()))
     assert {"python", "device", "platform", "commit"} <= set(found)
@@ -106,3 +108,28 @@ def test_the_commit_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(clean) == 40
     (tmp_path / "file").write_text("second")
     assert environment()["commit"] == f"{clean}+dirty"
+
+
+def test_a_repository_runs_no_program_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    identity = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    (tmp_path / "file").write_text("first")
+    (tmp_path / "monitor").write_text(f"#!/bin/sh\ntouch '{tmp_path}/has run'\n")
+    (tmp_path / "monitor").chmod(0o755)
+    for arguments in (["init", "-q"], ["add", "file"], ["commit", "-qm", "first"]):
+        subprocess.run(["git", *arguments], check=True, cwd=tmp_path, env={**os.environ, **identity})
+    subprocess.run(["git", "config", "core.fsmonitor", str(tmp_path / "monitor")], check=True, cwd=tmp_path)
+    assert len(environment()["commit"]) == 40
+    assert not (tmp_path / "has run").exists()
+
+
+def test_a_subject_that_is_a_module_is_named_apart():
+    line = replay_line(replace(FAILURE, subject="my module:kernel"))
+    *_, argument, option = shlex.split(line)
+    assert option == "--subject=my module:kernel"
+    assert "subject" not in json.loads(argument)
+
+
+def test_a_message_of_several_lines_is_indented():
+    shown = explain(result(CASE, verdict=Verdict.FAIL, message="raised Error: first\nsecond")).splitlines()
+    assert shown[1:3] == ["  raised Error: first", "  second"]

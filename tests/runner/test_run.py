@@ -2,6 +2,7 @@
 
 import signal
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -10,11 +11,11 @@ from conformance.case import Case
 from conformance.expectations import Expectation
 from conformance.fit import RequestError
 from conformance.plan import Restriction, Task
-from conformance.record import Result, Verdict, merge_records
+from conformance.record import Measurement, Result, Verdict, merge_records
 from conformance.record_file import write_record
 from conformance.runner import in_shard, run
 from conformance.schema import record_to_json
-from tests.runner.fakes import CASES, judged, planned, request, shrunk
+from tests.runner.fakes import CASES, judged, planned, request, result, shrunk
 
 KNOWN = Expectation("toys.right", "forward", "known to fail", "https://example.org/1", case={"q_len": 9})
 
@@ -39,6 +40,25 @@ def test_the_simplest_failure_of_each_check_is_shrunk_and_both_cases_are_kept(mo
     minimal = [r for r in record.results if r.minimal]
     assert [(r.check, r.case) for r in minimal] == [("forward", Case(q_len=1)), ("gradients", Case(q_len=1))]
     assert record.counts["FAIL"] == 5
+
+
+def test_a_failure_of_precision_does_not_hide_one_of_meaning(monkeypatch):
+    numbers = Measurement("out", 1, 2.0, 1.0, 1.0, 0.0, broken=("bound",))
+    found = {
+        CASES[1]: result(CASES[1], verdict=Verdict.FAIL, measurements=(numbers,)),
+        CASES[0]: result(CASES[0], verdict=Verdict.FAIL, message="raised"),
+        CASES[2]: result(
+            CASES[2], verdict=Verdict.FAIL, measurements=(replace(numbers, broken=("z", "semantics")),)
+        ),
+        CASES[3]: result(CASES[3]),
+    }
+    planned(monkeypatch, *(Task("toys.right", case, ("forward",)) for case in CASES))
+    monkeypatch.setattr(runner, "judge", lambda subject, case, checks: [found[case]])
+    searched = shrunk(monkeypatch)
+    run(request())
+    assert [(r.case, r.semantic) for r in searched] == [(CASES[1], False), (CASES[0], True)]
+    assert found[CASES[2]].semantic
+    assert not found[CASES[3]].semantic
 
 
 def test_a_case_that_is_the_simplest_already_is_kept_once(monkeypatch):

@@ -1,10 +1,15 @@
 """Kernels that hang, die or leave cost their own task and nothing else."""
 
+import subprocess
+import time
+from pathlib import Path
+
 import pytest
 
 from conformance import runner
 from conformance.case import Case
 from conformance.plan import Task
+from conformance.pool import Pool
 from conformance.process import WorkerError
 from conformance.record import Verdict
 from conformance.runner import run
@@ -94,6 +99,32 @@ def test_closing_stops_the_workers():
     assert next(outcomes).value == "toys.right 0"
     outcomes.close()
     assert list(outcomes) == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.3, 1.0, 3.0])
+def test_a_worker_that_is_starting_when_the_run_ends_says_nothing(capfd, seconds):
+    pool = Pool(("tests.toys:right",), 2, 60.0)
+    for number in range(2):
+        pool.give(Job("tests.toys:right", _answer, number))
+    time.sleep(seconds)
+    pool.stop()
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_job_has_started_ends_with_it(tmp_path):
+    """A kernel's own child holds what its parent had open, and must not keep the run waiting."""
+    job = Job("tests.toys:right", _with_a_child, str(tmp_path / "child"))
+    (outcome,) = perform([job], {"tests.toys:right": toys.right}, 1, 8.0)
+    assert outcome.timed_out
+    child = int((tmp_path / "child").read_text())
+    status = Path(f"/proc/{child}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def _with_a_child(_subject, path):
+    child = subprocess.Popen(["sleep", "600"])
+    Path(path).write_text(str(child.pid))
+    child.wait()
 
 
 def _answer(subject, number):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from kernels.arguments import Call
 from kernels.cotangents import RowTerms, cotangent_call, row_terms, sink_cotangent, without_pairs_cotangent
+from kernels.exponents import LOG2E, in_units
 from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
 from kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
 from kernels.pallas.mosaic_gpu.blocks import (
@@ -25,7 +26,7 @@ from kernels.pallas.mosaic_gpu.blocks import (
 )
 from kernels.pallas.mosaic_gpu.launch import Outputs, launch
 from kernels.pallas.mosaic_gpu.operands import pairs, per_query, sinks, tensor, tensor_length, visibility
-from kernels.pallas.mosaic_gpu.problem import LOG2E, Problem, describe, work_of
+from kernels.pallas.mosaic_gpu.problem import Problem, describe, work_of
 from kernels.pallas.mosaic_gpu.target import require_hopper
 from kernels.ranges import key_blocks, query_blocks
 from kernels.visibility import Rows, ahead, describe_rows
@@ -209,7 +210,7 @@ def _row_numbers(problem: Problem, terms: RowTerms) -> dict[str, jax.Array]:
     """What each row's accumulators begin at, or its lse in bits where that is subtracted later."""
     unit = -1.0 / problem.scale if problem.folds else LOG2E
     return {
-        "lse": per_query(problem, terms.lse * jnp.float32(unit), -jnp.inf if problem.folds else jnp.inf),
+        "lse": per_query(problem, in_units(terms.lse, unit), -jnp.inf if problem.folds else jnp.inf),
         "delta": per_query(problem, -terms.delta, 0.0),
     }
 

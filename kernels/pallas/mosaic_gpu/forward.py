@@ -269,7 +269,7 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     plgpu.barrier_wait(shared.query_full.at[consumer.warpgroup])
 
     slot = consumer.slot(count)
-    known = nothing_known(blocks.partial_sums)
+    known = nothing_known(problem, blocks.partial_sums)
     first = _weights(consumer, _score(consumer, slot), start, problem.hides or problem.ragged, known)
     plgpu.barrier_wait(shared.value_full.at[slot])
     carry = (first.p.astype(problem.dtype), first.known, count + 1)
@@ -283,7 +283,7 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     plgpu.wgmma_wait(0)
     plgpu.barrier_arrive(shared.value_empty.at[slot])
     norm = known.whole_norm()
-    return consumer.acc[...], known.reference, norm, count
+    return consumer.acc[...], known.bits(problem), norm, count
 
 
 def _weights(consumer: _Consumer, score: jax.Array, block: Any, compared: bool, known: Softmax) -> Weights:

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from kernels.arguments import Call
+from kernels.exponents import LOG2E
 from kernels.pallas.mosaic_gpu.launch import TMA_ROWS
-from kernels.pallas.mosaic_gpu.problem import LOG2E, Problem
+from kernels.pallas.mosaic_gpu.problem import Problem
 from kernels.pallas.padding import padded
 from kernels.visibility import Rows
 

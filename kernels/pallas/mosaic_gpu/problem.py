@@ -1,18 +1,21 @@
 """Decides what of a call the Hopper kernels are specialised to: what is static, and what follows from it."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from kernels.arguments import Call
+from kernels.exponents import LOG2E
 from kernels.flash import Settings
 from kernels.visibility import Rows
 
-LOG2E = math.log2(math.e)
 # A scale below this is not divided by: the quotient could overflow.
 _SMALLEST_SCALE = 1e-6
+# From here on a scale is multiplied with before anything else: in bits it must be finite.
+_LARGEST_SCALE = 2.0**100
+# A polynomial takes in a cap up to here: rounding moves the logits of larger ones by whole bits.
+_BARE_CAP = 2.0**16
 # What a cap's polynomial may take in: its seventh power is far from the ends of float32.
 _BARE_SCALES = (1e-4, 1e4)
 
@@ -67,7 +70,7 @@ class Problem:
     @property
     def _scales_first(self) -> bool:
         """The scale waits where nothing comes between, and where it keeps the order of logits."""
-        return self.bias is not None or self.rounded is not None or self.scale <= 0
+        return self.bias is not None or self.rounded is not None or not 0 < self.scale < _LARGEST_SCALE
 
     @property
     def folds(self) -> bool:
@@ -77,7 +80,7 @@ class Problem:
     @property
     def bare_cap(self) -> bool:
         """Whether the tanh is of S itself, times a scale that its polynomial takes in."""
-        if self.cap is None or self.bias is not None or self.rounded is not None:
+        if self.cap is None or self.cap > _BARE_CAP or self.bias is not None or self.rounded is not None:
             return False
         return _BARE_SCALES[0] <= self.scale / self.cap <= _BARE_SCALES[1]
 

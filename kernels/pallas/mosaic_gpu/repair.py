@@ -128,11 +128,11 @@ def out(blocks: Blocks, problem: Problem, arrays: Mapping[str, Any], shared: Sha
 
     def total(strange: bool, acc: Any, channels: Any) -> jax.Array:
         acc[...] = jnp.zeros(acc.shape, jnp.float32)
-        start = nothing_known(blocks.partial_sums)
+        start = nothing_known(problem, blocks.partial_sums)
         known = lax.fori_loop(0, problem.k_blocks, partial(step, strange, acc, channels), start)
         if strange:
             return acc[...]
-        _, factor = finish(problem, arrays, head, known.reference, known.whole_norm())
+        _, factor = finish(problem, arrays, head, known.bits(problem), known.whole_norm())
         return acc[...] * over_rows(factor, acc.shape)
 
     _sum(problem, shared.own.at[1], partial(total, True))

@@ -8,6 +8,7 @@ takes the longer way when one of its rows asks for it, which changes no bit of t
 Paper: Milakov and Gimelshein, arXiv 1805.02867 (online softmax).
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,12 +18,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from kernels.exponents import LOG2E
 from kernels.pallas.mosaic_gpu.blocks import ROWS
+from kernels.pallas.mosaic_gpu.problem import Problem
 from kernels.pallas.mosaic_gpu.tanh import Cap, any_above
 from kernels.pallas.mosaic_gpu.tile import BY_ROW, COLUMNS, TILE, Tile, hidden_pairs, logits, over_rows
 
 SLACK = 8.0  # P is at most 2^8, which sums of float32 and P in float16 have room for
-LOWEST = -3.4e38  # the reference of a row that has seen nothing, from which a difference is still a number
+_LOWEST = -3.4e38  # the reference in bits of a row that has seen nothing: a difference is still a number
+# Bits of a reference from which on its own rounding is past what P has room for: see `_row_unit`.
+_HUGE = {"bfloat16": 2.0**29, "float16": 2.0**27}
 
 # More than rounding takes from the polynomial of a larger logit: no vote misses a row that asks to be moved.
 _ROUNDING = 0.01
@@ -31,11 +36,18 @@ _ROUNDING = 0.01
 class Softmax(NamedTuple):
     """What is known of 64 rows so far.
 
-    reference: [64] float32, in bits. norm: the sum of P, [64], or [64, 8] where it is kept in parts.
+    reference: [64] float32, in units of u, or in bits where the cap is bare. unit: [64] float32, what u is
+    multiplied by in exponents; None where the cap is bare. norm: the sum of P, [64], or [64, 8] where it is
+    kept in parts.
     """
 
     reference: jax.Array
+    unit: jax.Array | None
     norm: jax.Array
+
+    def bits(self, problem: Problem) -> jax.Array:
+        """[64], the reference in bits."""
+        return self.reference if _bare(problem) else self.reference * problem.unit
 
     def whole_norm(self) -> jax.Array:
         """[64], its parts summed."""
@@ -54,27 +66,36 @@ class Weights(NamedTuple):
     moved: Any
 
 
-type _Step = tuple[jax.Array, jax.Array, jax.Array, Any]  # the logits in bits, the reference, alpha, moved
+class _Row(NamedTuple):
+    """The reference and the unit of 64 rows, as `Softmax` has them."""
+
+    reference: jax.Array
+    unit: jax.Array | None
 
 
-def nothing_known(partial_sums: bool) -> Softmax:
+type _Step = tuple[jax.Array, _Row, jax.Array, Any]  # the exponents, what of rows is known, alpha, moved
+
+
+def nothing_known(problem: Problem, partial_sums: bool) -> Softmax:
     """The softmax of 64 rows that have seen nothing."""
+    norm = _by_row(0.0)
     if partial_sums:
-        return Softmax(_by_row(LOWEST), plgpu.layout_cast(jnp.zeros((ROWS, COLUMNS), jnp.float32), TILE))
-    return Softmax(_by_row(LOWEST), _by_row(0.0))
+        norm = plgpu.layout_cast(jnp.zeros((ROWS, COLUMNS), jnp.float32), TILE)
+    if _bare(problem):
+        return Softmax(_by_row(_LOWEST), None, norm)
+    return Softmax(_by_row(_LOWEST / max(problem.unit, 1.0)), _by_row(problem.unit), norm)
 
 
 def online_softmax(tile: Tile, s: jax.Array, compared: bool, known: Softmax) -> Weights:
     """The weights of a tile from the product s, and what is known once they are counted."""
-    problem = tile.problem
-    step = _of_cap if problem.bare_cap and not problem.pairwise else _of_logits
-    bits, reference, alpha, moved = step(tile, s, compared, known.reference)
-    p, norm = jnp.exp2(bits - over_rows(reference, bits.shape)), known.norm
+    step = _of_cap if _bare(tile.problem) else _of_logits
+    exponents, row, alpha, moved = step(tile, s, compared, _Row(known.reference, known.unit))
+    p, norm = jnp.exp2(exponents), known.norm
     if norm.ndim == 2:
         norm = norm * over_rows(alpha, norm.shape) + _by_column(jnp.add, p)
     else:
         norm = norm * alpha + jnp.sum(p, axis=1)
-    return Weights(p, Softmax(reference, norm), alpha, moved)
+    return Weights(p, Softmax(row.reference, row.unit, norm), alpha, moved)
 
 
 def rescaled(acc: jax.Array, weights: Weights) -> jax.Array:
@@ -85,16 +106,19 @@ def rescaled(acc: jax.Array, weights: Weights) -> jax.Array:
     )
 
 
-def _of_logits(tile: Tile, s: jax.Array, compared: bool, reference: jax.Array) -> _Step:
+def _of_logits(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
+    problem = tile.problem
     u, hidden = logits(tile, s, compared)
-    u, unit, slack = hidden.apply(u, -jnp.inf), tile.problem.unit, _slack(tile)
-    highest = _by_column(jnp.maximum, u) * unit
-    moved = any_above(slack, highest - over_rows(reference, highest.shape), TILE)
-    reference, alpha = lax.cond(moved, partial(_moved, slack), _unmoved, highest, reference)
-    return u * unit, reference, alpha, moved
+    u, slack = hidden.apply(u, -jnp.inf), _slack(tile) / problem.unit
+    highest = _by_column(jnp.maximum, u)
+    moved = any_above(slack, highest - over_rows(row.reference, highest.shape), TILE)
+    row, alpha = lax.cond(moved, partial(_moved, problem, slack), _unmoved, highest, row)
+    assert row.unit is not None
+    bits = u * over_rows(row.unit, u.shape)
+    return bits - over_rows(row.reference * row.unit, u.shape), row, alpha, moved
 
 
-def _of_cap(tile: Tile, s: jax.Array, compared: bool, reference: jax.Array) -> _Step:
+def _of_cap(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
     """The same where the tanh is of s itself: it keeps the order, so one vote of |s| answers for all.
 
     The short way is for small logits that move no reference. A compared tile, whose hidden pairs may hold
@@ -102,21 +126,30 @@ def _of_cap(tile: Tile, s: jax.Array, compared: bool, reference: jax.Array) -> _
     """
     cap, slack = Cap(tile.problem.cap_scale, tile.problem.unit), _slack(tile)
 
-    def long(s: jax.Array, reference: jax.Array) -> _Step:
+    def long(s: jax.Array, row: _Row) -> _Step:
         bits = cap.of_any(s)
         if compared:
             bits = hidden_pairs(tile, None).apply(bits, -jnp.inf)
-        return bits, *_moved(slack, _by_column(jnp.maximum, bits), reference), jnp.int32(1)
+        return bits, *_moved(tile.problem, slack, _by_column(jnp.maximum, bits), row), jnp.int32(1)
 
-    def short(s: jax.Array, reference: jax.Array) -> _Step:
-        return cap.of_small(s), *_unmoved(None, reference), jnp.int32(0)
+    def short(s: jax.Array, row: _Row) -> _Step:
+        return cap.of_small(s), *_unmoved(None, row), jnp.int32(0)
+
+    def exponents(step: _Step) -> _Step:
+        bits, row, *rest = step
+        return bits - over_rows(row.reference, bits.shape), row, *rest
 
     if compared:
-        return long(s, reference)
+        return exponents(long(s, row))
     largest = _by_column(lambda x, y: jnp.maximum(jnp.abs(x), jnp.abs(y)), s)
-    past = cap.of_small(largest) - over_rows(reference, largest.shape)
+    past = cap.of_small(largest) - over_rows(row.reference, largest.shape)
     asked = any_above(0.0, jnp.maximum(past - (slack - _ROUNDING), largest - cap.small), TILE)
-    return lax.cond(asked, long, short, s, reference)
+    return exponents(lax.cond(asked, long, short, s, row))
+
+
+def _bare(problem: Problem) -> bool:
+    """Whether the logits come in bits, from the polynomial of a bare cap."""
+    return problem.bare_cap and not problem.pairwise
 
 
 def _slack(tile: Tile) -> float:
@@ -124,15 +157,29 @@ def _slack(tile: Tile) -> float:
     return SLACK if tile.problem.normalize else 0.0
 
 
-def _moved(slack: float, highest: jax.Array, reference: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The reference, now that the highest logits [64, 8] of these rows are known, and alpha."""
+def _moved(problem: Problem, slack: float, highest: jax.Array, row: _Row) -> tuple[_Row, jax.Array]:
+    """The rows, now that their highest logits [64, 8] are known, and alpha."""
     top = jnp.max(highest, axis=1)
-    now = jnp.where(top - reference > slack, top, reference)
-    return now, jnp.exp2(reference - now)
+    now = jnp.where(top - row.reference > slack, top, row.reference)
+    if row.unit is None:
+        return _Row(now, None), jnp.exp2(row.reference - now)
+    return _Row(now, _row_unit(problem, now)), jnp.exp2((row.reference - now) * problem.unit)
 
 
-def _unmoved(_: Any, reference: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return reference, _by_row(1.0)
+def _row_unit(problem: Problem, reference: jax.Array) -> jax.Array:
+    """What u is multiplied by in rows of a reference, for u * unit - reference * unit.
+
+    The compiler fuses the first product with the subtraction, and rounds the second. Where its last bits are
+    whole numbers that makes 0 or inf of the largest weight. There a power of two, of which both are exact,
+    stands in for the unit: logits that differ at all are far apart.
+    """
+    power = 2.0 ** math.floor(math.log2(problem.unit / LOG2E))
+    huge = jnp.abs(reference * problem.unit) > _HUGE[jnp.dtype(problem.dtype).name]
+    return jnp.where(huge, power, problem.unit)
+
+
+def _unmoved(_: Any, row: _Row) -> tuple[_Row, jax.Array]:
+    return row, _by_row(1.0)
 
 
 def _by_row(x: float) -> jax.Array:

@@ -192,7 +192,9 @@ def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Arr
     problem = tile.problem
     u, hiding = logits(tile, s, compared)
     bits = u * problem.unit
-    p = hiding.apply(jnp.exp2(bits if lse is None else bits - tile.by_query(lse)), 0.0)
+    exponents = bits if lse is None else bits - tile.by_query(lse)
+    # No weight is above 1: see `kernels.exponents`.
+    p = hiding.apply(jnp.exp2(jnp.minimum(exponents, 0.0)), 0.0)
     return p, None if problem.cap is None else 1.0 - u * u
 
 

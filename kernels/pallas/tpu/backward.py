@@ -83,7 +83,7 @@ def _cotangents(tile: Tile, at: Step, refs: Refs) -> tuple[jax.Array, jax.Array]
     """
     terms, dropped = refs["terms"], "seed" in refs
     S, visible, slope = logits(tile, refs, at.k)
-    P = hide(visible, jnp.exp(S - terms[0:1, :]))
+    P = hide(visible, jnp.exp(jnp.minimum(S - terms[0:1, :], jnp.float32(0))))
     dP = dot(tile, refs["value"][...], refs["d_out"][...], (1, 0))
     weight = None if terms.shape[0] == 2 else terms[2:3, :]
     if dropped:

@@ -9,6 +9,7 @@ Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, arXiv 23
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from kernels.exponents import lowered
 from kernels.pallas.tpu.launch import Step
 from kernels.pallas.tpu.tile import LOWEST, Refs, Tile, dot, drop, keep_scale, logits
 
@@ -32,7 +33,7 @@ def forward(tile: Tile, normalize_output: bool, at: Step, refs: Refs) -> None:
         S, _, _ = logits(tile, refs, at.k)
         m_old = m[...]
         m_new = jnp.maximum(m_old, S.max(axis=0, keepdims=True))
-        P = jnp.exp(S - m_new)
+        P = jnp.exp(jnp.minimum(S - lowered(m_new), jnp.float32(0)))
         alpha = jnp.exp(m_old - m_new)
         m[...] = m_new
         norm[...] = norm[...] * alpha + P.sum(axis=0, keepdims=True)
