@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from conformance.case import Case
 from conformance.judge import judge_trial
 from conformance.plan import Profile, Task, tasks
 from conformance.record import Result
@@ -23,11 +24,13 @@ def drawn_tasks(subject: Subject, profile: Profile, seed: int, stop: Any) -> lis
     return drawn
 
 
-def judge_together(subjects: Sequence[Subject], task: Task) -> Iterator[tuple[Subject, list[Result]]]:
-    """Each subject's results on a task, with a tiling of its own."""
+def judge_together(
+    subjects: Sequence[Subject], asked_case: Case, checks: Sequence[str]
+) -> Iterator[tuple[Subject, list[Result]]]:
+    """Each subject's results on a case, with a tiling of its own."""
     asked: list[Trial] = []
     for subject in subjects:
-        case = replace(task.case, tiling=task.case.tiling % len(subject.tilings))
+        case = replace(asked_case, tiling=asked_case.tiling % len(subject.tilings))
         if subject.why_not(case) is not None:
             continue
         trial = Trial(subject, case)
@@ -37,7 +40,7 @@ def judge_together(subjects: Sequence[Subject], task: Task) -> Iterator[tuple[Su
                 trial.__dict__.update(
                     {name: other.__dict__[name] for name in names if name in other.__dict__}
                 )
-        yield subject, judge_trial(trial, task.checks)
+        yield subject, judge_trial(trial, checks)
         asked.append(trial)
 
 

@@ -1,4 +1,4 @@
-"""The clean kernels are correct: every way to compute gives the oracle's answer, and what is wrong is refused."""
+"""The clean kernels are correct: each way to compute gives the answer of the oracle."""
 
 from functools import cache
 
@@ -6,7 +6,6 @@ import pytest
 
 from conformance.case import Case, case_from_json
 from conformance.judge import judge
-from conformance.plan import Task
 from conformance.record import Verdict
 from conformance.subject import Subject
 from tests.alarms.emulated import SUBJECTS as EMULATED
@@ -106,11 +105,11 @@ def test_clean_kernels_refuse_malformed_calls(subject: Subject) -> None:
 
 def test_subjects_that_are_judged_together_get_the_verdicts_that_they_get_alone() -> None:
     subjects = [s for s in OUTSIDERS if s not in COMPILED][:4]
-    task = Task("", case_of("segmented"), JUDGED)
-    together = {subject.name: results for subject, results in judge_together(subjects, task)}
+    case = case_of("segmented")
+    together = {subject.name: results for subject, results in judge_together(subjects, case, JUDGED)}
     assert set(together) == {subject.name for subject in subjects}
     for subject in subjects:
-        alone = judge(subject, task.case, JUDGED)
+        alone = judge(subject, case, JUDGED)
         assert together[subject.name] == alone
         assert {result.verdict for result in alone} == {Verdict.PASS}
 

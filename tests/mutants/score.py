@@ -19,12 +19,14 @@ from typing import Any
 
 from conformance.case import Case
 from conformance.judge import judge_trial
-from conformance.plan import Task, load_profile, tasks
+from conformance.plan import load_profile, tasks
 from conformance.record import Result
 from conformance.subject import Subject
 from conformance.trial import Trial
 from tests.alarms.processes import SINGLE_THREADED
 from tests.mutants.planting import Mutant, load, planted_subject
+
+Posed = tuple[Case, tuple[str, ...]]
 
 KILLS = Path(__file__).with_name("kills.json")
 # Cases whose arrays and exact answers are kept for the next defect.
@@ -80,36 +82,38 @@ class Judge:
         return red
 
 
-def score(judge: Judge, mutant: Mutant, subject: Subject, posed: Sequence[Task]) -> tuple[int, Result | None]:
+def score(
+    judge: Judge, mutant: Mutant, subject: Subject, posed: Sequence[Posed]
+) -> tuple[int, Result | None]:
     """How many cases were judged, and the first red result."""
-    ordered = sorted(posed, key=lambda task: _rank(mutant, task))
-    for number, task in enumerate(ordered, start=1):
-        red = judge.first_red(subject, task.case, task.checks)
+    ordered = sorted(posed, key=lambda one: _rank(mutant, one))
+    for number, (case, checks) in enumerate(ordered, start=1):
+        red = judge.first_red(subject, case, checks)
         if red is not None:
             return number, red
     return len(ordered), None
 
 
-def drawn(mutant: Mutant, profile: str, seed: int) -> list[Task]:
-    """The tasks of a profile for a mutant; they depend on its declarations alone."""
+def drawn(mutant: Mutant, profile: str, seed: int) -> list[Posed]:
+    """The cases of a profile, each with its checks, for a mutant; they depend on its declarations alone."""
     return _drawn(mutant.lacks, mutant.variant, profile, seed)
 
 
 @cache
-def _drawn(lacks: tuple[str, ...], variant: str, profile: str, seed: int) -> list[Task]:
+def _drawn(lacks: tuple[str, ...], variant: str, profile: str, seed: int) -> list[Posed]:
     with planted_subject(Mutant("", "", (), lacks=lacks, variant=variant)) as subject:
-        return list(tasks(subject, load_profile(profile), seed))
+        return [one for task in tasks(subject, load_profile(profile), seed) for one in task.posed]
 
 
-def _rank(mutant: Mutant, task: Task) -> tuple[bool, int, str]:
+def _rank(mutant: Mutant, posed: Posed) -> tuple[bool, int, str]:
     """Cases near the defect first, then the cheap ones."""
-    case = task.case
+    case, checks = posed
     near = not mutant.near or bool(case.features & set(mutant.near))
-    pairs = case.batch * case.q_heads * (case.q_len + 64) * (case.kv_len + 64) * len(task.checks)
+    pairs = case.batch * case.q_heads * (case.q_len + 64) * (case.kv_len + 64) * len(checks)
     return not near, pairs, case.id
 
 
-def _work(argument: tuple[Mutant, str, int, list[Task]]) -> Score:
+def _work(argument: tuple[Mutant, str, int, list[Posed]]) -> Score:
     mutant, profile, seed, posed = argument
     with planted_subject(mutant) as subject:
         cases, red = score(_judge(), mutant, subject, posed)
