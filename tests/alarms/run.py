@@ -49,6 +49,10 @@ def main(arguments: list[str]) -> int:
             file.flush()
         summary = total.summary() | {"profile": options.profile, "seeds": options.seeds}
         file.write(json.dumps(summary, sort_keys=True) + "\n")
+    if options.evidence:
+        Path(options.evidence).write_text(
+            json.dumps(summary, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        )
     print(json.dumps({name: summary[name] for name in ("results", "red", "by_subject")}, indent=1))
     return int(summary["red"] > 0)
 
@@ -62,6 +66,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--subjects", nargs="*", default=["all"], help="names, or the starts of names")
     parser.add_argument("--per-case", type=int, default=4, help="outsiders that each case is posed to")
     parser.add_argument("--out", default="alarms.jsonl")
+    parser.add_argument("--evidence", help="a JSON file of the summary alone, as docs/evidence/alarms.json")
     return parser.parse_args(arguments)
 
 
