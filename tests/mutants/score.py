@@ -6,25 +6,28 @@
 """
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import os
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from conformance.build import build
 from conformance.case import Case
 from conformance.judge import judge_trial
 from conformance.plan import load_profile, tasks
 from conformance.record import Result
-from conformance.subject import Subject
 from conformance.trial import Trial
 from tests.alarms.processes import SINGLE_THREADED
-from tests.mutants.planting import Mutant, load, planted_subject
+from tests.mutants.planting import Mutant, Planted, load, planted_kernel
 
 Posed = tuple[Case, tuple[str, ...]]
 
@@ -33,6 +36,8 @@ KILLS = Path(__file__).with_name("kills.json")
 _KEPT = 150
 # Characters of a message that are printed.
 _SHOWN = 200
+# The checks that look at nothing but a kernel's answers.
+_OF_ANSWERS = ("forward", "lse", "gradients", "determinism", "poison")
 # How messages begin where a subject raised, or the check itself.
 _CRASHES = ("raised", "the check itself raised")
 # What the trials of one case have in common, whichever defect is judged.
@@ -58,15 +63,16 @@ class Score:
 
 
 class Judge:
-    """Judges mutants; keeps what the trials of a case share."""
+    """Judges mutants; keeps what the trials of a case share, and what the kernel without a defect answers."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, int], dict[str, Any]] = OrderedDict()
+        self._clean: dict[tuple[str, str], dict[str, bytes]] = {}
 
-    def first_red(self, subject: Subject, case: Case, checks: Iterable[str]) -> Result | None:
+    def first_red(self, kernel: Planted, case: Case, checks: Iterable[str]) -> Result | None:
         """The first red result on a case."""
-        trial = Trial(subject, case)
-        key = (case.id, subject.numerics(case.dtype, subject.tilings[0]).splits)
+        trial = Trial(kernel.subject, case)
+        key = (case.id, trial.numerics.splits)
         trial.__dict__.update(self._kept.get(key, {}))
         # A mutant is asked for red verdicts alone, and an INCONCLUSIVE one is none.
         trial.__dict__["blind_spots"] = ()
@@ -81,14 +87,46 @@ class Judge:
             self._kept.popitem(last=False)
         return red
 
+    def shows(self, mutant: Mutant, kernel: Planted, case: Case) -> bool:
+        """Whether the defect changes a bit of the answer, to a poisoned case with or without its poison."""
+        both = (replace(case, poison=poison) for poison in {False, case.poison})
+        return any(_bits(kernel, one) != self._clean_bits(mutant.variant, one) for one in both)
 
-def score(
-    judge: Judge, mutant: Mutant, subject: Subject, posed: Sequence[Posed]
-) -> tuple[int, Result | None]:
-    """How many cases were judged, and the first red result."""
+    def _clean_bits(self, variant: str, case: Case) -> dict[str, bytes]:
+        key = (variant, case.id)
+        if key not in self._clean:
+            with planted_kernel(Mutant("", "", (), variant=variant)) as clean:
+                self._clean[key] = _bits(clean, case)
+        return self._clean[key]
+
+
+def _bits(kernel: Planted, case: Case) -> dict[str, bytes]:
+    """A digest of each output, or the error that was raised."""
+    assert kernel.answer is not None
+    try:
+        answer = kernel.answer(build(case))
+    except Exception as error:
+        return {"raised": repr(error).encode()}
+    return {name: hashlib.sha256(np.ascontiguousarray(x)).digest() for name, x in answer.items()}
+
+
+def score(judge: Judge, mutant: Mutant, kernel: Planted, posed: Sequence[Posed]) -> tuple[int, Result | None]:
+    """How many cases were judged, and the first red result.
+
+    First come the checks of answers alone, on the cases where the defect changes an answer: on others they
+    say what they say of a clean kernel. Then come the other checks.
+    """
     ordered = sorted(posed, key=lambda one: _rank(mutant, one))
+    if kernel.answer is not None:
+        for number, (case, checks) in enumerate(ordered, start=1):
+            asked = [check for check in checks if check in _OF_ANSWERS]
+            if asked and judge.shows(mutant, kernel, case):
+                red = judge.first_red(kernel, case, asked)
+                if red is not None:
+                    return number, red
     for number, (case, checks) in enumerate(ordered, start=1):
-        red = judge.first_red(subject, case, checks)
+        asked = [check for check in checks if kernel.answer is None or check not in _OF_ANSWERS]
+        red = judge.first_red(kernel, case, asked)
         if red is not None:
             return number, red
     return len(ordered), None
@@ -101,8 +139,8 @@ def drawn(mutant: Mutant, profile: str, seed: int) -> list[Posed]:
 
 @cache
 def _drawn(lacks: tuple[str, ...], variant: str, profile: str, seed: int) -> list[Posed]:
-    with planted_subject(Mutant("", "", (), lacks=lacks, variant=variant)) as subject:
-        return [one for task in tasks(subject, load_profile(profile), seed) for one in task.posed]
+    with planted_kernel(Mutant("", "", (), lacks=lacks, variant=variant)) as kernel:
+        return [one for task in tasks(kernel.subject, load_profile(profile), seed) for one in task.posed]
 
 
 def _rank(mutant: Mutant, posed: Posed) -> tuple[bool, int, str]:
@@ -115,8 +153,8 @@ def _rank(mutant: Mutant, posed: Posed) -> tuple[bool, int, str]:
 
 def _work(argument: tuple[Mutant, str, int, list[Posed]]) -> Score:
     mutant, profile, seed, posed = argument
-    with planted_subject(mutant) as subject:
-        cases, red = score(_judge(), mutant, subject, posed)
+    with planted_kernel(mutant) as kernel:
+        cases, red = score(_judge(), mutant, kernel, posed)
     if red is None:
         return Score(mutant.name, profile, seed, False, cases)
     crashed = red.message.startswith(_CRASHES)
