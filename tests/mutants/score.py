@@ -13,6 +13,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -68,6 +69,8 @@ class Judge:
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, int], dict[str, Any]] = OrderedDict()
         self._clean: dict[tuple[str, str], dict[str, bytes]] = {}
+        self._kernels: dict[str, Planted] = {}
+        self._planted = ExitStack()
 
     def first_red(self, kernel: Planted, case: Case, checks: Iterable[str]) -> Result | None:
         """The first red result on a case."""
@@ -94,9 +97,11 @@ class Judge:
 
     def _clean_bits(self, variant: str, case: Case) -> dict[str, bytes]:
         key = (variant, case.id)
+        if variant not in self._kernels:
+            clean = planted_kernel(Mutant("", "", (), variant=variant))
+            self._kernels[variant] = self._planted.enter_context(clean)
         if key not in self._clean:
-            with planted_kernel(Mutant("", "", (), variant=variant)) as clean:
-                self._clean[key] = _bits(clean, case)
+            self._clean[key] = _bits(self._kernels[variant], case)
         return self._clean[key]
 
 
