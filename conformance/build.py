@@ -187,6 +187,8 @@ def _sinks(case: Case, stream: Stream, dtype: Any) -> Array | None:
         return None
     shape = sinks_shape(case)
     usual = usual_largest_logit(case.family, case.head_dim, _scale(case))
+    if case.bias_pattern == "large":
+        usual += 2 * _LARGE_BIAS
     if case.soft_cap is not None:
         usual = min(max(usual, -case.soft_cap), case.soft_cap)
     sinks = (1.0 if case.sink_pattern == "ones" else usual) + stream.normal(shape)
