@@ -6,7 +6,7 @@ with that defect would pass, and the case is inconclusive.
 """
 
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -54,11 +54,11 @@ def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Pr
             yield "dropout", replace(problem, dropout_seed=problem.dropout_seed ^ bit)
     if problem.softmax_scale is not None:
         yield "scale", replace(problem, softmax_scale=None)
-    if problem.kv_heads > 1:
+    if problem.kv_heads > 1 and _sees_any_key(problem, semantics, range(problem.batch)):
         yield "a key head for each group", _with_keys(problem, np.s_[:, :, :1])
         if problem.group > 1:
             yield "gqa", _with_heads(problem, np.arange(problem.q_heads) % problem.kv_heads)
-    if problem.batch > 1:
+    if _sees_any_key(problem, semantics, range(1, problem.batch)):
         yield "keys for each batch row", _with_keys(problem, np.s_[:1])
     if not problem.normalize_output:
         yield "unnormalized", replace(problem, normalize_output=True)
@@ -84,6 +84,16 @@ def blind_spots(
         if not seen:
             blind.append(name)
     return tuple(dict.fromkeys(blind))
+
+
+def _sees_any_key(problem: Problem, semantics: Semantics, batches: Iterable[int]) -> bool:
+    """Whether some row of these batch rows sees a key; else it is nothing to them whose keys they read."""
+    rows = np.arange(problem.q_len, dtype=np.int64)
+    return any(
+        allowed(problem, semantics, batch, head, rows).any()
+        for batch in batches
+        for head in range(problem.q_heads)
+    )
 
 
 def has_empty_rows(problem: Problem, semantics: Semantics) -> bool:

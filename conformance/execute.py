@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from numpy.typing import NDArray
 
 from conformance.build import Built
@@ -122,7 +123,7 @@ def call_plainly(subject: Subject, built: Built, tiling: int) -> Plain:
             name: array for name, array in zip(("out", "lse"), result, strict=True) if array is not None
         }
         for name, array in returned.items():
-            if isinstance(array, jax.core.Tracer):
+            if isinstance(array, Tracer):
                 raise SubjectError(f"returned {name} as a tracer from an eager call")
         outputs = to_numpy(returned)
     modified = tuple(

@@ -158,7 +158,7 @@ def usual_largest_logit(family: str, head_dim: int, scale: float) -> float:
         "outlier": 64.0 * abs(scale),
         "growing": max(4.0 * scale * head_dim, 0.0),
         "shrinking": max(4.0 * scale * head_dim, 0.0),
-        "low_lse": _LOW_LOGIT if scale else 0.0,
+        "low_lse": 1.25 * _LOW_LOGIT if scale else 0.0,
         "cap_scaled": _LARGEST_CAP_FACTOR * spread,
     }
     return along.get(family, 2.0 * spread)

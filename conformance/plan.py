@@ -11,13 +11,13 @@ from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
-from conformance.case import Case
+from conformance.case import Case, case_from_json
 from conformance.checks import Check, all_checks
 from conformance.corpus import load_corpus
 from conformance.covering import Facts, covering_rows, reduced
 from conformance.features import DTYPES, FEATURES
 from conformance.production import load_production
-from conformance.recipes import Blocks, Offer, class_of, fillings, model, poisoned
+from conformance.recipes import Blocks, Offer, class_of, drawing, fillings, model, poisoned
 from conformance.subject import Subject, Tiling
 from conformance.trial import Trial
 
@@ -26,7 +26,7 @@ _PROFILES = Path(__file__).parent / "profiles.toml"
 # Kinds whose cases share programs, and so are posed together, row by row.
 _GROUPED = ("drawn", "poisoned", "repeated")
 # Logits of the largest case that is looked at before it is posed: larger ones are costly, and seldom blind.
-_LOOKED_AT = 20_000
+_LOOKED_AT = 40_000
 _SHORT_BLOCK = 16  # stands in for the block of a tiling that works in one piece
 
 
@@ -73,6 +73,11 @@ class Task:
     def posed(self) -> tuple[tuple[Case, tuple[str, ...]], ...]:
         """Every case with its checks."""
         return ((self.case, self.checks), *self.also)
+
+    def apart(self) -> Iterator["Task"]:
+        """Each case as a task of its own."""
+        for case, checks in self.posed:
+            yield Task(self.subject, case, checks)
 
 
 @cache
@@ -148,8 +153,20 @@ def _groups(
             yield Task(subject.name, *cases[0], also=tuple(cases[1:]))
         if left <= 0:
             return
-    if numbers["corpus"] and "drawn" in wanted:
-        yield from (Task(subject.name, case, wanted["drawn"]) for case in _known("drawn", subject, only))
+    if "drawn" in wanted:
+        listed = [*(_known("drawn", subject, only) if numbers["corpus"] else ())]
+        listed += _edges(subject, only) if numbers["edges"] else ()
+        yield from (Task(subject.name, case, wanted["drawn"]) for case in listed)
+
+
+def _edges(subject: Subject, only: Restriction) -> Iterator[Case]:
+    """The listed cases at the ends of what arguments may be, each in a dtype that the subject takes."""
+    for number, table in enumerate(drawing()["edges"]):
+        case = case_from_json({"dtype": subject.dtypes[number % len(subject.dtypes)], **table})
+        promised = subject.semantics.empty_rows == "zero" or not Trial(subject, case).has_empty_rows
+        narrowed = only.examples is not None or not only.features <= case.features
+        if promised and not narrowed and _askable(subject, case, only):
+            yield case
 
 
 def _rows(

@@ -20,8 +20,8 @@ from conformance.features import DTYPES, FEATURES
 LENGTH_CLASSES = ("few", "edge", "many", "tall", "long")
 # Features that hide a key from every row, in the patterns that `poisoned` chooses.
 _HIDING = frozenset({"mask", "segments", "padded", "packed", "bias"})
-# Features that act on logits.
-_WEIGHING = frozenset({"bias", "scale", "soft_cap"})
+# Features that show only in rows of several keys.
+_WEIGHING = frozenset({"bias", "mask", "scale", "soft_cap"})
 _LONG_KEYS = (1024, 1025, 1151, 1280)
 _LONG_QUERIES = (128, 150, 129)
 _ALIGNMENTS = (0, -1, 1)
@@ -144,7 +144,8 @@ def _static(row: Facts, offer: Offer, dice: Dice) -> Case:
     blocks = _blocks(row, offer, dice)
     q_len, kv_len = _LENGTHS[lengths](blocks, dice)
     if row & {"causal", "window"}:  # one row that sees all, or nothing, shows neither
-        q_len, kv_len = max(q_len, 3), max(kv_len, 3)
+        floor = 9 if row & {"segments", "many"} else 3
+        q_len, kv_len = max(q_len, floor), max(kv_len, floor)
     if "packed" in row:  # several sequences, one of which has a few tokens
         q_len, kv_len = max(q_len, 9), max(kv_len, 11)
     q_len, kv_len = (-(-n // offer.length_multiple) * offer.length_multiple for n in (q_len, kv_len))
@@ -278,8 +279,10 @@ def _sinks(_case: Case, _row: Facts, offer: Offer, dice: Dice) -> dict[str, Any]
 
 def _lengths(case: Case, row: Facts, _offer: Offer, dice: Dice) -> dict[str, Any]:
     """Stand-ins of as many sequences; each filling has its own."""
-    count = case.batch if "padded" in row else dice.pick("packed", drawing()["arguments"]["packed"])
-    return {"lengths": ((0, 0),) * count}
+    if "padded" in row:
+        return {"lengths": ((0, 0),) * case.batch}
+    few = [count for count in drawing()["arguments"]["packed"] if 2 * count <= case.q_len]
+    return {"lengths": ((0, 0),) * dice.pick("packed", few)}
 
 
 def _one(field: str, options: str) -> Callable[[Case, Facts, Offer, Dice], dict[str, Any]]:
@@ -313,14 +316,16 @@ def _filled(static: Case, group: str, blocks: Blocks, dice: Dice) -> Case:
         families = drawing()["arguments"]["large_cap_families"]
     if group == "large" and static.q_len > _ROWS_OF_A_TILE:
         families = ["huge"]
-    if static.kv_len >= min(_LONG_KEYS):  # a constant among many keys leaves nothing else to see
+    if static.kv_len >= min(_LONG_KEYS):
+        # A constant among many keys leaves nothing else to see, nor does a cap that all logits are beyond.
         families = [family for family in families if family != "offset"]
+        families = families if static.soft_cap is None else ["cap_scaled"]
     changes: dict[str, Any] = {
         "family": dice.pick("family", families),
         "seed": dice.between("seed", 1, 2**32 - 1),
     }
-    # A window leaves rows few keys, which a third of them may hold; causal hides the last ones.
-    thirds = ("first", "middle") if static.causal else ("first", "middle", "last")
+    # A window leaves rows few keys, which a third of them may hold; so does causal, at either end.
+    thirds = ("middle",) if static.causal else ("first", "middle", "last")
     hides = "rows" if static.window else dice.pick("hides", (*thirds, "rows"))
     by_bias = static.mask is None or (static.bias is not None and dice.chance("hidden by bias", 0.5))
     if static.mask is not None and static.kv_len > 2:

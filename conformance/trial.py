@@ -84,10 +84,14 @@ class Trial:
         )
 
     @cached_property
+    def has_empty_rows(self) -> bool:
+        """Whether some query row sees no key (S10)."""
+        return has_empty_rows(self.built.problem, self.subject.semantics)
+
+    @cached_property
     def unspecified(self) -> bool:
         """Whether the case has rows that see nothing, of which the subject promises nothing (S10)."""
-        semantics = self.subject.semantics
-        return semantics.empty_rows == "unspecified" and has_empty_rows(self.built.problem, semantics)
+        return self.subject.semantics.empty_rows == "unspecified" and self.has_empty_rows
 
     @cached_property
     def plain(self) -> Plain:

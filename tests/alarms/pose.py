@@ -20,7 +20,7 @@ def drawn_tasks(subject: Subject, profile: Profile, seed: int, stop: Any) -> lis
     for task in tasks(subject, profile, seed):
         if stop.is_set():
             return []
-        drawn.append(task)
+        drawn += task.apart()
     return drawn
 
 

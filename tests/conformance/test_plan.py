@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 # When recipes, families or the oracle's judgement of a case change on purpose, the failure says what to
 # write here. Records of before then have other cases: baselines are to be made anew.
-DIGEST = "9246f677b963d5ef"
+DIGEST = "7143ffff1629454b"
 
 
 def _not_called(*_: Any, **__: Any) -> NoReturn:
@@ -43,7 +43,7 @@ SUBJECT = Subject(
     dtypes=DTYPES,
     tilings=(Tiling({"blocks": 16}, 16, 16), Tiling({}, 256, 256)),
 )
-NUMBERS = {"strength": 1, "arrays": 1, "alone": 0, "fillings": 2, "corpus": False}
+NUMBERS = {"strength": 1, "arrays": 1, "alone": 0, "fillings": 2, "corpus": False, "edges": False}
 SMALL = Profile("small", 0, {"drawn": NUMBERS})
 PAIRS = replace(SMALL, kinds={"drawn": {**NUMBERS, "strength": 2, "fillings": 1}})
 
@@ -188,16 +188,33 @@ def posed(subject: Subject, kind: str, numbers: dict[str, Any]) -> list[Case]:
 
 def test_known_bugs_are_posed_to_the_checks_that_see_them() -> None:
     subject = replace(SUBJECT, dtypes=("float32", "bfloat16", "float16"), head_dims=(1, 128))
-    nothing_drawn = {"arrays": 0, "strength": 1, "fillings": 1, "alone": 0, "examples": 0, "corpus": True}
+    nothing_drawn = {
+        "arrays": 0,
+        "strength": 1,
+        "fillings": 1,
+        "alone": 0,
+        "examples": 0,
+        "corpus": True,
+        "edges": False,
+    }
     for kind in ("drawn", "transformed"):
         given = posed(subject, kind, nothing_drawn)
         assert given
         assert set(given) <= {entry.case for entry in load_corpus() if entry.kind == kind}
 
 
+def test_cases_at_the_ends_of_arguments_are_posed_to_who_promises_something_of_them() -> None:
+    nothing_drawn = {"arrays": 0, "strength": 1, "fillings": 1, "alone": 0, "corpus": False, "edges": True}
+    standard = posed(SUBJECT, "drawn", nothing_drawn)
+    assert {0} <= {case.q_len for case in standard} & {case.kv_len for case in standard}
+    assert len(standard) == len(drawing()["edges"])
+    dialect = replace(SUBJECT, semantics=replace(SUBJECT.semantics, empty_rows="nan"))
+    assert all(case.kv_len for case in posed(dialect, "drawn", nothing_drawn))
+
+
 def test_known_bugs_are_posed_in_a_dtype_that_the_subject_takes() -> None:
     subject = replace(SUBJECT, dtypes=("float16",))
-    nothing_drawn = {"arrays": 0, "strength": 1, "fillings": 1, "alone": 0, "corpus": True}
+    nothing_drawn = {"arrays": 0, "strength": 1, "fillings": 1, "alone": 0, "corpus": True, "edges": False}
     cases_posed = posed(subject, "drawn", nothing_drawn)
     assert {case.dtype for case in cases_posed} == {"float16"}
     assert len(cases_posed) > len([entry for entry in load_corpus() if entry.case.dtype == "float16"])

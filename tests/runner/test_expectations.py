@@ -96,6 +96,8 @@ STALE = known(case={"head_dim": 77})
         (known(check="gradients", case={"head_dim": 77}), {}, False),
         (known(case={"head_dim": 77}, profiles=("standard", "nightly")), {}, False),
         (known(case={"head_dim": 77}, profiles=("quick",)), {}, True),
+        (known(case={"head_dim": 77}, shows="sometimes"), {}, False),
+        (known(shows="sometimes", message_contains="other words"), {}, True),
         (STALE, {"shard": (1, 2)}, False),
         (STALE, {"narrowed": "--dtype float32"}, False),
         (STALE, {"complete": False, "note": "interrupted"}, False),
