@@ -6,7 +6,9 @@ from dataclasses import fields
 from typing import Any
 
 from conformance.features import FEATURES
+from conformance.signals import Interrupted
 from conformance.subject import Subject, discover, find
+from conformance.text import describe
 from reference.semantics import STANDARD, Semantics
 
 _WIDTH = 100
@@ -22,11 +24,13 @@ def _paragraph(name: str) -> Iterator[str]:
     yield name
     try:
         subject = find(name)
-    except LookupError as error:
-        yield _line("broken", str(error))
+        reason = subject.ready()
+    except Interrupted:
+        raise
+    except BaseException as error:  # a module or a declaration of somebody else's
+        yield _line("broken", str(error.args[0]) if isinstance(error, LookupError) else describe(error))
         return
     yield _line("runs on", "any backend" if subject.backend == "any" else subject.backend)
-    reason = subject.ready()
     if reason is not None:
         yield _line("not here", reason)
     yield _line("dtypes", ", ".join(subject.dtypes))

@@ -42,19 +42,31 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Job:
-    """One call of `work` in a worker, with a subject and one argument.
+    """Calls of `work` in a worker, with a subject and one argument after the other; each has an outcome.
 
     subject: the name or `module:attribute` that finds it in another process. work: a function of a module.
+    also: the arguments after the first, which share with it what is compiled.
     """
 
     subject: str
     work: Callable[[Subject, Any], Any]
     argument: Any
+    also: tuple[Any, ...] = ()
+
+    @property
+    def calls(self) -> "tuple[Job, ...]":
+        """A job for each argument."""
+        return tuple(Job(self.subject, self.work, argument) for argument in (self.argument, *self.also))
+
+
+def _joined(calls: "Sequence[Job]") -> Job:
+    first, *others = calls
+    return Job(first.subject, first.work, first.argument, tuple(call.argument for call in others))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job: a value; or `fault`, what happened instead.
+    """What became of one call of a job: a value; or `fault`, what happened instead.
 
     timed_out: whether its time ran out. phase, check: where it was when it was cut short.
     """
@@ -68,7 +80,10 @@ class Outcome:
 
 
 class Pool:
-    """At most `workers` processes, started when there is a job for them. `timeout`: seconds for one job."""
+    """At most `workers` processes, started when there is a job for them. `timeout`: seconds for one call.
+
+    left: what was left of jobs when their process ended in the middle; it is to be given again.
+    """
 
     def __init__(self, names: Sequence[str], workers: int, timeout: float) -> None:
         self._names = tuple(names)
@@ -76,21 +91,22 @@ class Pool:
         self._timeout = timeout
         self._workers: list[_Worker] = []
         self._deaths_at_start = 0
+        self.left: list[Job] = []
         self._folder = Path(tempfile.mkdtemp(prefix="attest-"))
 
     @property
     def idle(self) -> bool:
         """Whether a further job could begin now."""
-        return len(self._workers) < self._size or any(worker.job is None for worker in self._workers)
+        return len(self._workers) < self._size or any(not worker.calls for worker in self._workers)
 
     @property
     def busy(self) -> bool:
         """Whether there is a job whose outcome is not known."""
-        return any(worker.job is not None for worker in self._workers)
+        return any(worker.calls for worker in self._workers)
 
     def give(self, job: Job) -> None:
         """Begin a job. Only where the pool is idle; raises WorkerError if no process can be started."""
-        for worker in [worker for worker in self._workers if worker.job is None]:
+        for worker in [worker for worker in self._workers if not worker.calls]:
             if worker.begin(job):
                 return
             self._remove(worker)
@@ -121,30 +137,31 @@ class Pool:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _buried(self, worker: "_Worker") -> Outcome | None:
-        """Remove a process that has died; the outcome of its job, which another one begins if it had not."""
-        job, fault = worker.job, worker.died
-        phase, check = worker.place
-        self._remove(worker)
+        """Remove a process that has died; the outcome of its call, or none if it had not begun."""
+        fault = worker.died
         if worker.ready:
             self._deaths_at_start = 0
-            return job and Outcome(job, fault=fault, phase=phase, check=check)
-        self._deaths_at_start += 1
+            outcome = worker.cut_short(fault) if worker.calls else None
+        else:
+            self._deaths_at_start += 1
+            outcome = None
+        self._remove(worker)
         if self._deaths_at_start == _DEATHS_AT_START:
             raise WorkerError(f"the workers cannot run: {fault} while it started")
-        if job is not None:
-            self.give(job)
-        return None
+        return outcome
 
     def _remove(self, worker: "_Worker") -> None:
         worker.kill()
         self._workers.remove(worker)
+        if worker.calls:
+            self.left.append(_joined(worker.calls))
 
 
 class _Worker:
     """One process, seen by its parent."""
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
-        self.job: Job | None = None
+        self.calls: list[Job] = []  # whose outcomes are not known, the one at hand first
         self.ready = False
         self._jobs = 0
         self._began = time.monotonic()
@@ -168,45 +185,43 @@ class _Worker:
 
     @property
     def spent(self) -> bool:
-        return self.job is None and self._jobs >= _JOBS_PER_PROCESS
+        return not self.calls and self._jobs >= _JOBS_PER_PROCESS
 
     def begin(self, job: Job) -> bool:
-        """Hand a job over; False if nobody is there to take it."""
-        self.job = job
+        """Hand a job over; False if an idle process has gone, so that nobody is there to take it."""
         self._began = time.monotonic()
         self._phase.unlink(missing_ok=True)
         try:
             self._connection.send((job, self._phase))
         except OSError:
-            self.job = None if self.ready else job
-            return False
+            if self.ready:
+                return False
+        self.calls = [*job.calls]
         return True
 
     def outcome(self, timeout: float) -> Outcome | None:
-        """What has become of the job, if that is known."""
+        """What has become of the call at hand, if that is known."""
         with suppress(EOFError, OSError):  # a process that has died says nothing more
             while self._connection.poll():
                 said: tuple[Any, str, str] | None = self._connection.recv()
                 self._began = time.monotonic()
                 if said is None:
                     self.ready = True
-                elif self.job is not None:
+                elif self.calls:
                     value, fault, phase = said
-                    job, self.job = self.job, None
                     self._jobs += 1
-                    return Outcome(job, value, fault, phase=phase)
+                    return Outcome(self.calls.pop(0), value, fault, phase=phase)
         late = time.monotonic() - self._began
         if not self.ready and late > limits()["start_seconds"]:
             raise WorkerError(f"the workers cannot run: one did not start within {late:.0f} s")
-        if self.job is None or not self.ready or late <= timeout:
+        if not self.calls or not self.ready or late <= timeout:
             return None
-        phase, check = self.place
-        return Outcome(self.job, None, f"did not finish within {timeout:g} s", True, phase, check)
+        return self.cut_short(f"did not finish within {timeout:g} s", timed_out=True)
 
-    @property
-    def place(self) -> tuple[str, str]:
-        """The phase and the check of the job."""
-        return read_phase(self._phase)
+    def cut_short(self, fault: str, timed_out: bool = False) -> Outcome:
+        """The outcome of the call at hand, which has none of its own; those after it are left."""
+        phase, check = read_phase(self._phase)
+        return Outcome(self.calls.pop(0), None, fault, timed_out, phase, check)
 
     @property
     def died(self) -> str:
@@ -248,12 +263,12 @@ def _serve(connection: Connection, names: Sequence[str]) -> None:
         while True:
             job, phase = connection.recv()
             with reported(phase):
-                said = _done(job)
-            connection.send(said)
+                for call in job.calls:
+                    connection.send(_done(call))
 
 
 def _done(job: Job) -> tuple[Any, str, str]:
-    """What a job's outcome has beside the job, which the parent knows."""
+    """What a call's outcome has beside the call, which the parent knows."""
     try:
         subject = _subject(job.subject)
     except LookupError as error:

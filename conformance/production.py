@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,9 @@ class Posed:
         answer = Answer(**{name: np.concatenate([a[name] for a in answers]) for name in answers[0]})
         predictions = {
             name: Prediction(
-                *(
-                    np.concatenate([getattr(predicted[name], field.name) for _, predicted in found])
-                    for field in fields(Prediction)
-                )
+                np.concatenate([predicted[name].bound for _, predicted in found]),
+                np.concatenate([predicted[name].std for _, predicted in found]),
+                np.concatenate([predicted[name].worst_std for _, predicted in found]),
             )
             for name in found[0][1]
         }

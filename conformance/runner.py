@@ -57,6 +57,7 @@ class Progress:
     red: int
 
 
+Posed = tuple[Case, tuple[str, ...]]  # a case, and the checks that judge it
 Watch = Callable[[Progress], None]
 Keep = Callable[[Sequence[Result]], None]
 
@@ -97,10 +98,7 @@ def asked(request: Request) -> RunRecord:
 
 def replay(request: Request, case: Case, checks: Sequence[str]) -> list[Result]:
     """Judge one case of each subject, whatever the profile would draw. Raises WorkerError and Interrupted."""
-    jobs = [
-        Job(name, _judge, Task(subject.name, case, tuple(checks)))
-        for name, subject in request.subjects.items()
-    ]
+    jobs = [Job(name, _judge, (case, tuple(checks))) for name in request.subjects]
     with (
         interruptible(),
         closing(perform(jobs, request.subjects, request.workers, request.timeout)) as outcomes,
@@ -188,35 +186,44 @@ def _results(request: Request, outcome: Outcome) -> list[Result]:
 def _judge_jobs(found: _Found) -> Iterator[Job]:
     request = found.request
     for name, subject in request.subjects.items():
-        try:
-            for task in tasks(subject, request.profile, request.seed, request.only):
-                if in_shard(name, task, request.shard):
-                    found.posed += 1
-                    yield Job(name, _judge, task)
-        except ValueError as error:
-            if request.only != Restriction():
-                raise RequestError(str(error)) from error
-            found.problems.append(f"no cases can be drawn for {name}: {describe(error)}")
-        except Exception as error:  # a subject's declarations are code, too
-            found.problems.append(f"no cases can be drawn for {name}: {describe(error)}")
+        posed = tasks(subject, request.profile, request.seed, request.only)
+        while (task := _next(found, name, posed)) is not None:
+            if in_shard(name, task, request.shard):
+                found.posed += len(task.posed)
+                first, *others = task.posed
+                yield Job(name, _judge, first, tuple(others))
 
 
-def _judge(subject: Subject, task: Task) -> list[Result]:
-    return [result for case, checks in task.posed for result in judge(subject, case, checks)]
+def _next(found: _Found, name: str, posed: Iterator[Task]) -> Task | None:
+    """The next task of a subject, None after the last; its declarations are code that may raise anything."""
+    try:
+        return next(posed, None)
+    except Interrupted:
+        raise
+    except ValueError as error:
+        if found.request.only != Restriction():
+            raise RequestError(str(error)) from error
+        reason = describe(error)
+    except BaseException as error:
+        reason = describe(error)
+    found.problems.append(f"no cases can be drawn for {name}: {reason}")
+    return None
+
+
+def _judge(subject: Subject, posed: Posed) -> list[Result]:
+    return judge(subject, *posed)
 
 
 def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
-    """A task that ran out of time is one TIMEOUT; one whose process died fails every check.
+    """A case that ran out of time is one TIMEOUT; one whose process died fails every check.
 
     Which check it was that killed the process is not known for sure: an earlier one may have.
     """
-    task: Task = outcome.job.argument
-    name, _, case_id = outcome.check.partition(" ")
-    at_hand = (posed for posed in task.posed if posed[0].id == case_id and name in posed[1])
-    case, checks = next(at_hand, (task.case, task.checks))
+    posed: Posed = outcome.job.argument
+    case, checks = posed
     if outcome.timed_out:
-        check = name if name in checks else checks[0]
-        left_out = [other for other in checks if other != check]
+        check = outcome.check if outcome.check in checks else checks[0]
+        left_out = [name for name in checks if name != check]
         rest = f"; {', '.join(left_out)} not judged on this case" if left_out else ""
         message = f"{outcome.fault}, in the phase {outcome.phase}{rest}"
         return [_blame(outcome, subject, case, check, Verdict.TIMEOUT, message)]

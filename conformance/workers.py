@@ -30,7 +30,7 @@ def perform(
     timeout: float,
     wanted: Callable[[Job], bool] = lambda _job: True,
 ) -> Generator[Outcome, None, None]:
-    """Every job's outcome, as they come; jobs are drawn while earlier ones run.
+    """The outcome of every call of every job, as they come; jobs are drawn while earlier ones run.
 
     subjects: by the name in the jobs. workers 0: in this process, where nothing can be timed out.
     wanted: whether a job still matters, asked when its turn comes; one that does not has no outcome.
@@ -45,8 +45,9 @@ def _here(
     jobs: Iterable[Job], subjects: Mapping[str, Subject], wanted: Callable[[Job], bool]
 ) -> Generator[Outcome, None, None]:
     for job in jobs:
-        if wanted(job):
-            yield guarded(job, subjects[job.subject])
+        for call in job.calls:
+            if wanted(call):
+                yield guarded(call, subjects[call.subject])
 
 
 def _elsewhere(
@@ -59,6 +60,8 @@ def _elsewhere(
         pool = Pool(names, workers, timeout)
         try:
             while not asked_to_end():
+                waiting.extendleft(pool.left)
+                pool.left.clear()
                 while pool.idle and (waiting or drawing.fetch(waiting)):
                     job = waiting.popleft()
                     if wanted(job):

@@ -32,8 +32,8 @@ class Settings:
     logits_dtype: str
 
 
-type ForwardPass = Callable[[Settings, Call], tuple[jax.Array, jax.Array, jax.Array]]
-type BackwardPass = Callable[[Settings, Call, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], Call]
+type ForwardPass = Callable[[Settings, Call], tuple[jax.Array, jax.Array, Any]]
+type BackwardPass = Callable[[Settings, Call, jax.Array, jax.Array, Any, jax.Array, jax.Array], Call]
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Passes:
 
     check_forward, check_backward: from fwd_params and bwd_params as given to what `Settings` holds.
     check_precision: likewise from precision. All three raise ValueError naming the argument.
-    forward: out, lse, and the maximum over visible keys alone, [B, Hq, Sq] float32, -inf where a row sees
-        none.
+    forward: out, lse, and what else its backward pass keeps: at least the maximum over visible keys alone,
+        [B, Hq, Sq] float32, -inf where a row sees none.
     backward: from the call, what forward returned and the cotangents of out and lse to the cotangents of the
         call's float arrays, in the arrays' own dtypes (S14, S15); see `kernels.cotangents`.
     numerics: the paragraph of the docstring that states the arithmetic.
@@ -198,15 +198,15 @@ def _differentiable(passes: Passes, settings: Settings, call: Call) -> tuple[jax
 
 def _with_residuals(
     passes: Passes, settings: Settings, call: Call
-) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, jax.Array, jax.Array, jax.Array]]:
-    out, lse, row_max = passes.forward(settings, call)
-    return (out, lse), (call, out, lse, row_max)
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, jax.Array, jax.Array, Any]]:
+    out, lse, kept = passes.forward(settings, call)
+    return (out, lse), (call, out, lse, kept)
 
 
 def _cotangents(
     passes: Passes,
     settings: Settings,
-    residuals: tuple[Call, jax.Array, jax.Array, jax.Array],
+    residuals: tuple[Call, jax.Array, jax.Array, Any],
     cotangents: tuple[jax.Array, jax.Array],
 ) -> tuple[Call]:
     return (passes.backward(settings, *residuals, *cotangents),)

@@ -28,7 +28,7 @@ _FINEST_UNIT = 2.0**-16
 _PRODUCTS_AT_A_TIME = 1 << 21
 
 # Beyond so many products roundings are taken as independent: problems of that size hold ordinary values.
-_MOST_PRODUCTS = 1 << 30
+_MOST_PRODUCTS = 1 << 27
 _MOST_VALUES = 1 << 24
 
 # The square of the largest rounding error over the mean square.
@@ -80,6 +80,30 @@ class CastError:
     variance: Floats
     extra: Floats
     shares: Shares
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How the summed variance of an output divides into parts that err independently.
+
+    squares: the sum of their squares. largest: the largest of them.
+    """
+
+    squares: float = 0.0
+    largest: float = 0.0
+
+    def plus(self, *variances: Floats) -> "Parts":
+        """Return these parts and further ones."""
+        squares = self.squares + sum(float(np.square(variance).sum()) for variance in variances)
+        largest = max([self.largest, *(float(variance.max(initial=0.0)) for variance in variances)])
+        return Parts(squares, largest)
+
+    def joined(self, other: "Parts") -> "Parts":
+        """Return the parts of two rows or more together."""
+        return Parts(self.squares + other.squares, max(self.largest, other.largest))
+
+
+NO_PARTS = Parts()
 
 
 def cast_error_of_sums(cast: Cast, values: Floats, factor: Floats | float = 1.0) -> CastError:

@@ -8,21 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reference.coherence import Cast, cast_error_of_sums
-from reference.error_forward import (
-    FUNCTION_VARIANCE,
-    ForwardError,
-    Spread,
-    cast_error,
-    finite,
-    lse_variance_of_sinks,
-    rounding,
-)
+from reference.coherence import NO_PARTS, Cast, cast_error_of_sums
+from reference.error_forward import FUNCTION_VARIANCE, ForwardError, lse_variance_of_sinks, weight_growth
 from reference.error_row_max import row_max_error
 from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
 from reference.oracle import BackwardBlock
 from reference.problem import Problem
 from reference.rows import RowBlock
+from reference.spread import Spread, at_least_bound, cast_error, finite, rounding
 
 
 @dataclass(frozen=True)
@@ -91,8 +84,8 @@ def logits_gradient_error(
     d_logits = finite(backward.d_logits)
 
     row = error.row
-    off = np.expm1(np.minimum(error.weight.bound + (row.bound + error.factor.bound)[:, None], 80.0))
-    weight = np.where(block.weighed, p * off + SMALLEST_NORMAL, 0.0)
+    off = weight_growth(block, error.weight.bound + (row.bound + error.factor.bound)[:, None])
+    weight = np.where(block.weighed, off + SMALLEST_NORMAL, 0.0)
     if numerics.materialised and problem.normalize_output:
         # A weight that is kept lies between 0 and the largest share that it can have of its row.
         weight = np.minimum(weight, np.maximum(p, 1.0) * (1 + row.bound[:, None]))
@@ -184,8 +177,9 @@ def query_error(
         * (1 + v_in)
         + (numerics.gamma(count + blocks) + 4 * u + v_in + numerics.partials * blocks) * magnitude
     )
-    bound = bound + SMALLEST_NORMAL * count
-    variance = (SMALLEST_NORMAL * count) ** 2 + scale**2 * (
+    flushed = SMALLEST_NORMAL * max(1.0, scale) * count
+    bound = bound + flushed
+    variance = flushed**2 + scale**2 * (
         gradient.uncapped.variance @ error.key**2
         + gradient.common[:, None] * total**2
         - 2 * total * ((gradient.pull * d_logits) @ error.key)
@@ -198,9 +192,15 @@ def query_error(
     # A sum of squares, computed as a difference: rounding may take it below 0.
     variance = np.maximum(variance, 0.0) + repeated.variance
     dtype = format_of(numerics.output_dtype)
+    parts = NO_PARTS
+    if error.repeats:
+        shared = gradient.common[:, None] * total**2 + gradient.row_dot.variance[:, None] * (leak**2 + again)
+        pairs = (gradient.uncapped.variance + gradient.cast.variance) * np.square(error.key).sum(axis=1)
+        parts = parts.plus(scale**2 * pairs, scale**2 * shared.sum(axis=1))
     extra = np.asarray(gradient.row_dot.extra)[..., None] * (leak**2 + again)
     extra = repeated.extra + scale**2 * extra
-    spread = Spread(bound, variance, extra, shares=(repeated.shares,))
+    variance = at_least_bound(Spread(bound, variance), error.unresolved[:, None]).variance
+    spread = Spread(bound, variance, extra, shares=(repeated.shares,), parts=parts)
     return rounding(scale * np.abs(total), spread, dtype.unit, dtype.half_subnormal)
 
 

@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from reference.coherence import Cast, Shares, cast_error_of_sums, common_variance
+from reference.coherence import NO_PARTS, Cast, Parts, Shares, cast_error_of_sums, common_variance
 from reference.error_backward import LogitsGradient
-from reference.error_forward import FUNCTION_VARIANCE, ForwardError, Spread, cast_error, finite, rounding
+from reference.error_forward import FUNCTION_VARIANCE, ForwardError
 from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
 from reference.oracle import BackwardBlock, d_bias_block
 from reference.problem import Problem
 from reference.rows import RowBlock
 from reference.semantics import Semantics
+from reference.spread import Spread, at_least_bound, cast_error, finite, rounding
 from reference.visibility import Ints
 
 
@@ -47,6 +48,9 @@ class ByKeys:
         self._value = Sum.zeros((*shape, problem.value_dim))
         self._bias = None if problem.bias is None or sampled else Sum.zeros(problem.bias.shape)
         self._casts: dict[str, dict[tuple[int, int], list[_Rounded]]] = {"dkey": {}, "dvalue": {}}
+        self._parts: dict[str, Parts] = {}
+        # Products may be flushed before they are scaled, or divided by the share that dropout keeps.
+        self._flush = SMALLEST_NORMAL / (1 - problem.dropout_prob)
         self._sinks = None
         if problem.softmax_aux is not None and not sampled:
             self._sinks = Sum.zeros((problem.q_heads, problem.softmax_aux.shape[-1]))
@@ -55,10 +59,11 @@ class ByKeys:
         self, block: RowBlock, backward: BackwardBlock, error: ForwardError, gradient: LogitsGradient
     ) -> None:
         """Add what the rows of a block contribute."""
-        self._add_key(block, backward, gradient)
+        self._flush = max(self._flush, SMALLEST_NORMAL * abs(block.dot_scale))
+        self._add_key(block, backward, error, gradient)
         self._add_value(block, backward, error, gradient)
         if self._bias is not None:
-            self._add_bias(self._bias, block, backward, gradient)
+            self._add_bias(self._bias, block, backward, error, gradient)
         if self._sinks is not None:
             self._add_sinks(self._sinks, block, backward, error, gradient)
 
@@ -81,7 +86,7 @@ class ByKeys:
             if total is None or name[1:] not in self._semantics.gradients:
                 continue
             shares = self._add_casts(name, total) if name in self._casts else ()
-            spread = total.spread(numerics, dtype)
+            spread = total.spread(numerics, dtype, self._flush, self._parts.get(name, NO_PARTS))
             common = self._common(name, total, spread.variance) if name in self._casts else 0.0
             spreads[name] = replace(spread, common=common, shares=shares)
         return spreads
@@ -117,21 +122,31 @@ class ByKeys:
             weights += [signs[batch, :, kv_head] @ part.factors.T for part in parts]
         return math.sqrt(common_variance(casts, weights) + float((total.shift * signs).sum()) ** 2)
 
-    def _add_key(self, block: RowBlock, backward: BackwardBlock, gradient: LogitsGradient) -> None:
+    def _divide(self, output: str, error: ForwardError, pairs: Floats, rows: Floats) -> None:
+        """Note the parts of the variance that pairs [R, C], and that whole rows [R], make."""
+        if error.repeats:
+            self._parts[output] = self._parts.get(output, NO_PARTS).plus(np.maximum(pairs, 0.0), rows)
+
+    def _add_key(
+        self, block: RowBlock, backward: BackwardBlock, error: ForwardError, gradient: LogitsGradient
+    ) -> None:
         numerics, scale, at = self._numerics, abs(block.dot_scale), (block.batch, slice(None), block.kv_head)
         columns, query = self._columns, finite(block.query)
         d_logits = finite(backward.d_uncapped)[:, columns]
         slope = 1.0 if block.cap_slope is None else finite(block.cap_slope)[:, columns]
         seen = np.where(block.seen[:, columns], finite(block.weights)[:, columns], 0.0)
         leak = seen * slope
-        variance = (
-            gradient.uncapped.variance[:, columns]
-            + (gradient.common[:, None] - 2 * gradient.pull[:, columns]) * d_logits**2
-            + gradient.row_dot.variance[:, None] * (leak**2 + seen**2 * gradient.slope[:, columns])
-        )
+        through = gradient.row_dot.variance[:, None] * (leak**2 + seen**2 * gradient.slope[:, columns])
+        shared = gradient.common[:, None] * d_logits**2 + through
+        pairs = gradient.uncapped.variance[:, columns] - 2 * gradient.pull[:, columns] * d_logits**2
+        variance = pairs + shared
+        size = scale**2 * np.square(query).sum(axis=1)
+        pairs = pairs + gradient.cast.variance[:, columns]
+        self._divide("dkey", error, pairs * size[:, None], shared.sum(axis=1) * size)
         bound = gradient.uncapped.bound[:, columns] * (1 + numerics.weights) + gradient.cast.bound[:, columns]
         live = (gradient.own.bound[:, columns] > 0).sum(axis=0)[:, None]
-        self._key.add(at, scale * query, d_logits, Spread(bound, variance), live, numerics)
+        spread = at_least_bound(Spread(bound, variance), error.unresolved[:, None])
+        self._key.add(at, scale * query, d_logits, spread, live, numerics)
         self._round("dkey", block, _of(gradient.rounded, columns), scale * query)
         self._key.shift[at] += (leak * gradient.shift[:, None]).T @ (scale * query)
 
@@ -143,15 +158,19 @@ class ByKeys:
         keep = error.keep if error.keep.shape == (1, 1) else error.keep[:, columns]
         p = finite(block.weights)[:, columns]
         cast = cast_error(numerics.weights, p, numerics.half_subnormal)
-        weight_variance = error.weight.variance[:, columns] + gradient.common[:, None]
-        weight_variance = weight_variance - 2 * gradient.pull[:, columns]
+        own = error.weight.variance[:, columns] - 2 * gradient.pull[:, columns]
         flushed = np.minimum(p, SMALLEST_NORMAL) ** 2
-        variance = keep**2 * (p**2 * weight_variance + flushed)
+        shared = (keep * p) ** 2 * gradient.common[:, None]
+        variance = keep**2 * (p**2 * own + flushed) + shared
+        size = np.square(finite(backward.d_out)).sum(axis=1)
+        pairs = keep**2 * (p**2 * own + flushed + cast.variance)
+        self._divide("dvalue", error, pairs * size[:, None], shared.sum(axis=1) * size)
         rounded = Cast(p, np.sqrt(cast.variance) * keep, error.rounded.unit, numerics.half_subnormal)
         bound = keep * (gradient.weight[:, columns] * (1 + numerics.weights) + cast.bound)
         d_out = finite(backward.d_out)
         live = (block.weighed[:, columns] & (d_out != 0).any(axis=1)[:, None]).sum(axis=0)[:, None]
-        self._value.add(at, d_out, p * keep, Spread(bound, variance), live, numerics)
+        spread = at_least_bound(Spread(bound, variance), error.unresolved[:, None])
+        self._value.add(at, d_out, p * keep, spread, live, numerics)
         self._round("dvalue", block, rounded, d_out)
 
     def _add_bias(
@@ -159,6 +178,7 @@ class ByKeys:
         total: "Sum",
         block: RowBlock,
         backward: BackwardBlock,
+        error: ForwardError,
         gradient: LogitsGradient,
     ) -> None:
         d_bias = finite(d_bias_block(self._semantics, block, backward))
@@ -169,14 +189,15 @@ class ByKeys:
         seen = np.where(block.seen, finite(block.weights) * factor, 0.0)
         leak = seen * slope
         again = 0.0 if after_cap else seen**2 * gradient.slope
-        variance = (
-            spread.variance * factor**2
-            + (gradient.common[:, None] - 2 * gradient.pull) * d_bias**2
-            + gradient.row_dot.variance[:, None] * (leak**2 + again)
-        )
+        shared = gradient.common[:, None] * d_bias**2
+        shared = shared + gradient.row_dot.variance[:, None] * (leak**2 + again)
+        pairs = spread.variance * factor**2 - 2 * gradient.pull * d_bias**2
+        variance = pairs + shared
+        self._divide("dbias", error, pairs, shared.sum(axis=1))
         live = gradient.own.bound > 0
         shift = leak * gradient.shift[:, None]
-        total.add_plane(block, d_bias, Spread(spread.bound * factor, variance), live, shift)
+        off = at_least_bound(Spread(spread.bound * factor, variance), error.unresolved[:, None])
+        total.add_plane(block, d_bias, off, live, shift)
 
     def _add_sinks(
         self,
@@ -205,6 +226,7 @@ class ByKeys:
         through_max = share * np.abs(finite(backward.row_dot))[:, None]
         bound = bound + (slope + slope_off) * gradient.sinks.bound + slope_off * through_max
         variance = variance + slope**2 * gradient.sinks.variance
+        variance = at_least_bound(Spread(bound, variance), error.unresolved[:, None]).variance
         at = block.head
         total.count[at] += (d_row > 0).sum(axis=0)
         total.bound[at] += bound.sum(axis=0)
@@ -268,12 +290,12 @@ class Sum:
             else:
                 array[at][0] += term.sum(axis=0)
 
-    def spread(self, numerics: Numerics, dtype: DTypeLike) -> Spread:
+    def spread(self, numerics: Numerics, dtype: DTypeLike, flush: float, parts: Parts) -> Spread:
         u = numerics.accumulator
         blocks = np.minimum(self.count, 1.0) * numerics.splits
         bound = self.bound + (numerics.gamma(self.count + blocks) + 4 * u) * self.magnitude
         bound = bound + numerics.partials * (numerics.blocks(self.count) + blocks) * self.magnitude
-        bound = bound + SMALLEST_NORMAL * self.count
+        bound = bound + flush * self.count
         variance = (
             self.variance
             + self.shift**2
@@ -283,10 +305,13 @@ class Sum:
             * numerics.partials**2
             * numerics.blocks(self.count)
             * (self.total**2 / 3 + self.squares / 2)
-            + (SMALLEST_NORMAL * self.count) ** 2
+            + (flush * self.count) ** 2
         )
         variance = variance + 2 * ROUNDING_VARIANCE * u**2 * self.total**2
         output = format_of(dtype)
         return rounding(
-            np.abs(self.total), Spread(bound, variance, self.extra), output.unit, output.half_subnormal
+            np.abs(self.total),
+            Spread(bound, variance, self.extra, parts=parts),
+            output.unit,
+            output.half_subnormal,
         )

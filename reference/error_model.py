@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.coherence import Cast, Shares, common_variance, largest_share
+from reference.coherence import NO_PARTS, Cast, Parts, Shares, common_variance, largest_share
 from reference.error_backward import logits_gradient_error, query_error
-from reference.error_forward import Spread, finite, forward_error, output_error
+from reference.error_forward import forward_error, output_error
 from reference.error_keys import ByKeys
 from reference.numerics import Floats, Numerics
 from reference.oracle import Cotangents, Sample, backward_block, effective
 from reference.problem import Problem
 from reference.rows import row_blocks
 from reference.semantics import Semantics
+from reference.spread import Spread, finite
 from reference.visibility import Ints
 
 
@@ -32,6 +33,7 @@ class Prediction:
     worst_std: the same where few different values meet the largest error that rounding can make.
     repeated: the root of the sum of squares of the parts of the summed variance, each with errors that may
         be one and the same rounding: the whole sum if all are, little if none are.
+    parts: of the summed variance, each of errors that are independent of all others.
     common: the standard deviation of the sum of all errors, each with the sign of the exact value and
         divided by its std, as far as one rounding is repeated from row to row; 0 where none is.
     """
@@ -40,6 +42,7 @@ class Prediction:
     std: NDArray[np.float64]
     worst_std: NDArray[np.float64]
     repeated: float = 0.0
+    parts: Parts = NO_PARTS
     common: float = 0.0
 
 
@@ -98,6 +101,7 @@ def _by_queries(
     extra["dquery"] = np.zeros(query_shape)
     d_query = Spread(np.zeros(query_shape), np.zeros(query_shape), extra["dquery"])
     shares: dict[str, list[Shares]] = {"out": [], "dquery": []}
+    parts = {"out": NO_PARTS, "dquery": NO_PARTS}
     repeated: dict[str, tuple[list[Cast], list[Floats]]] = {"out": ([], []), "dquery": ([], [])}
 
     def repeat(
@@ -119,6 +123,7 @@ def _by_queries(
         output = output_error(problem, numerics, block, error)
         out.bound[at], out.variance[at], extra["out"][at] = output.bound, output.variance, output.extra
         shares["out"].append(error.shares)
+        parts["out"] = parts["out"].joined(output.parts)
         values = (finite(block.weights) * error.keep) @ error.value
         factor = 1.0 if problem.normalize_output else finite(block.normaliser)[:, None]
         repeat("out", error.rounded, values, output, error.value, factor)
@@ -131,6 +136,7 @@ def _by_queries(
             d_query.bound[at], d_query.variance[at] = query.bound, query.variance
             extra["dquery"][at] = query.extra
             shares["dquery"] += query.shares
+            parts["dquery"] = parts["dquery"].joined(query.parts)
             d_logits = finite(backward.d_uncapped)
             total = d_logits @ error.key
             repeat("dquery", gradient.rounded, total, query, error.key, abs(block.dot_scale))
@@ -141,7 +147,14 @@ def _by_queries(
         spreads["dquery"] = d_query
     common = {name: math.sqrt(common_variance(*noted)) for name, noted in repeated.items()}
     return {
-        name: _prediction(replace(spread, common=common.get(name, 0.0), shares=tuple(shares.get(name, ()))))
+        name: _prediction(
+            replace(
+                spread,
+                common=common.get(name, 0.0),
+                shares=tuple(shares.get(name, ())),
+                parts=parts.get(name, NO_PARTS),
+            )
+        )
         for name, spread in spreads.items()
     }
 
@@ -160,5 +173,6 @@ def _prediction(spread: Spread) -> Prediction:
         std=np.sqrt(spread.variance),
         worst_std=np.sqrt(spread.variance + spread.extra),
         repeated=largest_share(spread.shares),
+        parts=spread.parts,
         common=spread.common,
     )

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.error_forward import ForwardError, Spread, finite
+from reference.error_forward import ForwardError
 from reference.numerics import Floats, Numerics
 from reference.oracle import BackwardBlock
 from reference.rows import RowBlock
+from reference.spread import Spread, finite
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.coherence import Parts
 from reference.error_model import Prediction
 from reference.numerics import ROUNDING_VARIANCE, Floats, format_of, half_ulp
 
@@ -31,6 +32,7 @@ class Statistics:
     bias_t: the sum of (got - truth rounded to the dtype) * sign(truth) / std over its own standard error,
         rows (the last of four axes) counting as one observation each, since their elements share errors.
         Positive: too far from zero. observations: how many; bias_t is at most their root.
+    few: how far chance may take the square of rms_ratio past 1, where few independent errors make it up.
     repeated: how much of the summed variance may be one rounding, in all rows: 0 to 1.
     common_z: the same sum over its standard deviation where one rounding repeats in all rows; inf where none
         does.
@@ -43,6 +45,7 @@ class Statistics:
     largest_z: float
     bias_t: float
     observations: int = 0
+    few: float = 0.0
     repeated: float = 0.0
     common_z: float = math.inf
 
@@ -102,6 +105,7 @@ def measure(got: NDArray[Any], want: Floats, prediction: Prediction) -> Statisti
             worst_ratio=float(ratio[worst]),
             worst_index=worst,
             rms_ratio=rms_ratio,
+            few=_chance(prediction.parts, float(np.square(std[counted]).sum())),
             repeated=prediction.repeated / float(np.square(std[counted]).sum()),
             largest_z=float(np.abs(error / np.where(counted, prediction.worst_std, 1.0)).max()),
             bias_t=total / spread if spread > 0 else 0.0,
@@ -142,9 +146,10 @@ def exceeded(statistics: Statistics, limit: Limits) -> tuple[str, ...]:
     """The judgements that fail, by the name of the statistic; empty for a correct kernel."""
     largest_bias = max(limit.bias_t, limit.bias_share * math.sqrt(statistics.observations))
     biased = not abs(statistics.bias_t) <= largest_bias and not statistics.common_z <= limit.common_z
+    most = statistics.few + _WORST * statistics.repeated
     failed = {
         "worst_ratio": not statistics.worst_ratio <= limit.worst_ratio,
-        "rms_ratio": not statistics.rms_ratio <= limit.rms * math.sqrt(1 + _WORST * statistics.repeated),
+        "rms_ratio": not statistics.rms_ratio <= limit.rms * math.sqrt(1 + most),
         "largest_z": not statistics.largest_z <= limit.largest_z,
         "bias_t": biased,
     }
@@ -168,6 +173,15 @@ def _ratios(
 
 # The square of the largest error of rounding over its mean square, less one.
 _WORST = 1 / ROUNDING_VARIANCE - 1
+
+
+def _chance(parts: Parts, total: float) -> float:
+    """How far a weighted sum of squares of normal errors exceeds its mean with the probability false_alarm.
+
+    Laurent and Massart, Annals of Statistics 28(5), 2000, lemma 1.
+    """
+    exponent = -math.log(_thresholds()["rms"]["false_alarm"])
+    return (2 * math.sqrt(parts.squares * exponent) + 2 * parts.largest * exponent) / total
 
 
 @cache

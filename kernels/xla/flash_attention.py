@@ -22,9 +22,11 @@ from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
 from kernels.flash import Passes, Settings, flash_kernels
 from kernels.options import check_size, refuse, shown
 from kernels.varying import vary_together
+from kernels.xla import whole
 from kernels.xla.tiles import (
     Grid,
     RowChunks,
+    Weighed,
     cut,
     cut_pairs,
     cut_rows,
@@ -47,9 +49,12 @@ class ChunkSizes:
     k: int = 256
 
 
-def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """out, lse, and the maximum over visible keys alone: [B, Hq, Sq] float32, -inf where a row sees none."""
-    grid = cut(call, settings.forward.q, settings.forward.k)
+def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weighed]:
+    """out, lse, and what the backward pass keeps."""
+    if _in_one_piece(settings, call):
+        return whole.forward(settings, call)
+    chunks = settings.forward or ChunkSizes()
+    grid = cut(call, chunks.q, chunks.k)
     pairs = cut_pairs(call, grid)
     keys, values = grid.split_keys(call.key), grid.split_keys(call.value)
     non_finite = (~jnp.isfinite(values).all()).astype(jnp.int32)
@@ -104,7 +109,7 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
 
     steps = jnp.arange(grid.batch * grid.q_count, dtype=jnp.int32)
     out, lse, row_max = lax.map(row_chunk, (steps, grid.split_rows(call.query), cut_rows(call, grid)))
-    return grid.join_rows(out), grid.join_row_values(lse), grid.join_row_values(row_max)
+    return grid.join_rows(out), grid.join_row_values(lse), Weighed(grid.join_row_values(row_max))
 
 
 def _backward(
@@ -112,15 +117,18 @@ def _backward(
     call: Call,
     out: jax.Array,
     lse: jax.Array,
-    row_max: jax.Array,
+    kept: Weighed,
     d_out: jax.Array,
     d_lse: jax.Array,
 ) -> Call:
     """The cotangents of a call's float arrays, in the arrays' own dtypes (S14, S15)."""
-    grid = cut(call, settings.backward.q, settings.backward.k)
+    if _in_one_piece(settings, call):
+        return whole.backward(settings, call, out, lse, kept, d_out, d_lse)
+    chunks = settings.backward or ChunkSizes()
+    grid = cut(call, chunks.q, chunks.k)
     pairs = cut_pairs(call, grid)
     keys, values = (_zero_non_finite(grid.split_keys(x)) for x in (call.key, call.value))
-    terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides=True)
+    terms = row_terms(call, out, lse, kept.row_max, d_out, d_lse, settings.normalize_output, hides=True)
     queries, d_outs = grid.split_rows(terms.query), grid.split_rows(terms.d_out)
     lses, deltas = grid.split_row_values(terms.lse, jnp.inf), grid.split_row_values(terms.delta, 0)
     if terms.weight is not None:
@@ -172,6 +180,10 @@ def _backward(
     )
 
 
+def _in_one_piece(settings: Settings, call: Call) -> bool:
+    return settings.forward is None and settings.backward is None and whole.takes(call)
+
+
 def _group_sinks(call: Call) -> jax.Array | None:
     """The sinks as [k_heads, group, num_sinks] float32, or [1, 1, num_sinks] where all heads share them."""
     sinks = call.softmax_aux
@@ -206,9 +218,9 @@ def _finite_or_zero(m: jax.Array) -> jax.Array:
     return jnp.where(m == -jnp.inf, jnp.float32(0), m)
 
 
-def _check_chunks(name: str, chunks: Any) -> ChunkSizes:
+def _check_chunks(name: str, chunks: Any) -> ChunkSizes | None:
     if chunks is None:
-        return ChunkSizes()
+        return None
     if not isinstance(chunks, ChunkSizes):
         refuse(name, f"a {type(chunks).__name__}", "ChunkSizes", "Build it as ChunkSizes(q=256, k=256).")
     return ChunkSizes(check_size(f"{name}.q", chunks.q), check_size(f"{name}.k", chunks.k))

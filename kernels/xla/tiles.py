@@ -123,6 +123,23 @@ class Pairs:
     seed: jax.Array | None  # [2] uint32
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Weighed:
+    """What a forward pass keeps for its backward pass beside out and lse.
+
+    row_max: [B, Hq, Sq] float32, the maximum over visible keys alone, -inf where a row sees none. The others
+    are None where the backward pass computes them anew: norm, what out was divided by; weights, relative to
+    the row maximum; slope, the derivative of the cap; keep, the keep mask.
+    """
+
+    row_max: jax.Array
+    norm: jax.Array | None = None
+    weights: jax.Array | None = None
+    slope: jax.Array | None = None
+    keep: jax.Array | None = None
+
+
 def cut(call: Call, q: int, k: int) -> Grid:
     """The grid of `call` for chunks of at most q rows and k keys."""
     batch, q_length, q_heads, _ = call.query.shape
@@ -223,17 +240,7 @@ def tile_logits(
     Returns (logits, visible, slope): logits are -inf where hidden; visible is None where the tile is not
     restricted; slope is the derivative of the cap, 1 - tanh^2, None without a cap.
     """
-    if logits_dtype != "float32":
-        # A convert there and back may be elided by XLA; reduce_precision may not.
-        info = jnp.finfo(logits_dtype)
-        logits = lax.reduce_precision(logits, exponent_bits=info.nexp, mantissa_bits=info.nmant)
     bias = None if pairs.bias is None else grid.tile(pairs.bias, step, j)
-    if bias is not None:
-        logits = logits + bias
-    slope = None
-    if call.logits_soft_cap is not None:
-        bounded = jnp.tanh(logits / call.logits_soft_cap)
-        logits, slope = capped(bounded, call.logits_soft_cap), 1 - bounded * bounded
     visible = visible_tile(
         j * grid.k + jnp.arange(grid.k, dtype=jnp.int32),
         None if row.first is None else row.first[None, None],
@@ -245,7 +252,25 @@ def tile_logits(
         None if pairs.mask is None else grid.tile(pairs.mask, step, j),
         bias,
     )
-    return (logits if visible is None else jnp.where(visible, logits, -jnp.inf)), visible, slope
+    logits, slope = restricted_logits(call, logits, bias, visible, logits_dtype)
+    return logits, visible, slope
+
+
+def restricted_logits(
+    call: Call, logits: jax.Array, bias: jax.Array | None, visible: jax.Array | None, logits_dtype: str
+) -> tuple[jax.Array, jax.Array | None]:
+    """Logits, -inf where hidden, and cap slope, from scaled products, bias and visibility that broadcast."""
+    if logits_dtype != "float32":
+        # A convert there and back may be elided by XLA; reduce_precision may not.
+        info = jnp.finfo(logits_dtype)
+        logits = lax.reduce_precision(logits, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+    if bias is not None:
+        logits = logits + bias.astype(jnp.float32)
+    slope = None
+    if call.logits_soft_cap is not None:
+        bounded = jnp.tanh(logits / call.logits_soft_cap)
+        logits, slope = capped(bounded, call.logits_soft_cap), 1 - bounded * bounded
+    return (logits if visible is None else jnp.where(visible, logits, -jnp.inf)), slope
 
 
 def tile_dropout(

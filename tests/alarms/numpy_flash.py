@@ -298,7 +298,7 @@ def _walk(call: Call, d_out: Any, lse: Any, delta: Any, weight: Any) -> Arrays:
             d_key[:, :, keys] += _weigh(rounded.swapaxes(2, 3), call.query[:, :, rows]) * scale
             d_query[:, :, rows] += _weigh(rounded, call.key[:, :, keys]) * scale
             if d_bias is not None:
-                into = d_bias[:, :, rows if d_bias.shape[2] > 1 else ALL, keys]
+                into: Any = d_bias[:, :, rows if d_bias.shape[2] > 1 else ALL, keys]
                 summed = tuple(axis for axis in (0, 1, 2) if into.shape[axis] == 1)
                 into += dS.sum(axis=summed, keepdims=True, dtype=F32)
     kv_heads = call.arrays["key"].shape[2]

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from conformance.case import Case
 from conformance.judge import judge_trial
 from conformance.plan import Profile, Task, tasks
 from conformance.record import Result
@@ -23,25 +24,31 @@ def drawn_tasks(subject: Subject, profile: Profile, seed: int, stop: Any) -> lis
     return drawn
 
 
-def judge_together(subjects: Sequence[Subject], task: Task) -> Iterator[tuple[Subject, list[Result]]]:
-    """Each subject's results on a task, with a tiling of its own."""
-    first: Trial | None = None
+def judge_together(
+    subjects: Sequence[Subject], asked_case: Case, checks: Sequence[str]
+) -> Iterator[tuple[Subject, list[Result]]]:
+    """Each subject's results on a case, with a tiling of its own."""
+    asked: list[Trial] = []
     for subject in subjects:
-        case = replace(task.case, tiling=task.case.tiling % len(subject.tilings))
+        case = replace(asked_case, tiling=asked_case.tiling % len(subject.tilings))
         if subject.why_not(case) is not None:
             continue
         trial = Trial(subject, case)
-        if first is not None and subject.semantics == first.subject.semantics:
-            # What the case is does not depend on who is asked.
-            shared = {name: first.__dict__[name] for name in _SHARED if name in first.__dict__}
-            trial.__dict__.update(shared)
-        yield subject, judge_trial(trial, task.checks)
-        first = first or trial
+        for other in asked:
+            if subject.semantics == other.subject.semantics:
+                names = _OF_CASE + (_OF_NUMERICS if trial.numerics == other.numerics else ())
+                trial.__dict__.update(
+                    {name: other.__dict__[name] for name in names if name in other.__dict__}
+                )
+        yield subject, judge_trial(trial, checks)
+        asked.append(trial)
 
 
-# Of a Trial: those of its properties that all subjects of the same semantics have in common. Whether a case
-# can tell right from wrong depends on the declared arithmetic too, and is asked for the first subject alone.
-_SHARED = ("built", "answer", "blind_spots")
+# What trials of subjects of the same semantics have in common. Whether a case can tell right from wrong
+# depends on the declared arithmetic too, and is asked for the first subject alone.
+_OF_CASE = ("built", "answer", "blind_spots")
+# What they have in common if they declare the same arithmetic, too.
+_OF_NUMERICS = ("predictions", "repeated_predictions", "coarse_predictions")
 
 
 def drop_caches() -> None:

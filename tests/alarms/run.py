@@ -25,8 +25,8 @@ from tests.alarms.tally import Tally
 INTERPRETED = "triton.interpret"
 # The share of the processes that interpret Triton's kernels, which are slow.
 INTERPRETING = 0.1
-# Compiled programs stay in a process's memory: they are dropped every so many cases.
-CASES_PER_CACHE = 25
+# Compiled programs stay in a process's memory: they are dropped every so many tasks.
+TASKS_PER_CACHE = 10
 # Seconds between two counts in the file, and those that a process has to finish its case at the end.
 COUNT_SECONDS = 30.0
 PATIENCE_SECONDS = 60.0
@@ -49,6 +49,10 @@ def main(arguments: list[str]) -> int:
             file.flush()
         summary = total.summary() | {"profile": options.profile, "seeds": options.seeds}
         file.write(json.dumps(summary, sort_keys=True) + "\n")
+    if options.evidence:
+        Path(options.evidence).write_text(
+            json.dumps(summary, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        )
     print(json.dumps({name: summary[name] for name in ("results", "red", "by_subject")}, indent=1))
     return int(summary["red"] > 0)
 
@@ -62,6 +66,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--subjects", nargs="*", default=["all"], help="names, or the starts of names")
     parser.add_argument("--per-case", type=int, default=4, help="outsiders that each case is posed to")
     parser.add_argument("--out", default="alarms.jsonl")
+    parser.add_argument("--evidence", help="a JSON file of the summary alone, as docs/evidence/alarms.json")
     return parser.parse_args(arguments)
 
 
@@ -136,16 +141,18 @@ def _work(setting: tuple[list[str], str, list[int], int], results: Any, stop: An
         posed = drawn_tasks(group[0], load_profile(profile), seed, stop)
         random.Random(seed).shuffle(posed)
         for task in posed:
-            if stop.is_set():
-                return
             turn = [group[(done * per_case + k) % len(group)] for k in range(min(per_case, len(group)))]
-            tally = Tally()
-            for subject, found in judge_together(turn, task):
-                for result in found:
-                    tally.add(subject.name, result, seed)
-            results.put(tally)
+            # The cases of a task share what is compiled.
+            for case, checks in task.posed:
+                if stop.is_set():
+                    return
+                tally = Tally()
+                for subject, found in judge_together(turn, case, checks):
+                    for result in found:
+                        tally.add(subject.name, result, seed)
+                results.put(tally)
             done += 1
-            if done % CASES_PER_CACHE == 0:
+            if done % TASKS_PER_CACHE == 0:
                 drop_caches()
 
 

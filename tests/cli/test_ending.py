@@ -16,7 +16,7 @@ from conformance.subject import Subject
 from tests import toys
 from tests.cli.processes import started, until
 
-# One call for each case, of which the fourth hangs.
+# Cases of several shapes, the second of which hangs.
 CHECK = ("check", "mine:slow", "--examples", "12", "--check", "forward")
 
 
@@ -80,9 +80,11 @@ def test_a_killed_run_loses_only_what_was_in_flight(attest, tmp_path, workers):
     journal = journal_path(path)
     record = read_record(journal)
     posed = posed_by_check()
-    assert {result.case for result in record.results} == set(posed[:3])
+    found = len(record.results)
+    assert found > 0
+    assert {result.case for result in record.results} == set(posed[:found])
     last = (tmp_path / "calls").read_text().splitlines()[-1].split()
-    assert [int(size) for size in last[:2]] == [posed[3].batch, posed[3].q_len]
+    assert [int(size) for size in last[:2]] == [posed[found].batch, posed[found].q_len]
     done = attest("report", journal)
     assert done.status == 0
     assert "cut short (the run was killed" in done.out
@@ -96,7 +98,7 @@ def posed_by_check() -> list[Case]:
     """The cases of CHECK, in their order."""
     only = Restriction(checks=("forward",), examples=12)
     slow = Subject("mine.slow", toys.right.call)
-    return [task.case for task in tasks(slow, load_profile("quick"), 0, only)]
+    return [case for task in tasks(slow, load_profile("quick"), 0, only) for case, _ in task.posed]
 
 
 def test_the_last_line_of_a_journal_may_be_cut(attest, tmp_path):

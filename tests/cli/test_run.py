@@ -276,3 +276,16 @@ def test_list_shows_no_control_character(attest, monkeypatch):
     done = attest("list")
     assert "\\x1b" in done.out
     assert not set(COMMANDS) & set(done.out) - set("[31m2J")
+
+
+def test_a_subject_that_cannot_be_listed_spoils_no_other(attest, monkeypatch):
+    def ready():
+        raise SystemExit("not me")
+
+    known = {"a.right": toys.right, "b.leaves": replace(toys.right, ready=ready)}
+    monkeypatch.setattr(catalogue, "discover", lambda: known)
+    monkeypatch.setattr(catalogue, "find", known.__getitem__)
+    done = attest("list")
+    assert done.status == 0
+    assert "broken    SystemExit: not me" in done.out
+    assert "dtypes    float32" in done.out

@@ -4,6 +4,8 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from conformance import catalogue
@@ -11,10 +13,13 @@ from conformance import subject as subject_module
 from conformance.case import Case
 from conformance.checks import all_checks
 from conformance.features import FEATURES
+from conformance.judge import judge
+from conformance.plan import load_profile, tasks
+from conformance.record import Verdict
 from conformance.subject import Subject, find
 from conformance.trial import Trial
 from reference.semantics import STANDARD
-from tests.conformance.toy import toy
+from tests.conformance.toy import toy, toy_attention
 
 
 @pytest.mark.parametrize(
@@ -121,6 +126,43 @@ def test_seeds_fit_the_declared_bits() -> None:
     assert whole is not None
     assert whole >= 2**16
     assert narrow == whole % 2**16
+
+
+def test_a_run_poses_nothing_that_a_narrow_subject_does_not_take() -> None:
+    declared = NARROW | {"sinks": "per_head", "semantics": replace(STANDARD, hidden_nonfinite="leaks")}
+    subject = Subject("narrow", call=print, **declared)
+    posed = [task.case for task in tasks(subject, load_profile("quick"), seed=0)]
+    assert {subject.why_not(case) for case in posed} == {None}
+    assert frozenset().union(*(case.features for case in posed)) == subject.features
+
+
+def with_float32_gradients(query: Any, key: Any, value: Any) -> Any:
+    """The toy, whose backward pass returns what it accumulated."""
+    attend = jax.custom_vjp(toy_attention)
+
+    def backward(arrays: tuple[Any, ...], d_out: Any) -> tuple[Any, ...]:
+        wide = tuple(array.astype(jnp.float32) for array in arrays)
+        return jax.vjp(toy_attention, *wide)[1](d_out.astype(jnp.float32))
+
+    attend.defvjp(lambda *arrays: (toy_attention(*arrays), arrays), backward)
+    return attend(query, key, value)
+
+
+@pytest.mark.parametrize(
+    ("declared", "call", "verdict"),
+    [
+        ("input", toy_attention, Verdict.PASS),
+        ("float32", with_float32_gradients, Verdict.PASS),
+        ("input", with_float32_gradients, Verdict.FAIL),
+        ("float32", toy_attention, Verdict.FAIL),
+    ],
+)
+def test_gradients_have_the_declared_dtype(declared: Any, call: Any, verdict: Verdict) -> None:
+    subject = toy(call, features=frozenset(), dtypes=("bfloat16",), gradient_dtype=declared)
+    case = Case(dtype="bfloat16", q_len=4, kv_len=6, head_dim=4, seed=2)
+    (result,) = judge(subject, case, ("gradients",))
+    assert result.verdict is verdict, result.message
+    assert verdict is Verdict.PASS or "dtype" in result.message
 
 
 def test_the_catalogue_names_every_limit(monkeypatch) -> None:

@@ -48,7 +48,7 @@ FEATURES = {
         {
             "bias": normal(2, 4, 40, 48),
             "attention_mask": normal(1, 4, 40, 48, seed=5) > 0,
-            "softmax_aux": normal(3),
+            "softmax_aux": normal(1, 4),
         },
     ),
     "bias hides, cap, segments, sinks": (

@@ -224,12 +224,8 @@ def test_sinks_have_an_axis_of_heads(shape):
     call = check_call(Q, K, V, softmax_aux=np.ones(shape, F32))
     assert call.softmax_aux.shape == (shape if len(shape) == 2 else (1, *shape))
     # A single head has no two readings.
-    assert check_call(
-        Q[:, :, :1], K[:, :, :1], V[:, :, :1], softmax_aux=np.ones(1, F32)
-    ).softmax_aux.shape == (
-        1,
-        1,
-    )
+    single = (x[:, :, :1] for x in (Q, K, V))
+    assert check_call(*single, softmax_aux=np.ones(1, F32)).softmax_aux.shape == (1, 1)
 
 
 SEGMENTS = [

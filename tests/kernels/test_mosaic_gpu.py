@@ -81,7 +81,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "bias of all, causal": {"bias": normal(1, 1, 1, K, seed=4, dtype="bfloat16"), "causal": True},
     "not normalised, sinks, causal": {
         "normalize_output": False,
-        "softmax_aux": normal(2),
+        "softmax_aux": normal(1, HEADS),
         "causal": True,
     },
     "rounded logits, bias of a batch row": {"logits_dtype": "bfloat16", "bias": normal(BATCH, HEADS, Q, K)},

@@ -81,6 +81,43 @@ def test_bfloat16_sums_in_float32() -> None:
     np.testing.assert_allclose(got.astype(jnp.float32), want, rtol=2**-7, atol=2**-7)
 
 
+@needs_interpreter
+@pytest.mark.parametrize("options", [{}, {"logits_soft_cap": 1.1e30}])
+def test_finite_logits_of_any_size_keep_their_weights(options: dict[str, Any]) -> None:
+    """One key has all the weight of a row: of its value is out, and of the row's cotangent its dvalue."""
+    query, key, value = qkv(batch=1, q_length=20, k_length=40, q_heads=1, k_heads=1, dtype="bfloat16")
+    d_out = normal(1, 20, 1, 16, dtype="bfloat16")
+
+    def run(*arrays: Any) -> Any:
+        call = lambda *arrays: flash_attention(*arrays, softmax_scale=3.7e11, **options, **BLOCKS)  # noqa: E731
+        out, vjp = jax.vjp(call, *arrays)
+        return out, vjp(d_out)
+
+    out, (d_query, d_key, d_value) = interpreted(run)(query, key, value)
+    winner = np.einsum("qd,kd->qk", *(np.asarray(x[0, :, 0], float) for x in (query, key))).argmax(axis=1)
+    np.testing.assert_array_equal(out[0, :, 0], value[0, winner, 0])
+    expected = np.zeros((40, 16))
+    np.add.at(expected, winner, np.asarray(d_out[0, :, 0], float))
+    np.testing.assert_allclose(np.asarray(d_value[0, :, 0], float), expected, rtol=2**-7)
+    assert np.isfinite(np.asarray(d_query, float)).all()
+    assert np.isfinite(np.asarray(d_key, float)).all()
+
+
+@needs_interpreter
+def test_poison_in_a_hidden_bias_stays_behind_the_cap() -> None:
+    arrays, clean = qkv(batch=1), normal(1, 4, 40, 50)
+    mask = np.arange(2000).reshape(1, 1, 40, 50) % 3 > 0
+
+    def run(bias: Any) -> Any:
+        options = {"attention_mask": mask, "logits_soft_cap": 2.0, **BLOCKS}
+        out, vjp = jax.vjp(lambda *a: flash_attention(*a[:3], bias=a[3], **options), *arrays, bias)
+        return out, vjp(out)
+
+    got, want = (interpreted(run)(bias) for bias in (jnp.where(mask, clean, jnp.nan), clean))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def plain(query: Any, key: Any, value: Any, bias: Any) -> jax.Array:
     return flash_attention(query, key, value, causal=True, bias=bias, **BLOCKS)
 

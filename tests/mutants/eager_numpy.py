@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+
+bfloat16 = ml_dtypes.bfloat16
 
 
 def __getattr__(name: str) -> Any:

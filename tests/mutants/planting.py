@@ -5,7 +5,7 @@ The copy runs step by step in NumPy, which compiles nothing, or in JAX as it sta
 
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -14,6 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
+from conformance.build import Built
+from conformance.execute import call_of
 from conformance.features import DTYPES, FEATURES
 from conformance.subject import Subject, Tiling, default_numerics
 from reference.numerics import Numerics
@@ -80,7 +84,7 @@ def source(module: str, edits: tuple[Edit, ...] = ()) -> str:
 
 
 @contextmanager
-def planted(edits: tuple[Edit, ...], jax: bool = False) -> Iterator[Mapping[str, ModuleType]]:
+def planted(edits: tuple[Edit, ...], jax: bool = False) -> Generator[Mapping[str, ModuleType]]:
     """The kernel's modules by name, with the edits made, for as long as the block runs."""
     package = f"planted_{next(_NUMBERS)}"
     modules: dict[str, ModuleType] = {}
@@ -102,17 +106,29 @@ def planted(edits: tuple[Edit, ...], jax: bool = False) -> Iterator[Mapping[str,
             del sys.modules[f"{package}.{name}"]
 
 
+@dataclass(frozen=True)
+class Planted:
+    """A kernel with a defect: as a subject, and as a function of a case's arrays.
+
+    answer: out, lse and the gradients by name, computed in NumPy at once; None for one that runs in JAX.
+    """
+
+    subject: Subject
+    answer: Callable[[Built], Mapping[str, Any]] | None
+
+
 @contextmanager
-def planted_subject(mutant: Mutant, jax: bool = False) -> Iterator[Subject]:
-    """A subject that runs the kernel with a defect, or as it is if the mutant has no edits."""
+def planted_kernel(mutant: Mutant, jax: bool = False) -> Generator[Planted]:
+    """The kernel with a defect, or as it is if the mutant has no edits, for as long as the block runs."""
     variant = next(variant for variant in VARIANTS if variant.name == mutant.variant)
     compiled = jax or mutant.jax
     with planted(mutant.edits, compiled) as modules:
+        passes = _passes(modules, variant)
         if compiled:
             call: Any = partial(modules["jax_flash"].flash_attention, variant)
         else:
-            call = partial(modules["callback"].call_back, _passes(modules, variant))
-        yield Subject(
+            call = partial(modules["callback"].call_back, passes)
+        subject = Subject(
             name=SUBJECT,
             call=call,
             features=frozenset(FEATURES) - set(mutant.lacks),
@@ -121,6 +137,15 @@ def planted_subject(mutant: Mutant, jax: bool = False) -> Iterator[Subject]:
             tilings=(Tiling({}, variant.query_block, variant.key_block),),
             returns_lse=True,
         )
+        yield Planted(subject, None if compiled else partial(_answer, modules, passes))
+
+
+def _answer(modules: Mapping[str, ModuleType], passes: Any, built: Built) -> Mapping[str, Any]:
+    with np.errstate(all="ignore"):
+        options, arrays = modules["arguments"].arguments(**call_of(built).keywords())
+        out, lse = passes.forward(options, arrays)
+        found = passes.gradients(options, arrays, built.cotangents.out, built.cotangents.lse)
+    return {"out": out, "lse": lse} | {f"d{name}": gradient for name, gradient in found.items()}
 
 
 def _numerics(variant: Variant, dtype: str, tiling: Tiling) -> Numerics:

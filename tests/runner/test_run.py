@@ -15,6 +15,7 @@ from conformance.record import Measurement, Result, Verdict, merge_records
 from conformance.record_file import write_record
 from conformance.runner import in_shard, run
 from conformance.schema import record_to_json
+from tests import toys
 from tests.runner.fakes import CASES, judged, planned, request, result, shrunk
 
 KNOWN = Expectation("toys.right", "forward", "known to fail", "https://example.org/1", case={"q_len": 9})
@@ -155,17 +156,32 @@ def test_a_run_that_is_to_fail_fast_ends_at_its_first_red_verdict(monkeypatch):
     assert run(request(fail_fast=True)).complete
 
 
-def test_a_subject_without_drawable_cases_is_a_problem_and_spoils_nothing_else(monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [(ZeroDivisionError, 0), (SystemExit, 0), (KeyboardInterrupt, 0), (GeneratorExit, 0), (SystemExit, 1)],
+)
+def test_a_subject_without_drawable_cases_is_a_problem_and_spoils_nothing_else(monkeypatch, kind, workers):
     def tasks(subject, profile, seed, only):
         yield Task("toys.right", CASES[0], ("forward",))
-        raise ZeroDivisionError("in the numerics that it declares")
+        raise kind("in the numerics that it declares")
 
     monkeypatch.setattr(runner, "tasks", tasks)
-    judged(monkeypatch)
-    record = run(request())
+    record = run(request(subjects={"tests.toys:right": toys.right}, workers=workers))
     assert len(record.results) == 1
     assert record.status == "fail"
-    assert "ZeroDivisionError: in the numerics" in record.problems[0]
+    assert f"{kind.__name__}: in the numerics" in record.problems[0]
+
+
+def test_a_crash_of_the_run_itself_has_handed_over_what_it_had(monkeypatch):
+    def watch(progress):
+        raise OSError("the terminal is gone")
+
+    planned(monkeypatch)
+    judged(monkeypatch)
+    kept: list[Result] = []
+    with pytest.raises(OSError, match="terminal is gone"):
+        run(request(), watch, keep=kept.extend)
+    assert {r.case for r in kept} == {CASES[0]}
 
 
 def test_an_impossible_restriction_is_refused_before_anything_is_saved(monkeypatch):

@@ -11,7 +11,7 @@ from conformance.case import Case
 from conformance.plan import Task
 from conformance.pool import Pool
 from conformance.process import WorkerError
-from conformance.record import Verdict
+from conformance.record import Result, Verdict
 from conformance.runner import run
 from conformance.workers import Job, perform
 from tests import toys
@@ -56,6 +56,20 @@ def test_a_hang_is_one_result_that_names_its_phase(monkeypatch):
         "did not finish within 8 s, in the phase running; lse, gradients not judged on this case"
     )
     assert record.status == "fail"
+
+
+def test_cases_of_one_task_are_judged_whatever_becomes_of_the_others(monkeypatch):
+    """They share a process, each has its own time and outcome, and what is left goes to another process."""
+    forward = ("forward",)
+    cases = [PLAIN, CAUSAL, Case(q_len=3, kv_len=3), Case(q_len=3, kv_len=3, causal=True), Case(q_len=1)]
+    first, *others = cases
+    planned(monkeypatch, Task("", first, forward, tuple((case, forward) for case in others)))
+    kept: list[Result] = []
+    subjects = {"tests.toys:dies_if_causal": toys.dies_if_causal}
+    record = run(request(subjects=subjects, workers=1), keep=kept.extend)
+    assert [result.case for result in kept] == cases
+    assert [r.verdict for r in kept] == [Verdict.FAIL if case.causal else Verdict.PASS for case in cases]
+    assert record.complete
 
 
 def test_a_search_for_a_simpler_case_that_hangs_keeps_the_failure(monkeypatch):

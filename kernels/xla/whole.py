@@ -1,0 +1,214 @@
+"""Attention of a small problem in one piece: all logits at once, the batch as an axis, no loop.
+
+It is what tiles of `kernels.xla.flash_attention` compute where there is one tile for each batch entry, in the
+same arithmetic, without the loops that a compiler and a processor take longer for than for the products. The
+backward pass keeps the weights, as memory for them is at hand.
+
+Axes: b batch, q queries, h key heads, g query heads of a key head, k keys, d channels.
+"""
+
+import tomllib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kernels.arguments import Call
+from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
+from kernels.flash import Settings
+from kernels.philox import keep_mask
+from kernels.visibility import describe_rows, visible_tile
+from kernels.xla.tiles import Weighed, restricted_logits, scaled_products
+
+_LIMITS = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
+
+
+def takes(call: Call) -> bool:
+    """Return whether a call is small enough: its logits of a head, and those of all heads and batch entries."""
+    batch, q_length, heads, _ = call.query.shape
+    pairs = q_length * call.key.shape[1]
+    return 0 < pairs <= _LIMITS["pairs"] and batch * heads * pairs <= _LIMITS["all_pairs"]
+
+
+def forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weighed]:
+    """Return out, lse, and what the backward pass keeps: `Weighed`, its arrays [b, h, g, q, k]."""
+    dot = partial(jnp.einsum, precision=settings.precision)
+    rows = describe_rows(call)
+    bias = _by_pair(call, call.bias)
+    visible = _visible(call, rows.first, rows.last)
+    query, key, value = _by_head(call)
+    products = scaled_products(dot, "bqhgd,bkhd->bhgqk", call, query, key)
+    S, slope = restricted_logits(call, products, bias, visible, settings.logits_dtype)
+
+    row_max = S.max(axis=-1)
+    m = row_max
+    sinks = _sinks(call)
+    if sinks is not None:
+        m = jnp.maximum(m, sinks.max(axis=-1))
+    shift = m if visible is None else jnp.where(m == -jnp.inf, jnp.float32(0), m)
+    P = jnp.exp(S - shift[..., None])
+    norm = _sum_keys(P)
+    if sinks is not None:
+        norm = norm + jnp.exp(sinks - shift[..., None]).sum(axis=-1)
+    lse = shift + jnp.log(norm)
+    keep = _keep(call)
+    out = _weigh(dot, _dropped(call, keep, P), value, visible is not None or keep is not None)
+    if settings.normalize_output:
+        divisor = norm if visible is None else jnp.where(norm == 0, jnp.float32(1), norm)
+        out = out / jnp.moveaxis(divisor, 3, 1)[..., None]
+    lse, row_max = (_join_rows(call, x) for x in (lse, row_max))
+    if rows.padding is not None:
+        lse = jnp.where(rows.padding[:, None, :], -jnp.inf, lse)
+    out = out.reshape(*call.query.shape[:3], -1).astype(call.query.dtype)
+    return out, lse, Weighed(row_max, norm, P, slope, keep)
+
+
+def backward(
+    settings: Settings,
+    call: Call,
+    out: jax.Array,
+    lse: jax.Array,
+    kept: Weighed,
+    d_out: jax.Array,
+    d_lse: jax.Array,
+) -> Call:
+    """Return the cotangents of a call's float arrays, in the arrays' own dtypes (S14, S15)."""
+    dot = partial(jnp.einsum, precision=settings.precision)
+    rows = describe_rows(call)
+    visible = _visible(call, rows.first, rows.last)
+    hides = visible is not None or kept.keep is not None
+    terms = row_terms(call, out, lse, kept.row_max, d_out, d_lse, settings.normalize_output, hides)
+    query, key, value = _by_head(call, terms.query)
+    if hides:
+        key, value = (jnp.where(jnp.isfinite(x), x, jnp.float32(0)) for x in (key, value))
+
+    # P is relative to the row maximum: what it is divided by goes to the rows of dO and Delta.
+    divisor = kept.norm
+    if visible is not None:
+        # A row that is not a number must not reach the keys that are hidden from it.
+        divisor = jnp.where((divisor == 0) | jnp.isnan(divisor), jnp.inf, divisor)
+    of_rows = 1 / divisor
+    delta = _split_rows(call, terms.delta) * of_rows
+    of_d_out = of_rows if terms.weight is None else of_rows * _split_rows(call, terms.weight)
+    dO = terms.d_out.astype(jnp.float32).reshape(*query.shape[:4], -1)
+    dO = dO * jnp.moveaxis(of_d_out, 3, 1)[..., None]
+
+    P = kept.weights if visible is None else jnp.where(visible, kept.weights, jnp.float32(0))
+    dV = dot("bhgqk,bqhgd->bkhd", _dropped(call, kept.keep, P), dO)
+    dP = _dropped(call, kept.keep, dot("bqhgd,bkhd->bhgqk", dO, value))
+    dS = P * (dP - delta[..., None])
+    if kept.slope is not None:
+        dS = dS * kept.slope
+    if visible is not None:
+        dS = jnp.where(visible, dS, jnp.float32(0))
+    dQ = dot("bhgqk,bkhd->bqhgd", dS, key) * call.softmax_scale
+    dK = dot("bhgqk,bqhgd->bkhd", dS, query) * call.softmax_scale
+    d_bias = None
+    if call.bias is not None:
+        by_head = dS.reshape(call.query.shape[0], call.query.shape[2], *dS.shape[3:])
+        broadcast = tuple(axis for axis, size in enumerate(call.bias.shape) if size == 1)
+        d_bias = by_head.sum(axis=broadcast, keepdims=True)
+    dQ = dQ.reshape(call.query.shape)
+    return cotangent_call(call, dQ, dK, dV, d_bias, sink_cotangent(call, lse, terms.delta))
+
+
+def _by_head(call: Call, query: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The query [b, q, h, g, d], key and value [b, k, h, d], float32."""
+    query = call.query if query is None else query
+    batch, q_length, q_heads, head_dim = query.shape
+    k_heads = call.key.shape[2]
+    query = query.astype(jnp.float32).reshape(batch, q_length, k_heads, q_heads // k_heads, head_dim)
+    return query, call.key.astype(jnp.float32), call.value.astype(jnp.float32)
+
+
+def _split_rows(call: Call, x: jax.Array) -> jax.Array:
+    """[B, Hq, Sq] as [b, h, g, q]."""
+    return x.reshape(x.shape[0], call.key.shape[2], -1, x.shape[2])
+
+
+def _join_rows(call: Call, x: jax.Array) -> jax.Array:
+    """The inverse of `_split_rows`."""
+    return x.reshape(x.shape[0], call.query.shape[2], x.shape[3])
+
+
+def _by_pair(call: Call, x: jax.Array | None) -> jax.Array | None:
+    """[B or 1, Hq or 1, Sq or 1, Sk] as [b or 1, h or 1, g or 1, q or 1, k]."""
+    if x is None:
+        return None
+    heads = (1, 1) if x.shape[1] == 1 else (call.key.shape[2], call.query.shape[2] // call.key.shape[2])
+    return x.reshape(x.shape[0], *heads, *x.shape[2:])
+
+
+def _visible(call: Call, first: jax.Array | None, last: jax.Array | None) -> jax.Array | None:
+    """Which pairs are visible, broadcast only as far as needed; None where all are."""
+
+    def spread(x: jax.Array | None) -> jax.Array | None:
+        return None if x is None else x[:, None, None]
+
+    return visible_tile(
+        jnp.arange(call.key.shape[1], dtype=jnp.int32),
+        spread(first),
+        spread(last),
+        spread(call.q_segment_ids),
+        spread(call.kv_segment_ids),
+        _by_pair(call, call.attention_mask),
+        _by_pair(call, call.bias),
+    )
+
+
+def _sinks(call: Call) -> jax.Array | None:
+    """[h or 1, g or 1, 1, sinks] float32."""
+    sinks = call.softmax_aux
+    if sinks is None:
+        return None
+    heads = (1, 1) if sinks.shape[0] == 1 else (call.key.shape[2], -1)
+    return sinks.astype(jnp.float32).reshape(*heads, 1, sinks.shape[1])
+
+
+def _sum_keys(P: jax.Array) -> jax.Array:
+    """The sum over keys, of many in two steps: compilers add one after the other."""
+    length, step = P.shape[-1], _LIMITS["summed_keys"]
+    whole = length - length % step
+    if length <= step:
+        return P.sum(axis=-1)
+    total = P[..., :whole].reshape(*P.shape[:-1], -1, step).sum(axis=-1).sum(axis=-1)
+    return total + P[..., whole:].sum(axis=-1)
+
+
+def _keep(call: Call) -> jax.Array | None:
+    """The keep mask, [b, h, g, q, k], or None without dropout (S12)."""
+    seed = call.dropout_seed
+    if seed is None:
+        return None
+    batch, q_length, q_heads, _ = call.query.shape
+    k_length, k_heads = call.key.shape[1:3]
+    heads, rows = jnp.arange(q_heads, dtype=jnp.int32), jnp.arange(q_length, dtype=jnp.int32)
+
+    def of_entry(entry: jax.Array) -> jax.Array:
+        return keep_mask(seed, call.dropout_prob, entry, heads, rows, 0, k_length)
+
+    keep = jax.vmap(of_entry)(jnp.arange(batch, dtype=jnp.int32))
+    return keep.reshape(batch, k_heads, -1, q_length, k_length)
+
+
+def _dropped(call: Call, keep: jax.Array | None, x: jax.Array) -> jax.Array:
+    """x with dropped pairs at 0 and the kept ones scaled by 1 / (1 - r) (S12)."""
+    return x if keep is None else jnp.where(keep, x * (1 / (1 - call.dropout_prob)), jnp.float32(0))
+
+
+def _weigh(dot: Any, P: jax.Array, value: jax.Array, hides: bool) -> jax.Array:
+    """P @ value [b, q, h, g, d]; a value that is not finite shows only in rows that give it weight (S4)."""
+    if not hides:
+        return dot("bhgqk,bkhd->bqhgd", P, value)
+    finite = jnp.isfinite(value)
+    out = dot("bhgqk,bkhd->bqhgd", P, jnp.where(finite, value, jnp.float32(0)))
+
+    # No or one turn: vmap would make a cond pay for both branches.
+    def reveal(_: jax.Array, out: jax.Array) -> jax.Array:
+        seen = (P > 0).astype(jnp.float32), (~finite).astype(jnp.float32)
+        return jnp.where(dot("bhgqk,bkhd->bqhgd", *seen) > 0, jnp.float32(jnp.nan), out)
+
+    return lax.fori_loop(jnp.int32(0), (~finite.all()).astype(jnp.int32), reveal, out)
