@@ -194,7 +194,7 @@ def main(arguments: list[str]) -> int:
         if options.out:
             Path(options.out).write_text(json.dumps([asdict(s) for s in scores], indent=1) + "\n")
     if options.kills:
-        _add_kills([s for s in scores if s.killed and s.name in defects])
+        _add_kills(Path(options.kills), [s for s in scores if s.name in defects])
     wrong = [s for s in scores if s.crashed or s.killed == (s.name in nulls)]
     print(f"{len(scores)} scores, {len(wrong)} wrong: {', '.join(f'{s.name} ({s.seed})' for s in wrong)}")
     return int(bool(wrong))
@@ -207,7 +207,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], help="names of mutants")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", help="a JSON file of all scores")
-    parser.add_argument("--kills", action="store_true", help="add the kills to kills.json")
+    parser.add_argument(
+        "--kills", nargs="?", const=str(KILLS), help="a file to add the kills to, by default ours"
+    )
     return parser.parse_args(arguments)
 
 
@@ -218,12 +220,15 @@ def _scored(jobs: list[Any], workers: int) -> Iterator[Score]:
         yield from pool.imap_unordered(_work, jobs)
 
 
-def _add_kills(scores: Sequence[Score]) -> None:
-    kills: dict[str, dict[str, Any]] = json.loads(KILLS.read_text()) if KILLS.exists() else {}
+def _add_kills(path: Path, scores: Sequence[Score]) -> None:
+    """Put the scores of defects in the place of older ones of the same profile and seed."""
+    kills: dict[str, dict[str, Any]] = json.loads(KILLS.read_text(encoding="utf-8"))
     for found in scores:
-        entry = {"check": found.check, "case": found.case}
-        kills.setdefault(found.name, {}).setdefault(found.profile, {})[str(found.seed)] = entry
-    KILLS.write_text(json.dumps(kills, indent=1, sort_keys=True) + "\n")
+        of_profile = kills.setdefault(found.name, {}).setdefault(found.profile, {})
+        of_profile.pop(str(found.seed), None)
+        if found.killed:
+            of_profile[str(found.seed)] = {"check": found.check, "case": found.case}
+    path.write_text(json.dumps(kills, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
