@@ -4,10 +4,12 @@ It is what tiles of `kernels.xla.flash_attention` compute where there is one til
 same arithmetic, without the loops that a compiler and a processor take longer for than for the products. The
 backward pass keeps the weights, as memory for them is at hand.
 
-Axes: b batch, q queries, h key heads, g query heads of a key head, k keys, d channels.
+Axes: b batch, h key heads, g query heads of a key head, q queries, k keys, d channels. The rows of a product,
+r, are q for each of g.
 """
 
 import tomllib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from kernels.arguments import Call
 from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
 from kernels.flash import Settings
 from kernels.philox import keep_mask
+from kernels.varying import vary_together
 from kernels.visibility import describe_rows, visible_tile
 from kernels.xla.tiles import Weighed, restricted_logits, scaled_products
 
@@ -27,7 +30,7 @@ _LIMITS = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
 
 
 def takes(call: Call) -> bool:
-    """Return whether a call is small enough: its logits of a head, and those of all heads and batch entries."""
+    """Return whether a call is small enough, by the logits of a head and those of the whole call."""
     batch, q_length, heads, _ = call.query.shape
     pairs = q_length * call.key.shape[1]
     return 0 < pairs <= _LIMITS["pairs"] and batch * heads * pairs <= _LIMITS["all_pairs"]
@@ -40,8 +43,8 @@ def forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weigh
     bias = _by_pair(call, call.bias)
     visible = _visible(call, rows.first, rows.last)
     query, key, value = _by_head(call)
-    products = scaled_products(dot, "bqhgd,bkhd->bhgqk", call, query, key)
-    S, slope = restricted_logits(call, products, bias, visible, settings.logits_dtype)
+    products = scaled_products(dot, "bhrd,bhkd->bhrk", call, query, key)
+    S, slope = restricted_logits(call, _split_rows(call, products), bias, visible, settings.logits_dtype)
 
     row_max = S.max(axis=-1)
     m = row_max
@@ -55,15 +58,14 @@ def forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weigh
         norm = norm + jnp.exp(sinks - shift[..., None]).sum(axis=-1)
     lse = shift + jnp.log(norm)
     keep = _keep(call)
-    out = _weigh(dot, _dropped(call, keep, P), value, visible is not None or keep is not None)
+    out = _weigh(dot, _rows(_dropped(call, keep, P)), value, visible is not None or keep is not None)
     if settings.normalize_output:
         divisor = norm if visible is None else jnp.where(norm == 0, jnp.float32(1), norm)
-        out = out / jnp.moveaxis(divisor, 3, 1)[..., None]
-    lse, row_max = (_join_rows(call, x) for x in (lse, row_max))
+        out = out / divisor.reshape(*out.shape[:3], 1)
+    lse, row_max = (x.reshape(x.shape[0], -1, x.shape[3]) for x in (lse, row_max))
     if rows.padding is not None:
         lse = jnp.where(rows.padding[:, None, :], -jnp.inf, lse)
-    out = out.reshape(*call.query.shape[:3], -1).astype(call.query.dtype)
-    return out, lse, Weighed(row_max, norm, P, slope, keep)
+    return _by_token(call, out).astype(call.query.dtype), lse, Weighed(row_max, norm, P, slope, keep)
 
 
 def backward(
@@ -81,7 +83,7 @@ def backward(
     visible = _visible(call, rows.first, rows.last)
     hides = visible is not None or kept.keep is not None
     terms = row_terms(call, out, lse, kept.row_max, d_out, d_lse, settings.normalize_output, hides)
-    query, key, value = _by_head(call, terms.query)
+    query, key, value = _by_head(replace(call, query=terms.query))
     if hides:
         key, value = (jnp.where(jnp.isfinite(x), x, jnp.float32(0)) for x in (key, value))
 
@@ -91,47 +93,59 @@ def backward(
         # A row that is not a number must not reach the keys that are hidden from it.
         divisor = jnp.where((divisor == 0) | jnp.isnan(divisor), jnp.inf, divisor)
     of_rows = 1 / divisor
-    delta = _split_rows(call, terms.delta) * of_rows
-    of_d_out = of_rows if terms.weight is None else of_rows * _split_rows(call, terms.weight)
-    dO = terms.d_out.astype(jnp.float32).reshape(*query.shape[:4], -1)
-    dO = dO * jnp.moveaxis(of_d_out, 3, 1)[..., None]
+    delta = terms.delta.reshape(of_rows.shape) * of_rows
+    of_d_out = of_rows if terms.weight is None else of_rows * terms.weight.reshape(of_rows.shape)
+    dO = _query_rows(call, terms.d_out)
+    dO = dO * of_d_out.reshape(*dO.shape[:3], 1)
 
     P = kept.weights if visible is None else jnp.where(visible, kept.weights, jnp.float32(0))
-    dV = dot("bhgqk,bqhgd->bkhd", _dropped(call, kept.keep, P), dO)
-    dP = _dropped(call, kept.keep, dot("bqhgd,bkhd->bhgqk", dO, value))
+    dV = dot("bhrk,bhrd->bhkd", _rows(_dropped(call, kept.keep, P)), dO)
+    dP = _dropped(call, kept.keep, _split_rows(call, dot("bhrd,bhkd->bhrk", dO, value)))
     dS = P * (dP - delta[..., None])
     if kept.slope is not None:
         dS = dS * kept.slope
     if visible is not None:
         dS = jnp.where(visible, dS, jnp.float32(0))
-    dQ = dot("bhgqk,bkhd->bqhgd", dS, key) * call.softmax_scale
-    dK = dot("bhgqk,bqhgd->bkhd", dS, query) * call.softmax_scale
+    dQ = dot("bhrk,bhkd->bhrd", _rows(dS), key) * call.softmax_scale
+    dK = dot("bhrk,bhrd->bhkd", _rows(dS), query) * call.softmax_scale
     d_bias = None
     if call.bias is not None:
         by_head = dS.reshape(call.query.shape[0], call.query.shape[2], *dS.shape[3:])
         broadcast = tuple(axis for axis, size in enumerate(call.bias.shape) if size == 1)
         d_bias = by_head.sum(axis=broadcast, keepdims=True)
-    dQ = dQ.reshape(call.query.shape)
+    dQ, dK, dV = _by_token(call, dQ), dK.transpose(0, 2, 1, 3), dV.transpose(0, 2, 1, 3)
     return cotangent_call(call, dQ, dK, dV, d_bias, sink_cotangent(call, lse, terms.delta))
 
 
-def _by_head(call: Call, query: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The query [b, q, h, g, d], key and value [b, k, h, d], float32."""
-    query = call.query if query is None else query
-    batch, q_length, q_heads, head_dim = query.shape
+def _by_head(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The query [b, h, r, d], key and value [b, h, k, d], float32."""
+    key, value = (x.astype(jnp.float32).transpose(0, 2, 1, 3) for x in (call.key, call.value))
+    return _query_rows(call, call.query), key, value
+
+
+def _query_rows(call: Call, x: jax.Array) -> jax.Array:
+    """[B, Sq, Hq, C] as [b, h, r, C] float32."""
+    batch, q_length, q_heads, channels = x.shape
     k_heads = call.key.shape[2]
-    query = query.astype(jnp.float32).reshape(batch, q_length, k_heads, q_heads // k_heads, head_dim)
-    return query, call.key.astype(jnp.float32), call.value.astype(jnp.float32)
+    x = x.astype(jnp.float32).reshape(batch, q_length, k_heads, q_heads // k_heads, channels)
+    return x.transpose(0, 2, 3, 1, 4).reshape(batch, k_heads, -1, channels)
+
+
+def _by_token(call: Call, x: jax.Array) -> jax.Array:
+    """The inverse of `_query_rows`."""
+    batch, q_length, q_heads, _ = call.query.shape
+    x = x.reshape(batch, q_heads, q_length, x.shape[3])
+    return x.transpose(0, 2, 1, 3)
 
 
 def _split_rows(call: Call, x: jax.Array) -> jax.Array:
-    """[B, Hq, Sq] as [b, h, g, q]."""
-    return x.reshape(x.shape[0], call.key.shape[2], -1, x.shape[2])
+    """[b, h, r, k] as [b, h, g, q, k]."""
+    return x.reshape(*x.shape[:2], -1, call.query.shape[1], x.shape[3])
 
 
-def _join_rows(call: Call, x: jax.Array) -> jax.Array:
+def _rows(x: jax.Array) -> jax.Array:
     """The inverse of `_split_rows`."""
-    return x.reshape(x.shape[0], call.query.shape[2], x.shape[3])
+    return x.reshape(*x.shape[:2], -1, x.shape[4])
 
 
 def _by_pair(call: Call, x: jax.Array | None) -> jax.Array | None:
@@ -160,12 +174,12 @@ def _visible(call: Call, first: jax.Array | None, last: jax.Array | None) -> jax
 
 
 def _sinks(call: Call) -> jax.Array | None:
-    """[h or 1, g or 1, 1, sinks] float32."""
+    """[1, h or 1, g or 1, 1, sinks] float32."""
     sinks = call.softmax_aux
     if sinks is None:
         return None
     heads = (1, 1) if sinks.shape[0] == 1 else (call.key.shape[2], -1)
-    return sinks.astype(jnp.float32).reshape(*heads, 1, sinks.shape[1])
+    return sinks.astype(jnp.float32).reshape(1, *heads, 1, sinks.shape[1])
 
 
 def _sum_keys(P: jax.Array) -> jax.Array:
@@ -200,15 +214,18 @@ def _dropped(call: Call, keep: jax.Array | None, x: jax.Array) -> jax.Array:
 
 
 def _weigh(dot: Any, P: jax.Array, value: jax.Array, hides: bool) -> jax.Array:
-    """P @ value [b, q, h, g, d]; a value that is not finite shows only in rows that give it weight (S4)."""
+    """P @ value [b, h, r, d]; a value that is not finite shows only in rows that give it weight (S4)."""
     if not hides:
-        return dot("bhgqk,bkhd->bqhgd", P, value)
+        return dot("bhrk,bhkd->bhrd", P, value)
     finite = jnp.isfinite(value)
-    out = dot("bhgqk,bkhd->bqhgd", P, jnp.where(finite, value, jnp.float32(0)))
+    out = dot("bhrk,bhkd->bhrd", P, jnp.where(finite, value, jnp.float32(0)))
 
-    # No or one turn: vmap would make a cond pay for both branches.
-    def reveal(_: jax.Array, out: jax.Array) -> jax.Array:
-        seen = (P > 0).astype(jnp.float32), (~finite).astype(jnp.float32)
-        return jnp.where(dot("bhgqk,bkhd->bqhgd", *seen) > 0, jnp.float32(jnp.nan), out)
+    # A turn for each key, none where all is finite: a second product would cost every call its compilation,
+    # and vmap would make a cond pay for both branches.
+    def reveal(k: jax.Array, spoilt: jax.Array) -> jax.Array:
+        weighs = lax.dynamic_slice_in_dim(P, k, 1, axis=3) > 0
+        return spoilt | (weighs & ~lax.dynamic_slice_in_dim(finite, k, 1, axis=2))
 
-    return lax.fori_loop(jnp.int32(0), (~finite.all()).astype(jnp.int32), reveal, out)
+    keys = jnp.where(finite.all(), jnp.int32(0), jnp.int32(P.shape[3]))
+    start = vary_together((jnp.zeros(out.shape, bool), out))[0]
+    return jnp.where(lax.fori_loop(jnp.int32(0), keys, reveal, start), jnp.float32(jnp.nan), out)

@@ -20,7 +20,8 @@ class Kernel:
 
     call: with the options of all kernels, to (out, lse), or to (out,) where there is no lse.
     sizes: what its fwd_params and bwd_params take for q and k; None where it has none.
-    blocks: options that cut the lengths of `kernel_cases.qkv` into three blocks or more, evenly into none.
+    blocks: options that cut the lengths of `kernel_cases.qkv` into three blocks or more, evenly into none;
+        nothing where they are computed in one piece.
     """
 
     call: Callable[..., tuple[jax.Array, ...]]
@@ -50,6 +51,7 @@ XLA = Kernel(
     xla.ChunkSizes,
     {"fwd_params": xla.ChunkSizes(16, 12), "bwd_params": xla.ChunkSizes(12, 17)},
 )
+WHOLE = Kernel(xla.flash_attention_with_lse, xla.ChunkSizes, {})
 MATERIALISED = Kernel(_materialised, None, {})
 TRITON = Kernel(
     triton.flash_attention_with_lse,
@@ -59,6 +61,7 @@ TRITON = Kernel(
 
 _FLASH = [
     pytest.param(XLA, id="xla", marks=needs_compiler),
+    pytest.param(WHOLE, id="xla in one piece", marks=needs_compiler),
     pytest.param(TRITON, id="triton", marks=needs_interpreter),
 ]
 flash_kernels = pytest.mark.parametrize("kernel", _FLASH)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from implementations import MATERIALISED, TRITON, XLA
+from implementations import MATERIALISED, TRITON, WHOLE, XLA
 from kernel_cases import normal, qkv
 
 from kernels.exponents import HUGE
@@ -89,9 +89,9 @@ def compiled(kernel, name):
 
 @needs_compiler
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("kernel", [XLA, MATERIALISED], ids=["xla", "materialised"])
+@pytest.mark.parametrize("kernel", [XLA, WHOLE, MATERIALISED], ids=["xla", "whole", "materialised"])
 def test_logits_of_any_size(kernel, name):
-    """In float32 and whatever the block sizes of the two passes, which are not those of each other here."""
+    """In float32, also where the two passes have different block sizes."""
     if kernel is MATERIALISED and name == "numerator":
         pytest.skip("attention has no numerator")
     # Logits stay below 1e38, their products with the scale's inverse too.
