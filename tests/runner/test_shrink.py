@@ -47,3 +47,17 @@ def test_a_failure_of_precision_does_not_end_as_one_of_meaning(monkeypatch):
     (failing,) = found(None, LARGE, ("forward",))
     assert shrink(toys.right, failing, 200).case.q_len == 3
     assert shrink(toys.right, replace(failing, measurements=()), 200).case.q_len == 1
+
+
+def test_the_case_that_is_shown_passes_once_the_kernel_is_mended():
+    """One query and one key fail without the diagonal, but a kernel without causal order passes there too."""
+
+    def call(query, key, value, *, causal=False):
+        out = toys.right.call(query, key, value, causal=causal)
+        return out + np.float32(1) if causal else out
+
+    (failing,) = judge(replace(toys.right, call=call), LARGE, ("forward",))
+    minimal = shrink(replace(toys.right, call=call), failing, 200)
+    assert minimal.case.q_len + minimal.case.kv_len < LARGE.q_len + LARGE.kv_len
+    (mended,) = judge(toys.right, minimal.case, ("forward",))
+    assert mended.verdict is Verdict.PASS
