@@ -24,7 +24,6 @@ _HIDING = frozenset({"mask", "segments", "padded", "packed", "bias"})
 _WEIGHING = frozenset({"bias", "mask", "scale", "soft_cap"})
 _LONG_KEYS = (1024, 1025, 1151, 1280)
 _LONG_QUERIES = (128, 150, 129)
-_ALIGNMENTS = (0, -1, 1)
 _TRIES = 4
 _ROWS_OF_A_TILE = 64  # what a kernel keeps from one block of rows to the next shows only beyond them
 _DROPPED = 4  # pairs of a head that dropout must drop, to be seen
@@ -218,7 +217,7 @@ def _window(case: Case, row: Facts, offer: Offer, dice: Dice) -> dict[str, Any]:
     At least one side hides keys; the other may be open, or wider than everything.
     """
     block, offset = _blocks(row, offer, dice).key, case.kv_len - case.q_len
-    align = dice.pick("align", _ALIGNMENTS)
+    align = dice.pick("align", (0, -1, 1))
     left = (offset + align) % block if dice.chance("aligned", 0.6) else dice.pick("left", (0, 1, 2, 3))
     right = (align - offset) % block if dice.chance("aligned right", 0.4) else dice.pick("right", (0, 1, 2))
     # Of packed tokens only half are sure to be in one sequence.
