@@ -82,6 +82,22 @@ def benchmarks(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def alarms(session: nox.Session) -> None:
+    """Count false alarms of correct kernels over fresh seeds; `-- --seconds 540` runs longer."""
+    _install(session)
+    options = ["--profile", "quick", "--seconds", "180", "--out", f"{session.create_tmp()}/alarms.jsonl"]
+    session.run("python", "-m", "tests.alarms.run", *options, *session.posargs)
+
+
+@nox.session(default=False)
+def defects(session: nox.Session) -> None:
+    """Nightly: plant each known defect in a clean kernel and see that the standard profile kills it."""
+    _install(session)
+    options = ["--profile", "standard", "--seed", "0", "1", "2", "--workers", str(os.cpu_count() or 1)]
+    session.run("python", "-m", "tests.mutants.score", *options, *session.posargs)
+
+
+@nox.session(default=False)
 def minimums(session: nox.Session) -> None:
     """The test suite on the lowest versions that pyproject.toml allows."""
     groups = nox.project.dependency_groups(nox.project.load_toml(), "test")

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from conformance.subject import Subject, Tiling
     from conformance.testing import replay_case, run_conformance_test
+    from conformance.validation import validate_call
 
-__all__ = ["Subject", "Tiling", "replay_case", "run_conformance_test"]
+__all__ = ["Subject", "Tiling", "replay_case", "run_conformance_test", "validate_call"]
 
 _HOMES = {
     "Subject": "conformance.subject",
     "Tiling": "conformance.subject",
     "replay_case": "conformance.testing",
     "run_conformance_test": "conformance.testing",
+    "validate_call": "conformance.validation",
 }
 
 

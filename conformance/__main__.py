@@ -2,7 +2,11 @@
 
 import sys
 
-from conformance.cli import main
-
 if __name__ == "__main__":
+    # Before anything else is imported; a worker imports this file, too, and keeps the path that it was given.
+    from conformance.process import hide_folder
+
+    hide_folder()
+    from conformance.cli import main
+
     sys.exit(main())

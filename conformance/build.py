@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case import Case
-from conformance.families import FAMILIES, Stream, Wanted
+from conformance.families import FAMILIES, Stream, Wanted, usual_largest_logit
 from reference.oracle import Cotangents
 from reference.problem import Problem, make_problem
 from reference.semantics import STANDARD, Semantics
@@ -37,6 +37,11 @@ _STREAMS = (
 _VISIBLE_SHARE = 0.75
 _BIAS_HIDDEN_SHARE = 0.25
 _EMPTY_ROW_STRIDE = 3
+_LARGE_BIAS = 30.0
+_WEIGHTLESS = -0.5  # times the largest number of the dtype
+_LARGEST_ID = 2**31 - 1
+_PADDING_IDS = (-1, -7, -(2**31))
+_PADDING_SHARE = 0.125
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def build(case: Case, semantics: Semantics = STANDARD) -> Built:
         query=(case.batch, case.q_len, case.q_heads, case.head_dim),
         key=(case.batch, case.kv_len, case.kv_heads, case.head_dim),
         value=(case.batch, case.kv_len, case.kv_heads, case.value_width),
-        scale=1.0 / sqrt(case.head_dim) if case.scale is None else case.scale,
+        scale=_scale(case),
         soft_cap=case.soft_cap,
     )
     triple = FAMILIES[case.family](wanted, streams["query"], streams["key"], streams["value"])
@@ -85,7 +90,7 @@ def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | N
         bias=_bias(case, streams["bias"], dtype),
         softmax_scale=case.scale,
         dropout_prob=case.dropout,
-        dropout_seed=int(streams["dropout"].integers(1, 2**53, (1,))[0]) if case.dropout else None,
+        dropout_seed=_dropout_seed(case, streams["dropout"]),
         causal=case.causal,
         cum_seqlens_q=cum_q,
         cum_seqlens_k=cum_k,
@@ -96,6 +101,16 @@ def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | N
         kv_segment_ids=kv_ids,
         normalize_output=case.normalized,
     )
+
+
+def _scale(case: Case) -> float:
+    return 1.0 / sqrt(case.head_dim) if case.scale is None else case.scale
+
+
+def _dropout_seed(case: Case, stream: Stream) -> int | None:
+    if not case.dropout:
+        return None
+    return int(stream.integers(1, 2**53, (1,))[0]) if case.dropout_seed is None else case.dropout_seed
 
 
 def _streams(case: Case) -> dict[str, Stream]:
@@ -114,7 +129,17 @@ def _mask(case: Case, stream: Stream) -> Array | None:
     mask = stream.uniform(shape) < _VISIBLE_SHARE
     if case.empty_rows:
         mask[:, :, ::_EMPTY_ROW_STRIDE] = False
+    if case.mask_pattern == "rows":
+        mask[:, :, _third("first", case.q_len)] = False
+    elif case.mask_pattern != "random":
+        mask[..., _third(case.mask_pattern, case.kv_len)] = False
     return mask
+
+
+def _third(which: str, length: int) -> slice:
+    """The first, middle or last third of a length: whole blocks of it, if it has six or more."""
+    first = {"first": 0, "middle": 1, "last": 2}[which]
+    return slice(first * length // 3, (first + 1) * length // 3)
 
 
 def _integer_mask(case: Case, problem: Problem, stream: Stream) -> Array | None:
@@ -137,6 +162,14 @@ def _bias(case: Case, stream: Stream, dtype: Any) -> Array | None:
     bias = stream.normal(shape)
     if case.bias_hides:
         bias = np.where(stream.uniform(shape) < _BIAS_HIDDEN_SHARE, -np.inf, bias)
+    if case.bias_pattern == "large":
+        bias = _LARGE_BIAS * bias
+    elif case.bias_pattern == "lowest":
+        bias[..., _third("middle", case.kv_len)] = float(ml_dtypes.finfo(dtype).min)
+    elif case.bias_pattern == "rows":
+        bias[:, :, _third("first", case.q_len)] = -np.inf
+    elif case.bias_pattern != "normal":
+        bias[..., _third(case.bias_pattern, case.kv_len)] = -np.inf
     return bias.astype(dtype)
 
 
@@ -153,13 +186,23 @@ def _sinks(case: Case, stream: Stream, dtype: Any) -> Array | None:
     if case.sinks == 0:
         return None
     shape = sinks_shape(case)
-    return (1.0 + stream.normal(shape)).astype(dtype)
+    usual = usual_largest_logit(case.family, case.head_dim, _scale(case))
+    if case.bias_pattern == "large":
+        usual += 2 * _LARGE_BIAS
+    if case.soft_cap is not None:
+        usual = min(max(usual, -case.soft_cap), case.soft_cap)
+    sinks = (1.0 if case.sink_pattern == "ones" else usual) + stream.normal(shape)
+    if case.sink_pattern == "extreme":
+        sinks[..., 0] = _WEIGHTLESS * float(ml_dtypes.finfo(dtype).max)
+    return sinks.astype(dtype)
 
 
 def _segment_ids(case: Case, stream: Stream) -> tuple[Array | None, Array | None]:
     """Runs of equal ids from 0 up, in both sequences; the last token of a longer one is padding."""
     if case.segments is None:
         return None, None
+    if case.segment_pattern == "mixed":
+        return _mixed_ids(case, case.q_len, stream), _mixed_ids(case, case.kv_len, stream)
     edges = np.sort(stream.uniform((case.batch, case.segments - 1)), axis=1)
 
     def ids(length: int) -> Array:
@@ -170,6 +213,15 @@ def _segment_ids(case: Case, stream: Stream) -> tuple[Array | None, Array | None
         return numbers
 
     return ids(case.q_len), ids(case.kv_len)
+
+
+def _mixed_ids(case: Case, length: int, stream: Stream) -> Array:
+    """Ids in no order: one in eight tokens is padding, by any negative number."""
+    shape = (case.batch, length)
+    numbers = stream.integers(0, case.segments or 1, shape)
+    ids = np.where(numbers % 2 == 1, _LARGEST_ID - numbers, numbers)
+    padding = np.array(_PADDING_IDS)[stream.integers(0, len(_PADDING_IDS), shape)]
+    return np.where(stream.uniform(shape) < _PADDING_SHARE, padding, ids).astype(np.int32)
 
 
 def _cumulative_lengths(case: Case) -> tuple[Array | None, Array | None]:

@@ -6,7 +6,9 @@ from dataclasses import fields
 from typing import Any
 
 from conformance.features import FEATURES
+from conformance.signals import Interrupted
 from conformance.subject import Subject, discover, find
+from conformance.text import describe
 from reference.semantics import STANDARD, Semantics
 
 _WIDTH = 100
@@ -22,16 +24,21 @@ def _paragraph(name: str) -> Iterator[str]:
     yield name
     try:
         subject = find(name)
-    except LookupError as error:
-        yield _line("broken", str(error))
+        reason = subject.ready()
+    except Interrupted:
+        raise
+    except BaseException as error:  # a module or a declaration of somebody else's
+        yield _line("broken", str(error.args[0]) if isinstance(error, LookupError) else describe(error))
         return
     yield _line("runs on", "any backend" if subject.backend == "any" else subject.backend)
-    reason = subject.ready()
     if reason is not None:
         yield _line("not here", reason)
     yield _line("dtypes", ", ".join(subject.dtypes))
     yield _line("head dims", "{} to {}".format(*subject.head_dims))
     yield _line("features", _features(subject))
+    limited = "; ".join(limits(subject))
+    if limited:
+        yield _line("limits", limited)
     yield _line("returns", "out and lse" if subject.returns_lse else "out")
     yield _line("semantics", "; ".join(differences(subject.semantics)) or "standard")
 
@@ -40,6 +47,24 @@ def _features(subject: Subject) -> str:
     if subject.features == frozenset(FEATURES):
         return "all"
     return ", ".join(name for name in FEATURES if name in subject.features) or "none"
+
+
+def limits(subject: Subject) -> Iterator[str]:
+    """What a subject declares to take only in part, and what it leaves out, in words."""
+    for together in subject.excludes:
+        yield f"not {' and '.join(sorted(together))} in one call"
+    if subject.window_sides == "left":
+        yield "windows to the left of the diagonal"
+    if subject.length_multiple > 1:
+        yield f"lengths that are multiples of {subject.length_multiple}"
+    if subject.seed_bits < 64:
+        yield f"dropout seeds of {subject.seed_bits} bits"
+    if subject.sinks != "any":
+        yield {"shared": "sinks shared by all heads", "per_head": "sinks of each head"}[subject.sinks]
+    if subject.gradient_dtype != "input":
+        yield f"gradients in {subject.gradient_dtype}"
+    if not subject.validates:
+        yield "does not validate its arguments"
 
 
 def differences(semantics: Semantics) -> list[str]:

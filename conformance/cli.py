@@ -1,12 +1,12 @@
 """What the command `attest` does: reads what is asked, runs it, and turns the answer into an exit status.
 
-0: passed. 1: failed, or was interrupted. 2: what was asked makes no sense, said in one sentence on stderr.
+0: passed. 1: failed, was interrupted, judged nothing, or could not write what it found. 2: what was asked
+makes no sense. All but a failure are one sentence on stderr.
 The only file that sees `reports`. Heavy imports wait until a command needs them, and until the process
 that runs kernels is settled.
 """
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from json import dumps
@@ -16,10 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conformance import options
+from conformance.files import FileError, write_text
 from conformance.options import Asked, Outputs, UsageError, asked
-from conformance.process import see_folder, settle
+from conformance.process import WorkerError, hold_streams, see_folder, settle
+from conformance.signals import Interrupted, interruptible
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conformance.journal import Journal
     from conformance.record import RunRecord
     from conformance.runner import Request
 
@@ -36,8 +41,16 @@ app = typer.Typer(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    see_folder()
+    hold_streams()
     settle()
+    try:
+        with interruptible():
+            return _attempt(arguments)
+    except Interrupted:
+        return _complain("interrupted", FAILED)
+
+
+def _attempt(arguments: Sequence[str] | None) -> int:
     click_error: Any = typer.BadParameter.__bases__[0]  # the UsageError of click, wherever typer keeps it
     try:
         return app(args=arguments, prog_name="attest", standalone_mode=False) or PASSED
@@ -45,8 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(error), USAGE)
     except click_error as error:
         return _complain(error.format_message(), USAGE) if error.format_message() else USAGE
-    except (KeyboardInterrupt, typer.Abort):
-        return _complain("interrupted", FAILED)
+    except (FileError, WorkerError) as error:
+        return _complain(str(error), FAILED)
+    except OSError as error:  # typer prints its help itself
+        return _complain(f"{error.filename or 'stdout'}: {error.strerror or error}", FAILED)
 
 
 @app.command()
@@ -57,6 +72,7 @@ def gate(
     workers: options.Workers = None,
     timeout: options.Timeout = None,
     expectations: options.Expectations = None,
+    fail_fast: options.FailFast = False,
     baseline: options.Baseline = None,
     json: options.Json = None,
     junit: options.Junit = None,
@@ -69,11 +85,12 @@ def gate(
     from conformance.gate import entrants
 
     outputs = Outputs(json, junit, markdown, html)
+    outputs.spare(*([] if baseline is None else [baseline]))
     base = None if baseline is None else _read(baseline)
     found = entrants(jax.default_backend())
     if not found.subjects:
         raise UsageError("there is no subject that this machine can run: see `attest list`")
-    options_ = Asked(profile, seed, shard, workers, timeout, expectations)
+    options_ = Asked(profile, seed, shard, workers, timeout, expectations, fail_fast)
     return _run(options_.request(dict(found.subjects), found.skipped), outputs, base, found.broken)
 
 
@@ -90,6 +107,7 @@ def check(
     workers: options.Workers = None,
     timeout: options.Timeout = None,
     expectations: options.Expectations = None,
+    fail_fast: options.FailFast = False,
     json: options.Json = None,
     junit: options.Junit = None,
     markdown: options.Markdown = None,
@@ -100,9 +118,10 @@ def check(
 
     outputs = Outputs(json, junit, markdown, html)
     only, narrowed = options.restriction(feature or (), dtype or (), check or (), examples)
+    see_folder()
     with asked():
         subjects = {subject: find(subject)}
-    options_ = Asked(profile, seed, shard, workers, timeout, expectations)
+    options_ = Asked(profile, seed, shard, workers, timeout, expectations, fail_fast)
     return _run(options_.request(subjects, only=only, narrowed=narrowed), outputs)
 
 
@@ -111,6 +130,9 @@ def replay(
     case: Annotated[str, typer.Argument(help="A JSON file, or the JSON object that a failure prints.")],
     subject: Annotated[str | None, typer.Option(help="Who is asked; a failure's own line says.")] = None,
     check: options.Checks = None,
+    allow_import: Annotated[
+        bool, typer.Option("--allow-import", help="Run the module that the JSON names as its subject.")
+    ] = False,
     workers: Annotated[
         int, typer.Option("-n", "--workers", min=0, max=1, help="0: in this process, for a debugger.")
     ] = 1,
@@ -119,16 +141,22 @@ def replay(
 ) -> int:
     """Judge one case again and say everything about it."""
     from conformance.failure import explain
-    from conformance.question import read_question
+    from conformance.fit import not_judged
+    from conformance.replay_request import read_replay_request
     from conformance.runner import replay as judge_again
+    from conformance.screen import say
     from conformance.subject import find
 
+    see_folder()
     with asked():
-        question = read_question(case, subject, tuple(check or ()))
-        subjects = {question.subject: find(question.subject)}
+        replayed = read_replay_request(case, subject, tuple(check or ()), allow_import)
+        subjects = {replayed.subject: find(replayed.subject)}
     request = Asked(workers=workers, timeout=timeout, expectations=expectations).request(subjects)
-    results = judge_again(request, question.case, question.checks)
-    typer.echo("\n\n".join(explain(result) for result in results))
+    results = judge_again(request, replayed.case, replayed.checks)
+    say("\n\n".join(explain(result) for result in results))
+    reason = not_judged(subjects[replayed.subject], results)
+    if reason is not None:
+        return _complain(f"nothing was judged: {replayed.subject} {reason}", FAILED)
     return FAILED if any(result.verdict.red for result in results) else PASSED
 
 
@@ -139,15 +167,16 @@ def compare(
     markdown: options.Markdown = None,
 ) -> int:
     """Say what a change of kernels did to the errors; exit 1 if anything became worse."""
-    from conformance.screen import console
+    from conformance.screen import show
     from reports.compare import compare_records
     from reports.render.markdown import render_comparison
     from reports.render.terminal import print_comparison
 
-    Outputs(markdown=markdown)
+    Outputs(markdown=markdown).spare(base, head)
     comparison = compare_records(_read(base), _read(head))
-    print_comparison(comparison, console())
-    _write(markdown, lambda: render_comparison(comparison))
+    if markdown is not None:
+        write_text(markdown, render_comparison(comparison))
+    show(lambda console: print_comparison(comparison, console))
     return FAILED if comparison.regressed else PASSED
 
 
@@ -159,11 +188,17 @@ def report(
     html: options.Html = None,
 ) -> int:
     """Show a record again, or write it in other forms."""
+    from conformance.screen import show
+    from reports.render.terminal import print_run
+
     outputs = Outputs(junit=junit, markdown=markdown, html=html)
+    outputs.spare(record)
     found = _read(record)
-    _write_reports(found, outputs)
+    faults = _written(found, outputs)
+    if faults:
+        return _complain("; ".join(faults), FAILED)
     if outputs == Outputs():
-        _print(found)
+        show(lambda console: print_run(found, console))
     return PASSED
 
 
@@ -182,6 +217,7 @@ def merge(
     from conformance.record import merge_records
 
     outputs = Outputs(json, junit, markdown, html)
+    outputs.spare(*records)
     with asked():
         known = load_expectations(expectations or ())
         merged = merge_records([_read(path) for path in records])
@@ -206,8 +242,8 @@ def compile_kernels(
     # Nothing is run: no process takes an accelerator, or looks for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from conformance.compile_matrix import Narrowing, compile_matrix
-    from conformance.runner import RequestError
-    from conformance.screen import console, interruptible, progress
+    from conformance.fit import RequestError
+    from conformance.screen import progress, show
     from reports.render.compilation import print_matrix
 
     outputs = Outputs(json)
@@ -220,12 +256,13 @@ def compile_kernels(
     )
     count = (os.cpu_count() or 1) if workers is None else workers
     try:
-        with interruptible(), progress() as watch:
+        with progress() as watch:
             matrix = compile_matrix(profile, only, count, watch)
     except RequestError as error:
         raise UsageError(str(error)) from error
-    _write(outputs.json, lambda: dumps(matrix.to_json(), indent=1) + "\n")
-    print_matrix(matrix, console())
+    if outputs.json is not None:
+        write_text(outputs.json, dumps(matrix.to_json(), indent=1) + "\n")
+    show(lambda console: print_matrix(matrix, console))
     return PASSED if matrix.status == "pass" else FAILED
 
 
@@ -233,88 +270,113 @@ def compile_kernels(
 def list_subjects() -> int:
     """Say which subjects there are, what they declare and where they run."""
     from conformance.catalogue import catalogue
+    from conformance.screen import say
 
-    typer.echo(catalogue())
+    say(catalogue())
     return PASSED
 
 
 def _run(
     request: "Request", outputs: Outputs, base: "RunRecord | None" = None, problems: Sequence[str] = ()
 ) -> int:
+    from conformance.fit import RequestError, refuse_unfit
     from conformance.gate import with_policy
-    from conformance.record import write_record
-    from conformance.runner import RequestError, run
-    from conformance.screen import interruptible, progress
-    from conformance.workers import WorkerError
+    from conformance.runner import run
+    from conformance.screen import progress
 
-    def save(record: "RunRecord") -> None:
-        if outputs.json is not None:
-            write_record(record, outputs.json)
-
+    journal = None
     try:
-        with interruptible(), progress() as watch:
-            found = run(request, watch, save)
+        for subject in request.subjects.values():
+            refuse_unfit(subject, request.profile, request.only)
+        journal = _begun(request, outputs.json)
+        with progress() as watch:
+            found = run(request, watch, journal.add if journal else lambda _results: None)
     except RequestError as error:
+        if journal is not None:
+            journal.remove()
         raise UsageError(str(error)) from error
-    except WorkerError as error:
-        return _complain(str(error), FAILED)
     found = replace(found, problems=tuple(sorted({*found.problems, *problems})))
-    return _conclude(with_policy(found, request.expectations), outputs, base)
+    return _conclude(with_policy(found, request.expectations), outputs, base, journal)
 
 
-def _conclude(record: "RunRecord", outputs: Outputs, base: "RunRecord | None" = None) -> int:
-    """Write and print a record; its exit status."""
+def _begun(request: "Request", record: Path | None) -> "Journal | None":
+    """The journal of a run whose record goes to a file."""
+    from conformance.files import is_special
+    from conformance.journal import Journal, journal_path
+    from conformance.limits import limits
+    from conformance.runner import asked
+
+    if record is None or is_special(record):
+        return None
+    return Journal(journal_path(record), asked(request), limits()["sync_seconds"])
+
+
+def _conclude(
+    record: "RunRecord",
+    outputs: Outputs,
+    base: "RunRecord | None" = None,
+    journal: "Journal | None" = None,
+) -> int:
+    """Write and print a record; its exit status. What cannot be written takes nothing else with it."""
+    from conformance.screen import show
+    from reports.compare import compare_records
+    from reports.render.terminal import print_comparison, print_run
+
+    prints: list[Callable[[Console], None]] = [lambda console: print_run(record, console)]
     if base is not None and record.complete:
-        record = _compared(record, base)
-    _write_reports(record, outputs)
-    _print(record)
+        comparison = compare_records(base, record)
+        worse = ("worse than the baseline",) if comparison.regressed else ()
+        record = replace(record, problems=tuple(sorted({*record.problems, *worse})))
+        prints.insert(0, lambda console: print_comparison(comparison, console))
+    faults = _written(record, outputs)
+    if journal is not None and not faults:
+        journal.remove()
+    elif journal is not None:
+        journal.close()
+        faults.append(f"what was found is in {journal.path}")
+    try:
+        show(*prints)
+    except FileError as error:
+        faults.append(str(error))
     if not record.complete:
-        where = f"; what was found until then is in {outputs.json}" if outputs.json else ""
-        return _complain(f"{record.note}{where}", FAILED)
+        where = f"; what was found until then is in {outputs.json}" if outputs.json and not faults else ""
+        faults.insert(0, f"{record.note}{where}")
+    if faults:
+        return _complain("; ".join(faults), FAILED)
+    if journal is not None and journal.fault:
+        _complain(f"{journal.fault}, so the run went on without it", FAILED)
     return PASSED if record.status == "pass" else FAILED
 
 
-def _compared(record: "RunRecord", base: "RunRecord") -> "RunRecord":
-    from conformance.screen import console
-    from reports.compare import compare_records
-    from reports.render.terminal import print_comparison
-
-    comparison = compare_records(base, record)
-    print_comparison(comparison, console())
-    worse = ("worse than the baseline",) if comparison.regressed else ()
-    return replace(record, problems=tuple(sorted({*record.problems, *worse})))
-
-
-def _write_reports(record: "RunRecord", outputs: Outputs) -> None:
-    from conformance.record import write_record
+def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
+    """Write the record in every form that was asked for; a sentence for each that could not be."""
+    from conformance.record_file import record_text
     from reports.render import html, junit, markdown
 
-    if outputs.json is not None:
-        write_record(record, outputs.json)
-    _write(outputs.junit, lambda: junit.render_run(record))
-    _write(outputs.markdown, lambda: markdown.render_run(record))
-    _write(outputs.html, lambda: html.render_run(record))
-
-
-def _write(path: Path | None, render: Callable[[], str]) -> None:
-    if path is not None:
-        path.write_text(render(), encoding="utf-8")
-
-
-def _print(record: "RunRecord") -> None:
-    from conformance.screen import console
-    from reports.render.terminal import print_run
-
-    print_run(record, console())
+    faults: list[str] = []
+    for path, render in (
+        (outputs.json, record_text),
+        (outputs.junit, junit.render_run),
+        (outputs.markdown, markdown.render_run),
+        (outputs.html, html.render_run),
+    ):
+        if path is not None:
+            try:
+                write_text(path, render(record))
+            except FileError as error:
+                faults.append(str(error))
+    return faults
 
 
 def _read(path: Path) -> "RunRecord":
-    from conformance.record import read_record
+    from conformance.record_file import read_record
 
     with asked():
         return read_record(path)
 
 
 def _complain(sentence: str, status: int) -> int:
-    print(f"attest: {sentence}", file=sys.stderr)
+    from conformance.screen import complain
+
+    complain(sentence)
     return status

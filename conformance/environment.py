@@ -63,7 +63,8 @@ def _commit(folder: Path) -> str:
 def _git(folder: Path, arguments: Sequence[str]) -> str:
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
+            # A repository may name a program to run for `git status`: that of somebody else is not run.
+            ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
             timeout=_GIT_SECONDS,

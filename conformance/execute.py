@@ -9,10 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from numpy.typing import NDArray
 
 from conformance.build import Built
+from conformance.phases import phase
+from conformance.signals import Interrupted
 from conformance.subject import Subject
+from conformance.text import describe as describe  # for its importers
+from conformance.text import exception_text
 from reference.problem import Problem
 
 Array = NDArray[Any]
@@ -100,11 +105,41 @@ def execute(subject: Subject, built: Built, tiling: int, gradients: bool = True)
         return to_numpy(outputs)
 
 
+@dataclass(frozen=True)
+class Plain:
+    """An eager call, not differentiated: out and lse if returned, and the inputs that it modified."""
+
+    outputs: Mapping[str, Array]
+    modified: tuple[str, ...]
+
+
+def call_plainly(subject: Subject, built: Built, tiling: int) -> Plain:
+    """Call the subject as its user does who differentiates nothing. Raises SubjectError."""
+    call = call_of(built)
+    inputs = {name: jnp.array(array, copy=True) for name, array in call.arrays.items()}
+    with blaming(subject):
+        result = invoke(subject, tiling, inputs, dict(call.options))
+        returned = {
+            name: array for name, array in zip(("out", "lse"), result, strict=True) if array is not None
+        }
+        for name, array in returned.items():
+            if isinstance(array, Tracer):
+                raise SubjectError(f"returned {name} as a tracer from an eager call")
+        outputs = to_numpy(returned)
+    modified = tuple(
+        name
+        for name, array in call.arrays.items()
+        if np.asarray(inputs[name]).tobytes() != np.ascontiguousarray(array).tobytes()
+    )
+    return Plain(outputs, modified)
+
+
 def invoke(subject: Subject, tiling: int, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call the subject once, as it is, and check what it returned; (out, lse), lse None if not returned."""
     keywords = {**arrays, **options, **subject.tilings[tiling].options}
     query, key, value = (keywords.pop(name) for name in ("query", "key", "value"))
-    result = subject.call(query, key, value, **keywords)
+    with phase("running"):
+        result = subject.call(query, key, value, **keywords)
     return _checked(subject, query, value, result)
 
 
@@ -127,7 +162,11 @@ def forward_and_gradients(
         (out, lse), pull = jax.vjp(transform(forward), varied)
         outputs = {"out": out} if lse is None else {"out": out, "lse": lse}
         if wanted:
-            (gradients,) = pull((d_out, None if lse is None else d_lse.astype(lse.dtype)))
+            with phase("gradients"):
+                (gradients,) = pull((d_out, None if lse is None else d_lse.astype(lse.dtype)))
+            for name, gradient in gradients.items():
+                dtype = arrays[name].dtype if subject.gradient_dtype == "input" else jnp.float32
+                _check_array(f"d{name}", gradient, arrays[name].shape, dtype)
             outputs |= {f"d{name}": gradient for name, gradient in gradients.items()}
         return outputs
 
@@ -152,28 +191,21 @@ def blaming(subject: Subject) -> Generator[None]:
     """
     subject.violations()  # those of earlier calls, refused ones among them, are not this block's
     try:
-        yield
+        with phase("running"):
+            yield
     except SubjectError:
         raise
     except jax.errors.UnexpectedTracerError as error:
         raise SubjectError("returned a tracer of another call, so it keeps state between calls") from error
-    except (KeyboardInterrupt, GeneratorExit):
+    except Interrupted:
         raise
     except BaseException as error:  # a subject may raise SystemExit, and must not end the run
-        said = describe(error)
+        said = exception_text(error)
         advice = " (other workers may hold this memory: -n 1 leaves it to one)" if _NO_ROOM in said else ""
         raise SubjectError(f"raised {said}{advice}") from error
     violations = "; ".join(map(str, subject.violations()))
     if violations:
         raise SubjectError(violations, clauses=("S19",))
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line: its type and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    if lines and lines[0].endswith("Traceback (most recent call last):"):
-        return lines[-1]  # XLA quotes the traceback of a callback, whose own error comes last
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 class _Hashable:

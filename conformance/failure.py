@@ -15,7 +15,7 @@ JUDGEMENTS = {
     "rms": "the errors together are larger than rounding explains",
     "z": "an element is further off than chance allows",
     "bias": "the errors lean to one side",
-    "drift": "the errors are smaller than the declared arithmetic can give",
+    "semantics": "the error is larger than any defect of precision explains",
 }
 
 # Fields that the readable line has in words of its own, or that only matter for replaying.
@@ -29,8 +29,7 @@ def explain(result: Result, replay: str | None = None) -> str:
     replay: the line that repeats it, where `attest replay` cannot find the subject.
     """
     lines = [f"{result.verdict} {result.subject}: {result.check}" + _how_small(result)]
-    if result.message:
-        lines.append(result.message)
+    lines += result.message.splitlines()
     if result.link:
         lines.append(f"known: {result.link}")
     lines += [f"{clause}: {CLAUSES.get(clause, 'see docs/semantics.md')}" for clause in result.clauses]
@@ -44,9 +43,15 @@ def explain(result: Result, replay: str | None = None) -> str:
 
 
 def replay_line(result: Result) -> str:
-    """The command that judges this case again."""
-    question = {"subject": result.subject, "check": result.check, "case": result.case.to_json()}
-    return f"attest replay {shlex.quote(json.dumps(question, separators=(',', ':'), sort_keys=True))}"
+    """The command that judges this case again; a subject that is a module's attribute is named apart.
+
+    So it can be seen that its module runs: see `read_replay_request`.
+    """
+    asked: dict[str, Any] = {"check": result.check, "case": result.case.to_json()}
+    if ":" not in result.subject:
+        asked["subject"] = result.subject
+    line = f"attest replay {shlex.quote(json.dumps(asked, separators=(',', ':'), sort_keys=True))}"
+    return line if "subject" in asked else f"{line} --subject={shlex.quote(result.subject)}"
 
 
 def describe_case(case: Case) -> str:

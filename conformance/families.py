@@ -6,6 +6,7 @@ bit on every machine.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +119,14 @@ def _low_lse(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
     return query if wanted.scale > 0 else -query, key, v.normal(wanted.value)
 
 
+def _huge(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
+    """Logits of hundreds in the first rows, below one in the last: no row may use another's maximum."""
+    query, key, value = _normal(wanted, q, k, v)
+    length = wanted.query[1]
+    exponents = 7 - np.arange(length) * 10 // max(length, 1)
+    return query * np.exp2(exponents)[None, :, None, None], key, value
+
+
 def _cap_scaled(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
     """Logits of the size of the soft cap, where tanh bends most."""
     query, key, value = _normal(wanted, q, k, v)
@@ -137,4 +146,19 @@ FAMILIES: dict[str, Family] = {
     "shrinking": _shrinking,
     "low_lse": _low_lse,
     "cap_scaled": _cap_scaled,
+    "huge": _huge,
 }
+
+
+def usual_largest_logit(family: str, head_dim: int, scale: float) -> float:
+    """About what the largest logit of a row is, before bias and cap."""
+    spread = abs(scale) * sqrt(head_dim)
+    along = {
+        "peaked": 16.0 * spread,
+        "outlier": 64.0 * abs(scale),
+        "growing": max(4.0 * scale * head_dim, 0.0),
+        "shrinking": max(4.0 * scale * head_dim, 0.0),
+        "low_lse": 1.25 * _LOW_LOGIT if scale else 0.0,
+        "cap_scaled": _LARGEST_CAP_FACTOR * spread,
+    }
+    return along.get(family, 2.0 * spread)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from conformance.expectations import Expectation, stale
 from conformance.record import RunRecord, Verdict
+from conformance.signals import Interrupted
 from conformance.subject import Subject, discover, find
+from conformance.text import describe
 
 
 @dataclass(frozen=True)
@@ -32,15 +34,33 @@ def entrants(backend: str) -> Entrants:
     for name in sorted(discover()):
         try:
             subject = find(name)
+            reason = why_not_here(subject, backend)
         except LookupError as error:
-            broken.append(str(error))
+            broken.append(str(error.args[0]))
             continue
-        reason = subject.why_not_here(backend)
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+            broken.append(f"subject {name!r} cannot be loaded: its module raised {describe(error)}")
+            continue
         if reason is None:
             subjects[name] = subject
         else:
             skipped[name] = reason
     return Entrants(subjects, skipped, tuple(broken))
+
+
+def why_not_here(subject: Subject, backend: str) -> str | None:
+    """Why a subject cannot run in this process, in one clause; None if it can.
+
+    Raises LookupError with one sentence if it raises when it is asked.
+    """
+    try:
+        return subject.why_not_here(backend)
+    except Interrupted:
+        raise
+    except BaseException as error:
+        raise LookupError(
+            f"subject {subject.name!r} raised {describe(error)}, asked whether it can run here"
+        ) from error
 
 
 def with_policy(record: RunRecord, expectations: Sequence[Expectation]) -> RunRecord:

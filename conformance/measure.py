@@ -32,6 +32,15 @@ def measure(
     )
 
 
+def beyond_precision(got: NDArray[Any], want: NDArray[np.float64], coarse: Prediction) -> bool:
+    """Return whether an output is further off than a kernel that loses precision everywhere would be.
+
+    coarse: what is predicted of such a kernel. NaN and infinities in the wrong places count as further off.
+    """
+    statistics = judgements.measure(got.astype(np.float64), want, coarse)
+    return not (statistics.worst_ratio <= 1 and statistics.largest_z <= judgements.coarse_limit())
+
+
 def _element(index: tuple[int, ...], got: NDArray[Any], want: NDArray[np.float64]) -> Element:
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = want[index].astype(got.dtype)

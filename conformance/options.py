@@ -4,10 +4,14 @@ import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from conformance.files import is_special, refusal, same_file
+from conformance.text import describe
 
 if TYPE_CHECKING:
     from conformance.plan import Restriction
@@ -33,7 +37,13 @@ Timeout = Annotated[
     typer.Option(show_default="120", help="Seconds for one case, all its checks, before it counts as hung."),
 ]
 Baseline = Annotated[Path | None, typer.Option(help="A record that this run may not be worse than.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the record here, while the run goes on.")]
+Json = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", help="Write the record here; while the run goes on, a journal beside it, FILE.journal."
+    ),
+]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="End the run at its first red verdict.")]
 Junit = Annotated[Path | None, typer.Option(help="Write a JUnit XML report here.")]
 Markdown = Annotated[Path | None, typer.Option(help="Write a Markdown report here.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report here.")]
@@ -53,11 +63,18 @@ class UsageError(Exception):
 
 @contextmanager
 def asked() -> Generator[None, None, None]:
-    """For reading what the user named: what is wrong with it is a usage error."""
+    """For reading what the user named: what is wrong with it is a usage error.
+
+    So is a module that ends the process when it is imported.
+    """
     try:
         yield
-    except (ValueError, LookupError) as error:
-        raise UsageError(str(error.args[0]) if isinstance(error, LookupError) else str(error)) from error
+    except LookupError as error:
+        raise UsageError(str(error.args[0])) from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        raise UsageError(f"a subject cannot be loaded: its module raised {describe(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -70,9 +87,30 @@ class Outputs:
     html: Path | None = None
 
     def __post_init__(self) -> None:
-        for name, path in vars(self).items():
-            if path is not None:
-                _check_writable(f"--{name}", path)
+        named = self.named
+        for name, path in named:
+            reason = refusal(path)
+            if reason is not None:
+                raise UsageError(f"{name} {path}: {reason}")
+        if self.json is not None:
+            from conformance.journal import journal_path
+
+            named = (*named, ("the journal of --json", journal_path(self.json)))
+        for (name, path), (other, taken) in combinations(named, 2):
+            if same_file(path, taken) and not is_special(path):
+                raise UsageError(f"{name} {path} and {other} {taken} are one file: name two")
+
+    @property
+    def named(self) -> tuple[tuple[str, Path], ...]:
+        """The options and files that are asked for."""
+        return tuple((f"--{name}", path) for name, path in vars(self).items() if path is not None)
+
+    def spare(self, *inputs: Path) -> None:
+        """Raise UsageError if one of the files is also read."""
+        for name, path in self.named:
+            for read in inputs:
+                if same_file(path, read):
+                    raise UsageError(f"{name} {path}: is read, too, and would be lost: name another file")
 
 
 @dataclass(frozen=True)
@@ -85,13 +123,16 @@ class Asked:
     workers: int | None = None
     timeout: float | None = None
     expectations: Sequence[Path] | None = None
+    fail_fast: bool = False
 
     def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
         """The run that these options ask for. Raises UsageError."""
         from conformance.environment import environment
         from conformance.expectations import load_expectations
+        from conformance.gate import why_not_here
+        from conformance.limits import limits
         from conformance.plan import load_profile
-        from conformance.runner import Request, limits
+        from conformance.runner import Request
 
         if self.timeout is not None and not 0 < self.timeout < float("inf"):
             raise UsageError(f"--timeout: got {self.timeout:g}, expected a number of seconds above 0")
@@ -100,7 +141,8 @@ class Asked:
             profile = load_profile(self.profile)
         here = environment()
         for name, subject in subjects.items():
-            reason = subject.why_not_here(here["backend"])
+            with asked():
+                reason = why_not_here(subject, here["backend"])
             if reason is not None:
                 raise UsageError(f"{name} cannot run here: {reason}")
         return Request(
@@ -110,6 +152,7 @@ class Asked:
             shard=_parse_shard(self.shard),
             workers=_default_workers(here["backend"]) if self.workers is None else self.workers,
             timeout=self.timeout or profile.task_seconds or limits()["task_seconds"],
+            fail_fast=self.fail_fast,
             expectations=expectations,
             environment={**here, "skipped": dict(skipped or {})},
             **narrowing,
@@ -144,13 +187,3 @@ def _parse_shard(text: str) -> tuple[int, int]:
 def _default_workers(backend: str) -> int:
     """Cores are shared out; an accelerator's memory is not."""
     return (os.cpu_count() or 1) if backend == "cpu" else 1
-
-
-def _check_writable(option: str, path: Path) -> None:
-    folder = path.parent
-    if not folder.is_dir():
-        raise UsageError(f"{option} {path}: the folder {folder} does not exist")
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: is a folder, expected a file to write")
-    if not os.access(path if path.exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
-        raise UsageError(f"{option} {path}: may not be written")

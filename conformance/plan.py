@@ -1,27 +1,33 @@
 """Which cases a run poses to a subject: drawn, long, known bugs, production size; by profile and seed."""
 
+import sys
 import tomllib
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
-from hypothesis import Phase, assume
-from hypothesis import strategies as st
-from hypothesis.errors import Unsatisfiable
-
-from conformance.case import Case
-from conformance.chance import try_values
+from conformance.case import Case, case_from_json
 from conformance.checks import Check, all_checks
 from conformance.corpus import load_corpus
+from conformance.covering import Facts, covering_rows, reduced
+from conformance.features import DTYPES, FEATURES
 from conformance.production import load_production
-from conformance.strategies import HIDING, LONG_LENGTHS, cases, long_cases
-from conformance.subject import Subject
+from conformance.recipes import Blocks, Offer, class_of, drawing, fillings, model, poisoned
+from conformance.subject import Subject, Tiling
 from conformance.trial import Trial
 
 _PROFILES = Path(__file__).parent / "profiles.toml"
+
+# Kinds whose cases share programs, and so are posed together, row by row.
+_GROUPED = ("drawn", "poisoned", "repeated")
+# Logits of the largest case that is looked at before it is posed: larger ones are costly, and seldom blind.
+_LOOKED_AT = 40_000
+_SHORT_BLOCK = 16  # stands in for the block of a tiling that works in one piece
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,8 @@ class Profile:
 class Restriction:
     """What the command line narrows a run to; empty means everything.
 
-    features: all on in every case. dtypes, checks: no others. examples: cases in all, instead of the
-    profile's numbers.
+    features: all on in every case. dtypes, checks: no others. examples: cases to draw in all, instead of
+    the profile's numbers.
     """
 
     features: frozenset[str] = frozenset()
@@ -53,11 +59,25 @@ class Restriction:
 
 @dataclass(frozen=True)
 class Task:
-    """One case for one subject; the checks share what they compute."""
+    """One case for one subject; the checks share what they compute.
+
+    also: more cases with their checks, which share what is compiled.
+    """
 
     subject: str
     case: Case
     checks: tuple[str, ...]
+    also: tuple[tuple[Case, tuple[str, ...]], ...] = ()
+
+    @property
+    def posed(self) -> tuple[tuple[Case, tuple[str, ...]], ...]:
+        """Every case with its checks."""
+        return ((self.case, self.checks), *self.also)
+
+    def apart(self) -> Iterator["Task"]:
+        """Each case as a task of its own."""
+        for case, checks in self.posed:
+            yield Task(self.subject, case, checks)
 
 
 @cache
@@ -83,67 +103,154 @@ def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Res
     _refuse_impossible(subject, only)
     if subject.implementation is not None:
         profile = replace(profile, kinds=profile.kinds.get("delegated", profile.kinds))
-    wanted = [
-        check
-        for name, check in all_checks().items()
-        if (not only.checks or name in only.checks) and check.applies(subject) is None
-    ]
-    for kind in dict.fromkeys(check.kind for check in wanted if check.kind in profile.kinds):
-        names = tuple(check.name for check in wanted if check.kind == kind)
-        posed: set[str] = set()
-        for case in _POSED[kind](subject, profile, seed, only):
-            if case.id not in posed:
-                posed.add(case.id)
-                yield Task(subject.name, case, names)
+    wanted: dict[str, tuple[str, ...]] = {}
+    for name, check in all_checks().items():
+        asked = not only.checks or name in only.checks
+        if asked and check.kind in profile.kinds and check.applies(subject) is None:
+            wanted[check.kind] = (*wanted.get(check.kind, ()), name)
+    if set(wanted) & set(_GROUPED):
+        yield from _unposed(_groups(subject, profile, seed, only, wanted))
+    for kind in wanted:
+        if kind in _POSED:
+            found = _POSED[kind](subject, profile, seed, only)
+            yield from _unposed(Task(subject.name, case, wanted[kind]) for case in found)
 
 
-def draw(
-    strategy: st.SearchStrategy[Case], count: int, seed: int, accept: Callable[[Case], bool]
-) -> list[Case]:
-    """The first `count` acceptable cases of a strategy, the same for the same seed.
-
-    Seed 0 is left out: it is that of the simplest case, which Hypothesis may try before it draws anything,
-    and which is too simple to find much.
-    """
-    if count == 0:
-        return []
-    drawn: list[Case] = []
-
-    def collect(case: Case) -> None:
-        assume(case.seed > 0 and accept(case))
-        drawn.append(case)
-
-    try:
-        try_values(collect, strategy, count, seed, [Phase.generate])
-    except Unsatisfiable:
-        return drawn
-    return drawn[:count]
+def _unposed(tasks: Iterator[Task]) -> Iterator[Task]:
+    """The tasks without a case that has been posed to the same checks."""
+    posed: set[tuple[str, tuple[str, ...]]] = set()
+    for task in tasks:
+        left: list[tuple[Case, tuple[str, ...]]] = []
+        for case, checks in task.posed:
+            if (case.id, checks) not in posed:
+                posed.add((case.id, checks))
+                left.append((case, checks))
+        if left:
+            yield Task(task.subject, *left[0], also=tuple(left[1:]))
 
 
-def _drawn(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Case]:
+def _groups(
+    subject: Subject, profile: Profile, seed: int, only: Restriction, wanted: Mapping[str, tuple[str, ...]]
+) -> Iterator[Task]:
+    """One task for each row of the covering arrays, then the known bugs."""
     numbers = profile.kinds["drawn"]
-    accept = lambda case: _accepted(subject, case)  # noqa: E731
-    for dtype in _dtypes(subject, only):
-        salt = _salt(seed, subject.name, dtype, "combined")
-        together = cases(subject, dtype, only.features)
-        if only.examples is not None:
-            share = -(-only.examples // len(_dtypes(subject, only)))
-            yield from draw(together, share, salt, accept)
-            continue
-        for feature in _alone(subject, only, dtype, in_turn=numbers.get("in_turn", False)):
-            required = only.features | ({feature} if feature else set())
-            alone = cases(subject, dtype, required, combine=False)
-            yield from draw(alone, numbers["alone"], _salt(seed, subject.name, dtype, str(feature)), accept)
-        yield from draw(together, numbers["combined"], salt, accept)
-        if not only.features:
-            yield from draw(
-                long_cases(subject, dtype),
-                numbers["long"] if subject.longest >= min(LONG_LENGTHS) else 0,
-                _salt(seed, subject.name, dtype, "long"),
-                lambda case: not _unspecified(subject, case),
-            )
-    if numbers["corpus"]:
-        yield from _known("drawn", subject, only)
+    left = sys.maxsize if only.examples is None else only.examples
+    for place, (number, row, salt) in enumerate(_rows(subject, numbers, seed, only)):
+        drawn = fillings(
+            row, _offer(subject, row, number, only), salt, min(numbers["fillings"], left), telling
+        )
+        drawn = [case for case in drawn if _askable(subject, case, only)]
+        left -= len(drawn)
+        posed = [(case, "drawn") for case in drawn]
+        hidden = poisoned(drawn[0], salt) if drawn else None
+        if hidden is not None and _askable(subject, hidden, only):
+            posed.append((hidden, "poisoned"))
+        repeated = profile.kinds.get("repeated")
+        if drawn and repeated is not None and place % repeated["one_in"] == 0:
+            posed.append((drawn[-1], "repeated"))
+        cases = [(case, wanted[kind]) for case, kind in posed if kind in wanted]
+        if cases:
+            yield Task(subject.name, *cases[0], also=tuple(cases[1:]))
+        if left <= 0:
+            return
+    if "drawn" in wanted:
+        listed = [*(_known("drawn", subject, only) if numbers["corpus"] else ())]
+        listed += _edges(subject, only) if numbers["edges"] else ()
+        yield from (Task(subject.name, case, wanted["drawn"]) for case in listed)
+
+
+def _edges(subject: Subject, only: Restriction) -> Iterator[Case]:
+    """The listed cases at the ends of what arguments may be, each in a dtype that the subject takes."""
+    for number, table in enumerate(drawing()["edges"]):
+        case = case_from_json({"dtype": subject.dtypes[number % len(subject.dtypes)], **table})
+        promised = subject.semantics.empty_rows == "zero" or not Trial(subject, case).has_empty_rows
+        narrowed = only.examples is not None or not only.features <= case.features
+        if promised and not narrowed and _askable(subject, case, only):
+            yield case
+
+
+def _rows(
+    subject: Subject, numbers: Mapping[str, Any], seed: int, only: Restriction
+) -> Iterator[tuple[int, Facts, int]]:
+    """(number, facts, seed) of every row of the covering arrays, less what the subject lacks.
+
+    Rows are numbered within their class of lengths.
+
+    A row that holds no pair of facts which the subject has not been asked before is left out. There is no
+    end where examples are counted.
+    """
+    lacking = frozenset(FEATURES) - subject.features
+    numbered: Counter[str] = Counter()
+    for array in count() if only.examples is not None else range(numbers["arrays"]):
+        salt = _salt(seed, "array", str(array))
+        models = [(model(), numbers["strength"])]
+        if array < numbers["alone"]:
+            models.append((replace(model(), most=1, also=()), 1))
+        for made_of, strength in models:
+            seen: set[Facts] = set()
+            for index, whole in enumerate(covering_rows(made_of, strength, salt, only.features)):
+                for variant, row in enumerate(reduced([whole], lacking, subject.excludes)):
+                    held = {frozenset(facts) for facts in combinations(sorted(row), strength)}
+                    if only.features <= row and not held <= seen:
+                        seen |= held
+                        words = (str(array), str(made_of.most), str(index), str(variant))
+                        lengths = class_of(row)
+                        yield numbered[lengths], row, _salt(seed, *words)
+                        numbered[lengths] += 1
+
+
+def _offer(subject: Subject, row: Facts, number: int, only: Restriction) -> Offer:
+    """What the subject takes of a row: one tiling after the other, the last one for long cases."""
+    dtypes = _dtypes(subject, only)
+    explicit = [index for index, tiling in enumerate(subject.tilings) if tiling.options]
+    tilings = explicit if subject.tilings[-1].options else [*explicit, -1]
+    if row & {"many", "tall"}:
+        # Several blocks both ways: the smaller ones are as good, and cheaper.
+        smallest = min(explicit, key=lambda index: _tokens(subject.tilings[index]), default=-1)
+        tilings = [smallest, tilings[-1]] if tilings[-1] == -1 else [smallest]
+    tiling = -1 if "long" in row else tilings[number % len(tilings)]
+    chosen = subject.tilings[tiling]
+    return Offer(
+        dtype=next((dtype for dtype in dtypes if dtype in row), dtypes[number % len(dtypes)]),
+        tiling=tiling,
+        blocks=_blocks(chosen) if chosen.options else None,
+        head_dims=subject.head_dims,
+        longest=subject.longest,
+        length_multiple=subject.length_multiple,
+        sinks=subject.sinks,
+        window_sides=subject.window_sides,
+    )
+
+
+def _blocks(tiling: Tiling) -> Blocks:
+    return Blocks(tiling.query_block or _SHORT_BLOCK, tiling.key_block or _SHORT_BLOCK)
+
+
+def _tokens(tiling: Tiling) -> int:
+    blocks = _blocks(tiling)
+    return blocks.query * blocks.key
+
+
+def telling(case: Case) -> bool:
+    """Whether the case can tell right from wrong, for a kernel of the standard and of the usual arithmetic.
+
+    The same for every subject, so that cases are; a subject that declares otherwise may find it cannot.
+    """
+    if case.batch * case.q_heads * case.q_len * case.kv_len > _LOOKED_AT:
+        return True
+    return _tells(replace(case, tiling=0))
+
+
+@lru_cache(maxsize=1 << 14)
+def _tells(case: Case) -> bool:
+    return not Trial(_USUAL, case).blind_spots
+
+
+def _not_called(*_: Any, **__: Any) -> Any:
+    raise AssertionError("what is drawn calls no kernel")
+
+
+_USUAL = Subject("usual", _not_called, frozenset(FEATURES), dtypes=DTYPES)
 
 
 def _known(kind: str, subject: Subject, only: Restriction) -> Iterator[Case]:
@@ -155,45 +262,25 @@ def _known(kind: str, subject: Subject, only: Restriction) -> Iterator[Case]:
             continue
         as_reported = entry.case.dtype in subject.dtypes
         case = entry.case if as_reported else replace(entry.case, dtype=subject.dtypes[0])
-        if _askable(subject, case, only) and (as_reported or not Trial(subject, case).blind_spots):
+        if _askable(subject, case, only) and (as_reported or telling(case)):
             yield case
 
 
-def _alone(subject: Subject, only: Restriction, dtype: str, in_turn: bool) -> list[str | None]:
-    """The features to test one by one in a dtype, None for no feature at all."""
-    features: list[str | None] = [None]
-    if not only.features:
-        features += sorted(subject.features)
-    dtypes = _dtypes(subject, only)
-    return features[dtypes.index(dtype) :: len(dtypes)] if in_turn else features
-
-
-def _poisoned(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Case]:
-    """Each feature that hides keys in turn, spread over the dtypes."""
-    hiding = [name for name in HIDING if name in subject.features]
-    dtypes = _dtypes(subject, only)
-    for number, feature in enumerate(hiding):
-        required = frozenset({feature}) | only.features
-        dtype = dtypes[number % len(dtypes)]
-        strategy = cases(subject, dtype, required, combine=bool(number % 2))
-        salt = _salt(seed, subject.name, feature, "poisoned")
-        yield from draw(
-            strategy, profile.kinds["poisoned"]["examples"], salt, lambda case: _accepted(subject, case)
-        )
-
-
-def _few(kind: str) -> Callable[[Subject, Profile, int, Restriction], Iterator[Case]]:
-    def chosen(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Case]:
-        numbers = profile.kinds[kind]
-        dtypes = [d for d in _dtypes(subject, only) if d in numbers.get("dtypes", subject.dtypes)]
-        for dtype in dtypes or _dtypes(subject, only)[:1]:
-            salt = _salt(seed, subject.name, dtype, kind)
-            strategy = cases(subject, dtype, only.features)
-            yield from draw(strategy, numbers["examples"], salt, lambda case: _accepted(subject, case))
-        if numbers.get("corpus", False):
-            yield from _known(kind, subject, only)
-
-    return chosen
+def _transformed(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Case]:
+    """The first short rows, with many features each, one after the other in the dtypes of the profile."""
+    numbers = profile.kinds["transformed"]
+    dtypes = [dtype for dtype in _dtypes(subject, only) if dtype in numbers.get("dtypes", subject.dtypes)]
+    numbers = {"strength": 2, "arrays": 1, "alone": 0, **numbers}
+    left = numbers["examples"] if only.examples is None else only.examples
+    narrowed = replace(only, examples=None, dtypes=tuple(dtypes) or only.dtypes)
+    for number, row, salt in _rows(subject, numbers, _salt(seed, "transformed"), narrowed):
+        if left > 0 and "long" not in row:
+            (case,) = fillings(row, _offer(subject, row, number, narrowed), salt, 1, telling)
+            if _askable(subject, case, narrowed):
+                left -= 1
+                yield case
+    if numbers.get("corpus", False):
+        yield from _known("transformed", subject, only)
 
 
 def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
@@ -201,11 +288,12 @@ def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction)
     low, high = subject.head_dims
     head_dim = min(max(4, low), high)
     dtype = _dtypes(subject, only)[0]
+    length = -(-5 // subject.length_multiple) * subject.length_multiple
     yield Case(
         dtype=dtype,
         batch=2,
-        q_len=5,
-        kv_len=5,
+        q_len=length,
+        kv_len=length,
         q_heads=2,
         kv_heads=2,
         head_dim=head_dim,
@@ -222,10 +310,7 @@ def _production(subject: Subject, _profile: Profile, _seed: int, only: Restricti
 
 
 _POSED: dict[str, Callable[[Subject, Profile, int, Restriction], Iterator[Case]]] = {
-    "drawn": _drawn,
-    "poisoned": _poisoned,
-    "repeated": _few("repeated"),
-    "transformed": _few("transformed"),
+    "transformed": _transformed,
     "refused": _refused,
     "production": _production,
 }
@@ -239,19 +324,8 @@ def _askable(subject: Subject, case: Case, only: Restriction) -> bool:
     return (
         subject.why_not(case) is None
         and (not only.dtypes or case.dtype in only.dtypes)
-        and not _unspecified(subject, case)
+        and not Trial(subject, case).unspecified
     )
-
-
-def _accepted(subject: Subject, case: Case) -> bool:
-    return not _unspecified(subject, case) and not Trial(subject, case).blind_spots
-
-
-def _unspecified(subject: Subject, case: Case) -> bool:
-    """Whether the case has empty rows and the subject promises nothing about them (S10)."""
-    if subject.semantics.empty_rows != "unspecified":
-        return False
-    return bool((Trial(subject, case).answer.lse == -float("inf")).any())
 
 
 def _salt(seed: int, *words: str) -> int:

@@ -21,6 +21,10 @@ _STEADY = {
 _ONE_THREAD_OF_XLA = "--xla_cpu_multi_thread_eigen=false"
 
 
+class WorkerError(Exception):
+    """The processes that run kernels cannot run; the message is one sentence."""
+
+
 def settle() -> None:
     """Make this process steady, and those that it starts; what the user has set is left alone."""
     for name, value in _STEADY.items():
@@ -37,8 +41,25 @@ def hush() -> None:
     os.dup2(2, 1)
 
 
+def hold_streams() -> None:
+    """Give /dev/null the number of each standard stream that is closed, so that no other file gets it."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 def see_folder() -> None:
     """Let `module:attribute` name modules of the folder that the user is in."""
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
+
+
+def hide_folder() -> None:
+    """Undo that `python -m` puts the user's folder on the path, unless attest itself is there."""
+    folder = os.getcwd()
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if not sys.flags.safe_path and sys.path[:1] == [folder] and not os.path.samefile(folder, home):
+        del sys.path[0]

@@ -91,6 +91,7 @@ class Posed:
             name: Prediction(
                 np.concatenate([predicted[name].bound for _, predicted in found]),
                 np.concatenate([predicted[name].std for _, predicted in found]),
+                np.concatenate([predicted[name].worst_std for _, predicted in found]),
             )
             for name in found[0][1]
         }

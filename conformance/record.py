@@ -1,25 +1,14 @@
-"""What a run found: results by subject, check and case, and the JSON file that holds them.
+"""What a run found: results by subject, check and case. `conformance.record_file` reads and writes them."""
 
-Everything but `environment` is byte-deterministic for the same kernels, cases and device: results are
-sorted, floats are written by `repr`, and neither times nor paths appear.
-"""
-
-import json
-import math
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-from conformance.case import Case, case_from_json
+from conformance.case import Case
 
-SCHEMA = "attest.run/1"
-
-# Names that verdicts have in older records.
-_FORMER_VERDICTS = {"MISTRUSTED": "INCONCLUSIVE"}
+NOTHING_JUDGED = "nothing was judged: no case fits what was asked"
 
 
 class Verdict(StrEnum):
@@ -57,7 +46,8 @@ class Measurement:
 
     output: out, lse, dquery, dkey, dvalue, dbias or dsoftmax_aux. elements: how many were judged.
     worst_ratio: the largest err / bound. rms_ratio: rms(err) / rms(std). largest_z: of err / std.
-    bias_t: the signed statistic. broken: the judgements that failed: bound, rms, z, bias, drift.
+    bias_t: the signed statistic. broken: the judgements that failed: bound, rms, z, bias; and "semantics"
+    where no defect of precision explains so large an error.
     worst: the element of the largest err / bound.
     """
 
@@ -76,7 +66,9 @@ class Result:
     """One verdict.
 
     clauses: the clauses that the check tests on this case. message: what is wrong, or why not judged.
-    minimal: whether `case` is the smallest failing one that shrinking found.
+    minimal: whether `case` is the smallest failing one that shrinking found; shrunk_from: the id of the
+        failing case that it began with.
+    phase: where the task hung or its process died, one of conformance.phases.PHASES; else empty.
     link: the public report behind an expectation.
     """
 
@@ -88,7 +80,20 @@ class Result:
     measurements: tuple[Measurement, ...] = ()
     message: str = ""
     minimal: bool = False
+    shrunk_from: str = ""
+    phase: str = ""
     link: str = ""
+
+    @property
+    def semantic(self) -> bool:
+        """Whether a failure is one of meaning, not of precision: no rounding explains it."""
+        broken = {name for measurement in self.measurements for name in measurement.broken}
+        return "semantics" in broken or (self.verdict is Verdict.FAIL and not broken)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Subject, check and case: what was asked."""
+        return (self.subject, self.check, self.case.id)
 
     @property
     def sort_key(self) -> tuple[str, str, str, str]:
@@ -129,55 +134,25 @@ class RunRecord:
         found = Counter(result.verdict.value for result in self.results)
         return {verdict.value: found[verdict.value] for verdict in Verdict}
 
-    def to_json(self) -> dict[str, Any]:
-        """The record as JSON data; numbers that JSON lacks become "nan", "inf" and "-inf"."""
-        return {
-            "schema": SCHEMA,
-            "status": self.status,
-            "complete": self.complete,
-            "note": self.note,
-            "profile": self.profile,
-            "seed": self.seed,
-            "shard": list(self.shard),
-            "counts": self.counts,
-            "problems": list(self.problems),
-            "narrowed": self.narrowed,
-            "environment": dict(self.environment),
-            "results": [_result_to_json(r) for r in sorted(self.results, key=lambda r: r.sort_key)],
-        }
+
+def settled(results: Iterable[Result]) -> tuple[Result, ...]:
+    """Results in order, without those failures that shrinking found to be minimal already."""
+    every = tuple(results)
+    minimal = {result.key for result in every if result.minimal}
+    kept = (result for result in every if result.minimal or not (_failed(result) and result.key in minimal))
+    return tuple(sorted(kept, key=lambda result: result.sort_key))
 
 
-def write_record(record: RunRecord, path: Path) -> None:
-    """Write a record whole or not at all, so that a crash leaves the previous one."""
-    text = json.dumps(record.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
-    scratch = path.with_name(path.name + ".partial")
-    scratch.write_text(text)
-    os.replace(scratch, path)
+def to_shrink(results: Iterable[Result]) -> dict[tuple[str, str, bool], Result]:
+    """The simplest failure of each subject and check, one of meaning and one of precision.
 
-
-def read_record(path: Path) -> RunRecord:
-    """Read a record. Raises ValueError with one sentence naming the file and what is wrong with it."""
-    try:
-        data: Any = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not a readable record: {error}") from error
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise ValueError(f"{path}: schema {found!r}, expected {SCHEMA!r}: write it with attest ... --json")
-    try:
-        return RunRecord(
-            profile=data["profile"],
-            seed=data["seed"],
-            results=tuple(_result_from_json(r) for r in data["results"]),
-            shard=(data["shard"][0], data["shard"][1]),
-            complete=data["complete"],
-            note=data["note"],
-            problems=tuple(data["problems"]),
-            narrowed=data["narrowed"],
-            environment=data["environment"],
-        )
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path}: broken record: {type(error).__name__}: {error}") from error
+    What hung or died is not among them: a search would do so, too.
+    """
+    chosen: dict[tuple[str, str, bool], Result] = {}
+    for result in sorted(results, key=_simplicity):
+        if _failed(result) and not result.phase:
+            chosen.setdefault((result.subject, result.check, result.semantic), result)
+    return dict(sorted(chosen.items()))
 
 
 def merge_records(records: Iterable[RunRecord]) -> RunRecord:
@@ -197,69 +172,43 @@ def merge_records(records: Iterable[RunRecord]) -> RunRecord:
     expected = [(number, first.shard[1]) for number in range(1, first.shard[1] + 1)]
     if shards != expected:
         raise ValueError(f"shards: got {_shards(shards)}, expected {_shards(expected)}")
+    results = _as_shrunk_once(tuple(result for part in parts for result in part.results))
+    complete = all(part.complete for part in parts)
+    problems = {problem for part in parts for problem in part.problems}
     return replace(
         first,
-        results=tuple(result for part in parts for result in part.results),
+        results=results,
         shard=(1, 1),
-        complete=all(part.complete for part in parts),
+        complete=complete,
         note="; ".join(part.note for part in parts if part.note),
-        problems=tuple(sorted({problem for part in parts for problem in part.problems})),
+        problems=tuple(sorted(problems | ({NOTHING_JUDGED} if complete and not results else set()))),
     )
+
+
+def _as_shrunk_once(results: tuple[Result, ...]) -> tuple[Result, ...]:
+    """The results of all shards, each of which shrank its own simplest failures: those of the whole run stay.
+
+    A case that was drawn stays, as an ordinary failure, where another one takes its place as the minimal one.
+    """
+    drawn = (replace(r, minimal=False, shrunk_from="") if r.shrunk_from == r.case.id else r for r in results)
+    chosen = {first.key for first in to_shrink(result for result in drawn if not result.minimal).values()}
+    kept: list[Result] = []
+    for result in results:
+        if not result.shrunk_from or (result.subject, result.check, result.shrunk_from) in chosen:
+            kept.append(result)
+        elif result.shrunk_from == result.case.id and result.minimal:
+            kept.append(replace(result, minimal=False, shrunk_from=""))
+    return settled(kept)
+
+
+def _failed(result: Result) -> bool:
+    return result.verdict is Verdict.FAIL
+
+
+def _simplicity(result: Result) -> tuple[int, int, str]:
+    case = result.case
+    return case.batch * (case.q_len + case.kv_len), len(case.features), case.id
 
 
 def _shards(shards: list[tuple[int, int]]) -> str:
     return ", ".join(f"{number}/{count}" for number, count in shards)
-
-
-def _result_to_json(result: Result) -> dict[str, Any]:
-    data = _finite(asdict(result))
-    data["case"] = result.case.to_json()
-    data["case_id"] = result.case.id
-    data["verdict"] = result.verdict.value
-    return data
-
-
-def _result_from_json(data: Mapping[str, Any]) -> Result:
-    return Result(
-        subject=data["subject"],
-        check=data["check"],
-        clauses=tuple(data["clauses"]),
-        case=case_from_json(data["case"]),
-        verdict=Verdict(_FORMER_VERDICTS.get(data["verdict"], data["verdict"])),
-        measurements=tuple(_measurement_from_json(m) for m in data["measurements"]),
-        message=data["message"],
-        minimal=data["minimal"],
-        link=data["link"],
-    )
-
-
-def _measurement_from_json(data: Mapping[str, Any]) -> Measurement:
-    numbers = {name: float(data[name]) for name in ("worst_ratio", "rms_ratio", "largest_z", "bias_t")}
-    worst: Mapping[str, Any] | None = data["worst"]
-    element = None
-    if worst is not None:
-        element = Element(
-            index=tuple(worst["index"]),
-            got=float(worst["got"]),
-            expected=float(worst["expected"]),
-            got_hex=worst["got_hex"],
-            expected_hex=worst["expected_hex"],
-        )
-    return Measurement(
-        output=data["output"],
-        elements=data["elements"],
-        broken=tuple(data["broken"]),
-        worst=element,
-        **numbers,
-    )
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinities: spell them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value

@@ -1,44 +1,26 @@
-"""What a run finds: poses every task to its subject, keeps what comes back, and shrinks the failures.
-
-Nothing that was found is lost: the record is saved while the run goes on, and says that it is partial
-until the run has ended.
-"""
+"""What a run finds: poses every task to its subject, keeps what comes back, and shrinks the failures."""
 
 import hashlib
-import time
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from conformance.case import Case
 from conformance.checks import all_checks
-from conformance.execute import describe
 from conformance.expectations import Expectation, expect
+from conformance.fit import LISTED, RequestError, refuse_unfit
 from conformance.judge import judge
+from conformance.limits import limits
 from conformance.plan import Profile, Restriction, Task, tasks
-from conformance.record import Result, RunRecord, Verdict
+from conformance.record import NOTHING_JUDGED, Result, RunRecord, Verdict, settled, to_shrink
 from conformance.shrink import shrink
+from conformance.signals import Interrupted, interruptible
 from conformance.subject import Subject
+from conformance.text import describe
 from conformance.trial import Trial
 from conformance.workers import Job, Outcome, perform
-
-# The kinds of check whose cases are listed: a smaller one would be another question.
-_LISTED = ("refused", "production")
-
-
-class RequestError(Exception):
-    """What was asked cannot be done; the message is one sentence."""
-
-
-@cache
-def limits() -> Mapping[str, float]:
-    """The waiting times of conformance/runner.toml."""
-    return tomllib.loads(Path(__file__).with_name("runner.toml").read_text())
 
 
 @dataclass(frozen=True)
@@ -48,6 +30,7 @@ class Request:
     subjects: by the name or `module:attribute` that finds each in another process.
     only: what narrows the run; narrowed: the same as typed, for the record. shard: (number, of how many).
     workers: processes, 0 to stay in this one. timeout: seconds for one task.
+    fail_fast: end at the first red verdict.
     environment: for the record.
     """
 
@@ -59,6 +42,7 @@ class Request:
     shard: tuple[int, int] = (1, 1)
     workers: int = 0
     timeout: float = field(default_factory=lambda: limits()["task_seconds"])
+    fail_fast: bool = False
     expectations: Sequence[Expectation] = ()
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -73,42 +57,52 @@ class Progress:
     red: int
 
 
+Posed = tuple[Case, tuple[str, ...]]  # a case, and the checks that judge it
 Watch = Callable[[Progress], None]
-Save = Callable[[RunRecord], None]
+Keep = Callable[[Sequence[Result]], None]
 
 
 def run(
     request: Request,
     watch: Watch = lambda _progress: None,
-    save: Save = lambda _record: None,
+    keep: Keep = lambda _results: None,
 ) -> RunRecord:
-    """Do what is asked. An interrupted run gives the partial record of what it had found.
+    """Do what is asked. A run that is interrupted gives the partial record of what it had found.
 
-    Raises RequestError, before anything is saved, if nothing fits what narrows the run; and WorkerError.
+    keep: is handed results as soon as they are found. Raises RequestError, before anything is found, if
+    nothing fits what narrows the run; WorkerError; and what `keep` raises.
     """
-    journal = _Journal(request, watch, save)
+    for subject in request.subjects.values():
+        refuse_unfit(subject, request.profile, request.only)
+    found = _Found(request, watch, keep)
     try:
-        _judge_all(journal)
-        _shrink_failures(journal)
-    except RequestError:
-        raise
-    except KeyboardInterrupt:
-        note = f"interrupted, {journal.place}"
-        journal.save(note)
-        return journal.record(note)
-    except BaseException as error:
-        journal.save(f"the run itself failed, {journal.place}: {describe(error)}")
-        raise
-    return journal.record()
+        with interruptible():
+            if _judge_all(found):
+                _shrink_failures(found)
+    except Interrupted:
+        return found.record(f"interrupted, {found.place}")
+    return found.record(found.note)
+
+
+def asked(request: Request) -> RunRecord:
+    """The record of a run that has found nothing yet."""
+    return RunRecord(
+        profile=request.profile.name,
+        seed=request.seed,
+        shard=request.shard,
+        complete=False,
+        narrowed=request.narrowed,
+        environment=request.environment,
+    )
 
 
 def replay(request: Request, case: Case, checks: Sequence[str]) -> list[Result]:
-    """Judge one case of each subject, whatever the profile would draw. Raises WorkerError."""
-    jobs = [
-        Job(name, _judge, Task(subject.name, case, tuple(checks)))
-        for name, subject in request.subjects.items()
-    ]
-    with closing(perform(jobs, request.subjects, request.workers, request.timeout)) as outcomes:
+    """Judge one case of each subject, whatever the profile would draw. Raises WorkerError and Interrupted."""
+    jobs = [Job(name, _judge, (case, tuple(checks))) for name in request.subjects]
+    with (
+        interruptible(),
+        closing(perform(jobs, request.subjects, request.workers, request.timeout)) as outcomes,
+    ):
         return [result for outcome in outcomes for result in _results(request, outcome)]
 
 
@@ -119,89 +113,67 @@ def in_shard(name: str, task: Task, shard: tuple[int, int]) -> bool:
     return int(hashlib.sha256(content.encode()).hexdigest(), 16) % count == number - 1
 
 
-class _Journal:
-    """What a run has found so far, saved now and then."""
+class _Found:
+    """What a run has found so far."""
 
-    def __init__(self, request: Request, watch: Watch, save: Save) -> None:
+    def __init__(self, request: Request, watch: Watch, keep: Keep) -> None:
         self.request = request
         self.results: list[Result] = []
         self.problems: list[str] = []
-        self.faulted: set[Result] = set()
+        self.note = ""
         self.stage = "judging"
-        self.done = self.total = self.red = 0
-        self._watch, self._save = watch, save
-        self._next_save = 0.0
+        self.done = self.posed = self.red = 0
+        self._watch, self._keep = watch, keep
 
     @property
     def place(self) -> str:
-        return f"{self.stage}: {self.done} of at least {self.total} tasks done"
+        return f"{self.stage}: {self.done} of at least {self.posed} tasks done"
 
-    def record(self, note: str = "") -> RunRecord:
-        request = self.request
-        return RunRecord(
-            profile=request.profile.name,
-            seed=request.seed,
-            results=tuple(sorted(self.results, key=lambda result: result.sort_key)),
-            shard=request.shard,
+    def record(self, note: str) -> RunRecord:
+        return replace(
+            asked(self.request),
+            results=settled(self.results),
             complete=not note,
             note=note,
             problems=tuple(sorted(self.problems)),
-            narrowed=request.narrowed,
-            environment=request.environment,
         )
 
-    def save(self, note: str) -> None:
-        start = time.monotonic()
-        self._save(self.record(note))
-        end = time.monotonic()
-        pause = max(limits()["save_seconds"], (end - start) / limits()["save_share"])
-        self._next_save = end + pause
+    def begin(self, stage: str, posed: int = 0) -> None:
+        self.stage, self.done, self.posed = stage, 0, posed
 
-    def begin(self, stage: str) -> None:
-        self.stage, self.done, self.total = stage, 0, 0
-
-    def expected(self) -> None:
-        self.total += 1
-        self._tell()
-        self._save_if_due()
-
-    def add(self, results: Sequence[Result], faulted: bool = False) -> None:
+    def add(self, results: Sequence[Result]) -> None:
+        """Take the results of one task."""
         self.results.extend(results)
+        self._keep(results)
         self.red += sum(result.verdict.red for result in results)
-        if faulted:
-            self.faulted.update(results)
-
-    def finished(self) -> None:
         self.done += 1
-        self._tell()
-        self._save_if_due()
-
-    def _save_if_due(self) -> None:
-        if time.monotonic() >= self._next_save:
-            self.save(f"the run has not finished, {self.place}")
-
-    def _tell(self) -> None:
-        self._watch(Progress(self.stage, self.done, self.total, self.red))
+        self._watch(Progress(self.stage, self.done, self.posed, self.red))
 
 
-def _judge_all(journal: _Journal) -> None:
-    request = journal.request
+def _judge_all(found: _Found) -> bool:
+    """Judge every task; False if the run ended at its first red verdict."""
+    request = found.request
     faults: Counter[str] = Counter()
     allowed = limits()["faults_per_subject"]
 
     def wanted(job: Job) -> bool:
         return faults[job.subject] < allowed
 
-    outcomes = perform(_judge_jobs(journal), request.subjects, request.workers, request.timeout, wanted)
+    outcomes = perform(_judge_jobs(found), request.subjects, request.workers, request.timeout, wanted)
     with closing(outcomes):
         for outcome in outcomes:
             faults[outcome.job.subject] += bool(outcome.fault)
-            journal.add(_results(request, outcome), faulted=bool(outcome.fault))
-            journal.finished()
+            found.add(_results(request, outcome))
+            if request.fail_fast and found.red:
+                found.note = f"ended at the first red verdict, {found.place}"
+                return False
     for name in sorted(name for name, count in faults.items() if count >= allowed):
-        journal.problems.append(
+        found.problems.append(
             f"{name}: hung or died {faults[name]} times, so the rest of its tasks was left out"
         )
+    if found.posed == 0 and request.shard == (1, 1):
+        found.problems.append(NOTHING_JUDGED)
+    return True
 
 
 def _results(request: Request, outcome: Outcome) -> list[Result]:
@@ -211,42 +183,65 @@ def _results(request: Request, outcome: Outcome) -> list[Result]:
     return [expect(replace(result, subject=name), request.expectations) for result in results]
 
 
-def _judge_jobs(journal: _Journal) -> Iterator[Job]:
-    request = journal.request
+def _judge_jobs(found: _Found) -> Iterator[Job]:
+    request = found.request
     for name, subject in request.subjects.items():
-        try:
-            for task in tasks(subject, request.profile, request.seed, request.only):
-                if in_shard(name, task, request.shard):
-                    journal.expected()
-                    yield Job(name, _judge, task)
-        except ValueError as error:
-            if request.only != Restriction():
-                raise RequestError(str(error)) from error
-            journal.problems.append(f"no cases can be drawn for {name}: {describe(error)}")
-        except Exception as error:  # a subject's declarations are code, too
-            journal.problems.append(f"no cases can be drawn for {name}: {describe(error)}")
-    if journal.total == 0 and request.shard == (1, 1):
-        journal.problems.append("nothing was judged: no case fits what was asked")
+        posed = tasks(subject, request.profile, request.seed, request.only)
+        while (task := _next(found, name, posed)) is not None:
+            if in_shard(name, task, request.shard):
+                found.posed += len(task.posed)
+                first, *others = task.posed
+                yield Job(name, _judge, first, tuple(others))
 
 
-def _judge(subject: Subject, task: Task) -> list[Result]:
-    return judge(subject, task.case, task.checks)
+def _next(found: _Found, name: str, posed: Iterator[Task]) -> Task | None:
+    """The next task of a subject, None after the last; its declarations are code that may raise anything."""
+    try:
+        return next(posed, None)
+    except Interrupted:
+        raise
+    except ValueError as error:
+        if found.request.only != Restriction():
+            raise RequestError(str(error)) from error
+        reason = describe(error)
+    except BaseException as error:
+        reason = describe(error)
+    found.problems.append(f"no cases can be drawn for {name}: {reason}")
+    return None
+
+
+def _judge(subject: Subject, posed: Posed) -> list[Result]:
+    return judge(subject, *posed)
 
 
 def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
-    """Every check of a task that hung or died has failed: which of them it was, nobody can tell."""
-    task: Task = outcome.job.argument
-    return [
-        Result(
-            subject=subject.name,
-            check=check,
-            clauses=_clauses(subject, task.case, check),
-            case=task.case,
-            verdict=Verdict.FAIL,
-            message=outcome.fault,
-        )
-        for check in task.checks
-    ]
+    """A case that ran out of time is one TIMEOUT; one whose process died fails every check.
+
+    Which check it was that killed the process is not known for sure: an earlier one may have.
+    """
+    posed: Posed = outcome.job.argument
+    case, checks = posed
+    if outcome.timed_out:
+        check = outcome.check if outcome.check in checks else checks[0]
+        left_out = [name for name in checks if name != check]
+        rest = f"; {', '.join(left_out)} not judged on this case" if left_out else ""
+        message = f"{outcome.fault}, in the phase {outcome.phase}{rest}"
+        return [_blame(outcome, subject, case, check, Verdict.TIMEOUT, message)]
+    return [_blame(outcome, subject, case, check, Verdict.FAIL, outcome.fault) for check in checks]
+
+
+def _blame(
+    outcome: Outcome, subject: Subject, case: Case, check: str, verdict: Verdict, message: str
+) -> Result:
+    return Result(
+        subject=subject.name,
+        check=check,
+        clauses=_clauses(subject, case, check),
+        case=case,
+        verdict=verdict,
+        message=message,
+        phase=outcome.phase,
+    )
 
 
 def _clauses(subject: Subject, case: Case, check: str) -> tuple[str, ...]:
@@ -256,42 +251,45 @@ def _clauses(subject: Subject, case: Case, check: str) -> tuple[str, ...]:
         return ()
 
 
-def _shrink_failures(journal: _Journal) -> None:
+def _shrink_failures(found: _Found) -> None:
     """Find the simplest failing case of each check of each subject; what hung or died is left as it is."""
-    chosen: dict[tuple[str, str], Result] = {}
-    for result in sorted(journal.results, key=_simplicity):
-        if result.verdict is Verdict.FAIL and result not in journal.faulted:
-            chosen.setdefault((result.subject, result.check), result)
-    if not chosen:
-        return
-    request = journal.request
-    journal.begin("shrinking")
+    chosen = to_shrink(found.results)
+    request = found.request
     evaluations = request.profile.shrink_evaluations
-    jobs = [Job(result.subject, _shrink, (result, evaluations)) for _, result in sorted(chosen.items())]
-    for _ in jobs:
-        journal.expected()
+    jobs = [Job(result.subject, _shrink, (result, evaluations)) for result in chosen.values()]
+    if not jobs:
+        return
+    found.begin("shrinking", len(jobs))
     outcomes = perform(jobs, request.subjects, request.workers, limits()["shrink_seconds"])
     with closing(outcomes):
         for outcome in outcomes:
-            original: Result = outcome.job.argument[0]
-            if isinstance(outcome.value, Result):
-                minimal = replace(outcome.value, subject=original.subject, minimal=True)
-                # A simpler case of a known failure does not show what is new about this one.
-                if expect(minimal, request.expectations).verdict is Verdict.FAIL:
-                    if minimal.case == original.case:
-                        journal.results.remove(original)
-                        journal.red -= 1
-                    journal.add([minimal])
-            journal.finished()
+            found.add(_shrunk(request, outcome))
+
+
+def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
+    """The simplest failing case that a search has found, if it is a new failure; TIMEOUT if it hung."""
+    original: Result = outcome.job.argument[0]
+    if isinstance(outcome.value, Result):
+        minimal = replace(outcome.value, subject=original.subject, minimal=True, shrunk_from=original.case.id)
+        # A simpler case of a known failure does not show what is new about this one.
+        return [minimal] if expect(minimal, request.expectations).verdict is Verdict.FAIL else []
+    if not outcome.timed_out:
+        return []
+    message = f"{outcome.fault}, in the phase shrinking: a simpler case may hang; the failing case is kept"
+    return [
+        replace(
+            original,
+            verdict=Verdict.TIMEOUT,
+            measurements=(),
+            message=message,
+            phase="shrinking",
+            shrunk_from=original.case.id,
+        )
+    ]
 
 
 def _shrink(subject: Subject, argument: tuple[Result, int]) -> Result:
     result, evaluations = argument
-    if all_checks()[result.check].kind in _LISTED:
+    if all_checks()[result.check].kind in LISTED:
         return result
     return shrink(subject, result, evaluations)
-
-
-def _simplicity(result: Result) -> tuple[int, int, str]:
-    case = result.case
-    return case.batch * (case.q_len + case.kv_len), len(case.features), case.id

@@ -7,16 +7,23 @@ from hypothesis import Phase
 
 from conformance.case import Case
 from conformance.chance import try_values
+from conformance.checks import all_checks
 from conformance.judge import judge
 from conformance.record import Result, Verdict
 from conformance.strategies import simpler
 from conformance.subject import Subject
+from conformance.trial import Trial
 
 
 def shrink(subject: Subject, failing: Result, evaluations: int) -> Result:
-    """Search the simpler cases with at most `evaluations` calls of the kernel; minimal=True on the result."""
+    """Search the simpler cases with at most `evaluations` calls of the kernel; minimal=True on the result.
+
+    A failure of meaning stays one of meaning, and one of precision one of precision. A simpler case that could
+    not tell a right kernel from a wrong one does not count: once the kernel is mended, what is shown must pass.
+    """
     simplest = failing
     known: dict[Case, bool] = {failing.case: True}
+    tells = all_checks()[failing.check].needs_contrast
 
     def fails(case: Case) -> bool:
         nonlocal simplest
@@ -24,7 +31,8 @@ def shrink(subject: Subject, failing: Result, evaluations: int) -> Result:
             if len(known) > evaluations or subject.why_not(case) is not None:
                 return False
             (result,) = judge(subject, case, (failing.check,))
-            known[case] = result.verdict is Verdict.FAIL
+            same = result.verdict is Verdict.FAIL and result.semantic == failing.semantic
+            known[case] = same and not (tells and Trial(subject, case).blind_spots)
             if known[case] and _size(case) < _size(simplest.case):
                 simplest = result
         return known[case]

@@ -1,35 +1,68 @@
-"""When a signal that asks a run to end is handled: after a call of the workers' pool, not inside one.
+"""How a run is asked to end: by SIGINT or SIGTERM, which end it with what it has found.
 
-An exception out of the middle of a pool leaves its locks as they are, and the run then waits for ever.
+The exception of its own tells a signal from a KeyboardInterrupt that a subject raises, and is never taken
+for one by a library.
 """
 
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
-@contextmanager
-def postponed() -> Generator[None, None, None]:
-    """The first signal that asks for an end in here is handed to the handler of outside once it is left.
+class Interrupted(BaseException):
+    """A signal asked this process to end."""
 
-    Elsewhere than in the main thread, where no signal arrives, nothing is postponed.
+
+@contextmanager
+def interruptible() -> Generator[None, None, None]:
+    """Within the block the first signal that asks for an end raises Interrupted; later ones change nothing.
+
+    Also where SIGINT is ignored, as it is for what a shell starts in the background. Elsewhere than in the
+    main thread, where no signal arrives, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    asked = False
+
+    def end(_number: int, _frame: object) -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            raise Interrupted
+
+    with _handled(end):
+        yield
+
+
+@contextmanager
+def postponed() -> Generator[Callable[[], bool], None, None]:
+    """The first signal that asks for an end in the block is handed to the handler of outside once it is left.
+
+    Gives a function that says whether one came, for blocks that can end early.
+    """
     came: list[int] = []
-    before: dict[int, Any] = {
-        number: signal.signal(number, lambda number, _frame: came.append(number)) for number in _ENDING
-    }
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    try:
+        with _handled(lambda number, _frame: came.append(number)):
+            yield lambda: bool(came)
+    finally:
+        if came:
+            signal.raise_signal(came[0])
+
+
+@contextmanager
+def _handled(handler: Callable[[int, object], None]) -> Generator[None, None, None]:
+    before: dict[int, Any] = {number: signal.signal(number, handler) for number in _ENDING}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, former in before.items():
             # None stands for a handler that Python did not install.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if came:
-            signal.raise_signal(came[0])
+            signal.signal(number, signal.SIG_DFL if former is None else former)

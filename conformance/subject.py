@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args
 
 from conformance.case import Case
 from conformance.features import DTYPES, FEATURES
@@ -23,6 +23,10 @@ from reference.semantics import STANDARD, Semantics
 
 ENTRY_POINT_GROUP = "attest.subjects"
 BACKENDS = ("any", "cpu", "gpu", "tpu")
+
+WindowSides = Literal["both", "left"]
+Sinks = Literal["any", "shared", "per_head"]
+GradientDtype = Literal["input", "float32"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,17 @@ class Subject:
         themselves, and so is asked fewer cases. None for a kernel.
     violations: accesses outside its arrays (S19) that an instrument saw since it was last asked, each a
         sentence by `str`; they fail the check that was running.
+    excludes: sets of features that one call may not combine, such as {"mask", "bias"}.
+    window_sides: "both", or "left" for a window that never reaches past the diagonal: (left, 0), or
+        (left, None) together with `causal`, with an integer on the left.
+    length_multiple: Sq and Sk are multiples of this; the sequences that `cum_seqlens_q` and
+        `cum_seqlens_k` lay out in them may have any length.
+    seed_bits: dropout seeds are below 2**seed_bits.
+    sinks: "shared" for sinks that all heads have in common, "per_head" for each head's own, "any" for both.
+    gradient_dtype: the dtype of the gradients that it returns: "input" for each input's own (S14), or
+        "float32".
+    validates: whether it checks its arguments. If False, no check `refusal.*` applies to it: it is called
+        only as it declares, and nothing is concluded about other calls.
 
     Raises ValueError if a declaration is not one.
     """
@@ -85,6 +100,13 @@ class Subject:
     ready: Callable[[], str | None] = lambda: None
     implementation: Callable[[Case], str] | None = None
     violations: Callable[[], Sequence[object]] = lambda: ()
+    excludes: tuple[frozenset[str], ...] = ()
+    window_sides: WindowSides = "both"
+    length_multiple: int = 1
+    seed_bits: int = 64
+    sinks: Sinks = "any"
+    gradient_dtype: GradientDtype = "input"
+    validates: bool = True
 
     def __post_init__(self) -> None:
         checks = (
@@ -101,6 +123,27 @@ class Subject:
             ("head_dims", self.head_dims, 1 <= self.head_dims[0] <= self.head_dims[1], "(smallest, largest)"),
             ("tilings", self.tilings, bool(self.tilings), "at least one Tiling"),
             ("longest", self.longest, self.longest >= 1, "at least 1"),
+            (
+                "excludes",
+                [sorted(together) for together in self.excludes],
+                all(len(together) > 1 and together <= set(FEATURES) for together in self.excludes),
+                f"frozensets of two or more of {list(FEATURES)}",
+            ),
+            ("length_multiple", self.length_multiple, self.length_multiple >= 1, "at least 1"),
+            ("seed_bits", self.seed_bits, 1 <= self.seed_bits <= 64, "1 to 64"),
+            *(
+                (
+                    name,
+                    getattr(self, name),
+                    getattr(self, name) in get_args(known),
+                    f"one of {get_args(known)}",
+                )
+                for name, known in (
+                    ("window_sides", WindowSides),
+                    ("sinks", Sinks),
+                    ("gradient_dtype", GradientDtype),
+                )
+            ),
         )
         for name, got, right, expected in checks:
             if not right:
@@ -130,6 +173,23 @@ class Subject:
             return f"takes at most {self.longest} tokens"
         if case.tiling >= len(self.tilings):
             return f"has {len(self.tilings)} tilings"
+        return self._why_not_so(case)
+
+    def _why_not_so(self, case: Case) -> str | None:
+        """Why the subject does not take features that it declares in the form, or the company, of a case."""
+        for together in self.excludes:
+            if together <= case.features:
+                return f"does not combine {' and '.join(sorted(together))}"
+        if case.q_len % self.length_multiple or case.kv_len % self.length_multiple:
+            return f"takes lengths that are multiples of {self.length_multiple}"
+        if self.window_sides == "left" and case.window is not None:
+            left, right = case.window
+            if left is None or not (right == 0 or (right is None and case.causal)):
+                return "takes windows to the left of the diagonal"
+        if case.sinks and self.sinks == ("shared" if case.sinks_per_head else "per_head"):
+            return f"takes {self.sinks} sinks"
+        if case.poison and self.semantics.hidden_nonfinite == "leaks":
+            return "multiplies what is hidden by 0, so that NaN stored there leaks"
         return None
 
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from conformance.build import Built, build
 from conformance.case import Case
-from conformance.contrast import blind_spots
-from conformance.execute import execute
+from conformance.contrast import blind_spots, has_empty_rows
+from conformance.execute import Plain, call_plainly, execute
 from conformance.subject import Subject
 from reference.error_model import Prediction, predict
-from reference.numerics import Numerics
-from reference.oracle import Answer, attention
+from reference.numerics import Numerics, coarse
+from reference.oracle import OUTPUTS, Answer, attention
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,14 @@ class Trial:
 
     @cached_property
     def built(self) -> Built:
-        """The case's arrays; the cotangent of an lse that is not returned is 0."""
+        """The case's arrays; the cotangent of an lse that is not returned is 0.
+
+        The dropout seed loses the bits that the subject does not take.
+        """
         built = build(self.case, self.subject.semantics)
+        if built.problem.dropout_seed is not None:
+            seed = built.problem.dropout_seed % 2**self.subject.seed_bits
+            built = replace(built, problem=replace(built.problem, dropout_seed=seed))
         if self.subject.returns_lse:
             return built
         silent = np.zeros((self.case.batch, self.case.q_heads, self.case.q_len), np.float32)
@@ -48,13 +54,49 @@ class Trial:
 
     @cached_property
     def predictions(self) -> dict[str, Prediction]:
-        """How far a correct kernel may be off."""
-        return predict(self.built.problem, self.subject.semantics, self.numerics, self.built.cotangents)
+        """How far a correct kernel may be off, all its roundings independent."""
+        return self._predict(self.numerics, repeats=False)
+
+    @cached_property
+    def repeated_predictions(self) -> dict[str, Prediction]:
+        """The same where nearly equal values share their rounding: no deviation is smaller."""
+        return self._predict(self.numerics, repeats=True)
+
+    @cached_property
+    def coarse_predictions(self) -> dict[str, Prediction]:
+        """How far a kernel may be off that loses precision wherever one can be lost."""
+        return self._predict(coarse(self.numerics), repeats=False)
+
+    def _predict(self, numerics: Numerics, repeats: bool) -> dict[str, Prediction]:
+        built = self.built
+        return predict(built.problem, self.subject.semantics, numerics, built.cotangents, repeats=repeats)
 
     @cached_property
     def blind_spots(self) -> tuple[str, ...]:
         """The features that the case cannot see; empty where it can tell right from wrong."""
-        return blind_spots(self.built, self.subject.semantics, self.answer, self.predictions)
+        names = OUTPUTS if self.subject.returns_lse else OUTPUTS[:1]
+        return blind_spots(
+            self.built,
+            self.subject.semantics,
+            self.answer,
+            self.predictions,
+            (*names, *(f"d{name}" for name in self.subject.semantics.gradients)),
+        )
+
+    @cached_property
+    def has_empty_rows(self) -> bool:
+        """Whether some query row sees no key (S10)."""
+        return has_empty_rows(self.built.problem, self.subject.semantics)
+
+    @cached_property
+    def unspecified(self) -> bool:
+        """Whether the case has rows that see nothing, of which the subject promises nothing (S10)."""
+        return self.subject.semantics.empty_rows == "unspecified" and self.has_empty_rows
+
+    @cached_property
+    def plain(self) -> Plain:
+        """What an eager call without differentiation did. Raises SubjectError."""
+        return call_plainly(self.subject, self.built, self.case.tiling)
 
     @cached_property
     def outputs(self) -> dict[str, NDArray[Any]]:

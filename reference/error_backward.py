@@ -1,29 +1,21 @@
-"""How far the five gradients may be from the truth.
+"""How far the gradients of the logits and of the query may be from the truth.
 
 Symbols as in docs/error-model.md: dP = dO V^T, D the row sum of dO * O less the cotangent of lse,
 dS = p (dP - D) the gradient of the logits, g the slope of the cap.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
-from reference.error_forward import (
-    FUNCTION_VARIANCE,
-    ForwardError,
-    Spread,
-    cast_error,
-    finite,
-    lse_variance_of_sinks,
-    rounding,
-)
+from reference.coherence import NO_PARTS, Cast, cast_error_of_sums
+from reference.error_forward import FUNCTION_VARIANCE, ForwardError, lse_variance_of_sinks, weight_growth
+from reference.error_row_max import row_max_error
 from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
-from reference.oracle import BackwardBlock, d_bias_block
+from reference.oracle import BackwardBlock
 from reference.problem import Problem
 from reference.rows import RowBlock
-from reference.semantics import Semantics
-from reference.visibility import Ints
+from reference.spread import Spread, at_least_bound, cast_error, finite, rounding
 
 
 @dataclass(frozen=True)
@@ -37,8 +29,11 @@ class LogitsGradient:
     backward pass recomputes the logits to the same bits, which a correct kernel may or may not.
     row_dot [R]: the error of D. shift [R]: the part of it that is known beforehand, from rounding the exact
     O: sums over rows collect its sign.
+    cast: of dS before it is multiplied by K or Q: what it cannot exceed, and rounded, its deviations.
     weight [R, N]: the error of p, recomputed. saturated [R, N]: what the largest error of tanh does to the
     derivative of the cap. Keys whose logits the cap has made equal share it.
+    slope [R, N]: the variance of the derivative of the cap.
+    sinks [R, n]: of what the row maximum adds to the gradient of the sinks.
     """
 
     own: Spread
@@ -48,8 +43,12 @@ class LogitsGradient:
     repeated: Floats
     row_dot: Spread
     shift: Floats
+    cast: Spread
+    rounded: Cast
     weight: Floats
     saturated: Floats
+    slope: Floats
+    sinks: Spread
 
 
 def logits_gradient_error(
@@ -80,14 +79,16 @@ def logits_gradient_error(
     factor_off = np.expm1(np.minimum(error.factor.bound, 80.0))[:, None]
     dp_bound = dp_bound + factor_off * (np.abs(d_weights) + dp_bound)
 
-    row_dot = _row_dot_error(problem, numerics, block, backward, error, Spread(dp_bound, dp_variance))
     d_row = finite(backward.d_lse) - finite(backward.row_dot)
     difference = np.where(block.seen, d_weights + d_row[:, None], 0.0)
     d_logits = finite(backward.d_logits)
 
     row = error.row
-    off = np.expm1(np.minimum(error.weight.bound + (row.bound + error.factor.bound)[:, None], 80.0))
-    weight = np.where(block.weighed, p * off + SMALLEST_NORMAL, 0.0)
+    off = weight_growth(block, error.weight.bound + (row.bound + error.factor.bound)[:, None])
+    weight = np.where(block.weighed, off + SMALLEST_NORMAL, 0.0)
+    if numerics.materialised and problem.normalize_output:
+        # A weight that is kept lies between 0 and the largest share that it can have of its row.
+        weight = np.minimum(weight, np.maximum(p, 1.0) * (1 + row.bound[:, None]))
     # p = exp(t - L): the forward pass's error of t_j is in L, with the opposite sign and in the share p_j.
     # Where P is kept, it is the error of t_j itself. Where t_j is recomputed, operands are rounded as they
     # were, in whatever order they are summed; all else may be off by the same once more, or by other bits.
@@ -96,17 +97,25 @@ def logits_gradient_error(
     alike = error.weight.variance if numerics.materialised else error.operands
     pull = np.where(block.seen, p * alike, 0.0)
     repeated = np.where(block.seen, p * (error.weight.variance - alike), 0.0)
+    recomputed = _Recomputed(weight, common)
+    row_dot = _row_dot_error(
+        problem, numerics, block, backward, error, Spread(dp_bound, dp_variance), recomputed
+    )
     inner = np.where(block.seen, dp_bound + row_dot.bound[:, None], 0.0)
     bound = weight * (np.abs(difference) + inner) + p * inner + 6 * u * np.abs(d_logits)
-    bound = np.where(block.seen & live[:, None], bound + SMALLEST_NORMAL, 0.0)
-    # Of a weight below the normal numbers, flushing takes all.
-    flushed = np.minimum(p, SMALLEST_NORMAL) ** 2
+    floor = _flush_floor(problem, block.dot_scale)
+    bound = np.where(block.seen & live[:, None], bound + 4 * floor, 0.0)
+    # Of a product below the normal numbers, flushing takes all.
+    flushed = np.minimum(p * np.maximum(np.abs(d_weights), np.abs(d_row)[:, None]), 2 * floor) ** 2
+    flushed = flushed + (np.minimum(p, SMALLEST_NORMAL) * difference) ** 2
     variance = p**2 * (error.weight.variance * difference**2 + dp_variance) + 3 * c * u**2 * d_logits**2
-    variance = variance + flushed * difference**2
+    variance = variance + flushed
     variance = np.where(block.seen, variance, 0.0)
+    by_max = row_max_error(numerics, block, backward, error, weight, Spread(dp_bound, dp_variance))
+    bound, variance = bound + by_max.keys.bound, variance + by_max.keys.variance
     own = uncapped = Spread(bound, variance)
 
-    saturated = np.zeros_like(p)
+    saturated, slope_variance = np.zeros_like(p), np.zeros_like(p)
     if block.tanh is not None and block.cap_slope is not None and problem.logits_soft_cap is not None:
         cap, slope, tanh = problem.logits_soft_cap, block.cap_slope, np.abs(block.tanh)
         # 1 - tanh^2 inherits twice the absolute error of tanh.
@@ -118,11 +127,30 @@ def logits_gradient_error(
         slope_variance = 4 * tanh**2 * tanh_variance + 2 * c * u**2
         uncapped = Spread(
             np.where(block.seen, bound * (slope + slope_off) + np.abs(d_logits) * slope_off, 0.0),
-            variance * slope**2 + np.where(block.seen, d_logits**2 * slope_variance, 0.0),
+            variance * (slope**2 + slope_variance) + np.where(block.seen, d_logits**2 * slope_variance, 0.0),
         )
         saturated = numerics.tanh * 2 * tanh**2 * d_logits
     shift = _row_dot_shift(problem, numerics, backward)
-    return LogitsGradient(own, uncapped, common, pull, repeated, row_dot, shift, weight, saturated)
+    d_uncapped = finite(backward.d_uncapped)
+    floor = _cast_floor(numerics, block.dot_scale)
+    cast = cast_error(numerics.weights, np.abs(d_uncapped), floor)
+    deviations = np.sqrt(cast.variance) * np.sign(d_uncapped)
+    rounded = Cast(np.abs(d_uncapped), deviations, error.rounded.unit, floor)
+    return LogitsGradient(
+        own=own,
+        uncapped=uncapped,
+        common=common,
+        pull=pull,
+        repeated=repeated,
+        row_dot=row_dot,
+        shift=shift,
+        cast=cast,
+        rounded=rounded,
+        weight=weight,
+        saturated=saturated,
+        slope=slope_variance,
+        sinks=by_max.sinks,
+    )
 
 
 def query_error(
@@ -137,247 +165,72 @@ def query_error(
     d_logits = finite(backward.d_uncapped)
     count = (block.seen & (gradient.own.bound > 0)).sum(axis=1, dtype=np.float64)[:, None]
     blocks = numerics.blocks(count)
-    cast = cast_error(numerics.weights, np.abs(d_logits), _cast_floor(numerics, scale))
+    repeated = cast_error_of_sums(gradient.rounded, error.key, scale)
     total, magnitude = d_logits @ error.key, np.abs(d_logits) @ np.abs(error.key)
     squares = d_logits**2 @ error.key**2
     slope = 1.0 if block.cap_slope is None else finite(block.cap_slope)
-    leak = np.where(block.seen, finite(block.weights) * slope, 0.0) @ error.key
+    seen = np.where(block.seen, finite(block.weights), 0.0)
+    leak, again = (seen * slope) @ error.key, (seen**2 * gradient.slope) @ error.key**2
     bound = scale * (
-        (gradient.uncapped.bound * (1 + numerics.weights) + cast.bound) @ np.abs(error.key) * (1 + v_in)
-        + (numerics.gamma(count + blocks) + 4 * u + v_in) * magnitude
+        (gradient.uncapped.bound * (1 + numerics.weights) + gradient.cast.bound)
+        @ np.abs(error.key)
+        * (1 + v_in)
+        + (numerics.gamma(count + blocks) + 4 * u + v_in + numerics.partials * blocks) * magnitude
     )
-    bound = bound + SMALLEST_NORMAL * count
-    variance = scale**2 * (
-        (gradient.uncapped.variance + cast.variance) @ error.key**2
+    flushed = SMALLEST_NORMAL * max(1.0, scale) * count
+    bound = bound + flushed
+    variance = flushed**2 + scale**2 * (
+        gradient.uncapped.variance @ error.key**2
         + gradient.common[:, None] * total**2
         - 2 * total * ((gradient.pull * d_logits) @ error.key)
         - 2 * np.minimum(total * ((gradient.repeated * d_logits) @ error.key), 0.0)
-        + gradient.row_dot.variance[:, None] * leak**2
+        + gradient.row_dot.variance[:, None] * (leak**2 + again)
         + FUNCTION_VARIANCE * (gradient.saturated @ error.key) ** 2
         + numerics.blocked_dot_variance(count, total, squares)
         + c * (v_in**2 * squares + 2 * u**2 * total**2)
     )
     # A sum of squares, computed as a difference: rounding may take it below 0.
-    variance = np.maximum(variance, 0.0)
+    variance = np.maximum(variance, 0.0) + repeated.variance
     dtype = format_of(numerics.output_dtype)
-    return rounding(scale * np.abs(total), Spread(bound, variance), dtype.unit, dtype.half_subnormal)
-
-
-class ByKeys:
-    """Collects, block by block, the errors of the gradients that sum over query rows."""
-
-    def __init__(
-        self, problem: Problem, semantics: Semantics, numerics: Numerics, columns: Ints, sampled: bool
-    ) -> None:
-        self._problem, self._semantics, self._numerics = problem, semantics, numerics
-        self._columns = columns
-        shape = (problem.batch, len(columns), problem.kv_heads)
-        self._key = _Sum.zeros((*shape, problem.head_dim))
-        self._value = _Sum.zeros((*shape, problem.value_dim))
-        self._bias = None if problem.bias is None or sampled else _Sum.zeros(problem.bias.shape)
-        self._sinks = None
-        if problem.softmax_aux is not None and not sampled:
-            self._sinks = _Sum.zeros((problem.q_heads, problem.softmax_aux.shape[-1]))
-
-    def add(
-        self, block: RowBlock, backward: BackwardBlock, error: ForwardError, gradient: LogitsGradient
-    ) -> None:
-        """Add what the rows of a block contribute."""
-        self._add_key(block, backward, gradient)
-        self._add_value(block, backward, error, gradient)
-        if self._bias is not None:
-            self._add_bias(self._bias, block, backward, gradient)
-        if self._sinks is not None:
-            self._add_sinks(self._sinks, block, backward, error, gradient)
-
-    def finish(self) -> dict[str, Spread]:
-        """The errors by output, sums and their rounding included."""
-        numerics, problem = self._numerics, self._problem
-        sinks = self._sinks
-        if sinks is not None and problem.softmax_aux is not None and problem.shares_sinks:
-            sinks = sinks.over_heads(problem.softmax_aux.shape)
-        bias_dtype = numerics.output_dtype if problem.bias is None else problem.bias.dtype
-        sinks_dtype = numerics.output_dtype if problem.softmax_aux is None else problem.softmax_aux.dtype
-        sums = (
-            ("dkey", self._key, numerics.output_dtype),
-            ("dvalue", self._value, numerics.output_dtype),
-            ("dbias", self._bias, bias_dtype),
-            ("dsoftmax_aux", sinks, sinks_dtype),
-        )
-        return {
-            name: total.spread(numerics, dtype, problem.group)
-            for name, total, dtype in sums
-            if total is not None and name[1:] in self._semantics.gradients
-        }
-
-    def _add_key(self, block: RowBlock, backward: BackwardBlock, gradient: LogitsGradient) -> None:
-        numerics, scale, at = self._numerics, abs(block.dot_scale), (block.batch, slice(None), block.kv_head)
-        columns, query = self._columns, finite(block.query)
-        d_logits = finite(backward.d_uncapped)[:, columns]
-        cast = cast_error(numerics.weights, np.abs(d_logits), _cast_floor(numerics, scale))
-        slope = 1.0 if block.cap_slope is None else finite(block.cap_slope)[:, columns]
-        leak = np.where(block.seen[:, columns], finite(block.weights)[:, columns] * slope, 0.0)
-        variance = (
-            gradient.uncapped.variance[:, columns]
-            + cast.variance
-            + (gradient.common[:, None] - 2 * gradient.pull[:, columns]) * d_logits**2
-            + gradient.row_dot.variance[:, None] * leak**2
-        )
-        bound = gradient.uncapped.bound[:, columns] * (1 + numerics.weights) + cast.bound
-        live = (gradient.own.bound[:, columns] > 0).sum(axis=0)[:, None]
-        self._key.add(at, scale * query, d_logits, Spread(bound, variance), live, numerics)
-        self._key.shift[at] += (leak * gradient.shift[:, None]).T @ (scale * query)
-
-    def _add_value(
-        self, block: RowBlock, backward: BackwardBlock, error: ForwardError, gradient: LogitsGradient
-    ) -> None:
-        numerics, at = self._numerics, (block.batch, slice(None), block.kv_head)
-        columns = self._columns
-        keep = error.keep if error.keep.shape == (1, 1) else error.keep[:, columns]
-        p = finite(block.weights)[:, columns]
-        cast = cast_error(numerics.weights, p, numerics.half_subnormal)
-        weight_variance = error.weight.variance[:, columns] + gradient.common[:, None]
-        weight_variance = weight_variance - 2 * gradient.pull[:, columns]
-        flushed = np.minimum(p, SMALLEST_NORMAL) ** 2
-        variance = keep**2 * (p**2 * weight_variance + cast.variance + flushed)
-        bound = keep * (gradient.weight[:, columns] * (1 + numerics.weights) + cast.bound)
-        d_out = finite(backward.d_out)
-        live = (block.weighed[:, columns] & (d_out != 0).any(axis=1)[:, None]).sum(axis=0)[:, None]
-        self._value.add(at, d_out, p * keep, Spread(bound, variance), live, numerics)
-
-    def _add_bias(
-        self,
-        total: "_Sum",
-        block: RowBlock,
-        backward: BackwardBlock,
-        gradient: LogitsGradient,
-    ) -> None:
-        d_bias = finite(d_bias_block(self._semantics, block, backward))
-        after_cap = self._semantics.bias == "after_cap"
-        spread = gradient.own if after_cap else gradient.uncapped
-        factor = abs(block.dot_scale) if self._semantics.bias == "before_scale" else 1.0
-        slope = 1.0 if after_cap or block.cap_slope is None else finite(block.cap_slope)
-        leak = np.where(block.seen, finite(block.weights) * slope * factor, 0.0)
-        variance = (
-            spread.variance * factor**2
-            + (gradient.common[:, None] - 2 * gradient.pull) * d_bias**2
-            + gradient.row_dot.variance[:, None] * leak**2
-        )
-        live = gradient.own.bound > 0
-        shift = leak * gradient.shift[:, None]
-        total.add_plane(block, d_bias, Spread(spread.bound * factor, variance), live, shift)
-
-    def _add_sinks(
-        self,
-        total: "_Sum",
-        block: RowBlock,
-        backward: BackwardBlock,
-        error: ForwardError,
-        gradient: LogitsGradient,
-    ) -> None:
-        d_row = np.abs(finite(backward.d_lse) - finite(backward.row_dot))[:, None]
-        p = block.sink_weights * np.abs(block.sink_slope)
-        off = np.expm1(np.minimum(error.sinks.bound + error.row.bound[:, None], 80.0))
-        slope_off = 0.0
-        if self._semantics.sinks == "capped" and self._problem.logits_soft_cap is not None:
-            slope_off = 2 * self._numerics.tanh + 6 * self._numerics.accumulator
-        u, c = self._numerics.accumulator, ROUNDING_VARIANCE
-        row_dot = gradient.row_dot.bound[:, None]
-        bound = p * ((off + 4 * u) * (d_row + row_dot) + row_dot)
-        bound = bound + block.sink_weights * (1 + off) * slope_off * (d_row + row_dot)
-        bound = bound + SMALLEST_NORMAL * (d_row > 0)
-        relative = error.sinks.variance + gradient.common[:, None] + 2 * c * u**2
-        variance = p**2 * (d_row**2 * relative + gradient.row_dot.variance[:, None])
-        variance = variance + (block.sink_weights * slope_off * d_row) ** 2 * FUNCTION_VARIANCE
-        at = block.head
-        total.count[at] += (d_row > 0).sum(axis=0)
-        total.bound[at] += bound.sum(axis=0)
-        total.variance[at] += variance.sum(axis=0)
-        total.total[at] += finite(backward.d_sinks).sum(axis=0)
-        total.magnitude[at] += np.abs(finite(backward.d_sinks)).sum(axis=0)
-        total.squares[at] += (finite(backward.d_sinks) ** 2).sum(axis=0)
-        total.shift[at] += (p * gradient.shift[:, None]).sum(axis=0)
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """A gradient as the sum over query rows: what was summed, and the errors of the terms."""
-
-    count: Floats
-    total: Floats
-    magnitude: Floats
-    squares: Floats
-    bound: Floats
-    variance: Floats
-    shift: Floats
-
-    @classmethod
-    def zeros(cls, shape: tuple[int, ...]) -> "_Sum":
-        return cls(*(np.zeros(shape) for _ in range(7)))
-
-    def over_heads(self, shape: tuple[int, ...]) -> "_Sum":
-        return _Sum(*(array.sum(axis=0).reshape(shape) for array in vars(self).values()))
-
-    def add(
-        self,
-        at: tuple[int, slice, int],
-        left: Floats,
-        right: Floats,
-        spread: Spread,
-        live: NDArray[np.int64],
-        numerics: Numerics,
-    ) -> None:
-        """Add right.T @ left, [R, C] and [R, D]; spread: the error of right; live: terms of each row."""
-        v_in = numerics.input_rounding
-        absolute, square = np.abs(left), left**2
-        magnitude, squares = np.abs(right).T @ absolute, right.T**2 @ square
-        self.count[at] += live
-        self.total[at] += right.T @ left
-        self.magnitude[at] += magnitude
-        self.squares[at] += squares
-        self.bound[at] += (spread.bound.T @ absolute) * (1 + v_in) + v_in * magnitude
-        self.variance[at] += spread.variance.T @ square + ROUNDING_VARIANCE * v_in**2 * squares
-
-    def add_plane(
-        self, block: RowBlock, gradient: Floats, spread: Spread, live: NDArray[np.bool_], shift: Floats
-    ) -> None:
-        """Add one block of the gradient of the bias; broadcast axes collect every row."""
-        shape = self.total.shape
-        at = (block.batch if shape[0] > 1 else 0, block.head if shape[1] > 1 else 0)
-        terms = (live, gradient, np.abs(gradient), gradient**2, spread.bound, spread.variance, shift)
-        for array, term in zip(vars(self).values(), terms, strict=True):
-            if shape[2] > 1:
-                array[at][block.rows] += term
-            else:
-                array[at][0] += term.sum(axis=0)
-
-    def spread(self, numerics: Numerics, dtype: DTypeLike, group: int) -> Spread:
-        u = numerics.accumulator
-        blocks = np.minimum(self.count, 1.0) * numerics.splits
-        bound = self.bound + (numerics.gamma(self.count + blocks) + 4 * u) * self.magnitude
-        bound = bound + SMALLEST_NORMAL * self.count
-        variance = (
-            self.variance
-            + self.shift**2
-            + numerics.blocked_dot_variance(self.count, self.total, self.squares, group)
-        )
-        variance = variance + 2 * ROUNDING_VARIANCE * u**2 * self.total**2
-        output = format_of(dtype)
-        return rounding(np.abs(self.total), Spread(bound, variance), output.unit, output.half_subnormal)
+    parts = NO_PARTS
+    if error.repeats:
+        shared = gradient.common[:, None] * total**2 + gradient.row_dot.variance[:, None] * (leak**2 + again)
+        pairs = (gradient.uncapped.variance + gradient.cast.variance) * np.square(error.key).sum(axis=1)
+        parts = parts.plus(scale**2 * pairs, scale**2 * shared.sum(axis=1))
+    extra = np.asarray(gradient.row_dot.extra)[..., None] * (leak**2 + again)
+    extra = repeated.extra + scale**2 * extra
+    variance = at_least_bound(Spread(bound, variance), error.unresolved[:, None]).variance
+    spread = Spread(bound, variance, extra, shares=(repeated.shares,), parts=parts)
+    return rounding(scale * np.abs(total), spread, dtype.unit, dtype.half_subnormal)
 
 
 def _row_dot_shift(problem: Problem, numerics: Numerics, backward: BackwardBlock) -> Floats:
     """The error [R] of D that rounding the exact O makes."""
-    if numerics.materialised or not numerics.rounded_out_in_delta or not problem.normalize_output:
+    from_out = numerics.rounded_out_in_delta and not numerics.delta_from_weights
+    if numerics.materialised or not from_out or not problem.normalize_output:
         return np.zeros(len(backward.out))
     out = finite(backward.out)
     rounded = out.astype(format_of(numerics.output_dtype).dtype).astype(np.float64)
     return (finite(backward.d_out) * finite(rounded - out)).sum(axis=1)
 
 
+def _flush_floor(problem: Problem, scale: float) -> float:
+    """What may be flushed of dS: below the normals, its product or quotient with a scale, cap or share."""
+    cap, kept = problem.logits_soft_cap or 1.0, 1 / (1 - problem.dropout_prob)
+    return SMALLEST_NORMAL * max(1.0, 1 / abs(scale) if scale else 1.0) * max(cap, 1 / cap) * kept
+
+
 def _cast_floor(numerics: Numerics, scale: float) -> float:
     """Half the smallest subnormal of dS, which kernels cast before or after the scale."""
-    return numerics.half_subnormal * max(1.0, 1 / scale if scale else 1.0)
+    return numerics.half_subnormal * max(1.0, 1 / abs(scale) if scale else 1.0)
+
+
+@dataclass(frozen=True)
+class _Recomputed:
+    """The error of P in the backward pass: its bound [R, N], the variance [R] of what a row shares."""
+
+    weight: Floats
+    common: Floats
 
 
 def _row_dot_error(
@@ -387,6 +240,7 @@ def _row_dot_error(
     backward: BackwardBlock,
     error: ForwardError,
     dp: Spread,
+    recomputed: _Recomputed,
 ) -> Spread:
     """The error [R] of D."""
     u, c, depth = numerics.accumulator, ROUNDING_VARIANCE, problem.value_dim
@@ -396,11 +250,14 @@ def _row_dot_error(
     if not problem.normalize_output:
         # What of D comes through out cancels what comes through the factor, so a kernel needs neither.
         return Spread(u * d_row, c * u**2 * d_row**2)
+    if numerics.delta_from_weights and not numerics.materialised:
+        return _row_dot_of_weights(numerics, block, backward, error, dp, recomputed)
     own = p**2 * error.weight.variance * (d_weights - row_dot[:, None]) ** 2
     variance = own.sum(axis=1) + lse_variance_of_sinks(block, error.sinks) * row_dot**2 + c * u**2 * d_row**2
     # Rounding dO moves the dP of a row together, and D, which reads it as stored, does not follow.
     variance = variance + c * numerics.input_rounding**2 * (d_out**2 * out**2).sum(axis=1)
     bound = u * d_row + (numerics.gamma(depth) + 2 * u) * (d_out * out).sum(axis=1)
+    extra: Floats | float = 0.0
     if not numerics.materialised:
         rounded = Spread(error.out.bound, np.zeros_like(out))
         if numerics.rounded_out_in_delta:
@@ -413,9 +270,17 @@ def _row_dot_error(
             error.count[:, None], out, (p * error.keep) ** 2 @ error.value**2
         )
         normaliser = numerics.blocked_sum_variance(error.count, np.ones(len(p)), (p**2).sum(axis=1))
+        # The exact outputs are known, and so is how far rounding takes D with them.
+        usual = (d_out**2 * rounded.variance).sum(axis=1)
+        through = replace(
+            error.rounded, deviations=np.sqrt(error.cast.variance) * np.where(p > 0, d_weights, 0.0)
+        )
+        moved = cast_error_of_sums(through, np.ones((p.shape[1], 1)))
+        extra = np.maximum(_row_dot_shift(problem, numerics, backward) ** 2 - usual, 0.0) + moved.extra[:, 0]
         variance = variance + (
-            (error.cast.variance * np.where(p > 0, d_weights, 0.0) ** 2).sum(axis=1)
-            + (d_out**2 * (rounded.variance + channels)).sum(axis=1)
+            moved.variance[:, 0]
+            + usual
+            + (d_out**2 * channels).sum(axis=1)
             + numerics.dot_variance(depth, row_dot, squares)
             + (normaliser + 3 * c * u**2) * row_dot**2
         )
@@ -427,4 +292,25 @@ def _row_dot_error(
         variance = variance + numerics.blocked_dot_variance(
             error.count, row_dot, (p**2 * d_weights**2).sum(axis=1)
         )
-    return Spread(bound, variance)
+    return Spread(bound, variance, extra)
+
+
+def _row_dot_of_weights(
+    numerics: Numerics,
+    block: RowBlock,
+    backward: BackwardBlock,
+    error: ForwardError,
+    dp: Spread,
+    recomputed: _Recomputed,
+) -> Spread:
+    """The error [R] of D where it is the sum of P * dP, with P recomputed from the returned lse."""
+    u, c, p = numerics.accumulator, ROUNDING_VARIANCE, finite(block.weights)
+    d_weights = np.where(block.weighed, finite(backward.d_weights), 0.0)
+    size, row_dot = np.abs(d_weights), finite(backward.row_dot)
+    d_row = np.abs(finite(backward.d_lse) - row_dot)
+    bound = (recomputed.weight * (size + dp.bound) + p * dp.bound).sum(axis=1)
+    bound = bound + (numerics.gamma(error.count) + 4 * u) * (p * size).sum(axis=1) + u * d_row
+    variance = (p**2 * (error.weight.variance * size**2 + dp.variance)).sum(axis=1)
+    variance = variance + recomputed.common * row_dot**2 + c * u**2 * (d_row**2 + 2 * row_dot**2)
+    squares = (p**2 * size**2).sum(axis=1)
+    return Spread(bound, variance + numerics.blocked_dot_variance(error.count, row_dot, squares))

@@ -7,25 +7,24 @@ p = exp(t - L) a weight, o = sum p v a row of out, u a unit roundoff.
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of, half_ulp
+from reference.coherence import NO_PARTS, Cast, Shares, cast_error_of_sums
+from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
 from reference.problem import Problem
 from reference.rows import RowBlock
 from reference.semantics import Semantics
+from reference.spread import Spread, at_least_bound, cast_error, finite, rounding
 
 # exp(80) is far past anything that a bound says something about, and far from overflow.
 _LARGEST_EXPONENT = 80.0
 
+# Errors of ln p up to this are first-order errors of p.
+_SMALL = 0.5
+
+
 # A device function that errs by at most eps errs by eps / 3 in the mean square.
 FUNCTION_VARIANCE = 1 / 9
-
-
-@dataclass(frozen=True)
-class Spread:
-    """An error of each element of an array: what it cannot exceed, and its variance."""
-
-    bound: Floats
-    variance: Floats
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,12 @@ class ForwardError:
     uncapped [R, N]: of the logits before the cap.
     weight [R, N]: of ln p before it is normalised. operands [R, N]: the part of its variance that rounding
     the operands of the dots makes. sinks [R, n]: of ln of the sinks' weights.
-    absolute [R, N]: bound of the error of p itself. cast [R, N]: the cast of P before P V.
-    count [R]: keys that are weighed. out [R, Dv]: before the factor of an output that is not normalised and
+    absolute [R, N]: bound of the error of p itself, but for what is common to the row. cast [R, N]: the
+    cast of P before P V. rounded: its errors' deviations, dropout applied. shares: of the variance of out.
+    unresolved [R]: rows in which the error of some ln p is not small, so that squares of small errors say
+    nothing, and variances are those of the bounds. repeats: whether repeated roundings count.
+    count [R]: keys that are weighed.
+    out [R, Dv]: before the factor of an output that is not normalised and
     before it is rounded. lse: as returned. row [R]: of what is common to the weights of a row once they are
     normalised, beyond the sum of p times the error of ln p. factor [R]: of ln of the factor exp(L - m) of an
     output that is not normalised; 0 for one that is.
@@ -53,6 +56,10 @@ class ForwardError:
     sinks: Spread
     absolute: Floats
     cast: Spread
+    rounded: Cast
+    shares: Shares
+    unresolved: NDArray[np.bool_]
+    repeats: bool
     count: Floats
     out: Spread
     lse: Spread
@@ -60,36 +67,28 @@ class ForwardError:
     factor: Spread
 
 
-def finite(array: Floats) -> Floats:
-    """Non-finite elements as 0."""
-    return np.where(np.isfinite(array), array, 0.0)
-
-
-def cast_error(unit: float, x: Floats, half_subnormal: Floats | float) -> Spread:
-    """Rounding x >= 0 to a unit roundoff; what is below half the smallest subnormal becomes 0."""
-    relative = unit * x
-    bound = np.minimum(x, np.maximum(relative, half_subnormal))
-    variance = np.maximum(ROUNDING_VARIANCE * relative**2, np.square(half_subnormal) / 3)
-    return Spread(bound, np.minimum(x**2, variance))
-
-
-def rounding(magnitude: Floats, spread: Spread, unit: float, half_subnormal: float) -> Spread:
-    """An error that is followed by rounding to a unit roundoff; float32 may be flushed below its normals."""
-    exists = spread.bound > 0
-    furthest = np.maximum(half_ulp(magnitude + spread.bound, unit), half_subnormal * exists)
-    usual = np.maximum(half_ulp(magnitude, unit), half_subnormal * (magnitude > 0))
-    return Spread(spread.bound + furthest, spread.variance + usual**2 / 3 + SMALLEST_NORMAL**2 / 3 * exists)
-
-
 def lse_variance_of_sinks(block: RowBlock, sinks: Spread) -> Floats:
     """The variance [R] of lse that errors of ln of the sinks' weights make."""
     return (block.sink_weights**2 * sinks.variance).sum(axis=1)
 
 
+def weight_growth(block: RowBlock, bound: Floats) -> Floats:
+    """How much weights [R, N] can grow whose logarithms are off by up to a bound [R, N]."""
+    p = finite(block.weights)
+    # A weight that is 0 but for its last hundred digits may become the largest.
+    logarithm = np.where(block.weighed, finite(block.logits - block.lse[:, None]), -np.inf)
+    far = np.exp(np.minimum(logarithm + bound, _LARGEST_EXPONENT))
+    small = p * np.expm1(np.minimum(bound, _LARGEST_EXPONENT))
+    return np.where(bound > _LARGEST_EXPONENT, np.maximum(small, far), small)
+
+
 def forward_error(
-    problem: Problem, semantics: Semantics, numerics: Numerics, block: RowBlock
+    problem: Problem, semantics: Semantics, numerics: Numerics, block: RowBlock, repeats: bool = True
 ) -> ForwardError:
-    """The errors of the weights, out and lse of a block."""
+    """Return the errors of the weights, out and lse of a block.
+
+    repeats: whether nearly equal values of a cast share their rounding, or all roundings are independent.
+    """
     u = numerics.accumulator
     key, value = finite(block.key), finite(block.value)
     keep = np.ones((1, 1)) if block.keep is None else block.keep
@@ -102,15 +101,25 @@ def forward_error(
     weight = _weight_error(numerics, block, logits, count)
     sinks = _sink_error(problem, semantics, numerics, block)
     growth = np.expm1(np.minimum(weight.bound, _LARGEST_EXPONENT))
-    absolute = np.where(block.weighed, p * growth + SMALLEST_NORMAL, 0.0)
     sink_growth = np.expm1(np.minimum(sinks.bound, _LARGEST_EXPONENT))
     shrunk = (p / (1 + growth)).sum(axis=1) + (block.sink_weights / (1 + sink_growth)).sum(axis=1)
     shrunk = np.where(shrunk > 0, shrunk, 1.0)
+    lowest, highest = _lse_range(block, weight.bound, sinks.bound)
+    grown = weight_growth(block, weight.bound)
+    absolute = grown
+    if problem.normalize_output:
+        # However far its logit is off, a weight stays below the share that its largest value can have.
+        share = np.exp(np.minimum(block.logits + weight.bound - lowest[:, None], 0.0))
+        absolute = np.where(np.isnan(share), absolute, np.minimum(absolute, share * shrunk[:, None]))
+    absolute = np.where(block.weighed, absolute + SMALLEST_NORMAL, 0.0)
 
     # lse: the exponents, the sum, its logarithm and what is added to it.
     terms = count + block.sink_weights.shape[1]
     log_sum = np.abs(np.log(np.where(exists, finite(block.normaliser), 1.0)))
-    weights_off = (absolute.sum(axis=1) + (block.sink_weights * sink_growth).sum(axis=1)) / shrunk
+    flushed = SMALLEST_NORMAL * terms / shrunk
+    weights_off = grown.sum(axis=1) + (block.sink_weights * sink_growth).sum(axis=1)
+    weights_off = np.minimum(weights_off / shrunk, np.maximum(highest - natural_lse, natural_lse - lowest))
+    weights_off = np.where(exists, weights_off + flushed + 1e-15 * np.abs(natural_lse), 0.0)
     blocks = numerics.blocks(count) + numerics.splits - 1
     summed = numerics.gamma(terms + blocks) + 4 * u
     lse_bound = weights_off + summed + u * (2 * log_sum + 4 * np.abs(row_max) + np.abs(natural_lse))
@@ -123,6 +132,8 @@ def forward_error(
     added = ROUNDING_VARIANCE * u**2 * (1 + log_sum**2 + row_max**2 + mean_logit**2)
     base = np.log(2.0) if semantics.lse_base == "two" else 1.0
     lse = Spread(lse_bound / base, (own_variance + shared + summed_variance + added) / base**2)
+    unresolved = (block.weighed & (weight.bound > _SMALL)).any(axis=1) | (sinks.bound > _SMALL).any(axis=1)
+    lse = at_least_bound(lse, unresolved)
     lse = rounding(np.abs(natural_lse) / base, lse, numerics.lse, 0.0)
     lse = Spread(np.where(exists, lse.bound, 0.0), np.where(exists, lse.variance, 0.0))
     if numerics.materialised:
@@ -134,8 +145,10 @@ def forward_error(
     weights = p * keep
     out = weights @ value
     mass, mass_squares = weights @ np.abs(value), weights**2 @ value**2
-    unscaled = 1.0 if numerics.materialised else np.exp(-log_sum)[:, None]
-    cast = cast_error(numerics.weights, p, numerics.half_subnormal * unscaled)
+    # Kernels cast a weight before or after they divide it by the normaliser, which is never below 1.
+    cast = cast_error(numerics.weights, p, numerics.half_subnormal)
+    # The sum may be flushed before it is divided by the share that dropout keeps.
+    kept = 1 / (1 - problem.dropout_prob)
     # An output that is not normalised is a multiple of p relative to the row's maximum alone.
     centre = out if problem.normalize_output else np.zeros_like(out)
     largest = np.zeros(len(p)) if problem.normalize_output else weight.bound.max(axis=1, initial=0.0)
@@ -150,6 +163,12 @@ def forward_error(
             + FUNCTION_VARIANCE * numerics.exponential**2
         ),
     )
+    unit = numerics.weights if repeats else 0.0
+    # Flash kernels cast weights relative to the largest of their row, so that rows are rounded alike.
+    sizes = p if numerics.materialised else p * np.exp(log_sum)[:, None]
+    rounded = Cast(sizes, np.sqrt(cast.variance) * keep, unit, numerics.half_subnormal)
+    repeated = cast_error_of_sums(rounded, value)
+    stored = numerics.partials * (blocks + 1)
     moved = _centred(absolute, keep, value, centre) / shrunk[:, None]
     c = ROUNDING_VARIANCE
     v_in = numerics.input_rounding
@@ -157,24 +176,36 @@ def forward_error(
         moved
         + (np.expm1(np.minimum(largest, _LARGEST_EXPONENT)) + summed)[:, None] * np.abs(out)
         + ((block.sink_weights * sink_growth).sum(axis=1) / shrunk)[:, None] * np.abs(centre)
-        + (numerics.gamma(count + 2 * blocks) + v_in + 3 * u)[:, None] * mass
+        + (numerics.gamma(count + 2 * blocks) + v_in + 3 * u + stored)[:, None] * mass
         + (cast.bound * keep) @ np.abs(value) * (1 + v_in)
-        + SMALLEST_NORMAL * (count + blocks)[:, None]
+        + SMALLEST_NORMAL * (count + blocks)[:, None] * kept
     )
-    own = p**2 * weight.variance
+    # Of a weight below the normal numbers, flushing takes all.
+    own = p**2 * weight.variance + np.minimum(p, SMALLEST_NORMAL) ** 2
     common = lse_variance_of_sinks(block, sinks) * problem.normalize_output
     common = common + np.where(problem.normalize_output, 0.0, weight.variance.max(axis=1, initial=0.0))
     variance = (
         (own * keep**2) @ value**2
         - 2 * centre * ((own * keep) @ value)
         + centre**2 * own.sum(axis=1)[:, None]
-        + (cast.variance * keep**2) @ value**2
+        + repeated.variance
         + c * v_in**2 * mass_squares
         + numerics.blocked_dot_variance(count[:, None], out, mass_squares)
         + (summed_variance + common + 2 * c * u**2)[:, None] * out**2
     )
-    variance = np.maximum(variance, 0.0)
-    out_spread = Spread(bound * alive[:, None], variance * alive[:, None])
+    variance = np.maximum(variance, 0.0) + (SMALLEST_NORMAL * kept * count[:, None]) ** 2
+    if numerics.weights_from_lse and not numerics.materialised:
+        bound = bound + np.expm1(np.minimum(lse.bound * base, _LARGEST_EXPONENT))[:, None] * np.abs(out)
+        variance = variance + row.variance[:, None] * out**2
+    variance = at_least_bound(Spread(bound, variance), unresolved[:, None]).variance
+    parts = NO_PARTS
+    if repeats:
+        from_values = keep**2 * np.square(value).sum(axis=1)
+        moving = from_values - 2 * keep * (centre @ value.T) + np.square(centre).sum(axis=1)[:, None]
+        shared = (summed_variance + common) * np.square(out).sum(axis=1)
+        parts = parts.plus(own * np.maximum(moving, 0.0), cast.variance * from_values, shared)
+    live = alive[:, None]
+    out_spread = Spread(bound * live, variance * live, repeated.extra * live, parts=parts)
     return ForwardError(
         key,
         value,
@@ -185,6 +216,10 @@ def forward_error(
         sinks,
         absolute,
         cast,
+        rounded,
+        repeated.shares,
+        unresolved,
+        repeats,
         count,
         out_spread,
         lse,
@@ -199,9 +234,27 @@ def output_error(problem: Problem, numerics: Numerics, block: RowBlock, error: F
     if not problem.normalize_output:
         factor = finite(block.normaliser)
     out = np.abs((finite(block.weights) * error.keep) @ error.value) * factor[:, None]
-    spread = Spread(error.out.bound * factor[:, None], error.out.variance * factor[:, None] ** 2)
+    squared = factor[:, None] ** 2
+    spread = Spread(
+        error.out.bound * factor[:, None],
+        error.out.variance * squared,
+        error.out.extra * squared,
+        parts=error.out.parts,
+    )
     dtype = format_of(numerics.output_dtype)
     return rounding(out, spread, dtype.unit, max(dtype.half_subnormal, 0.0))
+
+
+def _lse_range(block: RowBlock, weights: Floats, sinks: Floats) -> tuple[Floats, Floats]:
+    """The least and the largest lse [R] of logits [R, N] and sinks [R, n] that are off by so much."""
+
+    def lse(sign: float) -> Floats:
+        logits = np.where(block.weighed, block.logits + sign * weights, -np.inf)
+        exponents = np.concatenate([logits, block.sink_logits + sign * sinks], axis=1)
+        largest = finite(exponents.max(axis=1, initial=-np.inf))
+        return largest + np.log(np.exp(exponents - largest[:, None]).sum(axis=1))
+
+    return lse(-1.0), lse(1.0)
 
 
 def _logits_error(
@@ -215,9 +268,11 @@ def _logits_error(
     query, scale, depth = finite(block.query), abs(block.dot_scale), problem.head_dim
     magnitude = scale * (np.abs(query) @ np.abs(key).T)
     squares = scale**2 * (query**2 @ (key**2).T)
-    bias = np.zeros((1, 1)) if block.bias is None else np.abs(finite(block.bias))
-    inner_bias = bias * (scale if semantics.bias == "before_scale" else semantics.bias == "before_cap")
+    signed = np.zeros((1, 1)) if block.bias is None else finite(block.bias)
+    inside = block.dot_scale if semantics.bias == "before_scale" else float(semantics.bias == "before_cap")
+    bias, inner_bias = np.abs(signed), np.abs(signed * inside)
     s = finite(block.uncapped)
+    product = s - signed * inside
     bound = (
         (numerics.gamma(depth) + 3 * u + 2 * v_in + v_in**2) * magnitude
         + (2 * u + numerics.logits) * np.abs(s)
@@ -225,9 +280,9 @@ def _logits_error(
     )
     operands = np.where(block.seen, 2 * c * v_in**2 * squares, 0.0)
     variance = (
-        numerics.dot_variance(depth, s, squares)
-        + c * u**2 * squares
-        + c * (u**2 + numerics.logits**2) * s**2
+        numerics.dot_variance(depth, product, squares)
+        + c * u**2 * (squares + product**2)
+        + c * (u**2 * (inner_bias > 0) + numerics.logits**2) * s**2
         + operands
     )
     uncapped = Spread(np.where(block.seen, bound, 0.0), np.where(block.seen, variance, 0.0))

@@ -5,18 +5,22 @@ it declares; `std` predicts the size of its error when roundings are independent
 precision that was quietly lowered.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.error_backward import ByKeys, logits_gradient_error, query_error
-from reference.error_forward import Spread, forward_error, output_error
-from reference.numerics import Numerics
+from reference.coherence import NO_PARTS, Cast, Parts, Shares, common_variance, largest_share
+from reference.error_backward import logits_gradient_error, query_error
+from reference.error_forward import forward_error, output_error
+from reference.error_keys import ByKeys
+from reference.numerics import Floats, Numerics
 from reference.oracle import Cotangents, Sample, backward_block, effective
 from reference.problem import Problem
 from reference.rows import row_blocks
 from reference.semantics import Semantics
+from reference.spread import Spread, finite
 from reference.visibility import Ints
 
 
@@ -26,10 +30,20 @@ class Prediction:
 
     bound: no correct kernel errs by more; 0 where only the exact value will do.
     std: the standard deviation of the error of a correct kernel.
+    worst_std: the same where few different values meet the largest error that rounding can make.
+    repeated: the root of the sum of squares of the parts of the summed variance, each with errors that may
+        be one and the same rounding: the whole sum if all are, little if none are.
+    parts: of the summed variance, each of errors that are independent of all others.
+    common: the standard deviation of the sum of all errors, each with the sign of the exact value and
+        divided by its std, as far as one rounding is repeated from row to row; 0 where none is.
     """
 
     bound: NDArray[np.float64]
     std: NDArray[np.float64]
+    worst_std: NDArray[np.float64]
+    repeated: float = 0.0
+    parts: Parts = NO_PARTS
+    common: float = 0.0
 
 
 def predict(
@@ -38,24 +52,29 @@ def predict(
     numerics: Numerics,
     cotangents: Cotangents | None = None,
     sample: Sample | None = None,
+    repeats: bool = True,
 ) -> dict[str, Prediction]:
-    """Predict the errors of everything that `reference.oracle.attention` answers, by the same names."""
+    """Predict the errors of everything that `reference.oracle.attention` answers, by the same names.
+
+    repeats: whether values of a cast that are nearly equal share their rounding, which takes some ten times
+        the oracle's time. Without it no std is larger: what is judged right without it is right with it.
+    """
     problem = effective(problem, semantics)
     rows = np.arange(problem.q_len, dtype=np.int64) if sample is None else sample.query_rows
     with np.errstate(all="ignore"):
         if cotangents is None:
-            return _by_queries(problem, semantics, numerics, None, rows, None)
+            return _by_queries(problem, semantics, numerics, None, rows, None, repeats)
         columns = np.arange(problem.kv_len, dtype=np.int64) if sample is None else sample.key_rows
         by_keys = ByKeys(problem, semantics, numerics, columns, sampled=sample is not None)
         live = rows if sample is None else _live_rows(cotangents)
         # Most samples ask for the very rows whose cotangents are not zero: one pass does both.
         together = np.array_equal(live, np.sort(rows))
         predictions = _by_queries(
-            problem, semantics, numerics, cotangents, rows, by_keys if together else None
+            problem, semantics, numerics, cotangents, rows, by_keys if together else None, repeats
         )
         if not together:
             for block in row_blocks(problem, semantics, live):
-                error = forward_error(problem, semantics, numerics, block)
+                error = forward_error(problem, semantics, numerics, block, repeats)
                 backward = backward_block(problem, semantics, cotangents, block)
                 gradient = logits_gradient_error(problem, numerics, block, backward, error)
                 by_keys.add(block, backward, error, gradient)
@@ -70,22 +89,44 @@ def _by_queries(
     cotangents: Cotangents | None,
     rows: Ints,
     by_keys: ByKeys | None,
+    repeats: bool,
 ) -> dict[str, Prediction]:
     """out, lse and dquery of the chosen rows; feeds the blocks to `by_keys` on the way."""
     out_shape = (problem.batch, len(rows), problem.q_heads, problem.value_dim)
-    out = Spread(np.zeros(out_shape), np.zeros(out_shape))
+    extra = {"out": np.zeros(out_shape)}
+    out = Spread(np.zeros(out_shape), np.zeros(out_shape), extra["out"])
     lse_shape = (problem.batch, problem.q_heads, len(rows))
     lse = Spread(np.zeros(lse_shape), np.zeros(lse_shape))
     query_shape = (*out_shape[:3], problem.head_dim)
-    d_query = Spread(np.zeros(query_shape), np.zeros(query_shape))
+    extra["dquery"] = np.zeros(query_shape)
+    d_query = Spread(np.zeros(query_shape), np.zeros(query_shape), extra["dquery"])
+    shares: dict[str, list[Shares]] = {"out": [], "dquery": []}
+    parts = {"out": NO_PARTS, "dquery": NO_PARTS}
+    repeated: dict[str, tuple[list[Cast], list[Floats]]] = {"out": ([], []), "dquery": ([], [])}
+
+    def repeat(
+        output: str, cast: Cast, want: Floats, spread: Spread, values: Floats, factor: Floats | float
+    ) -> None:
+        """Note a cast [R, N], of which an output is the sum with values [N, D], times a factor."""
+        if cast.repeats:
+            std = np.sqrt(np.where(spread.variance > 0, spread.variance, np.inf))
+            signs = np.sign(want) / std
+            repeated[output][0].append(cast)
+            repeated[output][1].append((factor * signs) @ values.T)
+
     done = 0
     for block in row_blocks(problem, semantics, rows):
         here = slice(done, done + len(block.rows))
         done = here.stop % max(len(rows), 1)
-        error = forward_error(problem, semantics, numerics, block)
+        error = forward_error(problem, semantics, numerics, block, repeats)
         at = (block.batch, here, block.head)
         output = output_error(problem, numerics, block, error)
-        out.bound[at], out.variance[at] = output.bound, output.variance
+        out.bound[at], out.variance[at], extra["out"][at] = output.bound, output.variance, output.extra
+        shares["out"].append(error.shares)
+        parts["out"] = parts["out"].joined(output.parts)
+        values = (finite(block.weights) * error.keep) @ error.value
+        factor = 1.0 if problem.normalize_output else finite(block.normaliser)[:, None]
+        repeat("out", error.rounded, values, output, error.value, factor)
         at_lse = (block.batch, block.head, here)
         lse.bound[at_lse], lse.variance[at_lse] = error.lse.bound, error.lse.variance
         if cotangents is not None:
@@ -93,12 +134,29 @@ def _by_queries(
             gradient = logits_gradient_error(problem, numerics, block, backward, error)
             query = query_error(numerics, block, backward, error, gradient)
             d_query.bound[at], d_query.variance[at] = query.bound, query.variance
+            extra["dquery"][at] = query.extra
+            shares["dquery"] += query.shares
+            parts["dquery"] = parts["dquery"].joined(query.parts)
+            d_logits = finite(backward.d_uncapped)
+            total = d_logits @ error.key
+            repeat("dquery", gradient.rounded, total, query, error.key, abs(block.dot_scale))
             if by_keys is not None:
                 by_keys.add(block, backward, error, gradient)
     spreads = {"out": out, "lse": lse}
     if cotangents is not None and "query" in semantics.gradients:
         spreads["dquery"] = d_query
-    return {name: _prediction(spread) for name, spread in spreads.items()}
+    common = {name: math.sqrt(common_variance(*noted)) for name, noted in repeated.items()}
+    return {
+        name: _prediction(
+            replace(
+                spread,
+                common=common.get(name, 0.0),
+                shares=tuple(shares.get(name, ())),
+                parts=parts.get(name, NO_PARTS),
+            )
+        )
+        for name, spread in spreads.items()
+    }
 
 
 def _live_rows(cotangents: Cotangents) -> Ints:
@@ -110,4 +168,11 @@ def _live_rows(cotangents: Cotangents) -> Ints:
 
 
 def _prediction(spread: Spread) -> Prediction:
-    return Prediction(spread.bound, np.sqrt(spread.variance))
+    return Prediction(
+        bound=spread.bound,
+        std=np.sqrt(spread.variance),
+        worst_std=np.sqrt(spread.variance + spread.extra),
+        repeated=largest_share(spread.shares),
+        parts=spread.parts,
+        common=spread.common,
+    )

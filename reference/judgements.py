@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.coherence import Parts
 from reference.error_model import Prediction
-from reference.numerics import Floats, format_of
+from reference.numerics import ROUNDING_VARIANCE, Floats, format_of, half_ulp
 
 _THRESHOLDS = Path(__file__).with_name("thresholds.toml")
 
@@ -26,10 +27,15 @@ class Statistics:
     elements: those that have a standard deviation; the last three numbers are taken over them.
     worst_ratio: the largest |error| / bound, inf where anything is NaN or infinite that should not be, is
         not but should be, or differs where only the exact value will do. worst_index: where.
-    rms_ratio: rms(error) / rms(std). largest_z: the largest |error| / std.
+    rms_ratio: rms(error) / rms(std), where std allows for how the exact values round to the output's dtype.
+    largest_z: the largest |error| / worst_std.
     bias_t: the sum of (got - truth rounded to the dtype) * sign(truth) / std over its own standard error,
         rows (the last of four axes) counting as one observation each, since their elements share errors.
         Positive: too far from zero. observations: how many; bias_t is at most their root.
+    few: how far chance may take the square of rms_ratio past 1, where few independent errors make it up.
+    repeated: how much of the summed variance may be one rounding, in all rows: 0 to 1.
+    common_z: the same sum over its standard deviation where one rounding repeats in all rows; inf where none
+        does.
     """
 
     elements: int
@@ -39,21 +45,25 @@ class Statistics:
     largest_z: float
     bias_t: float
     observations: int = 0
+    few: float = 0.0
+    repeated: float = 0.0
+    common_z: float = math.inf
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What Statistics may be: largest values, and rms_low a least one, 0 if not judged.
+    """The largest values that Statistics of a correct kernel may have.
 
-    A bias may be as large as bias_t, or as bias_share of what it can be at all, if that is more.
+    A bias may be as large as bias_t, as bias_share of what it can be at all, or as common_z deviations of a
+    rounding that repeats in all rows, whichever is most.
     """
 
     worst_ratio: float
     largest_z: float
-    rms_high: float
+    rms: float
     bias_t: float
     bias_share: float
-    rms_low: float
+    common_z: float
 
 
 def measure(got: NDArray[Any], want: Floats, prediction: Prediction) -> Statistics:
@@ -66,31 +76,41 @@ def measure(got: NDArray[Any], want: Floats, prediction: Prediction) -> Statisti
     if want.size == 0:
         return Statistics(0, 0.0, (), 0.0, 0.0, 0.0)
     given = got.astype(np.float64)
+    form = format_of(got.dtype)
     with np.errstate(all="ignore"):
-        ratio, comparable = _ratios(given, want, prediction, format_of(got.dtype).overflow)
+        ratio, comparable = _ratios(given, want, prediction, form.overflow)
         worst = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
         counted = comparable & (prediction.std > 0) & np.isfinite(prediction.std)
         if not counted.any():
             return Statistics(0, float(ratio[worst]), worst, 0.0, 0.0, 0.0)
-        error = np.where(counted, given - np.where(counted, want, 0.0), 0.0)
+        exact = np.where(counted, want, 0.0)
+        error = np.where(counted, given - exact, 0.0)
         std = np.where(counted, prediction.std, 1.0)
+        # Had only the output been rounded, it would be this: what remains is the kernel's own doing.
+        rounded = exact.astype(got.dtype).astype(np.float64)
         # Scaled, so that squares of tiny errors do not underflow.
         unit = std[counted].max()
-        rms_ratio = math.sqrt(np.square(error[counted] / unit).sum() / np.square(std[counted] / unit).sum())
-        # Had only the output been rounded, it would be this: what remains is the kernel's own doing.
-        rounded = np.where(counted, want, 0.0).astype(got.dtype).astype(np.float64)
+        allowed = np.square(std[counted] / unit)
+        # Where many outputs lie beside the same number, their known rounding may be larger than usual.
+        known = np.square((rounded - exact)[counted] / unit)
+        usual = np.square(half_ulp(np.abs(exact[counted]), form.unit) / unit) / 3
+        most = max(float(allowed.sum()), float((allowed + known - usual).sum()))
+        rms_ratio = math.sqrt(np.square(error[counted] / unit).sum() / most)
         signed = np.where(counted, given - rounded, 0.0) * np.sign(rounded) / std
         observations = signed.sum(axis=-1) if signed.ndim == 4 else signed
         spread = math.sqrt(np.square(observations).sum())
-        bias = float(observations.sum()) / spread if spread > 0 else 0.0
+        total = float(observations.sum())
         return Statistics(
             elements=int(counted.sum()),
             worst_ratio=float(ratio[worst]),
             worst_index=worst,
             rms_ratio=rms_ratio,
-            largest_z=float(np.abs(error / std).max()),
-            bias_t=bias,
+            few=_chance(prediction.parts, float(np.square(std[counted]).sum())),
+            repeated=prediction.repeated / float(np.square(std[counted]).sum()),
+            largest_z=float(np.abs(error / np.where(counted, prediction.worst_std, 1.0)).max()),
+            bias_t=total / spread if spread > 0 else 0.0,
             observations=int(np.count_nonzero(counted.any(axis=-1) if signed.ndim == 4 else counted)),
+            common_z=abs(total) / prediction.common if prediction.common > 0 else math.inf,
         )
 
 
@@ -103,27 +123,35 @@ def limits(output: str, elements: int, keys: int, dtype: str, family: str = "nor
     table = _thresholds()
     bound, z, rms, bias = (table[name] for name in ("bound", "z", "rms", "bias"))
     if family in table["bound_only_families"] or elements == 0:
-        return Limits(bound["limit"], math.inf, math.inf, math.inf, 1.0, 0.0)
+        return Limits(bound["limit"], math.inf, math.inf, math.inf, 1.0, math.inf)
     few = elements < rms["elements_at_least"] or keys < rms["keys_at_least"]
     gaussian = math.sqrt(2 * math.log(2 * elements / z["false_alarm"]))
+    judged = not few and dtype in bias["dtypes"] and output in bias["outputs"]
     return Limits(
         worst_ratio=bound["limit"],
         largest_z=z["margin"][dtype] * gaussian,
-        rms_high=math.inf if few else rms["high"],
-        bias_t=bias["t"] if not few and dtype in bias["dtypes"] and output in bias["outputs"] else math.inf,
+        rms=math.inf if few else rms["lse" if output == "lse" else dtype],
+        bias_t=bias["t"] if judged else math.inf,
         bias_share=bias["share"],
-        rms_low=rms["low"][dtype] if not few and family in rms["two_sided_families"] else 0.0,
+        common_z=bias["common_z"],
     )
+
+
+def coarse_limit() -> float:
+    """The largest z, by a kernel that loses precision everywhere, that lost precision explains."""
+    return float(_thresholds()["coarse"]["z"])
 
 
 def exceeded(statistics: Statistics, limit: Limits) -> tuple[str, ...]:
     """The judgements that fail, by the name of the statistic; empty for a correct kernel."""
     largest_bias = max(limit.bias_t, limit.bias_share * math.sqrt(statistics.observations))
+    biased = not abs(statistics.bias_t) <= largest_bias and not statistics.common_z <= limit.common_z
+    most = statistics.few + _WORST * statistics.repeated
     failed = {
         "worst_ratio": not statistics.worst_ratio <= limit.worst_ratio,
-        "rms_ratio": not limit.rms_low <= statistics.rms_ratio <= limit.rms_high,
+        "rms_ratio": not statistics.rms_ratio <= limit.rms * math.sqrt(1 + most),
         "largest_z": not statistics.largest_z <= limit.largest_z,
-        "bias_t": not abs(statistics.bias_t) <= largest_bias,
+        "bias_t": biased,
     }
     return tuple(name for name, fails in failed.items() if fails)
 
@@ -141,6 +169,19 @@ def _ratios(
     may_overflow = np.isfinite(want) & (np.abs(want) + prediction.bound >= overflow)
     overflowed = np.isinf(given) & may_overflow & (np.sign(given) == np.sign(want))
     return np.where(same | overflowed, 0.0, ratio), comparable
+
+
+# The square of the largest error of rounding over its mean square, less one.
+_WORST = 1 / ROUNDING_VARIANCE - 1
+
+
+def _chance(parts: Parts, total: float) -> float:
+    """How far a weighted sum of squares of normal errors exceeds its mean with the probability false_alarm.
+
+    Laurent and Massart, Annals of Statistics 28(5), 2000, lemma 1.
+    """
+    exponent = -math.log(_thresholds()["rms"]["false_alarm"])
+    return (2 * math.sqrt(parts.squares * exponent) + 2 * parts.largest * exponent) / total
 
 
 @cache

@@ -5,7 +5,7 @@ A unit roundoff u is half a unit in the last place of 1: 2**-8 for bfloat16, 2**
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -69,6 +69,10 @@ class Numerics:
     materialised: P is divided by its sum before the cast and kept for the backward pass, in which D is the
         sum of P * dP; otherwise the backward pass recomputes P from the returned lse and D is the sum of
         dO * O, as in flash attention. rounded_out_in_delta: that O is the one returned, already rounded.
+    delta_from_weights: D is the sum of P * dP although P is recomputed from the returned lse.
+    weights_from_lse: the forward pass weighs the values by exp(t - lse) with the lse as returned, and does
+        not divide by the sum of these weights.
+    partials: the rounding of partial results, of one key block or split each, before they are added; or 0.
     """
 
     output_dtype: str
@@ -88,9 +92,12 @@ class Numerics:
     splits: int = 1
     materialised: bool = False
     rounded_out_in_delta: bool = True
+    delta_from_weights: bool = False
+    weights_from_lse: bool = False
+    partials: float = 0.0
 
     def __post_init__(self) -> None:
-        units = ("input_rounding", "accumulator", "logits", "weights", "half_subnormal")
+        units = ("input_rounding", "accumulator", "logits", "weights", "half_subnormal", "partials")
         for name in (*units, "exponential", "tanh", "lse", "d_weights"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a number in [0, 1)")
@@ -123,12 +130,9 @@ class Numerics:
         """
         return self._sequence(n, self.dot_lanes, total, squares)
 
-    def blocked_dot_variance(self, n: Floats, total: Floats, squares: Floats, heads: int = 1) -> Floats:
-        """The same over keys, where each block is summed by itself, rescaled and added.
-
-        Over query rows a block is taken to be as long, and to hold the rows of a group of so many heads.
-        """
-        return self._blocked(n, self.dot_lanes, total, squares, heads)
+    def blocked_dot_variance(self, n: Floats, total: Floats, squares: Floats) -> Floats:
+        """The same over keys, where each block is summed by itself, rescaled and added."""
+        return self._blocked(n, self.dot_lanes, total, squares)
 
     def blocked_sum_variance(self, n: Floats, total: Floats, squares: Floats) -> Floats:
         """The same for a sum of a row, without a dot product."""
@@ -138,8 +142,18 @@ class Numerics:
         length = np.asarray(n, np.float64) / lanes + math.log2(lanes)
         return ROUNDING_VARIANCE * self.accumulator**2 * length * (total**2 / 3 + squares / 2)
 
-    def _blocked(self, n: Floats, lanes: int, total: Floats, squares: Floats, heads: int = 1) -> Floats:
-        blocks = np.maximum(self.blocks(n / heads), 1.0)
+    def _blocked(self, n: Floats, lanes: int, total: Floats, squares: Floats) -> Floats:
+        blocks = np.maximum(self.blocks(n), 1.0)
         inner = self._sequence(n / blocks, lanes, total / np.sqrt(blocks), squares)
-        outer = 2 * (blocks + self.splits - 2) * (total**2 / 3 + squares / 2)
-        return inner + ROUNDING_VARIANCE * self.accumulator**2 * outer
+        outer = 2 * (blocks + self.splits - 2) * self.accumulator**2
+        outer = outer + (blocks + self.splits - 1) * self.partials**2
+        return inner + ROUNDING_VARIANCE * outer * (total**2 / 3 + squares / 2)
+
+
+def coarse(numerics: Numerics) -> Numerics:
+    """Return the arithmetic of a kernel that computes all in bfloat16, or worse where it declares worse."""
+    unit = format_of("bfloat16").unit
+    units = ("input_rounding", "accumulator", "logits", "weights", "exponential", "tanh", "lse", "d_weights")
+    rounded = {name: max(getattr(numerics, name), unit) for name in units}
+    flushed = max(numerics.half_subnormal, format_of("float16").half_subnormal)
+    return replace(numerics, output_dtype="bfloat16", half_subnormal=flushed, **rounded)

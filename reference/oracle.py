@@ -122,10 +122,21 @@ def backward_block(
     row_dot = (d_out * out).sum(axis=1)
     d_row = d_lse - row_dot
     d_logits = np.where(block.seen, block.weights * (d_weights + d_row[:, None]), 0.0)
+    d_sinks = block.sink_weights * d_row[:, None]
+    if block.max_share is not None and block.sink_max_share is not None:
+        # out = sum of exp(t - m) v has the derivative -out by the row maximum m.
+        d_logits = d_logits - np.where(block.seen, _shared(row_dot, block.max_share), 0.0)
+        d_sinks = d_sinks - _shared(row_dot, block.sink_max_share)
     d_uncapped = d_logits if block.cap_slope is None else d_logits * block.cap_slope
     d_uncapped = np.where(block.seen, d_uncapped, 0.0)
-    d_sinks = block.sink_weights * d_row[:, None] * block.sink_slope
-    return BackwardBlock(d_out, d_lse, out, row_dot, d_weights, d_logits, d_uncapped, d_sinks)
+    return BackwardBlock(
+        d_out, d_lse, out, row_dot, d_weights, d_logits, d_uncapped, d_sinks * block.sink_slope
+    )
+
+
+def _shared(total: Floats, share: Floats) -> Floats:
+    """total [R] in the shares [R, N], 0 where there is none whatever the total."""
+    return np.where(share > 0, share * total[:, None], 0.0)
 
 
 def d_bias_block(semantics: Semantics, block: RowBlock, backward: BackwardBlock) -> Floats:
@@ -165,8 +176,8 @@ def _normalised_cotangents(
 ) -> tuple[Floats, Floats, Floats]:
     """Cotangents of the normalised out and the natural lse, 0 where they cannot move, and that out.
 
-    An output o exp(lse - m) with the row maximum m held constant passes a share of its cotangent on
-    to lse.
+    An output o exp(lse - m) passes a share of its cotangent on to lse. What m passes on, where it is
+    differentiated, is not in them.
     """
     out, factor = _output(problem, block)
     weighs = block.weighed.any(axis=1)

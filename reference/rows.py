@@ -18,6 +18,10 @@ from reference.visibility import Bools, Ints, allowed, padding_rows, pick
 
 Floats = NDArray[np.float64]
 
+# What is this close to the row maximum is equal to it: under a cap, logits approach each other further than
+# pairs of float64 resolve.
+_TIE = 1e-20
+
 # Elements of one [rows, Sk] array; about a dozen of them live at a time.
 _BLOCK_ELEMENTS = 1 << 21
 
@@ -36,6 +40,8 @@ class RowBlock:
         sinks. normaliser: [R] the sum of exp(logit - row_max). lse: [R] natural logarithm.
     weights: [R, N] softmax, undropped. keep: [R, N] dropout's factor 0 or 1 / (1 - r), or None.
     sink_logits: [n], sink_weights: [R, n], sink_slope [n]: d sink logit / d softmax_aux.
+    max_share: [R, N] what a change of each logit moves the row maximum by, and sink_max_share: [R, n] the
+        same of the sinks; None where the maximum is held constant.
     padding: bool [R], rows past a length. bias: [R, N] or None.
     """
 
@@ -61,6 +67,8 @@ class RowBlock:
     sink_logits: Floats
     sink_slope: Floats
     sink_weights: Floats
+    max_share: Floats | None
+    sink_max_share: Floats | None
     padding: Bools
     bias: Floats | None
 
@@ -139,6 +147,9 @@ def _row_block(
 
     sinks, sink_slope = _sinks(problem, semantics, head)
     weights, sink_weights, row_max, normaliser = _softmax(logits, sinks)
+    max_share, sink_max_share = None, None
+    if not problem.normalize_output and semantics.row_max_gradient == "differentiated":
+        max_share, sink_max_share = _max_shares(logits, sinks)
     lse = row_max + np.log(normaliser)
     empty = np.isneginf(row_max) & ~padding
     if semantics.empty_rows == "nan":
@@ -174,6 +185,8 @@ def _row_block(
         sink_logits=sinks[0],
         sink_slope=sink_slope,
         sink_weights=sink_weights,
+        max_share=max_share,
+        sink_max_share=sink_max_share,
         padding=padding,
         bias=bias,
     )
@@ -212,18 +225,35 @@ def _sinks(problem: Problem, semantics: Semantics, head: int) -> tuple[pairs.Pai
 
 def _softmax(logits: pairs.Pair, sinks: pairs.Pair) -> tuple[Floats, Floats, Floats, Floats]:
     """Weights [R, N], sink weights [R, n], row maximum and normaliser [R]; 0 and -inf for an empty row."""
-    high, low = logits
-    row_max = np.maximum(high.max(axis=1, initial=-np.inf), sinks[0].max(initial=-np.inf))
-    # The largest pair is, among those with the largest high part, the one with the largest low part.
-    largest_low = np.where(high == row_max[:, None], low, -np.inf).max(axis=1, initial=-np.inf)
-    sink_low = np.where(sinks[0] == row_max[:, None], sinks[1], -np.inf).max(axis=1, initial=-np.inf)
+    row_max, max_low = _largest(logits, sinks)
     empty = np.isneginf(row_max)
-    shift = np.where(empty, 0.0, row_max), np.where(empty, 0.0, np.maximum(largest_low, sink_low))
+    shift = np.where(empty, 0.0, row_max), np.where(empty, 0.0, max_low)
     exponentials = pairs.exp_difference(logits, shift)
     sink_exponentials = pairs.exp_difference((sinks[0][None, :], sinks[1][None, :]), shift)
     normaliser = exponentials.sum(axis=1) + sink_exponentials.sum(axis=1)
     divisor = np.where(empty, 1.0, normaliser)[:, None]
     return exponentials / divisor, sink_exponentials / divisor, row_max, normaliser
+
+
+def _largest(logits: pairs.Pair, sinks: pairs.Pair) -> pairs.Pair:
+    """The largest of the logits and sinks of each row, a pair [R]; -inf in both parts for an empty row."""
+    (high, low), (sink_high, sink_low) = logits, sinks
+    row_max = np.maximum(high.max(axis=1, initial=-np.inf), sink_high.max(initial=-np.inf))
+    # The largest pair is, among those with the largest high part, the one with the largest low part.
+    lows = np.where(high == row_max[:, None], low, -np.inf).max(axis=1, initial=-np.inf)
+    sink_lows = np.where(sink_high == row_max[:, None], sink_low, -np.inf).max(axis=1, initial=-np.inf)
+    return row_max, np.maximum(lows, sink_lows)
+
+
+def _max_shares(logits: pairs.Pair, sinks: pairs.Pair) -> tuple[Floats, Floats]:
+    """The derivatives of the row maximum by the logits [R, N] and the sinks [R, n]: equal where they tie."""
+    high, low = (part[:, None] for part in _largest(logits, sinks))
+    least = -_TIE * np.maximum(np.abs(high), 1.0)
+    attained, by_sinks = (
+        ((terms[0] - high) + (terms[1] - low) >= least) & ~np.isneginf(high) for terms in (logits, sinks)
+    )
+    count = np.maximum(attained.sum(axis=1) + by_sinks.sum(axis=1), 1)[:, None]
+    return attained / count, by_sinks / count
 
 
 def _dropout(problem: Problem, semantics: Semantics, batch: int, head: int, rows: Ints) -> Floats | None:

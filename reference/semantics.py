@@ -42,6 +42,8 @@ class Semantics:
     bias (S2): added to the scaled logits before the cap, to q.k before the scale, or after the cap.
     hidden (S4): a hidden key is absent, or its logit is replaced by the finite `sentinel`, so that rows
         with nothing better to see still weigh it, and what is stored under it may leak.
+    hidden_nonfinite (S4): NaN and inf that are stored where nothing is seen are ignored, or leak, because
+        the kernel multiplies them by weights of 0. What leaks where is not judged.
     precedence (S5): all conditions hold together; a bias makes the mask ignored; causal makes it ignored.
     causal, window (S6, S7): the diagonal ends in the bottom-right or starts in the top-left corner.
     window_zero (S7): a side of 0 stops at the diagonal, or means that the side is unbounded.
@@ -56,6 +58,8 @@ class Semantics:
     gradients, lse_gradient (S14): the inputs that the kernel differentiates, and whether the cotangent of
         lse counts.
     deterministic (S17): whether equal inputs give bit-identical results.
+    row_max_gradient (S26): whether the row maximum, by which an output that is not normalised is scaled, is
+        held constant or differentiated. Those that attain the maximum share its gradient equally.
     ignored_arguments (S20): arguments that the kernel accepts and silently drops.
     """
 
@@ -63,6 +67,7 @@ class Semantics:
     bias: Literal["before_cap", "before_scale", "after_cap"] = "before_cap"
     hidden: Literal["absent", "sentinel"] = "absent"
     sentinel: float = float("-inf")
+    hidden_nonfinite: Literal["ignored", "leaks"] = "ignored"
     precedence: Literal["conjunction", "bias_over_mask", "causal_over_mask"] = "conjunction"
     causal: Literal["bottom_right", "top_left"] = "bottom_right"
     window: Literal["bottom_right", "top_left"] = "bottom_right"
@@ -77,6 +82,7 @@ class Semantics:
     gradients: frozenset[str] = frozenset(GRADIENTS)
     lse_gradient: bool = True
     deterministic: bool = True
+    row_max_gradient: Literal["constant", "differentiated"] = "constant"
     ignored_arguments: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

@@ -79,7 +79,12 @@ class Comparison:
             return f"{plural(len(self.regressions), 'regression')}: {shown}{more}"
         both = sum(p.base is not None and p.head is not None for p in self.pairs)
         parts = [f"{plural(both, 'result')} compared"]
-        for fate, word in ((Fate.FIXED, "fixed"), (Fate.NEW, "new"), (Fate.GONE, "gone")):
+        for fate, word in (
+            (Fate.FIXED, "fixed"),
+            (Fate.NEW, "new"),
+            (Fate.GONE, "gone"),
+            (Fate.UNREACHED, "unreached"),
+        ):
             count = len(self.of_fate(fate))
             parts += [f"{count} {word}"] if count else []
         return f"No regression: {', '.join(parts)}"
@@ -111,6 +116,18 @@ def _verdicts(comparison: Comparison) -> Iterable[Regression]:
         kinds = Counter(transition(member.before, member.after) for member in members)
         what = ", ".join(f"{plural(count, 'case')} {kind}" for kind, count in sorted(kinds.items()))
         yield Regression(" ".join(group), what, severity=1e6 * broken + len(members))
+
+
+def _timeouts(comparison: Comparison) -> Iterable[Regression]:
+    """Cases that ran out of time: neither right nor wrong, and so counted apart."""
+    groups: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    for late in comparison.of_fate(Fate.TIMED_OUT):
+        groups[late.group][late.result.phase or "an unknown phase"] += 1
+    for group, phases in groups.items():
+        what = ", ".join(
+            f"{plural(count, 'case')} timed out in {name}" for name, count in sorted(phases.items())
+        )
+        yield Regression(" ".join(group), what, severity=phases.total())
 
 
 def _coverage(comparison: Comparison) -> Iterable[Regression]:
@@ -195,6 +212,7 @@ def _problems(comparison: Comparison) -> Iterable[Regression]:
 _RULES: tuple[Callable[[Comparison], Iterable[Regression]], ...] = (
     _unusable,
     _verdicts,
+    _timeouts,
     _coverage,
     _numbers,
     _unmeasured,
@@ -217,6 +235,9 @@ def _notes(comparison: Comparison) -> Iterable[str]:
         )
     if lost and not head.complete:
         yield f"{plural(len(lost), 'passing case')} of base not reached in head"
+    unreached = len(comparison.of_fate(Fate.UNREACHED))
+    if unreached:
+        yield f"{plural(unreached, 'result')} of base not reached in head: their cases timed out"
     if not base.results:
         yield "base holds no results: everything in head is new"
     both = [row for row in comparison.rows if row.base and row.head]

@@ -29,6 +29,8 @@ class Fate(StrEnum):
     SAME = "same"
     BROKEN = "broken"  # red, and was not
     LOST = "lost"  # passed, and is no longer known to pass
+    TIMED_OUT = "timed out"  # ran out of time, and did not before
+    UNREACHED = "unreached"  # not judged, since another check of its case ran out of time
     FIXED = "fixed"  # passes, and was known to fail
     CHANGED = "changed"  # neither better nor worse
     NEW = "new"  # only in head, and not red
@@ -37,10 +39,10 @@ class Fate(StrEnum):
     @property
     def regressed(self) -> bool:
         """Whether one such pair is a regression."""
-        return self in (Fate.BROKEN, Fate.LOST)
+        return self in (Fate.BROKEN, Fate.LOST, Fate.TIMED_OUT)
 
 
-Question = tuple[str, str, str]
+ResultKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Pair:
         return result
 
     @property
-    def question(self) -> Question:
+    def key(self) -> ResultKey:
         """Subject, check, case: the order of pairs."""
         return (self.result.subject, self.result.check, self.case_id)
 
@@ -98,30 +100,35 @@ def same_extent(base: RunRecord, head: RunRecord) -> bool:
 def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:
     """Every question of either run, in order."""
     drawn_alike = same_draw(base, head)
-    before, after = _by_question(base.results), _by_question(head.results)
+    before, after = _by_key(base.results), _by_key(head.results)
+    hung = {(r.subject, r.case.id) for r in head.results if r.verdict is Verdict.TIMEOUT}
     return tuple(
         Pair(
-            case_id=question[2],
-            base=before.get(question),
-            head=after.get(question),
-            fate=_fate(before.get(question), after.get(question), drawn_alike),
+            case_id=key[2],
+            base=before.get(key),
+            head=after.get(key),
+            fate=_fate(before.get(key), after.get(key), drawn_alike, (key[0], key[2]) in hung),
         )
-        for question in sorted(before.keys() | after.keys())
+        for key in sorted(before.keys() | after.keys())
     )
 
 
-def _by_question(results: Iterable[Result]) -> dict[Question, Result]:
+def _by_key(results: Iterable[Result]) -> dict[ResultKey, Result]:
     worst_last = sorted(ordered(results), key=lambda r: -_SEVERITY.index(r.verdict))
-    return {(result.subject, result.check, result.case.id): result for result in worst_last}
+    return {result.key: result for result in worst_last}
 
 
-def _fate(base: Result | None, head: Result | None, drawn_alike: bool) -> Fate:
+def _fate(base: Result | None, head: Result | None, drawn_alike: bool, hung: bool) -> Fate:
     before = base.verdict if base else None
     after = head.verdict if head else None
+    if after is None and hung:
+        return Fate.UNREACHED
     if after is None:
         return Fate.LOST if before is Verdict.PASS and drawn_alike else Fate.GONE
     if before is after:
         return Fate.SAME
+    if after is Verdict.TIMEOUT and not (before is not None and before.red):
+        return Fate.TIMED_OUT
     if after.red:
         return Fate.CHANGED if before is not None and before.red else Fate.BROKEN
     if before is None:

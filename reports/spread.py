@@ -133,7 +133,7 @@ def main_rows(found: Iterable[Row]) -> tuple[Row, ...]:
 def shifts(pairs: Iterable[Pair]) -> tuple[Shift, ...]:
     """Whatever became worse on a case that both runs measured, the worst first."""
     found = [shift for pair in pairs for shift in _shifts(pair)]
-    return tuple(sorted(found, key=lambda s: (-s.severity, s.pair.question, s.output, s.statistic)))
+    return tuple(sorted(found, key=lambda s: (-s.severity, s.pair.key, s.output, s.statistic)))
 
 
 def spread(samples: Sequence[Sample], scope: str = OTHER_CASES) -> Spread:

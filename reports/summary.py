@@ -49,12 +49,17 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in the terms of a report. verdicts: those that occur, PASS first; the columns of `tallies`."""
+    """A run in the terms of a report.
+
+    verdicts: those that occur, PASS first; the columns of `tallies`. red: what is wrong. timeouts: what ran
+    out of time, which fails a run, too, but says nothing of the kernel.
+    """
 
     record: RunRecord
     verdicts: tuple[Verdict, ...]
     tallies: tuple[Tally, ...]
     red: tuple[Result, ...]
+    timeouts: tuple[Result, ...]
     known: tuple[Known, ...]
     numbers: tuple[Numbers, ...]
 
@@ -81,17 +86,23 @@ def summarise(record: RunRecord) -> Summary:
     for result in results:
         counts[result.subject, result.check][result.verdict] += 1
         if result.verdict is Verdict.XFAIL:
-            known[result.subject, result.check, result.message, result.link].append(result)
+            known[result.subject, result.check, _reason(result), result.link].append(result)
     return Summary(
         record=record,
         verdicts=tuple(v for v in Verdict if v is Verdict.PASS or any(c[v] for c in counts.values())),
         tallies=tuple(Tally(*key, tuple(found[v] for v in Verdict)) for key, found in sorted(counts.items())),
-        red=tuple(result for result in results if result.verdict.red),
+        red=tuple(r for r in results if r.verdict.red and r.verdict is not Verdict.TIMEOUT),
+        timeouts=tuple(result for result in results if result.verdict is Verdict.TIMEOUT),
         known=tuple(
             Known(*key, len(found), min(found, key=_simplicity)) for key, found in sorted(known.items())
         ),
         numbers=tuple(_numbers(results)),
     )
+
+
+def _reason(result: Result) -> str:
+    """Why a failure was expected, without what was found on this one case."""
+    return result.message.partition("; found: ")[0]
 
 
 def _simplicity(result: Result) -> tuple[int, str]:

@@ -1,12 +1,12 @@
 """How reports spell things: numbers, counts, cases, and text that came from a subject."""
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from conformance.case import Case
 from conformance.record import RunRecord
+from conformance.text import printable
 
 STATISTIC_WORDS = {
     "worst_ratio": "max err/bound",
@@ -23,8 +23,6 @@ LEGEND = (
     " standard deviations. bias t: how one-sided the errors are, without its sign. Expected failures are not"
     " counted; rms and bias only where there are elements enough to say anything."
 )
-
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def number(value: float | None) -> str:
@@ -61,23 +59,10 @@ def _compact(value: Any) -> str:
     return str(value).replace(" ", "")
 
 
-def printable(text: str) -> str:
-    """Text without control characters, which terminals obey and XML forbids: each is spelt as an escape."""
-    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
-
-
 def one_line(text: str, width: int = 200) -> str:
     """Text in one line of at most `width` characters."""
     flat = " ".join(printable(text).split())
     return flat if len(flat) <= width else flat[: width - 3] + "..."
-
-
-def shortened(text: str, size: int) -> str:
-    """Text of about `size` characters: what is cut is cut from the middle, and said to be."""
-    clean = printable(text)
-    if len(clean) <= size:
-        return clean
-    return f"{clean[: size // 2]}\n[... {len(clean) - size} characters left out ...]\n{clean[-size // 2 :]}"
 
 
 def environment(record: RunRecord) -> dict[str, str]:

@@ -4,12 +4,14 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from conformance.subject import Subject
+from reference.semantics import STANDARD
 
 _CAUSAL = frozenset({"causal"})
 
@@ -57,6 +59,45 @@ def _dies_if_causal(query: Any, key: Any, value: Any, *, causal: bool = False) -
     if causal:
         os._exit(3)
     return _attention(query, key, value)
+
+
+def _interrupts(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    raise KeyboardInterrupt("not the user")
+
+
+def _gives_up(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    raise GeneratorExit
+
+
+def _raves(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    raise RuntimeError("on and on\n" * 100_000)
+
+
+def _shouts(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    raise RuntimeError("\x1b[31m\x9b2J\x07\r\u202e\u2028\x7f loud")
+
+
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+def _speaks_badly(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    raise SpeechlessError
+
+
+def _refuses_bias(query: Any, key: Any, value: Any, *, causal: bool = False, bias: Any = None) -> Any:
+    raise NotImplementedError("bias")
+
+
+def _leaves(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    os._exit(0)
+
+
+def _wrong_at_two_queries_else_hangs(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    if query.shape[1] != 2:
+        time.sleep(600)
+    return _attention(query, key, value, causal=causal) + 1
 
 
 def _one_query_short(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
@@ -110,6 +151,17 @@ exits = _subject("exits", _exits)
 hangs = _subject("hangs", _hangs)
 dies = _subject("dies", _dies)
 dies_if_causal = _subject("dies_if_causal", _dies_if_causal)
+interrupts = _subject("interrupts", _interrupts)
+gives_up = _subject("gives_up", _gives_up)
+raves = _subject("raves", _raves)
+shouts = _subject("shouts", _shouts)
+speaks_badly = _subject("speaks_badly", _speaks_badly)
+refuses_bias = _subject("refuses_bias", _refuses_bias)
+leaves = _subject("leaves", _leaves)
+promises_little = replace(right, semantics=replace(STANDARD, empty_rows="unspecified"))
+wrong_at_two_queries_else_hangs = _subject(
+    "wrong_at_two_queries_else_hangs", _wrong_at_two_queries_else_hangs
+)
 one_query_short = _subject("one_query_short", _one_query_short)
 another_dtype = _subject("another_dtype", _another_dtype)
 nothing = _subject("nothing", _nothing)

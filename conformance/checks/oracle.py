@@ -3,6 +3,7 @@
 from conformance.checks import Check, Finding, held_to_oracle
 from conformance.execute import SubjectError
 from conformance.features import FEATURES
+from conformance.record import Verdict
 from conformance.subject import Subject
 from conformance.trial import Trial
 
@@ -25,6 +26,14 @@ def feature_clauses(trial: Trial, always: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(clauses))
 
 
+def _right_plainly(trial: Trial, outputs: tuple[str, ...]) -> bool:
+    """Whether the same call is right where nothing is differentiated."""
+    try:
+        return held_to_oracle(trial, trial.plain.outputs, outputs).verdict is Verdict.PASS
+    except SubjectError:
+        return False
+
+
 def _check(name: str, group: tuple[tuple[str, ...], tuple[str, ...]]) -> Check:
     outputs, always = group
 
@@ -35,7 +44,11 @@ def _check(name: str, group: tuple[tuple[str, ...], tuple[str, ...]]) -> Check:
             missing = [output for output in outputs if output in wanted and output not in returned]
             if missing:
                 raise SubjectError(f"gave no gradient {', '.join(missing)}")
-        return held_to_oracle(trial, returned, outputs)
+        finding = held_to_oracle(trial, returned, outputs)
+        if finding.verdict is Verdict.FAIL and name != "gradients" and _right_plainly(trial, outputs):
+            message = f"under differentiation alone, {finding.message}"
+            return Finding(Verdict.FAIL, finding.measurements, message, ("S22",))
+        return finding
 
     def applies(subject: Subject) -> str | None:
         if name == "lse" and not subject.returns_lse:

@@ -11,22 +11,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.checks import Check, Finding
+from conformance.execute import call_of
 from conformance.record import Verdict
+from conformance.subject import Subject
 from conformance.trial import Trial
 
 
 def _run(trial: Trial) -> Finding:
-    poisoned, clean = (
-        Trial(trial.subject, replace(trial.case, poison=poison)).outputs for poison in (True, False)
-    )
-    leaked = [name for name, array in poisoned.items() if not _same(array, clean[name])]
+    poisoned, clean = (Trial(trial.subject, replace(trial.case, poison=poison)) for poison in (True, False))
+    leaked = [name for name, array in poisoned.outputs.items() if not _same(array, clean.outputs[name])]
     if leaked:
         return Finding(Verdict.FAIL, message=f"NaN and inf stored under the mask changed {', '.join(leaked)}")
+    if not _stored(poisoned, clean):
+        return Finding(Verdict.INCONCLUSIVE, message="the case hides nothing that poison could be stored in")
     return Finding(Verdict.PASS)
+
+
+def _stored(poisoned: Trial, clean: Trial) -> bool:
+    """Whether there is poison anywhere."""
+    arrays, others = (call_of(each.built).arrays for each in (poisoned, clean))
+    return any(not _same(array, others[name]) for name, array in arrays.items())
 
 
 def _same(poisoned: NDArray[Any], clean: NDArray[Any]) -> bool:
     return np.array_equal(poisoned.astype(np.float64), clean.astype(np.float64), equal_nan=True)
 
 
-CHECKS = (Check("poison", kind="poisoned", clauses=lambda _trial: ("S4",), run=_run),)
+def _applies(subject: Subject) -> str | None:
+    return "declares that NaN leaks" if subject.semantics.hidden_nonfinite == "leaks" else None
+
+
+CHECKS = (Check("poison", "poisoned", lambda _trial: ("S4",), _run, _applies),)

@@ -30,14 +30,14 @@ def _call(
     bias: Any = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    sliding_window: tuple[int | None, int | None] | None = None,
+    sliding_window: int | tuple[int | None, int | None] | None = None,
     cum_seqlens_q: Any = None,
     cum_seqlens_k: Any = None,
 ) -> Any:
     if (cum_seqlens_q is None) != (cum_seqlens_k is None):
         raise ValueError("cum_seqlens_q and cum_seqlens_k: got one of the two, expected both or neither")
     window: Any = sliding_window
-    if sliding_window is not None:
+    if isinstance(sliding_window, tuple):
         unbounded = query.shape[1] + key.shape[1]
         window = tuple(unbounded if side is None else side for side in sliding_window)
     out, lse = jax.nn.dot_product_attention(
@@ -64,8 +64,11 @@ def _lengths(name: str, cum: Any, query: Any) -> Any:
     """
     if cum is None:
         return None
-    if not isinstance(cum, Tracer) and cum[0] != 0:
-        raise ValueError(f"{name}: got {cum[0]} first, expected 0")
+    if len(cum) == 0:
+        raise ValueError(f"{name}: got no entry, expected at least 0 and the length of one sequence")
+    # NumPy reads a concrete array while something else is traced; indexing it would give a tracer.
+    if not isinstance(cum, Tracer) and np.asarray(cum)[0] != 0:
+        raise ValueError(f"{name}: got {np.asarray(cum)[0]} first, expected 0")
     if len(cum) != query.shape[0] + 1:
         raise NotImplementedError(
             f"{name}: packed sequences, got {len(cum) - 1} in a batch of {query.shape[0]}"

@@ -5,8 +5,9 @@ from itertools import groupby
 
 from conformance import failure
 from conformance.record import Result, RunRecord, Verdict
+from conformance.text import printable
 from reports.pairing import ordered
-from reports.words import one_line, printable, recipe
+from reports.words import one_line, recipe
 
 # The suite of what fails a run beyond single verdicts; without it a reader of the XML would see green.
 RUN_SUITE = "attest.run"

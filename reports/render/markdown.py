@@ -69,6 +69,7 @@ def render_comparison(comparison: Comparison) -> str:
             asked=(asked(comparison.base), asked(comparison.head)),
             settings=[entry for entry in settings if entry[1] != entry[2]],
             verdicts=verdicts,
+            timeouts=comparison.of_fate(Fate.TIMED_OUT),
             main_rows=numbers,
             sections=sections,
             statistics=STATISTICS,
@@ -80,7 +81,7 @@ def render_comparison(comparison: Comparison) -> str:
 
 def _sections(comparison: Comparison) -> list[Section]:
     broken = [pair.result for pair in comparison.of_fate(Fate.BROKEN)]
-    shifted = list({shift.pair.question: shift.pair.result for shift in comparison.shifts}.values())
+    shifted = list({shift.pair.key: shift.pair.result for shift in comparison.shifts}.values())
     worst = broken[:_EXPLAINED] + [result for result in shifted[:_SHIFTED] if result not in broken]
     explained = tuple(failure.explain(result) for result in worst)
     features = tuple(row for row in comparison.rows if row.base and row.head and row.feature != ALL)

@@ -6,7 +6,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from reports.words import number, one_line, plural, printable, recipe, shortened
+from conformance.text import printable, shortened
+from reports.words import number, one_line, plural, recipe
 
 _FOLDER = Path(__file__).parent / "templates"
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<|~#@])")

@@ -8,11 +8,12 @@ from rich.table import Table
 
 from conformance import failure
 from conformance.record import Result, RunRecord, Verdict
+from conformance.text import printable
 from reports.compare import Comparison
 from reports.pairing import Fate, Pair
 from reports.spread import STATISTICS, Row, main_rows
 from reports.summary import Summary, asked, summarise
-from reports.words import number, one_line, plural, printable, recipe
+from reports.words import number, one_line, plural, recipe
 
 _LISTED = 20
 _STYLES = {
@@ -33,6 +34,7 @@ def print_run(record: RunRecord, console: Console) -> None:
     if summary.tallies:
         console.print(_tally_table(summary))
     _print_red(summary, console)
+    _print_timeouts(summary, console)
     _print_known(summary, console)
     inconclusive = record.counts[Verdict.INCONCLUSIVE]
     if inconclusive:
@@ -63,12 +65,24 @@ def _print_red(summary: Summary, console: Console) -> None:
             plain(console, f"  and {others} failing in {subject}, {check}: --json keeps them all")
 
 
+def _print_timeouts(summary: Summary, console: Console) -> None:
+    """What ran out of time, apart from what is wrong: the machine may have been too busy."""
+    if summary.timeouts:
+        console.print()
+        plain(console, "Out of time, so neither right nor wrong:")
+    for result in summary.timeouts[:_LISTED]:
+        plain(console, f"  {result.subject} {result.check}: {one_line(result.message)}")
+        plain(console, f"    {failure.replay_line(result)}")
+    _print_more(len(summary.timeouts), "case", console)
+
+
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Notes, verdicts and numbers that became worse, and in the last line whether anything regressed."""
     for note in comparison.notes:
         plain(console, f"note: {note}", "yellow")
     worse = comparison.of_fate(Fate.BROKEN) + comparison.of_fate(Fate.LOST)
     _print_pairs("Verdicts that became worse", worse, console)
+    _print_pairs("Out of time", comparison.of_fate(Fate.TIMED_OUT), console)
     _print_pairs("Fixed", comparison.of_fate(Fate.FIXED), console)
     rows = main_rows(comparison.rows)
     if rows:

@@ -41,7 +41,7 @@ WRONG = {
     "no record to report": (("report", "/nowhere.json"), "/nowhere.json: not a readable record"),
     "no records to compare": (("compare", "/nowhere.json", "/nowhere.json"), "/nowhere.json"),
     "no records to merge": (("merge", "/nowhere.json"), "/nowhere.json"),
-    "replay of nothing": (("replay", "/nowhere.json"), "/nowhere.json: not readable"),
+    "replay of nothing": (("replay", "/nowhere.json"), "/nowhere.json: not a readable case"),
     "replay of broken JSON": (("replay", "{broken"), "not valid JSON"),
     "replay without subject": (("replay", "{}"), "add --subject"),
     "replay of an unknown field": (("replay", '{"colour": 1}', "--subject", "tests.toys:right"), "'colour'"),
@@ -52,11 +52,14 @@ WRONG = {
         "window",
     ),
     "replay of a huge seed": (("replay", '{"seed": 18446744073709551616}', "--subject", "a:b"), "seed"),
-    "replay of a scale of NaN": (("replay", '{"scale": NaN}', "--subject", "a:b"), "scale"),
-    "replay with more keys": (("replay", '{"case": {}, "mood": 1}'), "'mood'"),
+    "replay of a scale of NaN": (("replay", '{"scale": NaN}', "--subject", "a:b"), "not valid JSON"),
+    "replay with more keys": (("replay", '{"case": {}, "mood": 1}'), "`mood`"),
     "replay of an unknown check": (("replay", CASE, "--check", "karma"), "unknown check 'karma'"),
     "replay of an unknown subject": (("replay", CASE, "--subject", "nobody"), "unknown subject 'nobody'"),
-    "replay with a numeric subject": (("replay", '{"case": {}, "subject": 3}'), "expected a string"),
+    "replay with a numeric subject": (
+        ("replay", '{"case": {}, "subject": 3}'),
+        "subject: expected `str | null`, got `int`",
+    ),
 }
 
 
@@ -75,10 +78,10 @@ def test_one_sentence_and_status_2(attest, title):
     ("text", "expected"),
     [
         ("", "not valid JSON"),
-        ("[1]", "got a JSON list"),
+        ("[1]", "expected `object`, got `array`"),
         ("\x00\xff", "not valid JSON"),
         ('{"case": {"q_len": 2, "dtype": "int8"}, "subject": "tests.toys:right"}', "dtype"),
-        ('{"case": 4, "subject": "tests.toys:right"}', "a case is a JSON object"),
+        ('{"case": 4, "subject": "tests.toys:right"}', "case: expected `object`, got `int`"),
     ],
 )
 def test_broken_case_file(attest, tmp_path: Path, text, expected):
@@ -93,10 +96,12 @@ def test_broken_case_file(attest, tmp_path: Path, text, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{}", "schema None"),
-        ("[]", "schema 'list'"),
-        (json.dumps({"schema": "attest.run/1"}), "broken record"),
-        ("not JSON", "not a readable record"),
+        ("{}", "schema: got none"),
+        ("[]", "expected `object`, got `array`"),
+        (json.dumps({"schema": "attest.run/1"}), "broken record: object missing required field"),
+        (json.dumps({"schema": "attest.run/9"}), "schema: got 'attest.run/9', expected 'attest.run/2'"),
+        (json.dumps({"schema": ["x"]}), "schema: got ['x']"),
+        ("not JSON", "not valid JSON"),
     ],
 )
 def test_broken_record(attest, tmp_path: Path, text, expected):

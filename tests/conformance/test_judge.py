@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from conformance.case import Case
 from conformance.judge import judge
 from conformance.record import Result, Verdict
-from conformance.subject import Subject
+from conformance.subject import Subject, find
 from tests.conformance.toy import leaks_tracers, modifies_its_input, toy, toy_attention
 
 CASE = Case(q_len=5, kv_len=7, head_dim=4, causal=True, seed=3)
@@ -21,7 +22,9 @@ def verdict(subject: Subject, check: str, case: Case = CASE) -> Result:
     return result
 
 
-ORACLE_CHECKS = ("forward", "gradients", "determinism", "poison", "purity")
+# Causal order hides no key from the last row, so that there is nowhere to put poison in the toy's cases.
+HIDING = Case(q_len=5, kv_len=7, head_dim=4, mask="11", mask_pattern="first", seed=3)
+ORACLE_CHECKS = ("forward", "gradients", "determinism", "poison", "purity", "undifferentiated")
 TRANSFORM_CHECKS = (
     "transforms.eager",
     "transforms.grad_under_jit",
@@ -34,7 +37,8 @@ TRANSFORM_CHECKS = (
 
 @pytest.mark.parametrize("check", [*ORACLE_CHECKS, *TRANSFORM_CHECKS])
 def test_a_correct_kernel_passes(check: str) -> None:
-    result = verdict(toy(), check)
+    subject, case = (find("xla.attention"), HIDING) if check == "poison" else (toy(), CASE)
+    result = verdict(subject, check, case)
     assert result.verdict is Verdict.PASS, result.message
     assert result.clauses
 
@@ -62,7 +66,7 @@ def test_a_wrong_return_is_one_sentence(sentence: str) -> None:
     result = verdict(toy(WRONG[sentence]), "forward")
     assert result.verdict is Verdict.FAIL
     assert sentence in result.message
-    assert "\n" not in result.message
+    assert "\n" not in result.message or "raised" in sentence  # an exception keeps its whole text
 
 
 def test_a_missing_lse_is_a_failure() -> None:
@@ -72,8 +76,6 @@ def test_a_missing_lse_is_a_failure() -> None:
 
 
 def test_a_wrong_gradient_is_seen_though_the_output_is_right() -> None:
-    import jax
-
     def half_the_gradient(out: Any) -> Any:
         return 0.5 * out + jax.lax.stop_gradient(0.5 * out)
 
@@ -104,8 +106,6 @@ def test_a_modified_input_is_named() -> None:
 def test_a_kernel_that_is_not_deterministic_fails_unless_it_says_so() -> None:
     import itertools
 
-    import jax
-
     counter = itertools.count()
 
     def noisy(out: Any) -> Any:
@@ -123,18 +123,96 @@ def test_a_leak_from_under_the_mask_is_named() -> None:
     def sums_everything(query: Any, key: Any, value: Any, **options: Any) -> Any:
         return toy_attention(query, key, value, **options) + 0 * value.sum()
 
-    case = Case(q_len=1, kv_len=3, causal=True, batch=1, head_dim=2)
-    hidden = replace(case, q_len=2, kv_len=1)
-    assert verdict(toy(), "poison", hidden).verdict is Verdict.PASS
-    wide = replace(case, q_len=1, kv_len=3, window=(0, 0), causal=False)
+    wide = Case(q_len=1, kv_len=3, window=(0, 0), batch=1, head_dim=2)
     subject = toy(sums_everything, features=frozenset({"causal", "window"}))
     result = verdict(subject, "poison", wide)
     assert result.verdict is Verdict.FAIL
 
 
-def test_a_retracing_kernel_is_named() -> None:
-    import jax
+def test_poison_that_has_no_place_is_inconclusive() -> None:
+    result = verdict(toy(), "poison")
+    assert (result.verdict, "hides nothing" in result.message) == (Verdict.INCONCLUSIVE, True)
 
+
+def differentiated_alone(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The toy with a derivative of its own, whose forward pass is changed where it is differentiated."""
+
+    def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        def plain(*arrays: Any) -> Any:
+            return toy_attention(*arrays, **options)
+
+        @jax.custom_vjp
+        def attend(*arrays: Any) -> Any:
+            return plain(*arrays)
+
+        def forward(*arrays: Any) -> Any:
+            out, pull = jax.vjp(plain, *arrays)
+            return change(out), pull
+
+        attend.defvjp(forward, lambda pull, cotangent: pull(cotangent))
+        return attend(query, key, value)
+
+    return call
+
+
+def test_what_is_wrong_under_differentiation_alone_says_so() -> None:
+    subject = toy(differentiated_alone(lambda out: 1.01 * out))
+    result = verdict(subject, "forward")
+    assert (result.verdict, result.clauses) == (Verdict.FAIL, ("S22",))
+    assert "under differentiation alone" in result.message
+    assert verdict(subject, "undifferentiated").verdict is Verdict.PASS
+
+
+def test_what_is_wrong_without_differentiation_alone_is_seen_and_says_so() -> None:
+    def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        @jax.custom_vjp
+        def attend(*arrays: Any) -> Any:
+            return 1.01 * toy_attention(*arrays, **options)
+
+        attend.defvjp(
+            lambda *arrays: jax.vjp(lambda *a: toy_attention(*a, **options), *arrays),
+            lambda pull, cotangent: pull(cotangent),
+        )
+        return attend(query, key, value)
+
+    subject = toy(call)
+    assert verdict(subject, "forward").verdict is Verdict.PASS
+    result = verdict(subject, "undifferentiated")
+    assert (result.verdict, result.clauses) == (Verdict.FAIL, ("S22",))
+    assert "without differentiation alone" in result.message
+
+
+def test_what_is_wrong_either_way_blames_no_differentiation() -> None:
+    subject = toy(broken(lambda out: out * 1.01))
+    for check in ("forward", "undifferentiated"):
+        result = verdict(subject, check)
+        assert result.verdict is Verdict.FAIL
+        assert "alone" not in result.message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda g: g.astype(jnp.float32), "dkey of dtype float32, expected bfloat16"),
+        (lambda g: g[..., None], "dkey of shape (1, 7, 1, 4, 1), expected (1, 7, 1, 4)"),
+    ],
+    ids=["dtype", "shape"],
+)
+def test_a_gradient_of_another_dtype_or_shape_is_named(
+    change: Callable[[Any], Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoilt(function: Callable[..., Any], *arrays: Any) -> Any:
+        outputs, pull = vjp(function, *arrays)
+        return outputs, lambda cotangents: jax.tree.map(change, pull(cotangents))
+
+    vjp = jax.vjp
+    monkeypatch.setattr(jax, "vjp", spoilt)
+    result = verdict(toy(dtypes=("bfloat16",)), "gradients", replace(CASE, dtype="bfloat16"))
+    assert result.verdict is Verdict.FAIL
+    assert words in result.message
+
+
+def test_a_retracing_kernel_is_named() -> None:
     def compiles_every_time(query: Any, key: Any, value: Any, **options: Any) -> Any:
         return jax.jit(lambda *arrays: toy_attention(*arrays, **options))(query, key, value)
 
@@ -209,14 +287,10 @@ class Instrumented:
         self.seen: list[str] = []
 
     def __call__(self, *arrays: Any, **options: Any) -> Any:
-        import jax
-
         jax.debug.callback(lambda: self.seen.append("toy read 'key' 3 elements past its end"))
         return toy_attention(*arrays, **options)
 
     def violations(self) -> list[str]:
-        import jax
-
         jax.effects_barrier()
         seen, self.seen = self.seen[:1], []
         return seen

@@ -116,8 +116,9 @@ def test_the_quick_gate_asks_all_that_it_declares() -> None:
     covered = {
         clause
         for task in posed
-        for name in task.checks
-        for clause in checks[name].clauses(Trial(SUBJECT, task.case))
+        for case, names in task.posed
+        for name in names
+        for clause in checks[name].clauses(Trial(SUBJECT, case))
     }
     assert covered == set(CLAUSES) - {"S12"}
     assert any("refusal.undeclared_dropout" in task.checks for task in posed)

@@ -1,4 +1,4 @@
-"""The cases of a plan follow from profile, seed and subject, and from nothing that happens to be loaded."""
+"""The cases of a plan follow from profile and seed, and from no name, tile or import."""
 
 import hashlib
 import os
@@ -10,22 +10,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
 from hypothesis import Phase
 from hypothesis import strategies as st
 
+from conformance.build import build
 from conformance.case import Case
 from conformance.chance import try_values
 from conformance.corpus import load_corpus
-from conformance.features import FEATURES
-from conformance.plan import Profile, draw, tasks
-from conformance.strategies import cases
+from conformance.covering import wanted_sets
+from conformance.execute import call_of
+from conformance.features import DTYPES, FEATURES
+from conformance.plan import Profile, Restriction, load_profile, tasks
+from conformance.recipes import drawing, model
 from conformance.subject import Subject, Tiling
 
 ROOT = Path(__file__).parents[2]
 
-# When strategies, families or the oracle's judgement of a case change on purpose, the failure says what to
+# When recipes, families or the oracle's judgement of a case change on purpose, the failure says what to
 # write here. Records of before then have other cases: baselines are to be made anew.
-DIGEST = "0528f8ea1d08e89f"
+DIGEST = "31497cd98232640b"
 
 
 def _not_called(*_: Any, **__: Any) -> NoReturn:
@@ -36,17 +40,23 @@ SUBJECT = Subject(
     name="planned",
     call=_not_called,
     features=frozenset(FEATURES),
-    dtypes=("float32", "bfloat16"),
-    head_dims=(1, 16),
-    tilings=(Tiling({}, 16, 16), Tiling({}, 32, 32)),
+    dtypes=DTYPES,
+    tilings=(Tiling({"blocks": 16}, 16, 16), Tiling({}, 256, 256)),
 )
-NUMBERS = {"alone": 1, "in_turn": True, "combined": 6, "long": 0, "corpus": False}
+NUMBERS = {"strength": 1, "arrays": 1, "alone": 0, "fillings": 2, "corpus": False, "edges": False}
 SMALL = Profile("small", 0, {"drawn": NUMBERS})
+PAIRS = replace(SMALL, kinds={"drawn": {**NUMBERS, "strength": 2, "fillings": 1}})
+
+
+def drawn(subject: Subject, profile: Profile = SMALL, seed: int = 0, only: Any = None) -> list[Case]:
+    """Every case of a plan that is held to the oracle."""
+    found = tasks(subject, profile, seed, only or Restriction())
+    return [case for task in found for case, checks in task.posed if "gradients" in checks]
 
 
 @cache
 def planned_ids(seed: int = 0) -> tuple[str, ...]:
-    return tuple(task.case.id for task in tasks(SUBJECT, SMALL, seed))
+    return tuple(case.id for case in drawn(SUBJECT, seed=seed))
 
 
 def test_literals_in_loaded_modules_change_no_case(tmp_path: Path) -> None:
@@ -64,7 +74,7 @@ def test_literals_in_loaded_modules_change_no_case(tmp_path: Path) -> None:
     assert tuple(done.stdout.split()) == planned_ids()
 
 
-def test_the_ids_of_a_plan_are_those_of_other_days_and_of_other_versions_of_hypothesis() -> None:
+def test_the_ids_of_a_plan_are_those_of_other_days_and_of_other_machines() -> None:
     assert hashlib.sha256("\n".join(planned_ids()).encode()).hexdigest()[:16] == DIGEST
 
 
@@ -72,10 +82,92 @@ def test_another_seed_gives_other_cases() -> None:
     assert not set(planned_ids(0)) & set(planned_ids(1))
 
 
-def test_more_cases_begin_with_the_fewer() -> None:
-    strategy = cases(SUBJECT, "float32")
-    few, many = (draw(strategy, count, 3, lambda _: True) for count in (5, 9))
-    assert many[:5] == few
+def test_a_name_changes_no_case() -> None:
+    assert drawn(replace(SUBJECT, name="renamed")) == drawn(SUBJECT)
+
+
+def test_a_new_production_tile_changes_no_case() -> None:
+    small, _ = SUBJECT.tilings
+    assert drawn(replace(SUBJECT, tilings=(small, Tiling({}, 64, 512)))) == drawn(SUBJECT)
+
+
+def test_subjects_share_cases_wherever_both_support_them() -> None:
+    less = replace(SUBJECT, features=SUBJECT.features - {"dropout", "sinks"})
+    whole, part = drawn(SUBJECT, PAIRS), drawn(less, PAIRS)
+    shared = [case for case in whole if not case.features & {"dropout", "sinks"}]
+    assert shared
+    assert set(shared) <= set(part)
+
+
+def facts_of(case: Case) -> frozenset[str]:
+    """What a case holds together; of its lengths only whether they are long."""
+    groups = {family: group for group, names in drawing()["families"].items() for family in names}
+    long = {"long"} if case.kv_len >= 1024 and case.q_len >= 128 else set[str]()
+    return frozenset({*case.features, case.dtype, groups.get(case.family, "capped"), *long})
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_the_quick_profile_poses_every_pair_of_features_and_each_with_each_dtype(seed: int) -> None:
+    posed = drawn(SUBJECT, load_profile("quick"), seed)
+    held = {facts_of(case) for case in posed}
+    told = {*FEATURES, *DTYPES, "long"}
+    for wanted in wanted_sets(model(), 2):
+        if wanted <= told and wanted & {*FEATURES}:
+            assert any(wanted <= facts for facts in held), sorted(wanted)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_profile_poses_what_kernels_count_beyond_their_small_numbers(seed: int) -> None:
+    posed = drawn(SUBJECT, load_profile("quick"), seed)
+    assert any(case.q_heads == case.kv_heads > 1 for case in posed)
+    assert any(case.kv_heads > 1 for case in posed if "gqa" in case.features)
+    assert any(case.batch > 4 for case in posed)
+    assert any(case.sinks > 4 for case in posed)
+    assert any(case.q_len > 64 and case.family == "huge" for case in posed)
+    for feature in ("window", "padded", "packed"):
+        assert any(case.kv_len > 4 * 64 and feature in case.features for case in posed)
+    assert any(case.q_len > case.kv_len for case in posed)
+    assert any(0 in pair for case in posed for pair in case.lengths or ())
+
+
+def test_a_row_takes_what_a_subject_declares() -> None:
+    narrow = replace(SUBJECT, dtypes=("bfloat16",), head_dims=(64, 128), longest=512)
+    posed = drawn(narrow, PAIRS)
+    assert {case.dtype for case in posed} == {"bfloat16"}
+    assert all(min(case.head_dim, case.value_width) >= 64 for case in posed)
+    assert all(max(case.head_dim, case.value_width) <= 128 for case in posed)
+    assert max(max(case.q_len, case.kv_len) for case in posed) <= 512
+    assert frozenset().union(*(case.features for case in posed)) == narrow.features
+
+
+def test_features_on_the_command_line_are_in_every_case() -> None:
+    posed = drawn(SUBJECT, only=Restriction(features=frozenset({"sinks", "window"}), examples=7))
+    assert len(posed) == 7
+    assert all({"sinks", "window"} <= case.features for case in posed)
+
+
+def test_poison_is_posed_where_it_hides_something() -> None:
+    profile = replace(PAIRS, kinds={**PAIRS.kinds, "poisoned": {}})
+    posed = [case for task in tasks(SUBJECT, profile, 0) for case, checks in task.posed if "poison" in checks]
+    assert len(posed) > 5
+    for case in posed:
+        arrays, others = (call_of(build(replace(case, poison=poison))).arrays for poison in (True, False))
+        assert any(arrays[name].tobytes() != others[name].tobytes() for name in arrays), case.to_json()
+
+
+def test_the_cases_of_a_task_share_what_is_compiled() -> None:
+    for task in tasks(SUBJECT, load_profile("quick"), 0):
+        programs = {
+            (
+                case.tiling,
+                call_of(build(case)).options,
+                tuple(
+                    (name, array.shape, array.dtype) for name, array in call_of(build(case)).arrays.items()
+                ),
+            )
+            for case, _ in task.posed
+        }
+        assert len(programs) == 1
 
 
 def test_numbers_are_drawn_from_the_whole_of_their_range() -> None:
@@ -96,15 +188,33 @@ def posed(subject: Subject, kind: str, numbers: dict[str, Any]) -> list[Case]:
 
 def test_known_bugs_are_posed_to_the_checks_that_see_them() -> None:
     subject = replace(SUBJECT, dtypes=("float32", "bfloat16", "float16"), head_dims=(1, 128))
-    nothing_drawn = {"alone": 0, "combined": 0, "long": 0, "examples": 0, "corpus": True}
+    nothing_drawn = {
+        "arrays": 0,
+        "strength": 1,
+        "fillings": 1,
+        "alone": 0,
+        "examples": 0,
+        "corpus": True,
+        "edges": False,
+    }
     for kind in ("drawn", "transformed"):
         given = posed(subject, kind, nothing_drawn)
         assert given
         assert set(given) <= {entry.case for entry in load_corpus() if entry.kind == kind}
 
 
+def test_cases_at_the_ends_of_arguments_are_posed_to_who_promises_something_of_them() -> None:
+    nothing_drawn = {"arrays": 0, "strength": 1, "fillings": 1, "alone": 0, "corpus": False, "edges": True}
+    standard = posed(SUBJECT, "drawn", nothing_drawn)
+    assert {0} <= {case.q_len for case in standard} & {case.kv_len for case in standard}
+    assert len(standard) == len(drawing()["edges"])
+    dialect = replace(SUBJECT, semantics=replace(SUBJECT.semantics, empty_rows="nan"))
+    assert all(case.kv_len for case in posed(dialect, "drawn", nothing_drawn))
+
+
 def test_known_bugs_are_posed_in_a_dtype_that_the_subject_takes() -> None:
     subject = replace(SUBJECT, dtypes=("float16",))
-    cases_posed = posed(subject, "drawn", {"alone": 0, "combined": 0, "long": 0, "corpus": True})
+    nothing_drawn = {"arrays": 0, "strength": 1, "fillings": 1, "alone": 0, "corpus": True, "edges": False}
+    cases_posed = posed(subject, "drawn", nothing_drawn)
     assert {case.dtype for case in cases_posed} == {"float16"}
     assert len(cases_posed) > len([entry for entry in load_corpus() if entry.case.dtype == "float16"])

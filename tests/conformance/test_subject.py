@@ -1,14 +1,25 @@
 """Subjects: what they declare is validated, and they are found by name, by path and by entry point."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from conformance import catalogue
 from conformance import subject as subject_module
 from conformance.case import Case
+from conformance.checks import all_checks
+from conformance.features import FEATURES
+from conformance.judge import judge
+from conformance.plan import load_profile, tasks
+from conformance.record import Verdict
 from conformance.subject import Subject, find
-from tests.conformance.toy import toy
+from conformance.trial import Trial
+from reference.semantics import STANDARD
+from tests.conformance.toy import toy, toy_attention
 
 
 @pytest.mark.parametrize(
@@ -24,6 +35,14 @@ from tests.conformance.toy import toy
         ("head_dims", {"head_dims": (8, 4)}),
         ("tilings", {"tilings": ()}),
         ("longest", {"longest": 0}),
+        ("excludes", {"excludes": (frozenset({"mask"}),)}),
+        ("excludes", {"excludes": (frozenset({"mask", "telepathy"}),)}),
+        ("window_sides", {"window_sides": "right"}),
+        ("length_multiple", {"length_multiple": 0}),
+        ("seed_bits", {"seed_bits": 65}),
+        ("seed_bits", {"seed_bits": 0}),
+        ("sinks", {"sinks": "per_batch"}),
+        ("gradient_dtype", {"gradient_dtype": "float64"}),
     ],
 )
 def test_a_wrong_declaration_is_refused_by_name(named: str, declared: dict[str, Any]) -> None:
@@ -46,6 +65,129 @@ def test_a_wrong_declaration_is_refused_by_name(named: str, declared: dict[str, 
 def test_why_a_case_is_not_taken(case: Case, words: str | None) -> None:
     reason = toy().why_not(case)
     assert reason is None if words is None else words in str(reason)
+
+
+NARROW: dict[str, Any] = {
+    "features": frozenset(FEATURES),
+    "excludes": (frozenset({"mask", "bias"}), frozenset({"padded", "segments"})),
+    "window_sides": "left",
+    "length_multiple": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (Case(q_len=4, kv_len=4, mask="11"), None),
+        (Case(q_len=4, kv_len=4, mask="11", bias="111"), "combine bias and mask"),
+        (Case(q_len=4, kv_len=4, mask="11", bias="111", causal=True), "combine bias and mask"),
+        (Case(batch=2, q_len=4, kv_len=4, lengths=((1, 1), (2, 2)), segments=1), "padded and segments"),
+        (Case(q_len=4, kv_len=4, lengths=((1, 1), (2, 2)), segments=1), None),
+        (Case(q_len=6, kv_len=4), "multiples of 4"),
+        (Case(q_len=4, kv_len=5), "multiples of 4"),
+        (Case(q_len=0, kv_len=8), None),
+        (Case(q_len=4, kv_len=4, window=(2, 0)), None),
+        (Case(q_len=4, kv_len=4, window=(2, None), causal=True), None),
+        (Case(q_len=4, kv_len=4, window=(2, None)), "left of the diagonal"),
+        (Case(q_len=4, kv_len=4, window=(2, 1), causal=True), "left of the diagonal"),
+        (Case(q_len=4, kv_len=4, window=(None, 0)), "left of the diagonal"),
+    ],
+)
+def test_what_a_narrow_subject_does_not_take(case: Case, words: str | None) -> None:
+    reason = Subject("narrow", call=print, **NARROW).why_not(case)
+    assert reason is None if words is None else words in str(reason)
+
+
+@pytest.mark.parametrize("sinks", ["any", "shared", "per_head"])
+def test_sinks_are_taken_as_declared(sinks: Any) -> None:
+    subject = Subject("narrow", call=print, features=frozenset({"sinks"}), sinks=sinks)
+    taken = {
+        name
+        for name, per_head in (("shared", False), ("per_head", True))
+        if subject.why_not(Case(sinks=1, sinks_per_head=per_head)) is None
+    }
+    assert taken == ({"shared", "per_head"} if sinks == "any" else {sinks})
+    assert subject.why_not(Case()) is None
+
+
+def test_a_leak_that_is_declared_is_not_posed() -> None:
+    case = Case(q_len=2, kv_len=3, causal=True, poison=True)
+    leaks = replace(STANDARD, hidden_nonfinite="leaks")
+    assert toy().why_not(case) is None
+    assert "leaks" in str(toy(semantics=leaks).why_not(case))
+    assert toy(semantics=leaks).why_not(replace(case, poison=False)) is None
+    assert all_checks()["poison"].applies(toy(semantics=leaks)) is not None
+
+
+def test_seeds_fit_the_declared_bits() -> None:
+    case = Case(q_len=3, kv_len=3, dropout=0.5, seed=7)
+    whole = Trial(toy(), case).built.problem.dropout_seed
+    narrow = Trial(toy(seed_bits=16), case).built.problem.dropout_seed
+    assert whole is not None
+    assert whole >= 2**16
+    assert narrow == whole % 2**16
+
+
+def test_a_run_poses_nothing_that_a_narrow_subject_does_not_take() -> None:
+    declared = NARROW | {"sinks": "per_head", "semantics": replace(STANDARD, hidden_nonfinite="leaks")}
+    subject = Subject("narrow", call=print, **declared)
+    posed = [task.case for task in tasks(subject, load_profile("quick"), seed=0)]
+    assert {subject.why_not(case) for case in posed} == {None}
+    assert frozenset().union(*(case.features for case in posed)) == subject.features
+
+
+def with_float32_gradients(query: Any, key: Any, value: Any) -> Any:
+    """The toy, whose backward pass returns what it accumulated."""
+    attend = jax.custom_vjp(toy_attention)
+
+    def backward(arrays: tuple[Any, ...], d_out: Any) -> tuple[Any, ...]:
+        wide = tuple(array.astype(jnp.float32) for array in arrays)
+        return jax.vjp(toy_attention, *wide)[1](d_out.astype(jnp.float32))
+
+    attend.defvjp(lambda *arrays: (toy_attention(*arrays), arrays), backward)
+    return attend(query, key, value)
+
+
+@pytest.mark.parametrize(
+    ("declared", "call", "verdict"),
+    [
+        ("input", toy_attention, Verdict.PASS),
+        ("float32", with_float32_gradients, Verdict.PASS),
+        ("input", with_float32_gradients, Verdict.FAIL),
+        ("float32", toy_attention, Verdict.FAIL),
+    ],
+)
+def test_gradients_have_the_declared_dtype(declared: Any, call: Any, verdict: Verdict) -> None:
+    subject = toy(call, features=frozenset(), dtypes=("bfloat16",), gradient_dtype=declared)
+    case = Case(dtype="bfloat16", q_len=4, kv_len=6, head_dim=4, seed=2)
+    (result,) = judge(subject, case, ("gradients",))
+    assert result.verdict is verdict, result.message
+    assert verdict is Verdict.PASS or "dtype" in result.message
+
+
+def test_the_catalogue_names_every_limit(monkeypatch) -> None:
+    subject = Subject(
+        "narrow",
+        call=print,
+        seed_bits=32,
+        sinks="shared",
+        gradient_dtype="float32",
+        validates=False,
+        **NARROW,
+    )
+    monkeypatch.setattr(catalogue, "discover", lambda: {"narrow": lambda: subject})
+    monkeypatch.setattr(catalogue, "find", lambda _name: subject)
+    text = " ".join(catalogue.catalogue().split())
+    for words in (
+        "not bias and mask in one call",
+        "windows to the left of the diagonal",
+        "multiples of 4",
+        "seeds of 32 bits",
+        "sinks shared by all heads",
+        "gradients in float32",
+        "does not validate its arguments",
+    ):
+        assert words in text
 
 
 def test_the_kernels_that_ship_are_found() -> None:

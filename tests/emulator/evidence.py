@@ -56,13 +56,21 @@ def judged(
 ) -> Iterator[Judged]:
     """Measure and judge every output that a kernel returned."""
     want = attention(drawn.problem, drawn.semantics, drawn.cotangents).items()
-    predictions = predict(drawn.problem, drawn.semantics, numerics, drawn.cotangents)
-    for name, truth in want.items():
-        if name not in got:
-            continue
-        statistics = measure(got[name], truth, predictions[name])
-        limit = limits(name, statistics.elements, drawn.problem.kv_len, dtype, family)
-        yield Judged(kernel, dtype, name, family, features, seed, statistics, exceeded(statistics, limit))
+    call = (drawn.problem, drawn.semantics, numerics, drawn.cotangents)
+
+    def judge(repeats: bool) -> list[Judged]:
+        predictions = predict(*call, repeats=repeats)
+        found: list[Judged] = []
+        for name in want:
+            if name in got:
+                statistics = measure(got[name], want[name], predictions[name])
+                limit = limits(name, statistics.elements, drawn.problem.kv_len, dtype, family)
+                broken = exceeded(statistics, limit)
+                found.append(Judged(kernel, dtype, name, family, features, seed, statistics, broken))
+        return found
+
+    found = judge(repeats=False)
+    yield from judge(repeats=True) if any(case.exceeded for case in found) else found
 
 
 def emulated(drawn: Drawn, arithmetic: Arithmetic) -> dict[str, NDArray[Any]]:

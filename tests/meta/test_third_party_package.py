@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from conformance.malformed import MALFORMED
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -27,22 +30,11 @@ packages = ["my_attention"]
 KERNEL = '''
 """Somebody's attention: correct, plain, and without a word about attest."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 
 
 def attention(query, key, value, *, causal, scale):
-    for name, array in (("query", query), ("key", key), ("value", value)):
-        if array.ndim != 4 or array.dtype not in (jnp.float32, jnp.bfloat16):
-            raise ValueError(f"{name}: got {array.dtype}{array.shape}, expected 4 axes, a float dtype")
-    if key.shape != value.shape:
-        raise ValueError(f"value: got shape {value.shape}, expected {key.shape}, as key")
-    if key.shape[0] != query.shape[0] or key.shape[3] != query.shape[3] or query.shape[2] % key.shape[2]:
-        raise ValueError(f"key: got shape {key.shape}, expected one that fits query {query.shape}")
-    if scale is not None and math.isnan(scale):
-        raise ValueError("scale: got nan, expected a number")
     group = query.shape[2] // key.shape[2]
     key, value = (jnp.repeat(x.astype(jnp.float32), group, axis=2) for x in (key, value))
     scale = query.shape[3] ** -0.5 if scale is None else scale
@@ -59,6 +51,21 @@ def attention(query, key, value, *, causal, scale):
 '''
 
 
+# What a run says of the refusals of the package, by check.
+REFUSALS = """
+import json
+from conformance.checks.refusal import CHECKS
+from conformance.judge import judge
+from conformance.plan import Restriction, load_profile, tasks
+from my_attention.attest_subject import subject
+
+names = tuple(check.name for check in CHECKS if check.applies(subject) is None)
+posed = tasks(subject, load_profile("quick"), 0, Restriction(checks=names))
+results = [result for task in posed for result in judge(subject, task.case, task.checks)]
+print(json.dumps({result.check: result.verdict.value for result in results}))
+"""
+
+
 def code_blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README.read_text(), flags=re.DOTALL)
 
@@ -67,7 +74,7 @@ def code_blocks(language: str) -> list[str]:
 def site(tmp_path_factory) -> Path:
     """A folder where the package is installed, its test beside it."""
     source = tmp_path_factory.mktemp("source")
-    declaration, test = code_blocks("python")
+    declaration, test, limits = code_blocks("python")
     (entry_point,) = code_blocks("toml")
     package = source / "my_attention"
     package.mkdir()
@@ -78,14 +85,16 @@ def site(tmp_path_factory) -> Path:
     command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--target", str(installed), str(source)], check=True, cwd=source)
     (installed / "test_attention.py").write_text(test)
+    (installed / "limits.py").write_text(limits)
     return installed
 
 
 def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a module, or code after `-c`, with the package installed."""
     root = str(README.parent)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), root]), "NO_COLOR": "1"}
     return subprocess.run(
-        [sys.executable, "-m", *arguments],
+        [sys.executable, *(() if arguments[0] == "-c" else ("-m",)), *arguments],
         cwd=site,
         env=environment,
         capture_output=True,
@@ -95,7 +104,7 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_declaration_is_short() -> None:
-    declaration, test = code_blocks("python")
+    declaration, test, _ = code_blocks("python")
     assert len(declaration.splitlines()) + len(test.splitlines()) < 30
 
 
@@ -111,6 +120,32 @@ def test_its_test_passes(site: Path) -> None:
     assert "1 passed" in tested.stdout
 
 
+def test_it_passes_every_refusal_that_it_is_asked(site: Path) -> None:
+    """One line of validation: what is malformed PASSes, what is not declared is UNSUPPORTED."""
+    judged = run(site, "-c", REFUSALS)
+    assert judged.returncode == 0, judged.stderr
+    verdicts = json.loads(judged.stdout)
+    expected = {
+        name: "PASS" if name.removeprefix("refusal.") in MALFORMED else "UNSUPPORTED" for name in verdicts
+    }
+    assert verdicts == expected
+    assert {"refusal.key_batch", "refusal.scale_huge", "refusal.undeclared_window"} <= set(verdicts)
+
+
+def test_the_limits_in_the_readme_can_be_declared(site: Path) -> None:
+    code = (
+        "from limits import limited; from conformance.catalogue import limits; print(list(limits(limited)))"
+    )
+    declared = run(site, "-c", code)
+    assert declared.returncode == 0, declared.stderr
+    assert "not bias and mask in one call" in declared.stdout
+    assert "dropout seeds of 32 bits" in declared.stdout
+
+
+def tokens(case: dict[str, Any]) -> int:
+    return case.get("q_len", 1) + case.get("kv_len", 1)
+
+
 def test_a_defect_in_it_is_found_and_replays(site: Path) -> None:
     package = site / "my_attention" / "__init__.py"
     correct = package.read_text()
@@ -120,9 +155,10 @@ def test_a_defect_in_it_is_found_and_replays(site: Path) -> None:
         options = ("--feature", "causal", "--check", "forward", "--examples", "4", "-n", "0")
         checked = run(site, "conformance", "check", "my_attention", *options, "--json", str(record))
         assert checked.returncode == 1, checked.stdout + checked.stderr
-        minimal = [r for r in json.loads(record.read_text())["results"] if r["minimal"]]
-        case = minimal[0]["case"]
-        assert case.get("q_len", 1) + case.get("kv_len", 1) <= 3
+        # A failure of meaning and one that precision could explain have a simplest case each.
+        minimal = [r["case"] for r in json.loads(record.read_text())["results"] if r["minimal"]]
+        case = min(minimal, key=tokens)
+        assert tokens(case) <= 3
         question = {"subject": "my_attention", "check": "forward", "case": case}
         replayed = run(site, "conformance", "replay", json.dumps(question))
         assert replayed.returncode == 1

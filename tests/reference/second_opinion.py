@@ -2,8 +2,8 @@
 
 Nothing is shared with `reference` but the fields of Problem and Semantics. No backward formula is written
 down here: every scalar operation is recorded on a tape and differentiated by the chain rule. Constant under
-differentiation are what a kernel does not differentiate either: visibility, sentinels, dropout's mask, and
-the row maximum of an output that is not normalised.
+differentiation are what a kernel does not differentiate either: visibility, sentinels, dropout's mask, and,
+unless its dialect says otherwise, the row maximum of an output that is not normalised.
 
 Beside each number goes its gauge, the same number computed with every term taken by its magnitude: p |v|
 summed for out, |cotangent| |partial derivative| summed over every path for a gradient. An error of 1e-13 of
@@ -30,6 +30,9 @@ NEGATIVE_INFINITY = mpf("-inf")
 
 # What float64 cannot hold at all: results this small may be anything between 0 and themselves.
 UNDERFLOW = mpf("1e-290")
+
+# What is this close to the row maximum ties with it, docs/semantics.md says.
+TIE = mpf("1e-20")
 
 
 @dataclass
@@ -352,6 +355,11 @@ def _row(
         numerator = tape.inner(weights, values)
         if problem.normalize_output:
             outs.append(tape.ratio(numerator, normaliser))
+        elif semantics.row_max_gradient == "differentiated":
+            top = max(term.value for term in terms)
+            tied = [term for term in terms if top - term.value <= TIE * max(1, abs(top))]
+            row_max = tape.times(tape.total(tied), mpf(1) / len(tied))
+            outs.append(tape.inner([numerator], [tape.exp(tape.times(row_max, mpf(-1)))]))
         else:
             outs.append(tape.times(numerator, mp.exp(-used[row])))
     return outs, lse

@@ -49,6 +49,8 @@ DIALECTS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     ),
     "lse_gradient": ((False,), ()),
     "deterministic": ((False,), ()),
+    "hidden_nonfinite": (("leaks",), ()),
+    "row_max_gradient": (("differentiated",), ("not_normalised",)),
     "ignored_arguments": (
         (
             frozenset({"causal", "softmax_scale"}),

@@ -80,7 +80,7 @@ OPTIONS_REFUSED = [
     ({"softmax_aux": np.ones(0, np.float32)}, "softmax_aux: got shape .* at least one sink"),
     (
         {"softmax_aux": np.ones((2, 3), np.float32)},
-        r"softmax_aux: .* \[1, sinks\] or \[4, sinks\]",
+        r"softmax_aux: .* \[sinks\], \[1, sinks\] or \[4, sinks\]",
     ),
     ({"softmax_aux": np.ones((1, 4, 3), np.float32)}, "softmax_aux: got shape"),
     ({"q_segment_ids": np.zeros((2, 3), int)}, "q_segment_ids and kv_segment_ids: .* both or neither"),

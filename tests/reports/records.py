@@ -72,6 +72,7 @@ def example_base() -> RunRecord:
         ),
         result(Verdict.FAIL, measurement(worst_ratio=3.0), asked=case(78, sinks=1), message="wrong sinks"),
         result(Verdict.UNSUPPORTED, asked=case(79, dropout=0.1), message="does not declare dropout"),
+        *(result(Verdict.PASS, asked=case(80, q_len=9), check=check) for check in ("forward", "lse")),
         environment={"commit": "a" * 12, "device": {"kind": "cpu", "count": 1}, "jax": "0.11.2"},
     )
 
@@ -116,6 +117,12 @@ def example_head() -> RunRecord:
             link="https://example.org/kernels/issues/1",
         ),
         result(Verdict.UNSUPPORTED, asked=case(79, dropout=0.1), message="does not declare dropout"),
+        result(
+            Verdict.TIMEOUT,
+            asked=case(80, q_len=9),
+            message="did not finish within 120 s, in the phase compiling; lse not judged on this case",
+            phase="compiling",
+        ),
         result(
             Verdict.ERROR, asked=case(5), subject="their.kernel", check="lse", message="bad \x1b[31m \x00 ]]>"
         ),

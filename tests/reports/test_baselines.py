@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.record import read_record
+from conformance.record_file import read_record
 from reports.compare import compare_records
 
 FOLDER = Path(__file__).parents[2] / "reports" / "baselines"

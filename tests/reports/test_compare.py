@@ -51,6 +51,18 @@ REGRESSIONS = {
         "1 case PASS -> UNSUPPORTED",
     ),
     "a pass is excused": ("_verdicts", GOOD, one(XFAIL), "1 case PASS -> XFAIL"),
+    "a pass runs out of time": (
+        "_timeouts",
+        GOOD,
+        one(Verdict.TIMEOUT, phase="compiling"),
+        "1 case timed out in compiling",
+    ),
+    "a new case runs out of time": (
+        "_timeouts",
+        GOOD,
+        run(*GOOD.results, result(Verdict.TIMEOUT, asked=case(99), phase="running")),
+        "1 case timed out in running",
+    ),
     "passes are gone": ("_verdicts", GOOD, run(*GOOD.results[2:]), "2 cases PASS before and gone"),
     "a feature is no longer covered": (
         "_coverage",
@@ -143,6 +155,8 @@ REGRESSIONS = {
 FINE = {
     "nothing changed": (GOOD, GOOD),
     "still red": (one(FAIL), one(ERROR)),
+    "red, then out of time": (one(FAIL), one(Verdict.TIMEOUT)),
+    "out of time before": (one(Verdict.TIMEOUT), GOOD),
     "fixed": (one(FAIL), GOOD),
     "mended": (one(XFAIL), GOOD),
     "refused, then inconclusive": (one(UNSUPPORTED), one(INCONCLUSIVE)),
@@ -209,10 +223,22 @@ def test_no_false_alarm(name: str) -> None:
     assert comparison.headline.startswith("No regression: ")
 
 
+def test_the_other_checks_of_a_case_that_ran_out_of_time_are_not_lost() -> None:
+    """The task is one result: which checks it would have passed nobody knows."""
+    base = run(*(result(PASS, asked=case(1), check=check) for check in ("forward", "lse", "purity")))
+    head = run(result(Verdict.TIMEOUT, asked=case(1), phase="compiling"))
+    comparison = compare_records(base, head)
+    assert [str(regression) for regression in comparison.regressions] == [
+        "our.kernel forward bfloat16: 1 case timed out in compiling"
+    ]
+    assert len(comparison.of_fate(Fate.UNREACHED)) == 2
+    assert "2 results of base not reached in head: their cases timed out" in comparison.notes
+
+
 def test_two_regressions_are_counted_the_gravest_first() -> None:
     comparison = compare_records(example_base(), example_head())
     assert comparison.headline.startswith(
-        "5 regressions: our.kernel forward bfloat16: 1 case PASS -> FAIL, 1 case PASS -> INCONCLUSIVE; their."
+        "6 regressions: our.kernel forward bfloat16: 1 case PASS -> FAIL, 1 case PASS -> INCONCLUSIVE; their."
     )
     assert len(comparison.of_fate(Fate.FIXED)) == 1
 

@@ -78,8 +78,8 @@ def test_a_long_explanation_keeps_its_replay_line() -> None:
 
 def test_the_first_line_says_it_all() -> None:
     text = render_comparison(compare_records(example_base(), example_head()))
-    assert text.startswith("**5 regressions: our.kernel forward bfloat16: 1 case PASS ")
-    assert render_run(example_head()).startswith("**FAIL: 24 results, ")
+    assert text.startswith("**6 regressions: our.kernel forward bfloat16: 1 case PASS ")
+    assert render_run(example_head()).startswith("**FAIL: 25 results, ")
 
 
 def test_tables_are_whole() -> None:

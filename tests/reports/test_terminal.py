@@ -46,8 +46,8 @@ def test_the_replay_line_can_be_copied(width: int, colour: bool) -> None:
 def test_the_last_line_is_the_status() -> None:
     last = run_shown(example_head()).splitlines()[-1]
     assert last == (
-        "FAIL: 24 results, 19 PASS, 1 FAIL, 1 UNSUPPORTED, 1 INCONCLUSIVE, 1 ERROR, 1 XFAIL, 1 problem"
-        " (profile quick, seed 0)"
+        "FAIL: 25 results, 19 PASS, 1 FAIL, 1 UNSUPPORTED, 1 INCONCLUSIVE, 1 TIMEOUT, 1 ERROR, 1 XFAIL,"
+        " 1 problem (profile quick, seed 0)"
     )
     assert run_shown(run()).splitlines()[-1] == "FAIL: 0 results (profile quick, seed 0)"
     cut = replace(

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from conformance.case import Case
 from conformance.environment import environment
 from conformance.failure import describe_case, explain, replay_line
 from conformance.features import CLAUSES
-from conformance.question import read_question
 from conformance.record import Element, Measurement, Verdict
+from conformance.replay_request import read_replay_request
 from tests.runner.fakes import result
 
 CASE = Case(
@@ -69,24 +70,25 @@ def test_a_case_without_options_says_so():
 def test_the_replay_line_asks_the_same_again():
     command, subcommand, argument = shlex.split(replay_line(FAILURE))
     assert (command, subcommand) == ("attest", "replay")
-    question = read_question(argument, None, ())
-    assert (question.subject, question.checks, question.case) == ("toys.right", ("forward",), CASE)
+    asked = read_replay_request(argument, None, ())
+    assert (asked.subject, asked.checks, asked.case) == ("toys.right", ("forward",), CASE)
 
 
 def test_options_go_before_what_the_case_says():
-    question = read_question(shlex.split(replay_line(FAILURE))[2], "other", ("lse",))
-    assert (question.subject, question.checks) == ("other", ("lse",))
+    asked = read_replay_request(shlex.split(replay_line(FAILURE))[2], "other", ("lse",))
+    assert (asked.subject, asked.checks) == ("other", ("lse",))
 
 
 def test_a_case_by_itself_is_asked_everything_that_drawn_cases_are(tmp_path: Path):
     path = tmp_path / "case.json"
     path.write_text(json.dumps(CASE.to_json()))
-    question = read_question(str(path), "toys.right", ())
-    assert question.case == CASE
-    assert {"forward", "lse", "gradients"} <= set(question.checks)
+    asked = read_replay_request(str(path), "toys.right", ())
+    assert asked.case == CASE
+    assert {"forward", "lse", "gradients"} <= set(asked.checks)
 
 
 def test_the_environment_names_versions_flags_and_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    environment()  # XLA must not begin with a flag that it does not know
     monkeypatch.setenv("XLA_FLAGS", "--a_flag")
     found = json.loads(json.dumps(environment()))
     assert {"python", "device", "platform", "commit"} <= set(found)
@@ -106,3 +108,28 @@ def test_the_commit_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(clean) == 40
     (tmp_path / "file").write_text("second")
     assert environment()["commit"] == f"{clean}+dirty"
+
+
+def test_a_repository_runs_no_program_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    identity = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    (tmp_path / "file").write_text("first")
+    (tmp_path / "monitor").write_text(f"#!/bin/sh\ntouch '{tmp_path}/has run'\n")
+    (tmp_path / "monitor").chmod(0o755)
+    for arguments in (["init", "-q"], ["add", "file"], ["commit", "-qm", "first"]):
+        subprocess.run(["git", *arguments], check=True, cwd=tmp_path, env={**os.environ, **identity})
+    subprocess.run(["git", "config", "core.fsmonitor", str(tmp_path / "monitor")], check=True, cwd=tmp_path)
+    assert len(environment()["commit"]) == 40
+    assert not (tmp_path / "has run").exists()
+
+
+def test_a_subject_that_is_a_module_is_named_apart():
+    line = replay_line(replace(FAILURE, subject="my module:kernel"))
+    *_, argument, option = shlex.split(line)
+    assert option == "--subject=my module:kernel"
+    assert "subject" not in json.loads(argument)
+
+
+def test_a_message_of_several_lines_is_indented():
+    shown = explain(result(CASE, verdict=Verdict.FAIL, message="raised Error: first\nsecond")).splitlines()
+    assert shown[1:3] == ["  raised Error: first", "  second"]

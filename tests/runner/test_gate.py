@@ -77,3 +77,22 @@ def test_entrants_are_those_that_run_here(monkeypatch):
         "in another process": "needs another process",
     }
     assert found.broken == ("subject 'broken' cannot be loaded: ImportError: no module",)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, RuntimeError])
+def test_an_entrant_that_ends_the_process_spoils_itself_only(monkeypatch, kind):
+    def raises():
+        raise kind("no")
+
+    def find(name):
+        return raises() if name == "cannot be loaded" else known[name]
+
+    known = {"works": toys.right, "cannot be asked": Subject("asked", toys.right.call, ready=raises)}
+    if kind is not RuntimeError:  # `find` makes a LookupError of what is an Exception
+        known["cannot be loaded"] = None
+    monkeypatch.setattr(gate, "discover", lambda: known)
+    monkeypatch.setattr(gate, "find", find)
+    found = entrants("cpu")
+    assert set(found.subjects) == {"works"}
+    assert len(found.broken) == len(known) - 1
+    assert all(f"raised {kind.__name__}: no" in sentence for sentence in found.broken)

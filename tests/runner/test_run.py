@@ -1,16 +1,22 @@
 """A run keeps everything that it finds, names what it could not find, and shrinks new failures only."""
 
+import signal
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from conformance import runner
 from conformance.case import Case
 from conformance.expectations import Expectation
+from conformance.fit import RequestError
 from conformance.plan import Restriction, Task
-from conformance.record import Result, Verdict, merge_records, read_record, write_record
-from conformance.runner import RequestError, in_shard, run
-from tests.runner.fakes import CASES, judged, planned, request, shrunk
+from conformance.record import Measurement, Result, Verdict, merge_records
+from conformance.record_file import write_record
+from conformance.runner import in_shard, run
+from conformance.schema import record_to_json
+from tests import toys
+from tests.runner.fakes import CASES, judged, planned, request, result, shrunk
 
 KNOWN = Expectation("toys.right", "forward", "known to fail", "https://example.org/1", case={"q_len": 9})
 
@@ -35,6 +41,25 @@ def test_the_simplest_failure_of_each_check_is_shrunk_and_both_cases_are_kept(mo
     minimal = [r for r in record.results if r.minimal]
     assert [(r.check, r.case) for r in minimal] == [("forward", Case(q_len=1)), ("gradients", Case(q_len=1))]
     assert record.counts["FAIL"] == 5
+
+
+def test_a_failure_of_precision_does_not_hide_one_of_meaning(monkeypatch):
+    numbers = Measurement("out", 1, 2.0, 1.0, 1.0, 0.0, broken=("bound",))
+    found = {
+        CASES[1]: result(CASES[1], verdict=Verdict.FAIL, measurements=(numbers,)),
+        CASES[0]: result(CASES[0], verdict=Verdict.FAIL, message="raised"),
+        CASES[2]: result(
+            CASES[2], verdict=Verdict.FAIL, measurements=(replace(numbers, broken=("z", "semantics")),)
+        ),
+        CASES[3]: result(CASES[3]),
+    }
+    planned(monkeypatch, *(Task("toys.right", case, ("forward",)) for case in CASES))
+    monkeypatch.setattr(runner, "judge", lambda subject, case, checks: [found[case]])
+    searched = shrunk(monkeypatch)
+    run(request())
+    assert [(r.case, r.semantic) for r in searched] == [(CASES[1], False), (CASES[0], True)]
+    assert found[CASES[2]].semantic
+    assert not found[CASES[3]].semantic
 
 
 def test_a_case_that_is_the_simplest_already_is_kept_once(monkeypatch):
@@ -74,55 +99,89 @@ def test_the_one_case_of_a_refusal_is_its_simplest(monkeypatch):
     assert searched == []
 
 
-def test_an_interrupted_run_is_partial_and_says_so(monkeypatch, tmp_path):
+def test_an_interrupted_run_is_partial_and_says_so(monkeypatch):
     def judge(subject, case, checks):
         if case == CASES[2]:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return [Result(subject.name, check, (), case, Verdict.PASS) for check in checks]
 
     planned(monkeypatch)
     monkeypatch.setattr(runner, "judge", judge)
-    path = tmp_path / "run.json"
-    record = run(request(), save=lambda found: write_record(found, path))
-    for found in (record, read_record(path)):
-        assert not found.complete
-        assert found.note.startswith("interrupted, judging: 2 of at least 3 tasks")
-        assert {r.case for r in found.results} == {CASES[0], CASES[1]}
-        assert found.status == "fail"
+    kept: list[Result] = []
+    record = run(request(), keep=kept.extend)
+    assert not record.complete
+    assert record.note.startswith("interrupted, judging: 2 of at least 3 tasks")
+    assert {r.case for r in record.results} == {r.case for r in kept} == {CASES[0], CASES[1]}
+    assert record.status == "fail"
 
 
-def test_a_crash_of_the_run_itself_leaves_what_it_had(monkeypatch, tmp_path):
-    def tasks(subject, profile, seed, only):
-        yield Task("toys.right", CASES[0], ("forward",))
-        raise MemoryError("no more")
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_a_subject_raises_ends_nothing(monkeypatch, kind):
+    def judge(subject, case, checks):
+        if case == CASES[2]:
+            raise kind("not I")
+        return [Result(subject.name, check, (), case, Verdict.PASS) for check in checks]
 
-    def watch(progress):
-        if progress.done:
-            raise OSError("the terminal is gone")
-
-    monkeypatch.setattr(runner, "tasks", tasks)
-    judged(monkeypatch)
-    path = tmp_path / "run.json"
-    with pytest.raises(OSError, match="terminal is gone"):
-        run(request(), watch, save=lambda found: write_record(found, path))
-    found = read_record(path)
-    assert not found.complete
-    assert "the run itself failed" in found.note
-    assert "terminal is gone" in found.note
-    assert [r.case for r in found.results] == [CASES[0]]
-
-
-def test_a_subject_without_drawable_cases_is_a_problem_and_spoils_nothing_else(monkeypatch):
-    def tasks(subject, profile, seed, only):
-        yield Task("toys.right", CASES[0], ("forward",))
-        raise ZeroDivisionError("in the numerics that it declares")
-
-    monkeypatch.setattr(runner, "tasks", tasks)
-    judged(monkeypatch)
+    planned(monkeypatch)
+    monkeypatch.setattr(runner, "judge", judge)
     record = run(request())
+    assert record.complete
+    assert {r.message for r in record.results if r.case == CASES[2]} == {f"raised {kind.__name__}: not I"}
+    assert record.counts["PASS"] == 6
+
+
+def test_results_are_handed_over_as_they_are_found(monkeypatch):
+    def tasks(subject, profile, seed, only):
+        yield Task("toys.right", CASES[0], ("forward",))
+        assert [result.case for result in kept] == [CASES[0]]
+        yield Task("toys.right", CASES[1], ("forward",))
+
+    monkeypatch.setattr(runner, "tasks", tasks)
+    judged(monkeypatch)
+    kept: list[Result] = []
+    assert run(request(), keep=kept.extend).complete
+    assert [result.case for result in kept] == [CASES[0], CASES[1]]
+
+
+def test_a_run_that_is_to_fail_fast_ends_at_its_first_red_verdict(monkeypatch):
+    planned(monkeypatch)
+    judged(monkeypatch, (CASES[1], "forward"))
+    searched = shrunk(monkeypatch)
+    record = run(request(fail_fast=True))
+    assert {r.case for r in record.results} == {CASES[0], CASES[1]}
+    assert not record.complete
+    assert record.note == "ended at the first red verdict, judging: 2 of at least 2 tasks done"
+    assert searched == []
+    judged(monkeypatch)
+    assert run(request(fail_fast=True)).complete
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [(ZeroDivisionError, 0), (SystemExit, 0), (KeyboardInterrupt, 0), (GeneratorExit, 0), (SystemExit, 1)],
+)
+def test_a_subject_without_drawable_cases_is_a_problem_and_spoils_nothing_else(monkeypatch, kind, workers):
+    def tasks(subject, profile, seed, only):
+        yield Task("toys.right", CASES[0], ("forward",))
+        raise kind("in the numerics that it declares")
+
+    monkeypatch.setattr(runner, "tasks", tasks)
+    record = run(request(subjects={"tests.toys:right": toys.right}, workers=workers))
     assert len(record.results) == 1
     assert record.status == "fail"
-    assert "ZeroDivisionError: in the numerics" in record.problems[0]
+    assert f"{kind.__name__}: in the numerics" in record.problems[0]
+
+
+def test_a_crash_of_the_run_itself_has_handed_over_what_it_had(monkeypatch):
+    def watch(progress):
+        raise OSError("the terminal is gone")
+
+    planned(monkeypatch)
+    judged(monkeypatch)
+    kept: list[Result] = []
+    with pytest.raises(OSError, match="terminal is gone"):
+        run(request(), watch, keep=kept.extend)
+    assert {r.case for r in kept} == {CASES[0]}
 
 
 def test_an_impossible_restriction_is_refused_before_anything_is_saved(monkeypatch):
@@ -130,11 +189,11 @@ def test_an_impossible_restriction_is_refused_before_anything_is_saved(monkeypat
         raise ValueError("does not declare bias")
         yield
 
-    saved = []
+    kept = []
     monkeypatch.setattr(runner, "tasks", tasks)
     with pytest.raises(RequestError, match="does not declare bias"):
-        run(request(only=Restriction(features=frozenset({"bias"}))), save=saved.append)
-    assert saved == []
+        run(request(only=Restriction(features=frozenset({"bias"}))), keep=kept.extend)
+    assert kept == []
 
 
 def test_a_run_of_nothing_fails(monkeypatch):
@@ -162,7 +221,7 @@ def test_shards_share_out_every_task_once(monkeypatch):
     assert all(len(part.results) > 10 for part in parts)
     whole = run(request())
     merged = merge_records(parts)
-    assert merged.to_json() == whole.to_json()
+    assert record_to_json(merged) == record_to_json(whole)
 
 
 def test_a_shard_knows_its_tasks_whatever_else_is_drawn():

@@ -1,12 +1,11 @@
-"""A signal that asks a run to end waits until no call of the workers' pool is under way."""
+"""A signal ends a run where nothing is lost, and is not what a subject raises."""
 
 import signal
 import threading
 
 import pytest
-from pebble import ProcessPool
 
-from conformance.signals import postponed
+from conformance.signals import Interrupted, interruptible, postponed
 from conformance.workers import Job, perform
 from tests import toys
 
@@ -52,19 +51,46 @@ def test_other_threads_postpone_nothing():
     assert handlers == [signal.getsignal(signal.SIGINT)]
 
 
-def test_a_pool_is_not_left_in_the_middle_of_a_call(monkeypatch):
-    schedule, scheduled = ProcessPool.schedule, []
-
-    def interrupted(*arguments, **options):
-        signal.raise_signal(signal.SIGINT)
-        scheduled.append(schedule(*arguments, **options))
-        return scheduled[-1]
-
-    monkeypatch.setattr(ProcessPool, "schedule", interrupted)
+def test_a_run_with_workers_ends_between_two_outcomes():
+    """The signal comes while the consumer is at work, which it must not interrupt."""
     jobs = [Job("tests.toys:right", _answer, number) for number in range(3)]
-    with pytest.raises(KeyboardInterrupt):
-        list(perform(jobs, {"tests.toys:right": toys.right}, 1, 60.0))
-    assert len(scheduled) == 1
+    got = []
+
+    def consume() -> None:
+        for outcome in perform(jobs, {"tests.toys:right": toys.right}, 1, 60.0):
+            signal.raise_signal(signal.SIGINT)
+            got.append(outcome.value)
+
+    with interruptible(), pytest.raises(Interrupted):
+        consume()
+    assert got == [0]
+
+
+def test_a_signal_that_is_ignored_outside_ends_a_run():
+    """As a shell has it for what it starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(Interrupted), interruptible():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_signal_does_not_disturb_the_end():
+    reached = []
+
+    def end() -> None:
+        with interruptible():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+                reached.append("the end")
+
+    with pytest.raises(Interrupted):
+        end()
+    assert reached == ["the end"]
 
 
 def _answer(_subject, argument):

@@ -1,11 +1,17 @@
 """Kernels that hang, die or leave cost their own task and nothing else."""
 
+import subprocess
+import time
+from pathlib import Path
+
 import pytest
 
 from conformance import runner
 from conformance.case import Case
 from conformance.plan import Task
-from conformance.record import Verdict
+from conformance.pool import Pool
+from conformance.process import WorkerError
+from conformance.record import Result, Verdict
 from conformance.runner import run
 from conformance.workers import Job, perform
 from tests import toys
@@ -19,25 +25,68 @@ def _verdicts(record):
     return {(r.subject.partition(":")[2], r.case.causal): (r.verdict, r.message) for r in record.results}
 
 
-def test_the_rest_of_the_run_survives_a_death_and_a_hang(monkeypatch):
-    names = ("dies_if_causal", "hangs", "exits", "talks")
+def test_the_rest_of_the_run_survives_a_death(monkeypatch):
+    names = ("dies_if_causal", "leaves", "exits", "talks")
     planned(monkeypatch, Task("", PLAIN, ("forward",)), Task("", CAUSAL, ("forward",)))
     subjects = {f"tests.toys:{name}": getattr(toys, name) for name in names}
-    record = run(request(subjects=subjects, workers=2, timeout=4.0))
+    record = run(request(subjects=subjects, workers=2))
     assert record.complete
     assert _verdicts(record) == {
         ("dies_if_causal", False): (Verdict.PASS, ""),
         ("dies_if_causal", True): (Verdict.FAIL, "the process died with exit status 3"),
-        ("hangs", False): (Verdict.FAIL, "did not finish within 4 s"),
-        ("hangs", True): (Verdict.FAIL, "did not finish within 4 s"),
+        ("leaves", False): (Verdict.FAIL, "the process died with exit status 0"),
+        ("leaves", True): (Verdict.FAIL, "the process died with exit status 0"),
         ("exits", False): (Verdict.FAIL, "raised SystemExit: no"),
         ("exits", True): (Verdict.FAIL, "raised SystemExit: no"),
         ("talks", False): (Verdict.PASS, ""),
         ("talks", True): (Verdict.PASS, ""),
     }
     assert all(r.clauses[:2] == ("S1", "S16") for r in record.results)
-    # What hung or died is not asked again; what raised is, in search of a simpler case.
+    # What died is not asked again; what raised is, in search of a simpler case.
     assert {r.subject for r in record.results if r.minimal} == {"tests.toys:exits"}
+    assert {r.phase for r in record.results if "died" in r.message} == {"running"}
+
+
+def test_a_hang_is_one_result_that_names_its_phase(monkeypatch):
+    planned(monkeypatch, Task("", PLAIN, ("forward", "lse", "gradients")))
+    record = run(request(subjects={"tests.toys:hangs": toys.hangs}, workers=1, timeout=8.0))
+    (hang,) = record.results
+    assert (hang.verdict, hang.check, hang.phase) == (Verdict.TIMEOUT, "forward", "running")
+    assert hang.message == (
+        "did not finish within 8 s, in the phase running; lse, gradients not judged on this case"
+    )
+    assert record.status == "fail"
+
+
+def test_cases_of_one_task_are_judged_whatever_becomes_of_the_others(monkeypatch):
+    """They share a process, each has its own time and outcome, and what is left goes to another process."""
+    forward = ("forward",)
+    cases = [PLAIN, CAUSAL, Case(q_len=3, kv_len=3), Case(q_len=3, kv_len=3, causal=True), Case(q_len=1)]
+    first, *others = cases
+    planned(monkeypatch, Task("", first, forward, tuple((case, forward) for case in others)))
+    kept: list[Result] = []
+    subjects = {"tests.toys:dies_if_causal": toys.dies_if_causal}
+    record = run(request(subjects=subjects, workers=1), keep=kept.extend)
+    assert [result.case for result in kept] == cases
+    assert [r.verdict for r in kept] == [Verdict.FAIL if case.causal else Verdict.PASS for case in cases]
+    assert record.complete
+
+
+def test_a_search_for_a_simpler_case_that_hangs_keeps_the_failure(monkeypatch):
+    monkeypatch.setattr(runner, "limits", lambda: {**LIMITS, "shrink_seconds": 8.0})
+    planned(monkeypatch, Task("", Case(q_len=2, kv_len=3), ("forward",)))
+    name = "tests.toys:wrong_at_two_queries_else_hangs"
+    record = run(request(subjects={name: toys.wrong_at_two_queries_else_hangs}, workers=1))
+    assert [(r.verdict, r.phase, r.case.q_len) for r in record.results] == [
+        (Verdict.FAIL, "", 2),
+        (Verdict.TIMEOUT, "shrinking", 2),
+    ]
+
+
+def test_a_worker_that_cannot_start_is_one_sentence(monkeypatch):
+    jobs = [Job("tests.ends_its_process:subject", _answer, 0)]
+    with pytest.raises(WorkerError, match="the workers cannot run: the process died with exit status 7"):
+        list(perform(jobs, {"tests.ends_its_process:subject": toys.right}, 1, 60.0))
 
 
 def test_a_subject_that_only_dies_is_given_up(monkeypatch):
@@ -64,6 +113,32 @@ def test_closing_stops_the_workers():
     assert next(outcomes).value == "toys.right 0"
     outcomes.close()
     assert list(outcomes) == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.3, 1.0, 3.0])
+def test_a_worker_that_is_starting_when_the_run_ends_says_nothing(capfd, seconds):
+    pool = Pool(("tests.toys:right",), 2, 60.0)
+    for number in range(2):
+        pool.give(Job("tests.toys:right", _answer, number))
+    time.sleep(seconds)
+    pool.stop()
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_job_has_started_ends_with_it(tmp_path):
+    """A kernel's own child holds what its parent had open, and must not keep the run waiting."""
+    job = Job("tests.toys:right", _with_a_child, str(tmp_path / "child"))
+    (outcome,) = perform([job], {"tests.toys:right": toys.right}, 1, 8.0)
+    assert outcome.timed_out
+    child = int((tmp_path / "child").read_text())
+    status = Path(f"/proc/{child}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def _with_a_child(_subject, path):
+    child = subprocess.Popen(["sleep", "600"])
+    Path(path).write_text(str(child.pid))
+    child.wait()
 
 
 def _answer(subject, number):

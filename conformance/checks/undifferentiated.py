@@ -1,0 +1,33 @@
+"""Whether out and lse are the oracle's where nothing is differentiated, too (S22).
+
+Every other check differentiates; a kernel with a derivative of its own has a forward pass for each.
+"""
+
+from conformance.checks import Check, Finding, held_to_oracle
+from conformance.record import Verdict
+from conformance.trial import Trial
+
+
+def _run(trial: Trial) -> Finding:
+    finding = held_to_oracle(trial, trial.plain.outputs, ("out", "lse"))
+    if finding.verdict is not Verdict.FAIL:
+        return finding
+    if held_to_oracle(trial, trial.outputs, ("out", "lse")).verdict is Verdict.PASS:
+        return Finding(
+            Verdict.FAIL,
+            finding.measurements,
+            f"without differentiation alone, {finding.message}",
+            ("S22",),
+        )
+    return finding
+
+
+CHECKS = (
+    Check(
+        "undifferentiated",
+        kind="repeated",
+        clauses=lambda _trial: ("S1", "S13", "S22"),
+        run=_run,
+        needs_contrast=True,
+    ),
+)

@@ -1,0 +1,108 @@
+"""How attest reads and writes files: what it reads is bounded, what it writes is whole or not there.
+
+A device or a pipe is written into, never replaced. A symbolic link is refused: replacing it and replacing
+what it names may both surprise.
+"""
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from conformance.text import sentence
+
+
+class FileError(Exception):
+    """A file cannot be written; the message is one sentence that names it."""
+
+
+def read_bytes(path: Path, limit: int, what: str) -> bytes:
+    """Read a file of at most `limit` bytes. Raises ValueError with one sentence."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except (OSError, ValueError) as error:
+        raise ValueError(sentence(f"{path}: not a readable {what}: {_reason(error)}")) from error
+    if len(data) > limit:
+        raise ValueError(sentence(f"{path}: not a readable {what}: it has more than {limit} bytes"))
+    return data
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole, or leave what was there. Raises FileError."""
+    try:
+        if is_special(path):
+            with path.open("wb") as file:
+                file.write(text.encode())
+        else:
+            _replace(path, text.encode())
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {_reason(error)}") from error
+
+
+def refusal(path: Path) -> str | None:
+    """Why a file cannot be written, in one clause, found by trying without changing it; None if it can be."""
+    if os.path.isdir(path):  # pathlib raises for names that are too long
+        return "is a folder, expected a file to write"
+    if is_special(path):
+        return None if os.access(path, os.W_OK) else "may not be written"
+    if os.path.islink(path):
+        return f"is a symbolic link to {os.path.realpath(path)}: name the file itself"
+    if not os.path.isdir(path.parent):
+        return f"the folder {path.parent} does not exist"
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        return "may not be written"
+    scratch = _scratch(path)
+    try:
+        os.close(_create(scratch))
+        scratch.unlink()
+    except (OSError, ValueError) as error:
+        return f"may not be written: {_reason(error)}"
+    return None
+
+
+def is_special(path: Path) -> bool:
+    """Whether a path names a device, a pipe or a socket."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def same_file(first: Path, second: Path) -> bool:
+    """Whether two paths name one file, which need not exist yet."""
+    if os.path.realpath(first) == os.path.realpath(second):
+        return True
+    try:
+        return os.path.samefile(first, second)
+    except (OSError, ValueError):
+        return False
+
+
+def _replace(path: Path, data: bytes) -> None:
+    scratch = _scratch(path)
+    try:
+        with os.fdopen(_create(scratch), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        with suppress(OSError):
+            scratch.unlink()
+        raise
+
+
+def _scratch(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}.partial")
+
+
+def _create(scratch: Path) -> int:
+    with suppress(FileNotFoundError):
+        scratch.unlink()
+    return os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

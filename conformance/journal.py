@@ -1,0 +1,130 @@
+"""What a run finds, as it finds it: a file of JSON lines beside the record, from which the record is made.
+
+The first line says what was asked, each further one is a result. A line is handed to the system at once, so
+that a run that is killed loses only what it had not found yet.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from conformance.files import FileError
+from conformance.record import Result, RunRecord, settled
+from conformance.schema import (
+    JOURNAL,
+    result_from_json,
+    result_to_json,
+    run_from_json,
+    run_to_json,
+    schema_of,
+)
+
+_ENDING = ".journal"
+
+
+def journal_path(record: Path) -> Path:
+    """Where the journal of a record is, while its run goes on."""
+    return Path(f"{record}{_ENDING}")
+
+
+class Journal:
+    """The file of one run, begun with what the run was asked; where it cannot be begun, raises FileError.
+
+    sync_seconds: how long the disk may lag behind what was written. fault: why a later line could not be
+    written, a sentence; the run goes on without its journal then.
+    """
+
+    def __init__(self, path: Path, asked: RunRecord, sync_seconds: float) -> None:
+        self.path = path
+        self.fault = ""
+        self._sync_seconds = sync_seconds
+        self._synced = time.monotonic()
+        try:
+            self._file = _created(path)
+            self._write(run_to_json(asked))
+        except OSError as error:
+            raise FileError(self._sentence(error)) from error
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Append results."""
+        try:
+            for result in results:
+                if not self.fault:
+                    self._write({"result": result_to_json(result)})
+        except OSError as error:
+            self.fault = self._sentence(error)
+
+    def close(self) -> None:
+        """Leave the file for `read_journal`."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Remove the file, in whose place there is a record, or nothing was found."""
+        self.close()
+        with suppress(OSError):
+            self.path.unlink()
+
+    def _write(self, data: dict[str, Any]) -> None:
+        text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
+        line = text.encode()
+        while line:
+            line = line[self._file.write(line) :]
+        if time.monotonic() - self._synced >= self._sync_seconds:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
+
+    def _sentence(self, error: OSError) -> str:
+        return f"{self.path}: cannot be written: {error.strerror or error}"
+
+
+def is_journal(data: bytes) -> bool:
+    """Whether a file's bytes begin as a journal does."""
+    try:
+        return schema_of(data.partition(b"\n")[0], "") == JOURNAL
+    except ValueError:
+        return False
+
+
+def read_journal(data: bytes, where: str) -> RunRecord:
+    """The partial record that a journal's bytes hold.
+
+    A last line without an end was being written when its run was killed, and is left out.
+    Raises ValueError with one sentence for any other line that is broken.
+    """
+    first, *lines = data.split(b"\n")
+    asked = run_from_json(first, f"{where}: broken journal, line 1")
+    results = [
+        result_from_json(line, f"{where}: broken journal, line {number}")
+        for number, line in enumerate(lines[:-1], start=2)
+    ]
+    note = f"the run was killed: {where} has the {len(results)} results that it had found"
+    return replace(asked, results=settled(results), note=note)
+
+
+def _created(path: Path) -> FileIO:
+    """A new file that no other run writes; what a killed run left there is replaced."""
+    file = FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "a")
+    try:
+        _lock(file.fileno())
+        file.truncate(0)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _lock(descriptor: int) -> None:
+    try:
+        import fcntl
+    except ImportError:  # where there are no such locks, two runs are the user's to keep apart
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OSError(error.errno, "another run is writing it") from error

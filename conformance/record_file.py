@@ -1,0 +1,39 @@
+"""Records as files: JSON that is byte-deterministic but for `environment`, and journals of unfinished runs.
+
+For the same kernels, cases and device a record has the same bytes: results are sorted, floats are written
+by `repr`, and neither times nor paths appear.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from conformance.files import read_bytes, write_text
+from conformance.journal import is_journal, journal_path, read_journal
+from conformance.record import RunRecord
+from conformance.schema import record_from_json, record_to_json
+from conformance.sizes import sizes
+
+
+def write_record(record: RunRecord, path: Path) -> None:
+    """Write a record whole or not at all, so that a crash leaves the previous one. Raises FileError."""
+    write_text(path, record_text(record))
+
+
+def record_text(record: RunRecord) -> str:
+    """The bytes of a record's file."""
+    return json.dumps(record_to_json(record), indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read a record, or a journal as the partial record of the run that wrote it.
+
+    Raises ValueError with one sentence naming the file and what is wrong with it.
+    """
+    journal = journal_path(path)
+    if os.path.exists(journal) and not os.path.exists(path):  # pathlib raises for names that are too long
+        raise ValueError(
+            f"{path}: not a readable record: its run has not finished; {journal} has what it found"
+        )
+    data = read_bytes(path, sizes().record_bytes, "record")
+    return read_journal(data, str(path)) if is_journal(data) else record_from_json(data, str(path))

@@ -1,0 +1,263 @@
+"""The JSON of records, `attest.run/2`, and of journals, `attest.journal/2`: what they must hold, as types.
+
+Records of schema 1 are read, too: they lack `shrunk_from` and `phase`, and call INCONCLUSIVE MISTRUSTED.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from conformance.case import case_from_json
+from conformance.phases import PHASES
+from conformance.record import Element, Measurement, Result, RunRecord, Verdict
+from conformance.sizes import sizes
+from conformance.text import sentence
+from conformance.typed import decode
+
+RECORD = "attest.run/2"
+JOURNAL = "attest.journal/2"
+_READ = ("attest.run/1", RECORD)
+
+# Names that verdicts have in older records.
+_FORMER_VERDICTS = {"MISTRUSTED": Verdict.INCONCLUSIVE}
+
+Text = Annotated[str, Meta(max_length=sizes().string_characters)]
+Number = float | Literal["nan", "inf", "-inf"]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class _Data(msgspec.Struct, forbid_unknown_fields=True):
+    """What has these fields and no others."""
+
+
+class ElementData(_Data):
+    """An Element."""
+
+    index: tuple[Count, ...]
+    got: Number
+    expected: Number
+    got_hex: Text
+    expected_hex: Text
+
+
+class MeasurementData(_Data):
+    """A Measurement."""
+
+    output: Text
+    elements: Count
+    worst_ratio: Number
+    rms_ratio: Number
+    largest_z: Number
+    bias_t: Number
+    broken: tuple[Text, ...]
+    worst: ElementData | None
+
+
+class ResultData(_Data):
+    """A Result; `case_id` repeats the name of `case` for readers."""
+
+    subject: Text
+    check: Text
+    clauses: tuple[Text, ...]
+    case: dict[str, Any]
+    verdict: Text
+    measurements: tuple[MeasurementData, ...]
+    message: Text
+    minimal: bool
+    link: Text
+    case_id: Text = ""
+    shrunk_from: Text = ""
+    phase: Text = ""
+
+
+class RunData(_Data):
+    """What a run was asked."""
+
+    profile: Text
+    seed: Count
+    shard: tuple[Count, Count]
+    narrowed: Text
+    environment: dict[str, Any]
+
+
+class RecordData(RunData):
+    """A RunRecord; `status` and `counts` repeat for readers what follows from `results`."""
+
+    complete: bool
+    note: Text
+    problems: tuple[Text, ...]
+    results: tuple[ResultData, ...]
+    schema: str
+    status: str
+    counts: dict[str, int]
+
+
+class RunLine(RunData):
+    """The first line of a journal."""
+
+    schema: str
+
+
+class ResultLine(_Data):
+    """A line of a journal: one result."""
+
+    result: ResultData
+
+
+class _Head(msgspec.Struct):
+    schema: Any | UnsetType = UNSET
+
+
+def schema_of(data: bytes, where: str) -> str:
+    """The schema that a JSON object names. Raises ValueError if it names none."""
+    found = decode(data, _Head, where).schema
+    if not isinstance(found, str):
+        got = "none" if found is UNSET else repr(found)
+        raise ValueError(sentence(f"{where}: schema: got {got}, expected {RECORD!r}: write it with --json"))
+    return found
+
+
+def record_from_json(data: bytes, where: str) -> RunRecord:
+    """Read a record. Raises ValueError that begins with `where`."""
+    schema = schema_of(data, where)
+    if schema not in _READ:
+        raise ValueError(
+            sentence(f"{where}: schema: got {schema!r}, expected {RECORD!r}: write it with attest ... --json")
+        )
+    found = decode(data, RecordData, f"{where}: broken record")
+    return RunRecord(
+        **_asked(found, where),
+        results=tuple(
+            result_from_data(result, f"{where}: broken record, results[{number}]")
+            for number, result in enumerate(found.results)
+        ),
+        complete=found.complete,
+        note=found.note,
+        problems=found.problems,
+    )
+
+
+def run_from_json(data: bytes, where: str) -> RunRecord:
+    """Read the first line of a journal: what was asked, and no results. Raises ValueError."""
+    return RunRecord(**_asked(decode(data, RunLine, where), where), complete=False)
+
+
+def result_from_json(data: bytes, where: str) -> Result:
+    """Read a later line of a journal. Raises ValueError."""
+    return result_from_data(decode(data, ResultLine, where).result, where)
+
+
+def result_from_data(data: ResultData, where: str) -> Result:
+    """A Result of its JSON's types. Raises ValueError for what types do not say."""
+    try:
+        case = case_from_json(data.case)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(sentence(f"{where}: {error}")) from error
+    if data.phase and data.phase not in PHASES:
+        raise ValueError(
+            sentence(f"{where}.phase: got {data.phase!r}, expected one of {', '.join(PHASES)}, or nothing")
+        )
+    return Result(
+        subject=data.subject,
+        check=data.check,
+        clauses=data.clauses,
+        case=case,
+        verdict=_verdict(data.verdict, where),
+        measurements=tuple(_measurement(measurement) for measurement in data.measurements),
+        message=data.message,
+        minimal=data.minimal,
+        shrunk_from=data.shrunk_from,
+        phase=data.phase,
+        link=data.link,
+    )
+
+
+def record_to_json(record: RunRecord) -> dict[str, Any]:
+    """The record as JSON data; numbers that JSON lacks become "nan", "inf" and "-inf"."""
+    return {
+        "schema": RECORD,
+        "status": record.status,
+        "complete": record.complete,
+        "note": record.note,
+        "counts": record.counts,
+        "problems": list(record.problems),
+        "results": [result_to_json(r) for r in sorted(record.results, key=lambda r: r.sort_key)],
+        **_asked_to_json(record),
+    }
+
+
+def run_to_json(record: RunRecord) -> dict[str, Any]:
+    """The first line of a journal."""
+    return {"schema": JOURNAL, **_asked_to_json(record)}
+
+
+def result_to_json(result: Result) -> dict[str, Any]:
+    """One result, as records and journals hold it."""
+    data = _finite(asdict(result))
+    data["case"] = result.case.to_json()
+    data["case_id"] = result.case.id
+    data["verdict"] = result.verdict.value
+    return data
+
+
+def _asked(data: RunData, where: str) -> dict[str, Any]:
+    number, count = data.shard
+    if not 1 <= number <= count:
+        raise ValueError(f"{where}: shard: got {number}/{count}, expected i/n with 1 <= i <= n")
+    return {
+        "profile": data.profile,
+        "seed": data.seed,
+        "shard": data.shard,
+        "narrowed": data.narrowed,
+        "environment": data.environment,
+    }
+
+
+def _asked_to_json(record: RunRecord) -> dict[str, Any]:
+    return {
+        "profile": record.profile,
+        "seed": record.seed,
+        "shard": list(record.shard),
+        "narrowed": record.narrowed,
+        "environment": dict(record.environment),
+    }
+
+
+def _verdict(name: str, where: str) -> Verdict:
+    if name in _FORMER_VERDICTS:
+        return _FORMER_VERDICTS[name]
+    if name not in Verdict.__members__:
+        raise ValueError(
+            sentence(f"{where}.verdict: got {name!r}, expected one of {', '.join(Verdict.__members__)}")
+        )
+    return Verdict[name]
+
+
+def _measurement(data: MeasurementData) -> Measurement:
+    worst = data.worst
+    return Measurement(
+        output=data.output,
+        elements=data.elements,
+        worst_ratio=float(data.worst_ratio),
+        rms_ratio=float(data.rms_ratio),
+        largest_z=float(data.largest_z),
+        bias_t=float(data.bias_t),
+        broken=data.broken,
+        worst=worst
+        and Element(worst.index, float(worst.got), float(worst.expected), worst.got_hex, worst.expected_hex),
+    )
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinities: spell them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,25 @@
+"""How large the texts may be that attest reads and keeps: the numbers of conformance/sizes.toml."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The limits, as conformance/sizes.toml explains them."""
+
+    record_bytes: int
+    request_bytes: int
+    expectations_bytes: int
+    depth: int
+    exception_characters: int
+    string_characters: int
+    sentence_characters: int
+
+
+@cache
+def sizes() -> Sizes:
+    """Read the limits once."""
+    return Sizes(**tomllib.loads(Path(__file__).with_name("sizes.toml").read_text()))

@@ -1,0 +1,57 @@
+"""Text that came from elsewhere: without control characters, of limited length, in one line where need be."""
+
+import re
+
+from conformance.sizes import sizes
+
+# Terminals obey C0 and C1 controls, the bidirectional ones reorder what is read, and XML forbids surrogates.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+_QUOTED_TRACEBACK = "Traceback (most recent call last):"
+
+
+def printable(text: str) -> str:
+    """Spell each control character as an escape; newlines and tabs stay."""
+    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
+
+
+def shortened(text: str, size: int) -> str:
+    """Cut text to about `size` characters: what is cut is the middle, and said to be."""
+    clean = printable(text)
+    if len(clean) <= size:
+        return clean
+    return f"{clean[: size // 2]}\n[... {len(clean) - size} characters left out ...]\n{clean[-size // 2 :]}"
+
+
+def sentence(text: str) -> str:
+    """Put text in one line of limited length."""
+    return " ".join(shortened(text, sizes().sentence_characters).split())
+
+
+def exception_text(error: BaseException) -> str:
+    """An exception's type and all that it says, up to a limit.
+
+    XLA quotes the traceback of a callback, whose own error comes last: that line is then the first.
+    """
+    said = _said(error)
+    lines = said.splitlines()
+    if lines and lines[0].endswith(_QUOTED_TRACEBACK):
+        said = f"{lines[-1]}\n{said}"
+    elif said:
+        said = f"{type(error).__name__}: {said}"
+    else:
+        said = type(error).__name__
+    return shortened(said, sizes().exception_characters)
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line: its type and the first line of its message."""
+    return exception_text(error).splitlines()[0]
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error).strip()
+    except Exception as unreadable:  # the exception is a subject's, and so is its text
+        return f"(its text cannot be read: {type(unreadable).__name__})"

@@ -1,0 +1,71 @@
+"""JSON and TOML as typed data: what is not as its type says is one sentence, never a traceback."""
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from conformance.sizes import sizes
+from conformance.text import sentence
+
+
+def decode[T](data: bytes, kind: type[T], where: str) -> T:
+    """Read JSON as a type. Raises ValueError that begins with `where`."""
+    try:
+        return _shallow(msgspec.json.decode(data, type=kind), where)
+    except msgspec.ValidationError as error:
+        raise ValueError(_located(where, str(error))) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(sentence(f"{where}: not valid JSON: {error}")) from error
+    except RecursionError as error:
+        raise ValueError(_too_deep(where)) from error
+
+
+def convert[T](data: object, kind: type[T], where: str) -> T:
+    """Read parsed data as a type. Raises ValueError that begins with `where`."""
+    try:
+        return _shallow(msgspec.convert(data, kind), where)
+    except msgspec.ValidationError as error:
+        raise ValueError(_located(where, str(error))) from error
+    except RecursionError as error:
+        raise ValueError(_too_deep(where)) from error
+
+
+def decode_toml(data: bytes, where: str) -> dict[str, Any]:
+    """Read TOML. Raises ValueError that begins with `where`."""
+    try:
+        return _shallow(tomllib.loads(data.decode()), where)
+    except RecursionError as error:
+        raise ValueError(_too_deep(where)) from error
+    except ValueError as error:  # UTF-8, TOML, and numbers of too many digits
+        raise ValueError(sentence(f"{where}: not readable as TOML: {error}")) from error
+
+
+def _located(where: str, message: str) -> str:
+    """msgspec ends its messages with the place, as ` - at `$.results[3].check``: say it first."""
+    what, _, place = message.partition(" - at `$")
+    place = place.strip("`").removeprefix(".")
+    return sentence(f"{where}{f', {place}' if place else ''}: {what[:1].lower()}{what[1:]}")
+
+
+def _too_deep(where: str) -> str:
+    return f"{where}: nested more than {sizes().depth} levels deep"
+
+
+def _shallow[T](data: T, where: str) -> T:
+    """The data, if what it holds as plain lists and objects is not nested too deeply."""
+    level: list[object] = [data]
+    for _ in range(sizes().depth + 1):
+        level = [item for outer in level for item in _items(outer)]
+        if not level:
+            return data
+    raise ValueError(_too_deep(where))
+
+
+def _items(value: object) -> list[object]:
+    if isinstance(value, msgspec.Struct):
+        return [getattr(value, name) for name in value.__struct_fields__]
+    if isinstance(value, Mapping):
+        return [*value.values()]
+    return [*value] if isinstance(value, (list, tuple)) else []

@@ -1,0 +1,232 @@
+"""`validate_call`: the refusals of clause S20, for kernels that have none of their own."""
+
+import math
+from collections.abc import Iterator, Mapping
+from numbers import Integral
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from numpy.typing import NDArray
+
+from conformance.features import FEATURES
+from conformance.subject import Subject
+from reference.problem import make_problem
+from reference.semantics import OPTIONS
+
+_QKV = ("query", "key", "value")
+_ARRAYS = (
+    *_QKV,
+    "attention_mask",
+    "bias",
+    "q_segment_ids",
+    "kv_segment_ids",
+    "cum_seqlens_q",
+    "cum_seqlens_k",
+    "softmax_aux",
+)
+_LENGTHS = ("cum_seqlens_q", "cum_seqlens_k")
+_NUMBERS = ("softmax_scale", "logits_soft_cap", "dropout_prob")
+_FLAGS = ("causal", "normalize_output")
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def validate_call(
+    query: Any, key: Any, value: Any, *, supports: Subject | None = None, **options: Any
+) -> None:
+    """Refuse a malformed or unsupported attention call; call it first in a kernel's adapter.
+
+    query [B, Sq, Hq, D], key [B, Sk, Hkv, D], value [B, Sk, Hkv, Dv]. options: those of docs/semantics.md by
+    name; None, and an option's default, mean that it is not given.
+    supports: what the kernel declares. Without it every well-formed call passes.
+
+    Works on NumPy arrays, JAX arrays and tracers alike. Shapes, dtypes and options are always checked; of
+    values only concrete cumulative lengths are.
+
+    Raises ValueError for a malformed argument, NotImplementedError for a call that `supports` does not
+    declare, and TypeError for an option that does not exist. Each names the argument.
+    """
+    _refuse_unknown(options)
+    given = {"query": query, "key": key, "value": value}
+    given |= {name: option for name, option in options.items() if option is not None}
+    for name in _ARRAYS:
+        if name in given and not isinstance(given[name], jax.Array | np.ndarray):
+            _refuse(name, f"a {type(given[name]).__name__}", "an array")
+    for name in _NUMBERS:
+        if name in given:
+            _check_number(name, given[name])
+    for name in _FLAGS:
+        if name in given and not isinstance(given[name], bool | np.bool_):
+            _refuse(name, repr(given[name]), "True or False")
+    if "sliding_window" in given:
+        _check_window(given["sliding_window"])
+    if "dropout_seed" in given:
+        _check_seed(given["dropout_seed"])
+    make_problem(**_stand_ins(given, supports))
+    if supports is not None:
+        for argument, sentence in _unsupported(given, supports):
+            raise NotImplementedError(f"{argument}: {supports.name} {sentence}")
+
+
+def _refuse(name: str, got: str, expected: str) -> NoReturn:
+    raise ValueError(f"{name}: got {got}, expected {expected}")
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise TypeError(f"{unknown[0]}: is no option of attention; the options are {', '.join(OPTIONS)}")
+
+
+def _check_number(name: str, number: Any) -> None:
+    """A number that float32 holds; a traced one is taken on trust."""
+    if isinstance(number, Tracer):
+        return
+    try:
+        wide = float(number)
+    except (TypeError, ValueError, OverflowError):
+        wide = math.nan
+    if not abs(wide) <= _LARGEST:
+        got = repr(number)
+        _refuse(name, got if len(got) < 40 else f"{got[:20]}...", "one finite number that float32 holds")
+
+
+def _check_window(window: Any) -> None:
+    """The form of a window; `make_problem` checks its sides."""
+    if not isinstance(window, Integral | tuple | list):
+        _refuse("sliding_window", repr(window), "an int or a pair (left, right)")
+
+
+def _check_seed(seed: Any) -> None:
+    """The dtype of a seed that is an array; `make_problem` checks numbers."""
+    if isinstance(seed, jax.Array | np.ndarray) and not (
+        jnp.issubdtype(seed.dtype, np.integer) or jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
+    ):
+        _refuse("dropout_seed", f"dtype {seed.dtype}", "an integer dtype")
+
+
+def _is_integer(array: Any) -> bool:
+    return array.dtype.kind in "iu"
+
+
+def _stand_ins(given: Mapping[str, Any], supports: Subject | None) -> dict[str, Any]:
+    """The arguments for `make_problem`: arrays of their shapes and dtypes that take no memory.
+
+    Concrete lengths stand for themselves. What is traced gets a value that is right.
+    """
+    found: dict[str, Any] = dict(given)
+    for name in _ARRAYS:
+        if name in given:
+            found[name] = np.broadcast_to(np.zeros((), given[name].dtype), given[name].shape)
+    for name in _LENGTHS:
+        if name in given and not isinstance(given[name], Tracer):
+            found[name] = np.asarray(given[name])
+    for name in _NUMBERS:
+        if isinstance(given.get(name), Tracer):
+            found[name] = 0.5
+    if isinstance(given.get("dropout_seed"), jax.Array | np.ndarray):
+        found["dropout_seed"] = 0
+    if "softmax_aux" in found:
+        found["softmax_aux"] = _sinks(found["softmax_aux"], given["query"], supports)
+    return found
+
+
+def _sinks(aux: NDArray[Any], query: Any, supports: Subject | None) -> NDArray[Any]:
+    """The sinks as [n] or [Hq, n], once it is clear which of the two they are.
+
+    [n] with n = Hq > 1 is either n sinks that all heads share or one for each head. A kernel that takes only
+    one of the two is in no doubt.
+    """
+    form = "any" if supports is None else supports.sinks
+    if query.ndim != 4 or aux.ndim not in (1, 2):
+        return aux
+    heads = query.shape[2]
+    if aux.ndim == 1 and aux.shape[0] == heads > 1:
+        if form == "any":
+            expected = f"[1, {heads}] for sinks that all heads share, or [{heads}, 1] for one a head"
+            _refuse("softmax_aux", f"shape {aux.shape}", expected)
+        return aux[:1]
+    return aux[0, :1] if aux.ndim == 2 and aux.shape[0] == 1 else aux
+
+
+def _unsupported(given: Mapping[str, Any], subject: Subject) -> Iterator[tuple[str, str]]:
+    """(argument, what the subject does not take) for whatever a well-formed call asks beyond it."""
+    on = _features(given)
+    for feature in FEATURES:
+        if feature in on - subject.features:
+            yield _argument(feature, given), f"does not support {feature}"
+    for together in subject.excludes:
+        if together <= on:
+            yield (
+                " and ".join(_argument(feature, given) for feature in sorted(together)),
+                "does not combine them",
+            )
+    query, value = given["query"], given["value"]
+    dtype = np.dtype(query.dtype).name
+    if dtype not in subject.dtypes:
+        yield "query", f"does not support dtype {dtype}, only {', '.join(subject.dtypes)}"
+    low, high = subject.head_dims
+    for name, size in (("query", query.shape[3]), ("value", value.shape[3])):
+        if not low <= size <= high:
+            yield name, f"takes head dims {low} to {high}, got {size}"
+    multiple = subject.length_multiple
+    for name in ("query", "key"):
+        length = given[name].shape[1]
+        if length % multiple:
+            yield name, f"takes lengths that are multiples of {multiple}, got {length}"
+    yield from _narrower(given, subject, on)
+
+
+def _narrower(given: Mapping[str, Any], subject: Subject, on: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """The forms of supported features that the subject does not take."""
+    if "window" in on and subject.window_sides == "left":
+        window = given["sliding_window"]
+        left, right = (window, window) if isinstance(window, Integral) else window
+        if left is None or not (right == 0 or (right is None and "causal" in on)):
+            expected = "(left, 0), or (left, None) with causal=True"
+            yield "sliding_window", f"takes {expected}, got {window!r}"
+    if "dropout" in on and subject.seed_bits < 64:
+        seed = given["dropout_seed"]
+        if isinstance(seed, Integral) and int(seed) >= 2**subject.seed_bits:
+            yield "dropout_seed", f"takes seeds of {subject.seed_bits} bits, got {seed}"
+    if "sinks" in on and subject.sinks != "any":
+        aux, heads = given["softmax_aux"], given["query"].shape[2]
+        shapes = {
+            "shared": aux.ndim == 1 or aux.shape[0] == 1,
+            "per_head": aux.shape == (heads,) or (aux.ndim == 2 and aux.shape[0] == heads),
+        }
+        if not shapes[subject.sinks]:
+            yield "softmax_aux", f"takes {subject.sinks} sinks, got shape {aux.shape}"
+
+
+def _argument(feature: str, given: Mapping[str, Any]) -> str:
+    """The arguments that a feature goes by, as far as they are given."""
+    if feature in ("gqa", "value_dim"):
+        return {"gqa": "key heads", "value_dim": "value head dim"}[feature]
+    return " and ".join(name for name in FEATURES[feature].arguments if name in given)
+
+
+def _features(given: Mapping[str, Any]) -> frozenset[str]:
+    """The features of `conformance.features` that a well-formed call switches on."""
+    query, key, value = (given[name] for name in _QKV)
+    rate = given.get("dropout_prob", 0.0)
+    switches = {
+        "scale": "softmax_scale" in given,
+        "bias": "bias" in given,
+        "soft_cap": "logits_soft_cap" in given,
+        "mask": "attention_mask" in given,
+        "integer_mask": "attention_mask" in given and _is_integer(given["attention_mask"]),
+        "causal": bool(given.get("causal", False)),
+        "window": "sliding_window" in given,
+        "segments": "q_segment_ids" in given,
+        "padded": "cum_seqlens_q" in given and query.shape[0] != 1,
+        "packed": "cum_seqlens_q" in given and query.shape[0] == 1,
+        "sinks": "softmax_aux" in given,
+        "dropout": isinstance(rate, Tracer) or rate > 0,
+        "unnormalized": not given.get("normalize_output", True),
+        "gqa": query.shape[2] != key.shape[2],
+        "value_dim": value.shape[3] != query.shape[3],
+    }
+    return frozenset(name for name, on in switches.items() if on)

@@ -1,0 +1,60 @@
+"""An error of each element of an array: its bound and its variance, and what rounding adds to them."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.coherence import NO_PARTS, Parts, Shares
+from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, half_ulp
+
+# What is larger is squared without overflow.
+_LARGEST_BOUND = 1e150
+
+
+@dataclass(frozen=True)
+class Spread:
+    """An error of each element of an array: what it cannot exceed, and its variance.
+
+    extra: what is added to the variance where few different values meet the largest error of rounding.
+    shares: of the variance, that errors repeated from row to row have. parts: of it, that are independent.
+
+    common: the standard deviation of the sum of all errors, each with the sign of the exact value and divided
+    by its own deviation, as far as roundings repeat from row to row; 0 where they do not.
+    """
+
+    bound: Floats
+    variance: Floats
+    extra: Floats | float = 0.0
+    common: float = 0.0
+    shares: tuple[Shares, ...] = ()
+    parts: Parts = NO_PARTS
+
+
+def finite(array: Floats) -> Floats:
+    """Non-finite elements as 0."""
+    return np.where(np.isfinite(array), array, 0.0)
+
+
+def at_least_bound(spread: Spread, where: NDArray[np.bool_]) -> Spread:
+    """Let variances be no smaller than squared bounds in some places."""
+    squared = np.square(np.minimum(spread.bound, _LARGEST_BOUND))
+    return replace(spread, variance=np.where(where, np.maximum(spread.variance, squared), spread.variance))
+
+
+def cast_error(unit: float, x: Floats, half_subnormal: Floats | float) -> Spread:
+    """Rounding x >= 0 to a unit roundoff; what is below half the smallest subnormal becomes 0."""
+    relative = unit * x
+    bound = np.minimum(x, np.maximum(relative, half_subnormal))
+    variance = np.maximum(ROUNDING_VARIANCE * relative**2, np.square(half_subnormal) / 3)
+    return Spread(bound, np.minimum(x**2, variance))
+
+
+def rounding(magnitude: Floats, spread: Spread, unit: float, half_subnormal: float) -> Spread:
+    """An error that is followed by rounding to a unit roundoff; float32 may be flushed below its normals."""
+    exists = spread.bound > 0
+    furthest = np.maximum(half_ulp(magnitude + spread.bound, unit), half_subnormal * exists)
+    usual = np.maximum(half_ulp(magnitude, unit), half_subnormal * (magnitude > 0))
+    variance = spread.variance + usual**2 / 3 + SMALLEST_NORMAL**2 / 3 * exists
+    parts = spread.parts.plus(usual**2 / 3)
+    return replace(spread, bound=spread.bound + furthest, variance=variance, parts=parts)

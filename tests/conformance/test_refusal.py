@@ -1,0 +1,162 @@
+"""Refusals: each check can pass, can fail, and says which; what counts as naming an argument."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from conformance.case import Case
+from conformance.checks import all_checks
+from conformance.checks.refusal import CHECKS, said
+from conformance.features import DTYPES, FEATURES
+from conformance.judge import judge
+from conformance.malformed import MALFORMED
+from conformance.plan import Restriction, load_profile, tasks
+from conformance.record import Result, Verdict
+from conformance.subject import Subject
+from conformance.validation import validate_call
+from tests.conformance.toy import toy
+
+NAMES = sorted(check.name for check in CHECKS)
+NARROW = {
+    "excludes": (frozenset({"mask", "bias"}), frozenset({"padded", "packed"})),
+    "window_sides": "left",
+    "length_multiple": 8,
+    "seed_bits": 32,
+}
+EVERYTHING = {"features": frozenset(FEATURES), "dtypes": DTYPES}
+
+
+def swallow(query: Any, key: Any, value: Any, **_options: Any) -> Any:
+    """Returns zeros for whatever it is given."""
+    return jnp.zeros((1,))
+
+
+def subject_of(call: Callable[..., Any], **declared: Any) -> Subject:
+    return toy(call, **declared)
+
+
+def validating(**declared: Any) -> Subject:
+    """A kernel that is nothing but its validation."""
+
+    def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        validate_call(query, key, value, supports=subject, **options)
+        return swallow(query, key, value)
+
+    subject = subject_of(call, **declared)
+    return subject
+
+
+def posed(subject: Subject) -> dict[str, Result]:
+    """What a run says of the refusals of a subject, by check."""
+    only = Restriction(checks=tuple(NAMES))
+    results: list[Result] = []
+    for task in tasks(subject, load_profile("quick"), seed=0, only=only):
+        results += judge(subject, task.case, task.checks)
+    return {result.check: result for result in results}
+
+
+SUBJECTS: dict[str, dict[str, Any]] = {
+    "everything": EVERYTHING,
+    "nothing": {"features": frozenset()},
+    "narrow": EVERYTHING | NARROW | {"sinks": "shared"},
+    "sinks of each head": {"features": frozenset({"sinks"}), "sinks": "per_head"},
+    "one dtype": {"features": frozenset({"causal"}), "dtypes": ("bfloat16",)},
+}
+
+
+@pytest.mark.parametrize("declared", SUBJECTS)
+def test_one_line_of_validation_passes_every_refusal(declared: str) -> None:
+    results = posed(validating(**SUBJECTS[declared]))
+    assert results
+    for name, result in results.items():
+        malformed = name.removeprefix("refusal.") in MALFORMED
+        expected = Verdict.PASS if malformed else Verdict.UNSUPPORTED
+        assert result.verdict is expected, f"{name}: {result.message}"
+
+
+@pytest.mark.parametrize("declared", SUBJECTS)
+def test_each_refusal_fails_a_kernel_that_swallows_everything(declared: str) -> None:
+    for name, result in posed(subject_of(swallow, **SUBJECTS[declared])).items():
+        assert result.verdict is Verdict.FAIL, name
+        assert "silently accepted" in result.message
+
+
+def test_every_check_is_posed_to_somebody() -> None:
+    asked = {name for declared in SUBJECTS.values() for name in posed(subject_of(swallow, **declared))}
+    assert asked == set(NAMES)
+
+
+def test_a_subject_that_does_not_validate_is_asked_none() -> None:
+    subject = subject_of(swallow, validates=False, **EVERYTHING | NARROW)
+    assert posed(subject) == {}
+    known = all_checks()
+    assert all(known[name].applies(subject) is not None for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    "error", [IndexError("sliding_window"), AssertionError("window"), SystemExit("window")]
+)
+def test_an_accident_is_no_refusal(error: BaseException) -> None:
+    def raises(*_arrays: Any, **_options: Any) -> Any:
+        raise error
+
+    subject = subject_of(raises, features=frozenset({"window"}))
+    case = Case(batch=2, q_len=5, kv_len=5, q_heads=2, kv_heads=2, head_dim=4)
+    (result,) = judge(subject, case, ("refusal.window_negative",))
+    assert result.verdict is Verdict.FAIL
+    assert f"got {type(error).__name__}" in result.message
+
+
+def test_a_broadcast_key_of_batch_1_is_seen() -> None:
+    """A key of batch 1 fits queries of batch 2 by broadcasting, and nothing raises by itself."""
+
+    def broadcasts(query: Any, key: Any, value: Any, **_options: Any) -> Any:
+        weights = jnp.matmul(query.swapaxes(1, 2), key.transpose(0, 2, 3, 1))
+        return jnp.matmul(weights, value.swapaxes(1, 2)).swapaxes(1, 2)
+
+    results = posed(subject_of(broadcasts))
+    for name in ("refusal.key_batch", "refusal.key_value_batch"):
+        assert "silently accepted" in results[name].message
+
+
+class SlidingWindowError(ValueError):
+    """An exception whose name is its message."""
+
+
+def chained() -> Exception:
+    try:
+        try:
+            raise RuntimeError("no room for attention_MASK")
+        except RuntimeError as cause:
+            raise NotImplementedError from cause
+    except NotImplementedError as error:
+        return error
+
+
+def noted() -> Exception:
+    error = ValueError("out of range")
+    error.add_note("argument: Softmax_Scale")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (ValueError("first line\nthe Query is wrong"), "query"),
+        (SlidingWindowError(), "window"),
+        (chained(), "mask"),
+        (noted(), "softmax_scale"),
+    ],
+)
+def test_the_whole_text_counts_in_any_case(error: Exception, word: str) -> None:
+    assert word in said(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [(ValueError("no"), "value"), (TypeError("an unexpected keyword argument 'bias'"), "key")],
+)
+def test_words_that_name_no_argument(error: Exception, word: str) -> None:
+    assert word not in said(error)

@@ -1,0 +1,202 @@
+"""`validate_call`: it refuses exactly what a Subject does not take, and works on tracers."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance import validate_call
+from conformance.build import build
+from conformance.case import Case
+from conformance.execute import call_of, to_jax
+from conformance.features import DTYPES, FEATURES
+from conformance.subject import Subject
+
+# The choices of a case that ask for a feature; windows and sinks in every form that a subject may not take.
+SWITCHES: dict[str, tuple[dict[str, Any], ...]] = {
+    "scale": ({"scale": 0.5}, {"scale": -2.0}),
+    "bias": ({"bias": "11q"}, {"bias": "bhq", "bias_hides": True}),
+    "soft_cap": ({"soft_cap": 3.0},),
+    "mask": ({"mask": "b1"}, {"mask": "11", "integer_mask": True}),
+    "causal": ({"causal": True},),
+    "window": tuple({"window": window} for window in ((2, 0), (2, None), (None, 1), (1, 3), (None, None))),
+    "segments": ({"segments": 2},),
+    "padded": ({"batch": 2, "lengths": ((1, 2), (3, 0))},),
+    "packed": ({"batch": 1, "lengths": ((1, 2), (0, 1), (2, 0))},),
+    "sinks": ({"sinks": 1}, {"sinks": 3}, {"sinks": 1, "sinks_per_head": True}),
+    "dropout": ({"dropout": 0.5},),
+    "unnormalized": ({"normalized": False},),
+    "gqa": ({"q_heads": 4},),
+    "value_dim": ({"value_dim": 3},),
+}
+NARROW: tuple[dict[str, Any], ...] = (
+    {"window_sides": "left"},
+    {"length_multiple": 2},
+    {"sinks": "shared"},
+    {"sinks": "per_head"},
+    {"excludes": (frozenset({"mask", "bias"}), frozenset({"causal", "window", "scale"}))},
+    {"dtypes": ("bfloat16",)},
+    {"head_dims": (4, 8)},
+)
+
+
+@st.composite
+def drawn_cases(draw: st.DrawFn) -> Case:
+    """Small well-formed cases with any features."""
+    case = Case(
+        dtype=draw(st.sampled_from(DTYPES)),
+        batch=draw(st.integers(1, 2)),
+        q_len=draw(st.integers(3, 6)),
+        kv_len=draw(st.integers(3, 6)),
+        q_heads=2,
+        kv_heads=2,
+        head_dim=draw(st.sampled_from((2, 4))),
+    )
+    for feature in draw(st.sets(st.sampled_from(sorted(SWITCHES)), max_size=5)):
+        if not (feature in ("padded", "packed") and case.lengths is not None):
+            case = replace(case, **draw(st.sampled_from(SWITCHES[feature])))
+    return case
+
+
+@st.composite
+def subjects(draw: st.DrawFn) -> Subject:
+    """Declarations that lack some features, and forms of others."""
+    declared: dict[str, Any] = {"dtypes": DTYPES}
+    for narrow in draw(st.lists(st.sampled_from(NARROW), max_size=2)):
+        declared |= narrow
+    missing = draw(st.sets(st.sampled_from(sorted(FEATURES)), max_size=2))
+    return Subject("drawn", call=print, features=frozenset(FEATURES) - missing, **declared)
+
+
+@given(drawn_cases(), subjects(), st.booleans())
+@settings(deadline=None)
+def test_it_refuses_what_the_subject_does_not_take(case: Case, subject: Subject, jitted: bool) -> None:
+    call = call_of(build(case))
+    options = dict(call.options)
+
+    def validate(arrays: dict[str, Any]) -> None:
+        validate_call(**arrays, supports=subject, **options)
+
+    try:
+        jax.eval_shape(validate, to_jax(call.arrays)) if jitted else validate(dict(call.arrays))
+    except NotImplementedError:
+        assert subject.why_not(case) is not None
+    else:
+        assert subject.why_not(case) is None
+
+
+ARRAY = np.ones((2, 4, 2, 4), np.float32)
+WELL_FORMED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "everything at its default": {
+        "causal": False,
+        "dropout_prob": 0.0,
+        "bias": None,
+        "normalize_output": True,
+    },
+    "a window of one number": {"sliding_window": 2},
+    "NumPy scalars": {"softmax_scale": np.float32(0.5), "causal": np.True_, "sliding_window": np.int64(1)},
+    "one sink a head": {"softmax_aux": np.ones((2, 1), np.float32)},
+    "as many shared sinks as heads": {"softmax_aux": np.ones((1, 2), np.float32)},
+    "other shared sinks": {"softmax_aux": np.ones(3, np.float32)},
+    "the words of a seed": {"dropout_prob": 0.5, "dropout_seed": np.array([1, 2], np.uint32)},
+    "a PRNG key": {"dropout_prob": 0.5, "dropout_seed": jax.random.key(3)},
+    "the largest seed": {"dropout_prob": 0.5, "dropout_seed": 2**64 - 1},
+}
+
+
+@pytest.mark.parametrize("options", WELL_FORMED)
+def test_well_formed_calls_pass(options: str) -> None:
+    validate_call(ARRAY, ARRAY, ARRAY, **WELL_FORMED[options])
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "causal: got 'yes'": {"causal": "yes"},
+    "bias: got a list": {"bias": [[1.0]]},
+    "sliding_window: got 'ab'": {"sliding_window": "ab"},
+    "softmax_scale: got 10000000000000000000...": {"softmax_scale": 10**400},
+    "softmax_scale: got <object": {"softmax_scale": object()},
+    "dropout_seed: got dtype float32": {"dropout_prob": 0.5, "dropout_seed": np.float32([1, 2])},
+    r"softmax_aux: got shape \(2,\), expected \[1, 2\] for sinks .* \[2, 1\]": {
+        "softmax_aux": np.ones(2, np.float32)
+    },
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_wrong_is_named(message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        validate_call(ARRAY, ARRAY, ARRAY, **REFUSED[message])
+
+
+def test_an_option_that_does_not_exist_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="sliding_windw: is no option of attention"):
+        validate_call(ARRAY, ARRAY, ARRAY, sliding_windw=3)
+
+
+def test_traced_lengths_and_numbers_are_taken_on_trust() -> None:
+    """A tracer has no value to check; the same lengths are refused where they are concrete."""
+    wrong = jnp.array([0, 3, 1], jnp.int32)
+
+    def validate(cum: Any, scale: Any, rate: Any) -> None:
+        options = {"cum_seqlens_q": cum, "cum_seqlens_k": cum, "softmax_scale": scale}
+        validate_call(ARRAY, ARRAY, ARRAY, dropout_prob=rate, dropout_seed=1, **options)
+
+    jax.eval_shape(validate, wrong, jnp.float32(2), jnp.float32(0.5))
+    with pytest.raises(ValueError, match="cum_seqlens_q"):
+        validate(wrong, 2.0, 0.5)
+
+
+def test_lengths_that_a_trace_closes_over_are_concrete() -> None:
+    wrong = jnp.array([0, 3, 1], jnp.int32)
+    with pytest.raises(ValueError, match="cum_seqlens_q"):
+        jax.eval_shape(lambda x: validate_call(x, x, x, cum_seqlens_q=wrong, cum_seqlens_k=wrong), ARRAY)
+
+
+@pytest.mark.parametrize(
+    ("declared", "options", "words"),
+    [
+        (
+            {"features": frozenset()},
+            {"sliding_window": (1, 1)},
+            "sliding_window: narrow does not support window",
+        ),
+        (
+            {"excludes": (frozenset({"mask", "bias"}),)},
+            {"attention_mask": np.ones((1, 1, 4, 4), bool), "bias": np.ones((1, 1, 4, 4), np.float32)},
+            "bias and attention_mask: narrow does not combine them",
+        ),
+        ({"window_sides": "left"}, {"sliding_window": 2}, r"sliding_window: narrow takes \(left, 0\)"),
+        (
+            {"seed_bits": 8},
+            {"dropout_prob": 0.5, "dropout_seed": 256},
+            "dropout_seed: narrow takes seeds of 8",
+        ),
+        (
+            {"sinks": "per_head"},
+            {"softmax_aux": np.ones(3, np.float32)},
+            "softmax_aux: narrow takes per_head",
+        ),
+        ({"length_multiple": 8}, {}, "query: narrow takes lengths that are multiples of 8, got 4"),
+        ({"head_dims": (8, 8)}, {}, "query: narrow takes head dims 8 to 8, got 4"),
+        ({"dtypes": ("bfloat16",)}, {}, "query: narrow does not support dtype float32, only bfloat16"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    declared: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    subject = Subject("narrow", call=print, **{"features": frozenset(FEATURES)} | declared)
+    with pytest.raises(NotImplementedError, match=words):
+        validate_call(ARRAY, ARRAY, ARRAY, supports=subject, **options)
+    validate_call(ARRAY, ARRAY, ARRAY, **options)
+
+
+@pytest.mark.parametrize("sinks", ["shared", "per_head"])
+def test_a_shape_is_ambiguous_only_to_those_who_take_both(sinks: Any) -> None:
+    subject = Subject("one_form", call=print, features=frozenset({"sinks"}), sinks=sinks)
+    validate_call(ARRAY, ARRAY, ARRAY, supports=subject, softmax_aux=np.ones(2, np.float32))

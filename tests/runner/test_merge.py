@@ -1,0 +1,71 @@
+"""The shards of a run, merged, are the run: whatever fails, and whatever each shard found simplest."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance import runner
+from conformance.case import Case
+from conformance.expectations import Expectation
+from conformance.gate import with_policy
+from conformance.plan import Task
+from conformance.record import Measurement, Verdict, merge_records
+from conformance.runner import run
+from conformance.schema import record_to_json
+from tests.runner.fakes import planned, request, result
+
+IMPRECISE = (Measurement("out", 1, 2.0, 1.0, 1.0, 0.0, broken=("bound",)),)
+MEANINGLESS = (Measurement("out", 1, 2.0, 1.0, 1.0, 0.0, broken=("bound", "semantics")),)
+KNOWN = Expectation("toys.right", "forward", "known to fail", "https://example.org/1", case={"q_len": 2})
+
+LENGTHS = st.integers(1, 6)
+CASES = st.builds(
+    lambda q_len, kv_len, seed: Case(q_len=q_len, kv_len=kv_len, seed=seed),
+    LENGTHS,
+    LENGTHS,
+    st.integers(0, 3),
+)
+KINDS = st.sampled_from(["PASS", "imprecise", "meaningless", "raised", "died", "XFAIL"])
+
+
+@given(
+    posed=st.dictionaries(CASES, KINDS, max_size=12),
+    simplest=st.dictionaries(CASES, CASES, max_size=12),
+    count=st.integers(1, 4),
+)
+def test_merged_shards_are_the_run(posed, simplest, count):
+    """Searches end at any case, drawn or not: what counts is that each begins with the same one."""
+
+    def judge(subject, case, checks):
+        kind = posed[case]
+        if kind == "PASS":
+            return [result(case, check) for check in checks]
+        numbers = {"imprecise": IMPRECISE, "meaningless": MEANINGLESS}.get(kind, ())
+        phase = "running" if kind == "died" else ""
+        return [result(case, check, Verdict.FAIL, measurements=numbers, phase=phase) for check in checks]
+
+    def shrink(subject, failing, evaluations):
+        return replace(failing, case=simplest.get(failing.case, failing.case), minimal=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "judge", judge)
+        patch.setattr(runner, "shrink", shrink)
+        planned(patch, *(Task("toys.right", case, ("forward", "gradients")) for case in posed))
+        parts = [run(request(shard=(number, count), expectations=(KNOWN,))) for number in range(1, count + 1)]
+        whole = with_policy(run(request(expectations=(KNOWN,))), ())
+    assert record_to_json(with_policy(merge_records(parts), ())) == record_to_json(whole)
+
+
+def test_old_shards_keep_what_they_shrank():
+    """Records of schema 1 do not say where a search began."""
+    minimal = result(verdict=Verdict.FAIL, minimal=True)
+    merged = merge_records([replace(run_of(minimal), shard=(1, 1))])
+    assert merged.results == (minimal,)
+
+
+def run_of(*results):
+    from conformance.record import RunRecord
+
+    return RunRecord("quick", 0, results)

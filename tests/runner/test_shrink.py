@@ -1,0 +1,63 @@
+"""A search for a simpler failing case stays with the failure that it began with and with what is promised."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from conformance import shrink as shrinking
+from conformance.case import Case
+from conformance.judge import judge
+from conformance.record import Measurement, Verdict
+from conformance.shrink import shrink
+from tests import toys
+from tests.runner.fakes import result
+
+LARGE = Case(q_len=6, kv_len=4, causal=True, head_dim=4, seed=5)
+
+
+def test_no_case_is_entered_that_the_dialect_leaves_open():
+    """With fewer keys than queries some rows see no key: there this subject promises nothing and is wrong."""
+
+    def call(query, key, value, *, causal=False):
+        out = toys.right.call(query, key, value, causal=causal)
+        empty = np.arange(query.shape[1]) < query.shape[1] - key.shape[1]
+        return out + np.float32(empty & causal)[None, :, None, None] + np.float32(query.shape[1] > 2)
+
+    subject = replace(toys.promises_little, call=call)
+    start = replace(LARGE, kv_len=6)
+    (failing,) = judge(subject, start, ("forward",))
+    assert failing.verdict is Verdict.FAIL
+    minimal = shrink(subject, failing, 200)
+    assert minimal.verdict is Verdict.FAIL
+    assert minimal.case.q_len == 3
+    assert not minimal.case.causal or minimal.case.kv_len >= 3
+    (open_to_it,) = judge(subject, Case(q_len=2, kv_len=1, causal=True), ("forward",))
+    assert open_to_it.verdict is Verdict.UNSUPPORTED
+    assert "unspecified" in open_to_it.message
+
+
+def test_a_failure_of_precision_does_not_end_as_one_of_meaning(monkeypatch):
+    imprecise = (Measurement("out", 1, 2.0, 1.0, 1.0, 0.0, broken=("rms",)),)
+
+    def found(subject, case, checks):
+        numbers = imprecise if case.q_len >= 3 else ()
+        return [result(case, checks[0], Verdict.FAIL, measurements=numbers)]
+
+    monkeypatch.setattr(shrinking, "judge", found)
+    (failing,) = found(None, LARGE, ("forward",))
+    assert shrink(toys.right, failing, 200).case.q_len == 3
+    assert shrink(toys.right, replace(failing, measurements=()), 200).case.q_len == 1
+
+
+def test_the_case_that_is_shown_passes_once_the_kernel_is_mended():
+    """One query and one key fail without the diagonal, but a kernel without causal order passes there too."""
+
+    def call(query, key, value, *, causal=False):
+        out = toys.right.call(query, key, value, causal=causal)
+        return out + np.float32(1) if causal else out
+
+    (failing,) = judge(replace(toys.right, call=call), LARGE, ("forward",))
+    minimal = shrink(replace(toys.right, call=call), failing, 200)
+    assert minimal.case.q_len + minimal.case.kv_len < LARGE.q_len + LARGE.kv_len
+    (mended,) = judge(toys.right, minimal.case, ("forward",))
+    assert mended.verdict is Verdict.PASS
