@@ -18,8 +18,8 @@ from conformance.trial import Trial
 def shrink(subject: Subject, failing: Result, evaluations: int) -> Result:
     """Search the simpler cases with at most `evaluations` calls of the kernel; minimal=True on the result.
 
-    A failure of meaning stays one of meaning, and one of precision one of precision. A simpler case that could
-    not tell a right kernel from a wrong one does not count: once the kernel is mended, what is shown must pass.
+    A failure of meaning stays one of meaning, and one of precision one of precision. A case that could not
+    tell a right kernel from a wrong one does not count: once the kernel is mended, what is shown must pass.
     """
     simplest = failing
     known: dict[Case, bool] = {failing.case: True}

@@ -65,7 +65,13 @@ def test_each_defect_was_killed_with_each_seed() -> None:
             assert set(SEEDS) <= set(KILLED[name].get(profile, {})), (name, profile)
 
 
-@pytest.mark.parametrize("name", sorted(KILLED))
+# Those that the quick profile must kill are judged again in every test run, all others every night.
+EVERY_RUN = [
+    name if DEFECTS[name].quick else pytest.param(name, marks=pytest.mark.nightly) for name in sorted(KILLED)
+]
+
+
+@pytest.mark.parametrize("name", EVERY_RUN)
 def test_a_defect_is_killed_by_the_cases_that_killed_it(name: str) -> None:
     for _profile, seed, check, case in kills(name):
         message = judged(DEFECTS[name], case, check)
@@ -73,13 +79,14 @@ def test_a_defect_is_killed_by_the_cases_that_killed_it(name: str) -> None:
         assert not message.startswith("raised"), message
 
 
-@pytest.mark.parametrize("name", sorted(KILLED))
+@pytest.mark.parametrize("name", EVERY_RUN)
 def test_the_profile_still_poses_the_cases_that_killed(name: str) -> None:
     defect = DEFECTS[name]
     for profile, seed, check, case in kills(name):
         assert (case.id, check) in posed(defect.lacks, defect.variant, profile, seed), (profile, seed, case)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(NULLS))
 def test_a_correct_kernel_passes_the_cases_that_kill_others(name: str) -> None:
     every = [kill for defect in sorted(KILLED) for kill in kills(defect) if not DEFECTS[defect].lacks]

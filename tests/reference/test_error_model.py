@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reference.error_model import Prediction, predict
 from reference.judgements import Statistics, exceeded, limits, measure
-from reference.numerics import ROUNDING_VARIANCE, Numerics
+from reference.numerics import ROUNDING_VARIANCE, Numerics, coarse
 from reference.oracle import Cotangents, Sample, attention
 from reference.problem import make_problem
 from reference.semantics import STANDARD, Semantics
@@ -419,6 +419,63 @@ def test_the_gradients_of_float64_arguments_are_not_rounded_further() -> None:
 def test_a_declaration_that_cannot_be_is_refused(field: str, value: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Numerics("float32", **{field: value})
+
+
+# What third parties declare.
+
+
+def beyond(numerics: Numerics, drawn: Drawn, got: dict[str, Any], dtype: str) -> set[str]:
+    cases = judged(got, drawn, numerics, kernel="", dtype=dtype, family="normal", features=(), seed=0)
+    return {case.output for case in cases if case.exceeded}
+
+
+def test_weights_from_a_rounded_lse_are_to_be_declared() -> None:
+    drawn = draw("normal", (), Shape(1, 40, 96, 2, 1, 32, 32), "float32", 5)
+    arithmetic, numerics = correct("float32", lse="bfloat16")
+    exact = attention(drawn.problem, drawn.semantics, drawn.cotangents)
+    got = emulated(drawn, arithmetic)
+    off = np.exp(exact.lse - got["lse"].astype(np.float64)).transpose(0, 2, 1)[..., None]
+    got = {"out": (got["out"] * off).astype(np.float32), "lse": got["lse"]}
+    assert beyond(numerics, drawn, got, "float32") == {"out"}
+    assert beyond(replace(numerics, weights_from_lse=True), drawn, got, "float32") == set()
+
+
+def test_rounded_partial_results_are_to_be_declared() -> None:
+    drawn = draw("normal", (), Shape(1, 128, 1024, 1, 1, 64, 64), "bfloat16", 6)
+    arithmetic, numerics = correct("bfloat16", out_accumulator="bfloat16")
+    got = {name: array for name, array in emulated(drawn, arithmetic).items() if name in ("out", "lse")}
+    assert beyond(numerics, drawn, got, "bfloat16") == {"out"}
+    assert beyond(replace(numerics, partials=2.0**-8), drawn, got, "bfloat16") == set()
+
+
+def test_delta_of_recomputed_weights_is_less_exact() -> None:
+    drawn = draw("low_lse", ("causal",), SMALL, "float32", 7)
+    _, numerics = correct("float32")
+    call = (drawn.problem, drawn.semantics)
+    usual = predict(*call, numerics, drawn.cotangents)["dquery"]
+    summed = predict(*call, replace(numerics, delta_from_weights=True), drawn.cotangents)["dquery"]
+    assert np.median(summed.std / np.maximum(usual.std, 1e-300)) > 1.1
+
+
+def test_a_coarse_kernel_is_no_better_than_declared() -> None:
+    declared = Numerics("float16", exponential=0.1, half_subnormal=2.0**-3)
+    worst = coarse(declared)
+    assert (worst.exponential, worst.half_subnormal, worst.accumulator) == (0.1, 2.0**-3, 2.0**-8)
+
+
+# Where weights cannot be told.
+
+
+def test_logits_beyond_their_own_rounding_leave_one_heavy_key() -> None:
+    """The bound does not explode: whichever key is the heavy one, out is one of few values."""
+    rng = np.random.default_rng(8)
+    query, key, value = (rng.standard_normal((1, n, 1, 8)).astype(np.float32) for n in (4, 6, 6))
+    problem = make_problem(query, key, value, softmax_scale=1e9)
+    cotangents = Cotangents(np.ones((1, 4, 1, 8), np.float32))
+    out = predict(problem, STANDARD, Numerics("float32"), cotangents)["out"]
+    assert (out.bound < 10 * np.abs(value).max()).all()
+    wrong = np.zeros((1, 4, 1, 8), np.float32)
+    assert measure(wrong, attention(problem).out, out).worst_ratio > 10
 
 
 # The four statistics.

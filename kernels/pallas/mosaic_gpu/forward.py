@@ -265,8 +265,8 @@ def finish(
 def _share(m: jax.Array, largest: jax.Array) -> jax.Array:
     """Two to the power of m - largest, at most 1.
 
-    m is a product. The compiler may fuse it with the subtraction, which leaves the rounding of the product. Of
-    a row that has seen nothing, and of huge logits, that is more than any exponent.
+    m is a product. The compiler may fuse it with the subtraction, which leaves the rounding of the product.
+    Of a row that has seen nothing, and of huge logits, that is more than any exponent.
     """
     return jnp.where(m >= largest, 1.0, jnp.exp2(m - largest))
 
