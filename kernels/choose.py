@@ -120,7 +120,7 @@ def default_device() -> Device:
 def implementation_for(
     device: Device,
     call: Traits,
-    platform: str | None = None,
+    platform: object = None,
     installed: Callable[[str], bool] = _installed,
 ) -> Implementation:
     """The fastest implementation that takes a call on a device, or the one that `platform` names.

@@ -252,7 +252,9 @@ def _row_dot_error(
         return Spread(u * d_row, c * u**2 * d_row**2)
     if numerics.delta_from_weights and not numerics.materialised:
         return _row_dot_of_weights(numerics, block, backward, error, dp, recomputed)
-    own = p**2 * error.weight.variance * (d_weights - row_dot[:, None]) ** 2
+    # Of a weight below the normal numbers, flushing takes all.
+    off = p**2 * error.weight.variance + np.minimum(p, SMALLEST_NORMAL) ** 2
+    own = off * (d_weights - row_dot[:, None]) ** 2
     variance = own.sum(axis=1) + lse_variance_of_sinks(block, error.sinks) * row_dot**2 + c * u**2 * d_row**2
     # Rounding dO moves the dP of a row together, and D, which reads it as stored, does not follow.
     variance = variance + c * numerics.input_rounding**2 * (d_out**2 * out**2).sum(axis=1)

@@ -23,7 +23,7 @@ from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
 from kernels.flash import Settings
 from kernels.philox import keep_mask
 from kernels.varying import vary_together
-from kernels.visibility import describe_rows, visible_tile
+from kernels.visibility import Rows, describe_rows, visible_tile
 from kernels.xla.tiles import Weighed, restricted_logits, scaled_products
 
 _LIMITS = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
@@ -41,7 +41,7 @@ def forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weigh
     dot = partial(jnp.einsum, precision=settings.precision)
     rows = describe_rows(call)
     bias = _by_pair(call, call.bias)
-    visible = _visible(call, rows.first, rows.last)
+    visible = _visible(call, rows)
     query, key, value = _by_head(call)
     products = scaled_products(dot, "bhrd,bhkd->bhrk", call, query, key)
     S, slope = restricted_logits(call, _split_rows(call, products), bias, visible, settings.logits_dtype)
@@ -78,9 +78,11 @@ def backward(
     d_lse: jax.Array,
 ) -> Call:
     """Return the cotangents of a call's float arrays, in the arrays' own dtypes (S14, S15)."""
+    assert kept.norm is not None
+    assert kept.weights is not None
     dot = partial(jnp.einsum, precision=settings.precision)
     rows = describe_rows(call)
-    visible = _visible(call, rows.first, rows.last)
+    visible = _visible(call, rows)
     hides = visible is not None or kept.keep is not None
     terms = row_terms(call, out, lse, kept.row_max, d_out, d_lse, settings.normalize_output, hides)
     query, key, value = _by_head(replace(call, query=terms.query))
@@ -156,15 +158,18 @@ def _by_pair(call: Call, x: jax.Array | None) -> jax.Array | None:
     return x.reshape(x.shape[0], *heads, *x.shape[2:])
 
 
-def _visible(call: Call, first: jax.Array | None, last: jax.Array | None) -> jax.Array | None:
+def _visible(call: Call, rows: Rows) -> jax.Array | None:
     """Which pairs are visible, broadcast only as far as needed; None where all are."""
+    # A single query is the last token: nothing comes after it.
+    sees_the_last = call.query.shape[1] == 1 and rows.padding is None
+    last = None if sees_the_last else rows.last
 
     def spread(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else x[:, None, None]
 
     return visible_tile(
         jnp.arange(call.key.shape[1], dtype=jnp.int32),
-        spread(first),
+        spread(rows.first),
         spread(last),
         spread(call.q_segment_ids),
         spread(call.kv_segment_ids),

@@ -251,7 +251,7 @@ def finish(
     if problem.sinks:
         together = lax.broadcast(arrays["sinks"][0, head], (ROWS,))
         largest = jnp.maximum(m, together)
-        norm = norm * jnp.exp2(m - largest) + jnp.exp2(together - largest)
+        norm = norm * _share(m, largest) + jnp.exp2(together - largest)
     empty = norm == 0.0
     lse = jnp.where(empty, -jnp.inf, largest * LN2 + jnp.log(norm))
     if problem.normalize:
@@ -259,7 +259,16 @@ def finish(
     elif problem.sinks:
         # The unnormalised out is relative to the largest of all, and `together` is a sum.
         largest = jnp.maximum(m, lax.broadcast(arrays["sinks"][1, head], (ROWS,)))
-    return lse, jnp.exp2(m - largest) * rescale
+    return lse, _share(m, largest) * rescale
+
+
+def _share(m: jax.Array, largest: jax.Array) -> jax.Array:
+    """Two to the power of m - largest, at most 1.
+
+    m is a product. The compiler may fuse it with the subtraction, which leaves the rounding of the product. Of
+    a row that has seen nothing, and of huge logits, that is more than any exponent.
+    """
+    return jnp.where(m >= largest, 1.0, jnp.exp2(m - largest))
 
 
 def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:

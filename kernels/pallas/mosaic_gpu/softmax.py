@@ -136,8 +136,8 @@ def _of_cap(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
         return cap.of_small(s), *_unmoved(None, row), jnp.int32(0)
 
     def exponents(step: _Step) -> _Step:
-        bits, row, *rest = step
-        return bits - over_rows(row.reference, bits.shape), row, *rest
+        bits, row, alpha, moved = step
+        return bits - over_rows(row.reference, bits.shape), row, alpha, moved
 
     if compared:
         return exponents(long(s, row))

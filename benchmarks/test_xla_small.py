@@ -1,0 +1,87 @@
+"""Speed of `kernels.xla.flash_attention` on small problems, beside `jax.nn.dot_product_attention`, on a CPU.
+
+Times are CPU time of this process: on a busy machine they vary less than time by the clock. The two are
+timed in turns, and compared by their medians.
+"""
+
+import statistics
+import time
+import tomllib
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kernels.xla import flash_attention
+
+TARGETS = tomllib.loads((Path(__file__).parent / "targets.toml").read_text())["xla"]["small"]
+COMPILATIONS = 3
+_SHORTEST = 3e-3  # seconds that are timed at once: shorter ones are within the clock's error
+
+
+def peer(query, key, value, causal):
+    return jax.nn.dot_product_attention(query, key, value, is_causal=causal, implementation="xla")
+
+
+def forward(call):
+    return lambda query, key, value, _: call(query, key, value)
+
+
+def forward_backward(call):
+    def run(query, key, value, d_out):
+        out, vjp = jax.vjp(call, query, key, value)
+        return out, vjp(d_out)
+
+    return run
+
+
+def compiled(function, arrays):
+    """The compiled function, and the least CPU seconds that compiling it took."""
+    taken = []
+    for _ in range(COMPILATIONS):
+        jax.clear_caches()
+        lowered = jax.jit(function).lower(*arrays)
+        start = time.process_time()
+        program = lowered.compile()
+        taken.append(time.process_time() - start)
+    return program, min(taken)
+
+
+def seconds(program, arrays, calls):
+    start = time.process_time()
+    for _ in range(calls):
+        result = program(*arrays)
+    jax.block_until_ready(result)
+    return (time.process_time() - start) / calls
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("direction", [forward, forward_backward], ids=["forward", "forward_backward"])
+@pytest.mark.parametrize("shape", TARGETS["shapes"], ids=str)
+def test_small(shape, direction, causal, record_property):
+    batch, q_length, k_length, heads, head_dim = shape
+    queries, keys = (batch, q_length, heads, head_dim), (batch, k_length, heads, head_dim)
+    seeds = jax.random.split(jax.random.key(0), 4)
+    arrays = [
+        jax.random.normal(seed, size, jnp.float32)
+        for seed, size in zip(seeds, (queries, keys, keys, queries), strict=True)
+    ]
+    programs = [compiled(direction(partial(call, causal=causal)), arrays) for call in (flash_attention, peer)]
+    (ours, our_compilation), (theirs, their_compilation) = programs
+    jax.block_until_ready((ours(*arrays), theirs(*arrays)))
+    calls = max(1, round(_SHORTEST / max(1e-6, seconds(theirs, arrays, 3))))
+    taken = [], []
+    stop = time.perf_counter() + TARGETS["seconds"]
+    while time.perf_counter() < stop:
+        for times, program in zip(taken, (ours, theirs), strict=True):
+            times.append(seconds(program, arrays, calls))
+    ratio = statistics.median(taken[0]) / statistics.median(taken[1])
+    compile_ratio = our_compilation / their_compilation
+    record_property("ratio", ratio)
+    record_property("compile_ratio", compile_ratio)
+    line = f"time {ratio:.2f}, compilation {compile_ratio:.2f} of the peer's"
+    print(f"\n{shape}: {line}, which takes {statistics.median(taken[1]) * 1e6:.0f} us")
+    assert ratio <= TARGETS["ratio"], line
+    assert compile_ratio <= TARGETS["compile_ratio"], line
