@@ -103,7 +103,7 @@ def planted(edits: tuple[Edit, ...], jax: bool = False) -> Generator[Mapping[str
         yield modules
     finally:
         for name in modules:
-            del sys.modules[f"{package}.{name}"]
+            sys.modules.pop(f"{package}.{name}", None)
 
 
 @dataclass(frozen=True)
