@@ -16,13 +16,17 @@ LOG2E = math.log2(math.e)
 HUGE = 2.0**28
 _LAST_BITS = 2.0**-19
 _LARGEST = float(jnp.finfo(jnp.float32).max)
+# Where a running maximum begins: no finite logit is lower, and -inf less this is no NaN.
+LOWEST = -_LARGEST
 
 
 def lowered(reference: jax.Array) -> jax.Array:
     """Return references, lower where they are huge; what is not finite stays as it is."""
     size = jnp.abs(reference)
     huge = (size > jnp.float32(HUGE)) & (size < jnp.inf)
-    return reference - jnp.where(huge, size * jnp.float32(_LAST_BITS), jnp.float32(0))
+    less = reference - jnp.where(huge, size * jnp.float32(_LAST_BITS), jnp.float32(0))
+    # Below the lowest number there is no reference, and no logit either.
+    return jnp.where(huge, jnp.maximum(less, -jnp.float32(_LARGEST)), less)
 
 
 def in_units(lse: jax.Array, unit: float = LOG2E) -> jax.Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from kernels.arguments import Call
 from kernels.cotangents import cotangent_call, row_terms, sink_cotangent, without_pairs_cotangent
-from kernels.exponents import LOG2E, in_units
+from kernels.exponents import LOG2E, LOWEST, in_units
 from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
 from kernels.ranges import key_blocks, query_blocks
 from kernels.triton.backward import backward_bias, backward_key, backward_query
@@ -30,7 +30,6 @@ _LARGEST_UNIT = 2.0**100
 # Bits from which on a weight relative to a rounded reference leaves what P is cast to: it is within 2**16 of
 # what it should be in rows of 2**29 bits, within 2**4 in those of 2**27.
 _HUGE_BITS = {"float32": 2.0**29, "bfloat16": 2.0**29, "float16": 2.0**27}
-_LOWEST = -3.4e38
 # The largest block of the table, which only calls without edges take, and the next one.
 LARGEST_BLOCK = 256
 EVEN_LENGTH = 128
@@ -269,10 +268,11 @@ def _constants(
 
 def _references(call: Call, unit: float) -> dict[str, float]:
     """What the forward kernel needs to know of the largest logits that it may meet; see `row_unit`."""
+    power = 2.0 ** math.floor(math.log2(unit / LOG2E))
     return {
-        "POWER": 2.0 ** math.floor(math.log2(unit / LOG2E)),
+        "POWER": power,
         "HUGE": _HUGE_BITS[call.query.dtype.name],
-        "LOWEST": _LOWEST / max(unit, 1.0),
+        "LOWEST": LOWEST / max(power, 1.0),
     }
 
 

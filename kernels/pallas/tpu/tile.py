@@ -20,9 +20,6 @@ from jax.experimental import pallas as pl
 from kernels.pallas.tpu.blocks import LANES
 from kernels.philox import philox4x32
 
-# A running maximum begins at a finite number: -inf - -inf would be NaN where nothing is seen.
-LOWEST = -3.4e38
-
 type Refs = Mapping[str, Any]
 
 
