@@ -160,7 +160,8 @@ class ByKeys:
         cast = cast_error(numerics.weights, p, numerics.half_subnormal)
         own = error.weight.variance[:, columns] - 2 * gradient.pull[:, columns]
         flushed = np.minimum(p, SMALLEST_NORMAL) ** 2
-        shared = (keep * p) ** 2 * gradient.common[:, None]
+        # dO comes times the factor of an output that is not normalised.
+        shared = (keep * p) ** 2 * (gradient.common + error.factor.variance)[:, None]
         variance = keep**2 * (p**2 * own + flushed) + shared
         size = np.square(finite(backward.d_out)).sum(axis=1)
         pairs = keep**2 * (p**2 * own + flushed + cast.variance)
