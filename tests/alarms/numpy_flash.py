@@ -285,7 +285,7 @@ def _walk(call: Call, d_out: Any, lse: Any, delta: Any, weight: Any) -> Arrays:
     scale = F32(call.options.scale)
     d_query, d_key, d_value = (np.zeros_like(x) for x in (call.query, call.key, call.value))
     bias = call.arrays.get("bias")
-    d_bias = None if bias is None else np.zeros(bias.shape, F32)
+    d_bias: Any = None if bias is None else np.zeros(bias.shape, F32)
     for keys in call.key_blocks():
         for rows in call.row_blocks():
             P, dP, slope, visible = _tile(call, d_out, lse, rows, keys)
@@ -298,7 +298,7 @@ def _walk(call: Call, d_out: Any, lse: Any, delta: Any, weight: Any) -> Arrays:
             d_key[:, :, keys] += _weigh(rounded.swapaxes(2, 3), call.query[:, :, rows]) * scale
             d_query[:, :, rows] += _weigh(rounded, call.key[:, :, keys]) * scale
             if d_bias is not None:
-                into: Any = d_bias[:, :, rows if d_bias.shape[2] > 1 else ALL, keys]
+                into = d_bias[:, :, rows if d_bias.shape[2] > 1 else ALL, keys]
                 summed = tuple(axis for axis in (0, 1, 2) if into.shape[axis] == 1)
                 into += dS.sum(axis=summed, keepdims=True, dtype=F32)
     kv_heads = call.arrays["key"].shape[2]
