@@ -17,6 +17,9 @@ _COMPILE_QUICKLY = {
     "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 }
 
+# An interpreted kernel takes a hundred times as long as a compiled one.
+_PATIENTLY = ("--timeout", "900")
+
 
 @nox.session
 def tests(session: nox.Session) -> None:
@@ -122,12 +125,12 @@ def _install(session: nox.Session, *groups: str) -> None:
 
 def _gate_triton_interpret(session: nox.Session, *options: str) -> None:
     # A process interprets kernels or it compiles them: `attest gate` cannot judge both.
-    session.run("attest", "check", "triton.interpret", *options, env={"TRITON_INTERPRET": "1"})
+    session.run("attest", "check", "triton.interpret", *_PATIENTLY, *options, env={"TRITON_INTERPRET": "1"})
 
 
 def _gate_pallas_tpu_interpret(session: nox.Session, *options: str) -> None:
     # The interpreter waits in threads of XLA's, of which there are too few by default: see its module.
-    session.run("attest", "check", "pallas.tpu_interpret", *options, env={"PJRT_NPROC": "8"})
+    session.run("attest", "check", "pallas.tpu_interpret", *_PATIENTLY, *options, env={"PJRT_NPROC": "8"})
 
 
 def _lint(session: nox.Session) -> None:
