@@ -16,7 +16,7 @@ LOG2E = math.log2(math.e)
 HUGE = 2.0**28
 _LAST_BITS = 2.0**-19
 _LARGEST = float(jnp.finfo(jnp.float32).max)
-# Where a running maximum begins: no finite logit is lower, and -inf less this is no NaN.
+# Where a running maximum begins: no finite logit is lower, and -inf - LOWEST is -inf, not NaN.
 LOWEST = -_LARGEST
 
 
@@ -26,7 +26,7 @@ def lowered(reference: jax.Array) -> jax.Array:
     huge = (size > jnp.float32(HUGE)) & (size < jnp.inf)
     less = reference - jnp.where(huge, size * jnp.float32(_LAST_BITS), jnp.float32(0))
     # Below the lowest number there is no reference, and no logit either.
-    return jnp.where(huge, jnp.maximum(less, -jnp.float32(_LARGEST)), less)
+    return jnp.where(huge, jnp.maximum(less, jnp.float32(LOWEST)), less)
 
 
 def in_units(lse: jax.Array, unit: float = LOG2E) -> jax.Array:

@@ -14,10 +14,9 @@ from jax import lax
 
 from kernels.arguments import Call, check_call
 from kernels.options import check_dtype, check_flag, refuse, shown
-from kernels.philox import keep_mask
 from kernels.varying import vary_together
 from kernels.visibility import describe_rows, visible_tile
-from kernels.xla.tiles import capped, scaled_products
+from kernels.xla.tiles import capped, grouped_sinks, scaled_products, whole_keep_mask
 
 
 def attention(
@@ -126,10 +125,12 @@ def _attend(out_dtype: str, softmax_dtype: str, call: Call) -> tuple[jax.Array, 
         # The softmax cuts hidden logits off behind the cap, whose own derivative NaN must not reach either.
         logits = jnp.where(per_pair(visible), logits, jnp.zeros((), logits.dtype))
         logits = capped(jnp.tanh(logits / call.logits_soft_cap), call.logits_soft_cap)
-    weights = _softmax(logits, per_pair(visible), _group_sinks(call, softmax_dtype))
+    sinks = grouped_sinks(call, softmax_dtype)
+    sinks = None if sinks is None else sinks[None, :, :, None]
+    weights = _softmax(logits, per_pair(visible), sinks)
 
     if call.dropout_seed is not None:
-        keep = _keep(call).reshape(grouped)
+        keep = whole_keep_mask(call, call.dropout_seed).reshape(grouped)
         weights = jnp.where(keep, weights * (1 / (1 - call.dropout_prob)), jnp.zeros((), weights.dtype))
     out = _weigh(weights.astype(jnp.float32), value)
     out = out.reshape(batch, q_heads, q_length, call.value.shape[3])
@@ -180,29 +181,6 @@ def _weigh(weights: jax.Array, value: jax.Array) -> jax.Array:
         return out + jnp.where(jnp.einsum("bhgqk,bhkd->bhgqd", *seen) > 0, jnp.float32(jnp.nan), 0.0)
 
     return lax.cond(finite.all(), lambda out: out, reveal, out)
-
-
-def _keep(call: Call) -> jax.Array:
-    """The keep mask of the whole call, [B, Hq, Sq, Sk] (S12)."""
-    assert call.dropout_seed is not None
-    batch, q_length, q_heads, _ = call.query.shape
-    seed, k_length = call.dropout_seed, call.key.shape[1]
-    heads, rows = jnp.arange(q_heads, dtype=jnp.int32), jnp.arange(q_length, dtype=jnp.int32)
-
-    def of_entry(b: jax.Array) -> jax.Array:
-        return keep_mask(seed, call.dropout_prob, b, heads, rows, 0, k_length)
-
-    return jax.vmap(of_entry)(jnp.arange(batch, dtype=jnp.int32))
-
-
-def _group_sinks(call: Call, dtype: Any) -> jax.Array | None:
-    """[1, Hkv or 1, group or 1, 1, num_sinks]."""
-    sinks = call.softmax_aux
-    if sinks is None:
-        return None
-    k_heads = call.key.shape[2]
-    heads = (k_heads, call.query.shape[2] // k_heads) if sinks.shape[0] > 1 else (1, 1)
-    return sinks.astype(dtype).reshape(1, *heads, 1, sinks.shape[-1])
 
 
 def _seed_of_key(key: Any) -> jax.Array:

@@ -30,6 +30,7 @@ from kernels.xla.tiles import (
     cut,
     cut_pairs,
     cut_rows,
+    grouped_sinks,
     key_chunk,
     scaled_products,
     select,
@@ -58,7 +59,7 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weig
     pairs = cut_pairs(call, grid)
     keys, values = grid.split_keys(call.key), grid.split_keys(call.value)
     non_finite = (~jnp.isfinite(values).all()).astype(jnp.int32)
-    sinks = _group_sinks(call)
+    sinks = grouped_sinks(call)
     dot = partial(jnp.einsum, precision=settings.precision)
     lanes = (grid.k_heads, grid.group, grid.q)
 
@@ -182,16 +183,6 @@ def _backward(
 
 def _in_one_piece(settings: Settings, call: Call) -> bool:
     return settings.forward is None and settings.backward is None and whole.takes(call)
-
-
-def _group_sinks(call: Call) -> jax.Array | None:
-    """The sinks as [k_heads, group, num_sinks] float32, or [1, 1, num_sinks] where all heads share them."""
-    sinks = call.softmax_aux
-    if sinks is None:
-        return None
-    k_heads = call.key.shape[2]
-    heads = (k_heads, call.query.shape[2] // k_heads) if sinks.shape[0] > 1 else (1, 1)
-    return sinks.astype(jnp.float32).reshape(*heads, sinks.shape[-1])
 
 
 def _add_bias_tile(grid: Grid, dbias: jax.Array, step: jax.Array, j: jax.Array, dS: jax.Array) -> jax.Array:

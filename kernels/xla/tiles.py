@@ -306,3 +306,25 @@ def _pad(x: jax.Array, axis: int, length: int, fill: Any) -> jax.Array:
         return x
     widths = [(0, length - x.shape[axis]) if a == axis else (0, 0) for a in range(x.ndim)]
     return jnp.pad(x, widths, constant_values=fill)
+
+
+def grouped_sinks(call: Call, dtype: Any = jnp.float32) -> jax.Array | None:
+    """The sinks as [k_heads, group, num_sinks], or [1, 1, num_sinks] where all heads share them."""
+    sinks = call.softmax_aux
+    if sinks is None:
+        return None
+    k_heads = call.key.shape[2]
+    heads = (k_heads, call.query.shape[2] // k_heads) if sinks.shape[0] > 1 else (1, 1)
+    return sinks.astype(dtype).reshape(*heads, sinks.shape[-1])
+
+
+def whole_keep_mask(call: Call, seed: jax.Array) -> jax.Array:
+    """The keep mask of the whole call, [B, Hq, Sq, Sk] (S12)."""
+    batch, q_length, q_heads, _ = call.query.shape
+    k_length = call.key.shape[1]
+    heads, rows = jnp.arange(q_heads, dtype=jnp.int32), jnp.arange(q_length, dtype=jnp.int32)
+
+    def of_entry(entry: jax.Array) -> jax.Array:
+        return keep_mask(seed, call.dropout_prob, entry, heads, rows, 0, k_length)
+
+    return jax.vmap(of_entry)(jnp.arange(batch, dtype=jnp.int32))

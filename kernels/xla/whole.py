@@ -21,10 +21,9 @@ from jax import lax
 from kernels.arguments import Call
 from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
 from kernels.flash import Settings
-from kernels.philox import keep_mask
 from kernels.varying import vary_together
 from kernels.visibility import Rows, describe_rows, visible_tile
-from kernels.xla.tiles import Weighed, restricted_logits, scaled_products
+from kernels.xla.tiles import Weighed, grouped_sinks, restricted_logits, scaled_products, whole_keep_mask
 
 _LIMITS = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
 
@@ -48,8 +47,9 @@ def forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weigh
 
     row_max = S.max(axis=-1)
     m = row_max
-    sinks = _sinks(call)
+    sinks = grouped_sinks(call)
     if sinks is not None:
+        sinks = sinks[None, :, :, None]
         m = jnp.maximum(m, sinks.max(axis=-1))
     shift = m if visible is None else jnp.where(m == -jnp.inf, jnp.float32(0), m)
     P = jnp.exp(S - shift[..., None])
@@ -57,7 +57,9 @@ def forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weigh
     if sinks is not None:
         norm = norm + jnp.exp(sinks - shift[..., None]).sum(axis=-1)
     lse = shift + jnp.log(norm)
-    keep = _keep(call)
+    keep = None
+    if call.dropout_seed is not None:
+        keep = whole_keep_mask(call, call.dropout_seed).reshape(P.shape)
     out = _weigh(dot, _rows(_dropped(call, keep, P)), value, visible is not None or keep is not None)
     if settings.normalize_output:
         divisor = norm if visible is None else jnp.where(norm == 0, jnp.float32(1), norm)
@@ -178,15 +180,6 @@ def _visible(call: Call, rows: Rows) -> jax.Array | None:
     )
 
 
-def _sinks(call: Call) -> jax.Array | None:
-    """[1, h or 1, g or 1, 1, sinks] float32."""
-    sinks = call.softmax_aux
-    if sinks is None:
-        return None
-    heads = (1, 1) if sinks.shape[0] == 1 else (call.key.shape[2], -1)
-    return sinks.astype(jnp.float32).reshape(1, *heads, 1, sinks.shape[1])
-
-
 def _sum_keys(P: jax.Array) -> jax.Array:
     """The sum over keys, of many in two steps: compilers add one after the other."""
     length, step = P.shape[-1], _LIMITS["summed_keys"]
@@ -195,22 +188,6 @@ def _sum_keys(P: jax.Array) -> jax.Array:
         return P.sum(axis=-1)
     total = P[..., :whole].reshape(*P.shape[:-1], -1, step).sum(axis=-1).sum(axis=-1)
     return total + P[..., whole:].sum(axis=-1)
-
-
-def _keep(call: Call) -> jax.Array | None:
-    """The keep mask, [b, h, g, q, k], or None without dropout (S12)."""
-    seed = call.dropout_seed
-    if seed is None:
-        return None
-    batch, q_length, q_heads, _ = call.query.shape
-    k_length, k_heads = call.key.shape[1:3]
-    heads, rows = jnp.arange(q_heads, dtype=jnp.int32), jnp.arange(q_length, dtype=jnp.int32)
-
-    def of_entry(entry: jax.Array) -> jax.Array:
-        return keep_mask(seed, call.dropout_prob, entry, heads, rows, 0, k_length)
-
-    keep = jax.vmap(of_entry)(jnp.arange(batch, dtype=jnp.int32))
-    return keep.reshape(batch, k_heads, -1, q_length, k_length)
 
 
 def _dropped(call: Call, keep: jax.Array | None, x: jax.Array) -> jax.Array:
@@ -225,12 +202,13 @@ def _weigh(dot: Any, P: jax.Array, value: jax.Array, hides: bool) -> jax.Array:
     finite = jnp.isfinite(value)
     out = dot("bhrk,bhkd->bhrd", P, jnp.where(finite, value, jnp.float32(0)))
 
-    # A turn for each key, none where all is finite: a second product would cost every call its compilation,
+    # One step for each key, none where all is finite: a second product would cost every call its compilation,
     # and vmap would make a cond pay for both branches.
-    def reveal(k: jax.Array, spoilt: jax.Array) -> jax.Array:
+    def propagate_nonfinite(k: jax.Array, nonfinite: jax.Array) -> jax.Array:
         weighs = lax.dynamic_slice_in_dim(P, k, 1, axis=3) > 0
-        return spoilt | (weighs & ~lax.dynamic_slice_in_dim(finite, k, 1, axis=2))
+        return nonfinite | (weighs & ~lax.dynamic_slice_in_dim(finite, k, 1, axis=2))
 
     keys = jnp.where(finite.all(), jnp.int32(0), jnp.int32(P.shape[3]))
     start = vary_together((jnp.zeros(out.shape, bool), out))[0]
-    return jnp.where(lax.fori_loop(jnp.int32(0), keys, reveal, start), jnp.float32(jnp.nan), out)
+    nonfinite = lax.fori_loop(jnp.int32(0), keys, propagate_nonfinite, start)
+    return jnp.where(nonfinite, jnp.float32(jnp.nan), out)
