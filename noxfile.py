@@ -17,7 +17,7 @@ _COMPILE_QUICKLY = {
     "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 }
 
-# An interpreted kernel takes a hundred times as long as a compiled one.
+# Interpreted kernels are slow: on a busy machine a case of several blocks takes minutes.
 _PATIENTLY = ("--timeout", "900")
 
 

@@ -137,7 +137,7 @@ def _mask(case: Case, stream: Stream) -> Array | None:
 
 
 def _third(which: str, length: int) -> slice:
-    """The first, middle or last third of a length: whole blocks of it, if it has six or more."""
+    """The first, middle or last third of a length: only full blocks of it, if it has six or more."""
     first = {"first": 0, "middle": 1, "last": 2}[which]
     return slice(first * length // 3, (first + 1) * length // 3)
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from conformance.case import Case, case_from_json
 from conformance.compilers import Binary, Compiler, Device, Job, Peaks, all_compilers
-from conformance.execute import describe
 from conformance.features import DTYPES, FEATURES
 from conformance.process import hush, settle
 from conformance.roofline import PASSES, Estimate, estimate
 from conformance.runner import Progress, RequestError, Watch
+from conformance.text import describe
 
 _SCHEMA = "attest.compile/2"
 _MATRIX = Path(__file__).with_name("compile.toml")

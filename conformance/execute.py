@@ -16,7 +16,6 @@ from conformance.build import Built
 from conformance.phases import phase
 from conformance.signals import Interrupted
 from conformance.subject import Subject
-from conformance.text import describe as describe  # for its importers
 from conformance.text import exception_text
 from reference.problem import Problem
 

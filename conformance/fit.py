@@ -18,7 +18,7 @@ class RequestError(Exception):
 def refuse_unfit(subject: Subject, profile: Profile, only: Restriction) -> None:
     """Raise RequestError for a check that was named and that no case of a profile would be judged by."""
     known = all_checks()
-    kinds = _kinds(subject, profile)
+    kinds = profile.kinds_for(subject)
     for name in only.checks:
         if name not in known:
             raise RequestError(f"unknown check {name!r}: known are {', '.join(sorted(known))}")
@@ -26,17 +26,12 @@ def refuse_unfit(subject: Subject, profile: Profile, only: Restriction) -> None:
         reason = check.applies(subject)
         if reason is None and check.kind not in kinds:
             others = [
-                other for other in profile_names() if check.kind in _kinds(subject, load_profile(other))
+                other for other in profile_names() if check.kind in load_profile(other).kinds_for(subject)
             ]
             where = f"{' or '.join(others)} does" if others else "nor does any other"
             reason = f"the profile {profile.name} poses no case to it, {where}"
         if reason is not None:
             raise RequestError(f"--check {name} fits nothing: {subject.name} {_joined(reason)}")
-
-
-def _kinds(subject: Subject, profile: Profile) -> frozenset[str]:
-    kinds = profile.kinds if subject.implementation is None else profile.kinds.get("delegated", profile.kinds)
-    return frozenset(kinds)
 
 
 def _joined(reason: str) -> str:

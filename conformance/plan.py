@@ -42,6 +42,12 @@ class Profile:
     kinds: Mapping[str, Mapping[str, Any]]
     task_seconds: float | None = None
 
+    def kinds_for(self, subject: Subject) -> Mapping[str, Mapping[str, Any]]:
+        """The kinds of a subject: fewer for one that hands its calls to others."""
+        if subject.implementation is None:
+            return self.kinds
+        return self.kinds.get("delegated", self.kinds)
+
 
 @dataclass(frozen=True)
 class Restriction:
@@ -101,8 +107,7 @@ def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Res
     Raises ValueError if the restriction leaves nothing to ask, naming what does not fit.
     """
     _refuse_impossible(subject, only)
-    if subject.implementation is not None:
-        profile = replace(profile, kinds=profile.kinds.get("delegated", profile.kinds))
+    profile = replace(profile, kinds=profile.kinds_for(subject))
     wanted: dict[str, tuple[str, ...]] = {}
     for name, check in all_checks().items():
         asked = not only.checks or name in only.checks

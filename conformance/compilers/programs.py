@@ -10,9 +10,9 @@ from jax.sharding import SingleDeviceSharding
 
 from conformance.case import Case
 from conformance.compilers import Device, Job
-from conformance.execute import describe
 from conformance.roofline import FORWARD, PASSES
 from conformance.shapes import shapes_of
+from conformance.text import describe
 
 
 @dataclass(frozen=True)

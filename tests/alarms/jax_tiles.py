@@ -79,7 +79,7 @@ def prepare(variant: Variant, options: Options, arrays: Arrays) -> Call:
 
 
 def pad(array: Any, axis: int, size: int, fill: Any) -> Any:
-    """Pad an axis to whole blocks, at least one."""
+    """Pad an axis to full blocks, at least one."""
     length = array.shape[axis]
     widths = [(0, 0)] * array.ndim
     widths[axis] = (0, max(-(-length // size), 1) * size - length)

@@ -140,7 +140,7 @@ def fails(x, y):
 
 @needs_interpreter
 def test_a_failing_kernel_is_named() -> None:
-    from conformance.execute import describe
+    from conformance.text import describe
 
     what = Launch(fails, (jnp.asarray(W),), (jax.ShapeDtypeStruct((1,), jnp.float32),), {}, (1,), 4, 2)
     with pytest.raises(jax.errors.JaxRuntimeError) as error:

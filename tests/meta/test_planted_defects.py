@@ -24,7 +24,8 @@ import json, sys
 import jax
 from conformance.build import build
 from conformance.case import case_from_json
-from conformance.execute import call_of, describe, differentiated, forward_and_gradients, to_jax
+from conformance.execute import call_of, differentiated, forward_and_gradients, to_jax
+from conformance.text import describe
 from conformance.subject import find
 
 for folder, question in json.loads(sys.argv[1]).items():
