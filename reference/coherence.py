@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.numerics import ROUNDING_VARIANCE, Floats
+from reference.numerics import WORST_EXCESS, Floats
 
 Cells = NDArray[np.int64]
 
@@ -31,9 +31,6 @@ _PRODUCTS_AT_A_TIME = 1 << 21
 _MOST_PRODUCTS = 1 << 27
 _MOST_VALUES = 1 << 24
 
-# The square of the largest rounding error over the mean square.
-_WORST = 1 / ROUNDING_VARIANCE
-
 
 @dataclass(frozen=True)
 class Cast:
@@ -41,13 +38,13 @@ class Cast:
 
     sizes [R, N]: magnitudes of the values. deviations [R, N]: standard deviations of their rounding errors,
     times factors of either sign. unit: the unit roundoff of the format. floor: magnitudes below it are
-    flushed together; a number or [R, 1].
+    flushed together.
     """
 
     sizes: Floats
     deviations: Floats
     unit: float
-    floor: Floats | float = 0.0
+    floor: float = 0.0
 
     @property
     def repeats(self) -> bool:
@@ -56,7 +53,7 @@ class Cast:
 
     def grids(self) -> list[Cells]:
         """Return the cell [R, N] of each value in each of the grids."""
-        smallest = np.maximum(self.floor, np.finfo(np.float64).tiny)
+        smallest = max(self.floor, float(np.finfo(np.float64).tiny))
         place = np.log(np.maximum(self.sizes, smallest)) / (_CELL_WIDTH * self.unit)
         return [np.floor(place + shift).astype(np.int64) for shift in _GRIDS]
 
@@ -136,15 +133,16 @@ def common_variance(casts: Sequence[Cast], weights: Sequence[Floats]) -> float:
         [(cast.deviations * weight).ravel() for cast, weight in zip(casts, weights, strict=True)]
     )
     variances = [0.0]
-    for number in range(len(_GRIDS)):
-        cells = np.concatenate([cast.grids()[number].ravel() for cast in casts])
+    for grids in zip(*(cast.grids() for cast in casts), strict=True):
+        cells = np.concatenate([grid.ravel() for grid in grids])
         _, place = np.unique(cells, return_inverse=True)
         squares = np.bincount(place, terms) ** 2
-        variances.append(float(squares.sum() + (_WORST - 1) * np.sqrt((squares**2).sum())))
+        variances.append(float(squares.sum() + WORST_EXCESS * np.sqrt((squares**2).sum())))
     return max(variances)
 
 
 def _by_cells(deviations: Floats, cells: Cells, values: Floats, factor: Floats | float) -> CastError:
+    """The same in one grid: sums within each cell of a row, squared, then summed over its cells."""
     rows, columns = deviations.shape
     variance, fourth = np.zeros((rows, values.shape[1])), np.zeros((rows, values.shape[1]))
     found: list[Cells] = [np.empty(0, np.int64)]
@@ -168,5 +166,5 @@ def _by_cells(deviations: Floats, cells: Cells, values: Floats, factor: Floats |
         fourth[part] = np.add.reduceat(squares**2, first, axis=0)
         found.append(ordered.ravel()[starts])
         parts.append(squares.sum(axis=1))
-    extra = (_WORST - 1) * np.sqrt(fourth)
+    extra = WORST_EXCESS * np.sqrt(fourth)
     return CastError(variance, extra, Shares(np.concatenate(found), np.concatenate(parts)))

@@ -15,7 +15,7 @@ from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numer
 from reference.oracle import BackwardBlock
 from reference.problem import Problem
 from reference.rows import RowBlock
-from reference.spread import Spread, at_least_bound, cast_error, finite, rounding
+from reference.spread import Spread, at_least_bound, cast_error, finite, flushed_squares, rounding
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def logits_gradient_error(
     off = weight_growth(block, error.weight.bound + (row.bound + error.factor.bound)[:, None])
     weight = np.where(block.weighed, off + SMALLEST_NORMAL, 0.0)
     if numerics.materialised and problem.normalize_output:
-        # A weight that is kept lies between 0 and the largest share that it can have of its row.
-        weight = np.minimum(weight, np.maximum(p, 1.0) * (1 + row.bound[:, None]))
+        # A weight that is kept lies between 0 and 1, but for the error of its normaliser.
+        weight = np.minimum(weight, 1 + row.bound[:, None])
     # p = exp(t - L): the forward pass's error of t_j is in L, with the opposite sign and in the share p_j.
     # Where P is kept, it is the error of t_j itself. Where t_j is recomputed, operands are rounded as they
     # were, in whatever order they are summed; all else may be off by the same once more, or by other bits.
@@ -107,7 +107,7 @@ def logits_gradient_error(
     bound = np.where(block.seen & live[:, None], bound + 4 * floor, 0.0)
     # Of a product below the normal numbers, flushing takes all.
     flushed = np.minimum(p * np.maximum(np.abs(d_weights), np.abs(d_row)[:, None]), 2 * floor) ** 2
-    flushed = flushed + (np.minimum(p, SMALLEST_NORMAL) * difference) ** 2
+    flushed = flushed + flushed_squares(p) * difference**2
     variance = p**2 * (error.weight.variance * difference**2 + dp_variance) + 3 * c * u**2 * d_logits**2
     variance = variance + flushed
     variance = np.where(block.seen, variance, 0.0)
@@ -170,7 +170,8 @@ def query_error(
     squares = d_logits**2 @ error.key**2
     slope = 1.0 if block.cap_slope is None else finite(block.cap_slope)
     seen = np.where(block.seen, finite(block.weights), 0.0)
-    leak, again = (seen * slope) @ error.key, (seen**2 * gradient.slope) @ error.key**2
+    # What an error of D of 1 moves, squared: through the slope of the cap and through the error of the slope.
+    moved = ((seen * slope) @ error.key) ** 2 + (seen**2 * gradient.slope) @ error.key**2
     bound = scale * (
         (gradient.uncapped.bound * (1 + numerics.weights) + gradient.cast.bound)
         @ np.abs(error.key)
@@ -184,7 +185,7 @@ def query_error(
         + gradient.common[:, None] * total**2
         - 2 * total * ((gradient.pull * d_logits) @ error.key)
         - 2 * np.minimum(total * ((gradient.repeated * d_logits) @ error.key), 0.0)
-        + gradient.row_dot.variance[:, None] * (leak**2 + again)
+        + gradient.row_dot.variance[:, None] * moved
         + FUNCTION_VARIANCE * (gradient.saturated @ error.key) ** 2
         + numerics.blocked_dot_variance(count, total, squares)
         + c * (v_in**2 * squares + 2 * u**2 * total**2)
@@ -194,11 +195,10 @@ def query_error(
     dtype = format_of(numerics.output_dtype)
     parts = NO_PARTS
     if error.repeats:
-        shared = gradient.common[:, None] * total**2 + gradient.row_dot.variance[:, None] * (leak**2 + again)
+        shared = gradient.common[:, None] * total**2 + gradient.row_dot.variance[:, None] * moved
         pairs = (gradient.uncapped.variance + gradient.cast.variance) * np.square(error.key).sum(axis=1)
         parts = parts.plus(scale**2 * pairs, scale**2 * shared.sum(axis=1))
-    extra = np.asarray(gradient.row_dot.extra)[..., None] * (leak**2 + again)
-    extra = repeated.extra + scale**2 * extra
+    extra = repeated.extra + scale**2 * np.asarray(gradient.row_dot.extra)[..., None] * moved
     variance = at_least_bound(Spread(bound, variance), error.unresolved[:, None]).variance
     spread = Spread(bound, variance, extra, shares=(repeated.shares,), parts=parts)
     return rounding(scale * np.abs(total), spread, dtype.unit, dtype.half_subnormal)
@@ -252,9 +252,7 @@ def _row_dot_error(
         return Spread(u * d_row, c * u**2 * d_row**2)
     if numerics.delta_from_weights and not numerics.materialised:
         return _row_dot_of_weights(numerics, block, backward, error, dp, recomputed)
-    # Of a weight below the normal numbers, flushing takes all.
-    off = p**2 * error.weight.variance + np.minimum(p, SMALLEST_NORMAL) ** 2
-    own = off * (d_weights - row_dot[:, None]) ** 2
+    own = (p**2 * error.weight.variance + flushed_squares(p)) * (d_weights - row_dot[:, None]) ** 2
     variance = own.sum(axis=1) + lse_variance_of_sinks(block, error.sinks) * row_dot**2 + c * u**2 * d_row**2
     # Rounding dO moves the dP of a row together, and D, which reads it as stored, does not follow.
     variance = variance + c * numerics.input_rounding**2 * (d_out**2 * out**2).sum(axis=1)

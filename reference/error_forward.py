@@ -14,7 +14,7 @@ from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numer
 from reference.problem import Problem
 from reference.rows import RowBlock
 from reference.semantics import Semantics
-from reference.spread import Spread, at_least_bound, cast_error, finite, rounding
+from reference.spread import Spread, at_least_bound, cast_error, finite, flushed_squares, rounding
 
 # exp(80) is far past anything that a bound says something about, and far from overflow.
 _LARGEST_EXPONENT = 80.0
@@ -40,8 +40,7 @@ class ForwardError:
     cast of P before P V. rounded: its errors' deviations, dropout applied. shares: of the variance of out.
     unresolved [R]: rows in which the error of some ln p is not small, so that squares of small errors say
     nothing, and variances are those of the bounds. repeats: whether repeated roundings count.
-    count [R]: keys that are weighed.
-    out [R, Dv]: before the factor of an output that is not normalised and
+    count [R]: keys that are weighed. out [R, Dv]: before the factor of an output that is not normalised and
     before it is rounded. lse: as returned. row [R]: of what is common to the weights of a row once they are
     normalised, beyond the sum of p times the error of ln p. factor [R]: of ln of the factor exp(L - m) of an
     output that is not normalised; 0 for one that is.
@@ -180,8 +179,7 @@ def forward_error(
         + (cast.bound * keep) @ np.abs(value) * (1 + v_in)
         + SMALLEST_NORMAL * (count + blocks)[:, None] * kept
     )
-    # Of a weight below the normal numbers, flushing takes all.
-    own = p**2 * weight.variance + np.minimum(p, SMALLEST_NORMAL) ** 2
+    own = p**2 * weight.variance + flushed_squares(p)
     common = lse_variance_of_sinks(block, sinks) * problem.normalize_output
     common = common + np.where(problem.normalize_output, 0.0, weight.variance.max(axis=1, initial=0.0))
     variance = (

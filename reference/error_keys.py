@@ -18,7 +18,7 @@ from reference.oracle import BackwardBlock, d_bias_block
 from reference.problem import Problem
 from reference.rows import RowBlock
 from reference.semantics import Semantics
-from reference.spread import Spread, at_least_bound, cast_error, finite, rounding
+from reference.spread import Spread, at_least_bound, cast_error, finite, flushed_squares, rounding
 from reference.visibility import Ints
 
 
@@ -159,16 +159,16 @@ class ByKeys:
         p = finite(block.weights)[:, columns]
         cast = cast_error(numerics.weights, p, numerics.half_subnormal)
         own = error.weight.variance[:, columns] - 2 * gradient.pull[:, columns]
-        flushed = np.minimum(p, SMALLEST_NORMAL) ** 2
         # dO comes times the factor of an output that is not normalised.
         shared = (keep * p) ** 2 * (gradient.common + error.factor.variance)[:, None]
-        variance = keep**2 * (p**2 * own + flushed) + shared
-        size = np.square(finite(backward.d_out)).sum(axis=1)
-        pairs = keep**2 * (p**2 * own + flushed + cast.variance)
+        pairs = keep**2 * (p**2 * own + flushed_squares(p))
+        variance = pairs + shared
+        d_out = finite(backward.d_out)
+        size = np.square(d_out).sum(axis=1)
+        pairs = pairs + keep**2 * cast.variance
         self._divide("dvalue", error, pairs * size[:, None], shared.sum(axis=1) * size)
         rounded = Cast(p, np.sqrt(cast.variance) * keep, error.rounded.unit, numerics.half_subnormal)
         bound = keep * (gradient.weight[:, columns] * (1 + numerics.weights) + cast.bound)
-        d_out = finite(backward.d_out)
         live = (block.weighed[:, columns] & (d_out != 0).any(axis=1)[:, None]).sum(axis=0)[:, None]
         spread = at_least_bound(Spread(bound, variance), error.unresolved[:, None])
         self._value.add(at, d_out, p * keep, spread, live, numerics)

@@ -56,7 +56,7 @@ def predict(
 ) -> dict[str, Prediction]:
     """Predict the errors of everything that `reference.oracle.attention` answers, by the same names.
 
-    repeats: whether values of a cast that are nearly equal share their rounding, which takes some ten times
+    repeats: whether values of a cast that are nearly equal share their rounding. It takes some fifteen times
         the oracle's time. Without it no std is larger: what is judged right without it is right with it.
     """
     problem = effective(problem, semantics)

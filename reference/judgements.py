@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from reference.coherence import Parts
 from reference.error_model import Prediction
-from reference.numerics import ROUNDING_VARIANCE, Floats, format_of, half_ulp
+from reference.numerics import WORST_EXCESS, Floats, format_of, half_ulp
 
 _THRESHOLDS = Path(__file__).with_name("thresholds.toml")
 
@@ -34,8 +34,8 @@ class Statistics:
         Positive: too far from zero. observations: how many; bias_t is at most their root.
     few: how far chance may take the square of rms_ratio past 1, where few independent errors make it up.
     repeated: how much of the summed variance may be one rounding, in all rows: 0 to 1.
-    common_z: the same sum over its standard deviation where one rounding repeats in all rows; inf where none
-        does.
+    common_z: the sum of bias_t over its standard deviation where one rounding repeats in all rows; inf where
+        none does.
     """
 
     elements: int
@@ -99,14 +99,14 @@ def measure(got: NDArray[Any], want: Floats, prediction: Prediction) -> Statisti
         signed = np.where(counted, given - rounded, 0.0) * np.sign(rounded) / std
         observations = signed.sum(axis=-1) if signed.ndim == 4 else signed
         spread = math.sqrt(np.square(observations).sum())
-        total = float(observations.sum())
+        total, predicted = float(observations.sum()), float(np.square(std[counted]).sum())
         return Statistics(
             elements=int(counted.sum()),
             worst_ratio=float(ratio[worst]),
             worst_index=worst,
             rms_ratio=rms_ratio,
-            few=_chance(prediction.parts, float(np.square(std[counted]).sum())),
-            repeated=prediction.repeated / float(np.square(std[counted]).sum()),
+            few=_chance(prediction.parts, predicted),
+            repeated=prediction.repeated / predicted,
             largest_z=float(np.abs(error / np.where(counted, prediction.worst_std, 1.0)).max()),
             bias_t=total / spread if spread > 0 else 0.0,
             observations=int(np.count_nonzero(counted.any(axis=-1) if signed.ndim == 4 else counted)),
@@ -146,7 +146,7 @@ def exceeded(statistics: Statistics, limit: Limits) -> tuple[str, ...]:
     """The judgements that fail, by the name of the statistic; empty for a correct kernel."""
     largest_bias = max(limit.bias_t, limit.bias_share * math.sqrt(statistics.observations))
     biased = not abs(statistics.bias_t) <= largest_bias and not statistics.common_z <= limit.common_z
-    most = statistics.few + _WORST * statistics.repeated
+    most = statistics.few + WORST_EXCESS * statistics.repeated
     failed = {
         "worst_ratio": not statistics.worst_ratio <= limit.worst_ratio,
         "rms_ratio": not statistics.rms_ratio <= limit.rms * math.sqrt(1 + most),
@@ -169,10 +169,6 @@ def _ratios(
     may_overflow = np.isfinite(want) & (np.abs(want) + prediction.bound >= overflow)
     overflowed = np.isinf(given) & may_overflow & (np.sign(given) == np.sign(want))
     return np.where(same | overflowed, 0.0, ratio), comparable
-
-
-# The square of the largest error of rounding over its mean square, less one.
-_WORST = 1 / ROUNDING_VARIANCE - 1
 
 
 def _chance(parts: Parts, total: float) -> float:

@@ -18,6 +18,9 @@ Floats = NDArray[np.float64]
 # in the last place, and significands are log-uniform (Benford): E[1/x**2] = 3 / (8 ln 2), over 3.
 ROUNDING_VARIANCE = 1 / (8 * math.log(2.0))
 
+# How far the square of the largest rounding error, u**2, exceeds that mean square, relative to it.
+WORST_EXCESS = 1 / ROUNDING_VARIANCE - 1
+
 # A float32 result below this may be flushed to zero by the device.
 SMALLEST_NORMAL = 2.0**-126
 

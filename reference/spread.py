@@ -17,10 +17,9 @@ class Spread:
     """An error of each element of an array: what it cannot exceed, and its variance.
 
     extra: what is added to the variance where few different values meet the largest error of rounding.
-    shares: of the variance, that errors repeated from row to row have. parts: of it, that are independent.
-
     common: the standard deviation of the sum of all errors, each with the sign of the exact value and divided
-    by its own deviation, as far as roundings repeat from row to row; 0 where they do not.
+        by its own deviation, as far as roundings repeat from row to row; 0 where they do not.
+    shares: of the variance, that errors repeated from row to row have. parts: of it, that are independent.
     """
 
     bound: Floats
@@ -34,6 +33,11 @@ class Spread:
 def finite(array: Floats) -> Floats:
     """Non-finite elements as 0."""
     return np.where(np.isfinite(array), array, 0.0)
+
+
+def flushed_squares(weights: Floats) -> Floats:
+    """The squared errors of weights of which, below the normal numbers, flushing takes all."""
+    return np.minimum(weights, SMALLEST_NORMAL) ** 2
 
 
 def at_least_bound(spread: Spread, where: NDArray[np.bool_]) -> Spread:
@@ -57,4 +61,6 @@ def rounding(magnitude: Floats, spread: Spread, unit: float, half_subnormal: flo
     usual = np.maximum(half_ulp(magnitude, unit), half_subnormal * (magnitude > 0))
     variance = spread.variance + usual**2 / 3 + SMALLEST_NORMAL**2 / 3 * exists
     parts = spread.parts.plus(usual**2 / 3)
-    return replace(spread, bound=spread.bound + furthest, variance=variance, parts=parts)
+    bound = spread.bound + furthest
+    # Where all that can happen is flushing, its variances add up to more than can happen.
+    return replace(spread, bound=bound, variance=np.minimum(variance, bound**2), parts=parts)
