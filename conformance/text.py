@@ -34,7 +34,7 @@ def exception_text(error: BaseException) -> str:
 
     XLA quotes the traceback of a callback, whose own error comes last: that line is then the first.
     """
-    said = _said(error)
+    said = message_of(error)
     lines = said.splitlines()
     if lines and lines[0].endswith(_QUOTED_TRACEBACK):
         said = f"{lines[-1]}\n{said}"
@@ -50,7 +50,8 @@ def describe(error: BaseException) -> str:
     return exception_text(error).splitlines()[0]
 
 
-def _said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """An exception's own message, or why it cannot be read."""
     try:
         return str(error).strip()
     except Exception as unreadable:  # the exception is a subject's, and so is its text

@@ -22,7 +22,7 @@ from conformance.malformed import MALFORMED, Arguments, Malformed
 from conformance.phases import phase
 from conformance.record import Verdict
 from conformance.subject import Subject
-from conformance.text import exception_text
+from conformance.text import exception_text, message_of
 from conformance.trial import Trial
 
 # Every other exception is an accident of the kernel's code, not a refusal.
@@ -67,7 +67,7 @@ def said(error: BaseException) -> str:
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         own = type(cause).__module__ != "builtins"
-        texts += [type(cause).__name__ if own else "", str(cause), *getattr(cause, "__notes__", ())]
+        texts += [type(cause).__name__ if own else "", message_of(cause), *getattr(cause, "__notes__", ())]
         cause = cause.__cause__
     return "\n".join(texts).lower().replace(_KEYWORD, "")
 
