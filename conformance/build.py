@@ -216,10 +216,11 @@ def _segment_ids(case: Case, stream: Stream) -> tuple[Array | None, Array | None
 
 
 def _mixed_ids(case: Case, length: int, stream: Stream) -> Array:
-    """Ids in no order: one in eight tokens is padding, by any negative number."""
+    """Ids in no order, equal in their lowest bits or differing only there; one token in eight is padding."""
     shape = (case.batch, length)
     numbers = stream.integers(0, case.segments or 1, shape)
-    ids = np.where(numbers % 2 == 1, _LARGEST_ID - numbers, numbers)
+    half = numbers // 2
+    ids = np.where(numbers % 2 == 1, _LARGEST_ID - numbers, half * np.where(half % 2 == 1, 1 << 8, 1 << 16))
     padding = np.array(_PADDING_IDS)[stream.integers(0, len(_PADDING_IDS), shape)]
     return np.where(stream.uniform(shape) < _PADDING_SHARE, padding, ids).astype(np.int32)
 
@@ -236,7 +237,7 @@ def _poisoned(built: Built, semantics: Semantics) -> Built:
     """Store NaN and inf wherever no clause lets a kernel's result depend on what is stored (S4, S9).
 
     Keys and values that no query sees, bias entries of pairs that are hidden otherwise, queries and
-    cotangents of padding rows.
+    cotangents of padding rows; of rows that see no key, too, but for the cotangent of lse where sinks get it.
     """
     problem = built.problem
     key, value = problem.key.copy(), problem.value.copy()
@@ -252,6 +253,7 @@ def _poisoned(built: Built, semantics: Semantics) -> Built:
         if d_lse is not None:
             d_lse[batch, :, padding] = np.nan
         read = np.zeros((problem.kv_heads, problem.kv_len), bool)
+        defined = semantics.empty_rows == "zero"
         for head in range(problem.q_heads):
             permitted = allowed(problem, semantics, batch, head, rows)
             seen = permitted
@@ -259,6 +261,11 @@ def _poisoned(built: Built, semantics: Semantics) -> Built:
                 seen = permitted & ~np.isneginf(pick(problem.bias, batch, head, rows).astype(np.float64))
                 _or_into(bias_read, batch, head, permitted)
             read[head // problem.group] |= seen.any(axis=0)
+            empty = ~seen.any(axis=1) & ~padding & defined
+            query[batch, empty, head] = np.nan
+            d_out[batch, empty, head] = np.nan
+            if d_lse is not None and problem.softmax_aux is None:
+                d_lse[batch, head, empty] = np.inf
         unread = ~read.T
         key[batch, unread] = np.nan
         value[batch, unread] = np.inf

@@ -256,7 +256,10 @@ def _shrink_failures(found: _Found) -> None:
     chosen = to_shrink(found.results)
     request = found.request
     evaluations = request.profile.shrink_evaluations
-    jobs = [Job(result.subject, _shrink, (result, evaluations)) for result in chosen.values()]
+    jobs = [
+        Job(name, _shrink, (result, evaluations, not semantic and (name, check, True) in chosen))
+        for (name, check, semantic), result in chosen.items()
+    ]
     if not jobs:
         return
     found.begin("shrinking", len(jobs))
@@ -288,8 +291,8 @@ def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
     ]
 
 
-def _shrink(subject: Subject, argument: tuple[Result, int]) -> Result:
-    result, evaluations = argument
+def _shrink(subject: Subject, argument: tuple[Result, int, bool]) -> Result:
+    result, evaluations, stays_of_precision = argument
     if all_checks()[result.check].kind in LISTED:
         return result
-    return shrink(subject, result, evaluations)
+    return shrink(subject, result, evaluations, stays_of_precision)

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 from hypothesis import Phase
 
@@ -10,16 +11,18 @@ from conformance.chance import try_values
 from conformance.checks import all_checks
 from conformance.judge import judge
 from conformance.record import Result, Verdict
-from conformance.strategies import simpler
+from conformance.strategies import simpler, smallest
 from conformance.subject import Subject
 from conformance.trial import Trial
 
 
-def shrink(subject: Subject, failing: Result, evaluations: int) -> Result:
+def shrink(subject: Subject, failing: Result, evaluations: int, stays_of_precision: bool = False) -> Result:
     """Search the simpler cases with at most `evaluations` calls of the kernel; minimal=True on the result.
 
-    A failure of meaning stays one of meaning, and one of precision one of precision. A case that could not
-    tell a right kernel from a wrong one does not count: once the kernel is mended, what is shown must pass.
+    A failure of meaning stays one of meaning. One of precision may turn out one of meaning on a case whose
+    values hide less; `stays_of_precision` is for where a failure of meaning is shown beside it. A case that
+    could not tell a right kernel from a wrong one does not count: once the kernel is mended, what is shown
+    must pass.
     """
     simplest = failing
     known: dict[Case, bool] = {failing.case: True}
@@ -31,8 +34,8 @@ def shrink(subject: Subject, failing: Result, evaluations: int) -> Result:
             if len(known) > evaluations or subject.why_not(case) is not None:
                 return False
             (result,) = judge(subject, case, (failing.check,))
-            same = result.verdict is Verdict.FAIL and result.semantic == failing.semantic
-            known[case] = same and not (tells and Trial(subject, case).blind_spots)
+            alike = result.semantic >= failing.semantic and not (stays_of_precision and result.semantic)
+            known[case] = alike and result.verdict is Verdict.FAIL and not (tells and Trial(subject, case).blind_spots)
             if known[case] and _size(case) < _size(simplest.case):
                 simplest = result
         return known[case]
@@ -41,8 +44,11 @@ def shrink(subject: Subject, failing: Result, evaluations: int) -> Result:
         if fails(case):
             raise _StillFailsError
 
+    for case in islice(smallest(failing.case), evaluations // 2):
+        if fails(case):
+            break
     with suppress(_StillFailsError):
-        try_values(search, simpler(failing.case), evaluations, 0, [Phase.generate, Phase.shrink])
+        try_values(search, simpler(simplest.case), evaluations, 0, [Phase.generate, Phase.shrink])
     return replace(simplest, minimal=True)
 
 

@@ -1,8 +1,10 @@
 """The instrument counts what it judged, keeps every alarm with its case, and stops in time."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 from conformance.case import Case
 from conformance.record import Measurement, Result, Verdict
@@ -53,6 +55,8 @@ def test_tallies_add_up_to_the_largest_statistics() -> None:
     assert 0 < largest["z_of_limit"][0] < 4.0
 
 
+# It sets what its processes inherit, which the tests that follow must not.
+@patch.dict(os.environ)
 def test_a_run_stops_in_time_and_ends_its_file_with_a_summary(tmp_path: Path) -> None:
     out = tmp_path / "alarms.jsonl"
     options = ["--profile", "quick", "--seeds", "5", "--workers", "1", "--seconds", "8", "--out", str(out)]

@@ -11,7 +11,7 @@ from conformance.build import build
 from conformance.case import LIMITS, Case, case_from_json
 from conformance.corpus import load_corpus
 from conformance.families import FAMILIES
-from conformance.strategies import simpler
+from conformance.strategies import simpler, smallest
 from tests.conformance.drawn import drawn_cases
 
 drawn = drawn_cases()
@@ -50,7 +50,19 @@ def test_a_case_switches_on_what_its_features_say(case: Case) -> None:
 
 @given(drawn.flatmap(lambda case: st.tuples(st.just(case), simpler(case))))
 def test_a_simpler_case_has_nothing_more(pair: tuple[Case, Case]) -> None:
-    case, less = pair
+    assert_has_nothing_more(*pair)
+
+
+@given(drawn)
+def test_the_smallest_cases_have_nothing_more(case: Case) -> None:
+    found = list(smallest(case))
+    for less in found:
+        assert_has_nothing_more(case, less)
+    if case.lengths is None and case.q_len > 2 and case.kv_len > 3:
+        assert {less.features for less in found} >= {frozenset({name}) for name in case.features - {"integer_mask", "gqa"}}
+
+
+def assert_has_nothing_more(case: Case, less: Case) -> None:
     assert less.features <= case.features
     for name in ("batch", "q_len", "kv_len", "q_heads", "kv_heads", "head_dim", "sinks"):
         assert getattr(less, name) <= getattr(case, name)

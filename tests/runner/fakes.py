@@ -48,7 +48,7 @@ def shrunk(monkeypatch: pytest.MonkeyPatch, simplest: Case | None = SIMPLEST) ->
     """Let every search end at one case, or where it began if None; the results that were searched from."""
     searched: list[Result] = []
 
-    def shrink(subject, failing, evaluations):
+    def shrink(subject, failing, evaluations, stays_of_precision):
         assert evaluations == PROFILE.shrink_evaluations
         searched.append(failing)
         return replace(failing, case=simplest or failing.case, minimal=True)

@@ -46,7 +46,7 @@ def test_merged_shards_are_the_run(posed, simplest, count):
         phase = "running" if kind == "died" else ""
         return [result(case, check, Verdict.FAIL, measurements=numbers, phase=phase) for check in checks]
 
-    def shrink(subject, failing, evaluations):
+    def shrink(subject, failing, evaluations, stays_of_precision):
         return replace(failing, case=simplest.get(failing.case, failing.case), minimal=True)
 
     with pytest.MonkeyPatch.context() as patch:

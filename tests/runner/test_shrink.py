@@ -36,7 +36,7 @@ def test_no_case_is_entered_that_the_dialect_leaves_open():
     assert "unspecified" in open_to_it.message
 
 
-def test_a_failure_of_precision_does_not_end_as_one_of_meaning(monkeypatch):
+def test_a_failure_of_precision_beside_one_of_meaning_does_not_end_as_one(monkeypatch):
     imprecise = (Measurement("out", 1, 2.0, 1.0, 1.0, 0.0, broken=("rms",)),)
 
     def found(subject, case, checks):
@@ -45,7 +45,7 @@ def test_a_failure_of_precision_does_not_end_as_one_of_meaning(monkeypatch):
 
     monkeypatch.setattr(shrinking, "judge", found)
     (failing,) = found(None, LARGE, ("forward",))
-    assert shrink(toys.right, failing, 200).case.q_len == 3
+    assert shrink(toys.right, failing, 200, stays_of_precision=True).case.q_len == 3
     assert shrink(toys.right, replace(failing, measurements=()), 200).case.q_len == 1
 
 
@@ -61,3 +61,30 @@ def test_the_case_that_is_shown_passes_once_the_kernel_is_mended():
     assert minimal.case.q_len + minimal.case.kv_len < LARGE.q_len + LARGE.kv_len
     (mended,) = judge(toys.right, minimal.case, ("forward",))
     assert mended.verdict is Verdict.PASS
+
+
+def test_a_failure_that_comes_and_goes_with_the_length_is_still_shown_small():
+    """Between 3 and 16 tokens all is well, so no search that goes down step by step ends below 17."""
+
+    def call(query, key, value, *, causal=False):
+        out = toys.right.call(query, key, value, causal=causal)
+        wrong = causal and (query.shape[1] <= 2 or query.shape[1] > 16)
+        return out + np.float32(wrong)
+
+    subject = replace(toys.right, call=call)
+    (failing,) = judge(subject, replace(LARGE, q_len=20, kv_len=20), ("forward",))
+    assert shrink(subject, failing, 50).case.q_len <= 2
+
+
+def test_a_failure_that_blunt_values_make_one_of_precision_may_end_as_one_of_meaning(monkeypatch):
+    imprecise = (Measurement("out", 1, 2.0, 1.0, 1.0, 0.0, broken=("rms",)),)
+
+    def found(subject, case, checks):
+        return [
+            result(case, checks[0], Verdict.FAIL, measurements=imprecise if case.family == "peaked" else ())
+        ]
+
+    monkeypatch.setattr(shrinking, "judge", found)
+    (failing,) = found(None, replace(LARGE, family="peaked"), ("forward",))
+    assert shrink(toys.right, failing, 200).case.family == "normal"
+    assert shrink(toys.right, failing, 200, stays_of_precision=True).case.family == "peaked"
