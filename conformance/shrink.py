@@ -35,7 +35,9 @@ def shrink(subject: Subject, failing: Result, evaluations: int, stays_of_precisi
                 return False
             (result,) = judge(subject, case, (failing.check,))
             alike = result.semantic >= failing.semantic and not (stays_of_precision and result.semantic)
-            known[case] = alike and result.verdict is Verdict.FAIL and not (tells and Trial(subject, case).blind_spots)
+            known[case] = (
+                alike and result.verdict is Verdict.FAIL and not (tells and Trial(subject, case).blind_spots)
+            )
             if known[case] and _size(case) < _size(simplest.case):
                 simplest = result
         return known[case]

@@ -59,7 +59,9 @@ def test_the_smallest_cases_have_nothing_more(case: Case) -> None:
     for less in found:
         assert_has_nothing_more(case, less)
     if case.lengths is None and case.q_len > 2 and case.kv_len > 3:
-        assert {less.features for less in found} >= {frozenset({name}) for name in case.features - {"integer_mask", "gqa"}}
+        assert {less.features for less in found} >= {
+            frozenset({name}) for name in case.features - {"integer_mask", "gqa"}
+        }
 
 
 def assert_has_nothing_more(case: Case, less: Case) -> None:
