@@ -8,6 +8,7 @@
 import argparse
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -35,6 +36,8 @@ Posed = tuple[Case, tuple[str, ...]]
 KILLS = Path(__file__).with_name("kills.json")
 # Cases whose arrays and exact answers are kept for the next defect.
 _KEPT = 150
+# Questions like those that killed a defect before, which are asked first.
+_PROMISING = 30
 # Characters of a message that are printed.
 _SHOWN = 200
 # The checks that look at nothing but a kernel's answers.
@@ -118,9 +121,14 @@ def _bits(kernel: Planted, case: Case) -> dict[str, bytes]:
 def score(judge: Judge, mutant: Mutant, kernel: Planted, posed: Sequence[Posed]) -> tuple[int, Result | None]:
     """How many cases were judged, and the first red result.
 
-    First come the checks of answers alone, on the cases where the defect changes an answer: on others they
-    say what they say of a clean kernel. Then come the other checks.
+    First come the questions most like those that killed the defect before. Then the checks of answers alone,
+    on the cases where the defect changes an answer: on others they say what they say of a clean kernel. Then
+    the other checks.
     """
+    for number, (case, check) in enumerate(_promising(mutant.name, posed), start=1):
+        red = judge.first_red(kernel, case, [check])
+        if red is not None:
+            return number, red
     ordered = sorted(posed, key=lambda one: _rank(mutant, one))
     if kernel.answer is not None:
         for number, (case, checks) in enumerate(ordered, start=1):
@@ -135,6 +143,33 @@ def score(judge: Judge, mutant: Mutant, kernel: Planted, posed: Sequence[Posed])
         if red is not None:
             return number, red
     return len(ordered), None
+
+
+def _promising(name: str, posed: Sequence[Posed]) -> list[tuple[Case, str]]:
+    """The questions of a profile that differ least from those that killed the defect with other seeds."""
+    before = [
+        (kill["check"], kill["case"])
+        for seeds in _kills().get(name, {}).values()
+        for _, kill in sorted(seeds.items())
+    ]
+
+    def distance(case: Case, check: str) -> float:
+        fields = case.to_json()
+        far = [
+            sum(fields.get(field) != old.get(field) for field in fields.keys() | old.keys())
+            for killer, old in before
+            if killer == check
+        ]
+        return min(far, default=math.inf)
+
+    questions = [(distance(case, check), case, check) for case, checks in posed for check in checks]
+    near = sorted((q for q in questions if q[0] < math.inf), key=lambda q: (q[0], q[1].id, q[2]))
+    return [(case, check) for _, case, check in near[:_PROMISING]]
+
+
+@cache
+def _kills() -> dict[str, dict[str, dict[str, Any]]]:
+    return json.loads(KILLS.read_text(encoding="utf-8"))
 
 
 def drawn(mutant: Mutant, profile: str, seed: int) -> list[Posed]:
@@ -222,7 +257,7 @@ def _scored(jobs: list[Any], workers: int) -> Iterator[Score]:
 
 def _add_kills(path: Path, scores: Sequence[Score]) -> None:
     """Put the scores of defects in the place of older ones of the same profile and seed."""
-    kills: dict[str, dict[str, Any]] = json.loads(KILLS.read_text(encoding="utf-8"))
+    kills = _kills()
     for found in scores:
         of_profile = kills.setdefault(found.name, {}).setdefault(found.profile, {})
         of_profile.pop(str(found.seed), None)
