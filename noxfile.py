@@ -105,7 +105,7 @@ def defects(session: nox.Session) -> None:
 def minimums(session: nox.Session) -> None:
     """The test suite on the lowest versions that pyproject.toml allows."""
     groups = nox.project.dependency_groups(nox.project.load_toml(), "test")
-    session.install("--resolution", "lowest-direct", "--editable", ".", *groups)
+    session.install("--resolution", "lowest-direct", "--editable", ".[suite,triton]", *groups)
     session.run("pytest", "-n", "auto", *session.posargs)
 
 
@@ -116,6 +116,7 @@ def _install(session: nox.Session, *groups: str) -> None:
         "sync",
         "--locked",
         "--no-default-groups",
+        "--all-extras",
         *(f"--group={group}" for group in groups),
         f"--python={session.virtualenv.location}",
         env={"UV_PROJECT_ENVIRONMENT": session.virtualenv.location},

@@ -17,9 +17,9 @@ import numpy as np
 import triton
 import triton.language as tl
 
+from attest.kernels.triton.launch import Launch, launch
+from attest.kernels.triton.tile import tanh
 from benchmarks.gpu.timing import environment
-from kernels.triton.launch import Launch, launch
-from kernels.triton.tile import tanh
 
 POINTS = 1 << 22
 BLOCK = 1024

@@ -30,7 +30,7 @@ GRADIENTS = {"query": slice(0, 1), "key": slice(1, 3)}
 
 @dataclass(frozen=True)
 class Sizes:
-    """The fields of kernels.triton.BlockSizes, which only a machine that runs Triton can import."""
+    """The fields of attest.kernels.triton.BlockSizes, which only a machine that runs Triton can import."""
 
     q: int
     k: int
@@ -106,7 +106,7 @@ def measure(sweep: Sweep, timing: Timing) -> Times:
 
 def program(sweep: Sweep, sizes: Sizes | None) -> Callable[[Inputs], Any]:
     """What is timed: the forward pass, or with it the gradients that the kernel makes."""
-    from kernels.triton import BackwardSizes, BlockSizes, flash_attention
+    from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention
 
     def attend(**params: Any) -> Attend:
         return lambda inputs: flash_attention(

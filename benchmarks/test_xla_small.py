@@ -1,4 +1,4 @@
-"""Speed of `kernels.xla.flash_attention` on small problems, beside `jax.nn.dot_product_attention`, on a CPU.
+"""Speed of `xla.flash_attention` on small problems, beside `jax.nn.dot_product_attention`, on a CPU.
 
 Times are CPU time of this process: on a busy machine they vary less than time by the clock. The two are
 timed in turns, and compared by their medians.
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels.xla import flash_attention
+from attest.kernels.xla import flash_attention
 
 TARGETS = tomllib.loads((Path(__file__).parent / "targets.toml").read_text())["xla"]["small"]
 COMPILATIONS = 3

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels.xla import flash_attention
+from attest.kernels.xla import flash_attention
 
 TARGETS = tomllib.loads((Path(__file__).parent / "targets.toml").read_text())["xla"]["flash_attention"]
 ROUNDS = 5

@@ -8,19 +8,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conformance.subject import Subject, Tiling
-    from conformance.testing import replay_case, run_conformance_test
-    from conformance.validation import validate_call
+    from attest.conformance.subject import Subject, Tiling
+    from attest.conformance.testing import replay_case, run_conformance_test
+    from attest.conformance.validation import validate_call
 
 __all__ = ["Subject", "Tiling", "replay_case", "run_conformance_test", "validate_call"]
 
 _HOMES = {
-    "Subject": "conformance.subject",
-    "Tiling": "conformance.subject",
-    "replay_case": "conformance.testing",
-    "run_conformance_test": "conformance.testing",
-    "validate_call": "conformance.validation",
+    "Subject": "attest.conformance.subject",
+    "Tiling": "attest.conformance.subject",
+    "replay_case": "attest.conformance.testing",
+    "run_conformance_test": "attest.conformance.testing",
+    "validate_call": "attest.conformance.validation",
 }
+
+
+if __name__ == "conformance":
+    raise ImportError(
+        "import attest.conformance: conformance alone is a second copy of it, or another project's package"
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -8,12 +8,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.case import Case
-from conformance.families import FAMILIES, Stream, Wanted, usual_largest_logit
-from reference.oracle import Cotangents
-from reference.problem import Problem, make_problem
-from reference.semantics import STANDARD, Semantics
-from reference.visibility import allowed, padding_rows, pick
+from attest.conformance.case import Case
+from attest.conformance.families import FAMILIES, Stream, Wanted, usual_largest_logit
+from attest.reference.oracle import Cotangents
+from attest.reference.problem import Problem, make_problem
+from attest.reference.semantics import STANDARD, Semantics
+from attest.reference.visibility import allowed, padding_rows, pick
 
 Array = NDArray[Any]
 

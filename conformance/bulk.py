@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.build import DTYPES, assemble
-from conformance.case import MASK_AXES, Case
-from conformance.families import Stream
-from reference.problem import Problem
+from attest.conformance.build import DTYPES, assemble
+from attest.conformance.case import MASK_AXES, Case
+from attest.conformance.families import Stream
+from attest.reference.problem import Problem
 
 Array = NDArray[Any]
 
-# Far from the numbers of the streams of conformance.build.
+# Far from the numbers of the streams of attest.conformance.build.
 _STREAMS = {"table": 1000, "query": 1001, "key": 1002, "value": 1003, "mask": 1004}
 _VISIBLE_OF_256 = 192
 _WORDS_AT_A_TIME = 1 << 22

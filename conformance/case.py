@@ -1,7 +1,7 @@
 """Which problem a test poses: a small recipe that rebuilds its arrays bit for bit on any machine.
 
 Hypothesis draws and shrinks Cases, failures print them, the corpus stores them; array elements are never
-drawn. `conformance.families` turns a Case into a Problem.
+drawn. `attest.conformance.families` turns a Case into a Problem.
 """
 
 import hashlib
@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, get_args
 
-from conformance.families import FAMILIES
-from conformance.features import DTYPES
+from attest.conformance.families import FAMILIES
+from attest.conformance.features import DTYPES
 
 Window = tuple[int | None, int | None]
 Lengths = tuple[tuple[int, int], ...]
@@ -120,7 +120,7 @@ class Case:
 
     @property
     def features(self) -> frozenset[str]:
-        """What a kernel must support to be asked this, of `conformance.features.FEATURES`."""
+        """What a kernel must support to be asked this, of `attest.conformance.features.FEATURES`."""
         packed = self.lengths is not None and self.batch == 1
         switches = {
             "causal": self.causal,

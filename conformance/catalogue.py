@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from conformance.features import FEATURES
-from conformance.signals import Interrupted
-from conformance.subject import Subject, discover, find
-from conformance.text import describe
-from reference.semantics import STANDARD, Semantics
+from attest.conformance.features import FEATURES
+from attest.conformance.signals import Interrupted
+from attest.conformance.subject import Subject, discover, find
+from attest.conformance.text import describe
+from attest.reference.semantics import STANDARD, Semantics
 
 _WIDTH = 100
 _INDENT = " " * 12

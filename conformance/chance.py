@@ -17,7 +17,7 @@ from hypothesis.strategies import SearchStrategy
 
 # By name: the lowest Hypothesis that we allow takes no classes.
 _BACKEND = "attest"
-AVAILABLE_PROVIDERS[_BACKEND] = "conformance.chance.SeededDraws"
+AVAILABLE_PROVIDERS[_BACKEND] = "attest.conformance.chance.SeededDraws"
 
 # Hypothesis makes the provider and tells it no seed.
 _SEED: ContextVar[int] = ContextVar("seed")

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conformance import options
-from conformance.files import FileError, write_text
-from conformance.options import Asked, Outputs, UsageError, asked
-from conformance.process import WorkerError, hold_streams, see_folder, settle
-from conformance.signals import Interrupted, interruptible
+from attest.conformance import options
+from attest.conformance.files import FileError, write_text
+from attest.conformance.options import Asked, Outputs, UsageError, asked
+from attest.conformance.process import WorkerError, hold_streams, see_folder, settle
+from attest.conformance.signals import Interrupted, interruptible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conformance.journal import Journal
-    from conformance.record import RunRecord
-    from conformance.runner import Request
+    from attest.conformance.journal import Journal
+    from attest.conformance.record import RunRecord
+    from attest.conformance.runner import Request
 
 PASSED, FAILED, USAGE = 0, 1, 2
 
@@ -82,7 +82,7 @@ def gate(
     """Judge every subject that this machine can run."""
     import jax
 
-    from conformance.gate import entrants
+    from attest.conformance.gate import entrants
 
     outputs = Outputs(json, junit, markdown, html)
     outputs.spare(*([] if baseline is None else [baseline]))
@@ -114,7 +114,7 @@ def check(
     html: options.Html = None,
 ) -> int:
     """Judge one subject, or a part of what it is held to."""
-    from conformance.subject import find
+    from attest.conformance.subject import find
 
     outputs = Outputs(json, junit, markdown, html)
     only, narrowed = options.restriction(feature or (), dtype or (), check or (), examples)
@@ -140,12 +140,12 @@ def replay(
     expectations: options.Expectations = None,
 ) -> int:
     """Judge one case again and say everything about it."""
-    from conformance.failure import explain
-    from conformance.fit import not_judged
-    from conformance.replay_request import read_replay_request
-    from conformance.runner import replay as judge_again
-    from conformance.screen import say
-    from conformance.subject import find
+    from attest.conformance.failure import explain
+    from attest.conformance.fit import not_judged
+    from attest.conformance.replay_request import read_replay_request
+    from attest.conformance.runner import replay as judge_again
+    from attest.conformance.screen import say
+    from attest.conformance.subject import find
 
     see_folder()
     with asked():
@@ -167,10 +167,10 @@ def compare(
     markdown: options.Markdown = None,
 ) -> int:
     """Say what a change of kernels did to the errors; exit 1 if anything became worse."""
-    from conformance.screen import show
-    from reports.compare import compare_records
-    from reports.render.markdown import render_comparison
-    from reports.render.terminal import print_comparison
+    from attest.conformance.screen import show
+    from attest.reports.compare import compare_records
+    from attest.reports.render.markdown import render_comparison
+    from attest.reports.render.terminal import print_comparison
 
     Outputs(markdown=markdown).spare(base, head)
     comparison = compare_records(_read(base), _read(head))
@@ -188,8 +188,8 @@ def report(
     html: options.Html = None,
 ) -> int:
     """Show a record again, or write it in other forms."""
-    from conformance.screen import show
-    from reports.render.terminal import print_run
+    from attest.conformance.screen import show
+    from attest.reports.render.terminal import print_run
 
     outputs = Outputs(junit=junit, markdown=markdown, html=html)
     outputs.spare(record)
@@ -212,9 +212,9 @@ def merge(
     html: options.Html = None,
 ) -> int:
     """Make one record of the shards of a run, and judge it as a whole."""
-    from conformance.expectations import load_expectations
-    from conformance.gate import with_policy
-    from conformance.record import merge_records
+    from attest.conformance.expectations import load_expectations
+    from attest.conformance.gate import with_policy
+    from attest.conformance.record import merge_records
 
     outputs = Outputs(json, junit, markdown, html)
     outputs.spare(*records)
@@ -241,10 +241,10 @@ def compile_kernels(
     """Compile every kernel for every device, none of which need be here."""
     # Nothing is run: no process takes an accelerator, or looks for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from conformance.compile_matrix import Narrowing, compile_matrix
-    from conformance.fit import RequestError
-    from conformance.screen import progress, show
-    from reports.render.compilation import print_matrix
+    from attest.conformance.compile_matrix import Narrowing, compile_matrix
+    from attest.conformance.fit import RequestError
+    from attest.conformance.screen import progress, show
+    from attest.reports.render.compilation import print_matrix
 
     outputs = Outputs(json)
     only = Narrowing(
@@ -269,8 +269,8 @@ def compile_kernels(
 @app.command("list")
 def list_subjects() -> int:
     """Say which subjects there are, what they declare and where they run."""
-    from conformance.catalogue import catalogue
-    from conformance.screen import say
+    from attest.conformance.catalogue import catalogue
+    from attest.conformance.screen import say
 
     say(catalogue())
     return PASSED
@@ -279,10 +279,10 @@ def list_subjects() -> int:
 def _run(
     request: "Request", outputs: Outputs, base: "RunRecord | None" = None, problems: Sequence[str] = ()
 ) -> int:
-    from conformance.fit import RequestError, refuse_unfit
-    from conformance.gate import with_policy
-    from conformance.runner import run
-    from conformance.screen import progress
+    from attest.conformance.fit import RequestError, refuse_unfit
+    from attest.conformance.gate import with_policy
+    from attest.conformance.runner import run
+    from attest.conformance.screen import progress
 
     journal = None
     try:
@@ -301,10 +301,10 @@ def _run(
 
 def _begun(request: "Request", record: Path | None) -> "Journal | None":
     """The journal of a run whose record goes to a file."""
-    from conformance.files import is_special
-    from conformance.journal import Journal, journal_path
-    from conformance.limits import limits
-    from conformance.runner import asked
+    from attest.conformance.files import is_special
+    from attest.conformance.journal import Journal, journal_path
+    from attest.conformance.limits import limits
+    from attest.conformance.runner import asked
 
     if record is None or is_special(record):
         return None
@@ -318,9 +318,9 @@ def _conclude(
     journal: "Journal | None" = None,
 ) -> int:
     """Write and print a record; its exit status. What cannot be written takes nothing else with it."""
-    from conformance.screen import show
-    from reports.compare import compare_records
-    from reports.render.terminal import print_comparison, print_run
+    from attest.conformance.screen import show
+    from attest.reports.compare import compare_records
+    from attest.reports.render.terminal import print_comparison, print_run
 
     prints: list[Callable[[Console], None]] = [lambda console: print_run(record, console)]
     if base is not None and record.complete:
@@ -350,8 +350,8 @@ def _conclude(
 
 def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
     """Write the record in every form that was asked for; a sentence for each that could not be."""
-    from conformance.record_file import record_text
-    from reports.render import html, junit, markdown
+    from attest.conformance.record_file import record_text
+    from attest.reports.render import html, junit, markdown
 
     faults: list[str] = []
     for path, render in (
@@ -369,14 +369,14 @@ def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
 
 
 def _read(path: Path) -> "RunRecord":
-    from conformance.record_file import read_record
+    from attest.conformance.record_file import read_record
 
     with asked():
         return read_record(path)
 
 
 def _complain(sentence: str, status: int) -> int:
-    from conformance.screen import complain
+    from attest.conformance.screen import complain
 
     complain(sentence)
     return status

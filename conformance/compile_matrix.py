@@ -1,9 +1,9 @@
 """Which kernels compile for which devices, and within what they have, with none of the devices here.
 
 The matrix is kernel x set of features x head_dim x dtype x device, of compile.toml and devices.toml, for each
-compiler of `conformance.compilers`. What does not compile, spills, or takes more of anything than the device
-has, fails: these are the configurations that a user gets who asks for none. Beside it stand estimates of what
-no kernel can beat.
+compiler of `attest.conformance.compilers`. What does not compile, spills, or takes more of anything than the
+device has, fails: these are the configurations that a user gets who asks for none. Beside it stand estimates
+of what no kernel can beat.
 """
 
 import multiprocessing
@@ -16,13 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from conformance.case import Case, case_from_json
-from conformance.compilers import Binary, Compiler, Device, Job, Peaks, all_compilers
-from conformance.features import DTYPES, FEATURES
-from conformance.process import hush, settle
-from conformance.roofline import PASSES, Estimate, estimate
-from conformance.runner import Progress, RequestError, Watch
-from conformance.text import describe
+from attest.conformance.case import Case, case_from_json
+from attest.conformance.compilers import Binary, Compiler, Device, Job, Peaks, all_compilers
+from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.process import hush, settle
+from attest.conformance.roofline import PASSES, Estimate, estimate
+from attest.conformance.runner import Progress, RequestError, Watch
+from attest.conformance.text import describe
 
 _SCHEMA = "attest.compile/2"
 _MATRIX = Path(__file__).with_name("compile.toml")

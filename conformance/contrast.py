@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.build import Built
-from reference.error_model import Prediction
-from reference.oracle import GRADIENT_OUTPUTS, OUTPUTS, Answer, attention
-from reference.problem import Array, Problem
-from reference.semantics import Semantics
-from reference.visibility import allowed, pick
+from attest.conformance.build import Built
+from attest.reference.error_model import Prediction
+from attest.reference.oracle import GRADIENT_OUTPUTS, OUTPUTS, Answer, attention
+from attest.reference.problem import Array, Problem
+from attest.reference.semantics import Semantics
+from attest.reference.visibility import allowed, pick
 
 Floats = NDArray[np.float64]
 

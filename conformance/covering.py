@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from conformance.dice import Dice
+from attest.conformance.dice import Dice
 
 Facts = frozenset[str]
 

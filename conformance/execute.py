@@ -12,12 +12,12 @@ import numpy as np
 from jax.core import Tracer
 from numpy.typing import NDArray
 
-from conformance.build import Built
-from conformance.phases import phase
-from conformance.signals import Interrupted
-from conformance.subject import Subject
-from conformance.text import exception_text
-from reference.problem import Problem
+from attest.conformance.build import Built
+from attest.conformance.phases import phase
+from attest.conformance.signals import Interrupted
+from attest.conformance.subject import Subject
+from attest.conformance.text import exception_text
+from attest.reference.problem import Problem
 
 Array = NDArray[Any]
 

@@ -14,16 +14,16 @@ from typing import Annotated, Any, Literal
 import jax
 import msgspec
 
-from conformance.case import Case
-from conformance.checks import all_checks
-from conformance.features import FEATURES
-from conformance.files import read_bytes
-from conformance.plan import profile_names
-from conformance.record import Result, RunRecord, Verdict
-from conformance.sizes import sizes
-from conformance.subject import BACKENDS
-from conformance.text import sentence
-from conformance.typed import convert, decode_toml
+from attest.conformance.case import Case
+from attest.conformance.checks import all_checks
+from attest.conformance.features import FEATURES
+from attest.conformance.files import read_bytes
+from attest.conformance.plan import profile_names
+from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.sizes import sizes
+from attest.conformance.subject import BACKENDS
+from attest.conformance.text import sentence
+from attest.conformance.typed import convert, decode_toml
 
 FOLDER = Path(__file__).parent / "expectations"
 

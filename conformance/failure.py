@@ -5,9 +5,9 @@ import shlex
 from dataclasses import fields
 from typing import Any
 
-from conformance.case import Case
-from conformance.features import CLAUSES
-from conformance.record import Element, Measurement, Result
+from attest.conformance.case import Case
+from attest.conformance.features import CLAUSES
+from attest.conformance.record import Element, Measurement, Result
 
 # What each judgement of the error model says when it breaks.
 JUDGEMENTS = {

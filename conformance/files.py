@@ -9,7 +9,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from conformance.text import sentence
+from attest.conformance.text import sentence
 
 
 class FileError(Exception):

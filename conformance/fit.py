@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from conformance.checks import all_checks
-from conformance.plan import Profile, Restriction, load_profile, profile_names
-from conformance.record import Result, Verdict
-from conformance.subject import Subject
+from attest.conformance.checks import all_checks
+from attest.conformance.plan import Profile, Restriction, load_profile, profile_names
+from attest.conformance.record import Result, Verdict
+from attest.conformance.subject import Subject
 
 # The kinds of check whose cases are listed: a smaller one would be another question.
 LISTED = ("refused", "production")

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from conformance.expectations import Expectation, stale
-from conformance.record import RunRecord, Verdict
-from conformance.signals import Interrupted
-from conformance.subject import Subject, discover, find
-from conformance.text import describe
+from attest.conformance.expectations import Expectation, stale
+from attest.conformance.record import RunRecord, Verdict
+from attest.conformance.signals import Interrupted
+from attest.conformance.subject import Subject, discover, find
+from attest.conformance.text import describe
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from conformance.files import FileError
-from conformance.record import Result, RunRecord, settled
-from conformance.schema import (
+from attest.conformance.files import FileError
+from attest.conformance.record import Result, RunRecord, settled
+from attest.conformance.schema import (
     JOURNAL,
     result_from_json,
     result_to_json,

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from conformance.case import Case
-from conformance.checks import Check, Finding, all_checks
-from conformance.execute import SubjectError
-from conformance.fit import LISTED
-from conformance.phases import checking
-from conformance.record import Result, Verdict
-from conformance.signals import Interrupted
-from conformance.subject import Subject
-from conformance.text import exception_text
-from conformance.trial import Trial
+from attest.conformance.case import Case
+from attest.conformance.checks import Check, Finding, all_checks
+from attest.conformance.execute import SubjectError
+from attest.conformance.fit import LISTED
+from attest.conformance.phases import checking
+from attest.conformance.record import Result, Verdict
+from attest.conformance.signals import Interrupted
+from attest.conformance.subject import Subject
+from attest.conformance.text import exception_text
+from attest.conformance.trial import Trial
 
 
 def judge(subject: Subject, case: Case, checks: Sequence[str]) -> list[Result]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.subject import Subject
+from attest.conformance.subject import Subject
 
 Arguments = dict[str, Any]
 Spoil = Callable[[Arguments], Arguments]

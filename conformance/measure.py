@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.case import Case
-from conformance.record import Element, Measurement
-from reference import judgements
-from reference.error_model import Prediction
+from attest.conformance.case import Case
+from attest.conformance.record import Element, Measurement
+from attest.reference import judgements
+from attest.reference.error_model import Prediction
 
 # The names that judgements have in a record.
 _BROKEN = {"worst_ratio": "bound", "rms_ratio": "rms", "largest_z": "z", "bias_t": "bias"}

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conformance.files import is_special, refusal, same_file
-from conformance.text import describe
+from attest.conformance.files import is_special, refusal, same_file
+from attest.conformance.text import describe
 
 if TYPE_CHECKING:
-    from conformance.plan import Restriction
-    from conformance.runner import Request
-    from conformance.subject import Subject
+    from attest.conformance.plan import Restriction
+    from attest.conformance.runner import Request
+    from attest.conformance.subject import Subject
 
 SubjectName = Annotated[str, typer.Argument(help="A name from `attest list`, or module:attribute.")]
 Profile = Annotated[str, typer.Option(help="How much is asked: quick, standard, nightly or production.")]
@@ -93,7 +93,7 @@ class Outputs:
             if reason is not None:
                 raise UsageError(f"{name} {path}: {reason}")
         if self.json is not None:
-            from conformance.journal import journal_path
+            from attest.conformance.journal import journal_path
 
             named = (*named, ("the journal of --json", journal_path(self.json)))
         for (name, path), (other, taken) in combinations(named, 2):
@@ -127,12 +127,12 @@ class Asked:
 
     def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
         """The run that these options ask for. Raises UsageError."""
-        from conformance.environment import environment
-        from conformance.expectations import load_expectations
-        from conformance.gate import why_not_here
-        from conformance.limits import limits
-        from conformance.plan import load_profile
-        from conformance.runner import Request
+        from attest.conformance.environment import environment
+        from attest.conformance.expectations import load_expectations
+        from attest.conformance.gate import why_not_here
+        from attest.conformance.limits import limits
+        from attest.conformance.plan import load_profile
+        from attest.conformance.runner import Request
 
         if self.timeout is not None and not 0 < self.timeout < float("inf"):
             raise UsageError(f"--timeout: got {self.timeout:g}, expected a number of seconds above 0")
@@ -163,8 +163,8 @@ def restriction(
     features: Sequence[str], dtypes: Sequence[str], checks: Sequence[str], examples: int | None
 ) -> "tuple[Restriction, str]":
     """What narrows a run, and the same as typed. Raises UsageError."""
-    from conformance.features import DTYPES, FEATURES
-    from conformance.plan import Restriction
+    from attest.conformance.features import DTYPES, FEATURES
+    from attest.conformance.plan import Restriction
 
     for option, names, known in (("--feature", features, FEATURES), ("--dtype", dtypes, DTYPES)):
         for name in names:

@@ -11,15 +11,15 @@ from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
-from conformance.case import Case, case_from_json
-from conformance.checks import Check, all_checks
-from conformance.corpus import load_corpus
-from conformance.covering import Facts, covering_rows, reduced
-from conformance.features import DTYPES, FEATURES
-from conformance.production import load_production
-from conformance.recipes import Blocks, Offer, class_of, drawing, fillings, model, poisoned
-from conformance.subject import Subject, Tiling
-from conformance.trial import Trial
+from attest.conformance.case import Case, case_from_json
+from attest.conformance.checks import Check, all_checks
+from attest.conformance.corpus import load_corpus
+from attest.conformance.covering import Facts, covering_rows, reduced
+from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.production import load_production
+from attest.conformance.recipes import Blocks, Offer, class_of, drawing, fillings, model, poisoned
+from attest.conformance.subject import Subject, Tiling
+from attest.conformance.trial import Trial
 
 _PROFILES = Path(__file__).parent / "profiles.toml"
 

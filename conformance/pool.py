@@ -20,12 +20,12 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from conformance.limits import limits
-from conformance.phases import notice_compiling, read_phase, reported
-from conformance.process import WorkerError, hush, settle
-from conformance.signals import Interrupted
-from conformance.subject import Subject
-from conformance.text import exception_text
+from attest.conformance.limits import limits
+from attest.conformance.phases import notice_compiling, read_phase, reported
+from attest.conformance.process import WorkerError, hush, settle
+from attest.conformance.signals import Interrupted
+from attest.conformance.subject import Subject
+from attest.conformance.text import exception_text
 
 # Compiled kernels stay in the memory of the process that compiled them: begin afresh now and then.
 _JOBS_PER_PROCESS = 100
@@ -296,6 +296,6 @@ def _begin(names: Sequence[str]) -> None:
 
 @cache
 def _subject(name: str) -> Subject:
-    from conformance.subject import find
+    from attest.conformance.subject import find
 
     return find(name)

@@ -60,6 +60,6 @@ def see_folder() -> None:
 def hide_folder() -> None:
     """Undo that `python -m` puts the user's folder on the path, unless attest itself is there."""
     folder = os.getcwd()
-    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if not sys.flags.safe_path and sys.path[:1] == [folder] and not os.path.samefile(folder, home):
         del sys.path[0]

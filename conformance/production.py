@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.build import DTYPES, Built
-from conformance.bulk import build_bulk
-from conformance.case import Case, case_from_json
-from conformance.families import Stream
-from reference.error_model import Prediction, predict
-from reference.numerics import Numerics
-from reference.oracle import Answer, Cotangents, Sample, attention
-from reference.problem import Problem
-from reference.semantics import Semantics
-from reference.visibility import Ints, allowed
+from attest.conformance.build import DTYPES, Built
+from attest.conformance.bulk import build_bulk
+from attest.conformance.case import Case, case_from_json
+from attest.conformance.families import Stream
+from attest.reference.error_model import Prediction, predict
+from attest.reference.numerics import Numerics
+from attest.reference.oracle import Answer, Cotangents, Sample, attention
+from attest.reference.problem import Problem
+from attest.reference.semantics import Semantics
+from attest.reference.visibility import Ints, allowed
 
 Array = NDArray[Any]
 
 _FILE = Path(__file__).with_name("production.toml")
 
-# Far from the numbers of the streams of conformance.build and conformance.bulk.
+# Far from the numbers of the streams of attest.conformance.build and conformance.bulk.
 _FIRST_STREAM = 2000
 _ROW_OUTPUTS = ("out", "dquery")
 _KEY_OUTPUTS = ("dkey", "dvalue")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conformance.record import RunRecord
-    from conformance.subject import Subject
+    from attest.conformance.record import RunRecord
+    from attest.conformance.subject import Subject
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,8 +37,8 @@ def attest_conformance(request: pytest.FixtureRequest) -> "Callable[..., RunReco
     """
 
     def conform(subject: "Subject", expectations: Sequence[Path] = ()) -> "RunRecord":
-        from conformance.plan import profile_names
-        from conformance.testing import conformance_record, failures_by_check
+        from attest.conformance.plan import profile_names
+        from attest.conformance.testing import conformance_record, failures_by_check
 
         asked: Any = request.config.option
         profile, seed = asked.attest_profile, asked.attest_seed

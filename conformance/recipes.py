@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from conformance.case import BIAS_AXES, MASK_AXES, Case, Lengths, Window
-from conformance.covering import Facts, Model
-from conformance.dice import Dice
-from conformance.features import DTYPES, FEATURES
+from attest.conformance.case import BIAS_AXES, MASK_AXES, Case, Lengths, Window
+from attest.conformance.covering import Facts, Model
+from attest.conformance.dice import Dice
+from attest.conformance.features import DTYPES, FEATURES
 
 LENGTH_CLASSES = ("few", "edge", "many", "tall", "long")
 # Features that hide a key from every row, in the patterns that `poisoned` chooses.
@@ -42,7 +42,7 @@ class Offer:
     """What a subject takes of a row: its dtype, and which of its tilings runs with which blocks.
 
     blocks: None for those of conformance/drawing.toml. head_dims: the smallest and the largest. The others
-    are as in `conformance.subject.Subject`.
+    are as in `attest.conformance.subject.Subject`.
     """
 
     dtype: str

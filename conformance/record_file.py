@@ -8,11 +8,11 @@ import json
 import os
 from pathlib import Path
 
-from conformance.files import read_bytes, write_text
-from conformance.journal import is_journal, journal_path, read_journal
-from conformance.record import RunRecord
-from conformance.schema import record_from_json, record_to_json
-from conformance.sizes import sizes
+from attest.conformance.files import read_bytes, write_text
+from attest.conformance.journal import is_journal, journal_path, read_journal
+from attest.conformance.record import RunRecord
+from attest.conformance.schema import record_from_json, record_to_json
+from attest.conformance.sizes import sizes
 
 
 def write_record(record: RunRecord, path: Path) -> None:

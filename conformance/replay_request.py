@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from conformance.case import Case, case_from_json
-from conformance.checks import all_checks
-from conformance.files import read_bytes
-from conformance.sizes import sizes
-from conformance.text import sentence
-from conformance.typed import convert, decode
+from attest.conformance.case import Case, case_from_json
+from attest.conformance.checks import all_checks
+from attest.conformance.files import read_bytes
+from attest.conformance.sizes import sizes
+from attest.conformance.text import sentence
+from attest.conformance.typed import convert, decode
 
 
 @dataclass(frozen=True)

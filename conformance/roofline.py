@@ -14,12 +14,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from conformance.build import build
-from conformance.case import Case
-from conformance.compilers import Device, Peaks
-from conformance.shapes import Shape, shapes_of
-from reference.semantics import STANDARD
-from reference.visibility import allowed
+from attest.conformance.build import build
+from attest.conformance.case import Case
+from attest.conformance.compilers import Device, Peaks
+from attest.conformance.shapes import Shape, shapes_of
+from attest.reference.semantics import STANDARD
+from attest.reference.visibility import allowed
 
 PASSES = FORWARD, BACKWARD = ("forward", "backward")
 _ROWS = 1024

@@ -7,20 +7,20 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from conformance.case import Case
-from conformance.checks import all_checks
-from conformance.expectations import Expectation, expect
-from conformance.fit import LISTED, RequestError, refuse_unfit
-from conformance.judge import judge
-from conformance.limits import limits
-from conformance.plan import Profile, Restriction, Task, tasks
-from conformance.record import NOTHING_JUDGED, Result, RunRecord, Verdict, settled, to_shrink
-from conformance.shrink import shrink
-from conformance.signals import Interrupted, interruptible
-from conformance.subject import Subject
-from conformance.text import describe
-from conformance.trial import Trial
-from conformance.workers import Job, Outcome, perform
+from attest.conformance.case import Case
+from attest.conformance.checks import all_checks
+from attest.conformance.expectations import Expectation, expect
+from attest.conformance.fit import LISTED, RequestError, refuse_unfit
+from attest.conformance.judge import judge
+from attest.conformance.limits import limits
+from attest.conformance.plan import Profile, Restriction, Task, tasks
+from attest.conformance.record import NOTHING_JUDGED, Result, RunRecord, Verdict, settled, to_shrink
+from attest.conformance.shrink import shrink
+from attest.conformance.signals import Interrupted, interruptible
+from attest.conformance.subject import Subject
+from attest.conformance.text import describe
+from attest.conformance.trial import Trial
+from attest.conformance.workers import Job, Outcome, perform
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from conformance.case import case_from_json
-from conformance.phases import PHASES
-from conformance.record import Element, Measurement, Result, RunRecord, Verdict
-from conformance.sizes import sizes
-from conformance.text import sentence
-from conformance.typed import decode
+from attest.conformance.case import case_from_json
+from attest.conformance.phases import PHASES
+from attest.conformance.record import Element, Measurement, Result, RunRecord, Verdict
+from attest.conformance.sizes import sizes
+from attest.conformance.text import sentence
+from attest.conformance.typed import decode
 
 RECORD = "attest.run/2"
 JOURNAL = "attest.journal/2"

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from conformance.files import FileError
-from conformance.runner import Progress
-from conformance.text import printable, sentence
+from attest.conformance.files import FileError
+from attest.conformance.runner import Progress
+from attest.conformance.text import printable, sentence
 
 
 def show(*prints: Callable[[Console], None]) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from conformance.build import DTYPES, sinks_shape
-from conformance.case import Case
+from attest.conformance.build import DTYPES, sinks_shape
+from attest.conformance.case import Case
 
 Shape = jax.ShapeDtypeStruct
 
@@ -15,7 +15,7 @@ _SEED = 1
 
 
 def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
-    """The arrays and the static options that `conformance.execute.call_of` finds in the case once built."""
+    """The arrays and the static options that `execute.call_of` finds in the case once built."""
     dtype = np.dtype(DTYPES[case.dtype])
     pairs = (case.q_len, case.kv_len)
     arrays = {

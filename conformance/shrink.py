@@ -6,14 +6,14 @@ from itertools import islice
 
 from hypothesis import Phase
 
-from conformance.case import Case
-from conformance.chance import try_values
-from conformance.checks import all_checks
-from conformance.judge import judge
-from conformance.record import Result, Verdict
-from conformance.strategies import simpler, smallest
-from conformance.subject import Subject
-from conformance.trial import Trial
+from attest.conformance.case import Case
+from attest.conformance.chance import try_values
+from attest.conformance.checks import all_checks
+from attest.conformance.judge import judge
+from attest.conformance.record import Result, Verdict
+from attest.conformance.strategies import simpler, smallest
+from attest.conformance.subject import Subject
+from attest.conformance.trial import Trial
 
 
 def shrink(subject: Subject, failing: Result, evaluations: int, stays_of_precision: bool = False) -> Result:

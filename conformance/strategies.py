@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.case import Case
+from attest.conformance.case import Case
 
 
 @st.composite

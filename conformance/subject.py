@@ -16,10 +16,10 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-from conformance.case import Case
-from conformance.features import DTYPES, FEATURES
-from reference.numerics import Numerics, format_of
-from reference.semantics import STANDARD, Semantics
+from attest.conformance.case import Case
+from attest.conformance.features import DTYPES, FEATURES
+from attest.reference.numerics import Numerics, format_of
+from attest.reference.semantics import STANDARD, Semantics
 
 ENTRY_POINT_GROUP = "attest.subjects"
 BACKENDS = ("any", "cpu", "gpu", "tpu")
@@ -59,7 +59,7 @@ class Subject:
     name: what verdicts call it, dotted: library, kernel.
     call: takes query, key, value as JAX arrays, and only those options that a case switches on, under the
         names of docs/semantics.md; returns out, or (out, lse) if `returns_lse`.
-    features: of `conformance.features.FEATURES`. dtypes: of DTYPES.
+    features: of `attest.conformance.features.FEATURES`. dtypes: of DTYPES.
     numerics: from dtype name and Tiling to the arithmetic that the kernel declares.
     backend: where it runs, one of BACKENDS. head_dims: the smallest and the largest that it takes.
     tilings: the choices of block sizes to test, the production one last.
@@ -67,8 +67,8 @@ class Subject:
         size are posed to those who declare enough.
     ready: None, or why this process cannot run it, in one clause.
     implementation: from a case to the name of the implementation that should run, one of
-        `conformance.checks.implementation`; for a subject that hands its calls to kernels which are subjects
-        themselves, and so is asked fewer cases. None for a kernel.
+        `attest.conformance.checks.implementation`; for a subject that hands its calls to kernels which are
+        subjects themselves, and so is asked fewer cases. None for a kernel.
     violations: accesses outside its arrays (S19) that an instrument saw since it was last asked, each a
         sentence by `str`; they fail the check that was running.
     excludes: sets of features that one call may not combine, such as {"mask", "bias"}.
@@ -196,12 +196,12 @@ class Subject:
 def discover() -> dict[str, Callable[[], Subject]]:
     """Every subject on this machine, by name, as a loader.
 
-    Ours are the modules of `conformance.subjects` and `conformance.peers`, each with a tuple SUBJECTS;
-    others' are the entry points of the group `attest.subjects`. An entry point is loaded only when it is
-    asked for, so that a broken one spoils nothing else.
+    Ours are the modules of `attest.conformance.subjects` and `attest.conformance.peers`, each with a tuple
+    SUBJECTS; others' are the entry points of the group `attest.subjects`. An entry point is loaded only when
+    it is asked for, so that a broken one spoils nothing else.
     """
     found: dict[str, Callable[[], Subject]] = {}
-    for package_name in ("conformance.subjects", "conformance.peers"):
+    for package_name in ("attest.conformance.subjects", "attest.conformance.peers"):
         for module in _modules(importlib.import_module(package_name)):
             for subject in module.SUBJECTS:
                 found[subject.name] = lambda subject=subject: subject
@@ -245,5 +245,5 @@ def _load_attribute(path: str) -> Subject:
 
 def _as_subject(thing: object, origin: str) -> Subject:
     if not isinstance(thing, Subject):
-        raise LookupError(f"{origin} is a {type(thing).__name__}, expected a conformance.subject.Subject")
+        raise LookupError(f"{origin} is a {type(thing).__name__}, expected an attest.Subject")
     return thing

@@ -4,13 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from conformance.expectations import load_expectations
-from conformance.failure import explain
-from conformance.gate import with_policy
-from conformance.plan import load_profile
-from conformance.record import Result, RunRecord
-from conformance.runner import Request, run
-from conformance.subject import Subject
+from attest.conformance.expectations import load_expectations
+from attest.conformance.failure import explain
+from attest.conformance.gate import with_policy
+from attest.conformance.plan import load_profile
+from attest.conformance.record import Result, RunRecord
+from attest.conformance.runner import Request, run
+from attest.conformance.subject import Subject
 
 
 def run_conformance_test(
@@ -36,7 +36,7 @@ def conformance_record(
 ) -> RunRecord:
     """The record behind `run_conformance_test`, which does not raise for a kernel that fails."""
     if not isinstance(subject, Subject):  # type: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-        raise TypeError(f"subject: got {type(subject).__name__}, expected a conformance.subject.Subject")
+        raise TypeError(f"subject: got {type(subject).__name__}, expected an attest.Subject")
     known = load_expectations(expectations)
     request = Request({subject.name: subject}, load_profile(profile), seed, expectations=known)
     record = run(request)
@@ -57,13 +57,13 @@ def failures_by_check(record: RunRecord) -> Mapping[str, str]:
 def _replay(result: Result) -> str:
     """In Python: a subject of a test suite is seldom known by name to another process."""
     case = json.dumps(result.case.to_json(), sort_keys=True)
-    return f"replay_case(subject, {result.check!r}, {case!r})  # from conformance import replay_case"
+    return f"replay_case(subject, {result.check!r}, {case!r})  # from attest.conformance import replay_case"
 
 
 def replay_case(subject: Subject, check: str, case: str) -> Result:
     """Judge one case again, as JSON; prints and returns the verdict."""
-    from conformance.case import case_from_json
-    from conformance.judge import judge
+    from attest.conformance.case import case_from_json
+    from attest.conformance.judge import judge
 
     (result,) = judge(subject, case_from_json(json.loads(case)), (check,))
     print(explain(result, _replay(result)))

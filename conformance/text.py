@@ -2,7 +2,7 @@
 
 import re
 
-from conformance.sizes import sizes
+from attest.conformance.sizes import sizes
 
 # Terminals obey C0 and C1 controls, the bidirectional ones reorder what is read, and XML forbids surrogates.
 _CONTROL = re.compile(

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.build import Built, build
-from conformance.case import Case
-from conformance.contrast import blind_spots, has_empty_rows
-from conformance.execute import Plain, call_plainly, execute
-from conformance.subject import Subject
-from reference.error_model import Prediction, predict
-from reference.numerics import Numerics, coarse
-from reference.oracle import OUTPUTS, Answer, attention
+from attest.conformance.build import Built, build
+from attest.conformance.case import Case
+from attest.conformance.contrast import blind_spots, has_empty_rows
+from attest.conformance.execute import Plain, call_plainly, execute
+from attest.conformance.subject import Subject
+from attest.reference.error_model import Prediction, predict
+from attest.reference.numerics import Numerics, coarse
+from attest.reference.oracle import OUTPUTS, Answer, attention
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from conformance.sizes import sizes
-from conformance.text import sentence
+from attest.conformance.sizes import sizes
+from attest.conformance.text import sentence
 
 
 def decode[T](data: bytes, kind: type[T], where: str) -> T:

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from conformance.pool import Job, Outcome, Pool, guarded
-from conformance.signals import postponed
-from conformance.subject import Subject
+from attest.conformance.pool import Job, Outcome, Pool, guarded
+from attest.conformance.signals import postponed
+from attest.conformance.subject import Subject
 
 # Seconds within which a run that waits for its workers hears that it is to end.
 _PATIENCE = 0.2

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from kernels.options import (
+from attest.kernels.options import (
     FLOAT_DTYPES,
     check_dropout_prob,
     check_flag,

@@ -1,4 +1,4 @@
-"""Decides which implementation a call of `kernels.flash_attention` runs: by what each declares, not by trial.
+"""Decides which implementation a call of `attest.kernels.flash_attention` runs, by what each declares.
 
 That is the fastest that takes the call on JAX's default device, or the one that the call names. A malformed
 call is no reason against any: the argument checks of the one that is chosen refuse it by name.
@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels import xla
-from kernels.options import FLOAT_DTYPES, check_number, refuse, shown
+from attest.kernels import xla
+from attest.kernels.options import FLOAT_DTYPES, check_number, refuse, shown
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Implementation:
 IMPLEMENTATIONS = (
     Implementation(
         "mosaic_gpu",
-        "kernels.pallas.mosaic_gpu",
+        "attest.kernels.pallas.mosaic_gpu",
         backends=("gpu",),
         named_on=("cpu",),
         compute_capability="9.0",
@@ -87,7 +87,7 @@ IMPLEMENTATIONS = (
     ),
     Implementation(
         "triton",
-        "kernels.triton",
+        "attest.kernels.triton",
         backends=("gpu",),
         named_on=("cpu",),
         largest_head_dim=256,
@@ -95,14 +95,14 @@ IMPLEMENTATIONS = (
     ),
     Implementation(
         "pallas_tpu",
-        "kernels.pallas.tpu",
+        "attest.kernels.pallas.tpu",
         backends=("tpu",),
         named_on=("cpu",),
         dtypes=("float32", "bfloat16"),
         logits_dtypes=("float32", "bfloat16"),
         largest_head_dim=256,
     ),
-    Implementation("xla", "kernels.xla"),
+    Implementation("xla", "attest.kernels.xla"),
 )
 
 
@@ -156,8 +156,8 @@ def flash_attention_with_lse(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.
     """Attention by the fastest implementation that takes the call on JAX's default device.
 
     out [B, Sq, Hq, Dv] in the dtype of query, lse [B, Hq, Sq] float32. The arguments, their order and their
-    meaning are those of every implementation: `kernels.xla.flash_attention_with_lse` explains them. Numerics
-    are those of the one that runs.
+    meaning are those of every implementation: `attest.kernels.xla.flash_attention_with_lse` explains them.
+    Numerics are those of the one that runs.
 
     Args:
         fwd_params, bwd_params: block sizes belong to one implementation, so platform must name it.

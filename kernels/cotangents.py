@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from kernels.arguments import Call
-from kernels.exponents import lowered
+from attest.kernels.arguments import Call
+from attest.kernels.exponents import lowered
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.arguments import Call, check_call
-from kernels.options import check_dtype, check_flag, refuse, shown
-from kernels.varying import vary_together
+from attest.kernels.arguments import Call, check_call
+from attest.kernels.options import check_dtype, check_flag, refuse, shown
+from attest.kernels.varying import vary_together
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Passes:
     forward: out, lse, and what else its backward pass keeps: at least the maximum over visible keys alone,
         [B, Hq, Sq] float32, -inf where a row sees none.
     backward: from the call, what forward returned and the cotangents of out and lse to the cotangents of the
-        call's float arrays, in the arrays' own dtypes (S14, S15); see `kernels.cotangents`.
+        call's float arrays, in the arrays' own dtypes (S14, S15); see `attest.kernels.cotangents`.
     numerics: the paragraph of the docstring that states the arithmetic.
     """
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from kernels.arguments import Call
-from kernels.visibility import Rows
+from attest.kernels.arguments import Call
+from attest.kernels.visibility import Rows
 
 
 @dataclass(frozen=True)

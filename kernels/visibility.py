@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from kernels.arguments import Call
+from attest.kernels.arguments import Call
 
 
 @jax.tree_util.register_dataclass

@@ -1,1 +1,6 @@
 """Decides what attention means: the float64 oracle and the error model, in NumPy alone."""
+
+if __name__ == "reference":
+    raise ImportError(
+        "import attest.reference: reference alone is a second copy of it, or another project's package"
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.numerics import WORST_EXCESS, Floats
+from attest.reference.numerics import WORST_EXCESS, Floats
 
 Cells = NDArray[np.int64]
 

@@ -6,7 +6,7 @@ Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 20
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.semantics import Semantics
+from attest.reference.semantics import Semantics
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)

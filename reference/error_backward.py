@@ -8,14 +8,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reference.coherence import NO_PARTS, Cast, cast_error_of_sums
-from reference.error_forward import FUNCTION_VARIANCE, ForwardError, lse_variance_of_sinks, weight_growth
-from reference.error_row_max import row_max_error
-from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
-from reference.oracle import BackwardBlock
-from reference.problem import Problem
-from reference.rows import RowBlock
-from reference.spread import Spread, at_least_bound, cast_error, finite, flushed_squares, rounding
+from attest.reference.coherence import NO_PARTS, Cast, cast_error_of_sums
+from attest.reference.error_forward import (
+    FUNCTION_VARIANCE,
+    ForwardError,
+    lse_variance_of_sinks,
+    weight_growth,
+)
+from attest.reference.error_row_max import row_max_error
+from attest.reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
+from attest.reference.oracle import BackwardBlock
+from attest.reference.problem import Problem
+from attest.reference.rows import RowBlock
+from attest.reference.spread import Spread, at_least_bound, cast_error, finite, flushed_squares, rounding
 
 
 @dataclass(frozen=True)

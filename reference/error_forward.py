@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.coherence import NO_PARTS, Cast, Shares, cast_error_of_sums
-from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
-from reference.problem import Problem
-from reference.rows import RowBlock
-from reference.semantics import Semantics
-from reference.spread import Spread, at_least_bound, cast_error, finite, flushed_squares, rounding
+from attest.reference.coherence import NO_PARTS, Cast, Shares, cast_error_of_sums
+from attest.reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
+from attest.reference.problem import Problem
+from attest.reference.rows import RowBlock
+from attest.reference.semantics import Semantics
+from attest.reference.spread import Spread, at_least_bound, cast_error, finite, flushed_squares, rounding
 
 # exp(80) is far past anything that a bound says something about, and far from overflow.
 _LARGEST_EXPONENT = 80.0

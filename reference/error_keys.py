@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from reference.coherence import NO_PARTS, Cast, Parts, Shares, cast_error_of_sums, common_variance
-from reference.error_backward import LogitsGradient
-from reference.error_forward import FUNCTION_VARIANCE, ForwardError
-from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
-from reference.oracle import BackwardBlock, d_bias_block
-from reference.problem import Problem
-from reference.rows import RowBlock
-from reference.semantics import Semantics
-from reference.spread import Spread, at_least_bound, cast_error, finite, flushed_squares, rounding
-from reference.visibility import Ints
+from attest.reference.coherence import NO_PARTS, Cast, Parts, Shares, cast_error_of_sums, common_variance
+from attest.reference.error_backward import LogitsGradient
+from attest.reference.error_forward import FUNCTION_VARIANCE, ForwardError
+from attest.reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
+from attest.reference.oracle import BackwardBlock, d_bias_block
+from attest.reference.problem import Problem
+from attest.reference.rows import RowBlock
+from attest.reference.semantics import Semantics
+from attest.reference.spread import Spread, at_least_bound, cast_error, finite, flushed_squares, rounding
+from attest.reference.visibility import Ints
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.coherence import NO_PARTS, Cast, Parts, Shares, common_variance, largest_share
-from reference.error_backward import logits_gradient_error, query_error
-from reference.error_forward import forward_error, output_error
-from reference.error_keys import ByKeys
-from reference.numerics import Floats, Numerics
-from reference.oracle import Cotangents, Sample, backward_block, effective
-from reference.problem import Problem
-from reference.rows import row_blocks
-from reference.semantics import Semantics
-from reference.spread import Spread, finite
-from reference.visibility import Ints
+from attest.reference.coherence import NO_PARTS, Cast, Parts, Shares, common_variance, largest_share
+from attest.reference.error_backward import logits_gradient_error, query_error
+from attest.reference.error_forward import forward_error, output_error
+from attest.reference.error_keys import ByKeys
+from attest.reference.numerics import Floats, Numerics
+from attest.reference.oracle import Cotangents, Sample, backward_block, effective
+from attest.reference.problem import Problem
+from attest.reference.rows import row_blocks
+from attest.reference.semantics import Semantics
+from attest.reference.spread import Spread, finite
+from attest.reference.visibility import Ints
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def predict(
     sample: Sample | None = None,
     repeats: bool = True,
 ) -> dict[str, Prediction]:
-    """Predict the errors of everything that `reference.oracle.attention` answers, by the same names.
+    """Predict the errors of everything that `attest.reference.oracle.attention` answers, by the same names.
 
     repeats: whether values of a cast that are nearly equal share their rounding. It takes some fifteen times
         the oracle's time. Without it no std is larger: what is judged right without it is right with it.

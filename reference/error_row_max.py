@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reference.error_forward import ForwardError
-from reference.numerics import Floats, Numerics
-from reference.oracle import BackwardBlock
-from reference.rows import RowBlock
-from reference.spread import Spread, finite
+from attest.reference.error_forward import ForwardError
+from attest.reference.numerics import Floats, Numerics
+from attest.reference.oracle import BackwardBlock
+from attest.reference.rows import RowBlock
+from attest.reference.spread import Spread, finite
 
 
 @dataclass(frozen=True)

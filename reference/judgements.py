@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.coherence import Parts
-from reference.error_model import Prediction
-from reference.numerics import WORST_EXCESS, Floats, format_of, half_ulp
+from attest.reference.coherence import Parts
+from attest.reference.error_model import Prediction
+from attest.reference.numerics import WORST_EXCESS, Floats, format_of, half_ulp
 
 _THRESHOLDS = Path(__file__).with_name("thresholds.toml")
 

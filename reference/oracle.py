@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.problem import Problem
-from reference.rows import Floats, RowBlock, contract, row_blocks
-from reference.semantics import STANDARD, Semantics
-from reference.visibility import Ints
+from attest.reference.problem import Problem
+from attest.reference.rows import Floats, RowBlock, contract, row_blocks
+from attest.reference.semantics import STANDARD, Semantics
+from attest.reference.visibility import Ints
 
 OUTPUTS = ("out", "lse")
 GRADIENT_OUTPUTS = ("dquery", "dkey", "dvalue", "dbias", "dsoftmax_aux")

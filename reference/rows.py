@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reference import pairs
-from reference.dropout import keep_mask
-from reference.problem import Problem
-from reference.semantics import Semantics
-from reference.visibility import Bools, Ints, allowed, padding_rows, pick
+from attest.reference import pairs
+from attest.reference.dropout import keep_mask
+from attest.reference.problem import Problem
+from attest.reference.semantics import Semantics
+from attest.reference.visibility import Bools, Ints, allowed, padding_rows, pick
 
 Floats = NDArray[np.float64]
 

@@ -52,7 +52,7 @@ class Semantics:
     empty_rows (S10): the output of a row in which neither a key nor a sink has a weight. "unspecified" is
         not judged.
     sinks (S11): sink logits enter the normaliser as given, or capped like the others.
-    dropout (S12): how the Philox counter is formed, see `reference.dropout`; `dropout_chunk` is the
+    dropout (S12): how the Philox counter is formed, see `attest.reference.dropout`; `dropout_chunk` is the
         number of keys that share a generator key where it is split per chunk.
     lse_base (S13): the logarithm of lse.
     gradients, lse_gradient (S14): the inputs that the kernel differentiates, and whether the cotangent of

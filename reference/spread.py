@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.coherence import NO_PARTS, Parts, Shares
-from reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, half_ulp
+from attest.reference.coherence import NO_PARTS, Parts, Shares
+from attest.reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, half_ulp
 
 # What is larger is squared without overflow.
 _LARGEST_BOUND = 1e150

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.problem import Problem
-from reference.semantics import Semantics
+from attest.reference.problem import Problem
+from attest.reference.semantics import Semantics
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -60,7 +60,7 @@ def padding_rows(problem: Problem, semantics: Semantics, batch: int) -> Bools:
 def allowed(problem: Problem, semantics: Semantics, batch: int, head: int, rows: Ints) -> Bools:
     """The keys that mask, causal, window, segments and lengths let `rows` of a head see: bool [rows, Sk].
 
-    A bias of -inf hides a key too; `reference.rows` adds it, since it acts on the logits.
+    A bias of -inf hides a key too; `attest.reference.rows` adds it, since it acts on the logits.
     """
     seen = _by_position(problem, semantics, batch, rows)
     if problem.q_segment_ids is not None and problem.kv_segment_ids is not None:

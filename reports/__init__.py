@@ -1,1 +1,6 @@
 """Says what a run found and what a kernel change did to it: for terminals, pull requests, pages and CI."""
+
+if __name__ == "reports":
+    raise ImportError(
+        "import attest.reports: reports alone is a second copy of it, or another project's package"
+    )

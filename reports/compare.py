@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from conformance.record import Result, RunRecord, Verdict
-from reports.pairing import Fate, Pair, pair, same_draw, same_extent
-from reports.spread import ALL, Row, Shift, measured, rows, shifts
-from reports.thresholds import OTHER_CASES
-from reports.words import STATISTIC_WORDS, plural, transition
+from attest.conformance.record import Result, RunRecord, Verdict
+from attest.reports.pairing import Fate, Pair, pair, same_draw, same_extent
+from attest.reports.spread import ALL, Row, Shift, measured, rows, shifts
+from attest.reports.thresholds import OTHER_CASES
+from attest.reports.words import STATISTIC_WORDS, plural, transition
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from conformance.record import Result, RunRecord, Verdict
+from attest.conformance.record import Result, RunRecord, Verdict
 
 # From the worst; where a record answers one question twice, the worst answer counts.
 _SEVERITY = (

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from conformance.case import Case
-from conformance.record import Measurement, Result, Verdict
-from reference import judgements
-from reports.pairing import Pair
-from reports.thresholds import CASE, OTHER_CASES, SAME_CASES, Limit, badness, limits
-from reports.words import STATISTIC_WORDS
+from attest.conformance.case import Case
+from attest.conformance.record import Measurement, Result, Verdict
+from attest.reference import judgements
+from attest.reports.pairing import Pair
+from attest.reports.thresholds import CASE, OTHER_CASES, SAME_CASES, Limit, badness, limits
+from attest.reports.words import STATISTIC_WORDS
 
 ALL = "all"
 STATISTICS = ("worst_ratio", "rms_ratio", "rms_median", "largest_z", "bias_t")
@@ -56,8 +56,8 @@ class Spread:
 class Row:
     """One output of one check in one dtype over the cases that have a feature, before and after.
 
-    feature: of `conformance.features.FEATURES`, or ALL. scope: whether both runs measured the same cases.
-    worse, better: of STATISTICS.
+    feature: of `attest.conformance.features.FEATURES`, or ALL. scope: whether both runs measured the same
+    cases. worse, better: of STATISTICS.
     """
 
     subject: str

@@ -4,10 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from conformance.record import Result, RunRecord, Verdict
-from reports.pairing import ordered
-from reports.spread import ALL, Spread, spreads
-from reports.words import plural
+from attest.conformance.record import Result, RunRecord, Verdict
+from attest.reports.pairing import ordered
+from attest.reports.spread import ALL, Spread, spreads
+from attest.reports.words import plural
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.case import Case
-from conformance.record import RunRecord
-from conformance.text import printable
+from attest.conformance.case import Case
+from attest.conformance.record import RunRecord
+from attest.conformance.text import printable
 
 STATISTIC_WORDS = {
     "worst_ratio": "max err/bound",

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from conformance.subject import Subject
-from reference.semantics import STANDARD
+from attest.conformance.subject import Subject
+from attest.reference.semantics import STANDARD
 
 _CAUSAL = frozenset({"causal"})
 

@@ -16,7 +16,7 @@ import jax
 from benchmarks.gpu.problem import Attend, Problem
 
 # Ours: a report judges one of them, and may time the other beside it.
-KERNELS = {"triton": "kernels.triton", "mosaic_gpu": "kernels.pallas.mosaic_gpu"}
+KERNELS = {"triton": "attest.kernels.triton", "mosaic_gpu": "attest.kernels.pallas.mosaic_gpu"}
 
 
 def ours(module: str, problem: Problem) -> Attend:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.measure import beyond_precision, measure
-from conformance.record import Measurement, Verdict
-from conformance.subject import Subject
-from conformance.trial import Trial
+from attest.conformance.measure import beyond_precision, measure
+from attest.conformance.record import Measurement, Verdict
+from attest.conformance.subject import Subject
+from attest.conformance.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from conformance.checks import Check, Finding
-from conformance.execute import blaming, call_of, differentiated, invoke, to_jax
-from conformance.record import Verdict
-from conformance.subject import Subject
-from conformance.trial import Trial
+from attest.conformance.checks import Check, Finding
+from attest.conformance.execute import blaming, call_of, differentiated, invoke, to_jax
+from attest.conformance.record import Verdict
+from attest.conformance.subject import Subject
+from attest.conformance.trial import Trial
 
 # What no program has unless this implementation is in it; one that has none of them is XLA's alone.
 MARKS: Mapping[str, str] = {

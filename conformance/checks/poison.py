@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.checks import Check, Finding
-from conformance.execute import call_of
-from conformance.record import Verdict
-from conformance.subject import Subject
-from conformance.trial import Trial
+from attest.conformance.checks import Check, Finding
+from attest.conformance.execute import call_of
+from attest.conformance.record import Verdict
+from attest.conformance.subject import Subject
+from attest.conformance.trial import Trial
 
 
 def _run(trial: Trial) -> Finding:

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from conformance.checks import Check, Finding, judged
-from conformance.checks.oracle import feature_clauses
-from conformance.execute import SubjectError, execute
-from conformance.measure import measure
-from conformance.production import Posed, pose
-from conformance.record import Measurement, Verdict
-from conformance.trial import Trial
+from attest.conformance.checks import Check, Finding, judged
+from attest.conformance.checks.oracle import feature_clauses
+from attest.conformance.execute import SubjectError, execute
+from attest.conformance.measure import measure
+from attest.conformance.production import Posed, pose
+from attest.conformance.record import Measurement, Verdict
+from attest.conformance.trial import Trial
 
 # Stray rows that a message names.
 _NAMED = 3

@@ -1,8 +1,8 @@
 """Whether a call leaves its inputs as they were and returns plain arrays (S19)."""
 
-from conformance.checks import Check, Finding
-from conformance.record import Verdict
-from conformance.trial import Trial
+from attest.conformance.checks import Check, Finding
+from attest.conformance.record import Verdict
+from attest.conformance.trial import Trial
 
 
 def _run(trial: Trial) -> Finding:

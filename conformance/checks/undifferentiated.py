@@ -3,9 +3,9 @@
 Every other check differentiates; a kernel with a derivative of its own has a forward pass for each.
 """
 
-from conformance.checks import Check, Finding, held_to_oracle
-from conformance.record import Verdict
-from conformance.trial import Trial
+from attest.conformance.checks import Check, Finding, held_to_oracle
+from attest.conformance.record import Verdict
+from attest.conformance.trial import Trial
 
 
 def _run(trial: Trial) -> Finding:

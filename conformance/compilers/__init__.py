@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.case import Case
+from attest.conformance.case import Case
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Compiler:
 
 def all_compilers() -> tuple[Compiler, ...]:
     """Every column that there is."""
-    from conformance.compilers.mosaic_gpu import MOSAIC_GPU
-    from conformance.compilers.tpu import TPU
-    from conformance.compilers.triton import TRITON
+    from attest.conformance.compilers.mosaic_gpu import MOSAIC_GPU
+    from attest.conformance.compilers.tpu import TPU
+    from attest.conformance.compilers.triton import TRITON
 
     return (TRITON, MOSAIC_GPU, TPU)

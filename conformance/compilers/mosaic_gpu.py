@@ -18,10 +18,10 @@ from typing import Any
 from jax.experimental import topologies
 from jax.interpreters import mlir
 
-from conformance.case import Case
-from conformance.compilers import Binary, Compiler, Device, Job
-from conformance.compilers.overheard import STDOUT, overheard
-from conformance.compilers.programs import Source, lowered, passes
+from attest.conformance.case import Case
+from attest.conformance.compilers import Binary, Compiler, Device, Job
+from attest.conformance.compilers.overheard import STDOUT, overheard
+from attest.conformance.compilers.programs import Source, lowered, passes
 
 _PLUGIN = "jax_cuda13_plugin"
 
@@ -163,7 +163,7 @@ def _reason(said: str) -> str:
 
 
 def _jobs(case: Case, device: Device) -> list[Job]:
-    return passes("kernels.pallas.mosaic_gpu", "flash_attention_with_lse", case, device)
+    return passes("attest.kernels.pallas.mosaic_gpu", "flash_attention_with_lse", case, device)
 
 
 def _why_not() -> str | None:

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from conformance.case import Case
-from conformance.compilers import Device, Job
-from conformance.roofline import FORWARD, PASSES
-from conformance.shapes import shapes_of
-from conformance.text import describe
+from attest.conformance.case import Case
+from attest.conformance.compilers import Device, Job
+from attest.conformance.roofline import FORWARD, PASSES
+from attest.conformance.shapes import shapes_of
+from attest.conformance.text import describe
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any
 from jax.experimental import topologies
 from jax.sharding import Mesh, use_abstract_mesh
 
-from conformance.case import Case
-from conformance.compilers import Binary, Compiler, Device, Job
-from conformance.compilers.overheard import overheard
-from conformance.compilers.programs import Source, lowered, passes
+from attest.conformance.case import Case
+from attest.conformance.compilers import Binary, Compiler, Device, Job
+from attest.conformance.compilers.overheard import overheard
+from attest.conformance.compilers.programs import Source, lowered, passes
 
 # XLA would keep small arrays in VMEM, where a kernel needs no buffers for them. With arrays in HBM, where
 # large ones have to be, a kernel takes the most VMEM, and the same for every length and batch.
@@ -83,7 +83,7 @@ def _reason(said: str) -> str:
 
 
 def _jobs(case: Case, device: Device) -> list[Job]:
-    return passes("kernels.pallas.tpu", "flash_attention_with_lse", case, device)
+    return passes("attest.kernels.pallas.tpu", "flash_attention_with_lse", case, device)
 
 
 def _why_not() -> str | None:

@@ -1,8 +1,9 @@
 """Which Triton kernels production would launch for a case on a device, and what Triton makes of each.
 
-The launches are those that `kernels.triton` itself records, with the block sizes that it chooses for the
-device, compiled as jax-triton does: array pointers are multiples of 16 bytes, a scalar of 1 is a constant.
-jax-triton hands its PTX on to XLA, whose ptxas may allot registers a little differently from Triton's own.
+The launches are those that `attest.kernels.triton` itself records, with the block sizes that it chooses for
+the device, compiled as jax-triton does: array pointers are multiples of 16 bytes, a scalar of 1 is a
+constant. jax-triton hands its PTX on to XLA, whose ptxas may allot registers a little differently from
+Triton's own.
 """
 
 import re
@@ -18,12 +19,12 @@ import jax.numpy as jnp
 import triton
 from triton.backends.compiler import GPUTarget
 
-from conformance.case import Case
-from conformance.compilers import Binary, Compiler, Device, Job
-from conformance.compilers.overheard import overheard
-from conformance.shapes import shapes_of
-from kernels.triton.compiled import Source, compile_for
-from kernels.triton.launch import Launch, recorded
+from attest.conformance.case import Case
+from attest.conformance.compilers import Binary, Compiler, Device, Job
+from attest.conformance.compilers.overheard import overheard
+from attest.conformance.shapes import shapes_of
+from attest.kernels.triton.compiled import Source, compile_for
+from attest.kernels.triton.launch import Launch, recorded
 
 # Triton ships no types that a checker could follow.
 _triton: Any = triton
@@ -78,7 +79,7 @@ def compile_kernel(source: Compilation) -> Binary:
 
 
 def _jobs(case: Case, device: Device) -> list[Job]:
-    from kernels.triton import flash_attention_with_lse
+    from attest.kernels.triton import flash_attention_with_lse
 
     return launches(flash_attention_with_lse, case, device)
 

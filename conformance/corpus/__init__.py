@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from conformance.case import Case, case_from_json
+from attest.conformance.case import Case, case_from_json
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from conformance.features import DTYPES
-from conformance.subject import Subject, Tiling, default_numerics
-from reference.numerics import Numerics, format_of
-from reference.semantics import Semantics
+from attest.conformance.features import DTYPES
+from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.reference.numerics import Numerics, format_of
+from attest.reference.semantics import Semantics
 
 # What its XLA implementation stores in place of a hidden float32 logit.
 _SENTINEL = -0.7 * float(np.finfo(np.float32).max)

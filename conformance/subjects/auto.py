@@ -1,16 +1,16 @@
-"""What `kernels.flash_attention` declares: which implementation runs what and where, and its arithmetic."""
+"""What `attest.kernels.flash_attention` declares: what runs where, and in which arithmetic."""
 
 import math
 from dataclasses import replace
 
 import jax
 
-from conformance.case import Case
-from conformance.features import DTYPES, FEATURES
-from conformance.subject import Subject, Tiling
-from conformance.subjects import mosaic_gpu, triton, xla
-from kernels import flash_attention_with_lse
-from reference.numerics import Numerics
+from attest.conformance.case import Case
+from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.subject import Subject, Tiling
+from attest.conformance.subjects import mosaic_gpu, triton, xla
+from attest.kernels import flash_attention_with_lse
+from attest.reference.numerics import Numerics
 
 # The subject that declares the arithmetic of each implementation.
 _DECLARED = {"xla": "xla.flash_attention", "triton": "triton.cuda", "mosaic_gpu": "pallas.mosaic_gpu"}

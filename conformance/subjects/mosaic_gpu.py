@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 
-from conformance.features import FEATURES
-from conformance.subject import Subject, Tiling, default_numerics
-from conformance.subjects.triton import CUDA, CUDA_MATRIX_UNIT
-from reference.numerics import Numerics
+from attest.conformance.features import FEATURES
+from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.conformance.subjects.triton import CUDA, CUDA_MATRIX_UNIT
+from attest.reference.numerics import Numerics
 
 # Hopper's: no other GPU has the instructions that the kernels are made of.
 COMPUTE_CAPABILITY = "9.0"
@@ -41,7 +41,12 @@ def _flash_attention(
     **options: Any,
 ) -> Any:
     """`flash_attention_with_lse`; blocks: one choice for each kernel, by name, None for their own."""
-    from kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, Blocks, flash_attention_with_lse
+    from attest.kernels.pallas.mosaic_gpu import (
+        BackwardBlocks,
+        BackwardSizes,
+        Blocks,
+        flash_attention_with_lse,
+    )
 
     if blocks is not None:
         backward = {name: BackwardBlocks(**chosen) for name, chosen in blocks.items() if name != "forward"}

@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from conformance.features import FEATURES
-from conformance.subject import Subject, Tiling, default_numerics
-from reference.numerics import Numerics
+from attest.conformance.features import FEATURES
+from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.reference.numerics import Numerics
 
 # Largest relative errors of the functions, those of XLA on a CPU.
 _ARITHMETIC = {"exponential": 2.0**-22, "tanh": 2.0**-20}
@@ -28,8 +28,8 @@ def _flash_attention(
     JAX traces the backward pass when it comes to it, long after the call: hence a derivative of our own,
     which traces it under the interpreter too.
     """
-    from kernels.pallas.interpreter import interpreted
-    from kernels.pallas.tpu import BlockSizes, flash_attention_with_lse
+    from attest.kernels.pallas.interpreter import interpreted
+    from attest.kernels.pallas.tpu import BlockSizes, flash_attention_with_lse
 
     sizes = BlockSizes(*blocks)
     options |= {"fwd_params": sizes, "bwd_params": sizes}
@@ -67,7 +67,7 @@ def _tiling(q: int, k: int, seed: int) -> Tiling:
 
 def _violations() -> Sequence[object]:
     """What the interpreter saw since it was last asked."""
-    from kernels.pallas.interpreter import drain_violations
+    from attest.kernels.pallas.interpreter import drain_violations
 
     return drain_violations()
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from conformance.features import DTYPES, FEATURES
-from conformance.subject import Subject, Tiling, default_numerics
-from reference.numerics import Numerics
+from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.reference.numerics import Numerics
 
 # Largest relative errors of the functions. In the interpreter they are NumPy's exp2 and float32 arithmetic.
 _INTERPRETED = {"exponential": 2.0**-22, "tanh": 2.0**-21}
@@ -31,7 +31,7 @@ def _flash_attention(
     query: Any, key: Any, value: Any, *, blocks: tuple[int, int] | None = None, **options: Any
 ) -> Any:
     """`flash_attention_with_lse` with one choice of blocks for all kernels."""
-    from kernels.triton import BackwardSizes, BlockSizes, flash_attention_with_lse
+    from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention_with_lse
 
     if blocks is not None:
         sizes = BlockSizes(*blocks)
@@ -62,7 +62,7 @@ def _blocks(q: int, k: int) -> Tiling:
 
 def _violations() -> Sequence[object]:
     """What the interpreter saw since it was last asked."""
-    from kernels.triton.interpreter import drain_violations
+    from attest.kernels.triton.interpreter import drain_violations
 
     return drain_violations()
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from conformance.features import DTYPES, FEATURES
-from conformance.subject import Subject, Tiling
-from kernels.xla import ChunkSizes, attention, flash_attention_with_lse
-from reference.numerics import Numerics
+from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.subject import Subject, Tiling
+from attest.kernels.xla import ChunkSizes, attention, flash_attention_with_lse
+from attest.reference.numerics import Numerics
 
 
 def _attention(query: Any, key: Any, value: Any, **options: Any) -> Any:

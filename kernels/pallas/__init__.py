@@ -1,1 +1,1 @@
-"""Kernels written in Pallas: `kernels.pallas.tpu` for TPUs, `kernels.pallas.mosaic_gpu` for Hopper GPUs."""
+"""Kernels written in Pallas: `tpu` for TPUs, `mosaic_gpu` for Hopper GPUs."""

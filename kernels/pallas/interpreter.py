@@ -111,8 +111,8 @@ def _prepare() -> None:
     threads_asked = os.environ.get("PJRT_NPROC", "")
     if not (threads_asked.isdigit() and int(threads_asked) >= THREADS):
         raise RuntimeError(
-            f"kernels.pallas.interpreter: got PJRT_NPROC={threads_asked!r}, expected at least {THREADS}: "
-            "with fewer threads XLA may wait for itself. Set it before the process starts."
+            f"attest.kernels.pallas.interpreter: got PJRT_NPROC={threads_asked!r}, expected at least "
+            f"{THREADS}: with fewer threads XLA may wait for itself. Set it before the process starts."
         )
     params.get_interpret_effects = set[Any]
     stock.interpret_pallas_call = partial(_launch, stock.interpret_pallas_call)

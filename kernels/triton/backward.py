@@ -14,7 +14,7 @@ Paper: Dao, arXiv 2307.08691.
 import triton
 import triton.language as tl
 
-from kernels.triton.tile import (
+from attest.kernels.triton.tile import (
     finite_or_zero,
     kept_pairs,
     key_order,
@@ -184,9 +184,9 @@ def backward_key(
 ):  # fmt: skip
     """d_key [B, Sk, Hkv, D], d_value [B, Sk, Hkv, DV]. Grid: (batch * key heads * key blocks).
 
-    `ranges` as `kernels.ranges.query_blocks` makes it. Tiles are held as [keys, queries], so that P and dS
-    are already the left operands of the products that sum over queries. Keys past the end need no mask: what
-    they would sum is not stored. Only what SUM_KEY and SUM_VALUE ask for is summed and stored.
+    `ranges` as `attest.kernels.ranges.query_blocks` makes it. Tiles are held as [keys, queries], so that P
+    and dS are already the left operands of the products that sum over queries. Keys past the end need no
+    mask: what they would sum is not stored. Only what SUM_KEY and SUM_VALUE ask for is summed and stored.
     """
     HEADS: tl.constexpr = K_HEADS * GROUP
     blocks = tl.cdiv(k_length, BLOCK_K)

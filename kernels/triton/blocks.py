@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernels.options import check_size, refuse
+from attest.kernels.options import check_size, refuse
 
 # What `choose` calls work.
 WORK = ("plain", "edges", "short", "uneven", "segments", "dropout", "mixed", "pairs", "bias", "rough")

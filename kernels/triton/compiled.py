@@ -12,7 +12,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 
-from kernels.triton.launch import Launch, shared_memory, target_device
+from attest.kernels.triton.launch import Launch, shared_memory, target_device
 
 # Triton ships no types that a checker could follow.
 _triton: Any = triton
@@ -100,9 +100,9 @@ def check_room(launch: Launch) -> None:
     needed = _shared_bytes(target_device(), Source.of(launch))
     if needed > limit:
         raise ValueError(
-            f"kernels.triton: {launch.name} needs {needed} bytes of shared memory, and a block has at most "
-            f"{limit} on this GPU. Ask for smaller blocks or fewer stages in fwd_params or bwd_params; None "
-            "lets the kernel choose."
+            f"attest.kernels.triton: {launch.name} needs {needed} bytes of shared memory, and a block has "
+            f"at most {limit} on this GPU. Ask for smaller blocks or fewer stages in fwd_params or "
+            "bwd_params; None lets the kernel choose."
         )
 
 

@@ -12,17 +12,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.arguments import Call
-from kernels.cotangents import cotangent_call, row_terms, sink_cotangent, without_pairs_cotangent
-from kernels.exponents import LOG2E, LOWEST, in_units
-from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
-from kernels.ranges import key_blocks, query_blocks
-from kernels.triton.backward import backward_bias, backward_key, backward_query
-from kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
-from kernels.triton.compiled import check_room
-from kernels.triton.forward import forward
-from kernels.triton.launch import Launch, launch, recording_id, target_device
-from kernels.visibility import ahead, describe_rows
+from attest.kernels.arguments import Call
+from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent, without_pairs_cotangent
+from attest.kernels.exponents import LOG2E, LOWEST, in_units
+from attest.kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
+from attest.kernels.ranges import key_blocks, query_blocks
+from attest.kernels.triton.backward import backward_bias, backward_key, backward_query
+from attest.kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
+from attest.kernels.triton.compiled import check_room
+from attest.kernels.triton.forward import forward
+from attest.kernels.triton.launch import Launch, launch, recording_id, target_device
+from attest.kernels.visibility import ahead, describe_rows
 
 MAX_HEAD_DIM = 256
 # A scale from here on is multiplied with before anything else.
@@ -63,7 +63,7 @@ class _Visible:
     first: jax.Array | None  # [N, Sq] int32
     last: jax.Array | None  # [N, Sq] int32
     padding: jax.Array | None  # [N, Sq] bool
-    rows: Any  # kernels.visibility.Rows, of which the ranges are made
+    rows: Any  # attest.kernels.visibility.Rows, of which the ranges are made
     batched: bool  # N is B, not 1
 
 
@@ -291,7 +291,8 @@ def _sizes(sizes: Sizes, kernel: str, call: Call) -> BlockSizes:
     dim = _largest_dim(call)
     if dim > MAX_HEAD_DIM:
         raise NotImplementedError(
-            f"kernels.triton: head_dim {dim} is not supported, at most {MAX_HEAD_DIM} is. Use kernels.xla."
+            f"attest.kernels.triton: head_dim {dim} is not supported, at most {MAX_HEAD_DIM} is. Use "
+            "attest.kernels.xla."
         )
     return choose(kernel, sizes.device, dim, call.query.dtype.itemsize, _work(call))
 

@@ -8,8 +8,8 @@ Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, arXiv 23
 import triton
 import triton.language as tl
 
-from kernels.triton.marking import mark_rows
-from kernels.triton.tile import (
+from attest.kernels.triton.marking import mark_rows
+from attest.kernels.triton.tile import (
     LN2,
     LOG2E,
     finite_or_zero,
@@ -43,8 +43,8 @@ def forward(
     SINKS: tl.constexpr, SINK_HEAD: tl.constexpr, BLOCK_SINKS: tl.constexpr,
     NORMALIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (batch * heads * query blocks). Arrays as `kernels.arguments.Call` has them; `ranges` as
-    `kernels.ranges.key_blocks` makes it; `first`, `last` as `kernels.visibility.Rows` has them.
+    """Grid: (batch * heads * query blocks). Arrays as `attest.kernels.arguments.Call` has them; `ranges` as
+    `attest.kernels.ranges.key_blocks` makes it; `first`, `last` as `attest.kernels.visibility.Rows` has them.
 
     out [B, Sq, Hq, DV], lse and row_max [B, Hq, Sq] float32: the maximum over visible keys alone, without the
     sinks, -inf where a row sees none.

@@ -5,7 +5,7 @@ outputs, `tl.constexpr` constants; its source is the same wherever it runs.
 
 - On a GPU, through jax-triton (0.3.1 or 0.4.1), imported when the first launch needs it.
 - Where the process was started with TRITON_INTERPRET=1, which `@triton.jit` reads when a kernel is defined,
-  through `kernels.triton.interpreter`, on any CPU.
+  through `attest.kernels.triton.interpreter`, on any CPU.
 - Under `recorded()`, nowhere: the launches are listed for the compile matrix.
 """
 
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from triton import knobs
 
-from kernels.varying import vary_together
+from attest.kernels.varying import vary_together
 
 INTERPRETED = knobs.runtime.interpret
 
@@ -111,8 +111,9 @@ def target_device() -> str:
         return "interpreter"
     if jax.default_backend() != "gpu":
         raise NotImplementedError(
-            f"kernels.triton: JAX runs on {jax.default_backend()}, expected a GPU. Use kernels.xla there, or "
-            "start the process with TRITON_INTERPRET=1 to run the kernels in Triton's interpreter."
+            f"attest.kernels.triton: JAX runs on {jax.default_backend()}, expected a GPU. Use "
+            "attest.kernels.xla there, or start the process with TRITON_INTERPRET=1 to run the kernels in "
+            "Triton's interpreter."
         )
     capability = str(jax.devices()[0].compute_capability)
     return capability.split(":")[0] if "gfx" in capability else f"sm_{capability.replace('.', '')}"
@@ -198,7 +199,7 @@ class _Interpreted:
     call: _Call
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
-        from kernels.triton.interpreter import interpret  # needs TRITON_INTERPRET=1
+        from attest.kernels.triton.interpreter import interpret  # needs TRITON_INTERPRET=1
 
         call = self.call
         values = call.arguments([np.asarray(x) for x in arrays])

@@ -8,7 +8,7 @@ values. In a call without such values nothing of this runs.
 import triton
 import triton.language as tl
 
-from kernels.triton.tile import (
+from attest.kernels.triton.tile import (
     LAST_BITS,
     LOG2E,
     kept_pairs,

@@ -11,7 +11,7 @@ the tanh, so that the derivative of the cap is 1 - u * u.
 import triton
 import triton.language as tl
 
-from kernels.philox import MULTIPLIERS, ROUNDS, WEYL
+from attest.kernels.philox import MULTIPLIERS, ROUNDS, WEYL
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -209,7 +209,7 @@ def row_unit(reference, UNIT: tl.constexpr, POWER: tl.constexpr, HUGE: tl.conste
 
 @triton.jit
 def weights_of_lse(u, L, UNIT: tl.constexpr):
-    """P from u and the lse in bits (`kernels.exponents`): no weight is above 1; NaN stays NaN."""
+    """P from u and the lse in bits (`attest.kernels.exponents`): no weight is above 1; NaN stays NaN."""
     return tl.math.exp2(tl.minimum(u * UNIT - L, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 

@@ -1,10 +1,10 @@
 """Attention in plain JAX: decides nothing about hardware, so it runs wherever JAX runs.
 
 `attention` and `flash_attention` here are the functions; the modules of those names are reached by
-`from kernels.xla.attention import ...` or `importlib.import_module`.
+`from attest.kernels.xla.attention import ...` or `importlib.import_module`.
 """
 
-from kernels.xla.attention import attention
-from kernels.xla.flash_attention import ChunkSizes, flash_attention, flash_attention_with_lse
+from attest.kernels.xla.attention import attention
+from attest.kernels.xla.flash_attention import ChunkSizes, flash_attention, flash_attention_with_lse
 
 __all__ = ["ChunkSizes", "attention", "flash_attention", "flash_attention_with_lse"]

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels.arguments import Call, check_call
-from kernels.options import check_dtype, check_flag, refuse, shown
-from kernels.varying import vary_together
-from kernels.visibility import describe_rows, visible_tile
-from kernels.xla.tiles import capped, grouped_sinks, scaled_products, whole_keep_mask
+from attest.kernels.arguments import Call, check_call
+from attest.kernels.options import check_dtype, check_flag, refuse, shown
+from attest.kernels.varying import vary_together
+from attest.kernels.visibility import describe_rows, visible_tile
+from attest.kernels.xla.tiles import capped, grouped_sinks, scaled_products, whole_keep_mask
 
 
 def attention(

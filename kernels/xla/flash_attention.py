@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels.arguments import Call
-from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
-from kernels.flash import Passes, Settings, flash_kernels
-from kernels.options import check_size, refuse, shown
-from kernels.varying import vary_together
-from kernels.xla import whole
-from kernels.xla.tiles import (
+from attest.kernels.arguments import Call
+from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
+from attest.kernels.flash import Passes, Settings, flash_kernels
+from attest.kernels.options import check_size, refuse, shown
+from attest.kernels.varying import vary_together
+from attest.kernels.xla import whole
+from attest.kernels.xla.tiles import (
     Grid,
     RowChunks,
     Weighed,

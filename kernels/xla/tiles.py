@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels.arguments import Call
-from kernels.philox import keep_mask
-from kernels.visibility import describe_rows, key_block_range, visible_tile
+from attest.kernels.arguments import Call
+from attest.kernels.philox import keep_mask
+from attest.kernels.visibility import describe_rows, key_block_range, visible_tile
 
 
 @dataclass(frozen=True)

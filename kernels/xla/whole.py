@@ -1,8 +1,8 @@
 """Attention of a small problem in one piece: all logits at once, the batch as an axis, no loop.
 
-It is what tiles of `kernels.xla.flash_attention` compute where there is one tile for each batch entry, in the
-same arithmetic, without the loops that a compiler and a processor take longer for than for the products. The
-backward pass keeps the weights, as memory for them is at hand.
+It is what tiles of `attest.kernels.xla.flash_attention` compute where there is one tile for each batch
+entry, in the same arithmetic, without the loops that a compiler and a processor take longer for than for the
+products. The backward pass keeps the weights, as memory for them is at hand.
 
 Axes: b batch, h key heads, g query heads of a key head, q queries, k keys, d channels. The rows of a product,
 r, are q for each of g.
@@ -18,12 +18,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels.arguments import Call
-from kernels.cotangents import cotangent_call, row_terms, sink_cotangent
-from kernels.flash import Settings
-from kernels.varying import vary_together
-from kernels.visibility import Rows, describe_rows, visible_tile
-from kernels.xla.tiles import Weighed, grouped_sinks, restricted_logits, scaled_products, whole_keep_mask
+from attest.kernels.arguments import Call
+from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
+from attest.kernels.flash import Settings
+from attest.kernels.varying import vary_together
+from attest.kernels.visibility import Rows, describe_rows, visible_tile
+from attest.kernels.xla.tiles import (
+    Weighed,
+    grouped_sinks,
+    restricted_logits,
+    scaled_products,
+    whole_keep_mask,
+)
 
 _LIMITS = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
 

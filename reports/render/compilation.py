@@ -5,10 +5,10 @@ from collections import defaultdict
 from rich.console import Console
 from rich.table import Table
 
-from conformance.compile_matrix import Matrix, Result
-from conformance.roofline import Estimate
-from reports.render.terminal import plain
-from reports.words import one_line, plural
+from attest.conformance.compile_matrix import Matrix, Result
+from attest.conformance.roofline import Estimate
+from attest.reports.render.terminal import plain
+from attest.reports.words import one_line, plural
 
 _LISTED = 50
 _WIDTH = 400

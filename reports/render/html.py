@@ -1,12 +1,12 @@
 """What a page says of a run: all that the Markdown says, unabridged, with the spread of its numbers."""
 
-from conformance import failure
-from conformance.record import RunRecord
-from reports.render.plots import plots
-from reports.render.template import fill
-from reports.spread import STATISTICS
-from reports.summary import asked, summarise
-from reports.words import LEGEND, environment
+from attest.conformance import failure
+from attest.conformance.record import RunRecord
+from attest.reports.render.plots import plots
+from attest.reports.render.template import fill
+from attest.reports.spread import STATISTICS
+from attest.reports.summary import asked, summarise
+from attest.reports.words import LEGEND, environment
 
 
 def render_run(record: RunRecord) -> str:

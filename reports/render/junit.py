@@ -3,11 +3,11 @@
 import xml.etree.ElementTree as ET
 from itertools import groupby
 
-from conformance import failure
-from conformance.record import Result, RunRecord, Verdict
-from conformance.text import printable
-from reports.pairing import ordered
-from reports.words import one_line, recipe
+from attest.conformance import failure
+from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.text import printable
+from attest.reports.pairing import ordered
+from attest.reports.words import one_line, recipe
 
 # The suite of what fails a run beyond single verdicts; without it a reader of the XML would see green.
 RUN_SUITE = "attest.run"

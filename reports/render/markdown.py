@@ -5,14 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from conformance import failure
-from conformance.record import RunRecord
-from reports.compare import Comparison
-from reports.pairing import Fate
-from reports.render.template import fill
-from reports.spread import ALL, STATISTICS, main_rows
-from reports.summary import asked, summarise
-from reports.words import LEGEND, environment
+from attest.conformance import failure
+from attest.conformance.record import RunRecord
+from attest.reports.compare import Comparison
+from attest.reports.pairing import Fate
+from attest.reports.render.template import fill
+from attest.reports.spread import ALL, STATISTICS, main_rows
+from attest.reports.summary import asked, summarise
+from attest.reports.words import LEGEND, environment
 
 # GitHub refuses comments of more than 65,536 characters; in bytes, so that no way of counting refuses ours.
 SIZE_LIMIT = 60_000

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from conformance.record import Result, RunRecord
-from reports.pairing import ordered
-from reports.spread import measured
-from reports.thresholds import badness
+from attest.conformance.record import Result, RunRecord
+from attest.reports.pairing import ordered
+from attest.reports.spread import measured
+from attest.reports.thresholds import badness
 
 # Without a salt and with dates, two renderings of one run would differ.
 _STYLE: dict[Any, Any] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from conformance.text import printable, shortened
-from reports.words import number, one_line, plural, recipe
+from attest.conformance.text import printable, shortened
+from attest.reports.words import number, one_line, plural, recipe
 
 _FOLDER = Path(__file__).parent / "templates"
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<|~#@])")

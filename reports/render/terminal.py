@@ -6,14 +6,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from conformance import failure
-from conformance.record import Result, RunRecord, Verdict
-from conformance.text import printable
-from reports.compare import Comparison
-from reports.pairing import Fate, Pair
-from reports.spread import STATISTICS, Row, main_rows
-from reports.summary import Summary, asked, summarise
-from reports.words import number, one_line, plural, recipe
+from attest.conformance import failure
+from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.text import printable
+from attest.reports.compare import Comparison
+from attest.reports.pairing import Fate, Pair
+from attest.reports.spread import STATISTICS, Row, main_rows
+from attest.reports.summary import Summary, asked, summarise
+from attest.reports.words import number, one_line, plural, recipe
 
 _LISTED = 20
 _STYLES = {

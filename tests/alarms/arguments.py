@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from conformance.validation import validate_call
+from attest.conformance.validation import validate_call
 
 Window = tuple[int | None, int | None]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.features import DTYPES, FEATURES
-from conformance.subject import Subject, Tiling
-from reference.numerics import Numerics
-from reference.oracle import Cotangents
-from reference.problem import Problem, make_problem
-from reference.semantics import STANDARD
+from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.subject import Subject, Tiling
+from attest.reference.numerics import Numerics
+from attest.reference.oracle import Cotangents
+from attest.reference.problem import Problem, make_problem
+from attest.reference.semantics import STANDARD
 from tests.alarms.arguments import Options
 from tests.alarms.callback import Arrays, Passes, call_back
 from tests.emulator.flash import Emulator, correct

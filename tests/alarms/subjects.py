@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from conformance.features import DTYPES, FEATURES
-from conformance.subject import Subject, Tiling, default_numerics, find
-from reference.numerics import Numerics
+from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.subject import Subject, Tiling, default_numerics, find
+from attest.reference.numerics import Numerics
 from tests.alarms import emulated, numpy_flash
 from tests.alarms.arguments import Options
 from tests.alarms.callback import Arrays, Passes, call_back

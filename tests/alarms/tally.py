@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from conformance.record import Measurement, Result, Verdict
-from reference import judgements
+from attest.conformance.record import Measurement, Result, Verdict
+from attest.reference import judgements
 
 # The statistics of a measurement, by their names in it.
 STATISTICS = ("worst_ratio", "rms_ratio", "largest_z", "bias_t")

@@ -4,10 +4,10 @@ from functools import cache
 
 import pytest
 
-from conformance.case import Case, case_from_json
-from conformance.judge import judge
-from conformance.record import Verdict
-from conformance.subject import Subject
+from attest.conformance.case import Case, case_from_json
+from attest.conformance.judge import judge
+from attest.conformance.record import Verdict
+from attest.conformance.subject import Subject
 from tests.alarms.emulated import SUBJECTS as EMULATED
 from tests.alarms.pose import judge_together
 from tests.alarms.subjects import OUTSIDERS, choose
@@ -96,7 +96,7 @@ def test_the_emulator_answers_as_the_oracle_does(subject: Subject, name: str) ->
 
 @pytest.mark.parametrize("subject", PLAIN, ids=lambda s: s.name)
 def test_clean_kernels_refuse_malformed_calls(subject: Subject) -> None:
-    from conformance.checks import all_checks
+    from attest.conformance.checks import all_checks
 
     checks = tuple(n for n, check in all_checks().items() if check.kind == "refused")
     case = Case(batch=2, q_len=5, kv_len=5, q_heads=2, kv_heads=2, head_dim=4)

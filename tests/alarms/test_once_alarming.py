@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from conformance.case import case_from_json
-from conformance.judge import judge
-from conformance.record import Verdict
-from conformance.subject import Subject
+from attest.conformance.case import case_from_json
+from attest.conformance.judge import judge
+from attest.conformance.record import Verdict
+from attest.conformance.subject import Subject
 from tests.alarms.subjects import choose
 
 ENTRIES = json.loads(Path(__file__).with_name("once_alarming.json").read_text())

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-from conformance.case import Case
-from conformance.record import Measurement, Result, Verdict
+from attest.conformance.case import Case
+from attest.conformance.record import Measurement, Result, Verdict
 from tests.alarms.run import main
 from tests.alarms.tally import Tally
 

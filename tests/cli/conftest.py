@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from conformance.cli import main
+from attest.conformance.cli import main
 
 
 @dataclass(frozen=True)

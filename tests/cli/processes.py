@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import time
 from pathlib import Path
-from conformance import Subject
+from attest.conformance import Subject
 from tests import toys
 
 def _slowly(query, key, value, *, causal=False):
@@ -31,10 +31,10 @@ right = Subject("mine.right", toys.right.call, features=frozenset({"causal"}))
 
 
 def started(folder: Path, *arguments: object, shell: str = "", **options: Any) -> subprocess.Popen[str]:
-    """`python -m conformance` in a folder with the module `mine`. shell: what follows on a shell's line."""
+    """`python -m attest` in a folder with the module `mine`. shell: what follows on a shell's line."""
     (folder / "mine.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    command: Any = [sys.executable, "-m", "conformance", *map(str, arguments)]
+    command: Any = [sys.executable, "-m", "attest", *map(str, arguments)]
     if shell:
         command = ["sh", "-c", f'"$@" {shell}', "sh", *command]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}

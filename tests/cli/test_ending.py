@@ -6,13 +6,13 @@ import signal
 
 import pytest
 
-from conformance import catalogue, cli
-from conformance.case import Case
-from conformance.journal import journal_path
-from conformance.plan import Restriction, load_profile, tasks
-from conformance.record import Verdict
-from conformance.record_file import read_record
-from conformance.subject import Subject
+from attest.conformance import catalogue, cli
+from attest.conformance.case import Case
+from attest.conformance.journal import journal_path
+from attest.conformance.plan import Restriction, load_profile, tasks
+from attest.conformance.record import Verdict
+from attest.conformance.record_file import read_record
+from attest.conformance.subject import Subject
 from tests import toys
 from tests.cli.processes import started, until
 

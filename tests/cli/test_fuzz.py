@@ -13,17 +13,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from conformance import runner
-from conformance.expectations import FOLDER, expect, load_expectations, stale
-from conformance.gate import with_policy
-from conformance.journal import read_journal
-from conformance.record import RunRecord, Verdict, merge_records
-from conformance.record_file import read_record, record_text
-from conformance.replay_request import read_replay_request
-from conformance.schema import result_to_json, run_to_json
-from reports.compare import compare_records
-from reports.render import html, junit, markdown
-from reports.render.terminal import print_comparison, print_run
+from attest.conformance import runner
+from attest.conformance.expectations import FOLDER, expect, load_expectations, stale
+from attest.conformance.gate import with_policy
+from attest.conformance.journal import read_journal
+from attest.conformance.record import RunRecord, Verdict, merge_records
+from attest.conformance.record_file import read_record, record_text
+from attest.conformance.replay_request import read_replay_request
+from attest.conformance.schema import result_to_json, run_to_json
+from attest.reports.compare import compare_records
+from attest.reports.render import html, junit, markdown
+from attest.reports.render.terminal import print_comparison, print_run
 from tests.reports.records import example_base, example_head
 
 BASELINES = Path(__file__).parents[2] / "reports" / "baselines"
@@ -354,7 +354,7 @@ COMMANDS = st.sampled_from(["check", "replay", "report", "compare", "merge", "ga
     options=st.lists(st.tuples(OPTIONS, WORDS), max_size=3),
 )
 def test_options(command: str, words: list[str], options: list[tuple[str, str]]) -> None:
-    from conformance.cli import main
+    from attest.conformance.cli import main
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "tasks", lambda subject, profile, seed, only: iter(()))

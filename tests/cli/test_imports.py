@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.case import Case
+from attest.conformance.case import Case
 from tests.cli.processes import ROOT
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('has run').touch()\nsubject = 3\n"
@@ -36,8 +36,8 @@ def attest_in(
 
 
 def record_of_evil(folder: Path) -> Path:
-    from conformance.record import Result, RunRecord, Verdict
-    from conformance.record_file import write_record
+    from attest.conformance.record import Result, RunRecord, Verdict
+    from attest.conformance.record_file import write_record
 
     path = folder / "run.json"
     failure = Result("evil:subject", "forward", (), Case(q_len=2), Verdict.FAIL)
@@ -91,7 +91,7 @@ def test_the_folder_of_the_checkout_stays_on_the_path():
             sys.executable,
             "-S",
             "-c",
-            "import conformance.process as p, os, sys; sys.path[0] = os.getcwd();"
+            "import attest.conformance.process as p, os, sys; sys.path[0] = os.getcwd();"
             "p.hide_folder(); print(sys.path[0] == os.getcwd())",
         ],
         cwd=ROOT,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance import files, runner
-from conformance.case import Case
-from conformance.files import FileError, write_text
-from conformance.journal import journal_path
-from conformance.plan import Task
-from conformance.record_file import read_record
+from attest.conformance import files, runner
+from attest.conformance.case import Case
+from attest.conformance.files import FileError, write_text
+from attest.conformance.journal import journal_path
+from attest.conformance.plan import Task
+from attest.conformance.record_file import read_record
 
 CHECK = ("check", "tests.toys:right", "-n", 0)
 
@@ -139,7 +139,7 @@ def test_a_journal_that_cannot_go_on_ends_no_run(attest, tmp_path, monkeypatch):
     def full(*_arguments):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("conformance.journal.result_to_json", full)
+    monkeypatch.setattr("attest.conformance.journal.result_to_json", full)
     done = attest(*CHECK, "--json", path)
     assert done.status == 0
     assert done.err == (

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-import conformance
-from conformance import Subject, replay_case, run_conformance_test, runner
-from conformance.case import Case
-from conformance.plan import Task
+from attest import conformance
+from attest.conformance import Subject, replay_case, run_conformance_test, runner
+from attest.conformance.case import Case
+from attest.conformance.plan import Task
 from tests import toys
 
 pytest_plugins = ["pytester"]
@@ -59,9 +59,9 @@ def test_arguments_are_checked():
 
 
 SUITE = """
-from conformance import runner
-from conformance.case import Case
-from conformance.plan import Task
+from attest.conformance import runner
+from attest.conformance.case import Case
+from attest.conformance.plan import Task
 from tests import toys
 
 POSED = [Task("", Case(q_len=3, kv_len=2, causal=True), ("forward", "purity"))]
@@ -92,7 +92,10 @@ def test_an_unknown_profile_is_one_sentence(pytester):
 
 
 def test_suites_that_do_not_use_it_pay_nothing():
-    code = "import sys, conformance.pytest_plugin; print([m for m in ('jax', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys, attest.conformance.pytest_plugin;"
+        "print([m for m in ('jax', 'numpy') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

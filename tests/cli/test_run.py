@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from conformance import catalogue, runner
-from conformance import gate as gating
-from conformance.case import Case
-from conformance.plan import Task
-from conformance.record import Result, RunRecord, Verdict
-from conformance.record_file import read_record, write_record
-from conformance.sizes import sizes
+from attest.conformance import catalogue, runner
+from attest.conformance import gate as gating
+from attest.conformance.case import Case
+from attest.conformance.plan import Task
+from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.record_file import read_record, write_record
+from attest.conformance.sizes import sizes
 from tests import toys
 
 CASES = (Case(q_len=2, kv_len=3, causal=True), Case(q_len=3, kv_len=2, causal=True, head_dim=4, value_dim=4))

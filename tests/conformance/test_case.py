@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.build import build
-from conformance.case import LIMITS, Case, case_from_json
-from conformance.corpus import load_corpus
-from conformance.families import FAMILIES
-from conformance.strategies import simpler, smallest
+from attest.conformance.build import build
+from attest.conformance.case import LIMITS, Case, case_from_json
+from attest.conformance.corpus import load_corpus
+from attest.conformance.families import FAMILIES
+from attest.conformance.strategies import simpler, smallest
 from tests.conformance.drawn import drawn_cases
 
 drawn = drawn_cases()

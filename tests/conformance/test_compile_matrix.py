@@ -9,16 +9,16 @@ import pytest
 import triton
 import triton.language as tl
 
-from conformance.build import build
-from conformance.case import Case
-from conformance.compile_matrix import Narrowing, all_devices, cases_of, compile_matrix
-from conformance.compilers import Compiler, all_compilers
-from conformance.compilers.mosaic_gpu import MOSAIC_GPU
-from conformance.compilers.tpu import TPU
-from conformance.compilers.triton import TRITON, compile_kernel, launches
-from conformance.execute import call_of
-from conformance.shapes import shapes_of
-from kernels.triton.launch import Launch, launch
+from attest.conformance.build import build
+from attest.conformance.case import Case
+from attest.conformance.compile_matrix import Narrowing, all_devices, cases_of, compile_matrix
+from attest.conformance.compilers import Compiler, all_compilers
+from attest.conformance.compilers.mosaic_gpu import MOSAIC_GPU
+from attest.conformance.compilers.tpu import TPU
+from attest.conformance.compilers.triton import TRITON, compile_kernel, launches
+from attest.conformance.execute import call_of
+from attest.conformance.shapes import shapes_of
+from attest.kernels.triton.launch import Launch, launch
 
 pytestmark = pytest.mark.skipif(
     triton.knobs.runtime.interpret, reason="nothing can be compiled under TRITON_INTERPRET"

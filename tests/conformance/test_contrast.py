@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.build import build
-from conformance.case import Case
-from conformance.contrast import has_empty_rows, neighbours
-from conformance.corpus import load_corpus
-from conformance.features import FEATURES
-from conformance.plan import telling
-from conformance.subject import Subject
-from conformance.trial import Trial
-from reference.semantics import STANDARD
+from attest.conformance.build import build
+from attest.conformance.case import Case
+from attest.conformance.contrast import has_empty_rows, neighbours
+from attest.conformance.corpus import load_corpus
+from attest.conformance.features import FEATURES
+from attest.conformance.plan import telling
+from attest.conformance.subject import Subject
+from attest.conformance.trial import Trial
+from attest.reference.semantics import STANDARD
 
 PLAIN = Case(q_len=6, kv_len=9, head_dim=8, seed=1)
 EVERYTHING = Subject("everything", lambda *_: None, frozenset(FEATURES), returns_lse=True)

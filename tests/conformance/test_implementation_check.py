@@ -13,13 +13,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
-from conformance.case import Case
-from conformance.checks.implementation import implementations
-from conformance.judge import judge
-from conformance.plan import load_profile, profile_names, tasks
-from conformance.record import Result, Verdict
-from conformance.subject import Subject, find
-from kernels import choose
+from attest.conformance.case import Case
+from attest.conformance.checks.implementation import implementations
+from attest.conformance.judge import judge
+from attest.conformance.plan import load_profile, profile_names, tasks
+from attest.conformance.record import Result, Verdict
+from attest.conformance.subject import Subject, find
+from attest.kernels import choose
 from tests.conformance.toy import toy, toy_attention
 
 CASE = Case(q_len=5, kv_len=5, head_dim=4, seed=3)
@@ -166,7 +166,7 @@ def believe(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if capability is not None:
         monkeypatch.setattr(jax, "devices", lambda: [Gpu(capability)])
         pytest.importorskip("jax_triton")
-        for name in ("kernels.triton.flash_attention", "kernels.triton.launch"):
+        for name in ("attest.kernels.triton.flash_attention", "attest.kernels.triton.launch"):
             module = importlib.import_module(name)
             monkeypatch.setattr(module, "target_device", lambda: f"sm_{capability.replace('.', '')}")
 
@@ -307,7 +307,7 @@ def test_auto_is_ready_where_all_that_should_run_are(monkeypatch: pytest.MonkeyP
     auto = find("auto")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert auto.ready() is None
-    monkeypatch.setattr("conformance.subjects.triton.find_spec", lambda name: None)
+    monkeypatch.setattr("attest.conformance.subjects.triton.find_spec", lambda name: None)
     assert auto.ready() == find("triton.cuda").ready() == "needs the package triton, which is not installed"
 
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from conformance.case import Case
-from conformance.checks.transforms import TRANSFORMS
-from conformance.judge import judge
-from conformance.peers.jax_nn import SUBJECTS
-from conformance.record import Verdict
+from attest.conformance.case import Case
+from attest.conformance.checks.transforms import TRANSFORMS
+from attest.conformance.judge import judge
+from attest.conformance.peers.jax_nn import SUBJECTS
+from attest.conformance.record import Verdict
 
 (SUBJECT,) = SUBJECTS
 PADDED = Case(batch=2, q_len=4, kv_len=5, head_dim=4, lengths=((3, 4), (4, 5)), seed=5)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from conformance.case import Case
-from conformance.judge import judge
-from conformance.record import Result, Verdict
-from conformance.subject import Subject, find
+from attest.conformance.case import Case
+from attest.conformance.judge import judge
+from attest.conformance.record import Result, Verdict
+from attest.conformance.subject import Subject, find
 from tests.conformance.toy import leaks_tracers, modifies_its_input, toy, toy_attention
 
 CASE = Case(q_len=5, kv_len=7, head_dim=4, causal=True, seed=3)

@@ -16,13 +16,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import SingleDeviceSharding
 
-from conformance.case import Case
-from conformance.compile_matrix import Narrowing, all_devices, compile_matrix
-from conformance.compilers import Binary, Compiler
-from conformance.compilers.mosaic_gpu import MOSAIC_GPU, Frame, _device, compile_source, frames_of
-from conformance.compilers.programs import passes
-from conformance.runner import RequestError
-from kernels.pallas.mosaic_gpu import flash_attention
+from attest.conformance.case import Case
+from attest.conformance.compile_matrix import Narrowing, all_devices, compile_matrix
+from attest.conformance.compilers import Binary, Compiler
+from attest.conformance.compilers.mosaic_gpu import MOSAIC_GPU, Frame, _device, compile_source, frames_of
+from attest.conformance.compilers.programs import passes
+from attest.conformance.runner import RequestError
+from attest.kernels.pallas.mosaic_gpu import flash_attention
 
 compiles = pytest.mark.skipif(
     MOSAIC_GPU.why_not() is not None, reason="JAX's plugin for CUDA is not installed"
@@ -208,7 +208,7 @@ def test_a_process_in_which_jax_refused_the_plugin_says_what_to_do(monkeypatch):
     def unknown(*_arguments: Any, **_options: Any):
         raise NotImplementedError("topology not implemented for cuda")
 
-    monkeypatch.setattr("conformance.compilers.mosaic_gpu.topologies.get_topology_desc", unknown)
+    monkeypatch.setattr("attest.conformance.compilers.mosaic_gpu.topologies.get_topology_desc", unknown)
     monkeypatch.delenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", raising=False)
     _device.cache_clear()
     with pytest.raises(RuntimeError, match="set JAX_PLATFORMS=cpu"):
@@ -216,7 +216,7 @@ def test_a_process_in_which_jax_refused_the_plugin_says_what_to_do(monkeypatch):
 
 
 def test_without_the_plugin_the_h200_is_left_out_and_the_matrix_says_so(monkeypatch):
-    monkeypatch.setattr("conformance.compilers.mosaic_gpu.find_spec", lambda _name: None)
+    monkeypatch.setattr("attest.conformance.compilers.mosaic_gpu.find_spec", lambda _name: None)
     sentence = (
         "mosaic_gpu cannot compile: jax_cuda13_plugin is not installed: "
         "it is the dependency group hopper, for Linux"
@@ -264,7 +264,7 @@ def test_many_processes_compile_at_once_and_say_nothing_else(tmp_path: Path):
     path = tmp_path / "matrix.json"
     environment = {name: x for name, x in os.environ.items() if name != "JAX_PLATFORMS"}
     done = subprocess.run(
-        [sys.executable, "-m", "conformance", "compile", *options, "--json", path],
+        [sys.executable, "-m", "attest", "compile", *options, "--json", path],
         capture_output=True,
         text=True,
         env=environment,

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.build import build
-from conformance.case import Case
-from conformance.checks import all_checks
-from conformance.execute import call_of, differentiated, forward_and_gradients, to_jax
-from conformance.features import CLAUSES, FEATURES
-from conformance.plan import load_profile, tasks
-from conformance.production import load_production
-from conformance.subject import find
-from conformance.subjects.mosaic_gpu import FEWEST_KEYS, PRODUCTION_BLOCKS
-from conformance.trial import Trial
+from attest.conformance.build import build
+from attest.conformance.case import Case
+from attest.conformance.checks import all_checks
+from attest.conformance.execute import call_of, differentiated, forward_and_gradients, to_jax
+from attest.conformance.features import CLAUSES, FEATURES
+from attest.conformance.plan import load_profile, tasks
+from attest.conformance.production import load_production
+from attest.conformance.subject import find
+from attest.conformance.subjects.mosaic_gpu import FEWEST_KEYS, PRODUCTION_BLOCKS
+from attest.conformance.trial import Trial
 
 SUBJECT = find("pallas.mosaic_gpu")
 
@@ -34,8 +34,8 @@ def blocks_crossed(case: Case) -> int:
 
 def test_listing_it_imports_no_kernel() -> None:
     code = (
-        "import sys; from conformance.subject import find; find('pallas.mosaic_gpu').ready(); "
-        "sys.exit('jax.experimental.pallas' in sys.modules or 'kernels.pallas' in sys.modules)"
+        "import sys; from attest.conformance.subject import find; find('pallas.mosaic_gpu').ready(); "
+        "sys.exit('jax.experimental.pallas' in sys.modules or 'attest.kernels.pallas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -61,8 +61,8 @@ def test_with_one_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_tiling_gives_every_kernel_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernels.pallas import mosaic_gpu
-    from kernels.pallas.mosaic_gpu.blocks import Blocks
+    from attest.kernels.pallas import mosaic_gpu
+    from attest.kernels.pallas.mosaic_gpu.blocks import Blocks
 
     given: list[dict[str, Any]] = []
 
@@ -86,7 +86,7 @@ def test_a_tiling_gives_every_kernel_its_blocks(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_declared_blocks_are_those_of_the_kernels() -> None:
-    from kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims
+    from attest.kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims
 
     chosen = choose(128, ())
     assert (chosen.own, chosen.k) == PRODUCTION_BLOCKS

@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
-from conformance.case import Case
-from conformance.plan import Task, load_profile, tasks
-from conformance.subject import find
+from attest.conformance.case import Case
+from attest.conformance.plan import Task, load_profile, tasks
+from attest.conformance.subject import find
 
 SUBJECT = find("pallas.tpu_interpret")
 
@@ -28,8 +28,8 @@ def blocks_crossed(case: Case) -> tuple[int, int]:
 
 def test_listing_it_imports_no_kernel() -> None:
     code = (
-        "import sys; from conformance.subject import find; find('pallas.tpu_interpret').ready(); "
-        "sys.exit('jax.experimental.pallas' in sys.modules or 'kernels.pallas' in sys.modules)"
+        "import sys; from attest.conformance.subject import find; find('pallas.tpu_interpret').ready(); "
+        "sys.exit('jax.experimental.pallas' in sys.modules or 'attest.kernels.pallas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import Phase
 from hypothesis import strategies as st
 
-from conformance.build import build
-from conformance.case import Case
-from conformance.chance import try_values
-from conformance.corpus import load_corpus
-from conformance.covering import wanted_sets
-from conformance.execute import call_of
-from conformance.features import DTYPES, FEATURES
-from conformance.plan import Profile, Restriction, load_profile, tasks
-from conformance.recipes import drawing, model
-from conformance.subject import Subject, Tiling
+from attest.conformance.build import build
+from attest.conformance.case import Case
+from attest.conformance.chance import try_values
+from attest.conformance.corpus import load_corpus
+from attest.conformance.covering import wanted_sets
+from attest.conformance.execute import call_of
+from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.plan import Profile, Restriction, load_profile, tasks
+from attest.conformance.recipes import drawing, model
+from attest.conformance.subject import Subject, Tiling
 
 ROOT = Path(__file__).parents[2]
 

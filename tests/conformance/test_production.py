@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance import production
-from conformance.bulk import build_bulk
-from conformance.case import Case
-from conformance.judge import judge
-from conformance.plan import Restriction, load_profile, tasks
-from conformance.production import host_gib, load_production, memory_limit, pose
-from conformance.record import Result, Verdict
-from conformance.subject import find
-from kernels.xla import flash_attention_with_lse
-from reference.numerics import Numerics
-from reference.oracle import attention
-from reference.semantics import STANDARD
+from attest.conformance import production
+from attest.conformance.bulk import build_bulk
+from attest.conformance.case import Case
+from attest.conformance.judge import judge
+from attest.conformance.plan import Restriction, load_profile, tasks
+from attest.conformance.production import host_gib, load_production, memory_limit, pose
+from attest.conformance.record import Result, Verdict
+from attest.conformance.subject import find
+from attest.kernels.xla import flash_attention_with_lse
+from attest.reference.numerics import Numerics
+from attest.reference.oracle import attention
+from attest.reference.semantics import STANDARD
 
 XLA = find("xla.flash_attention")
 LONG = Case(

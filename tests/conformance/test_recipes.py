@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.build import build
-from conformance.case import Case
-from conformance.covering import covering_rows
-from conformance.dice import Dice
-from conformance.execute import call_of
-from conformance.families import FAMILIES, usual_largest_logit
-from conformance.features import DTYPES, FEATURES
-from conformance.recipes import Blocks, Offer, class_of, drawing, fillings, model, poisoned
+from attest.conformance.build import build
+from attest.conformance.case import Case
+from attest.conformance.covering import covering_rows
+from attest.conformance.dice import Dice
+from attest.conformance.execute import call_of
+from attest.conformance.families import FAMILIES, usual_largest_logit
+from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.recipes import Blocks, Offer, class_of, drawing, fillings, model, poisoned
 from tests.conformance.drawn import ROWS
 
 rows = st.sampled_from(ROWS)

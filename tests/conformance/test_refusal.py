@@ -6,16 +6,16 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from conformance.case import Case
-from conformance.checks import all_checks
-from conformance.checks.refusal import CHECKS, said
-from conformance.features import DTYPES, FEATURES
-from conformance.judge import judge
-from conformance.malformed import MALFORMED
-from conformance.plan import Restriction, load_profile, tasks
-from conformance.record import Result, Verdict
-from conformance.subject import Subject
-from conformance.validation import validate_call
+from attest.conformance.case import Case
+from attest.conformance.checks import all_checks
+from attest.conformance.checks.refusal import CHECKS, said
+from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.judge import judge
+from attest.conformance.malformed import MALFORMED
+from attest.conformance.plan import Restriction, load_profile, tasks
+from attest.conformance.record import Result, Verdict
+from attest.conformance.subject import Subject
+from attest.conformance.validation import validate_call
 from tests.conformance.toy import toy
 
 NAMES = sorted(check.name for check in CHECKS)

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.build import build
-from conformance.case import Case
-from conformance.compilers import Peaks
-from conformance.execute import call_of
-from conformance.roofline import BACKWARD, FORWARD, PASSES, Bound, Work, bound_of, work_of
+from attest.conformance.build import build
+from attest.conformance.case import Case
+from attest.conformance.compilers import Peaks
+from attest.conformance.execute import call_of
+from attest.conformance.roofline import BACKWARD, FORWARD, PASSES, Bound, Work, bound_of, work_of
 
 PEAKS = Peaks("a toy", {"bfloat16": 100.0}, 10.0, "https://example.org")
 

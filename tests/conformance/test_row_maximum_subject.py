@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from conformance.case import Case
-from conformance.judge import judge
-from conformance.record import Verdict
-from conformance.subject import Subject
-from reference.numerics import Numerics
-from reference.semantics import STANDARD
+from attest.conformance.case import Case
+from attest.conformance.judge import judge
+from attest.conformance.record import Verdict
+from attest.conformance.subject import Subject
+from attest.reference.numerics import Numerics
+from attest.reference.semantics import STANDARD
 
 CASE = Case(q_len=5, kv_len=9, q_heads=2, kv_heads=2, head_dim=4, value_dim=3, normalized=False, seed=3)
 CASES = {

@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from conformance import catalogue
-from conformance import subject as subject_module
-from conformance.case import Case
-from conformance.checks import all_checks
-from conformance.features import FEATURES
-from conformance.judge import judge
-from conformance.plan import load_profile, tasks
-from conformance.record import Verdict
-from conformance.subject import Subject, find
-from conformance.trial import Trial
-from reference.semantics import STANDARD
+from attest.conformance import catalogue
+from attest.conformance import subject as subject_module
+from attest.conformance.case import Case
+from attest.conformance.checks import all_checks
+from attest.conformance.features import FEATURES
+from attest.conformance.judge import judge
+from attest.conformance.plan import load_profile, tasks
+from attest.conformance.record import Verdict
+from attest.conformance.subject import Subject, find
+from attest.conformance.trial import Trial
+from attest.reference.semantics import STANDARD
 from tests.conformance.toy import toy, toy_attention
 
 
@@ -197,7 +197,7 @@ def test_the_kernels_that_ship_are_found() -> None:
 
 def test_a_subject_is_found_by_path(tmp_path, monkeypatch) -> None:
     (tmp_path / "somebodys_kernel.py").write_text(
-        "from conformance.subject import Subject\nmine = Subject('mine', call=print)\nnot_one = 3\n"
+        "from attest.conformance.subject import Subject\nmine = Subject('mine', call=print)\nnot_one = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert find("somebodys_kernel:mine").name == "mine"

@@ -7,12 +7,12 @@ from functools import cache
 
 import pytest
 
-from conformance.case import Case
-from conformance.checks import all_checks
-from conformance.features import CLAUSES, DTYPES
-from conformance.plan import Task, load_profile, tasks
-from conformance.subject import find
-from conformance.trial import Trial
+from attest.conformance.case import Case
+from attest.conformance.checks import all_checks
+from attest.conformance.features import CLAUSES, DTYPES
+from attest.conformance.plan import Task, load_profile, tasks
+from attest.conformance.subject import find
+from attest.conformance.trial import Trial
 
 INTERPRETED = find("triton.interpret")
 COMPILED = find("triton.cuda")
@@ -33,8 +33,8 @@ def blocks_crossed(case: Case) -> int:
 
 def test_listing_them_imports_no_triton() -> None:
     code = (
-        "import sys; from conformance.subject import find; find('triton.cuda').ready(); "
-        "sys.exit('triton' in sys.modules or 'kernels.triton' in sys.modules)"
+        "import sys; from attest.conformance.subject import find; find('triton.cuda').ready(); "
+        "sys.exit('triton' in sys.modules or 'attest.kernels.triton' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -49,7 +49,7 @@ def test_listing_them_imports_no_triton() -> None:
     ],
 )
 def test_a_process_runs_one_of_them(monkeypatch, subject, interpret, words) -> None:
-    monkeypatch.setattr("conformance.subjects.triton.find_spec", lambda name: name)
+    monkeypatch.setattr("attest.conformance.subjects.triton.find_spec", lambda name: name)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     if interpret is not None:
         monkeypatch.setenv("TRITON_INTERPRET", interpret)
@@ -59,7 +59,7 @@ def test_a_process_runs_one_of_them(monkeypatch, subject, interpret, words) -> N
 
 @pytest.mark.parametrize("subject", [INTERPRETED, COMPILED], ids=lambda subject: subject.name)
 def test_without_triton_they_say_so(monkeypatch, subject) -> None:
-    monkeypatch.setattr("conformance.subjects.triton.find_spec", lambda name: None)
+    monkeypatch.setattr("attest.conformance.subjects.triton.find_spec", lambda name: None)
     assert "triton, which is not installed" in subject.ready()
 
 
@@ -89,8 +89,8 @@ def test_the_quick_gate_covers_every_feature_in_gradients() -> None:
 
 def test_the_declared_blocks_are_those_of_the_kernels() -> None:
     pytest.importorskip("triton")
-    from conformance.subjects.triton import _FEWEST_KEYS, PRODUCTION_BLOCKS
-    from kernels.triton.blocks import WORK, choose
+    from attest.conformance.subjects.triton import _FEWEST_KEYS, PRODUCTION_BLOCKS
+    from attest.kernels.triton.blocks import WORK, choose
 
     chosen = choose("forward", "sm_90", head_dim=128, itemsize=2, work="edges")
     assert (chosen.q, chosen.k) == PRODUCTION_BLOCKS

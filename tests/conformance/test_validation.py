@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance import validate_call
-from conformance.build import build
-from conformance.case import Case
-from conformance.execute import call_of, to_jax
-from conformance.features import DTYPES, FEATURES
-from conformance.subject import Subject
+from attest.conformance import validate_call
+from attest.conformance.build import build
+from attest.conformance.case import Case
+from attest.conformance.execute import call_of, to_jax
+from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.subject import Subject
 
 # The choices of a case that ask for a feature; windows and sinks in every form that a subject may not take.
 SWITCHES: dict[str, tuple[dict[str, Any], ...]] = {

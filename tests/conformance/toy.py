@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from conformance.subject import Subject
-from reference.numerics import Numerics
+from attest.conformance.subject import Subject
+from attest.reference.numerics import Numerics
 
 FEATURES = frozenset({"causal", "scale", "gqa"})
 

@@ -7,11 +7,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.families import FAMILIES as CONFORMANCE_FAMILIES
-from conformance.families import Stream, Wanted
-from reference.oracle import Cotangents
-from reference.problem import Problem, make_problem
-from reference.semantics import STANDARD, Semantics
+from attest.conformance.families import FAMILIES as CONFORMANCE_FAMILIES
+from attest.conformance.families import Stream, Wanted
+from attest.reference.oracle import Cotangents
+from attest.reference.problem import Problem, make_problem
+from attest.reference.semantics import STANDARD, Semantics
 
 # The suite's own families, and three more.
 FAMILIES = (*CONFORMANCE_FAMILIES, "positive", "tiny", "large_logits")

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.error_model import predict
-from reference.judgements import Statistics, exceeded, limits, measure
-from reference.numerics import Numerics
-from reference.oracle import attention
+from attest.reference.error_model import predict
+from attest.reference.judgements import Statistics, exceeded, limits, measure
+from attest.reference.numerics import Numerics
+from attest.reference.oracle import attention
 from tests.emulator.cases import FAMILIES, Drawn, Shape, draw, draw_small
 from tests.emulator.defects import DEFECTS
 from tests.emulator.flash import Arithmetic, Emulator, correct
@@ -113,7 +113,7 @@ SHAPES = (
 
 
 def kernels() -> list[Any]:
-    from conformance.subject import find
+    from attest.conformance.subject import find
 
     names = ("xla.flash_attention", "xla.attention", "jax.nn.dot_product_attention")
     return [find(name) for name in names]
@@ -139,8 +139,8 @@ def runs_on(subject: Any, shape: Shape, features: tuple[str, ...]) -> bool:
 
 def on_kernel(subject: Any, drawn: Drawn, dtype: str, tiling: int = -1) -> tuple[Any, Numerics]:
     """What a subject of the suite returns, and what it declares; nothing where JAX has no such product."""
-    from conformance.build import Built
-    from conformance.execute import SubjectError, execute
+    from attest.conformance.build import Built
+    from attest.conformance.execute import SubjectError, execute
 
     tiling %= len(subject.tilings)
     try:

@@ -12,11 +12,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.numerics import Numerics
-from reference.oracle import Cotangents
-from reference.problem import Problem
-from reference.rows import RowBlock, row_blocks
-from reference.semantics import Semantics
+from attest.reference.numerics import Numerics
+from attest.reference.oracle import Cotangents
+from attest.reference.problem import Problem
+from attest.reference.rows import RowBlock, row_blocks
+from attest.reference.semantics import Semantics
 
 F32 = NDArray[np.float32]
 

@@ -4,13 +4,13 @@ from collections.abc import Generator
 
 import pytest
 
-from kernels.triton.launch import INTERPRETED
+from attest.kernels.triton.launch import INTERPRETED
 
 
 @pytest.fixture(autouse=True)
 def no_access_outside_the_arrays() -> Generator[None]:
     yield
     if INTERPRETED:
-        from kernels.triton.interpreter import drain_violations
+        from attest.kernels.triton.interpreter import drain_violations
 
         assert [str(violation) for violation in drain_violations()] == []

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from kernels import triton, xla
+from attest.kernels import triton, xla
 from tests.kernels.interpreted import needs_compiler, needs_interpreter
 
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-import kernels
-from kernels import triton, xla
-from kernels.pallas import mosaic_gpu, tpu
+from attest import kernels
+from attest.kernels import triton, xla
+from attest.kernels.pallas import mosaic_gpu, tpu
 
 F32 = np.float32
 RNG = np.random.default_rng(0)

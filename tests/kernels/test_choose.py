@@ -13,10 +13,10 @@ import pytest
 from implementations import flash_kernels
 from kernel_cases import qkv
 
-import kernels
-from kernels import choose, triton, xla
-from kernels.choose import IMPLEMENTATIONS, Device, Traits, default_device, implementation_for
-from kernels.options import FLOAT_DTYPES
+from attest import kernels
+from attest.kernels import choose, triton, xla
+from attest.kernels.choose import IMPLEMENTATIONS, Device, Traits, default_device, implementation_for
+from attest.kernels.options import FLOAT_DTYPES
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 
 EVERYTHING = lambda _package: True  # noqa: E731
@@ -383,7 +383,7 @@ def test_a_named_one_is_traced_for_a_device_that_is_not_here(name, primitive):
 @needs_compiler
 def test_importing_kernels_imports_none_of_the_accelerators():
     code = (
-        "import kernels, sys; kernels.flash_attention; from jax._src import xla_bridge; "
+        "import sys; from attest import kernels; kernels.flash_attention; from jax._src import xla_bridge; "
         "sys.exit(any(x in sys.modules for x in ('triton', 'jax_triton', 'jax.experimental.pallas')) "
         "or xla_bridge.backends_are_initialized())"
     )

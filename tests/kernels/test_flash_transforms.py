@@ -8,7 +8,7 @@ from implementations import flash_kernels
 from jax.sharding import PartitionSpec as P
 from kernel_cases import normal, qkv
 
-from kernels import flash
+from attest.kernels import flash
 from tests.kernels.interpreted import needs_compiler, run_interpreted
 
 SINKS, BIAS = normal(4, 1), normal(1, 4, 1, 50)

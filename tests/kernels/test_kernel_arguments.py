@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.arguments import check_call
-from kernels.xla import ChunkSizes, attention, flash_attention
+from attest.kernels.arguments import check_call
+from attest.kernels.xla import ChunkSizes, attention, flash_attention
 
 F32 = np.float32
 Q, K, V = np.zeros((2, 5, 4, 8), F32), np.zeros((2, 7, 2, 8), F32), np.zeros((2, 7, 2, 6), F32)

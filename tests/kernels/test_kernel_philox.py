@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.philox import keep_mask, philox4x32
+from attest.kernels.philox import keep_mask, philox4x32
 
 # counter, key, output: the known answers of Random123.
 KNOWN_ANSWERS = [

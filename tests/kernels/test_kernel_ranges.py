@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import visible_pairs
 
-from kernels.arguments import check_call
-from kernels.ranges import key_blocks, query_blocks
-from kernels.visibility import describe_rows
+from attest.kernels.arguments import check_call
+from attest.kernels.ranges import key_blocks, query_blocks
+from attest.kernels.visibility import describe_rows
 
 # (queries, keys, queries a block, keys a block); few, since JAX compiles for each.
 SHAPES = st.sampled_from([(13, 18, 4, 5), (18, 13, 5, 4), (16, 24, 8, 8), (3, 20, 8, 4)])

@@ -12,15 +12,15 @@ import pytest
 from jax import export
 from kernel_cases import normal, split_options
 
-from kernels import xla
-from kernels.pallas.mosaic_gpu import (
+from attest.kernels import xla
+from attest.kernels.pallas.mosaic_gpu import (
     BackwardBlocks,
     BackwardSizes,
     Blocks,
     flash_attention,
     flash_attention_with_lse,
 )
-from kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims
+from attest.kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims
 
 SMALL = Blocks(k=64, stages=2, consumers=2, registers=(240, 24), partial_sums=False)
 PERSISTENT = replace(SMALL, partial_sums=True, programs=3)
@@ -204,7 +204,7 @@ def test_without_queries_or_keys_only_the_sinks_speak(lengths: tuple[int, int]) 
 
 
 def assert_right(arrays: Any, options: dict[str, Any]) -> None:
-    """Both passes are those of kernels.xla in float32, within what 16 bits cost."""
+    """Both passes are those of attest.kernels.xla in float32, within what 16 bits cost."""
     floats, rest = split_options(options)
     got = jax.jit(partial(both_passes, flash_attention_with_lse, rest))(arrays, floats)
     common = {name: x for name, x in rest.items() if name not in ("fwd_params", "bwd_params")}

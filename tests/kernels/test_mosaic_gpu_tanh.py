@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.subject import find
-from kernels.pallas.mosaic_gpu.tanh import Cap
+from attest.conformance.subject import find
+from attest.kernels.pallas.mosaic_gpu.tanh import Cap
 
 SUBJECT = find("pallas.mosaic_gpu")
 DECLARED = SUBJECT.numerics("bfloat16", SUBJECT.tilings[0]).tanh

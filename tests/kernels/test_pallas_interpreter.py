@@ -11,8 +11,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from conformance.record import Verdict
-from reference.semantics import STANDARD
+from attest.conformance.record import Verdict
+from attest.reference.semantics import STANDARD
 from tests.kernels.alone import run_alone
 
 INTERPRETED = "PJRT_NPROC" in os.environ
@@ -32,7 +32,7 @@ def test_all_of_this_in_a_process_of_its_own() -> None:
 
 @needs_none
 def test_a_process_with_too_few_threads_is_refused() -> None:
-    from kernels.pallas.interpreter import interpreted
+    from attest.kernels.pallas.interpreter import interpreted
 
     with pytest.raises(RuntimeError, match=r"got PJRT_NPROC='', expected at least 8"), interpreted(0):
         pass
@@ -40,7 +40,7 @@ def test_a_process_with_too_few_threads_is_refused() -> None:
 
 def run(kernel: Any, x: jax.Array, grid: int, spec: Any, out_spec: Any, semantics: Any, **more: Any) -> Any:
     """One array in, one of its shape out; blocks are rows of 8."""
-    from kernels.pallas.interpreter import interpreted
+    from attest.kernels.pallas.interpreter import interpreted
 
     with interpreted(0):
         call = pl.pallas_call(
@@ -57,7 +57,7 @@ def run(kernel: Any, x: jax.Array, grid: int, spec: Any, out_spec: Any, semantic
 
 
 def drained() -> list[tuple[str, str]]:
-    from kernels.pallas.interpreter import drain_violations
+    from attest.kernels.pallas.interpreter import drain_violations
 
     return [(violation.kind, str(violation)) for violation in drain_violations()]
 
@@ -149,7 +149,7 @@ def test_a_block_that_is_left_and_begun_again_is_seen() -> None:
 
 @needs_interpreter
 def test_the_seed_decides_the_order_of_parallel_steps() -> None:
-    from kernels.pallas.interpreter import interpreted
+    from attest.kernels.pallas.interpreter import interpreted
 
     def order(seed: int) -> list[float]:
         """What each core finds in a counter of its own, by step."""
@@ -176,13 +176,13 @@ def test_the_seed_decides_the_order_of_parallel_steps() -> None:
 
 @needs_interpreter
 def test_a_fault_fails_a_subject_whose_answer_is_right() -> None:
-    from conformance.case import Case
-    from conformance.judge import judge
-    from kernels.pallas.interpreter import drain_violations
+    from attest.conformance.case import Case
+    from attest.conformance.judge import judge
+    from attest.kernels.pallas.interpreter import drain_violations
     from tests.conformance.toy import toy, toy_attention
 
     def careless(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        from kernels.pallas.interpreter import interpreted
+        from attest.kernels.pallas.interpreter import interpreted
 
         out = toy_attention(query, key, value, **options)
         with interpreted(0):

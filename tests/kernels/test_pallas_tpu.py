@@ -11,10 +11,10 @@ from feature_cases import assert_close, expected, problem
 from jax.sharding import PartitionSpec as P
 from kernel_cases import normal, qkv
 
-from kernels import xla
-from kernels.pallas.tpu import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
-from kernels.pallas.tpu.blocks import choose
-from kernels.philox import keep_mask
+from attest.kernels import xla
+from attest.kernels.pallas.tpu import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
+from attest.kernels.pallas.tpu.blocks import choose
+from attest.kernels.philox import keep_mask
 from tests.kernels.test_pallas_interpreter import needs_interpreter, needs_none, run_in_interpreter
 
 BLOCKS: dict[str, Any] = {
@@ -32,14 +32,14 @@ def test_all_of_this_in_a_process_of_its_own() -> None:
 @pytest.fixture(autouse=True)
 def nothing_that_must_not_be():
     yield
-    from kernels.pallas.interpreter import drain_violations
+    from attest.kernels.pallas.interpreter import drain_violations
 
     assert [str(violation) for violation in drain_violations()] == []
 
 
 def interpreted(function: Any, seed: int = 1) -> Any:
     """The function compiled, with its kernels and those of its derivatives interpreted."""
-    from kernels.pallas.interpreter import interpreted
+    from attest.kernels.pallas.interpreter import interpreted
 
     def run(*arguments: Any) -> Any:
         with interpreted(seed):
@@ -190,7 +190,7 @@ def test_dropout_keeps_what_the_generator_says() -> None:
 @needs_interpreter
 def test_hidden_blocks_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4 x 4 blocks of equal lengths, causal order shows the ten on the diagonal and below."""
-    from kernels.pallas.interpreter import stock
+    from attest.kernels.pallas.interpreter import stock
 
     copied: list[tuple[int, ...]] = []
     plain_get = stock.get

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.triton.blocks import WORK, BlockSizes, _tables, choose, separate
+from attest.kernels.triton.blocks import WORK, BlockSizes, _tables, choose, separate
 
 KERNELS = ("forward", "backward_query", "backward_key", "backward_bias")
 

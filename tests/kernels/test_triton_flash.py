@@ -9,7 +9,7 @@ from feature_cases import FEATURES, assert_close, expected, problem
 from implementations import TRITON
 from kernel_cases import normal, plain_attention, qkv
 
-from kernels.triton import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
+from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 
 
@@ -109,6 +109,6 @@ def test_a_cpu_is_told_what_to_do():
     with pytest.raises(NotImplementedError) as refusal:
         flash_attention(*qkv(batch=1, q_length=1, k_length=1))
     assert str(refusal.value) == (
-        "kernels.triton: JAX runs on cpu, expected a GPU. Use kernels.xla there, or start the process with "
-        "TRITON_INTERPRET=1 to run the kernels in Triton's interpreter."
+        "attest.kernels.triton: JAX runs on cpu, expected a GPU. Use attest.kernels.xla there, or start "
+        "the process with TRITON_INTERPRET=1 to run the kernels in Triton's interpreter."
     )

@@ -10,8 +10,8 @@ import pytest
 import triton
 import triton.language as tl
 
-from conformance.record import Verdict
-from reference.semantics import STANDARD
+from attest.conformance.record import Verdict
+from attest.reference.semantics import STANDARD
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -24,14 +24,14 @@ def test_all_of_this_in_a_process_of_its_own() -> None:
 
 
 def run(kernel: Any, arguments: list[Any], *outputs: tuple[Any, Any], grid: Any = (1,), **constants: Any):
-    from kernels.triton.interpreter import interpret
+    from attest.kernels.triton.interpreter import interpret
 
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in outputs]
     return interpret(kernel, arguments, structs, constants, grid)
 
 
 def drained() -> list[str]:
-    from kernels.triton.interpreter import drain_violations
+    from attest.kernels.triton.interpreter import drain_violations
 
     return [str(violation) for violation in drain_violations()]
 
@@ -224,10 +224,10 @@ def copies(x, n, y, N: tl.constexpr):
 
 @needs_interpreter
 def test_a_read_past_the_end_fails_a_subject_whose_answer_is_right() -> None:
-    from conformance.case import Case
-    from conformance.judge import judge
-    from kernels.triton.interpreter import drain_violations
-    from kernels.triton.launch import Launch, launch
+    from attest.conformance.case import Case
+    from attest.conformance.judge import judge
+    from attest.kernels.triton.interpreter import drain_violations
+    from attest.kernels.triton.launch import Launch, launch
     from tests.conformance.toy import toy, toy_attention
 
     def careless(query: Any, key: Any, value: Any, **options: Any) -> Any:
@@ -315,7 +315,7 @@ def adds_atomically(y):
 
 @needs_interpreter
 def test_an_error_names_kernel_and_program() -> None:
-    from kernels.triton.interpreter import KernelError
+    from attest.kernels.triton.interpreter import KernelError
 
     with pytest.raises(KernelError, match=r"^kernel fails_late, program 2: ValueError: .*power of 2$"):
         run(fails_late, [], ((4,), np.int32), grid=(4,))

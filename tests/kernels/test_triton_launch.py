@@ -11,9 +11,9 @@ import pytest
 import triton
 import triton.language as tl
 
-from kernels.triton import launch as module
-from kernels.triton.launch import Launch, launch, recorded, recording_id, target_device
-from kernels.varying import vary_together
+from attest.kernels.triton import launch as module
+from attest.kernels.triton.launch import Launch, launch, recorded, recording_id, target_device
+from attest.kernels.varying import vary_together
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 
 
@@ -140,7 +140,7 @@ def fails(x, y):
 
 @needs_interpreter
 def test_a_failing_kernel_is_named() -> None:
-    from conformance.text import describe
+    from attest.conformance.text import describe
 
     what = Launch(fails, (jnp.asarray(W),), (jax.ShapeDtypeStruct((1,), jnp.float32),), {}, (1,), 4, 2)
     with pytest.raises(jax.errors.JaxRuntimeError) as error:

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels.triton import BackwardSizes, BlockSizes, compiled, flash_attention
-from kernels.triton import launch as module
-from kernels.triton.launch import recorded
+from attest.kernels.triton import BackwardSizes, BlockSizes, compiled, flash_attention
+from attest.kernels.triton import launch as module
+from attest.kernels.triton.launch import recorded
 from tests.kernels.interpreted import needs_compiler
 
 LIMIT = 232448  # of an H100

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_cases import normal, qkv
 
-from kernels.xla import attention, flash_attention
+from attest.kernels.xla import attention, flash_attention
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from kernel_cases import qkv
 
-from kernels.xla import attention, flash_attention
+from attest.kernels.xla import attention, flash_attention
 
 
 def test_attention_leaves_its_inputs_alone():
@@ -21,8 +21,8 @@ def test_attention_leaves_its_inputs_alone():
 
 def test_chunks_that_nobody_sees_are_skipped():
     """The key chunks a row chunk walks follow what causal order, windows and lengths leave visible."""
-    tiles = importlib.import_module("kernels.xla.tiles")
-    arguments = importlib.import_module("kernels.arguments")
+    tiles = importlib.import_module("attest.kernels.xla.tiles")
+    arguments = importlib.import_module("attest.kernels.arguments")
 
     def ranges(**options):
         query, key, value = qkv(batch=1, q_length=16, k_length=16)

@@ -20,18 +20,18 @@ HOPPER = "pallas.mosaic_gpu"
 
 # Lowers the cases of {folder: question} for CUDA, each with its folder's kernels; prints what went wrong.
 LOWER = """
-import json, sys
-import jax
-from conformance.build import build
-from conformance.case import case_from_json
-from conformance.execute import call_of, differentiated, forward_and_gradients, to_jax
-from conformance.text import describe
-from conformance.subject import find
+import json, os, sys
+import attest, jax
+from attest.conformance.build import build
+from attest.conformance.case import case_from_json
+from attest.conformance.execute import call_of, differentiated, forward_and_gradients, to_jax
+from attest.conformance.text import describe
+from attest.conformance.subject import find
 
 for folder, question in json.loads(sys.argv[1]).items():
-    for name in [name for name in sys.modules if name.partition(".")[0] == "kernels"]:
+    for name in [name for name in sys.modules if name.startswith("attest.kernels")]:
         del sys.modules[name]
-    sys.path.insert(0, folder)
+    attest.__path__.insert(0, os.path.join(folder, "attest"))
     try:
         subject, case = find(question["subject"]), case_from_json(question["case"])
         built = build(case, subject.semantics)
@@ -42,18 +42,23 @@ for folder, question in json.loads(sys.argv[1]).items():
         d_out, d_lse = arguments.pop("d_out"), arguments.pop("d_lse")
         program = jax.export.export(run, platforms=["cuda"])(arguments, d_out, d_lse).mlir_module()
         assert "mosaic_gpu" in program, "launches no kernel"
-        assert sys.modules["kernels"].__file__.startswith(folder), "not the defective kernels"
+        assert sys.modules["attest.kernels"].__file__.startswith(folder), "not the defective kernels"
     except Exception as error:
         print(folder, describe(error))
-    sys.path.remove(folder)
+    del attest.__path__[0]
 """
 
 
 def planted(name: str, folder: Path) -> tuple[Path, str]:
     """Copies the kernels to a folder and plants a defect; the file that has it, and its correct text."""
     defect = DEFECTS[name]
-    shutil.copytree(ROOT / "kernels", folder / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    source = folder / defect["file"]
+    home = folder / "attest"
+    shutil.copytree(
+        ROOT / "kernels", home / "kernels", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+    )
+    for other in ("__init__.py", "__main__.py", "reference", "conformance", "reports"):
+        (home / other).symlink_to(ROOT / "attest" / other)
+    source = home / defect["file"]
     correct = source.read_text()
     source.write_text(correct.replace(defect["correct"], defect["planted"]))
     return source, correct
@@ -67,7 +72,7 @@ def judged(site: Path, subject: str, *arguments: str) -> subprocess.CompletedPro
         "TRITON_INTERPRET": "1" if subject == "triton.interpret" else "0",
         "PJRT_NPROC": "8",  # what the interpreter of TPU kernels needs
     }
-    command = [sys.executable, "-m", "conformance", *arguments]
+    command = [sys.executable, "-m", "attest", *arguments]
     return subprocess.run(command, cwd=site, env=environment, capture_output=True, check=False, text=True)
 
 
@@ -84,7 +89,7 @@ def question(defect: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
 def why_no_hopper() -> str:
     """Why the Hopper kernels cannot run here, "" if they can; this process itself takes no GPU."""
     code = (
-        "import jax; from conformance.subject import find; "
+        "import jax; from attest.conformance.subject import find; "
         f"print(find({HOPPER!r}).why_not_here(jax.default_backend()) or '')"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

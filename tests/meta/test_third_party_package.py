@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conformance.malformed import MALFORMED
+from attest.conformance.malformed import MALFORMED
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -54,9 +54,9 @@ def attention(query, key, value, *, causal, scale):
 # What a run says of the refusals of the package, by check.
 REFUSALS = """
 import json
-from conformance.checks.refusal import CHECKS
-from conformance.judge import judge
-from conformance.plan import Restriction, load_profile, tasks
+from attest.conformance.checks.refusal import CHECKS
+from attest.conformance.judge import judge
+from attest.conformance.plan import Restriction, load_profile, tasks
 from my_attention.attest_subject import subject
 
 names = tuple(check.name for check in CHECKS if check.applies(subject) is None)
@@ -109,7 +109,7 @@ def test_the_declaration_is_short() -> None:
 
 
 def test_it_is_listed_by_its_entry_point(site: Path) -> None:
-    listed = run(site, "conformance", "list")
+    listed = run(site, "attest", "list")
     assert listed.returncode == 0, listed.stderr
     assert "my_attention" in listed.stdout
 
@@ -133,9 +133,8 @@ def test_it_passes_every_refusal_that_it_is_asked(site: Path) -> None:
 
 
 def test_the_limits_in_the_readme_can_be_declared(site: Path) -> None:
-    code = (
-        "from limits import limited; from conformance.catalogue import limits; print(list(limits(limited)))"
-    )
+    imports = "from limits import limited; from attest.conformance.catalogue import limits"
+    code = f"{imports}; print(list(limits(limited)))"
     declared = run(site, "-c", code)
     assert declared.returncode == 0, declared.stderr
     assert "not bias and mask in one call" in declared.stdout
@@ -153,16 +152,16 @@ def test_a_defect_in_it_is_found_and_replays(site: Path) -> None:
     try:
         record = site / "run.json"
         options = ("--feature", "causal", "--check", "forward", "--examples", "4", "-n", "0")
-        checked = run(site, "conformance", "check", "my_attention", *options, "--json", str(record))
+        checked = run(site, "attest", "check", "my_attention", *options, "--json", str(record))
         assert checked.returncode == 1, checked.stdout + checked.stderr
         # A failure of meaning and one that precision could explain have a simplest case each.
         minimal = [r["case"] for r in json.loads(record.read_text())["results"] if r["minimal"]]
         case = min(minimal, key=tokens)
         assert tokens(case) <= 3
         question = {"subject": "my_attention", "check": "forward", "case": case}
-        replayed = run(site, "conformance", "replay", json.dumps(question))
+        replayed = run(site, "attest", "replay", json.dumps(question))
         assert replayed.returncode == 1
     finally:
         package.write_text(correct)
-    replayed = run(site, "conformance", "replay", json.dumps(question))
+    replayed = run(site, "attest", "replay", json.dumps(question))
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from conformance.build import Built
-from conformance.execute import call_of
-from conformance.features import DTYPES, FEATURES
-from conformance.subject import Subject, Tiling, default_numerics
-from reference.numerics import Numerics
+from attest.conformance.build import Built
+from attest.conformance.execute import call_of
+from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.reference.numerics import Numerics
 from tests.alarms.variants import VARIANTS, Variant
 
 KERNEL = Path(__file__).parents[1] / "alarms"

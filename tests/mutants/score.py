@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.build import build
-from conformance.case import Case
-from conformance.judge import judge_trial
-from conformance.plan import load_profile, tasks
-from conformance.record import Result
-from conformance.trial import Trial
+from attest.conformance.build import build
+from attest.conformance.case import Case
+from attest.conformance.judge import judge_trial
+from attest.conformance.plan import load_profile, tasks
+from attest.conformance.record import Result
+from attest.conformance.trial import Trial
 from tests.alarms.processes import SINGLE_THREADED
 from tests.mutants.planting import Mutant, Planted, load, planted_kernel
 

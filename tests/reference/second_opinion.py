@@ -18,8 +18,8 @@ from itertools import pairwise
 import numpy as np
 from mpmath import mp, mpf
 
-from reference.problem import Problem
-from reference.semantics import Semantics
+from attest.reference.problem import Problem
+from attest.reference.semantics import Semantics
 
 mp.dps = 50
 

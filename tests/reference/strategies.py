@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.problem import Problem, make_problem
-from reference.semantics import STANDARD, Semantics
+from attest.reference.problem import Problem, make_problem
+from attest.reference.semantics import STANDARD, Semantics
 
 DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 FEATURES = (

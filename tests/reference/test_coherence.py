@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.coherence import (
+from attest.reference.coherence import (
     NO_PARTS,
     Cast,
     Parts,
@@ -16,7 +16,7 @@ from reference.coherence import (
     common_variance,
     largest_share,
 )
-from reference.numerics import ROUNDING_VARIANCE
+from attest.reference.numerics import ROUNDING_VARIANCE
 
 UNIT = 2.0**-8
 EQUAL = np.full((2, 5), 0.3)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.dropout import keep_mask, philox4x32
-from reference.semantics import STANDARD, Semantics
+from attest.reference.dropout import keep_mask, philox4x32
+from attest.reference.semantics import STANDARD, Semantics
 from tests.reference import second_opinion
 
 # Random123's published answers: counter, key, output.

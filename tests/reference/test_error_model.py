@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from reference.error_model import Prediction, predict
-from reference.judgements import Statistics, exceeded, limits, measure
-from reference.numerics import ROUNDING_VARIANCE, Numerics, coarse
-from reference.oracle import Cotangents, Sample, attention
-from reference.problem import make_problem
-from reference.semantics import STANDARD, Semantics
+from attest.reference.error_model import Prediction, predict
+from attest.reference.judgements import Statistics, exceeded, limits, measure
+from attest.reference.numerics import ROUNDING_VARIANCE, Numerics, coarse
+from attest.reference.oracle import Cotangents, Sample, attention
+from attest.reference.problem import make_problem
+from attest.reference.semantics import STANDARD, Semantics
 from tests.emulator.cases import (
     DIALECTS,
     FAMILIES,

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mpf
 
-from reference import rows
-from reference.oracle import Answer, Cotangents, Sample, attention
-from reference.problem import Problem, make_problem
-from reference.semantics import STANDARD, Semantics
+from attest.reference import rows
+from attest.reference.oracle import Answer, Cotangents, Sample, attention
+from attest.reference.problem import Problem, make_problem
+from attest.reference.semantics import STANDARD, Semantics
 from tests.reference.second_opinion import (
     INPUTS,
     Place,

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from reference.problem import make_problem
+from attest.reference.problem import make_problem
 
 
 def arrays(

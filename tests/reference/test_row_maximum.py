@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from reference.rows import row_blocks
-from reference.semantics import STANDARD
+from attest.reference.rows import row_blocks
+from attest.reference.semantics import STANDARD
 from tests.reference.strategies import Drawn, drawn_problems
 from tests.reference.test_oracle import answer_of, assert_agrees, examples, simple
 

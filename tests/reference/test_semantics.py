@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from reference.oracle import effective
-from reference.problem import Problem
-from reference.semantics import OPTIONS, STANDARD, Semantics
+from attest.reference.oracle import effective
+from attest.reference.problem import Problem
+from attest.reference.semantics import OPTIONS, STANDARD, Semantics
 from tests.reference.test_problem import arrays
 
 REFUSED = [

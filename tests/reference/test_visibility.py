@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference.problem import make_problem
-from reference.semantics import STANDARD, Semantics
-from reference.visibility import allowed, padding_rows
+from attest.reference.problem import make_problem
+from attest.reference.semantics import STANDARD, Semantics
+from attest.reference.visibility import allowed, padding_rows
 
 TOP_LEFT = Semantics(causal="top_left", window="top_left")
 EQUALITY = Semantics(segments="equality")

@@ -3,15 +3,15 @@
 import math
 from typing import Any
 
-from conformance.case import Case
-from conformance.record import Element, Measurement, Result, RunRecord, Verdict
+from attest.conformance.case import Case
+from attest.conformance.record import Element, Measurement, Result, RunRecord, Verdict
 
 KERNEL = "our.kernel"
 REPLAY = 'attest replay --subject our.kernel --check forward --case \'{"causal": true, "q_len": 3}\''
 
 
 def explain(result: Result) -> str:
-    """Stands in for conformance.failure.explain, whose words are another test's."""
+    """Stands in for attest.conformance.failure.explain, whose words are another test's."""
     return f"{result.verdict} {result.subject} {result.check}: {result.message}\n{REPLAY}"
 
 

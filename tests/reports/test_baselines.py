@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.record_file import read_record
-from reports.compare import compare_records
+from attest.conformance.record_file import read_record
+from attest.reports.compare import compare_records
 
 FOLDER = Path(__file__).parents[2] / "reports" / "baselines"
 KEPT = sorted(FOLDER.glob("*/*/*.json"))  # device, profile, subject

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import reports.compare
-from conformance.record import RunRecord, Verdict
-from reports.compare import compare_records
-from reports.pairing import Fate
-from reports.spread import ALL, STATISTICS
-from reports.thresholds import SCOPES, limits
+from attest.conformance.record import RunRecord, Verdict
+from attest.reports import compare
+from attest.reports.compare import compare_records
+from attest.reports.pairing import Fate
+from attest.reports.spread import ALL, STATISTICS
+from attest.reports.thresholds import SCOPES, limits
 from tests.reports.records import case, example_base, example_head, measurement, result, run
 
 PASS, FAIL, ERROR, XFAIL, XPASS = Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.XFAIL, Verdict.XPASS
@@ -206,14 +206,14 @@ def test_each_rule_finds_its_regression(name: str) -> None:
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_no_other_rule_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, base, head, _ = REGRESSIONS[name]
-    others = tuple(r for r in reports.compare._RULES if r.__name__ != rule)
-    assert len(others) == len(reports.compare._RULES) - 1
-    monkeypatch.setattr(reports.compare, "_RULES", others)
+    others = tuple(r for r in compare._RULES if r.__name__ != rule)
+    assert len(others) == len(compare._RULES) - 1
+    monkeypatch.setattr(compare, "_RULES", others)
     assert not compare_records(base, head).regressed
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {rule.__name__ for rule in reports.compare._RULES} == {rule for rule, *_ in REGRESSIONS.values()}
+    assert {rule.__name__ for rule in compare._RULES} == {rule for rule, *_ in REGRESSIONS.values()}
 
 
 @pytest.mark.parametrize("name", FINE)
@@ -297,7 +297,7 @@ def test_the_order_of_results_does_not_matter() -> None:
 
 
 def test_every_threshold_has_a_reason() -> None:
-    text = (Path(reports.compare.__file__).parent / "compare.toml").read_text()
+    text = (Path(compare.__file__).parent / "compare.toml").read_text()
     assert set(tomllib.loads(text)) == set(SCOPES)
     for scope in SCOPES:
         assert set(limits(scope)) == set(STATISTICS) - ({"rms_median"} if scope == "case" else set())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import typer
 
-import kernels.xla
+from attest.kernels import xla
 from benchmarks import gpu_speed, gpu_tune
 from benchmarks.gpu.contenders import CONTENDERS, KERNELS
 from benchmarks.gpu.problem import (
@@ -159,7 +159,7 @@ def test_ours_is_asked_for_the_problem(
     family: str, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernels that run anywhere stand in for those that need a GPU, since all have one signature."""
-    monkeypatch.setitem(sys.modules, KERNELS[family], kernels.xla)
+    monkeypatch.setitem(sys.modules, KERNELS[family], xla)
     inputs = draw(problem)
     arrays = {name: np.asarray(it, np.float64) for name, it in inputs.items()}
     shared = problem.heads // (problem.key_heads or problem.heads)
@@ -280,7 +280,7 @@ def test_a_run_judges_the_kernels_that_it_is_told(
     small_targets(tmp_path, family)
     monkeypatch.setattr(gpu_speed, "TARGETS", tmp_path)
     monkeypatch.setattr(gpu_speed, "need_gpu", lambda program: None)
-    monkeypatch.setitem(sys.modules, KERNELS[family], kernels.xla)
+    monkeypatch.setitem(sys.modules, KERNELS[family], xla)
     out = tmp_path / "out"
     gpu_speed.main(out, kernels=family, rows=", forward +")
     assert sorted(it.name for it in out.iterdir()) == [f"{report}.json", f"{report}.md"]

@@ -11,9 +11,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from conformance.record import Verdict
-from reports.render.html import render_run
-from reports.render.plots import plots
+from attest.conformance.record import Verdict
+from attest.reports.render.html import render_run
+from attest.reports.render.plots import plots
 from tests.reports.records import case, example_head, measurement, result, run
 
 
@@ -87,7 +87,7 @@ def test_same_bytes_in_any_order() -> None:
 def test_same_bytes_in_another_process() -> None:
     program = (
         "import sys; from tests.reports.records import example_head;"
-        "from reports.render.html import render_run;"
+        "from attest.reports.render.html import render_run;"
         "sys.stdout.buffer.write(render_run(example_head()).encode())"
     )
     made = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.failure import explain
-from conformance.record import Verdict
-from reports.render.junit import RUN_SUITE, render_run
+from attest.conformance.failure import explain
+from attest.conformance.record import Verdict
+from attest.reports.render.junit import RUN_SUITE, render_run
 from tests.reports.records import example_base, example_head, result, run
 
 

@@ -7,11 +7,11 @@ from functools import cache
 
 import pytest
 
-from conformance.failure import replay_line
-from conformance.record import RunRecord, Verdict
-from reports.compare import compare_records
-from reports.render.markdown import SIZE_LIMIT, render_comparison, render_run
-from reports.render.template import code, escape, fenced, link
+from attest.conformance.failure import replay_line
+from attest.conformance.record import RunRecord, Verdict
+from attest.reports.compare import compare_records
+from attest.reports.render.markdown import SIZE_LIMIT, render_comparison, render_run
+from attest.reports.render.template import code, escape, fenced, link
 from tests.reports.records import case, example_base, example_head, measurement, result, run
 
 NASTY = "| `x` <img src=a> *b* \n# [c](d) @all \x00 \U0001f9e8 " * 40

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from conformance.failure import replay_line
-from conformance.record import RunRecord, Verdict
-from reports.compare import compare_records
-from reports.render.terminal import print_comparison, print_run
+from attest.conformance.failure import replay_line
+from attest.conformance.record import RunRecord, Verdict
+from attest.reports.compare import compare_records
+from attest.reports.render.terminal import print_comparison, print_run
 from tests.reports.records import example_base, example_head, measurement, result, run
 
 

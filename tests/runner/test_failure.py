@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance.case import Case
-from conformance.environment import environment
-from conformance.failure import describe_case, explain, replay_line
-from conformance.features import CLAUSES
-from conformance.record import Element, Measurement, Verdict
-from conformance.replay_request import read_replay_request
+from attest.conformance.case import Case
+from attest.conformance.environment import environment
+from attest.conformance.failure import describe_case, explain, replay_line
+from attest.conformance.features import CLAUSES
+from attest.conformance.record import Element, Measurement, Verdict
+from attest.conformance.replay_request import read_replay_request
 from tests.runner.fakes import result
 
 CASE = Case(

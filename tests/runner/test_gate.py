@@ -2,11 +2,11 @@
 
 import pytest
 
-from conformance import gate
-from conformance.case import Case
-from conformance.gate import entrants, with_policy
-from conformance.record import RunRecord, Verdict
-from conformance.subject import Subject
+from attest.conformance import gate
+from attest.conformance.case import Case
+from attest.conformance.gate import entrants, with_policy
+from attest.conformance.record import RunRecord, Verdict
+from attest.conformance.subject import Subject
 from tests import toys
 from tests.runner.fakes import result
 from tests.runner.test_expectations import STALE

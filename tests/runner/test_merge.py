@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance import runner
-from conformance.case import Case
-from conformance.expectations import Expectation
-from conformance.gate import with_policy
-from conformance.plan import Task
-from conformance.record import Measurement, Verdict, merge_records
-from conformance.runner import run
-from conformance.schema import record_to_json
+from attest.conformance import runner
+from attest.conformance.case import Case
+from attest.conformance.expectations import Expectation
+from attest.conformance.gate import with_policy
+from attest.conformance.plan import Task
+from attest.conformance.record import Measurement, Verdict, merge_records
+from attest.conformance.runner import run
+from attest.conformance.schema import record_to_json
 from tests.runner.fakes import planned, request, result
 
 IMPRECISE = (Measurement("out", 1, 2.0, 1.0, 1.0, 0.0, broken=("bound",)),)
@@ -66,6 +66,6 @@ def test_old_shards_keep_what_they_shrank():
 
 
 def run_of(*results):
-    from conformance.record import RunRecord
+    from attest.conformance.record import RunRecord
 
     return RunRecord("quick", 0, results)

@@ -10,13 +10,13 @@ import pytest
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from conformance import phases
-from conformance.case import Case
-from conformance.judge import judge
-from conformance.phases import checking, notice_compiling, phase, read_phase, reported
-from conformance.record import Verdict
-from conformance.subject import Subject, Tiling, default_numerics
-from reference.numerics import Numerics
+from attest.conformance import phases
+from attest.conformance.case import Case
+from attest.conformance.judge import judge
+from attest.conformance.phases import checking, notice_compiling, phase, read_phase, reported
+from attest.conformance.record import Verdict
+from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.reference.numerics import Numerics
 from tests import toys
 
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from conformance import runner
-from conformance.case import Case
-from conformance.expectations import Expectation
-from conformance.fit import RequestError
-from conformance.plan import Restriction, Task
-from conformance.record import Measurement, Result, Verdict, merge_records
-from conformance.record_file import write_record
-from conformance.runner import in_shard, run
-from conformance.schema import record_to_json
+from attest.conformance import runner
+from attest.conformance.case import Case
+from attest.conformance.expectations import Expectation
+from attest.conformance.fit import RequestError
+from attest.conformance.plan import Restriction, Task
+from attest.conformance.record import Measurement, Result, Verdict, merge_records
+from attest.conformance.record_file import write_record
+from attest.conformance.runner import in_shard, run
+from attest.conformance.schema import record_to_json
 from tests import toys
 from tests.runner.fakes import CASES, judged, planned, request, result, shrunk
 

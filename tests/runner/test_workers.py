@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from conformance import runner
-from conformance.case import Case
-from conformance.plan import Task
-from conformance.pool import Pool
-from conformance.process import WorkerError
-from conformance.record import Result, Verdict
-from conformance.runner import run
-from conformance.workers import Job, perform
+from attest.conformance import runner
+from attest.conformance.case import Case
+from attest.conformance.plan import Task
+from attest.conformance.pool import Pool
+from attest.conformance.process import WorkerError
+from attest.conformance.record import Result, Verdict
+from attest.conformance.runner import run
+from attest.conformance.workers import Job, perform
 from tests import toys
 from tests.runner.fakes import planned, request
 

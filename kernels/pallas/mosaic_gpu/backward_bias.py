@@ -19,11 +19,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, in_roles, matrix, vector
-from kernels.pallas.mosaic_gpu.problem import Problem
-from kernels.pallas.mosaic_gpu.spans import query_span
-from kernels.pallas.mosaic_gpu.tile import (
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, in_roles, matrix, vector
+from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.spans import query_span
+from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
     TILE,
     Tile,

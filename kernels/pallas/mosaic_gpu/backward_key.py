@@ -21,8 +21,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from kernels.pallas.mosaic_gpu.launch import (
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
     ask,
     barriers,
@@ -32,9 +32,9 @@ from kernels.pallas.mosaic_gpu.launch import (
     pass_turn,
     vector,
 )
-from kernels.pallas.mosaic_gpu.problem import Problem
-from kernels.pallas.mosaic_gpu.spans import Span, locate, over_queries, query_span
-from kernels.pallas.mosaic_gpu.tile import (
+from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.spans import Span, locate, over_queries, query_span
+from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
     Tile,
     cotangents,

@@ -21,11 +21,19 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from kernels.pallas.mosaic_gpu.launch import PROGRAM, ask, barriers, begin_turns, in_roles, matrix, pass_turn
-from kernels.pallas.mosaic_gpu.problem import Problem
-from kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
-from kernels.pallas.mosaic_gpu.tile import Tile, cotangents, leaked, load_bounds, opaque, weights
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.launch import (
+    PROGRAM,
+    ask,
+    barriers,
+    begin_turns,
+    in_roles,
+    matrix,
+    pass_turn,
+)
+from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
+from attest.kernels.pallas.mosaic_gpu.tile import Tile, cotangents, leaked, load_bounds, opaque, weights
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 

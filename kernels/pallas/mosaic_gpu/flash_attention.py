@@ -11,12 +11,18 @@ from typing import NoReturn
 import jax
 import jax.numpy as jnp
 
-from kernels.arguments import Call
-from kernels.cotangents import RowTerms, cotangent_call, row_terms, sink_cotangent, without_pairs_cotangent
-from kernels.exponents import LOG2E, in_units
-from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
-from kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
-from kernels.pallas.mosaic_gpu.blocks import (
+from attest.kernels.arguments import Call
+from attest.kernels.cotangents import (
+    RowTerms,
+    cotangent_call,
+    row_terms,
+    sink_cotangent,
+    without_pairs_cotangent,
+)
+from attest.kernels.exponents import LOG2E, in_units
+from attest.kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
+from attest.kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
+from attest.kernels.pallas.mosaic_gpu.blocks import (
     BackwardBlocks,
     BackwardSizes,
     Blocks,
@@ -24,12 +30,19 @@ from kernels.pallas.mosaic_gpu.blocks import (
     choose_backward,
     head_dims,
 )
-from kernels.pallas.mosaic_gpu.launch import Outputs, launch
-from kernels.pallas.mosaic_gpu.operands import pairs, per_query, sinks, tensor, tensor_length, visibility
-from kernels.pallas.mosaic_gpu.problem import Problem, describe, work_of
-from kernels.pallas.mosaic_gpu.target import require_hopper
-from kernels.ranges import key_blocks, query_blocks
-from kernels.visibility import Rows, ahead, describe_rows
+from attest.kernels.pallas.mosaic_gpu.launch import Outputs, launch
+from attest.kernels.pallas.mosaic_gpu.operands import (
+    pairs,
+    per_query,
+    sinks,
+    tensor,
+    tensor_length,
+    visibility,
+)
+from attest.kernels.pallas.mosaic_gpu.problem import Problem, describe, work_of
+from attest.kernels.pallas.mosaic_gpu.target import require_hopper
+from attest.kernels.ranges import key_blocks, query_blocks
+from attest.kernels.visibility import Rows, ahead, describe_rows
 
 _DTYPES = ("bfloat16", "float16")
 # The products take 16 bits and sum in float32, whatever is asked for.
@@ -255,7 +268,8 @@ def _supported(call: Call) -> int:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise NotImplementedError(f"kernels.pallas.mosaic_gpu: {what}. Use kernels.triton or kernels.xla.")
+    advice = "Use attest.kernels.triton or attest.kernels.xla."
+    raise NotImplementedError(f"attest.kernels.pallas.mosaic_gpu: {what}. {advice}")
 
 
 flash_attention, flash_attention_with_lse = flash_kernels(
@@ -264,13 +278,13 @@ flash_attention, flash_attention_with_lse = flash_kernels(
             check_blocks,
             "fwd_params",
             expected=(Blocks,),
-            advice="Build it as kernels.pallas.mosaic_gpu.Blocks.",
+            advice="Build it as attest.kernels.pallas.mosaic_gpu.Blocks.",
         ),
         check_backward=partial(
             check_blocks,
             "bwd_params",
             expected=(BackwardSizes,),
-            advice="Build it as kernels.pallas.mosaic_gpu.BackwardSizes.",
+            advice="Build it as attest.kernels.pallas.mosaic_gpu.BackwardSizes.",
         ),
         check_precision=partial(
             check_precision, known=_PRECISIONS, advice="Products sum in float32 with any of them."

@@ -21,12 +21,20 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
-from kernels.pallas.mosaic_gpu.launch import PROGRAM, ask, barriers, begin_turns, in_roles, matrix, pass_turn
-from kernels.pallas.mosaic_gpu.problem import Problem
-from kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
-from kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys, rows_span
-from kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
+from attest.kernels.pallas.mosaic_gpu.launch import (
+    PROGRAM,
+    ask,
+    barriers,
+    begin_turns,
+    in_roles,
+    matrix,
+    pass_turn,
+)
+from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
+from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys, rows_span
+from attest.kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 

@@ -10,8 +10,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
-from kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
+from attest.kernels.pallas.mosaic_gpu.problem import Problem
 
 plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
 

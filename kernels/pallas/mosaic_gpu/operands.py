@@ -8,12 +8,12 @@ rows past the end as 0 and writes none.
 import jax
 import jax.numpy as jnp
 
-from kernels.arguments import Call
-from kernels.exponents import LOG2E
-from kernels.pallas.mosaic_gpu.launch import TMA_ROWS
-from kernels.pallas.mosaic_gpu.problem import Problem
-from kernels.pallas.padding import padded
-from kernels.visibility import Rows
+from attest.kernels.arguments import Call
+from attest.kernels.exponents import LOG2E
+from attest.kernels.pallas.mosaic_gpu.launch import TMA_ROWS
+from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.padding import padded
+from attest.kernels.visibility import Rows
 
 
 def tensor(problem: Problem, x: jax.Array) -> jax.Array:
@@ -34,7 +34,7 @@ def per_query(problem: Problem, x: jax.Array, fill: float) -> jax.Array:
 def visibility(problem: Problem, call: Call, rows: Rows, ranges: jax.Array | None) -> dict[str, jax.Array]:
     """What decides which keys a row sees, beyond causal order: of all batch rows if of one.
 
-    ranges: of `kernels.ranges`, the blocks that each block of the kernel's owner visits.
+    ranges: of `attest.kernels.ranges`, the blocks that each block of the kernel's owner visits.
     """
     q_length = problem.q_blocks * problem.q_block
     entries = problem.batch if problem.by_batch else 1

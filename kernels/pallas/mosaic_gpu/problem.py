@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
-from kernels.arguments import Call
-from kernels.exponents import LOG2E
-from kernels.flash import Settings
-from kernels.visibility import Rows
+from attest.kernels.arguments import Call
+from attest.kernels.exponents import LOG2E
+from attest.kernels.flash import Settings
+from attest.kernels.visibility import Rows
 
 # A scale below this is not divided by: the quotient could overflow.
 _SMALLEST_SCALE = 1e-6
@@ -142,7 +142,7 @@ def work_of(call: Call) -> frozenset[str]:
 def describe(
     settings: Settings, call: Call, rows: Rows, head_dim: int, q_block: int, k_block: int
 ) -> Problem:
-    """The problem of a call whose rows are as `kernels.visibility.describe_rows` says."""
+    """The problem of a call whose rows are as `attest.kernels.visibility.describe_rows` says."""
     alone = call.causal and rows.padding is None and call.sliding_window == (None, None)
     first, last = (None, None) if alone else (rows.first, rows.last)
     segments = call.q_segment_ids is not None

@@ -19,13 +19,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
-from kernels.pallas.mosaic_gpu.forward import finish
-from kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, launch, matrix, vector
-from kernels.pallas.mosaic_gpu.problem import Problem
-from kernels.pallas.mosaic_gpu.softmax import Softmax, nothing_known, online_softmax, rescaled
-from kernels.pallas.mosaic_gpu.spans import locate
-from kernels.pallas.mosaic_gpu.tile import (
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
+from attest.kernels.pallas.mosaic_gpu.forward import finish
+from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, launch, matrix, vector
+from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, nothing_known, online_softmax, rescaled
+from attest.kernels.pallas.mosaic_gpu.spans import locate
+from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
     BY_ROW,
     TILE,

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels.exponents import LOG2E
-from kernels.pallas.mosaic_gpu.blocks import ROWS
-from kernels.pallas.mosaic_gpu.problem import Problem
-from kernels.pallas.mosaic_gpu.tanh import Cap, any_above
-from kernels.pallas.mosaic_gpu.tile import BY_ROW, COLUMNS, TILE, Tile, hidden_pairs, logits, over_rows
+from attest.kernels.exponents import LOG2E
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
+from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.tanh import Cap, any_above
+from attest.kernels.pallas.mosaic_gpu.tile import BY_ROW, COLUMNS, TILE, Tile, hidden_pairs, logits, over_rows
 
 SLACK = 8.0  # P is at most 2^8, which sums of float32 and P in float16 have room for
 _LOWEST = -3.4e38  # the reference in bits of a row that has seen nothing: a difference is still a number

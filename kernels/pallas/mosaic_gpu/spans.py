@@ -1,7 +1,7 @@
 """Decides which blocks a program of the Hopper kernels visits, and which of them it compares pair by pair.
 
-A span is start, whole_start, whole_stop, stop, as `kernels.ranges` has them: from arrays, or, where causal
-order alone decides, computed here.
+A span is start, whole_start, whole_stop, stop, as `attest.kernels.ranges` has them: from arrays, or, where
+causal order alone decides, computed here.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,8 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from kernels.pallas.mosaic_gpu.blocks import ROWS
-from kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
+from attest.kernels.pallas.mosaic_gpu.problem import Problem
 
 type Span = tuple[Any, Any, Any, Any]
 type Arrays = Mapping[str, Any]

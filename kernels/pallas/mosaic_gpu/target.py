@@ -4,7 +4,7 @@ from typing import NoReturn
 
 import jax
 
-from kernels.pallas.target import requirement
+from attest.kernels.pallas.target import requirement
 
 CAPABILITY = "9.0"
 
@@ -19,8 +19,8 @@ def _check() -> None:
 
 def _refuse(target: str) -> NoReturn:
     raise NotImplementedError(
-        f"kernels.pallas.mosaic_gpu: compiled for {target}, expected an NVIDIA GPU of compute capability "
-        f"{CAPABILITY}. Use kernels.flash_attention, which chooses."
+        f"attest.kernels.pallas.mosaic_gpu: compiled for {target}, expected an NVIDIA GPU of compute "
+        f"capability {CAPABILITY}. Use attest.kernels.flash_attention, which chooses."
     )
 
 

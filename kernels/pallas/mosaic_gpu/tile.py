@@ -16,9 +16,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels.pallas.mosaic_gpu.blocks import ROWS
-from kernels.pallas.mosaic_gpu.problem import Problem
-from kernels.pallas.mosaic_gpu.tanh import tanh
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
+from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.tanh import tanh
 
 TILE = plgpu.Layout.WGMMA
 BY_ROW = TILE.reduce(1)
@@ -193,7 +193,7 @@ def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Arr
     u, hiding = logits(tile, s, compared)
     bits = u * problem.unit
     exponents = bits if lse is None else bits - tile.by_query(lse)
-    # No weight is above 1: see `kernels.exponents`.
+    # No weight is above 1: see `attest.kernels.exponents`.
     p = hiding.apply(jnp.exp2(jnp.minimum(exponents, 0.0)), 0.0)
     return p, None if problem.cap is None else 1.0 - u * u
 

@@ -4,7 +4,8 @@ Three kernels, so that every sum has one owner and runs in one order (clause S17
 block of queries, `backward_key` a block of keys of a key head and all the query heads that share it,
 `backward_bias` a tile of the bias and all that is broadcast over it.
 
-The lines of `terms` are those of `kernels.cotangents.RowTerms`: lse, delta, and weight if there are three.
+The lines of `terms` are those of `attest.kernels.cotangents.RowTerms`: lse, delta, and weight if there are
+three.
 
 Paper: Dao, arXiv 2307.08691.
 """
@@ -13,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kernels.pallas.tpu.launch import Step
-from kernels.pallas.tpu.tile import Refs, Tile, dot, drop, hide, keep_scale, logits
+from attest.kernels.pallas.tpu.launch import Step
+from attest.kernels.pallas.tpu.tile import Refs, Tile, dot, drop, hide, keep_scale, logits
 
 
 def backward_query(tile: Tile, at: Step, refs: Refs) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernels.options import check_size, refuse
+from attest.kernels.options import check_size, refuse
 
 # Queries lie along the 128 lanes of a vector register. Keys do so in tiles of a mask or bias, and lie along
 # sublanes, of which 16-bit numbers fill 16, everywhere else.

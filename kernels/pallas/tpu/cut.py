@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels.arguments import Call
-from kernels.flash import Settings
-from kernels.pallas.padding import padded
-from kernels.pallas.tpu.blocks import LANES, BlockSizes, choose
-from kernels.pallas.tpu.launch import Blocked, Place
-from kernels.pallas.tpu.target import interpreting
-from kernels.pallas.tpu.tile import Tile, kept_scratch
-from kernels.visibility import Rows, ahead, describe_rows
+from attest.kernels.arguments import Call
+from attest.kernels.flash import Settings
+from attest.kernels.pallas.padding import padded
+from attest.kernels.pallas.tpu.blocks import LANES, BlockSizes, choose
+from attest.kernels.pallas.tpu.launch import Blocked, Place
+from attest.kernels.pallas.tpu.target import interpreting
+from attest.kernels.pallas.tpu.tile import Tile, kept_scratch
+from attest.kernels.visibility import Rows, ahead, describe_rows
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ def cut_call(settings: Settings, asked: Any, kernel: str, call: Call) -> Cut:
         sizes = choose(kernel, dim, call.query.dtype.itemsize, q_length, k_length)
     elif not interpreting() and (sizes.q % LANES or sizes.k % LANES):
         raise NotImplementedError(
-            f"kernels.pallas.tpu: {sizes} is not supported on a TPU, where blocks are multiples of {LANES}."
+            f"attest.kernels.pallas.tpu: {sizes} is not supported on a TPU, where blocks are multiples of "
+            f"{LANES}."
         )
     with ahead(call):
         rows = describe_rows(call)

@@ -14,17 +14,23 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from kernels.arguments import Call
-from kernels.cotangents import RowTerms, cotangent_call, row_terms, sink_cotangent, without_pairs_cotangent
-from kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
-from kernels.pallas.padding import padded
-from kernels.pallas.tpu.backward import backward_bias, backward_key, backward_query
-from kernels.pallas.tpu.blocks import BackwardSizes, BlockSizes
-from kernels.pallas.tpu.cut import Cut, channels, cut_call
-from kernels.pallas.tpu.forward import forward
-from kernels.pallas.tpu.launch import Blocked, by_bias, by_keys, by_queries, launch
-from kernels.ranges import key_blocks, query_blocks
-from kernels.visibility import Rows, ahead, describe_rows
+from attest.kernels.arguments import Call
+from attest.kernels.cotangents import (
+    RowTerms,
+    cotangent_call,
+    row_terms,
+    sink_cotangent,
+    without_pairs_cotangent,
+)
+from attest.kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
+from attest.kernels.pallas.padding import padded
+from attest.kernels.pallas.tpu.backward import backward_bias, backward_key, backward_query
+from attest.kernels.pallas.tpu.blocks import BackwardSizes, BlockSizes
+from attest.kernels.pallas.tpu.cut import Cut, channels, cut_call
+from attest.kernels.pallas.tpu.forward import forward
+from attest.kernels.pallas.tpu.launch import Blocked, by_bias, by_keys, by_queries, launch
+from attest.kernels.ranges import key_blocks, query_blocks
+from attest.kernels.visibility import Rows, ahead, describe_rows
 
 MAX_HEAD_DIM = 256
 
@@ -262,14 +268,14 @@ def _refuse_unsupported(settings: Settings, call: Call) -> None:
     for name, dtype in dtypes.items():
         if dtype == "float16":
             raise NotImplementedError(
-                f"kernels.pallas.tpu: float16 is not supported, got it for {name}. TPUs compute in bfloat16 "
-                "and float32: cast to one of them, or use kernels.xla."
+                f"attest.kernels.pallas.tpu: float16 is not supported, got it for {name}. TPUs compute in "
+                "bfloat16 and float32: cast to one of them, or use attest.kernels.xla."
             )
     dim = max(call.query.shape[3], call.value.shape[3])
     if dim > MAX_HEAD_DIM:
         raise NotImplementedError(
-            f"kernels.pallas.tpu: head_dim {dim} is not supported, at most {MAX_HEAD_DIM} is. "
-            "Use kernels.xla."
+            f"attest.kernels.pallas.tpu: head_dim {dim} is not supported, at most {MAX_HEAD_DIM} is. "
+            "Use attest.kernels.xla."
         )
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels.pallas.tpu.target import interpreting, require_tpu
-from kernels.varying import vary_together
+from attest.kernels.pallas.tpu.target import interpreting, require_tpu
+from attest.kernels.varying import vary_together
 
 
 @dataclass(frozen=True)

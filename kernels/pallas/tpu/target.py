@@ -4,7 +4,7 @@ from typing import NoReturn
 
 from jax._src import config
 
-from kernels.pallas.target import requirement
+from attest.kernels.pallas.target import requirement
 
 
 def interpreting() -> bool:
@@ -14,8 +14,8 @@ def interpreting() -> bool:
 
 def _refuse(platforms: str) -> NoReturn:
     raise NotImplementedError(
-        f"kernels.pallas.tpu: compiled for {platforms}, expected tpu. Use kernels.xla there, or "
-        "call it under jax.experimental.pallas.tpu.force_tpu_interpret_mode() to interpret the kernels."
+        f"attest.kernels.pallas.tpu: compiled for {platforms}, expected tpu. Use attest.kernels.xla there, "
+        "or call it under jax.experimental.pallas.tpu.force_tpu_interpret_mode() to interpret the kernels."
     )
 
 

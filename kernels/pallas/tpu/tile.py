@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from kernels.pallas.tpu.blocks import LANES
-from kernels.philox import philox4x32
+from attest.kernels.pallas.tpu.blocks import LANES
+from attest.kernels.philox import philox4x32
 
 type Refs = Mapping[str, Any]
 

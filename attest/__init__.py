@@ -1,0 +1,50 @@
+"""Attention kernels and the suite that decides whether an attention kernel is right.
+
+    from attest import flash_attention                  # the kernels
+    from attest import Subject, run_conformance_test    # judge your own
+
+Names are loaded when they are first asked for: pytest imports this package in every session, for its plugin,
+and suites that do not use it must not pay for JAX.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attest.conformance.subject import Subject, Tiling
+    from attest.conformance.testing import replay_case, run_conformance_test
+    from attest.conformance.validation import validate_call
+    from attest.kernels.choose import flash_attention, flash_attention_with_lse
+    from attest.kernels.xla.attention import attention
+
+__all__ = [
+    "Subject",
+    "Tiling",
+    "attention",
+    "flash_attention",
+    "flash_attention_with_lse",
+    "replay_case",
+    "run_conformance_test",
+    "validate_call",
+]
+
+_HOMES = {
+    "Subject": "attest.conformance.subject",
+    "Tiling": "attest.conformance.subject",
+    "attention": "attest.kernels.xla.attention",
+    "flash_attention": "attest.kernels.choose",
+    "flash_attention_with_lse": "attest.kernels.choose",
+    "replay_case": "attest.conformance.testing",
+    "run_conformance_test": "attest.conformance.testing",
+    "validate_call": "attest.conformance.validation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
