@@ -161,6 +161,11 @@ class TestDifferences:
     def difference(self, drawn: Drawn, place: Place) -> mpf:
         """d objective / d input at one place, row maxima held constant unless they are differentiated."""
         maxima = second_opinion(drawn.problem, drawn.semantics).maxima
+        d_lse = None if drawn.d_lse is None else drawn.d_lse.copy()
+        # Sentinels give the lse of padding a value, and it is a constant all the same.
+        for batch, row, head in np.ndindex(drawn.problem.query.shape[:3] if d_lse is not None else (0,) * 3):
+            if is_padding(drawn.problem, drawn.semantics, batch, row):
+                d_lse[batch, head, row] = 0.0
         stored = mpf(float(getattr(drawn.problem, place[0])[place[1]]))
         ends = [
             objective(
@@ -169,7 +174,7 @@ class TestDifferences:
                 ),
                 drawn.semantics,
                 drawn.d_out,
-                drawn.d_lse,
+                d_lse,
             )
             for sign in (1, -1)
         ]
@@ -202,6 +207,19 @@ class TestDifferences:
         drawn = replace(drawn, semantics=replace(STANDARD, row_max_gradient=row_max_gradient))
         for index in np.ndindex(getattr(drawn.problem, name).shape):
             self.assert_differentiates(drawn, name, index)
+
+    def test_padding_beside_sentinels(self) -> None:
+        """Its lse is the logsumexp of the sinks, which get no gradient of it."""
+        drawn = simple(
+            2,
+            3,
+            softmax_aux=np.array([0.5], np.float32),
+            cum_seqlens_q=np.int32([0, 1]),
+            cum_seqlens_k=np.int32([0, 2]),
+        )
+        drawn = replace(drawn, semantics=replace(STANDARD, hidden="sentinel", sentinel=-2.0))
+        self.assert_differentiates(drawn, "softmax_aux", (0,))
+        self.assert_differentiates(drawn, "value", (0, 2, 0, 0))
 
     @examples(40)
     @given(drawn=drawn_problems(dialects=True, largest=3), data=st.data())
