@@ -23,7 +23,7 @@ def evil(tmp_path: Path) -> Path:
 
 
 def attest_in(
-    folder: Path, *arguments: object, program: str = "-m conformance"
+    folder: Path, *arguments: object, program: str = "-m attest"
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *program.split(), *map(str, arguments)],

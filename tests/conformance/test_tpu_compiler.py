@@ -165,7 +165,7 @@ def test_jax_still_computes_here():
 def test_many_processes_compile_at_once_and_say_nothing_else(tmp_path: Path):
     command = (
         "-m",
-        "conformance",
+        "attest",
         "compile",
         "--target",
         "v5e",
@@ -193,7 +193,7 @@ def test_many_processes_compile_at_once_and_say_nothing_else(tmp_path: Path):
 def test_a_process_that_compiles_looks_for_no_tpu():
     command = (
         "-m",
-        "conformance",
+        "attest",
         "compile",
         "--target",
         "sm_90",
