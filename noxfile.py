@@ -1,12 +1,17 @@
 """Which environments the project is checked in; `uvx nox -l` lists them."""
 
 import os
+import re
+from pathlib import Path
 
 import nox
 
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["tests"]
+
+# What pyright checks.
+_PACKAGES = ("attest", "reference", "kernels", "conformance", "reports")
 
 # With libtpu and the plugin for CUDA installed, to compile by, JAX would look for a TPU and for NVIDIA's
 # libraries, and say at length that there are none.
@@ -140,4 +145,9 @@ def _lint(session: nox.Session) -> None:
 
 
 def _types(session: nox.Session) -> None:
-    session.run("pyright")
+    # Pyright follows no links, and says nothing of files that it has not seen.
+    said = str(session.run("pyright", "--stats", silent=True))
+    seen = re.search(r"Found (\d+) source files", said)
+    files = [file for folder in _PACKAGES for file in Path(folder).rglob("*.py")]
+    if seen is None or int(seen[1]) != len(files):
+        session.error(f"pyright has seen {seen and seen[1]} of {len(files)} files: {said}")

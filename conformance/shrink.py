@@ -46,7 +46,7 @@ def shrink(subject: Subject, failing: Result, evaluations: int, stays_of_precisi
         if fails(case):
             raise _StillFailsError
 
-    for case in islice(smallest(failing.case), evaluations // 2):
+    for case in islice(smallest(failing.case), evaluations // 4):
         if fails(case):
             break
     with suppress(_StillFailsError):
