@@ -358,7 +358,9 @@ def test_the_interpreter_is_run_where_it_is_named_alone():
 @needs_compiler
 def test_a_named_one_that_finds_no_device_says_who_can():
     """Whether an interpreter or another machine's compiler is at work, the kernels know themselves."""
-    with pytest.raises(NotImplementedError, match=r"attest\.kernels\.triton: JAX runs on cpu.*Use attest\.kernels\.xla"):
+    with pytest.raises(
+        NotImplementedError, match=r"kernels\.triton: JAX runs on cpu.*Use attest\.kernels\.xla"
+    ):
         kernels.flash_attention(*qkv(), platform="triton")
     with pytest.raises(
         NotImplementedError, match=r"kernels\.pallas\.tpu: compiled for cpu.*Use attest\.kernels\.xla"
