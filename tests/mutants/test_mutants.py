@@ -57,7 +57,6 @@ def test_a_defect_changes_the_kernel_s_source(name: str) -> None:
         assert source(module, defect.edits) != source(module)
 
 
-@pytest.mark.xfail(strict=True, reason="some defects have not been scored with every seed")
 def test_each_defect_was_killed_with_each_seed() -> None:
     assert set(KILLED) == set(DEFECTS)
     for name in DEFECTS:
