@@ -70,7 +70,7 @@ def compile_matrix(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff: rules and format."""
+    """Ruff: rules and format; import-linter: which package may import which."""
     _install(session, "lint")
     _lint(session)
 
@@ -142,6 +142,7 @@ def _gate_pallas_tpu_interpret(session: nox.Session, *options: str) -> None:
 def _lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
+    session.run("lint-imports", "--no-cache", "--no-logo")
 
 
 def _types(session: nox.Session) -> None:
