@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from attest.conformance.subject import Subject, Tiling
     from attest.conformance.testing import replay_case, run_conformance_test
     from attest.conformance.validation import validate_call
-    from attest.kernels.choose import flash_attention, flash_attention_with_lse
+    from attest.kernels.attention import flash_attention, flash_attention_with_lse
     from attest.kernels.xla.attention import attention
 
 __all__ = [
@@ -32,8 +32,8 @@ _HOMES = {
     "Subject": "attest.conformance.subject",
     "Tiling": "attest.conformance.subject",
     "attention": "attest.kernels.xla.attention",
-    "flash_attention": "attest.kernels.choose",
-    "flash_attention_with_lse": "attest.kernels.choose",
+    "flash_attention": "attest.kernels.attention",
+    "flash_attention_with_lse": "attest.kernels.attention",
     "replay_case": "attest.conformance.testing",
     "run_conformance_test": "attest.conformance.testing",
     "validate_call": "attest.conformance.validation",

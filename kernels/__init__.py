@@ -1,6 +1,6 @@
-"""Attention kernels that share one meaning: `choose` decides which runs, `arguments` which calls all take."""
+"""Attention kernels of one meaning; `flash_attention` runs the fastest one that supports the call."""
 
-from attest.kernels.choose import flash_attention, flash_attention_with_lse
+from attest.kernels.attention import flash_attention, flash_attention_with_lse
 
 __all__ = ["flash_attention", "flash_attention_with_lse"]
 

@@ -1,10 +1,9 @@
-"""Decides which implementation a call of `attest.kernels.flash_attention` runs, by what each declares.
+"""The choice of the implementation that runs a call of `attest.flash_attention`.
 
-That is the fastest that takes the call on JAX's default device, or the one that the call names. A malformed
-call is no reason against any: the argument checks of the one that is chosen refuse it by name.
+It is the fastest that supports the call on JAX's default device, or the one that the call names. Malformed
+arguments do not affect the choice: the implementation that is chosen refuses them by name.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attest.kernels import xla
 from attest.kernels.options import FLOAT_DTYPES, check_number, refuse, shown
 
 
@@ -146,59 +144,20 @@ def implementation_for(
     return chosen
 
 
-def flash_attention(*args: Any, **kwargs: Any) -> jax.Array:
-    """`flash_attention_with_lse` without the lse: out [B, Sq, Hq, Dv], dtype of query."""
-    module, arguments = _chosen(args, kwargs)
-    return module.flash_attention(**arguments)
+def chosen(arguments: Mapping[str, Any], platform: str | None) -> Any:
+    """Return the module of the implementation that runs a call, given the call's arguments by name.
 
-
-def flash_attention_with_lse(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
-    """Attention by the fastest implementation that takes the call on JAX's default device.
-
-    out [B, Sq, Hq, Dv] in the dtype of query, lse [B, Hq, Sq] float32. The arguments, their order and their
-    meaning are those of every implementation: `attest.kernels.xla.flash_attention_with_lse` explains them.
-    Numerics are those of the one that runs.
-
-    Args:
-        fwd_params, bwd_params: block sizes belong to one implementation, so platform must name it.
-        platform: None, or the implementation to run: "mosaic_gpu", "triton", "pallas_tpu" or "xla".
-
-    Raises: ValueError naming the argument; NotImplementedError if the platform that is named does not take
-    the call, which says why and names those that do (S20).
+    Raises: ValueError for block sizes without a platform; what `implementation_for` raises.
     """
-    module, arguments = _chosen(args, kwargs)
-    return module.flash_attention_with_lse(**arguments)
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """That of an implementation's function, with platform."""
-    common = inspect.signature(function)
-    platform = inspect.Parameter(
-        "platform", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None
-    )
-    return common.replace(parameters=[*common.parameters.values(), platform])
-
-
-_SIGNATURE = _signature(xla.flash_attention_with_lse)
-# What help and editors show; `inspect.signature` reads it.
-vars(flash_attention)["__signature__"] = _signature(xla.flash_attention)
-vars(flash_attention_with_lse)["__signature__"] = _SIGNATURE
-
-
-def _chosen(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The module of the implementation that runs, and the arguments of its functions by name."""
-    given = _SIGNATURE.bind(*args, **kwargs).arguments
-    platform = given.pop("platform", None)
     for name in ("fwd_params", "bwd_params"):
-        if platform is None and given.get(name) is not None:
+        if platform is None and arguments[name] is not None:
             refuse(
                 name,
-                f"a {type(given[name]).__name__}",
+                f"a {type(arguments[name]).__name__}",
                 "None where no platform is named",
                 'Block sizes belong to one implementation: name it, such as platform="triton".',
             )
-    chosen = implementation_for(default_device(), _traits(given), platform)
-    return import_module(chosen.module), given
+    return import_module(implementation_for(default_device(), _traits(arguments), platform).module)
 
 
 def _traits(given: Mapping[str, Any]) -> Traits:

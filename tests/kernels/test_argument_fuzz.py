@@ -127,7 +127,7 @@ SAME = [
     ),
     (
         {"q_segment_ids": np.full((2, 5), 200, "uint8"), "kv_segment_ids": np.full((2, 7), 200)},
-        {},
+        {"q_segment_ids": np.full((2, 5), 200, "int32"), "kv_segment_ids": np.full((2, 7), 200, "int32")},
     ),
     ({"softmax_aux": np.ones(3, F32)}, {"softmax_aux": np.ones((1, 3), F32)}),
     ({"softmax_aux": np.ones((1, 3), F32)}, {"softmax_aux": np.ones((4, 3), F32)}),

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from typing import Any, get_type_hints
@@ -288,6 +289,15 @@ def test_a_malformed_call_is_refused_in_the_words_of_the_one_that_is_chosen(name
 def test_arguments_that_do_not_exist_are_a_type_error(wrong):
     with pytest.raises(TypeError, match=next(iter(wrong))):
         kernels.flash_attention(*qkv(), **wrong)
+
+
+def test_help_explains_every_argument():
+    for function in (kernels.flash_attention, kernels.flash_attention_with_lse):
+        assert not hasattr(function, "__signature__"), (
+            "help shows what is written, not what is set at run time"
+        )
+    explained = set(re.findall(r"^        (\w+): ", kernels.flash_attention.__doc__, flags=re.MULTILINE))
+    assert explained >= set(inspect.signature(kernels.flash_attention).parameters)
 
 
 @pytest.mark.parametrize("name", ["fwd_params", "bwd_params"])

@@ -110,5 +110,5 @@ def test_it_stands_beside_hugging_face_s_kernels(wheel: Path, first: str, tmp_pa
         str(tmp_path / "attest" / "kernels" / "__init__.py"),
         str(tmp_path / "kernels" / "__init__.py"),
     )
-    assert module == "attest.kernels.choose"
+    assert module == "attest.kernels.attention"
     assert "attest" not in Path(theirs).read_text()

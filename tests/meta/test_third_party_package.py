@@ -12,7 +12,9 @@ import pytest
 
 from attest.conformance.malformed import MALFORMED
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "your-own-kernel.md"
 
 PYPROJECT = """
 [project]
@@ -66,16 +68,17 @@ print(json.dumps({result.check: result.verdict.value for result in results}))
 """
 
 
-def code_blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), flags=re.DOTALL)
+def code_blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     """A folder where the package is installed, its test beside it."""
     source = tmp_path_factory.mktemp("source")
-    declaration, test, limits = code_blocks("python")
-    (entry_point,) = code_blocks("toml")
+    _, declaration, test = code_blocks(README, "python")
+    (limits,) = code_blocks(PAGE, "python")
+    (entry_point,) = code_blocks(PAGE, "toml")
     package = source / "my_attention"
     package.mkdir()
     (package / "__init__.py").write_text(KERNEL)
@@ -91,7 +94,7 @@ def site(tmp_path_factory) -> Path:
 
 def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a module, or code after `-c`, with the package installed."""
-    root = str(README.parent)
+    root = str(ROOT)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), root]), "NO_COLOR": "1"}
     return subprocess.run(
         [sys.executable, *(() if arguments[0] == "-c" else ("-m",)), *arguments],
@@ -104,8 +107,14 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_declaration_is_short() -> None:
-    declaration, test, _ = code_blocks("python")
+    _, declaration, test = code_blocks(README, "python")
     assert len(declaration.splitlines()) + len(test.splitlines()) < 30
+
+
+def test_the_call_in_the_readme_runs(site: Path) -> None:
+    call, *_ = code_blocks(README, "python")
+    called = run(site, "-c", f"{call}\nprint(out.shape)")
+    assert called.stdout.strip() == "(2, 256, 8, 64)", called.stderr
 
 
 def test_it_is_listed_by_its_entry_point(site: Path) -> None:
@@ -132,7 +141,7 @@ def test_it_passes_every_refusal_that_it_is_asked(site: Path) -> None:
     assert {"refusal.key_batch", "refusal.scale_huge", "refusal.undeclared_window"} <= set(verdicts)
 
 
-def test_the_limits_in_the_readme_can_be_declared(site: Path) -> None:
+def test_the_limits_on_the_page_can_be_declared(site: Path) -> None:
     imports = "from limits import limited; from attest.conformance.catalogue import limits"
     code = f"{imports}; print(list(limits(limited)))"
     declared = run(site, "-c", code)

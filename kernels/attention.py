@@ -1,0 +1,116 @@
+"""The public attention functions, which run the fastest implementation that supports the call."""
+
+from typing import Any
+
+import jax
+
+from attest.kernels.choose import chosen
+
+
+def flash_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attention_mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    softmax_scale: float | None = None,
+    dropout_prob: float = 0.0,
+    causal: bool = False,
+    dropout_seed: int | jax.Array | None = None,
+    cum_seqlens_q: jax.Array | None = None,
+    cum_seqlens_k: jax.Array | None = None,
+    sliding_window: int | tuple[int | None, int | None] | None = None,
+    fwd_params: Any = None,
+    bwd_params: Any = None,
+    logits_soft_cap: float | None = None,
+    softmax_aux: jax.Array | None = None,
+    normalize_output: bool = True,
+    precision: Any = None,
+    logits_dtype: Any = None,
+    *,
+    q_segment_ids: jax.Array | None = None,
+    kv_segment_ids: jax.Array | None = None,
+    platform: str | None = None,
+) -> jax.Array:
+    """Compute attention in memory linear in the length: out [B, Sq, Hq, Dv], in the dtype of query.
+
+    Args:
+        query: [B, Sq, Hq, D] of float32, bfloat16 or float16.
+        key: [B, Sk, Hkv, D], the dtype of query. Query head h reads key head h // (Hq / Hkv) (S15).
+        value: [B, Sk, Hkv, Dv], the dtype of query.
+        attention_mask: [B or 1, Hq or 1, Sq, Sk], bool or integer; non-zero may attend (S5).
+        bias: [B or 1, Hq or 1, Sq or 1, Sk], float; added to the scaled logits before the cap (S2). -inf
+            hides a key.
+        softmax_scale: what the products of query and key are multiplied by; 1 / sqrt(D) by default (S1).
+        dropout_prob: the share of the weights that is dropped, from 0 to below 1 (S12).
+        causal: whether a row sees no later key; the last row is aligned with the last key (S6).
+        dropout_seed: an int in [0, 2**64), or a uint32 [2] of its low and high words. Needed for dropout.
+        cum_seqlens_q: [n + 1] int32 or int64, cumulative lengths from 0. With B = 1 the sequences are packed
+            one after another; with B = n each batch entry holds one, padded (S9).
+        cum_seqlens_k: the same of the keys.
+        sliding_window: how many keys to the left and to the right a row sees; one number is both; None on a
+            side is no limit (S7).
+        fwd_params: block sizes of the forward pass, of the implementation that `platform` names. Results
+            depend on them by rounding alone (S18).
+        bwd_params: the same of the backward pass.
+        logits_soft_cap: c in c * tanh(logits / c) (S3).
+        softmax_aux: float sink logits (S11): [1, n], shared by all heads, or [Hq, n]. [n] is shared too, and
+            refused where it could be one sink a head.
+        normalize_output: False returns the numerator sum_j exp(t_j - m) v_j, where t_j are the visible capped
+            logits and m is the largest of them and of the sinks.
+        precision: that of every product; each implementation's page says what it takes.
+        logits_dtype: the dtype that scaled products are rounded to before bias and cap; float32 by default.
+        q_segment_ids: [B, Sq] integer; a row sees the keys with its own id. Negative is padding (S8).
+        kv_segment_ids: [B, Sk] integer.
+        platform: "mosaic_gpu", "triton", "pallas_tpu" or "xla"; by default the fastest that supports the
+            call on JAX's default device.
+
+    A row that sees no key has out 0, gradients 0 and lse -inf, or the logsumexp of its sinks; padding has
+    -inf with sinks, too (S9 to S11). Hidden keys contribute nothing, whatever is stored in them (S4).
+    Numerics are those of the implementation that runs. The clauses S1 to S22 are in docs/semantics.md.
+
+    Differentiable once in reverse mode, in query, key, value, bias and softmax_aux.
+
+    Raises:
+        ValueError: an argument is malformed; the message names it (S20).
+        NotImplementedError: the platform that is named does not support the call; the message says why and
+            names those that do.
+    """
+    arguments = dict(locals())
+    module = chosen(arguments, arguments.pop("platform"))
+    return module.flash_attention(**arguments)
+
+
+def flash_attention_with_lse(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attention_mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    softmax_scale: float | None = None,
+    dropout_prob: float = 0.0,
+    causal: bool = False,
+    dropout_seed: int | jax.Array | None = None,
+    cum_seqlens_q: jax.Array | None = None,
+    cum_seqlens_k: jax.Array | None = None,
+    sliding_window: int | tuple[int | None, int | None] | None = None,
+    fwd_params: Any = None,
+    bwd_params: Any = None,
+    logits_soft_cap: float | None = None,
+    softmax_aux: jax.Array | None = None,
+    normalize_output: bool = True,
+    precision: Any = None,
+    logits_dtype: Any = None,
+    *,
+    q_segment_ids: jax.Array | None = None,
+    kv_segment_ids: jax.Array | None = None,
+    platform: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Compute attention and its logsumexp: out as `flash_attention` does, lse [B, Hq, Sq] float32.
+
+    The lse is the natural logarithm of the sum of exp over the visible logits and the sinks (S13). Both
+    results are differentiable. The arguments and the errors are those of `flash_attention`.
+    """
+    arguments = dict(locals())
+    module = chosen(arguments, arguments.pop("platform"))
+    return module.flash_attention_with_lse(**arguments)
