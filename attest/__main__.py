@@ -14,14 +14,14 @@ def main() -> int | None:
         advice = 'install the extra suite, pip install "attest-attention[suite]"'
         print(f"attest: needs {', '.join(missing)}: {advice}", file=sys.stderr)
         return 2
-    from attest.conformance.cli import main as command
+    from attest.conformance.cli.commands import main as command
 
     return command()
 
 
 if __name__ == "__main__":
     # Before anything else is imported; a worker imports this file, too, and keeps the path that it was given.
-    from attest.conformance.process import hide_folder
+    from attest.conformance.running.process import hide_folder
 
     hide_folder()
     sys.exit(main())

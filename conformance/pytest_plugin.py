@@ -37,7 +37,7 @@ def attest_conformance(request: pytest.FixtureRequest) -> "Callable[..., RunReco
     """
 
     def conform(subject: "Subject", expectations: Sequence[Path] = ()) -> "RunRecord":
-        from attest.conformance.plan import profile_names
+        from attest.conformance.running.plan import profile_names
         from attest.conformance.testing import conformance_record, failures_by_check
 
         asked: Any = request.config.option

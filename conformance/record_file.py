@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from attest.conformance.files import read_bytes, write_text
-from attest.conformance.journal import is_journal, journal_path, read_journal
 from attest.conformance.record import RunRecord
+from attest.conformance.running.journal import is_journal, journal_path, read_journal
 from attest.conformance.schema import record_from_json, record_to_json
 from attest.conformance.sizes import sizes
 

@@ -16,8 +16,8 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-from attest.conformance.case import Case
-from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import STANDARD, Semantics
 
@@ -59,7 +59,7 @@ class Subject:
     name: what verdicts call it, dotted: library, kernel.
     call: takes query, key, value as JAX arrays, and only those options that a case switches on, under the
         names of docs/semantics.md; returns out, or (out, lse) if `returns_lse`.
-    features: of `attest.conformance.features.FEATURES`. dtypes: of DTYPES.
+    features: of `attest.conformance.cases.features.FEATURES`. dtypes: of DTYPES.
     numerics: from dtype name and Tiling to the arithmetic that the kernel declares.
     backend: where it runs, one of BACKENDS. head_dims: the smallest and the largest that it takes.
     tilings: the choices of block sizes to test, the production one last.

@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attest.conformance.expectations import load_expectations
-from attest.conformance.failure import explain
-from attest.conformance.gate import with_policy
-from attest.conformance.plan import load_profile
+from attest.conformance.judging.failure import explain
 from attest.conformance.record import Result, RunRecord
-from attest.conformance.runner import Request, run
+from attest.conformance.running.expectations import load_expectations
+from attest.conformance.running.gate import with_policy
+from attest.conformance.running.plan import load_profile
+from attest.conformance.running.runner import Request, run
 from attest.conformance.subject import Subject
 
 
@@ -62,8 +62,8 @@ def _replay(result: Result) -> str:
 
 def replay_case(subject: Subject, check: str, case: str) -> Result:
     """Judge one case again, as JSON; prints and returns the verdict."""
-    from attest.conformance.case import case_from_json
-    from attest.conformance.judge import judge
+    from attest.conformance.cases.case import case_from_json
+    from attest.conformance.judging.judge import judge
 
     (result,) = judge(subject, case_from_json(json.loads(case)), (check,))
     print(explain(result, _replay(result)))

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from numpy.typing import NDArray
 
-from attest.conformance.features import FEATURES
+from attest.conformance.cases.features import FEATURES
 from attest.conformance.subject import Subject
 from attest.reference.problem import make_problem
 from attest.reference.semantics import OPTIONS
@@ -209,7 +209,7 @@ def _argument(feature: str, given: Mapping[str, Any]) -> str:
 
 
 def _features(given: Mapping[str, Any]) -> frozenset[str]:
-    """The features of `attest.conformance.features` that a well-formed call switches on."""
+    """The features of `attest.conformance.cases.features` that a well-formed call switches on."""
     query, key, value = (given[name] for name in _QKV)
     rate = given.get("dropout_prob", 0.0)
     switches = {

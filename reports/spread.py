@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from attest.conformance.case import Case
+from attest.conformance.cases.case import Case
 from attest.conformance.record import Measurement, Result, Verdict
 from attest.reference import judgements
 from attest.reports.pairing import Pair
@@ -56,8 +56,8 @@ class Spread:
 class Row:
     """One output of one check in one dtype over the cases that have a feature, before and after.
 
-    feature: of `attest.conformance.features.FEATURES`, or ALL. scope: whether both runs measured the same
-    cases. worse, better: of STATISTICS.
+    feature: of `attest.conformance.cases.features.FEATURES`, or ALL. scope: whether both runs measured the
+    same cases. worse, better: of STATISTICS.
     """
 
     subject: str

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from attest.conformance.case import Case
+from attest.conformance.cases.case import Case
 from attest.conformance.record import RunRecord
 from attest.conformance.text import printable
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attest.conformance.measure import beyond_precision, measure
+from attest.conformance.judging.measure import beyond_precision, measure
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Measurement, Verdict
 from attest.conformance.subject import Subject
-from attest.conformance.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Finding:
 class Check:
     """One property.
 
-    kind: how cases are chosen for it, a table of conformance/profiles.toml.
+    kind: how cases are chosen for it, a table of conformance/running/profiles.toml.
     clauses: what it tests on a case. applies: None, or why the subject is not held to it.
     run: judges; may raise SubjectError, which is a FAIL.
     needs_contrast: a PASS counts only if the case could have told right from wrong.

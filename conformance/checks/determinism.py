@@ -1,10 +1,10 @@
 """Whether the same inputs give bit-identical results (S17)."""
 
 from attest.conformance.checks import Check, Finding
-from attest.conformance.execute import execute
+from attest.conformance.judging.execute import execute
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
-from attest.conformance.trial import Trial
 
 
 def _run(trial: Trial) -> Finding:

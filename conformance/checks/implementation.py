@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from attest.conformance.checks import Check, Finding
-from attest.conformance.execute import blaming, call_of, differentiated, invoke, to_jax
+from attest.conformance.judging.execute import blaming, call_of, differentiated, invoke, to_jax
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
-from attest.conformance.trial import Trial
 
 # What no program has unless this implementation is in it; one that has none of them is XLA's alone.
 MARKS: Mapping[str, str] = {

@@ -1,11 +1,11 @@
 """Whether out, lse and the gradients are the oracle's, within the error that the kernel declares."""
 
+from attest.conformance.cases.features import FEATURES
 from attest.conformance.checks import Check, Finding, held_to_oracle
-from attest.conformance.execute import SubjectError
-from attest.conformance.features import FEATURES
+from attest.conformance.judging.execute import SubjectError
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
-from attest.conformance.trial import Trial
 
 # Outputs that are judged together, and the clauses that they test besides those of the case's features.
 _FORWARD = (("out",), ("S1", "S16"))

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attest.conformance.checks import Check, Finding
-from attest.conformance.execute import call_of
+from attest.conformance.judging.execute import call_of
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
-from attest.conformance.trial import Trial
 
 
 def _run(trial: Trial) -> Finding:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from attest.conformance.checks import Check, Finding, judged
 from attest.conformance.checks.oracle import feature_clauses
-from attest.conformance.execute import SubjectError, execute
-from attest.conformance.measure import measure
-from attest.conformance.production import Posed, pose
+from attest.conformance.drawing.production import Posed, pose
+from attest.conformance.judging.execute import SubjectError, execute
+from attest.conformance.judging.measure import measure
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Measurement, Verdict
-from attest.conformance.trial import Trial
 
 # Stray rows that a message names.
 _NAMED = 3

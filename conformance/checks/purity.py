@@ -1,8 +1,8 @@
 """Whether a call leaves its inputs as they were and returns plain arrays (S19)."""
 
 from attest.conformance.checks import Check, Finding
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Verdict
-from attest.conformance.trial import Trial
 
 
 def _run(trial: Trial) -> Finding:

@@ -13,17 +13,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from attest.conformance.build import build
-from attest.conformance.case import Case
+from attest.conformance.cases.build import build
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.checks import Check, Finding
-from attest.conformance.execute import call_of, to_jax
-from attest.conformance.features import DTYPES, FEATURES
-from attest.conformance.malformed import MALFORMED, Arguments, Malformed
-from attest.conformance.phases import phase
+from attest.conformance.judging.execute import call_of, to_jax
+from attest.conformance.judging.malformed import MALFORMED, Arguments, Malformed
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Verdict
+from attest.conformance.running.phases import phase
 from attest.conformance.subject import Subject
 from attest.conformance.text import exception_text, message_of
-from attest.conformance.trial import Trial
 
 # Every other exception is an accident of the kernel's code, not a refusal.
 _REFUSALS = (ValueError, TypeError, NotImplementedError)

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attest.conformance.build import Built
+from attest.conformance.cases.build import Built
 from attest.conformance.checks import Check, Finding, held_to_oracle
-from attest.conformance.execute import (
+from attest.conformance.judging.execute import (
     blaming,
     call_of,
     differentiated,
@@ -18,8 +18,8 @@ from attest.conformance.execute import (
     to_jax,
     to_numpy,
 )
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Verdict
-from attest.conformance.trial import Trial
 
 Outputs = dict[str, Any]
 

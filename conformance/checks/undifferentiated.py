@@ -4,8 +4,8 @@ Every other check differentiates; a kernel with a derivative of its own has a fo
 """
 
 from attest.conformance.checks import Check, Finding, held_to_oracle
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Verdict
-from attest.conformance.trial import Trial
 
 
 def _run(trial: Trial) -> Finding:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.conformance.features import DTYPES
+from attest.conformance.cases.features import DTYPES
 from attest.conformance.subject import Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import Semantics

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import jax
 
-from attest.conformance.case import Case
-from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.subject import Subject, Tiling
 from attest.conformance.subjects import mosaic_gpu, triton, xla
 from attest.kernels import flash_attention_with_lse

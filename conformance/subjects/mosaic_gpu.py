@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from attest.conformance.features import FEATURES
+from attest.conformance.cases.features import FEATURES
 from attest.conformance.subject import Subject, Tiling, default_numerics
 from attest.conformance.subjects.triton import CUDA, CUDA_MATRIX_UNIT
 from attest.reference.numerics import Numerics

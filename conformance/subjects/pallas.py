@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from attest.conformance.features import FEATURES
+from attest.conformance.cases.features import FEATURES
 from attest.conformance.subject import Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics
 

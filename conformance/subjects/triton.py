@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.subject import Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.subject import Subject, Tiling
 from attest.kernels.xla import ChunkSizes, attention, flash_attention_with_lse
 from attest.reference.numerics import Numerics

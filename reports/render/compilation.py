@@ -5,8 +5,8 @@ from collections import defaultdict
 from rich.console import Console
 from rich.table import Table
 
-from attest.conformance.compile_matrix import Matrix, Result
-from attest.conformance.roofline import Estimate
+from attest.conformance.compiling.matrix import Matrix, Result
+from attest.conformance.compiling.roofline import Estimate
 from attest.reports.render.terminal import plain
 from attest.reports.words import one_line, plural
 

@@ -1,6 +1,6 @@
 """What a page says of a run: all that the Markdown says, unabridged, with the spread of its numbers."""
 
-from attest.conformance import failure
+from attest.conformance.judging import failure
 from attest.conformance.record import RunRecord
 from attest.reports.render.plots import plots
 from attest.reports.render.template import fill

@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ET
 from itertools import groupby
 
-from attest.conformance import failure
+from attest.conformance.judging import failure
 from attest.conformance.record import Result, RunRecord, Verdict
 from attest.conformance.text import printable
 from attest.reports.pairing import ordered

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attest.conformance import failure
+from attest.conformance.judging import failure
 from attest.conformance.record import RunRecord
 from attest.reports.compare import Comparison
 from attest.reports.pairing import Fate

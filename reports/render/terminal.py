@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attest.conformance import failure
+from attest.conformance.judging import failure
 from attest.conformance.record import Result, RunRecord, Verdict
 from attest.conformance.text import printable
 from attest.reports.compare import Comparison

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.subject import Subject, Tiling
 from attest.reference.numerics import Numerics
 from attest.reference.oracle import Cotangents

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from attest.conformance.case import Case
-from attest.conformance.judge import judge_trial
-from attest.conformance.plan import Profile, Task, tasks
+from attest.conformance.cases.case import Case
+from attest.conformance.judging.judge import judge_trial
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result
+from attest.conformance.running.plan import Profile, Task, tasks
 from attest.conformance.subject import Subject
-from attest.conformance.trial import Trial
 
 
 def drawn_tasks(subject: Subject, profile: Profile, seed: int, stop: Any) -> list[Task]:

@@ -129,7 +129,7 @@ def _collect(
 
 def _work(setting: tuple[list[str], str, list[int], int], results: Any, stop: Any) -> None:
     """What one process does: pose the tasks of its seeds, in an order of chance, and report each case."""
-    from attest.conformance.plan import load_profile
+    from attest.conformance.running.plan import load_profile
     from tests.alarms.pose import drawn_tasks, drop_caches, judge_together
     from tests.alarms.subjects import choose
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.subject import Subject, Tiling, default_numerics, find
 from attest.reference.numerics import Numerics
 from tests.alarms import emulated, numpy_flash

@@ -4,8 +4,8 @@ from functools import cache
 
 import pytest
 
-from attest.conformance.case import Case, case_from_json
-from attest.conformance.judge import judge
+from attest.conformance.cases.case import Case, case_from_json
+from attest.conformance.judging.judge import judge
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
 from tests.alarms.emulated import SUBJECTS as EMULATED

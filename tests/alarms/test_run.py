@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-from attest.conformance.case import Case
+from attest.conformance.cases.case import Case
 from attest.conformance.record import Measurement, Result, Verdict
 from tests.alarms.run import main
 from tests.alarms.tally import Tally

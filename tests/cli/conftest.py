@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from attest.conformance.cli import main
+from attest.conformance.cli.commands import main
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from attest.conformance.compile_matrix import all_devices
-from attest.conformance.compilers import Binary, Compiler, Job
-from attest.conformance.compilers.tpu import TPU
+from attest.conformance.compiling.compilers import Binary, Compiler, Job
+from attest.conformance.compiling.compilers.tpu import TPU
+from attest.conformance.compiling.matrix import all_devices
 
 LIMIT = all_devices()["sm_90"].limits["shared_bytes"]
 
@@ -66,7 +66,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         found = [Compiler("fake", frozenset(all_devices()) - theirs, why_not, jobs, compile)]
         if tpus_asleep:
             found.append(Compiler("asleep", theirs, lambda: "it is asleep", jobs, compile))
-        monkeypatch.setattr("attest.conformance.compile_matrix.all_compilers", lambda: found)
+        monkeypatch.setattr("attest.conformance.compiling.matrix.all_compilers", lambda: found)
 
     return install
 

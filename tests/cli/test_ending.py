@@ -6,12 +6,13 @@ import signal
 
 import pytest
 
-from attest.conformance import catalogue, cli
-from attest.conformance.case import Case
-from attest.conformance.journal import journal_path
-from attest.conformance.plan import Restriction, load_profile, tasks
+from attest.conformance.cases.case import Case
+from attest.conformance.cli import catalogue
+from attest.conformance.cli import commands as cli
 from attest.conformance.record import Verdict
 from attest.conformance.record_file import read_record
+from attest.conformance.running.journal import journal_path
+from attest.conformance.running.plan import Restriction, load_profile, tasks
 from attest.conformance.subject import Subject
 from tests import toys
 from tests.cli.processes import started, until

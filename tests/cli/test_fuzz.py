@@ -13,13 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from attest.conformance import runner
-from attest.conformance.expectations import FOLDER, expect, load_expectations, stale
-from attest.conformance.gate import with_policy
-from attest.conformance.journal import read_journal
+from attest.conformance.cli.replay_request import read_replay_request
 from attest.conformance.record import RunRecord, Verdict, merge_records
 from attest.conformance.record_file import read_record, record_text
-from attest.conformance.replay_request import read_replay_request
+from attest.conformance.running import runner
+from attest.conformance.running.expectations import FOLDER, expect, load_expectations, stale
+from attest.conformance.running.gate import with_policy
+from attest.conformance.running.journal import read_journal
 from attest.conformance.schema import result_to_json, run_to_json
 from attest.reports.compare import compare_records
 from attest.reports.render import html, junit, markdown
@@ -354,7 +354,7 @@ COMMANDS = st.sampled_from(["check", "replay", "report", "compare", "merge", "ga
     options=st.lists(st.tuples(OPTIONS, WORDS), max_size=3),
 )
 def test_options(command: str, words: list[str], options: list[tuple[str, str]]) -> None:
-    from attest.conformance.cli import main
+    from attest.conformance.cli.commands import main
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "tasks", lambda subject, profile, seed, only: iter(()))

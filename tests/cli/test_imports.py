@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attest.conformance.case import Case
+from attest.conformance.cases.case import Case
 from tests.cli.processes import ROOT
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('has run').touch()\nsubject = 3\n"
@@ -91,7 +91,7 @@ def test_the_folder_of_the_checkout_stays_on_the_path():
             sys.executable,
             "-S",
             "-c",
-            "import attest.conformance.process as p, os, sys; sys.path[0] = os.getcwd();"
+            "import attest.conformance.running.process as p, os, sys; sys.path[0] = os.getcwd();"
             "p.hide_folder(); print(sys.path[0] == os.getcwd())",
         ],
         cwd=ROOT,

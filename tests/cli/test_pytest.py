@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from attest import conformance
-from attest.conformance import Subject, replay_case, run_conformance_test, runner
-from attest.conformance.case import Case
-from attest.conformance.plan import Task
+from attest.conformance import Subject, replay_case, run_conformance_test
+from attest.conformance.cases.case import Case
+from attest.conformance.running import runner
+from attest.conformance.running.plan import Task
 from tests import toys
 
 pytest_plugins = ["pytester"]
@@ -59,9 +60,9 @@ def test_arguments_are_checked():
 
 
 SUITE = """
-from attest.conformance import runner
-from attest.conformance.case import Case
-from attest.conformance.plan import Task
+from attest.conformance.running import runner
+from attest.conformance.cases.case import Case
+from attest.conformance.running.plan import Task
 from tests import toys
 
 POSED = [Task("", Case(q_len=3, kv_len=2, causal=True), ("forward", "purity"))]

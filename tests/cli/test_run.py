@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from attest.conformance import catalogue, runner
-from attest.conformance import gate as gating
-from attest.conformance.case import Case
-from attest.conformance.plan import Task
+from attest.conformance.cases.case import Case
+from attest.conformance.cli import catalogue
 from attest.conformance.record import Result, RunRecord, Verdict
 from attest.conformance.record_file import read_record, write_record
+from attest.conformance.running import gate as gating
+from attest.conformance.running import runner
+from attest.conformance.running.plan import Task
 from attest.conformance.sizes import sizes
 from tests import toys
 

@@ -2,10 +2,10 @@
 
 from hypothesis import strategies as st
 
-from attest.conformance.case import Case
-from attest.conformance.covering import covering_rows
-from attest.conformance.features import DTYPES
-from attest.conformance.recipes import Blocks, Offer, fillings, model
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import DTYPES
+from attest.conformance.drawing.covering import covering_rows
+from attest.conformance.drawing.recipes import Blocks, Offer, fillings, model
 
 ROWS = covering_rows(model(), 2, seed=0)
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attest.conformance.build import build
-from attest.conformance.case import LIMITS, Case, case_from_json
-from attest.conformance.corpus import load_corpus
-from attest.conformance.families import FAMILIES
-from attest.conformance.strategies import simpler, smallest
+from attest.conformance.cases.build import build
+from attest.conformance.cases.case import LIMITS, Case, case_from_json
+from attest.conformance.cases.families import FAMILIES
+from attest.conformance.drawing.corpus import load_corpus
+from attest.conformance.drawing.strategies import simpler, smallest
 from tests.conformance.drawn import drawn_cases
 
 drawn = drawn_cases()

@@ -9,15 +9,15 @@ import pytest
 import triton
 import triton.language as tl
 
-from attest.conformance.build import build
-from attest.conformance.case import Case
-from attest.conformance.compile_matrix import Narrowing, all_devices, cases_of, compile_matrix
-from attest.conformance.compilers import Compiler, all_compilers
-from attest.conformance.compilers.mosaic_gpu import MOSAIC_GPU
-from attest.conformance.compilers.tpu import TPU
-from attest.conformance.compilers.triton import TRITON, compile_kernel, launches
-from attest.conformance.execute import call_of
-from attest.conformance.shapes import shapes_of
+from attest.conformance.cases.build import build
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.shapes import shapes_of
+from attest.conformance.compiling.compilers import Compiler, all_compilers
+from attest.conformance.compiling.compilers.mosaic_gpu import MOSAIC_GPU
+from attest.conformance.compiling.compilers.tpu import TPU
+from attest.conformance.compiling.compilers.triton import TRITON, compile_kernel, launches
+from attest.conformance.compiling.matrix import Narrowing, all_devices, cases_of, compile_matrix
+from attest.conformance.judging.execute import call_of
 from attest.kernels.triton.launch import Launch, launch
 
 pytestmark = pytest.mark.skipif(

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attest.conformance.build import build
-from attest.conformance.case import Case
-from attest.conformance.contrast import has_empty_rows, neighbours
-from attest.conformance.corpus import load_corpus
-from attest.conformance.features import FEATURES
-from attest.conformance.plan import telling
+from attest.conformance.cases.build import build
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import FEATURES
+from attest.conformance.drawing.corpus import load_corpus
+from attest.conformance.judging.contrast import has_empty_rows, neighbours
+from attest.conformance.judging.trial import Trial
+from attest.conformance.running.plan import telling
 from attest.conformance.subject import Subject
-from attest.conformance.trial import Trial
 from attest.reference.semantics import STANDARD
 
 PLAIN = Case(q_len=6, kv_len=9, head_dim=8, seed=1)

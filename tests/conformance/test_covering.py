@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attest.conformance.covering import Facts, Model, covering_rows, reduced, wanted_sets
-from attest.conformance.recipes import model
+from attest.conformance.drawing.covering import Facts, Model, covering_rows, reduced, wanted_sets
+from attest.conformance.drawing.recipes import model
 
 SWITCHES = tuple("abcdefg")
 CHOICES = {"x": ("x1", "x2", "x3"), "y": ("y1", "y2")}

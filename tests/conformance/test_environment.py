@@ -1,6 +1,6 @@
 """Where a run took place is known without git, too."""
 
-from attest.conformance.environment import environment
+from attest.conformance.running.environment import environment
 
 
 def test_the_commit_is_told_where_there_is_no_checkout(monkeypatch, tmp_path) -> None:

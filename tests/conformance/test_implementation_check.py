@@ -13,11 +13,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
-from attest.conformance.case import Case
+from attest.conformance.cases.case import Case
 from attest.conformance.checks.implementation import implementations
-from attest.conformance.judge import judge
-from attest.conformance.plan import load_profile, profile_names, tasks
+from attest.conformance.judging.judge import judge
 from attest.conformance.record import Result, Verdict
+from attest.conformance.running.plan import load_profile, profile_names, tasks
 from attest.conformance.subject import Subject, find
 from attest.kernels import choose
 from tests.conformance.toy import toy, toy_attention

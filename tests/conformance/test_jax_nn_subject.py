@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attest.conformance.case import Case
+from attest.conformance.cases.case import Case
 from attest.conformance.checks.transforms import TRANSFORMS
-from attest.conformance.judge import judge
+from attest.conformance.judging.judge import judge
 from attest.conformance.peers.jax_nn import SUBJECTS
 from attest.conformance.record import Verdict
 

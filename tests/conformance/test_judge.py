@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attest.conformance.case import Case
-from attest.conformance.judge import judge
+from attest.conformance.cases.case import Case
+from attest.conformance.judging.judge import judge
 from attest.conformance.record import Result, Verdict
 from attest.conformance.subject import Subject, find
 from tests.conformance.toy import leaks_tracers, modifies_its_input, toy, toy_attention

@@ -16,12 +16,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import SingleDeviceSharding
 
-from attest.conformance.case import Case
-from attest.conformance.compile_matrix import Narrowing, all_devices, compile_matrix
-from attest.conformance.compilers import Binary, Compiler
-from attest.conformance.compilers.mosaic_gpu import MOSAIC_GPU, Frame, _device, compile_source, frames_of
-from attest.conformance.compilers.programs import passes
-from attest.conformance.runner import RequestError
+from attest.conformance.cases.case import Case
+from attest.conformance.compiling.compilers import Binary, Compiler
+from attest.conformance.compiling.compilers.mosaic_gpu import (
+    MOSAIC_GPU,
+    Frame,
+    _device,
+    compile_source,
+    frames_of,
+)
+from attest.conformance.compiling.compilers.programs import passes
+from attest.conformance.compiling.matrix import Narrowing, all_devices, compile_matrix
+from attest.conformance.running.runner import RequestError
 from attest.kernels.pallas.mosaic_gpu import flash_attention
 
 compiles = pytest.mark.skipif(
@@ -208,7 +214,9 @@ def test_a_process_in_which_jax_refused_the_plugin_says_what_to_do(monkeypatch):
     def unknown(*_arguments: Any, **_options: Any):
         raise NotImplementedError("topology not implemented for cuda")
 
-    monkeypatch.setattr("attest.conformance.compilers.mosaic_gpu.topologies.get_topology_desc", unknown)
+    monkeypatch.setattr(
+        "attest.conformance.compiling.compilers.mosaic_gpu.topologies.get_topology_desc", unknown
+    )
     monkeypatch.delenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", raising=False)
     _device.cache_clear()
     with pytest.raises(RuntimeError, match="set JAX_PLATFORMS=cpu"):
@@ -216,7 +224,7 @@ def test_a_process_in_which_jax_refused_the_plugin_says_what_to_do(monkeypatch):
 
 
 def test_without_the_plugin_the_h200_is_left_out_and_the_matrix_says_so(monkeypatch):
-    monkeypatch.setattr("attest.conformance.compilers.mosaic_gpu.find_spec", lambda _name: None)
+    monkeypatch.setattr("attest.conformance.compiling.compilers.mosaic_gpu.find_spec", lambda _name: None)
     sentence = (
         "mosaic_gpu cannot compile: jax_cuda13_plugin is not installed: "
         "it is the dependency group hopper, for Linux"

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attest.conformance.build import build
-from attest.conformance.case import Case
+from attest.conformance.cases.build import build
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import CLAUSES, FEATURES
 from attest.conformance.checks import all_checks
-from attest.conformance.execute import call_of, differentiated, forward_and_gradients, to_jax
-from attest.conformance.features import CLAUSES, FEATURES
-from attest.conformance.plan import load_profile, tasks
-from attest.conformance.production import load_production
+from attest.conformance.drawing.production import load_production
+from attest.conformance.judging.execute import call_of, differentiated, forward_and_gradients, to_jax
+from attest.conformance.judging.trial import Trial
+from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.subject import find
 from attest.conformance.subjects.mosaic_gpu import FEWEST_KEYS, PRODUCTION_BLOCKS
-from attest.conformance.trial import Trial
 
 SUBJECT = find("pallas.mosaic_gpu")
 

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from attest.conformance.case import Case
-from attest.conformance.plan import Task, load_profile, tasks
+from attest.conformance.cases.case import Case
+from attest.conformance.running.plan import Task, load_profile, tasks
 from attest.conformance.subject import find
 
 SUBJECT = find("pallas.tpu_interpret")

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import Phase
 from hypothesis import strategies as st
 
-from attest.conformance.build import build
-from attest.conformance.case import Case
-from attest.conformance.chance import try_values
-from attest.conformance.corpus import load_corpus
-from attest.conformance.covering import wanted_sets
-from attest.conformance.execute import call_of
-from attest.conformance.features import DTYPES, FEATURES
-from attest.conformance.plan import Profile, Restriction, load_profile, tasks
-from attest.conformance.recipes import drawing, model
+from attest.conformance.cases.build import build
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.drawing.corpus import load_corpus
+from attest.conformance.drawing.covering import wanted_sets
+from attest.conformance.drawing.recipes import drawing, model
+from attest.conformance.drawing.seeded_draws import try_values
+from attest.conformance.judging.execute import call_of
+from attest.conformance.running.plan import Profile, Restriction, load_profile, tasks
 from attest.conformance.subject import Subject, Tiling
 
 ROOT = Path(__file__).parents[2]

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attest.conformance import production
-from attest.conformance.bulk import build_bulk
-from attest.conformance.case import Case
-from attest.conformance.judge import judge
-from attest.conformance.plan import Restriction, load_profile, tasks
-from attest.conformance.production import host_gib, load_production, memory_limit, pose
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.large_inputs import build_bulk
+from attest.conformance.drawing import production
+from attest.conformance.drawing.production import host_gib, load_production, memory_limit, pose
+from attest.conformance.judging.judge import judge
 from attest.conformance.record import Result, Verdict
+from attest.conformance.running.plan import Restriction, load_profile, tasks
 from attest.conformance.subject import find
 from attest.kernels.xla import flash_attention_with_lse
 from attest.reference.numerics import Numerics

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attest.conformance.build import build
-from attest.conformance.case import Case
-from attest.conformance.covering import covering_rows
-from attest.conformance.dice import Dice
-from attest.conformance.execute import call_of
-from attest.conformance.families import FAMILIES, usual_largest_logit
-from attest.conformance.features import DTYPES, FEATURES
-from attest.conformance.recipes import Blocks, Offer, class_of, drawing, fillings, model, poisoned
+from attest.conformance.cases.build import build
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.families import FAMILIES, usual_largest_logit
+from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.drawing.covering import covering_rows
+from attest.conformance.drawing.dice import Dice
+from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, fillings, model, poisoned
+from attest.conformance.judging.execute import call_of
 from tests.conformance.drawn import ROWS
 
 rows = st.sampled_from(ROWS)

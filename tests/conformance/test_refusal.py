@@ -6,14 +6,14 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from attest.conformance.case import Case
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.checks import all_checks
 from attest.conformance.checks.refusal import CHECKS, said
-from attest.conformance.features import DTYPES, FEATURES
-from attest.conformance.judge import judge
-from attest.conformance.malformed import MALFORMED
-from attest.conformance.plan import Restriction, load_profile, tasks
+from attest.conformance.judging.judge import judge
+from attest.conformance.judging.malformed import MALFORMED
 from attest.conformance.record import Result, Verdict
+from attest.conformance.running.plan import Restriction, load_profile, tasks
 from attest.conformance.subject import Subject
 from attest.conformance.validation import validate_call
 from tests.conformance.toy import toy

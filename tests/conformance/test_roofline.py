@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attest.conformance.build import build
-from attest.conformance.case import Case
-from attest.conformance.compilers import Peaks
-from attest.conformance.execute import call_of
-from attest.conformance.roofline import BACKWARD, FORWARD, PASSES, Bound, Work, bound_of, work_of
+from attest.conformance.cases.build import build
+from attest.conformance.cases.case import Case
+from attest.conformance.compiling.compilers import Peaks
+from attest.conformance.compiling.roofline import BACKWARD, FORWARD, PASSES, Bound, Work, bound_of, work_of
+from attest.conformance.judging.execute import call_of
 
 PEAKS = Peaks("a toy", {"bfloat16": 100.0}, 10.0, "https://example.org")
 

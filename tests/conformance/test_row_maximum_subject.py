@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attest.conformance.case import Case
-from attest.conformance.judge import judge
+from attest.conformance.cases.case import Case
+from attest.conformance.judging.judge import judge
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
 from attest.reference.numerics import Numerics

@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attest.conformance import catalogue
 from attest.conformance import subject as subject_module
-from attest.conformance.case import Case
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import FEATURES
 from attest.conformance.checks import all_checks
-from attest.conformance.features import FEATURES
-from attest.conformance.judge import judge
-from attest.conformance.plan import load_profile, tasks
+from attest.conformance.cli import catalogue
+from attest.conformance.judging.judge import judge
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Verdict
+from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.subject import Subject, find
-from attest.conformance.trial import Trial
 from attest.reference.semantics import STANDARD
 from tests.conformance.toy import toy, toy_attention
 

@@ -15,11 +15,11 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from attest.conformance.case import Case
-from attest.conformance.compile_matrix import Narrowing, all_devices, compile_matrix
-from attest.conformance.compilers import Compiler
-from attest.conformance.compilers.programs import passes
-from attest.conformance.compilers.tpu import TPU, compile_source
+from attest.conformance.cases.case import Case
+from attest.conformance.compiling.compilers import Compiler
+from attest.conformance.compiling.compilers.programs import passes
+from attest.conformance.compiling.compilers.tpu import TPU, compile_source
+from attest.conformance.compiling.matrix import Narrowing, all_devices, compile_matrix
 
 pytestmark = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 

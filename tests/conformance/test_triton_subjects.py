@@ -7,12 +7,12 @@ from functools import cache
 
 import pytest
 
-from attest.conformance.case import Case
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import CLAUSES, DTYPES
 from attest.conformance.checks import all_checks
-from attest.conformance.features import CLAUSES, DTYPES
-from attest.conformance.plan import Task, load_profile, tasks
+from attest.conformance.judging.trial import Trial
+from attest.conformance.running.plan import Task, load_profile, tasks
 from attest.conformance.subject import find
-from attest.conformance.trial import Trial
 
 INTERPRETED = find("triton.interpret")
 COMPILED = find("triton.cuda")

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attest.conformance import validate_call
-from attest.conformance.build import build
-from attest.conformance.case import Case
-from attest.conformance.execute import call_of, to_jax
-from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.cases.build import build
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.judging.execute import call_of, to_jax
 from attest.conformance.subject import Subject
 
 # The choices of a case that ask for a feature; windows and sinks in every form that a subject may not take.

@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attest.conformance.families import FAMILIES as CONFORMANCE_FAMILIES
-from attest.conformance.families import Stream, Wanted
+from attest.conformance.cases.families import FAMILIES as CONFORMANCE_FAMILIES
+from attest.conformance.cases.families import Stream, Wanted
 from attest.reference.oracle import Cotangents
 from attest.reference.problem import Problem, make_problem
 from attest.reference.semantics import STANDARD, Semantics

@@ -139,8 +139,8 @@ def runs_on(subject: Any, shape: Shape, features: tuple[str, ...]) -> bool:
 
 def on_kernel(subject: Any, drawn: Drawn, dtype: str, tiling: int = -1) -> tuple[Any, Numerics]:
     """What a subject of the suite returns, and what it declares; nothing where JAX has no such product."""
-    from attest.conformance.build import Built
-    from attest.conformance.execute import SubjectError, execute
+    from attest.conformance.cases.build import Built
+    from attest.conformance.judging.execute import SubjectError, execute
 
     tiling %= len(subject.tilings)
     try:

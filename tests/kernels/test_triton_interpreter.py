@@ -224,8 +224,8 @@ def copies(x, n, y, N: tl.constexpr):
 
 @needs_interpreter
 def test_a_read_past_the_end_fails_a_subject_whose_answer_is_right() -> None:
-    from attest.conformance.case import Case
-    from attest.conformance.judge import judge
+    from attest.conformance.cases.case import Case
+    from attest.conformance.judging.judge import judge
     from attest.kernels.triton.interpreter import drain_violations
     from attest.kernels.triton.launch import Launch, launch
     from tests.conformance.toy import toy, toy_attention

@@ -22,9 +22,9 @@ HOPPER = "pallas.mosaic_gpu"
 LOWER = """
 import json, os, sys
 import attest, jax
-from attest.conformance.build import build
-from attest.conformance.case import case_from_json
-from attest.conformance.execute import call_of, differentiated, forward_and_gradients, to_jax
+from attest.conformance.cases.build import build
+from attest.conformance.cases.case import case_from_json
+from attest.conformance.judging.execute import call_of, differentiated, forward_and_gradients, to_jax
 from attest.conformance.text import describe
 from attest.conformance.subject import find
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attest.conformance.malformed import MALFORMED
+from attest.conformance.judging.malformed import MALFORMED
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -57,8 +57,8 @@ def attention(query, key, value, *, causal, scale):
 REFUSALS = """
 import json
 from attest.conformance.checks.refusal import CHECKS
-from attest.conformance.judge import judge
-from attest.conformance.plan import Restriction, load_profile, tasks
+from attest.conformance.judging.judge import judge
+from attest.conformance.running.plan import Restriction, load_profile, tasks
 from my_attention.attest_subject import subject
 
 names = tuple(check.name for check in CHECKS if check.applies(subject) is None)
@@ -142,7 +142,7 @@ def test_it_passes_every_refusal_that_it_is_asked(site: Path) -> None:
 
 
 def test_the_limits_on_the_page_can_be_declared(site: Path) -> None:
-    imports = "from limits import limited; from attest.conformance.catalogue import limits"
+    imports = "from limits import limited; from attest.conformance.cli.catalogue import limits"
     code = f"{imports}; print(list(limits(limited)))"
     declared = run(site, "-c", code)
     assert declared.returncode == 0, declared.stderr

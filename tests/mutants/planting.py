@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from attest.conformance.build import Built
-from attest.conformance.execute import call_of
-from attest.conformance.features import DTYPES, FEATURES
+from attest.conformance.cases.build import Built
+from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.judging.execute import call_of
 from attest.conformance.subject import Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics
 from tests.alarms.variants import VARIANTS, Variant

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attest.conformance.build import build
-from attest.conformance.case import Case, case_from_json
-from attest.conformance.execute import execute
+from attest.conformance.cases.build import build
+from attest.conformance.cases.case import Case, case_from_json
+from attest.conformance.judging.execute import execute
 from tests.mutants.planting import Mutant, load, planted_kernel, source
 from tests.mutants.score import KILLS, Judge, drawn
 

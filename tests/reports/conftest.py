@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attest.conformance import failure
+from attest.conformance.judging import failure
 from tests.reports import records
 
 _FOLDER = Path(__file__).parent / "snapshots"

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from attest.conformance.case import Case
+from attest.conformance.cases.case import Case
 from attest.conformance.record import Element, Measurement, Result, RunRecord, Verdict
 
 KERNEL = "our.kernel"
@@ -11,7 +11,7 @@ REPLAY = 'attest replay --subject our.kernel --check forward --case \'{"causal":
 
 
 def explain(result: Result) -> str:
-    """Stands in for attest.conformance.failure.explain, whose words are another test's."""
+    """Stands in for attest.conformance.judging.failure.explain, whose words are another test's."""
     return f"{result.verdict} {result.subject} {result.check}: {result.message}\n{REPLAY}"
 
 

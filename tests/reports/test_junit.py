@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from attest.conformance.failure import explain
+from attest.conformance.judging.failure import explain
 from attest.conformance.record import Verdict
 from attest.reports.render.junit import RUN_SUITE, render_run
 from tests.reports.records import example_base, example_head, result, run

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from attest.conformance.failure import replay_line
+from attest.conformance.judging.failure import replay_line
 from attest.conformance.record import RunRecord, Verdict
 from attest.reports.compare import compare_records
 from attest.reports.render.markdown import SIZE_LIMIT, render_comparison, render_run

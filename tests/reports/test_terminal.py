@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from attest.conformance.failure import replay_line
+from attest.conformance.judging.failure import replay_line
 from attest.conformance.record import RunRecord, Verdict
 from attest.reports.compare import compare_records
 from attest.reports.render.terminal import print_comparison, print_run

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from attest.conformance import runner
-from attest.conformance.case import Case
-from attest.conformance.plan import Profile, Task
+from attest.conformance.cases.case import Case
 from attest.conformance.record import Result, Verdict
-from attest.conformance.runner import Request
+from attest.conformance.running import runner
+from attest.conformance.running.plan import Profile, Task
+from attest.conformance.running.runner import Request
 from tests import toys
 
 PROFILE = Profile("quick", shrink_evaluations=7, kinds={})

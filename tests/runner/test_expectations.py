@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from attest.conformance.case import Case
-from attest.conformance.expectations import Expectation, expect, load_expectations, stale
+from attest.conformance.cases.case import Case
 from attest.conformance.record import Measurement, RunRecord, Verdict
+from attest.conformance.running.expectations import Expectation, expect, load_expectations, stale
 from tests.runner.fakes import result
 
 ENTRY = """

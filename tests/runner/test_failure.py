@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from attest.conformance.case import Case
-from attest.conformance.environment import environment
-from attest.conformance.failure import describe_case, explain, replay_line
-from attest.conformance.features import CLAUSES
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import CLAUSES
+from attest.conformance.cli.replay_request import read_replay_request
+from attest.conformance.judging.failure import describe_case, explain, replay_line
 from attest.conformance.record import Element, Measurement, Verdict
-from attest.conformance.replay_request import read_replay_request
+from attest.conformance.running.environment import environment
 from tests.runner.fakes import result
 
 CASE = Case(

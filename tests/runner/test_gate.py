@@ -2,10 +2,10 @@
 
 import pytest
 
-from attest.conformance import gate
-from attest.conformance.case import Case
-from attest.conformance.gate import entrants, with_policy
+from attest.conformance.cases.case import Case
 from attest.conformance.record import RunRecord, Verdict
+from attest.conformance.running import gate
+from attest.conformance.running.gate import entrants, with_policy
 from attest.conformance.subject import Subject
 from tests import toys
 from tests.runner.fakes import result

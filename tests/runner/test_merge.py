@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attest.conformance import runner
-from attest.conformance.case import Case
-from attest.conformance.expectations import Expectation
-from attest.conformance.gate import with_policy
-from attest.conformance.plan import Task
+from attest.conformance.cases.case import Case
 from attest.conformance.record import Measurement, Verdict, merge_records
-from attest.conformance.runner import run
+from attest.conformance.running import runner
+from attest.conformance.running.expectations import Expectation
+from attest.conformance.running.gate import with_policy
+from attest.conformance.running.plan import Task
+from attest.conformance.running.runner import run
 from attest.conformance.schema import record_to_json
 from tests.runner.fakes import planned, request, result
 

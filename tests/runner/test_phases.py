@@ -10,11 +10,11 @@ import pytest
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from attest.conformance import phases
-from attest.conformance.case import Case
-from attest.conformance.judge import judge
-from attest.conformance.phases import checking, notice_compiling, phase, read_phase, reported
+from attest.conformance.cases.case import Case
+from attest.conformance.judging.judge import judge
 from attest.conformance.record import Verdict
+from attest.conformance.running import phases
+from attest.conformance.running.phases import checking, notice_compiling, phase, read_phase, reported
 from attest.conformance.subject import Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics
 from tests import toys

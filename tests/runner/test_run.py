@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from attest.conformance import runner
-from attest.conformance.case import Case
-from attest.conformance.expectations import Expectation
-from attest.conformance.fit import RequestError
-from attest.conformance.plan import Restriction, Task
+from attest.conformance.cases.case import Case
 from attest.conformance.record import Measurement, Result, Verdict, merge_records
 from attest.conformance.record_file import write_record
-from attest.conformance.runner import in_shard, run
+from attest.conformance.running import runner
+from attest.conformance.running.expectations import Expectation
+from attest.conformance.running.fit import RequestError
+from attest.conformance.running.plan import Restriction, Task
+from attest.conformance.running.runner import in_shard, run
 from attest.conformance.schema import record_to_json
 from tests import toys
 from tests.runner.fakes import CASES, judged, planned, request, result, shrunk

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from attest.conformance import shrink as shrinking
-from attest.conformance.case import Case
-from attest.conformance.judge import judge
+from attest.conformance.cases.case import Case
+from attest.conformance.judging.judge import judge
 from attest.conformance.record import Measurement, Verdict
-from attest.conformance.shrink import shrink
+from attest.conformance.running import shrink as shrinking
+from attest.conformance.running.shrink import shrink
 from tests import toys
 from tests.runner.fakes import result
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from attest.conformance import runner
-from attest.conformance.case import Case
-from attest.conformance.plan import Task
-from attest.conformance.pool import Pool
-from attest.conformance.process import WorkerError
+from attest.conformance.cases.case import Case
 from attest.conformance.record import Result, Verdict
-from attest.conformance.runner import run
-from attest.conformance.workers import Job, perform
+from attest.conformance.running import runner
+from attest.conformance.running.plan import Task
+from attest.conformance.running.pool import Pool
+from attest.conformance.running.process import WorkerError
+from attest.conformance.running.runner import run
+from attest.conformance.running.workers import Job, perform
 from tests import toys
 from tests.runner.fakes import planned, request
 

@@ -1,0 +1,1 @@
+"""Cases: small JSON recipes of attention problems, and the arrays that they stand for."""

@@ -1,0 +1,283 @@
+"""What arrays a Case stands for: its Problem and its cotangents, bit for bit the same everywhere."""
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.families import FAMILIES, Stream, Wanted, usual_largest_logit
+from attest.reference.oracle import Cotangents
+from attest.reference.problem import Problem, make_problem
+from attest.reference.semantics import STANDARD, Semantics
+from attest.reference.visibility import allowed, padding_rows, pick
+
+Array = NDArray[Any]
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+# Each array draws from a stream of its own, so that switching one feature on leaves the others' values.
+_STREAMS = (
+    "query",
+    "key",
+    "value",
+    "mask",
+    "bias",
+    "segments",
+    "sinks",
+    "d_out",
+    "d_lse",
+    "dropout",
+    "integers",
+)
+
+_VISIBLE_SHARE = 0.75
+_BIAS_HIDDEN_SHARE = 0.25
+_EMPTY_ROW_STRIDE = 3
+_LARGE_BIAS = 30.0
+_WEIGHTLESS = -0.5  # times the largest number of the dtype
+_LARGEST_ID = 2**31 - 1
+_PADDING_IDS = (-1, -7, -(2**31))
+_PADDING_SHARE = 0.125
+
+
+@dataclass(frozen=True)
+class Built:
+    """The arrays of one case; integer_mask is the mask as the kernel gets it, where that is not bool."""
+
+    problem: Problem
+    cotangents: Cotangents
+    integer_mask: Array | None = None
+
+
+def build(case: Case, semantics: Semantics = STANDARD) -> Built:
+    """Make a case's arrays. The semantics decide only what is hidden, and so where poison goes."""
+    dtype = DTYPES[case.dtype]
+    streams = _streams(case)
+    wanted = Wanted(
+        query=(case.batch, case.q_len, case.q_heads, case.head_dim),
+        key=(case.batch, case.kv_len, case.kv_heads, case.head_dim),
+        value=(case.batch, case.kv_len, case.kv_heads, case.value_width),
+        scale=_scale(case),
+        soft_cap=case.soft_cap,
+    )
+    triple = FAMILIES[case.family](wanted, streams["query"], streams["key"], streams["value"])
+    query, key, value = (array.astype(dtype) for array in triple)
+    problem = assemble(case, query, key, value, _mask(case, streams["mask"]))
+    out_shape = (case.batch, case.q_len, case.q_heads, case.value_width)
+    cotangents = Cotangents(
+        out=streams["d_out"].normal(out_shape).astype(dtype),
+        lse=streams["d_lse"].normal((case.batch, case.q_heads, case.q_len)).astype(np.float32),
+    )
+    built = Built(problem, cotangents, _integer_mask(case, problem, streams["integers"]))
+    return _poisoned(built, semantics) if case.poison else built
+
+
+def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | None) -> Problem:
+    """The problem of a case with these large arrays; what else it holds is made here."""
+    streams = _streams(case)
+    dtype = DTYPES[case.dtype]
+    cum_q, cum_k = _cumulative_lengths(case)
+    q_ids, kv_ids = _segment_ids(case, streams["segments"])
+    return make_problem(
+        query,
+        key,
+        value,
+        attention_mask=mask,
+        bias=_bias(case, streams["bias"], dtype),
+        softmax_scale=case.scale,
+        dropout_prob=case.dropout,
+        dropout_seed=_dropout_seed(case, streams["dropout"]),
+        causal=case.causal,
+        cum_seqlens_q=cum_q,
+        cum_seqlens_k=cum_k,
+        sliding_window=case.window,
+        logits_soft_cap=case.soft_cap,
+        softmax_aux=_sinks(case, streams["sinks"], dtype),
+        q_segment_ids=q_ids,
+        kv_segment_ids=kv_ids,
+        normalize_output=case.normalized,
+    )
+
+
+def _scale(case: Case) -> float:
+    return 1.0 / sqrt(case.head_dim) if case.scale is None else case.scale
+
+
+def _dropout_seed(case: Case, stream: Stream) -> int | None:
+    if not case.dropout:
+        return None
+    return int(stream.integers(1, 2**53, (1,))[0]) if case.dropout_seed is None else case.dropout_seed
+
+
+def _streams(case: Case) -> dict[str, Stream]:
+    return {name: Stream(case.seed, number) for number, name in enumerate(_STREAMS)}
+
+
+def _mask(case: Case, stream: Stream) -> Array | None:
+    if case.mask is None:
+        return None
+    shape = (
+        case.batch if case.mask[0] == "b" else 1,
+        case.q_heads if case.mask[1] == "h" else 1,
+        case.q_len,
+        case.kv_len,
+    )
+    mask = stream.uniform(shape) < _VISIBLE_SHARE
+    if case.empty_rows:
+        mask[:, :, ::_EMPTY_ROW_STRIDE] = False
+    if case.mask_pattern == "rows":
+        mask[:, :, _third("first", case.q_len)] = False
+    elif case.mask_pattern != "random":
+        mask[..., _third(case.mask_pattern, case.kv_len)] = False
+    return mask
+
+
+def _third(which: str, length: int) -> slice:
+    """The first, middle or last third of a length: only full blocks of it, if it has six or more."""
+    first = {"first": 0, "middle": 1, "last": 2}[which]
+    return slice(first * length // 3, (first + 1) * length // 3)
+
+
+def _integer_mask(case: Case, problem: Problem, stream: Stream) -> Array | None:
+    """Any integer but 0 is visible, negative and even ones too."""
+    if not case.integer_mask or problem.attention_mask is None:
+        return None
+    marks = np.array([-1, 1, 2, 256], np.int32)[stream.integers(0, 4, problem.attention_mask.shape)]
+    return np.where(problem.attention_mask, marks, np.int32(0))
+
+
+def _bias(case: Case, stream: Stream, dtype: Any) -> Array | None:
+    if case.bias is None:
+        return None
+    shape = (
+        case.batch if case.bias[0] == "b" else 1,
+        case.q_heads if case.bias[1] == "h" else 1,
+        case.q_len if case.bias[2] == "q" else 1,
+        case.kv_len,
+    )
+    bias = stream.normal(shape)
+    if case.bias_hides:
+        bias = np.where(stream.uniform(shape) < _BIAS_HIDDEN_SHARE, -np.inf, bias)
+    if case.bias_pattern == "large":
+        bias = _LARGE_BIAS * bias
+    elif case.bias_pattern == "lowest":
+        bias[..., _third("middle", case.kv_len)] = float(ml_dtypes.finfo(dtype).min)
+    elif case.bias_pattern == "rows":
+        bias[:, :, _third("first", case.q_len)] = -np.inf
+    elif case.bias_pattern != "normal":
+        bias[..., _third(case.bias_pattern, case.kv_len)] = -np.inf
+    return bias.astype(dtype)
+
+
+def sinks_shape(case: Case) -> tuple[int, ...]:
+    """The shape of softmax_aux. As many shared sinks as heads have an axis of heads, of size 1: without it
+    kernels could not tell them from one sink a head.
+    """
+    if case.sinks_per_head:
+        return case.q_heads, case.sinks
+    return (1, case.sinks) if case.sinks == case.q_heads > 1 else (case.sinks,)
+
+
+def _sinks(case: Case, stream: Stream, dtype: Any) -> Array | None:
+    if case.sinks == 0:
+        return None
+    shape = sinks_shape(case)
+    usual = usual_largest_logit(case.family, case.head_dim, _scale(case))
+    if case.bias_pattern == "large":
+        usual += 2 * _LARGE_BIAS
+    if case.soft_cap is not None:
+        usual = min(max(usual, -case.soft_cap), case.soft_cap)
+    sinks = (1.0 if case.sink_pattern == "ones" else usual) + stream.normal(shape)
+    if case.sink_pattern == "extreme":
+        sinks[..., 0] = _WEIGHTLESS * float(ml_dtypes.finfo(dtype).max)
+    return sinks.astype(dtype)
+
+
+def _segment_ids(case: Case, stream: Stream) -> tuple[Array | None, Array | None]:
+    """Runs of equal ids from 0 up, in both sequences; the last token of a longer one is padding."""
+    if case.segments is None:
+        return None, None
+    if case.segment_pattern == "mixed":
+        return _mixed_ids(case, case.q_len, stream), _mixed_ids(case, case.kv_len, stream)
+    edges = np.sort(stream.uniform((case.batch, case.segments - 1)), axis=1)
+
+    def ids(length: int) -> Array:
+        place = (np.arange(length) + 0.5) / max(length, 1)
+        numbers = (place[None, :, None] > edges[:, None, :]).sum(axis=2).astype(np.int32)
+        if length > 2:
+            numbers[:, -1] = -1
+        return numbers
+
+    return ids(case.q_len), ids(case.kv_len)
+
+
+def _mixed_ids(case: Case, length: int, stream: Stream) -> Array:
+    """Ids in no order, equal in their lowest bits or differing only there; one token in eight is padding."""
+    shape = (case.batch, length)
+    numbers = stream.integers(0, case.segments or 1, shape)
+    half = numbers // 2
+    ids = np.where(numbers % 2 == 1, _LARGEST_ID - numbers, half * np.where(half % 2 == 1, 1 << 8, 1 << 16))
+    padding = np.array(_PADDING_IDS)[stream.integers(0, len(_PADDING_IDS), shape)]
+    return np.where(stream.uniform(shape) < _PADDING_SHARE, padding, ids).astype(np.int32)
+
+
+def _cumulative_lengths(case: Case) -> tuple[Array | None, Array | None]:
+    if case.lengths is None:
+        return None, None
+    sides = np.array(case.lengths, np.int64).T
+    cum_q, cum_k = (np.concatenate([[0], np.cumsum(side)]).astype(np.int32) for side in sides)
+    return cum_q, cum_k
+
+
+def _poisoned(built: Built, semantics: Semantics) -> Built:
+    """Store NaN and inf wherever no clause lets a kernel's result depend on what is stored (S4, S9).
+
+    Keys and values that no query sees, bias entries of pairs that are hidden otherwise, queries and
+    cotangents of padding rows; of rows that see no key, too, but for the cotangent of lse where sinks get it.
+    """
+    problem = built.problem
+    key, value = problem.key.copy(), problem.value.copy()
+    query, d_out = problem.query.copy(), built.cotangents.out.copy()
+    d_lse = None if built.cotangents.lse is None else built.cotangents.lse.copy()
+    bias = None if problem.bias is None else problem.bias.copy()
+    bias_read = None if bias is None else np.zeros(bias.shape, bool)
+    rows = np.arange(problem.q_len, dtype=np.int64)
+    for batch in range(problem.batch):
+        padding = padding_rows(problem, semantics, batch)
+        query[batch, padding] = np.nan
+        d_out[batch, padding] = np.inf
+        if d_lse is not None:
+            d_lse[batch, :, padding] = np.nan
+        read = np.zeros((problem.kv_heads, problem.kv_len), bool)
+        defined = semantics.empty_rows == "zero"
+        for head in range(problem.q_heads):
+            permitted = allowed(problem, semantics, batch, head, rows)
+            seen = permitted
+            if problem.bias is not None and bias_read is not None:
+                seen = permitted & ~np.isneginf(pick(problem.bias, batch, head, rows).astype(np.float64))
+                _or_into(bias_read, batch, head, permitted)
+            read[head // problem.group] |= seen.any(axis=0)
+            empty = ~seen.any(axis=1) & ~padding & defined
+            query[batch, empty, head] = np.nan
+            d_out[batch, empty, head] = np.nan
+            if d_lse is not None and problem.softmax_aux is None:
+                d_lse[batch, head, empty] = np.inf
+        unread = ~read.T
+        key[batch, unread] = np.nan
+        value[batch, unread] = np.inf
+    if bias is not None and bias_read is not None:
+        bias[~bias_read] = np.nan
+    poisoned = replace(problem, query=query, key=key, value=value, bias=bias)
+    return replace(built, problem=poisoned, cotangents=Cotangents(d_out, d_lse))
+
+
+def _or_into(read: NDArray[np.bool_], batch: int, head: int, permitted: NDArray[np.bool_]) -> None:
+    plane = read[batch if read.shape[0] > 1 else 0, head if read.shape[1] > 1 else 0]
+    if plane.shape[0] == len(permitted):
+        plane |= permitted
+    else:
+        plane |= permitted.any(axis=0)

@@ -1,0 +1,86 @@
+"""What `attest list` says: each subject, where it runs, what it takes and how its answers differ."""
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from attest.conformance.cases.features import FEATURES
+from attest.conformance.running.signals import Interrupted
+from attest.conformance.subject import Subject, discover, find
+from attest.conformance.text import describe
+from attest.reference.semantics import STANDARD, Semantics
+
+_WIDTH = 100
+_INDENT = " " * 12
+
+
+def catalogue() -> str:
+    """Every subject in a paragraph of its own; one that cannot be loaded says why."""
+    return "\n\n".join("\n".join(_paragraph(name)) for name in sorted(discover()))
+
+
+def _paragraph(name: str) -> Iterator[str]:
+    yield name
+    try:
+        subject = find(name)
+        reason = subject.ready()
+    except Interrupted:
+        raise
+    except BaseException as error:  # a module or a declaration of somebody else's
+        yield _line("broken", str(error.args[0]) if isinstance(error, LookupError) else describe(error))
+        return
+    yield _line("runs on", "any backend" if subject.backend == "any" else subject.backend)
+    if reason is not None:
+        yield _line("not here", reason)
+    yield _line("dtypes", ", ".join(subject.dtypes))
+    yield _line("head dims", "{} to {}".format(*subject.head_dims))
+    yield _line("features", _features(subject))
+    limited = "; ".join(limits(subject))
+    if limited:
+        yield _line("limits", limited)
+    yield _line("returns", "out and lse" if subject.returns_lse else "out")
+    yield _line("semantics", "; ".join(differences(subject.semantics)) or "standard")
+
+
+def _features(subject: Subject) -> str:
+    if subject.features == frozenset(FEATURES):
+        return "all"
+    return ", ".join(name for name in FEATURES if name in subject.features) or "none"
+
+
+def limits(subject: Subject) -> Iterator[str]:
+    """What a subject declares to take only in part, and what it leaves out, in words."""
+    for together in subject.excludes:
+        yield f"not {' and '.join(sorted(together))} in one call"
+    if subject.window_sides == "left":
+        yield "windows to the left of the diagonal"
+    if subject.length_multiple > 1:
+        yield f"lengths that are multiples of {subject.length_multiple}"
+    if subject.seed_bits < 64:
+        yield f"dropout seeds of {subject.seed_bits} bits"
+    if subject.sinks != "any":
+        yield {"shared": "sinks shared by all heads", "per_head": "sinks of each head"}[subject.sinks]
+    if subject.gradient_dtype != "input":
+        yield f"gradients in {subject.gradient_dtype}"
+    if not subject.validates:
+        yield "does not validate its arguments"
+
+
+def differences(semantics: Semantics) -> list[str]:
+    """Where a dialect differs from the standard, in words."""
+    found = [(f.name, getattr(semantics, f.name), getattr(STANDARD, f.name)) for f in fields(Semantics)]
+    return [_difference(name, got, standard) for name, got, standard in found if got != standard]
+
+
+def _difference(name: str, got: Any, standard: Any) -> str:
+    if isinstance(got, frozenset):
+        missing, added = sorted(standard - got), sorted(got - standard)
+        parts = [f"without {', '.join(missing)}"] if missing else []
+        return f"{name} {' and '.join([*parts, *([', '.join(added)] if added else [])])}"
+    return f"{name} {got}"
+
+
+def _line(title: str, text: str) -> str:
+    first = f"  {title}".ljust(len(_INDENT))
+    return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent=_INDENT)

@@ -1,0 +1,382 @@
+"""What the command `attest` does: reads what is asked, runs it, and turns the answer into an exit status.
+
+0: passed. 1: failed, was interrupted, judged nothing, or could not write what it found. 2: what was asked
+makes no sense. All but a failure are one sentence on stderr.
+The only file that sees `reports`. Heavy imports wait until a command needs them, and until the process
+that runs kernels is settled.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attest.conformance.cli import options
+from attest.conformance.cli.options import Asked, Outputs, UsageError, asked
+from attest.conformance.files import FileError, write_text
+from attest.conformance.running.process import WorkerError, hold_streams, see_folder, settle
+from attest.conformance.running.signals import Interrupted, interruptible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from attest.conformance.record import RunRecord
+    from attest.conformance.running.journal import Journal
+    from attest.conformance.running.runner import Request
+
+PASSED, FAILED, USAGE = 0, 1, 2
+
+app = typer.Typer(
+    help="Decides whether attention kernels are right.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    hold_streams()
+    settle()
+    try:
+        with interruptible():
+            return _attempt(arguments)
+    except Interrupted:
+        return _complain("interrupted", FAILED)
+
+
+def _attempt(arguments: Sequence[str] | None) -> int:
+    click_error: Any = typer.BadParameter.__bases__[0]  # the UsageError of click, wherever typer keeps it
+    try:
+        return app(args=arguments, prog_name="attest", standalone_mode=False) or PASSED
+    except UsageError as error:
+        return _complain(str(error), USAGE)
+    except click_error as error:
+        return _complain(error.format_message(), USAGE) if error.format_message() else USAGE
+    except (FileError, WorkerError) as error:
+        return _complain(str(error), FAILED)
+    except OSError as error:  # typer prints its help itself
+        return _complain(f"{error.filename or 'stdout'}: {error.strerror or error}", FAILED)
+
+
+@app.command()
+def gate(
+    profile: options.Profile = "quick",
+    seed: options.Seed = 0,
+    shard: options.Shard = "1/1",
+    workers: options.Workers = None,
+    timeout: options.Timeout = None,
+    expectations: options.Expectations = None,
+    fail_fast: options.FailFast = False,
+    baseline: options.Baseline = None,
+    json: options.Json = None,
+    junit: options.Junit = None,
+    markdown: options.Markdown = None,
+    html: options.Html = None,
+) -> int:
+    """Judge every subject that this machine can run."""
+    import jax
+
+    from attest.conformance.running.gate import entrants
+
+    outputs = Outputs(json, junit, markdown, html)
+    outputs.spare(*([] if baseline is None else [baseline]))
+    base = None if baseline is None else _read(baseline)
+    found = entrants(jax.default_backend())
+    if not found.subjects:
+        raise UsageError("there is no subject that this machine can run: see `attest list`")
+    options_ = Asked(profile, seed, shard, workers, timeout, expectations, fail_fast)
+    return _run(options_.request(dict(found.subjects), found.skipped), outputs, base, found.broken)
+
+
+@app.command()
+def check(
+    subject: options.SubjectName,
+    feature: options.Features = None,
+    dtype: options.Dtypes = None,
+    check: options.Checks = None,
+    examples: options.Examples = None,
+    profile: options.Profile = "quick",
+    seed: options.Seed = 0,
+    shard: options.Shard = "1/1",
+    workers: options.Workers = None,
+    timeout: options.Timeout = None,
+    expectations: options.Expectations = None,
+    fail_fast: options.FailFast = False,
+    json: options.Json = None,
+    junit: options.Junit = None,
+    markdown: options.Markdown = None,
+    html: options.Html = None,
+) -> int:
+    """Judge one subject, or a part of what it is held to."""
+    from attest.conformance.subject import find
+
+    outputs = Outputs(json, junit, markdown, html)
+    only, narrowed = options.restriction(feature or (), dtype or (), check or (), examples)
+    see_folder()
+    with asked():
+        subjects = {subject: find(subject)}
+    options_ = Asked(profile, seed, shard, workers, timeout, expectations, fail_fast)
+    return _run(options_.request(subjects, only=only, narrowed=narrowed), outputs)
+
+
+@app.command()
+def replay(
+    case: Annotated[str, typer.Argument(help="A JSON file, or the JSON object that a failure prints.")],
+    subject: Annotated[str | None, typer.Option(help="Who is asked; a failure's own line says.")] = None,
+    check: options.Checks = None,
+    allow_import: Annotated[
+        bool, typer.Option("--allow-import", help="Run the module that the JSON names as its subject.")
+    ] = False,
+    workers: Annotated[
+        int, typer.Option("-n", "--workers", min=0, max=1, help="0: in this process, for a debugger.")
+    ] = 1,
+    timeout: options.Timeout = None,
+    expectations: options.Expectations = None,
+) -> int:
+    """Judge one case again and say everything about it."""
+    from attest.conformance.cli.console import say
+    from attest.conformance.cli.replay_request import read_replay_request
+    from attest.conformance.judging.failure import explain
+    from attest.conformance.running.fit import not_judged
+    from attest.conformance.running.runner import replay as judge_again
+    from attest.conformance.subject import find
+
+    see_folder()
+    with asked():
+        replayed = read_replay_request(case, subject, tuple(check or ()), allow_import)
+        subjects = {replayed.subject: find(replayed.subject)}
+    request = Asked(workers=workers, timeout=timeout, expectations=expectations).request(subjects)
+    results = judge_again(request, replayed.case, replayed.checks)
+    say("\n\n".join(explain(result) for result in results))
+    reason = not_judged(subjects[replayed.subject], results)
+    if reason is not None:
+        return _complain(f"nothing was judged: {replayed.subject} {reason}", FAILED)
+    return FAILED if any(result.verdict.red for result in results) else PASSED
+
+
+@app.command()
+def compare(
+    base: Annotated[Path, typer.Argument(help="The record of before.")],
+    head: Annotated[Path, typer.Argument(help="The record of after.")],
+    markdown: options.Markdown = None,
+) -> int:
+    """Say what a change of kernels did to the errors; exit 1 if anything became worse."""
+    from attest.conformance.cli.console import show
+    from attest.reports.compare import compare_records
+    from attest.reports.render.markdown import render_comparison
+    from attest.reports.render.terminal import print_comparison
+
+    Outputs(markdown=markdown).spare(base, head)
+    comparison = compare_records(_read(base), _read(head))
+    if markdown is not None:
+        write_text(markdown, render_comparison(comparison))
+    show(lambda console: print_comparison(comparison, console))
+    return FAILED if comparison.regressed else PASSED
+
+
+@app.command()
+def report(
+    record: Annotated[Path, typer.Argument(help="What a run wrote with --json.")],
+    junit: options.Junit = None,
+    markdown: options.Markdown = None,
+    html: options.Html = None,
+) -> int:
+    """Show a record again, or write it in other forms."""
+    from attest.conformance.cli.console import show
+    from attest.reports.render.terminal import print_run
+
+    outputs = Outputs(junit=junit, markdown=markdown, html=html)
+    outputs.spare(record)
+    found = _read(record)
+    faults = _written(found, outputs)
+    if faults:
+        return _complain("; ".join(faults), FAILED)
+    if outputs == Outputs():
+        show(lambda console: print_run(found, console))
+    return PASSED
+
+
+@app.command()
+def merge(
+    records: Annotated[list[Path], typer.Argument(help="The records of all shards of one run.")],
+    expectations: options.Expectations = None,
+    json: options.Json = None,
+    junit: options.Junit = None,
+    markdown: options.Markdown = None,
+    html: options.Html = None,
+) -> int:
+    """Make one record of the shards of a run, and judge it as a whole."""
+    from attest.conformance.record import merge_records
+    from attest.conformance.running.expectations import load_expectations
+    from attest.conformance.running.gate import with_policy
+
+    outputs = Outputs(json, junit, markdown, html)
+    outputs.spare(*records)
+    with asked():
+        known = load_expectations(expectations or ())
+        merged = merge_records([_read(path) for path in records])
+    return _conclude(with_policy(merged, known), outputs)
+
+
+@app.command("compile")
+def compile_kernels(
+    profile: Annotated[str, typer.Option(help="How much is compiled: quick or full.")] = "quick",
+    target: Annotated[list[str] | None, typer.Option(help="No other devices; repeatable.")] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="No other kernels; repeatable.")] = None,
+    feature: options.Features = None,
+    head_dim: Annotated[list[int] | None, typer.Option(help="No other head dims; repeatable.")] = None,
+    dtype: options.Dtypes = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("-n", "--workers", min=0, show_default="the number of cores", help="Processes."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write every result here.")] = None,
+) -> int:
+    """Compile every kernel for every device, none of which need be here."""
+    # Nothing is run: no process takes an accelerator, or looks for one.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    from attest.conformance.cli.console import progress, show
+    from attest.conformance.compiling.matrix import Narrowing, compile_matrix
+    from attest.conformance.running.fit import RequestError
+    from attest.reports.render.compilation import print_matrix
+
+    outputs = Outputs(json)
+    only = Narrowing(
+        targets=tuple(target or ()),
+        kernels=tuple(kernel or ()),
+        features=tuple(feature or ()),
+        head_dims=tuple(head_dim or ()),
+        dtypes=tuple(dtype or ()),
+    )
+    count = (os.cpu_count() or 1) if workers is None else workers
+    try:
+        with progress() as watch:
+            matrix = compile_matrix(profile, only, count, watch)
+    except RequestError as error:
+        raise UsageError(str(error)) from error
+    if outputs.json is not None:
+        write_text(outputs.json, dumps(matrix.to_json(), indent=1) + "\n")
+    show(lambda console: print_matrix(matrix, console))
+    return PASSED if matrix.status == "pass" else FAILED
+
+
+@app.command("list")
+def list_subjects() -> int:
+    """Say which subjects there are, what they declare and where they run."""
+    from attest.conformance.cli.catalogue import catalogue
+    from attest.conformance.cli.console import say
+
+    say(catalogue())
+    return PASSED
+
+
+def _run(
+    request: "Request", outputs: Outputs, base: "RunRecord | None" = None, problems: Sequence[str] = ()
+) -> int:
+    from attest.conformance.cli.console import progress
+    from attest.conformance.running.fit import RequestError, refuse_unfit
+    from attest.conformance.running.gate import with_policy
+    from attest.conformance.running.runner import run
+
+    journal = None
+    try:
+        for subject in request.subjects.values():
+            refuse_unfit(subject, request.profile, request.only)
+        journal = _begun(request, outputs.json)
+        with progress() as watch:
+            found = run(request, watch, journal.add if journal else lambda _results: None)
+    except RequestError as error:
+        if journal is not None:
+            journal.remove()
+        raise UsageError(str(error)) from error
+    found = replace(found, problems=tuple(sorted({*found.problems, *problems})))
+    return _conclude(with_policy(found, request.expectations), outputs, base, journal)
+
+
+def _begun(request: "Request", record: Path | None) -> "Journal | None":
+    """The journal of a run whose record goes to a file."""
+    from attest.conformance.files import is_special
+    from attest.conformance.running.journal import Journal, journal_path
+    from attest.conformance.running.limits import limits
+    from attest.conformance.running.runner import asked
+
+    if record is None or is_special(record):
+        return None
+    return Journal(journal_path(record), asked(request), limits()["sync_seconds"])
+
+
+def _conclude(
+    record: "RunRecord",
+    outputs: Outputs,
+    base: "RunRecord | None" = None,
+    journal: "Journal | None" = None,
+) -> int:
+    """Write and print a record; its exit status. What cannot be written takes nothing else with it."""
+    from attest.conformance.cli.console import show
+    from attest.reports.compare import compare_records
+    from attest.reports.render.terminal import print_comparison, print_run
+
+    prints: list[Callable[[Console], None]] = [lambda console: print_run(record, console)]
+    if base is not None and record.complete:
+        comparison = compare_records(base, record)
+        worse = ("worse than the baseline",) if comparison.regressed else ()
+        record = replace(record, problems=tuple(sorted({*record.problems, *worse})))
+        prints.insert(0, lambda console: print_comparison(comparison, console))
+    faults = _written(record, outputs)
+    if journal is not None and not faults:
+        journal.remove()
+    elif journal is not None:
+        journal.close()
+        faults.append(f"what was found is in {journal.path}")
+    try:
+        show(*prints)
+    except FileError as error:
+        faults.append(str(error))
+    if not record.complete:
+        where = f"; what was found until then is in {outputs.json}" if outputs.json and not faults else ""
+        faults.insert(0, f"{record.note}{where}")
+    if faults:
+        return _complain("; ".join(faults), FAILED)
+    if journal is not None and journal.fault:
+        _complain(f"{journal.fault}, so the run went on without it", FAILED)
+    return PASSED if record.status == "pass" else FAILED
+
+
+def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
+    """Write the record in every form that was asked for; a sentence for each that could not be."""
+    from attest.conformance.record_file import record_text
+    from attest.reports.render import html, junit, markdown
+
+    faults: list[str] = []
+    for path, render in (
+        (outputs.json, record_text),
+        (outputs.junit, junit.render_run),
+        (outputs.markdown, markdown.render_run),
+        (outputs.html, html.render_run),
+    ):
+        if path is not None:
+            try:
+                write_text(path, render(record))
+            except FileError as error:
+                faults.append(str(error))
+    return faults
+
+
+def _read(path: Path) -> "RunRecord":
+    from attest.conformance.record_file import read_record
+
+    with asked():
+        return read_record(path)
+
+
+def _complain(sentence: str, status: int) -> int:
+    from attest.conformance.cli.console import complain
+
+    complain(sentence)
+    return status

@@ -1,0 +1,76 @@
+"""What a user sees: reports on stdout, sentences on stderr, and a progress bar while a run goes on.
+
+No control character of anybody's text reaches a terminal, and what cannot be written is one sentence.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from attest.conformance.files import FileError
+from attest.conformance.running.runner import Progress
+from attest.conformance.text import printable, sentence
+
+
+def show(*prints: Callable[[Console], None]) -> None:
+    """Print reports: coloured on terminals only, and not under NO_COLOR. Raises FileError."""
+    page = io.StringIO()  # written as a whole, so that what goes wrong then is seen in one place
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()  # type: ignore[reportUnnecessaryComparison]
+    console = Console(file=page, force_terminal=on_terminal or None, highlight=False)
+    for print_it in prints:
+        print_it(console)
+    _write(page.getvalue())
+
+
+def say(text: str) -> None:
+    """Print text. Raises FileError."""
+    _write(printable(text) + "\n")
+
+
+def complain(text: str) -> None:
+    """Say on stderr what is wrong, in one line; where stderr is closed, nobody hears it."""
+    if sys.stderr is not None:  # type: ignore[reportUnnecessaryComparison] - it is None where it is closed
+        with suppress(OSError):
+            print(f"attest: {sentence(text)}", file=sys.stderr)
+
+
+def _write(text: str) -> None:
+    if sys.stdout is None:  # type: ignore[reportUnnecessaryComparison] - it is None where it is closed
+        raise FileError("stdout is closed: nothing could be printed")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        _give_up_stdout()
+        raise FileError(f"stdout: cannot be written: {error.strerror or error}") from error
+
+
+def _give_up_stdout() -> None:
+    """Python would write what is left in its buffer once more when it ends."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+@contextmanager
+def progress() -> Generator[Callable[[Progress], None], None, None]:
+    """Shows what it is told."""
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("CI"):
+        yield lambda _progress: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("planning", total=None)
+
+        def show(now: Progress) -> None:
+            red = f", {now.red} red" if now.red else ""
+            bar.update(task, description=now.stage + red, completed=now.done, total=now.total)
+
+        yield show

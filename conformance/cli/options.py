@@ -1,0 +1,189 @@
+"""What the command line takes: its options, and which of their values make sense."""
+
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attest.conformance.files import is_special, refusal, same_file
+from attest.conformance.text import describe
+
+if TYPE_CHECKING:
+    from attest.conformance.running.plan import Restriction
+    from attest.conformance.running.runner import Request
+    from attest.conformance.subject import Subject
+
+SubjectName = Annotated[str, typer.Argument(help="A name from `attest list`, or module:attribute.")]
+Profile = Annotated[str, typer.Option(help="How much is asked: quick, standard, nightly or production.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the drawn cases.")]
+Shard = Annotated[str, typer.Option(help="i/n: the i-th of n parts of the run, for `attest merge`.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--workers",
+        min=0,
+        show_default="the number of cores; 1 on an accelerator",
+        help="Processes that run kernels. 0: none but this one, without --timeout.",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(show_default="120", help="Seconds for one case, all its checks, before it counts as hung."),
+]
+Baseline = Annotated[Path | None, typer.Option(help="A record that this run may not be worse than.")]
+Json = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", help="Write the record here; while the run goes on, a journal beside it, FILE.journal."
+    ),
+]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="End the run at its first red verdict.")]
+Junit = Annotated[Path | None, typer.Option(help="Write a JUnit XML report here.")]
+Markdown = Annotated[Path | None, typer.Option(help="Write a Markdown report here.")]
+Html = Annotated[Path | None, typer.Option(help="Write an HTML report here.")]
+Expectations = Annotated[
+    list[Path] | None,
+    typer.Option(help="A TOML file, or a folder of them, with known failures of your own; repeatable."),
+]
+Features = Annotated[list[str] | None, typer.Option("--feature", help="On in every case; repeatable.")]
+Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="No other dtypes; repeatable.")]
+Checks = Annotated[list[str] | None, typer.Option("--check", help="No other checks; repeatable.")]
+Examples = Annotated[int | None, typer.Option(min=1, help="Cases to draw, in all.")]
+
+
+class UsageError(Exception):
+    """What was asked makes no sense; the message is one sentence."""
+
+
+@contextmanager
+def asked() -> Generator[None, None, None]:
+    """For reading what the user named: what is wrong with it is a usage error.
+
+    So is a module that ends the process when it is imported.
+    """
+    try:
+        yield
+    except LookupError as error:
+        raise UsageError(str(error.args[0])) from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        raise UsageError(f"a subject cannot be loaded: its module raised {describe(error)}") from error
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files to write, each checked before any work is done. Raises UsageError."""
+
+    json: Path | None = None
+    junit: Path | None = None
+    markdown: Path | None = None
+    html: Path | None = None
+
+    def __post_init__(self) -> None:
+        named = self.named
+        for name, path in named:
+            reason = refusal(path)
+            if reason is not None:
+                raise UsageError(f"{name} {path}: {reason}")
+        if self.json is not None:
+            from attest.conformance.running.journal import journal_path
+
+            named = (*named, ("the journal of --json", journal_path(self.json)))
+        for (name, path), (other, taken) in combinations(named, 2):
+            if same_file(path, taken) and not is_special(path):
+                raise UsageError(f"{name} {path} and {other} {taken} are one file: name two")
+
+    @property
+    def named(self) -> tuple[tuple[str, Path], ...]:
+        """The options and files that are asked for."""
+        return tuple((f"--{name}", path) for name, path in vars(self).items() if path is not None)
+
+    def spare(self, *inputs: Path) -> None:
+        """Raise UsageError if one of the files is also read."""
+        for name, path in self.named:
+            for read in inputs:
+                if same_file(path, read):
+                    raise UsageError(f"{name} {path}: is read, too, and would be lost: name another file")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options that every run has."""
+
+    profile: str = "quick"
+    seed: int = 0
+    shard: str = "1/1"
+    workers: int | None = None
+    timeout: float | None = None
+    expectations: Sequence[Path] | None = None
+    fail_fast: bool = False
+
+    def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
+        """The run that these options ask for. Raises UsageError."""
+        from attest.conformance.running.environment import environment
+        from attest.conformance.running.expectations import load_expectations
+        from attest.conformance.running.gate import why_not_here
+        from attest.conformance.running.limits import limits
+        from attest.conformance.running.plan import load_profile
+        from attest.conformance.running.runner import Request
+
+        if self.timeout is not None and not 0 < self.timeout < float("inf"):
+            raise UsageError(f"--timeout: got {self.timeout:g}, expected a number of seconds above 0")
+        with asked():
+            expectations = load_expectations(self.expectations or ())
+            profile = load_profile(self.profile)
+        here = environment()
+        for name, subject in subjects.items():
+            with asked():
+                reason = why_not_here(subject, here["backend"])
+            if reason is not None:
+                raise UsageError(f"{name} cannot run here: {reason}")
+        return Request(
+            subjects=subjects,
+            profile=profile,
+            seed=self.seed,
+            shard=_parse_shard(self.shard),
+            workers=_default_workers(here["backend"]) if self.workers is None else self.workers,
+            timeout=self.timeout or profile.task_seconds or limits()["task_seconds"],
+            fail_fast=self.fail_fast,
+            expectations=expectations,
+            environment={**here, "skipped": dict(skipped or {})},
+            **narrowing,
+        )
+
+
+def restriction(
+    features: Sequence[str], dtypes: Sequence[str], checks: Sequence[str], examples: int | None
+) -> "tuple[Restriction, str]":
+    """What narrows a run, and the same as typed. Raises UsageError."""
+    from attest.conformance.cases.features import DTYPES, FEATURES
+    from attest.conformance.running.plan import Restriction
+
+    for option, names, known in (("--feature", features, FEATURES), ("--dtype", dtypes, DTYPES)):
+        for name in names:
+            if name not in known:
+                raise UsageError(f"{option}: got {name!r}, expected one of {', '.join(known)}")
+    words = [f"--feature {name}" for name in sorted(set(features))]
+    words += [f"--dtype {name}" for name in dtypes]
+    words += [f"--check {name}" for name in checks]
+    words += [] if examples is None else [f"--examples {examples}"]
+    return Restriction(frozenset(features), tuple(dtypes), tuple(checks), examples), " ".join(words)
+
+
+def _parse_shard(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
+        return int(number), int(count)
+    raise UsageError(f"--shard: got {text!r}, expected i/n with 1 <= i <= n, such as 2/3")
+
+
+def _default_workers(backend: str) -> int:
+    """Cores are shared out; an accelerator's memory is not."""
+    return (os.cpu_count() or 1) if backend == "cpu" else 1

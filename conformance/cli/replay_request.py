@@ -1,0 +1,69 @@
+"""What `attest replay` is asked: a subject, checks and a case, from a failure's line or from a file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attest.conformance.cases.case import Case, case_from_json
+from attest.conformance.checks import all_checks
+from attest.conformance.files import read_bytes
+from attest.conformance.sizes import sizes
+from attest.conformance.text import sentence
+from attest.conformance.typed import convert, decode
+
+
+@dataclass(frozen=True)
+class ReplayRequest:
+    """Who is asked what, on which case."""
+
+    subject: str
+    checks: tuple[str, ...]
+    case: Case
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    case: dict[str, Any]
+    subject: str | None = None
+    check: str | None = None
+
+
+def read_replay_request(
+    text: str, subject: str | None, checks: tuple[str, ...], allow_import: bool = False
+) -> ReplayRequest:
+    """Read the JSON object in `text`, or in the file that it names; `subject` and `checks` go before its own.
+
+    A Case by itself needs `subject`; without checks, all that drawn cases serve are asked.
+    allow_import: whether the object may name a `module:attribute`, whose module is then run.
+    Raises ValueError with one sentence.
+    """
+    inline = text.lstrip().startswith("{")
+    where = "the case on the command line" if inline else sentence(text)
+    limit = sizes().request_bytes
+    data = text.encode(errors="surrogateescape") if inline else read_bytes(Path(text), limit, "case")
+    if len(data) > limit:
+        raise ValueError(f"{where}: got {len(data)} bytes, expected at most {limit}")
+    fields = decode(data, dict[str, Any], where)
+    asked = convert(fields if "case" in fields else {"case": fields}, _Request, where)
+    name = subject or asked.subject
+    if not name:
+        raise ValueError(f"{where}: names no subject: add --subject")
+    checks = checks or ((asked.check,) if asked.check else ())
+    known = all_checks()
+    for check in checks:
+        if check not in known:
+            raise ValueError(sentence(f"unknown check {check!r}: known are {', '.join(sorted(known))}"))
+    try:
+        case = case_from_json(asked.case)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(sentence(f"{where}: {error}")) from error
+    if subject is None and ":" in name and not allow_import:
+        raise ValueError(
+            sentence(
+                f"{where}: subject {name!r} runs the code of a module: if you trust it, add --allow-import,"
+                " or --subject and its name"
+            )
+        )
+    drawn = tuple(check.name for check in known.values() if check.kind == "drawn")
+    return ReplayRequest(name, checks or drawn, case)

@@ -1,0 +1,181 @@
+"""What Mosaic GPU, LLVM and ptxas make of the passes of the Hopper kernels, for a GPU that is not here.
+
+JAX's plugin for CUDA compiles for a GPU that is described to it as for one that is there: no driver is
+needed, and of NVIDIA's toolkit ptxas, nvlink and libdevice alone. A job is a whole pass, forward or backward,
+with the kernels that it launches and what XLA does around them.
+"""
+
+import os
+import re
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from jax.experimental import topologies
+from jax.interpreters import mlir
+
+from attest.conformance.cases.case import Case
+from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job
+from attest.conformance.compiling.compilers.overheard import STDOUT, overheard
+from attest.conformance.compiling.compilers.programs import Source, lowered, passes
+
+_PLUGIN = "jax_cuda13_plugin"
+
+_CALL = "mosaic_gpu_v2"
+_LAUNCH = "gpu.launch"
+_SUFFIX = "_mosaic_gpu_kernel"  # what Mosaic adds to the name of a kernel
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*)")
+# Products that are awaited one by one, instead of running while the warpgroup goes on.
+_SERIALIZED = "serialized"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What ptxas says of the code of one kernel: of a thread."""
+
+    registers: int
+    stack_bytes: int
+    spill_bytes: int
+
+
+def compile_source(source: Source) -> Binary:
+    """Compiles one pass. Raises RuntimeError with the words of JAX, Mosaic, XLA or ptxas in one line."""
+    with overheard(), overheard(STDOUT) as heard, _talkative():
+        program = lowered(source, _device(dict(source.target)["description"]))
+        shared = shared_of(program)
+        if not shared:
+            raise RuntimeError("launches no kernel of Mosaic GPU: XLA compiled all of it")
+        try:
+            compiled = program.compile()
+        except Exception as error:
+            raise RuntimeError(_reason(str(error))) from error
+        said = heard()
+    frames = frames_of(said)
+    if frames.keys() != shared.keys():
+        raise RuntimeError(f"ptxas spoke of {sorted(frames)}, but {sorted(shared)} were launched")
+    memory = compiled.memory_analysis()
+    temporary = memory.temp_size_in_bytes
+    taken = {
+        "registers": max(frame.registers for frame in frames.values()),
+        "spill_bytes": sum(frame.spill_bytes for frame in frames.values()),
+        "stack_bytes": sum(frame.stack_bytes for frame in frames.values()),
+        "shared_bytes": max(shared.values()),
+        "hbm_bytes": memory.argument_size_in_bytes + memory.output_size_in_bytes + temporary,
+        "temporary_bytes": temporary,
+    }
+    losses = dict.fromkeys(f"ptxas {code}: {words}" for code, words in _LOSS.findall(said))
+    notes = (
+        f"{kernel}: {frame.registers} registers, spills {frame.spill_bytes} bytes, "
+        f"{shared[kernel]} bytes of shared memory"
+        for kernel, frame in frames.items()
+    )
+    return Binary(
+        taken,
+        notes=(*notes, *(loss for loss in losses if _SERIALIZED not in loss)),
+        faults=tuple(loss for loss in losses if _SERIALIZED in loss),
+    )
+
+
+def shared_of(program: Any) -> Mapping[str, int]:
+    """Bytes of dynamic shared memory that a block of each kernel of Mosaic asks for, by its name."""
+    found: dict[str, int] = {}
+    module = program.compiler_ir("stablehlo")
+    # Its context knows Mosaic's types, but not the names that Mosaic gives to everybody's operations.
+    module.context.allow_unregistered_dialects = True
+    for call in _operations(module, "stablehlo.custom_call"):
+        if call.attributes["call_target_name"].value == _CALL:
+            written = call.attributes["mhlo.backend_config"]["module"].value_bytes
+            kernel: Any = mlir.ir.Module.parse(written, module.context)
+            name = kernel.operation.attributes["sym_name"].value
+            for launch in _operations(kernel, _LAUNCH):
+                asked = launch.operands[-1].owner.attributes["value"].value
+                found[name] = max(asked, found.get(name, 0))
+    return found
+
+
+def frames_of(said: str) -> Mapping[str, Frame]:
+    """What ptxas says of each entry function and the functions that it calls, by the name of its kernel."""
+    found: dict[str, Frame] = {}
+    _, *sections = _ENTRY.split(said)
+    for name, section in zip(sections[::2], sections[1::2], strict=True):
+        frames = [tuple(map(int, numbers)) for numbers in _STACK.findall(section)]
+        registers = [int(number) for number in _REGISTERS.findall(section)]
+        if not frames or not registers:
+            raise RuntimeError(f"ptxas said nothing of registers or spills of {name}")
+        found[name.removesuffix(_SUFFIX)] = Frame(
+            registers=max(registers),
+            stack_bytes=sum(stack for stack, _, _ in frames),
+            spill_bytes=sum(stores + loads for _, stores, loads in frames),
+        )
+    return found
+
+
+def _operations(module: Any, name: str) -> list[Any]:
+    """The operations of a module that have a name, or that name after a dialect's."""
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name.endswith(name):
+            found.append(operation)
+        return mlir.ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+@contextmanager
+def _talkative() -> Generator[None]:
+    """Mosaic hands on what ptxas says, on stdout, and not into files."""
+    said, into_files = "MOSAIC_GPU_DUMP_PTXAS", "MOSAIC_GPU_DUMP_TO"
+    before = {name: os.environ.pop(name) for name in (said, into_files) if name in os.environ}
+    os.environ[said] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[said]
+        os.environ.update(before)
+
+
+@cache
+def _device(description: str) -> Any:
+    # The plugin would refuse to load without the libraries that only a GPU needs.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    text = Path(__file__).with_name(description).read_text()
+    try:
+        topology = topologies.get_topology_desc(description, "cuda", target_config=text, topology="1x1x1")
+    except NotImplementedError as error:
+        raise RuntimeError(
+            "JAX refused its plugin for CUDA in this process: set JAX_PLATFORMS=cpu"
+        ) from error
+    return topology.devices[0]
+
+
+def _reason(said: str) -> str:
+    return said.strip().splitlines()[0] if said.strip() else "the compiler says nothing"
+
+
+def _jobs(case: Case, device: Device) -> list[Job]:
+    return passes("attest.kernels.pallas.mosaic_gpu", "flash_attention_with_lse", case, device)
+
+
+def _why_not() -> str | None:
+    if find_spec(_PLUGIN) is None:
+        return f"{_PLUGIN} is not installed: it is the dependency group hopper, for Linux"
+    return None
+
+
+MOSAIC_GPU = Compiler(
+    name="mosaic_gpu",
+    devices=frozenset({"h200"}),
+    why_not=_why_not,
+    jobs=_jobs,
+    compile=compile_source,
+)

@@ -1,0 +1,101 @@
+"""What XLA and Mosaic make of the passes of the Pallas kernels, for TPUs that are not here.
+
+libtpu compiles for a topology as well as for a TPU: the real compilers, with the limits of a TPU. A job is a
+whole pass, forward or backward, with the kernels that it launches and what XLA does around them.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from jax.experimental import topologies
+from jax.sharding import Mesh, use_abstract_mesh
+
+from attest.conformance.cases.case import Case
+from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job
+from attest.conformance.compiling.compilers.overheard import overheard
+from attest.conformance.compiling.compilers.programs import Source, lowered, passes
+
+# XLA would keep small arrays in VMEM, where a kernel needs no buffers for them. With arrays in HBM, where
+# large ones have to be, a kernel takes the most VMEM, and the same for every length and batch.
+_OPTIONS = {"xla_msa_enable": False}
+
+_KERNEL = re.compile(r"%([\w-]+?)(?:\.\d+)? = .*custom_call_target=\"tpu_custom_call\"")
+_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"\}')
+_OVERFLOW = re.compile(
+    r"on stack for %([\w-]+?)(?:\.\d+)? = .*(Scoped allocation .*? by [\d.]+\w?)", re.DOTALL
+)
+
+
+def compile_source(source: Source) -> Binary:
+    """Compiles one pass. Raises RuntimeError with the words of JAX, Mosaic or XLA in one line."""
+    with overheard():
+        device = _device(dict(source.target)["topology"])
+        with use_abstract_mesh(Mesh([device], ("core",)).abstract_mesh):
+            program = lowered(source, device)
+            try:
+                compiled = program.compile(compiler_options=_OPTIONS)
+            except Exception as error:
+                raise RuntimeError(_reason(str(error))) from error
+    vmem = vmem_of(compiled.as_text())
+    if not vmem:
+        raise RuntimeError("launches no kernel of Mosaic: XLA compiled all of it")
+    memory = compiled.memory_analysis()
+    code, temporary = memory.generated_code_size_in_bytes, memory.temp_size_in_bytes
+    arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    taken = {
+        "scoped_vmem_bytes": max(vmem.values()),
+        "hbm_bytes": arrays + temporary + code,
+        "temporary_bytes": temporary,
+        "code_bytes": code,
+    }
+    return Binary(taken, tuple(f"{kernel}: {size} bytes of scoped VMEM" for kernel, size in vmem.items()))
+
+
+def vmem_of(hlo: str) -> Mapping[str, int]:
+    """Bytes of VMEM that each kernel of Mosaic is given in a compiled module, by its name."""
+    found: dict[str, int] = {}
+    for line in hlo.splitlines():
+        kernel, size = _KERNEL.search(line), _VMEM.search(line)
+        if kernel is not None:
+            if size is None:
+                raise RuntimeError(f"XLA says nothing of the VMEM that {kernel[1]} takes")
+            found[kernel[1]] = max(int(size[1]), found.get(kernel[1], 0))
+    return found
+
+
+@cache
+def _device(topology: str) -> Any:
+    # libtpu locks a file, so that one process alone has the TPU. None is used here, where many compile.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
+
+
+def _reason(said: str) -> str:
+    """One line of an error of XLA or Mosaic: that with the kernel and the numbers, where there is one."""
+    overflow = _OVERFLOW.search(said)
+    if overflow is not None:
+        return f"{overflow[1]}: {overflow[2]}"
+    return said.strip().splitlines()[0] if said.strip() else "the compiler says nothing"
+
+
+def _jobs(case: Case, device: Device) -> list[Job]:
+    return passes("attest.kernels.pallas.tpu", "flash_attention_with_lse", case, device)
+
+
+def _why_not() -> str | None:
+    if find_spec("libtpu") is None:
+        return "libtpu is not installed: it is the dependency group tpu, for Linux on x86-64"
+    return None
+
+
+TPU = Compiler(
+    name="tpu",
+    devices=frozenset({"v5e", "v6e", "v5p", "tpu7x"}),
+    why_not=_why_not,
+    jobs=_jobs,
+    compile=compile_source,
+)

@@ -1,0 +1,372 @@
+"""Which kernels compile for which devices, and within what they have, with none of the devices here.
+
+The matrix is kernel x set of features x head_dim x dtype x device, of compile.toml and devices.toml, for each
+compiler of `attest.conformance.compiling.compilers`. What does not compile, spills, or takes more of
+anything than the device has, fails: these are the configurations that a user gets who asks for none. Beside
+it stand estimates of what no kernel can beat.
+"""
+
+import multiprocessing
+import time
+import tomllib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attest.conformance.cases.case import Case, case_from_json
+from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job, Peaks, all_compilers
+from attest.conformance.compiling.roofline import PASSES, Estimate, estimate
+from attest.conformance.running.process import hush, settle
+from attest.conformance.running.runner import Progress, RequestError, Watch
+from attest.conformance.text import describe
+
+_SCHEMA = "attest.compile/2"
+_MATRIX = Path(__file__).with_name("compile.toml")
+_DEVICES = Path(__file__).with_name("devices.toml")
+
+# The name of what a case launches, where that cannot even be found out.
+_UNKNOWN = "?"
+
+# What devices limit, in words; the names are those of devices.toml and of Binary.taken.
+_WORDS = {
+    "registers": "registers of a thread",
+    "shared_bytes": "bytes of shared memory",
+    "tmem_columns": "columns of TMEM",
+    "scoped_vmem_bytes": "bytes of scoped VMEM",
+    "hbm_bytes": "bytes of HBM",
+}
+_ESTIMATES = (
+    "lower bounds from the peaks that vendors publish, by conformance/compiling/roofline.py; "
+    "nothing is measured"
+)
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """What the command line leaves of a profile; empty means everything. features: all on in every case."""
+
+    targets: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    head_dims: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+    def keeps(self, target: str, case: Case) -> bool:
+        """Whether it leaves this case on this device."""
+        return (
+            (not self.targets or target in self.targets)
+            and (not self.head_dims or case.head_dim in self.head_dims)
+            and (not self.dtypes or case.dtype in self.dtypes)
+            and case.features.issuperset(self.features)
+        )
+
+    def __str__(self) -> str:
+        """As typed."""
+        options = {name.replace("_", "-").removesuffix("s"): asked for name, asked in vars(self).items()}
+        return " ".join(f"--{name} {value}" for name, asked in options.items() for value in asked)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of the matrix. set: of features, by its name in compile.toml."""
+
+    compiler: str
+    kernel: str
+    target: str
+    set: str
+    features: tuple[str, ...]
+    head_dim: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.compiler} {self.kernel} {self.target} {self.set} {self.dtype} head_dim={self.head_dim}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one compilation: a binary, or an error in one line."""
+
+    binary: Binary | None = None
+    error: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """A cell, what it was compiled as and what came of it; limits: those of the device."""
+
+    cell: Cell
+    configuration: Mapping[str, int]
+    outcome: Outcome
+    limits: Mapping[str, int]
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Why it fails, in words with numbers; empty if it passes."""
+        binary = self.outcome.binary
+        if binary is None:
+            return (f"does not compile: {self.outcome.error}",)
+        found: list[str] = []
+        taken = binary.taken
+        if taken.get("spill_bytes"):
+            found.append(
+                f"spills {taken['spill_bytes']} bytes of a thread (stack {taken['stack_bytes']} bytes), "
+                f"with {taken['registers']} registers"
+            )
+        for name, limit in self.limits.items():
+            if taken.get(name, 0) > limit:
+                words = _WORDS.get(name, name)
+                found.append(f"takes {taken[name]} {words}, {self.cell.target} has {limit}")
+        return (*found, *binary.faults)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` says of it; what a binary takes is null where there is none."""
+        binary = self.outcome.binary
+        return {
+            **asdict(self.cell),
+            "configuration": dict(self.configuration),
+            "status": "fail" if self.faults else "pass",
+            "faults": list(self.faults),
+            "error": self.outcome.error,
+            "taken": None if binary is None else dict(binary.taken),
+            "notes": [] if binary is None else list(binary.notes),
+            "limits": dict(self.limits),
+            "seconds": round(self.outcome.seconds, 3),
+        }
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What was asked and what came of it. compilations: cells that are the same to a compiler share one.
+
+    left_out: why some devices were not compiled for, a sentence for each compiler that cannot run here.
+    """
+
+    profile: str
+    narrowed: str
+    results: tuple[Result, ...]
+    estimates: tuple[Estimate, ...]
+    left_out: tuple[str, ...]
+    compilations: int
+    seconds: float
+
+    @property
+    def status(self) -> str:
+        """pass or fail."""
+        return "fail" if any(result.faults for result in self.results) else "pass"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        return {
+            "schema": _SCHEMA,
+            "status": self.status,
+            "profile": self.profile,
+            "narrowed": self.narrowed,
+            "compilations": self.compilations,
+            "seconds": round(self.seconds, 1),
+            "left_out": list(self.left_out),
+            "results": [result.to_json() for result in self.results],
+            "estimates": {
+                "what": _ESTIMATES,
+                "rows": [estimate.to_json() for estimate in self.estimates],
+            },
+        }
+
+
+@cache
+def all_devices() -> dict[str, Device]:
+    """Those of devices.toml, by name."""
+    found: dict[str, Device] = {}
+    for name, row in tomllib.loads(_DEVICES.read_text()).items():
+        limits = {key: x for key, x in row.items() if "limit" in x}
+        found[name] = Device(
+            name,
+            row["target"],
+            limits={key: x["limit"] for key, x in limits.items()},
+            sources={key: x["source"] for key, x in limits.items()},
+            peaks=Peaks(**row["peaks"]),
+        )
+    return found
+
+
+def compile_matrix(
+    profile: str,
+    only: Narrowing,
+    workers: int,
+    watch: Watch = lambda _progress: None,
+    compilers: Sequence[Compiler] | None = None,
+) -> Matrix:
+    """Compile a profile; workers 0: in this process.
+
+    Raises RequestError if nothing is meant, or if a compiler that is meant cannot run in this process.
+    """
+    _refuse_unknown(profile, only)
+    start = time.monotonic()
+    try:
+        chosen, left_out = _able(all_compilers() if compilers is None else compilers, only)
+    except ImportError as error:  # Triton is for Linux alone
+        raise RequestError(f"kernels cannot be compiled here: {error}") from error
+    asked = [
+        (compiler, all_devices()[target], name, case)
+        for target, name, case in cases_of(profile)
+        for compiler in chosen
+        if target in compiler.devices and only.keeps(target, case)
+    ]
+    planned = list(_planned(asked, only, watch))
+    if not planned:
+        raise RequestError(
+            f"nothing fits {only} in the profile {profile}: see conformance/compiling/compile.toml"
+        )
+    jobs = {_key(compiler, job): (compiler, job) for compiler, _, job in planned if isinstance(job, Job)}
+    outcomes: dict[str, Outcome] = {}
+    red = 0
+    for key, outcome in _compiled(jobs, workers):
+        outcomes[key] = outcome
+        red += outcome.binary is None
+        watch(Progress("compiling", len(outcomes), len(jobs), red))
+    results = [
+        Result(cell, job.configuration, outcomes[_key(compiler, job)], all_devices()[cell.target].limits)
+        if isinstance(job, Job)
+        else Result(cell, {}, job, all_devices()[cell.target].limits)
+        for compiler, cell, job in planned
+    ]
+    return Matrix(
+        profile,
+        str(only),
+        tuple(results),
+        tuple(estimate(device, name, case, which) for _, device, name, case in asked for which in PASSES),
+        left_out,
+        len(jobs),
+        time.monotonic() - start,
+    )
+
+
+def _refuse_unknown(profile: str, only: Narrowing) -> None:
+    for option, names, known in (
+        ("--profile", (profile,), _settings()["profiles"]),
+        ("--target", only.targets, all_devices()),
+        ("--feature", only.features, FEATURES),
+        ("--dtype", only.dtypes, DTYPES),
+    ):
+        for name in names:
+            if name not in known:
+                raise RequestError(f"{option}: got {name!r}, expected one of {', '.join(known)}")
+
+
+type _Asked = Sequence[tuple[Compiler, Device, str, Case]]
+
+
+def _able(compilers: Sequence[Compiler], only: Narrowing) -> tuple[Sequence[Compiler], tuple[str, ...]]:
+    """The compilers that can run here, and why the others cannot.
+
+    Raises RequestError if none can, or one that cannot is asked for by a device of its.
+    """
+    able = [compiler for compiler in compilers if compiler.why_not() is None]
+    left_out: list[str] = []
+    for compiler in compilers:
+        if compiler in able:
+            continue
+        sentence = f"{compiler.name} cannot compile: {compiler.why_not()}"
+        if not able or compiler.devices.intersection(only.targets):
+            raise RequestError(sentence)
+        if not only.targets:
+            left_out.append(f"not compiled for {', '.join(sorted(compiler.devices))}: {sentence}")
+    return able, tuple(left_out)
+
+
+def _planned(asked: _Asked, only: Narrowing, watch: Watch) -> Iterator[tuple[Compiler, Cell, Job | Outcome]]:
+    """Every cell with its job, or the error of looking for it. Raises RequestError for unknown kernels."""
+    kernels: set[str] = set()
+    for done, (compiler, device, name, case) in enumerate(asked):
+        watch(Progress("tracing", done, len(asked), 0))
+        place = (device.name, name, tuple(sorted(case.features)), case.head_dim, case.dtype)
+        try:
+            jobs = compiler.jobs(case, device)
+        except Exception as error:  # kernels are code that may be wrong
+            unlaunched = Outcome(error=f"its launch raised {describe(error)}")
+            yield compiler, Cell(compiler.name, _UNKNOWN, *place), unlaunched
+            continue
+        for job in jobs:
+            kernels.add(job.kernel)
+            if not only.kernels or job.kernel in only.kernels:
+                yield compiler, Cell(compiler.name, job.kernel, *place), job
+    unknown = sorted(set(only.kernels) - kernels)
+    if kernels and unknown:
+        raise RequestError(f"--kernel: got {unknown[0]!r}, expected one of {', '.join(sorted(kernels))}")
+
+
+def cases_of(profile: str) -> Iterator[tuple[str, str, Case]]:
+    """(device, set of features, case) of a profile, each once."""
+    settings = _settings()
+    sets: Mapping[str, Mapping[str, Any]] = settings["sets"]
+    found: dict[tuple[str, str, Case], None] = {}
+    for grid in settings["profiles"][profile]:
+        without = frozenset(grid.get("without", ()))
+        for target in grid.get("targets", all_devices()):
+            for name in grid.get("sets", sets):
+                for head_dim in grid["head_dims"]:
+                    for dtype in grid.get("dtypes", DTYPES):
+                        fields = {**settings["problem"], **sets[name], "head_dim": head_dim, "dtype": dtype}
+                        case = case_from_json(fields)
+                        if case.features.isdisjoint(without):
+                            found[target, name, case] = None
+    yield from found
+
+
+def _compiled(
+    jobs: Mapping[str, tuple[Compiler, Job]], workers: int
+) -> Generator[tuple[str, Outcome], None, None]:
+    """Outcomes by key, as they come. A compiler that takes its process down costs no other compilation."""
+    if workers == 0:
+        for key, (compiler, job) in jobs.items():
+            yield key, _attempt(compiler.compile, job.source)
+        return
+    # Only here: without workers no pebble is needed.
+    from pebble import ProcessExpired, ProcessPool
+
+    limit = _settings()["seconds"]
+    # Forking would copy the threads of XLA in whatever state they are.
+    pool = ProcessPool(workers, initializer=_begin, context=multiprocessing.get_context("spawn"))
+    try:
+        futures: dict[Future[Outcome], str] = {
+            pool.schedule(_attempt, args=(compiler.compile, job.source), timeout=limit): key
+            for key, (compiler, job) in jobs.items()
+        }
+        for future in as_completed(futures):
+            try:
+                yield futures[future], future.result()
+            except TimeoutError:
+                error = f"did not finish within {limit:g} s"
+                yield futures[future], Outcome(error=error, seconds=limit)
+            except ProcessExpired as error:
+                yield futures[future], Outcome(error=f"the compiler died with exit status {error.exitcode}")
+    finally:
+        pool.stop()
+        pool.join()
+
+
+def _attempt(compile: Callable[[Any], Binary], source: Any) -> Outcome:
+    start = time.monotonic()
+    try:
+        return Outcome(compile(source), seconds=time.monotonic() - start)
+    except Exception as error:  # whatever a compiler raises is its answer
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return Outcome(error=lines[0], seconds=time.monotonic() - start)
+
+
+def _begin() -> None:
+    settle()
+    hush()
+
+
+def _key(compiler: Compiler, job: Job) -> str:
+    return f"{compiler.name} {job.source!r}"
+
+
+@cache
+def _settings() -> dict[str, Any]:
+    return tomllib.loads(_MATRIX.read_text())

@@ -1,0 +1,120 @@
+"""Covering arrays: few rows of features and choices that hold every allowed pair together at least once.
+
+A row is a set of facts: switches that are on, and one value of each choice. The greedy construction is that
+of AETG (Cohen, Dalal, Fredman and Patton, 1997), deterministic by its seed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from attest.conformance.drawing.dice import Dice
+
+Facts = frozenset[str]
+
+_CANDIDATES = 6  # rows tried for each row taken: more make few rows fewer
+
+
+@dataclass(frozen=True)
+class Model:
+    """What rows are made of.
+
+    switches: facts that are there or not. choices: for each name, the facts one of which every row holds.
+    needs: switches that make no sense without another. excludes: facts that no row may hold together.
+    also: larger sets of facts to be held together by some row.
+    most: switches in one row, unless more are required.
+    """
+
+    switches: tuple[str, ...]
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    needs: Mapping[str, str] = field(default_factory=dict[str, str])
+    excludes: tuple[Facts, ...] = ()
+    also: tuple[Facts, ...] = ()
+    most: int = 5
+
+    def allows(self, facts: Facts) -> bool:
+        """Whether a row may hold these facts together."""
+        return not any(excluded <= self.completed(facts) for excluded in self.excludes)
+
+    def completed(self, facts: Facts) -> Facts:
+        """The facts with the switches that they need."""
+        return facts | {self.needs[fact] for fact in facts if fact in self.needs}
+
+
+def wanted_sets(model: Model, strength: int) -> set[Facts]:
+    """Every allowed set of up to `strength` facts with a switch among them, and those of `also` from 2 on.
+
+    Two values of choices are not wanted together for their own sake, nor two values of one choice.
+    """
+    switches = set(model.switches)
+    facts = [*model.switches, *(value for values in model.choices.values() for value in values)]
+    sets = {frozenset(chosen) for size in range(1, strength + 1) for chosen in combinations(facts, size)}
+    wanted = {chosen for chosen in sets if chosen & switches or len(chosen) == 1}
+    one_each = [set(values) for values in model.choices.values()]
+    wanted = {chosen for chosen in wanted if all(len(chosen & values) <= 1 for values in one_each)}
+    if strength > 1:
+        wanted |= set(model.also)
+    return {chosen for chosen in wanted if model.allows(chosen)}
+
+
+def covering_rows(model: Model, strength: int, seed: int, required: Facts = frozenset()) -> list[Facts]:
+    """Rows that hold every wanted set, the required switches in each of them."""
+    wanted = {chosen for chosen in wanted_sets(model, strength) if model.allows(chosen | required)}
+    dice = Dice(seed, "covering")
+    rows: list[Facts] = []
+    while wanted:
+        candidates = [
+            _row(model, wanted, required, Dice(dice.number(f"{len(rows)} {candidate}"), "row"))
+            for candidate in range(_CANDIDATES)
+        ]
+        best = max(candidates, key=lambda row: _gain(row, wanted))
+        wanted = {chosen for chosen in wanted if not chosen <= best}
+        rows.append(best)
+    return rows
+
+
+def _row(model: Model, wanted: set[Facts], required: Facts, dice: Dice) -> Facts:
+    """One row that holds a wanted set and, of what is left to choose, what gains most."""
+    first = dice.pick("first", sorted(wanted, key=sorted))
+    row = model.completed(required | first)
+    for _, values in sorted(model.choices.items()):
+        if not row & set(values):
+            row |= {_best(model, row, values, wanted, dice)}
+    room = max(model.most, len(required) + 2)
+    while sum(fact in model.switches for fact in row) < room:
+        left = [switch for switch in model.switches if model.allows(row | {switch}) and switch not in row]
+        if not left:
+            break
+        best = _best(model, row, left, wanted, dice)
+        if _gain(row | {best}, wanted) == _gain(row, wanted):
+            break
+        row = model.completed(row | {best})
+    return row
+
+
+def _best(
+    model: Model, row: Facts, options: tuple[str, ...] | list[str], wanted: set[Facts], dice: Dice
+) -> str:
+    allowed = [option for option in options if model.allows(row | {option})]
+    shuffled = dice.shuffled(f"{len(row)}", allowed)
+    return max(shuffled, key=lambda option: _gain(row | {option}, wanted))
+
+
+def _gain(row: Facts, wanted: set[Facts]) -> int:
+    return sum(chosen <= row for chosen in wanted)
+
+
+def reduced(rows: list[Facts], lacking: Facts, excludes: tuple[Facts, ...]) -> Iterator[Facts]:
+    """The rows without facts that are lacking; a row that holds an excluded set becomes several.
+
+    Each of those lacks one fact of the set, so that every allowed pair of a row is still in one of them.
+    """
+    for row in rows:
+        left = [row - lacking]
+        for excluded in excludes:
+            left = [
+                less
+                for kept in left
+                for less in ([kept - {fact} for fact in sorted(excluded)] if excluded <= kept else [kept])
+            ]
+        yield from dict.fromkeys(left)

@@ -1,0 +1,247 @@
+"""Which problems of production size are posed, and which of their rows and keys are held to the oracle.
+
+The whole answer to such a problem would take hours. A sample of it is as exact: the cotangents are 0 but in
+the sampled query rows, so that those rows alone decide dkey and dvalue of every key.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attest.conformance.cases.build import DTYPES, Built
+from attest.conformance.cases.case import Case, case_from_json
+from attest.conformance.cases.families import Stream
+from attest.conformance.cases.large_inputs import build_bulk
+from attest.reference.error_model import Prediction, predict
+from attest.reference.numerics import Numerics
+from attest.reference.oracle import Answer, Cotangents, Sample, attention
+from attest.reference.problem import Problem
+from attest.reference.semantics import Semantics
+from attest.reference.visibility import Ints, allowed
+
+Array = NDArray[Any]
+
+_FILE = Path(__file__).with_name("production.toml")
+
+# Far from the numbers of the streams of attest.conformance.cases.build and conformance.bulk.
+_FIRST_STREAM = 2000
+_ROW_OUTPUTS = ("out", "dquery")
+_KEY_OUTPUTS = ("dkey", "dvalue")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some query rows and keys of one key head of one batch row; all query heads that read it."""
+
+    batch: int
+    kv_head: int
+    rows: Ints
+    keys: Ints
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A problem of production size, with cotangents in the windows alone."""
+
+    built: Built
+    windows: tuple[Window, ...]
+
+    def part(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """What the windows hold of each output, the windows along the first axis."""
+        parts: dict[str, list[Array]] = {}
+        for window in self.windows:
+            heads = _heads(self.built.problem, window)
+            for name, array in outputs.items():
+                if name in _ROW_OUTPUTS:
+                    found = array[window.batch, window.rows, heads]
+                elif name in _KEY_OUTPUTS:
+                    found = array[window.batch, window.keys, window.kv_head : window.kv_head + 1]
+                elif name == "lse":
+                    found = array[window.batch][heads, window.rows]
+                else:
+                    continue
+                parts.setdefault(name, []).append(found)
+        return {name: np.stack(arrays) for name, arrays in parts.items()}
+
+    def place(self, output: str, index: tuple[int, ...]) -> tuple[int, ...]:
+        """Where an element of a part lies in the whole output."""
+        window = self.windows[index[0]]
+        first = _heads(self.built.problem, window).start
+        if output == "lse":
+            return (window.batch, first + index[1], int(window.rows[index[2]]))
+        if output in _ROW_OUTPUTS:
+            return (window.batch, int(window.rows[index[1]]), first + index[2], index[3])
+        return (window.batch, int(window.keys[index[1]]), window.kv_head, index[3])
+
+    def truth(self, semantics: Semantics, numerics: Numerics) -> tuple[Answer, dict[str, Prediction]]:
+        """The exact answer within the windows, and how far a correct kernel may be off."""
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            found = list(threads.map(lambda w: _truth(self.built, w, semantics, numerics), self.windows))
+        answers = [answer.items() for answer, _ in found]
+        answer = Answer(**{name: np.concatenate([a[name] for a in answers]) for name in answers[0]})
+        predictions = {
+            name: Prediction(
+                np.concatenate([predicted[name].bound for _, predicted in found]),
+                np.concatenate([predicted[name].std for _, predicted in found]),
+                np.concatenate([predicted[name].worst_std for _, predicted in found]),
+            )
+            for name in found[0][1]
+        }
+        return answer, predictions
+
+    def stray_rows(self, d_query: Array) -> list[tuple[int, int]]:
+        """(batch row, query row) of every row of dquery that is not 0, though all its cotangents are."""
+        stray: list[tuple[int, int]] = []
+        for batch in range(len(d_query)):
+            sampled = [window.rows for window in self.windows if window.batch == batch]
+            dead = np.ones(d_query.shape[1], bool)
+            dead[np.concatenate([*sampled, np.empty(0, np.int64)])] = False
+            # As integers without the sign: NaN is not 0, -0 is.
+            bits = d_query[batch].view(f"u{d_query.dtype.itemsize}")
+            moved = np.fromiter(((plane << 1).any() for plane in bits), bool, len(bits))
+            stray += [(batch, int(row)) for row in np.flatnonzero(moved & dead)]
+        return stray
+
+
+@cache
+def load_production() -> tuple[Case, ...]:
+    """The problems of conformance/drawing/production.toml. Raises ValueError naming one that is broken."""
+    cases: list[Case] = []
+    for number, table in enumerate(_table()["case"], start=1):
+        try:
+            case = case_from_json(table)
+            if case.dropout and case.batch * case.kv_heads != 1:
+                got = f"batch {case.batch}, kv_heads {case.kv_heads}"
+                raise ValueError(f"case field dropout: got {got}, expected 1 and 1")
+        except ValueError as error:
+            raise ValueError(f"{_FILE.name}, case {number}: {error}") from error
+        cases.append(case)
+    return tuple(cases)
+
+
+def host_gib(case: Case) -> float:
+    """The host memory of a case's inputs, cotangents, outputs and gradients."""
+    tokens_q, tokens_k = case.batch * case.q_len * case.q_heads, case.batch * case.kv_len * case.kv_heads
+    widths = case.head_dim + case.value_width
+    elements = 2 * (tokens_q + tokens_k) * widths
+    mask = 0 if case.mask is None else case.q_len * case.kv_len
+    return (elements * np.dtype(DTYPES[case.dtype]).itemsize + mask) / 2**30
+
+
+def pose(case: Case, returns_lse: bool) -> Posed:
+    """Make the arrays of a case and choose the windows, both by its seed."""
+    problem = build_bulk(case)
+    windows = _choose(case, problem)
+    d_out = np.zeros((*problem.query.shape[:3], problem.value_dim), problem.query.dtype)
+    d_lse = np.zeros((problem.batch, problem.q_heads, problem.q_len), np.float32)
+    out, lse = (Stream(case.seed, _FIRST_STREAM + number) for number in range(2))
+    for window in windows:
+        heads = _heads(problem, window)
+        shape = (len(window.rows), problem.group)
+        d_out[window.batch, window.rows, heads] = out.normal((*shape, problem.value_dim)).astype(d_out.dtype)
+        if returns_lse:
+            d_lse[window.batch][heads, window.rows] = lse.normal(shape[::-1]).astype(np.float32)
+    return Posed(Built(problem, Cotangents(d_out, d_lse)), windows)
+
+
+def _choose(case: Case, problem: Problem) -> tuple[Window, ...]:
+    sizes = _table()["sample"]
+    stream = Stream(case.seed, _FIRST_STREAM + 2)
+    places = _spread(stream, sizes["windows"], problem.batch * problem.kv_heads)
+    rows = -(-sizes["rows"] // len(places))
+    return tuple(
+        Window(
+            batch=int(place) // problem.kv_heads,
+            kv_head=int(place) % problem.kv_heads,
+            rows=_spread(stream, rows, problem.q_len),
+            keys=_spread(stream, sizes["keys"], problem.kv_len),
+        )
+        for place in places
+    )
+
+
+def _spread(stream: Stream, count: int, length: int) -> Ints:
+    """Increasing numbers below `length`: one at random from each of `count` equal parts, and both ends."""
+    if count >= length:
+        return np.arange(length, dtype=np.int64)
+    edges = np.arange(count + 1) * length // count
+    chosen = edges[:-1] + np.floor(stream.uniform((count,)) * np.diff(edges)).astype(np.int64)
+    if count > 1:
+        chosen[0], chosen[-1] = 0, length - 1
+    return chosen
+
+
+def _heads(problem: Problem, window: Window) -> slice:
+    return slice(window.kv_head * problem.group, (window.kv_head + 1) * problem.group)
+
+
+def _truth(
+    built: Built, window: Window, semantics: Semantics, numerics: Numerics
+) -> tuple[Answer, dict[str, Prediction]]:
+    """The answer and the predictions of one window."""
+    problem, cotangents = _cut(built, window)
+    sample = Sample(window.rows, window.keys)
+    answer = attention(problem, semantics, cotangents, sample)
+    predictions = predict(problem, semantics, numerics, cotangents, sample)
+    # A row of few keys is nearly a copy of a value: its errors are not those that the statistics expect, nor
+    # are those of the keys that it sees. Without a standard deviation they are held to their bounds alone.
+    seen = np.stack([allowed(problem, semantics, 0, head, window.rows) for head in range(problem.group)])
+    few = seen.sum(axis=2).min(axis=0) < _table()["sample"]["keys_at_least"]
+    seen_by_few = seen[:, few][:, :, window.keys].any(axis=(0, 1))
+    for name, prediction in predictions.items():
+        if name == "lse":
+            prediction.std[:, :, few] = 0.0
+        else:
+            prediction.std[:, few if name in _ROW_OUTPUTS else seen_by_few] = 0.0
+    return answer, predictions
+
+
+def _cut(built: Built, window: Window) -> tuple[Problem, Cotangents]:
+    """The problem of one key head of one batch row: no other has a part in its answer."""
+    problem, heads = built.problem, _heads(built.problem, window)
+    batch, kv_head = slice(window.batch, window.batch + 1), slice(window.kv_head, window.kv_head + 1)
+    aux, mask = problem.softmax_aux, problem.attention_mask
+
+    def ids(array: Array | None) -> Array | None:
+        return None if array is None else array[batch]
+
+    def lengths(cum: Array | None) -> Array | None:
+        if cum is None or problem.batch == 1:
+            return cum
+        return np.array([0, cum[window.batch + 1] - cum[window.batch]], np.int32)
+
+    if mask is not None:
+        mask = mask[batch if len(mask) > 1 else slice(None)]
+        mask = mask[:, heads] if mask.shape[1] > 1 else mask
+    cut = replace(
+        problem,
+        query=problem.query[batch, :, heads],
+        key=problem.key[batch, :, kv_head],
+        value=problem.value[batch, :, kv_head],
+        attention_mask=mask,
+        q_segment_ids=ids(problem.q_segment_ids),
+        kv_segment_ids=ids(problem.kv_segment_ids),
+        cum_seqlens_q=lengths(problem.cum_seqlens_q),
+        cum_seqlens_k=lengths(problem.cum_seqlens_k),
+        softmax_aux=aux if aux is None or problem.shares_sinks else aux[heads],
+    )
+    d_out, d_lse = built.cotangents.out, built.cotangents.lse
+    return cut, Cotangents(d_out[batch, :, heads], None if d_lse is None else d_lse[batch, heads])
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(_FILE.read_text())
+
+
+def memory_limit() -> float:
+    """The host memory in GiB that no listed problem may exceed."""
+    return _table()["memory"]["host_gib"]

@@ -1,0 +1,141 @@
+"""Which Cases shrinking searches: the few smallest first, then Hypothesis strategies over recipes.
+
+Everything shrinks towards one batch row, one head, one token, head dim 1 and no features.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from attest.conformance.cases.case import Case
+
+
+@st.composite
+def simpler(draw: st.DrawFn, case: Case) -> Case:
+    """Cases that are nowhere more complicated than a given one; what shrinking searches."""
+    keep = {name: draw(st.booleans()) for name in sorted(case.features)}
+    plain = Case()
+    changes: dict[str, Any] = {
+        name: getattr(plain, name) for feature, kept in keep.items() if not kept for name in _FIELDS[feature]
+    }
+    trimmed = replace(case, **changes)
+    lengths = trimmed.lengths
+    if lengths is not None:
+        lengths = tuple((draw(st.integers(0, q)), draw(st.integers(0, k))) for q, k in lengths)
+    packed = lengths is not None and trimmed.batch == 1
+    floor_q = _room(lengths, 0, packed)
+    floor_k = _room(lengths, 1, packed)
+    batch = 1 if packed or lengths is None else trimmed.batch
+    if lengths is None:
+        batch = draw(st.integers(1, trimmed.batch))
+    heads = draw(st.integers(1, trimmed.kv_heads))
+    group = trimmed.q_heads // trimmed.kv_heads
+    head_dim = draw(st.integers(1, trimmed.head_dim))
+    return replace(
+        trimmed,
+        batch=batch,
+        q_len=draw(st.integers(min(max(floor_q, 1), trimmed.q_len), trimmed.q_len)),
+        kv_len=draw(st.integers(min(max(floor_k, 1), trimmed.kv_len), trimmed.kv_len)),
+        kv_heads=heads,
+        q_heads=heads * (draw(st.integers(1, group)) if keep.get("gqa") else 1),
+        head_dim=head_dim,
+        value_dim=None if trimmed.value_dim is None else draw(st.integers(1, trimmed.value_dim)),
+        lengths=lengths,
+        window=None if trimmed.window is None else tuple(_side(draw, side) for side in trimmed.window),
+        segments=draw(st.integers(1, trimmed.segments)) if trimmed.segments else trimmed.segments,
+        sinks=draw(st.integers(1, trimmed.sinks)) if trimmed.sinks else 0,
+        mask_pattern=draw(st.sampled_from(_plain_first(trimmed.mask_pattern, plain.mask_pattern))),
+        bias_pattern=draw(st.sampled_from(_plain_first(trimmed.bias_pattern, plain.bias_pattern))),
+        segment_pattern=draw(st.sampled_from(_plain_first(trimmed.segment_pattern, plain.segment_pattern))),
+        sink_pattern=draw(st.sampled_from(_plain_first(trimmed.sink_pattern, plain.sink_pattern))),
+        empty_rows=trimmed.empty_rows and draw(st.booleans()),
+        bias_hides=trimmed.bias_hides and draw(st.booleans()),
+        poison=trimmed.poison and draw(st.booleans()),
+        family=draw(st.sampled_from(("normal", case.family) if case.family != "normal" else ("normal",))),
+        seed=draw(st.sampled_from((0, case.seed) if case.seed else (0,))),
+    )
+
+
+def smallest(case: Case) -> Iterator[Case]:
+    """The smallest cases with no feature of a given one, with one of them, and with all: fewest tokens first.
+
+    A failure is often not monotone in the lengths: it needs a whole block, or an odd one. Then no search
+    that takes one step at a time ends here.
+    """
+    every = case.features
+    for q_len, kv_len in _FEW_TOKENS:
+        if q_len > case.q_len or kv_len > case.kv_len:
+            continue
+        for kept in (frozenset[str](), *(frozenset({name}) for name in sorted(every)), every):
+            with suppress(ValueError):  # the case would lack what its features need
+                yield _with_only(case, kept, q_len, kv_len)
+
+
+# Queries and keys of the smallest cases.
+_FEW_TOKENS = ((1, 1), (2, 3), (3, 3))
+
+
+def _with_only(case: Case, kept: frozenset[str], q_len: int, kv_len: int) -> Case:
+    dropped = case.features - kept
+    plain = Case()
+    changes = {name: getattr(plain, name) for feature in sorted(dropped) for name in _FIELDS[feature]}
+    small = replace(case, **changes)
+    pairs = None if small.lengths is None else tuple((min(q, 1), min(k, 1)) for q, k in small.lengths)
+    packed = pairs is not None and small.batch == 1
+    return replace(
+        small,
+        batch=1 if pairs is None else small.batch,
+        q_len=max(q_len, _room(pairs, 0, packed)),
+        kv_len=max(kv_len, _room(pairs, 1, packed)),
+        q_heads=case.q_heads // case.kv_heads if "gqa" in kept else 1,
+        kv_heads=1,
+        head_dim=min(case.head_dim, 2),
+        value_dim=None if small.value_dim is None else 1,
+        lengths=pairs,
+        segments=small.segments and 1,
+        sinks=min(small.sinks, 1),
+        window=None if small.window is None else tuple(side and min(side, 1) for side in small.window),
+        mask_pattern=plain.mask_pattern,
+        bias_pattern=plain.bias_pattern,
+        segment_pattern=plain.segment_pattern,
+        sink_pattern=plain.sink_pattern,
+        family=plain.family,
+        seed=plain.seed,
+        poison=plain.poison,
+    )
+
+
+# The fields that a feature's absence sets back.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "bias": ("bias", "bias_hides", "bias_pattern"),
+    "causal": ("causal",),
+    "dropout": ("dropout", "dropout_seed"),
+    "gqa": (),
+    "integer_mask": ("integer_mask",),
+    "mask": ("mask", "integer_mask", "empty_rows", "mask_pattern"),
+    "packed": ("lengths",),
+    "padded": ("lengths",),
+    "scale": ("scale",),
+    "segments": ("segments", "segment_pattern"),
+    "sinks": ("sinks", "sinks_per_head", "sink_pattern"),
+    "soft_cap": ("soft_cap",),
+    "unnormalized": ("normalized",),
+    "value_dim": ("value_dim",),
+    "window": ("window",),
+}
+
+
+def _plain_first(pattern: str, plain: str) -> tuple[str, ...]:
+    return (plain,) if pattern == plain else (plain, pattern)
+
+
+def _room(lengths: tuple[tuple[int, int], ...] | None, side: int, packed: bool) -> int:
+    counts = [pair[side] for pair in lengths or ()]
+    return sum(counts) if packed else max(counts, default=0)
+
+
+def _side(draw: st.DrawFn, side: int | None) -> int | None:
+    return None if side is None else draw(st.integers(0, side))

@@ -1,0 +1,165 @@
+"""Whether a case can tell right from wrong.
+
+For every feature that a case switches on there are neighbouring problems: the feature off, or shifted by
+one. If the exact answer to a neighbour lies within a few bounds of the exact answer to the case, a kernel
+with that defect would pass, and the case is inconclusive.
+"""
+
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attest.conformance.cases.build import Built
+from attest.reference.error_model import Prediction
+from attest.reference.oracle import GRADIENT_OUTPUTS, OUTPUTS, Answer, attention
+from attest.reference.problem import Array, Problem
+from attest.reference.semantics import Semantics
+from attest.reference.visibility import allowed, pick
+
+Floats = NDArray[np.float64]
+
+# A seed has two words of 32 bits; a kernel may ignore either.
+_SEED_BITS = (1, 1 << 32)
+
+
+def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Problem]]:
+    """Each feature of the problem by name, with problems that differ in it alone."""
+    if problem.causal:
+        yield "causal", replace(problem, causal=False)
+    if problem.sliding_window is not None:
+        yield "window", replace(problem, sliding_window=None)
+        for wider in _wider(problem, problem.sliding_window):
+            # A side that ends beyond the keys may as well end one further.
+            if not _see_alike(problem, wider, semantics):
+                yield "window", wider
+    if problem.attention_mask is not None:
+        yield "mask", replace(problem, attention_mask=np.roll(problem.attention_mask, 1, axis=3))
+    if problem.bias is not None:
+        yield "bias", replace(problem, bias=_without_bias(problem.bias))
+    if problem.q_segment_ids is not None and problem.kv_segment_ids is not None:
+        yield "segments", replace(problem, q_segment_ids=None, kv_segment_ids=None)
+    if problem.cum_seqlens_q is not None:
+        yield "lengths", replace(problem, cum_seqlens_q=None, cum_seqlens_k=None)
+    if problem.softmax_aux is not None:
+        yield "sinks", replace(problem, softmax_aux=None)
+    if problem.logits_soft_cap is not None:
+        yield "soft_cap", replace(problem, logits_soft_cap=None)
+    if problem.dropout_prob > 0 and problem.dropout_seed is not None:
+        for bit in _SEED_BITS:
+            yield "dropout", replace(problem, dropout_seed=problem.dropout_seed ^ bit)
+    if problem.softmax_scale is not None:
+        yield "scale", replace(problem, softmax_scale=None)
+    if problem.kv_heads > 1 and _sees_any_key(problem, semantics, range(problem.batch)):
+        yield "a key head for each group", _with_keys(problem, np.s_[:, :, :1])
+        if problem.group > 1:
+            yield "gqa", _with_heads(problem, np.arange(problem.q_heads) % problem.kv_heads)
+    if _sees_any_key(problem, semantics, range(1, problem.batch)):
+        yield "keys for each batch row", _with_keys(problem, np.s_[:1])
+    if not problem.normalize_output:
+        yield "unnormalized", replace(problem, normalize_output=True)
+
+
+def blind_spots(
+    built: Built,
+    semantics: Semantics,
+    answer: Answer,
+    predictions: Mapping[str, Prediction],
+    outputs: Collection[str] = (*OUTPUTS, *GRADIENT_OUTPUTS),
+) -> tuple[str, ...]:
+    """The features that the case cannot see: no output of a neighbour is far enough away."""
+    # The forward outputs alone mostly tell, at a third of the cost.
+    wanted = answer.items()
+    forward = {name: wanted[name] for name in OUTPUTS if name in outputs}
+    everything = {name: array for name, array in wanted.items() if name in outputs}
+    blind: list[str] = []
+    for name, problem in neighbours(built.problem, semantics):
+        seen = _differs(attention(problem, semantics), forward, predictions) or _differs(
+            attention(problem, semantics, built.cotangents), everything, predictions
+        )
+        if not seen:
+            blind.append(name)
+    return tuple(dict.fromkeys(blind))
+
+
+def _sees_any_key(problem: Problem, semantics: Semantics, batches: Iterable[int]) -> bool:
+    """Whether some row of these batch rows sees a key; else it is nothing to them whose keys they read."""
+    rows = np.arange(problem.q_len, dtype=np.int64)
+    return any(
+        allowed(problem, semantics, batch, head, rows).any()
+        for batch in batches
+        for head in range(problem.q_heads)
+    )
+
+
+def has_empty_rows(problem: Problem, semantics: Semantics) -> bool:
+    """Whether some query row sees no key."""
+    rows = np.arange(problem.q_len, dtype=np.int64)
+    for batch, head in np.ndindex(problem.batch, problem.q_heads):
+        seen = allowed(problem, semantics, batch, head, rows)
+        if problem.bias is not None:
+            seen &= ~np.isneginf(pick(problem.bias, batch, head, rows).astype(np.float64))
+        if not seen.any(axis=1).all():
+            return True
+    return False
+
+
+@cache
+def _contrast_in_bounds() -> float:
+    return tomllib.loads(Path(__file__).with_name("judge.toml").read_text())["contrast_in_bounds"]
+
+
+def _differs(other: Answer, wanted: Mapping[str, Floats], predictions: Mapping[str, Prediction]) -> bool:
+    others, contrast = other.items(), _contrast_in_bounds()
+    for name, want in wanted.items():
+        # Other heads have gradients of other shapes.
+        if name not in others or name not in predictions or others[name].shape != want.shape:
+            continue
+        with np.errstate(invalid="ignore"):
+            distance = np.abs(others[name] - want)
+        finite = np.isfinite(want)
+        if (np.isfinite(others[name]) != finite).any():
+            return True
+        if (distance[finite] > contrast * predictions[name].bound[finite]).any():
+            return True
+    return False
+
+
+def _wider(problem: Problem, window: tuple[int | None, int | None]) -> Iterator[Problem]:
+    """The problem with each side of its window one token longer."""
+    left, right = window
+    if left is not None:
+        yield replace(problem, sliding_window=(left + 1, right))
+    if right is not None:
+        yield replace(problem, sliding_window=(left, right + 1))
+
+
+def _see_alike(problem: Problem, other: Problem, semantics: Semantics) -> bool:
+    """Whether the same keys are visible in both, a mask left aside."""
+    rows = np.arange(problem.q_len, dtype=np.int64)
+    first, second = (replace(p, attention_mask=None) for p in (problem, other))
+    return all(
+        np.array_equal(allowed(first, semantics, batch, 0, rows), allowed(second, semantics, batch, 0, rows))
+        for batch in range(problem.batch)
+    )
+
+
+def _with_keys(problem: Problem, chosen: tuple[slice, ...] | slice) -> Problem:
+    """The problem with some of its keys and values in the place of all."""
+    key, value = (np.broadcast_to(array[chosen], array.shape) for array in (problem.key, problem.value))
+    return replace(problem, key=key, value=value)
+
+
+def _with_heads(problem: Problem, heads: NDArray[np.int64]) -> Problem:
+    """The problem in which each query head reads the key head that is listed for it."""
+    return replace(problem, key=problem.key[:, :, heads], value=problem.value[:, :, heads])
+
+
+def _without_bias(bias: Array) -> Array:
+    """A bias that only hides what the given one hides, so that its finite values are what is compared."""
+    hides = np.isneginf(bias.astype(np.float64))
+    return np.where(hides, bias, np.zeros_like(bias))

@@ -1,0 +1,249 @@
+"""What a subject returns: calls it on a case's arrays and holds its outputs to their contract of shapes."""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from numpy.typing import NDArray
+
+from attest.conformance.cases.build import Built
+from attest.conformance.running.phases import phase
+from attest.conformance.running.signals import Interrupted
+from attest.conformance.subject import Subject
+from attest.conformance.text import exception_text
+from attest.reference.problem import Problem
+
+Array = NDArray[Any]
+
+_OPTION_ARRAYS = (
+    "attention_mask",
+    "bias",
+    "cum_seqlens_q",
+    "cum_seqlens_k",
+    "softmax_aux",
+    "q_segment_ids",
+    "kv_segment_ids",
+)
+_OPTION_SCALARS = (
+    "softmax_scale",
+    "dropout_prob",
+    "dropout_seed",
+    "causal",
+    "sliding_window",
+    "logits_soft_cap",
+    "normalize_output",
+)
+
+_NO_ROOM = "RESOURCE_EXHAUSTED"  # how XLA says that a device's memory is full
+
+
+class SubjectError(Exception):
+    """The subject raised, or did or returned what it must not; the message is one sentence for the verdict.
+
+    clauses: what it broke, where that is known whatever was being tested.
+    """
+
+    def __init__(self, message: str, clauses: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.clauses = clauses
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call: arrays by name, query, key and value among them, and static options."""
+
+    arrays: Mapping[str, Array]
+    options: tuple[tuple[str, Any], ...]
+
+    def keywords(self) -> dict[str, Any]:
+        """Arrays and options together."""
+        return {**self.arrays, **dict(self.options)}
+
+
+def call_of(built: Built) -> Call:
+    """The arguments that a case switches on; what stands at its default is not passed at all."""
+    problem = built.problem
+    arrays = {"query": problem.query, "key": problem.key, "value": problem.value}
+    for name in _OPTION_ARRAYS:
+        if getattr(problem, name) is not None:
+            arrays[name] = getattr(problem, name)
+    if built.integer_mask is not None:
+        arrays["attention_mask"] = built.integer_mask
+    fields = Problem.__dataclass_fields__
+    options = tuple(
+        (name, getattr(problem, name))
+        for name in _OPTION_SCALARS
+        if getattr(problem, name) != fields[name].default
+    )
+    return Call(arrays, options)
+
+
+def differentiated(subject: Subject, call: Call) -> tuple[str, ...]:
+    """The arrays of a call that the subject declares gradients for."""
+    return tuple(name for name in call.arrays if name in subject.semantics.gradients)
+
+
+def execute(subject: Subject, built: Built, tiling: int, gradients: bool = True) -> dict[str, Array]:
+    """out, lse if returned, and if asked for the gradients dquery, dkey, ... of one compiled call.
+
+    Raises SubjectError.
+    """
+    call = call_of(built)
+    wanted = differentiated(subject, call) if gradients else ()
+    compiled = _compiled(_Hashable(subject), tiling, call.options, wanted)
+    d_out, d_lse = built.cotangents.out, built.cotangents.lse
+    assert d_lse is not None
+    with blaming(subject):
+        outputs = compiled(to_jax(call.arrays), jnp.asarray(d_out), jnp.asarray(d_lse))
+        return to_numpy(outputs)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """An eager call, not differentiated: out and lse if returned, and the inputs that it modified."""
+
+    outputs: Mapping[str, Array]
+    modified: tuple[str, ...]
+
+
+def call_plainly(subject: Subject, built: Built, tiling: int) -> Plain:
+    """Call the subject as its user does who differentiates nothing. Raises SubjectError."""
+    call = call_of(built)
+    inputs = {name: jnp.array(array, copy=True) for name, array in call.arrays.items()}
+    with blaming(subject):
+        result = invoke(subject, tiling, inputs, dict(call.options))
+        returned = {
+            name: array for name, array in zip(("out", "lse"), result, strict=True) if array is not None
+        }
+        for name, array in returned.items():
+            if isinstance(array, Tracer):
+                raise SubjectError(f"returned {name} as a tracer from an eager call")
+        outputs = to_numpy(returned)
+    modified = tuple(
+        name
+        for name, array in call.arrays.items()
+        if np.asarray(inputs[name]).tobytes() != np.ascontiguousarray(array).tobytes()
+    )
+    return Plain(outputs, modified)
+
+
+def invoke(subject: Subject, tiling: int, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Call the subject once, as it is, and check what it returned; (out, lse), lse None if not returned."""
+    keywords = {**arrays, **options, **subject.tilings[tiling].options}
+    query, key, value = (keywords.pop(name) for name in ("query", "key", "value"))
+    with phase("running"):
+        result = subject.call(query, key, value, **keywords)
+    return _checked(subject, query, value, result)
+
+
+def forward_and_gradients(
+    subject: Subject,
+    tiling: int,
+    options: tuple[tuple[str, Any], ...],
+    wanted: tuple[str, ...],
+    transform: Callable[[Any], Any] = lambda function: function,
+) -> Callable[[Mapping[str, Any], Any, Any], dict[str, Any]]:
+    """The function from arrays and cotangents to outputs by name, its forward passed through `transform`."""
+
+    def run(arrays: Mapping[str, Any], d_out: Any, d_lse: Any) -> dict[str, Any]:
+        fixed = {name: array for name, array in arrays.items() if name not in wanted}
+
+        def forward(varied: Mapping[str, Any]) -> Any:
+            return invoke(subject, tiling, {**fixed, **varied}, dict(options))
+
+        varied = {name: arrays[name] for name in wanted}
+        (out, lse), pull = jax.vjp(transform(forward), varied)
+        outputs = {"out": out} if lse is None else {"out": out, "lse": lse}
+        if wanted:
+            with phase("gradients"):
+                (gradients,) = pull((d_out, None if lse is None else d_lse.astype(lse.dtype)))
+            for name, gradient in gradients.items():
+                dtype = arrays[name].dtype if subject.gradient_dtype == "input" else jnp.float32
+                _check_array(f"d{name}", gradient, arrays[name].shape, dtype)
+            outputs |= {f"d{name}": gradient for name, gradient in gradients.items()}
+        return outputs
+
+    return run
+
+
+def to_jax(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """NumPy arrays as JAX holds them."""
+    return {name: jnp.asarray(array) for name, array in arrays.items()}
+
+
+def to_numpy(outputs: Mapping[str, Any]) -> dict[str, Array]:
+    """JAX outputs on the host; waits for them, so that a failing launch fails here."""
+    return {name: np.asarray(array) for name, array in jax.device_get(dict(outputs)).items()}
+
+
+@contextmanager
+def blaming(subject: Subject) -> Generator[None]:
+    """Turns whatever the subject raises within the block, and whatever it touches, into one sentence.
+
+    The block must wait for what it computes, or a later one is blamed.
+    """
+    subject.violations()  # those of earlier calls, refused ones among them, are not this block's
+    try:
+        with phase("running"):
+            yield
+    except SubjectError:
+        raise
+    except jax.errors.UnexpectedTracerError as error:
+        raise SubjectError("returned a tracer of another call, so it keeps state between calls") from error
+    except Interrupted:
+        raise
+    except BaseException as error:  # a subject may raise SystemExit, and must not end the run
+        said = exception_text(error)
+        advice = " (other workers may hold this memory: -n 1 leaves it to one)" if _NO_ROOM in said else ""
+        raise SubjectError(f"raised {said}{advice}") from error
+    violations = "; ".join(map(str, subject.violations()))
+    if violations:
+        raise SubjectError(violations, clauses=("S19",))
+
+
+class _Hashable:
+    """A subject as a cache key: subjects hold dicts, but each is one object."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Hashable) and other.subject is self.subject
+
+    def __hash__(self) -> int:
+        return id(self.subject)
+
+
+@lru_cache(maxsize=256)
+def _compiled(
+    subject: _Hashable, tiling: int, options: tuple[tuple[str, Any], ...], wanted: tuple[str, ...]
+) -> Callable[..., Any]:
+    return jax.jit(forward_and_gradients(subject.subject, tiling, options, wanted))
+
+
+def _checked(subject: Subject, query: Any, value: Any, result: Any) -> tuple[Any, Any]:
+    out, lse = result, None
+    if subject.returns_lse:
+        if not (isinstance(result, (tuple, list)) and len(result) == 2):
+            raise SubjectError(f"returned {type(result).__name__}, expected (out, lse) as it declares")
+        out, lse = result
+    batch, q_len, q_heads, _ = query.shape
+    _check_array("out", out, (batch, q_len, q_heads, value.shape[3]), query.dtype)
+    if lse is not None:
+        _check_array("lse", lse, (batch, q_heads, q_len), None)
+    return out, lse
+
+
+def _check_array(name: str, array: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    if not isinstance(array, (jax.Array, np.ndarray)):
+        raise SubjectError(f"returned {name} as {type(array).__name__}, expected an array")
+    if array.shape != shape:
+        raise SubjectError(f"returned {name} of shape {array.shape}, expected {shape}")
+    if dtype is not None and array.dtype != dtype:
+        raise SubjectError(f"returned {name} of dtype {array.dtype}, expected {dtype}")

@@ -1,0 +1,100 @@
+"""What a failure says: enough to understand it in a minute, and one line that replays it."""
+
+import json
+import shlex
+from dataclasses import fields
+from typing import Any
+
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import CLAUSES
+from attest.conformance.record import Element, Measurement, Result
+
+# What each judgement of the error model says when it breaks.
+JUDGEMENTS = {
+    "bound": "an element lies outside the proven error bound",
+    "rms": "the errors together are larger than rounding explains",
+    "z": "an element is further off than chance allows",
+    "bias": "the errors lean to one side",
+    "semantics": "the error is larger than any defect of precision explains",
+}
+
+# Fields that the readable line has in words of its own, or that only matter for replaying.
+_SHAPE = ("dtype", "batch", "q_len", "kv_len", "q_heads", "kv_heads", "head_dim", "value_dim")
+_VALUES = ("family", "seed")
+
+
+def explain(result: Result, replay: str | None = None) -> str:
+    """Everything about one verdict as plain text, without a newline at its end.
+
+    replay: the line that repeats it, where `attest replay` cannot find the subject.
+    """
+    lines = [f"{result.verdict} {result.subject}: {result.check}" + _how_small(result)]
+    lines += result.message.splitlines()
+    if result.link:
+        lines.append(f"known: {result.link}")
+    lines += [f"{clause}: {CLAUSES.get(clause, 'see docs/semantics.md')}" for clause in result.clauses]
+    shown = [m for m in result.measurements if m.broken] or list(result.measurements)
+    for measurement in shown:
+        lines += _measured(measurement)
+    lines.append(f"case {result.case.id}: {describe_case(result.case)}")
+    lines.append(f"replay: {replay or replay_line(result)}")
+    first, *rest = lines
+    return "\n".join([first, *(f"  {line}" for line in rest)])
+
+
+def replay_line(result: Result) -> str:
+    """The command that judges this case again; a subject that is a module's attribute is named apart.
+
+    So it can be seen that its module runs: see `read_replay_request`.
+    """
+    asked: dict[str, Any] = {"check": result.check, "case": result.case.to_json()}
+    if ":" not in result.subject:
+        asked["subject"] = result.subject
+    line = f"attest replay {shlex.quote(json.dumps(asked, separators=(',', ':'), sort_keys=True))}"
+    return line if "subject" in asked else f"{line} --subject={shlex.quote(result.subject)}"
+
+
+def describe_case(case: Case) -> str:
+    """A case in one readable line: dtype, shapes, values, and what is switched on."""
+    heads = f"{case.q_heads}" if case.q_heads == case.kv_heads else f"{case.q_heads} over {case.kv_heads}"
+    width = f"{case.head_dim}" if case.value_dim is None else f"{case.head_dim} and {case.value_dim}"
+    shape = f"{case.dtype}, batch {case.batch}, {case.q_len} queries x {case.kv_len} keys"
+    values = f"heads {heads}, head dim {width}, {case.family} values, seed {case.seed}"
+    on = [_option(f.name, getattr(case, f.name)) for f in fields(Case) if _is_on(case, f.name, f.default)]
+    return f"{shape}, {values}; {', '.join(on) if on else 'no option'}"
+
+
+def _is_on(case: Case, name: str, default: Any) -> bool:
+    return name not in (*_SHAPE, *_VALUES) and getattr(case, name) != default
+
+
+def _option(name: str, value: Any) -> str:
+    if value is True:
+        return name
+    return f"{name}={json.dumps(value)}"
+
+
+def _how_small(result: Result) -> str:
+    return " (the simplest failing case that was found)" if result.minimal else ""
+
+
+def _measured(measurement: Measurement) -> list[str]:
+    numbers = (
+        f"err/bound {measurement.worst_ratio:.3g}, rms ratio {measurement.rms_ratio:.3g}, "
+        f"largest z {measurement.largest_z:.3g}, bias t {measurement.bias_t:.3g}, "
+        f"{measurement.elements} elements"
+    )
+    lines = [f"{measurement.output}: {numbers}"]
+    lines += [f"  {JUDGEMENTS.get(name, name)} ({name})" for name in measurement.broken]
+    if measurement.worst is not None:
+        lines += [f"  {line}" for line in _worst(measurement.output, measurement.worst)]
+    return lines
+
+
+def _worst(output: str, worst: Element) -> list[str]:
+    index = ", ".join(str(place) for place in worst.index)
+    return [
+        f"worst element {output}[{index}]",
+        f"  got      {worst.got!r} ({worst.got_hex})",
+        f"  expected {worst.expected!r} ({worst.expected_hex})",
+    ]

@@ -1,0 +1,80 @@
+"""What is said of a subject on a case: one Result for each check, whatever happens."""
+
+from collections.abc import Sequence
+
+from attest.conformance.cases.case import Case
+from attest.conformance.checks import Check, Finding, all_checks
+from attest.conformance.judging.execute import SubjectError
+from attest.conformance.judging.trial import Trial
+from attest.conformance.record import Result, Verdict
+from attest.conformance.running.fit import LISTED
+from attest.conformance.running.phases import checking
+from attest.conformance.running.signals import Interrupted
+from attest.conformance.subject import Subject
+from attest.conformance.text import exception_text
+
+
+def judge(subject: Subject, case: Case, checks: Sequence[str]) -> list[Result]:
+    """Run checks on one case. A subject that raises FAILs; a harness that raises is an ERROR.
+
+    Raises LookupError for a check that does not exist.
+    """
+    return judge_trial(Trial(subject, case), checks)
+
+
+def judge_trial(trial: Trial, checks: Sequence[str]) -> list[Result]:
+    """Run checks on a trial, which keeps what they computed. Raises LookupError as `judge` does."""
+    known = all_checks()
+    unknown = [name for name in checks if name not in known]
+    if unknown:
+        raise LookupError(f"unknown check {unknown[0]!r}: known are {', '.join(sorted(known))}")
+    return [_judge_one(trial, known[name]) for name in checks]
+
+
+def _judge_one(trial: Trial, check: Check) -> Result:
+    try:
+        with checking(check.name):
+            clauses = check.clauses(trial)
+            finding = _finding(trial, check)
+    except Exception as error:  # the run must go on, and say that the harness is at fault
+        finding = Finding(Verdict.ERROR, message=f"the check itself raised {exception_text(error)}")
+        clauses = ()
+    except Interrupted:
+        raise
+    except BaseException as error:  # SystemExit and its like: no harness raises them, and they end nothing
+        clauses, finding = (), Finding(Verdict.FAIL, message=f"raised {exception_text(error)}")
+    return Result(
+        subject=trial.subject.name,
+        check=check.name,
+        clauses=finding.clauses or clauses,
+        case=trial.case,
+        verdict=finding.verdict,
+        measurements=finding.measurements,
+        message=finding.message,
+    )
+
+
+def _finding(trial: Trial, check: Check) -> Finding:
+    unsupported = (
+        trial.subject.why_not(trial.case) or check.applies(trial.subject) or _unspecified(trial, check)
+    )
+    if unsupported is not None:
+        return Finding(Verdict.UNSUPPORTED, message=unsupported)
+    try:
+        finding = check.run(trial)
+    except SubjectError as error:
+        return Finding(Verdict.FAIL, message=str(error), clauses=error.clauses)
+    if finding.verdict is Verdict.PASS and check.needs_contrast and trial.blind_spots:
+        return Finding(
+            Verdict.INCONCLUSIVE,
+            finding.measurements,
+            f"the case cannot tell a kernel without {', '.join(trial.blind_spots)} from a right one",
+        )
+    return finding
+
+
+def _unspecified(trial: Trial, check: Check) -> str | None:
+    """Say why nothing is promised on the case (S10). Listed cases have no empty rows and may be too large."""
+    if check.kind in LISTED or not trial.unspecified:
+        return None
+    return "declares that rows which see no key are unspecified, and the case has some"

@@ -1,0 +1,104 @@
+"""What every check of one case shares: the arrays, the exact answer, its bounds and the kernel's outputs.
+
+Each is computed when a check first asks for it, and only once.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attest.conformance.cases.build import Built, build
+from attest.conformance.cases.case import Case
+from attest.conformance.judging.contrast import blind_spots, has_empty_rows
+from attest.conformance.judging.execute import Plain, call_plainly, execute
+from attest.conformance.subject import Subject
+from attest.reference.error_model import Prediction, predict
+from attest.reference.numerics import Numerics, coarse
+from attest.reference.oracle import OUTPUTS, Answer, attention
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A subject on a case."""
+
+    subject: Subject
+    case: Case
+
+    @cached_property
+    def built(self) -> Built:
+        """The case's arrays; the cotangent of an lse that is not returned is 0.
+
+        The dropout seed loses the bits that the subject does not take.
+        """
+        built = build(self.case, self.subject.semantics)
+        if built.problem.dropout_seed is not None:
+            seed = built.problem.dropout_seed % 2**self.subject.seed_bits
+            built = replace(built, problem=replace(built.problem, dropout_seed=seed))
+        if self.subject.returns_lse:
+            return built
+        silent = np.zeros((self.case.batch, self.case.q_heads, self.case.q_len), np.float32)
+        return replace(built, cotangents=replace(built.cotangents, lse=silent))
+
+    @cached_property
+    def numerics(self) -> Numerics:
+        """What the subject declares of its arithmetic here."""
+        return self.subject.numerics(self.case.dtype, self.subject.tilings[self.case.tiling])
+
+    @cached_property
+    def answer(self) -> Answer:
+        """The exact outputs and gradients."""
+        return attention(self.built.problem, self.subject.semantics, self.built.cotangents)
+
+    @cached_property
+    def predictions(self) -> dict[str, Prediction]:
+        """How far a correct kernel may be off, all its roundings independent."""
+        return self._predict(self.numerics, repeats=False)
+
+    @cached_property
+    def repeated_predictions(self) -> dict[str, Prediction]:
+        """The same where nearly equal values share their rounding: no deviation is smaller."""
+        return self._predict(self.numerics, repeats=True)
+
+    @cached_property
+    def coarse_predictions(self) -> dict[str, Prediction]:
+        """How far a kernel may be off that loses precision wherever one can be lost."""
+        return self._predict(coarse(self.numerics), repeats=False)
+
+    def _predict(self, numerics: Numerics, repeats: bool) -> dict[str, Prediction]:
+        built = self.built
+        return predict(built.problem, self.subject.semantics, numerics, built.cotangents, repeats=repeats)
+
+    @cached_property
+    def blind_spots(self) -> tuple[str, ...]:
+        """The features that the case cannot see; empty where it can tell right from wrong."""
+        names = OUTPUTS if self.subject.returns_lse else OUTPUTS[:1]
+        return blind_spots(
+            self.built,
+            self.subject.semantics,
+            self.answer,
+            self.predictions,
+            (*names, *(f"d{name}" for name in self.subject.semantics.gradients)),
+        )
+
+    @cached_property
+    def has_empty_rows(self) -> bool:
+        """Whether some query row sees no key (S10)."""
+        return has_empty_rows(self.built.problem, self.subject.semantics)
+
+    @cached_property
+    def unspecified(self) -> bool:
+        """Whether the case has rows that see nothing, of which the subject promises nothing (S10)."""
+        return self.subject.semantics.empty_rows == "unspecified" and self.has_empty_rows
+
+    @cached_property
+    def plain(self) -> Plain:
+        """What an eager call without differentiation did. Raises SubjectError."""
+        return call_plainly(self.subject, self.built, self.case.tiling)
+
+    @cached_property
+    def outputs(self) -> dict[str, NDArray[Any]]:
+        """What the kernel returned, out, lse and gradients. Raises SubjectError."""
+        return execute(self.subject, self.built, self.case.tiling)

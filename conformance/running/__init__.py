@@ -1,0 +1,1 @@
+"""Many Cases on many processes: plans, workers, shrinking, expectations and the gate."""

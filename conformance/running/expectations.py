@@ -1,0 +1,236 @@
+"""Which failures are known: TOML entries, each with a reason and a public link, that must keep failing.
+
+An entry names a subject, a check and a condition on the case. A FAIL that it describes becomes XFAIL; a
+PASS in its place is XPASS, which fails the run; so does an entry that no result of a whole run shows.
+docs/expectations.md has the fields.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jax
+import msgspec
+
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import FEATURES
+from attest.conformance.checks import all_checks
+from attest.conformance.files import read_bytes
+from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.running.plan import profile_names
+from attest.conformance.sizes import sizes
+from attest.conformance.subject import BACKENDS
+from attest.conformance.text import sentence
+from attest.conformance.typed import convert, decode_toml
+
+FOLDER = Path(__file__).parents[1] / "expectations"
+
+_LINKS = ("https://", "http://", "docs/")
+_CASE_FIELDS = tuple(f.name for f in fields(Case))
+
+Shows = Literal["always", "sometimes"]
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=sizes().string_characters)]
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """One [[expect]] table; docs/expectations.md explains the keys."""
+
+    subject: Text
+    check: Text
+    reason: Text
+    link: Text
+    when: dict[str, Any] = {}
+    outputs: tuple[Text, ...] = ()
+    message_contains: str = ""
+    shows: Shows = "always"
+    profiles: tuple[Text, ...] = ()
+    backends: tuple[Text, ...] = ()
+
+
+class _Switches(msgspec.Struct):
+    """The conditions on a case's features."""
+
+    features: tuple[Text, ...] = ()
+    without: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """One known failure.
+
+    subject, check: whose. reason: why it fails, in a sentence. link: the public report, or a page of docs/.
+    case: fields of the Case and the values that they must have: one, any of a list, or {min, max}.
+    features: all on in the case. without: all off.
+    outputs: nothing else may be wrong; any if empty. message_contains: so must the verdict's message.
+    shows: "always": every such case fails; "sometimes": one in a run is enough.
+    profiles: where it must show itself; in others it may.
+    backends: of JAX, where the failure is known; any if empty.
+    """
+
+    subject: str
+    check: str
+    reason: str
+    link: str
+    case: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    features: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()
+    outputs: frozenset[str] = frozenset()
+    message_contains: str = ""
+    shows: Shows = "always"
+    profiles: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+
+    def covers(self, result: Result) -> bool:
+        """Whether this is about the result's subject, check and case."""
+        case = result.case
+        return (
+            (self.subject, self.check) == (result.subject, result.check)
+            and self.features <= case.features
+            and not self.without & case.features
+            and all(_holds(wanted, case, name) for name, wanted in self.case.items())
+        )
+
+    def describes(self, result: Result) -> bool:
+        """Whether a failing result is the failure that this expects."""
+        wrong = {m.output for m in result.measurements if m.broken}
+        return (
+            self.covers(result)
+            and self.message_contains in result.message
+            and (not self.outputs or (bool(wrong) and wrong <= self.outputs))
+        )
+
+    @property
+    def title(self) -> str:
+        """The entry in a few words, for problems."""
+        return f"{self.subject}, {self.check}: {self.reason}"
+
+
+def load_expectations(extra: Sequence[Path] = ()) -> tuple[Expectation, ...]:
+    """The project's entries that hold on this machine's backend, and those of further files and folders.
+
+    Raises ValueError with one sentence: the file, the entry and what is wrong with it.
+    """
+    found: list[Expectation] = []
+    for path in [FOLDER, *extra]:
+        if not os.path.exists(path):  # pathlib raises for names that are too long
+            raise ValueError(sentence(f"{path}: there is no such file or folder of expectations"))
+        for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
+            found.extend(_read(file))
+    for number, entry in enumerate(found):
+        if entry in found[:number]:
+            raise ValueError(sentence(f"expectation {entry.title!r} is written twice"))
+    return tuple(entry for entry in found if not entry.backends or jax.default_backend() in entry.backends)
+
+
+def expect(result: Result, expectations: Iterable[Expectation]) -> Result:
+    """The verdict in the light of what is expected: FAIL may become XFAIL, PASS may become XPASS."""
+    if result.verdict is Verdict.FAIL:
+        for entry in expectations:
+            if entry.describes(result):
+                message = f"expected: {entry.reason}; found: {result.message}"
+                return replace(result, verdict=Verdict.XFAIL, message=message, link=entry.link)
+    if result.verdict is Verdict.PASS:
+        for entry in expectations:
+            if entry.shows == "always" and entry.covers(result):
+                message = (
+                    f"passes, but was expected to fail: {entry.reason}; remove or narrow the expectation"
+                )
+                return replace(result, verdict=Verdict.XPASS, message=message, link=entry.link)
+    return result
+
+
+def stale(record: RunRecord, expectations: Iterable[Expectation]) -> tuple[str, ...]:
+    """A sentence for each entry that should have shown itself in the record and did not.
+
+    Only a whole run can tell: one that was cut short, narrowed, or is one shard of several says nothing. Nor
+    does one that poses no case of an entry that shows sometimes: the seed may draw none.
+    """
+    if not record.complete or record.narrowed or record.shard != (1, 1):
+        return ()
+    asked = {(result.subject, result.check) for result in record.results}
+    return tuple(
+        f"stale expectation, nothing in this run shows it: {entry.title}; remove or correct it"
+        for entry in expectations
+        if (entry.subject, entry.check) in asked
+        and (entry.shows == "always" or any(entry.covers(result) for result in record.results))
+        and (not entry.profiles or record.profile in entry.profiles)
+        and not any(_shown(entry, result) for result in record.results)
+    )
+
+
+def _shown(entry: Expectation, result: Result) -> bool:
+    if result.verdict is Verdict.XPASS:  # red already
+        return entry.covers(result)
+    return result.verdict is Verdict.XFAIL and entry.describes(result)
+
+
+def _holds(wanted: Any, case: Case, name: str) -> bool:
+    got = getattr(case, name)
+    if isinstance(wanted, Mapping):
+        if not isinstance(got, (int, float)):
+            return False
+        return wanted.get("min", got) <= got <= wanted.get("max", got)
+    got = [list(item) if isinstance(item, tuple) else item for item in got] if isinstance(got, tuple) else got
+    return got == wanted or (isinstance(wanted, list) and got in wanted)
+
+
+def _read(file: Path) -> list[Expectation]:
+    data = decode_toml(read_bytes(file, sizes().expectations_bytes, "file of expectations"), str(file))
+    entries = data.get("expect", [])
+    if set(data) - {"expect"} or not isinstance(entries, list):
+        got = sentence(f"{file}: got {sorted(data)}")
+        raise ValueError(f"{got}, expected a list of [[expect]] tables and nothing else")
+    return [_entry(f"{file}, entry {number}", entry) for number, entry in enumerate(entries, start=1)]
+
+
+def _entry(where: str, table: object) -> Expectation:
+    entry = convert(table, _Entry, where)
+    conditions = dict(entry.when)
+    switches = convert(
+        {name: conditions.pop(name) for name in ("features", "without") if name in conditions},
+        _Switches,
+        f"{where}, when",
+    )
+    for name, got, right, expected in _faults(entry, switches, conditions):
+        if not right:
+            raise ValueError(sentence(f"{where}, {name}: got {got!r}, expected {expected}"))
+    return Expectation(
+        subject=entry.subject,
+        check=entry.check,
+        reason=entry.reason,
+        link=entry.link,
+        case=conditions,
+        features=frozenset(switches.features),
+        without=frozenset(switches.without),
+        outputs=frozenset(entry.outputs),
+        message_contains=entry.message_contains,
+        shows=entry.shows,
+        profiles=entry.profiles,
+        backends=entry.backends,
+    )
+
+
+def _faults(
+    entry: _Entry, switches: _Switches, conditions: Mapping[str, Any]
+) -> Iterable[tuple[str, object, bool, str]]:
+    """(key, what was got, whether it is right, what was expected), of what types do not say."""
+    known = {"check": all_checks(), "profiles": profile_names(), "backends": BACKENDS}
+    for name, words in known.items():
+        got = getattr(entry, name)
+        named = {got} if isinstance(got, str) else set(got)
+        yield name, got, named <= set(words), f"some of {', '.join(sorted(words))}"
+    yield "link", entry.link, entry.link.startswith(_LINKS), "an address (https://...) or a page of docs/"
+    for name in ("features", "without"):
+        got = getattr(switches, name)
+        yield f"when.{name}", got, set(got) <= set(FEATURES), f"some of {', '.join(FEATURES)}"
+    for name, wanted in conditions.items():
+        yield f"when.{name}", wanted, name in _CASE_FIELDS, "a field of Case, features or without"
+        if isinstance(wanted, Mapping):
+            yield f"when.{name}", wanted, _is_range(wanted), "min, max or both, as numbers"
+
+
+def _is_range(wanted: Mapping[str, Any]) -> bool:
+    numbers = all(isinstance(side, (int, float)) and not isinstance(side, bool) for side in wanted.values())
+    return bool(wanted) and set(wanted) <= {"min", "max"} and numbers

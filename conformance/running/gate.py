@@ -1,0 +1,90 @@
+"""Whether a run passes: which subjects it must hold, and what fails it beyond single verdicts."""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from attest.conformance.record import RunRecord, Verdict
+from attest.conformance.running.expectations import Expectation, stale
+from attest.conformance.running.signals import Interrupted
+from attest.conformance.subject import Subject, discover, find
+from attest.conformance.text import describe
+
+
+@dataclass(frozen=True)
+class Entrants:
+    """The subjects of a gate.
+
+    subjects: those that this machine can run, by name. skipped: the others, with the reason.
+    broken: a sentence for each that is installed and cannot be loaded.
+    """
+
+    subjects: Mapping[str, Subject] = field(default_factory=dict[str, Subject])
+    skipped: Mapping[str, str] = field(default_factory=dict[str, str])
+    broken: tuple[str, ...] = ()
+
+
+def entrants(backend: str) -> Entrants:
+    """Every subject that can be found, sorted by whether this process can run it, on a backend of JAX."""
+    subjects: dict[str, Subject] = {}
+    skipped: dict[str, str] = {}
+    broken: list[str] = []
+    for name in sorted(discover()):
+        try:
+            subject = find(name)
+            reason = why_not_here(subject, backend)
+        except LookupError as error:
+            broken.append(str(error.args[0]))
+            continue
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+            broken.append(f"subject {name!r} cannot be loaded: its module raised {describe(error)}")
+            continue
+        if reason is None:
+            subjects[name] = subject
+        else:
+            skipped[name] = reason
+    return Entrants(subjects, skipped, tuple(broken))
+
+
+def why_not_here(subject: Subject, backend: str) -> str | None:
+    """Why a subject cannot run in this process, in one clause; None if it can.
+
+    Raises LookupError with one sentence if it raises when it is asked.
+    """
+    try:
+        return subject.why_not_here(backend)
+    except Interrupted:
+        raise
+    except BaseException as error:
+        raise LookupError(
+            f"subject {subject.name!r} raised {describe(error)}, asked whether it can run here"
+        ) from error
+
+
+def with_policy(record: RunRecord, expectations: Sequence[Expectation]) -> RunRecord:
+    """The record with the problems that only a whole run can have.
+
+    A run that was cut short or narrowed, or is one shard of several, is left as it is.
+    """
+    if not record.complete or record.narrowed or record.shard != (1, 1):
+        return record
+    problems = {*record.problems, *stale(record, expectations), *_untested(record)}
+    return replace(record, problems=tuple(sorted(problems)))
+
+
+@cache
+def _inconclusive_share() -> float:
+    return tomllib.loads(Path(__file__).with_name("gate.toml").read_text())["inconclusive_share"]
+
+
+def _untested(record: RunRecord) -> Iterable[str]:
+    """Subjects of which the run can say nothing good: no PASS at all, or too many cases that cannot tell."""
+    for name in sorted({result.subject for result in record.results}):
+        verdicts = [result.verdict for result in record.results if result.subject == name]
+        if Verdict.PASS not in verdicts:
+            yield f"{name}: not a single check passed, so nothing was tested"
+        blind = verdicts.count(Verdict.INCONCLUSIVE)
+        if blind > _inconclusive_share() * len(verdicts):
+            yield f"{name}: {blind} of {len(verdicts)} verdicts are INCONCLUSIVE, more than the gate allows"

@@ -1,0 +1,301 @@
+"""Processes that run jobs one at a time, each of which may be killed at any moment without a trace.
+
+A process and its parent share a pipe and a file for the phase, and no lock: whatever dies, nothing waits for
+it, and its death is seen at once.
+"""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from attest.conformance.running.limits import limits
+from attest.conformance.running.phases import notice_compiling, read_phase, reported
+from attest.conformance.running.process import WorkerError, hush, settle
+from attest.conformance.running.signals import Interrupted
+from attest.conformance.subject import Subject
+from attest.conformance.text import exception_text
+
+# Compiled kernels stay in the memory of the process that compiled them: begin afresh now and then.
+_JOBS_PER_PROCESS = 100
+
+# A process has died in starting so many times in a row: the next one would, too.
+_DEATHS_AT_START = 3
+
+# A process begins with these blocked, so that Ctrl-C, which its whole group hears, prints nothing.
+_BLOCKED = (signal.SIGINT, signal.SIGTERM)
+
+# Forking would copy the threads of XLA in whatever state they are.
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Calls of `work` in a worker, with a subject and one argument after the other; each has an outcome.
+
+    subject: the name or `module:attribute` that finds it in another process. work: a function of a module.
+    also: the arguments after the first, which share with it what is compiled.
+    """
+
+    subject: str
+    work: Callable[[Subject, Any], Any]
+    argument: Any
+    also: tuple[Any, ...] = ()
+
+    @property
+    def calls(self) -> "tuple[Job, ...]":
+        """A job for each argument."""
+        return tuple(Job(self.subject, self.work, argument) for argument in (self.argument, *self.also))
+
+
+def _joined(calls: "Sequence[Job]") -> Job:
+    first, *others = calls
+    return Job(first.subject, first.work, first.argument, tuple(call.argument for call in others))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one call of a job: a value; or `fault`, what happened instead.
+
+    timed_out: whether its time ran out. phase, check: where it was when it was cut short.
+    """
+
+    job: Job
+    value: Any = None
+    fault: str = ""
+    timed_out: bool = False
+    phase: str = ""
+    check: str = ""
+
+
+class Pool:
+    """At most `workers` processes, started when there is a job for them. `timeout`: seconds for one call.
+
+    left: what was left of jobs when their process ended in the middle; it is to be given again.
+    """
+
+    def __init__(self, names: Sequence[str], workers: int, timeout: float) -> None:
+        self._names = tuple(names)
+        self._size = workers
+        self._timeout = timeout
+        self._workers: list[_Worker] = []
+        self._deaths_at_start = 0
+        self.left: list[Job] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="attest-"))
+
+    @property
+    def idle(self) -> bool:
+        """Whether a further job could begin now."""
+        return len(self._workers) < self._size or any(not worker.calls for worker in self._workers)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a job whose outcome is not known."""
+        return any(worker.calls for worker in self._workers)
+
+    def give(self, job: Job) -> None:
+        """Begin a job. Only where the pool is idle; raises WorkerError if no process can be started."""
+        for worker in [worker for worker in self._workers if not worker.calls]:
+            if worker.begin(job):
+                return
+            self._remove(worker)
+        worker = _Worker(self._names, self._folder)
+        self._workers.append(worker)
+        worker.begin(job)  # one that has died already is noticed like any other
+
+    def outcomes(self, patience: float) -> Generator[Outcome, None, None]:
+        """The outcomes that are there, after waiting for one for at most `patience` seconds."""
+        watched = [thing for worker in self._workers for thing in worker.watched]
+        if watched:
+            wait(watched, patience)
+        for worker in tuple(self._workers):
+            alive = worker.alive  # asked first: what it said before it died is heard
+            outcome = worker.outcome(self._timeout)
+            if outcome is None and not alive:
+                outcome = self._buried(worker)
+            elif worker.spent or (outcome is not None and outcome.timed_out):
+                self._remove(worker)
+            if outcome is not None:
+                yield outcome
+
+    def stop(self) -> None:
+        """Kill every process, whatever it does."""
+        for worker in self._workers:
+            worker.kill()
+        self._workers.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _buried(self, worker: "_Worker") -> Outcome | None:
+        """Remove a process that has died; the outcome of its call, or none if it had not begun."""
+        fault = worker.died
+        if worker.ready:
+            self._deaths_at_start = 0
+            outcome = worker.cut_short(fault) if worker.calls else None
+        else:
+            self._deaths_at_start += 1
+            outcome = None
+        self._remove(worker)
+        if self._deaths_at_start == _DEATHS_AT_START:
+            raise WorkerError(f"the workers cannot run: {fault} while it started")
+        return outcome
+
+    def _remove(self, worker: "_Worker") -> None:
+        worker.kill()
+        self._workers.remove(worker)
+        if worker.calls:
+            self.left.append(_joined(worker.calls))
+
+
+class _Worker:
+    """One process, seen by its parent."""
+
+    def __init__(self, names: Sequence[str], folder: Path) -> None:
+        self.calls: list[Job] = []  # whose outcomes are not known, the one at hand first
+        self.ready = False
+        self._jobs = 0
+        self._began = time.monotonic()
+        self._connection, theirs = _SPAWN.Pipe()
+        self._process: SpawnProcess = _SPAWN.Process(target=_serve, args=(theirs, names), daemon=True)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        self._phase = folder / str(self._process.pid)
+
+    @property
+    def watched(self) -> tuple[Connection, int]:
+        return self._connection, self._process.sentinel
+
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    @property
+    def spent(self) -> bool:
+        return not self.calls and self._jobs >= _JOBS_PER_PROCESS
+
+    def begin(self, job: Job) -> bool:
+        """Hand a job over; False if an idle process has gone, so that nobody is there to take it."""
+        self._began = time.monotonic()
+        self._phase.unlink(missing_ok=True)
+        try:
+            self._connection.send((job, self._phase))
+        except OSError:
+            if self.ready:
+                return False
+        self.calls = [*job.calls]
+        return True
+
+    def outcome(self, timeout: float) -> Outcome | None:
+        """What has become of the call at hand, if that is known."""
+        with suppress(EOFError, OSError):  # a process that has died says nothing more
+            while self._connection.poll():
+                said: tuple[Any, str, str] | None = self._connection.recv()
+                self._began = time.monotonic()
+                if said is None:
+                    self.ready = True
+                elif self.calls:
+                    value, fault, phase = said
+                    self._jobs += 1
+                    return Outcome(self.calls.pop(0), value, fault, phase=phase)
+        late = time.monotonic() - self._began
+        if not self.ready and late > limits()["start_seconds"]:
+            raise WorkerError(f"the workers cannot run: one did not start within {late:.0f} s")
+        if not self.calls or not self.ready or late <= timeout:
+            return None
+        return self.cut_short(f"did not finish within {timeout:g} s", timed_out=True)
+
+    def cut_short(self, fault: str, timed_out: bool = False) -> Outcome:
+        """The outcome of the call at hand, which has none of its own; those after it are left."""
+        phase, check = read_phase(self._phase)
+        return Outcome(self.calls.pop(0), None, fault, timed_out, phase, check)
+
+    @property
+    def died(self) -> str:
+        """How the process has died."""
+        status = self._process.exitcode or 0
+        return f"the process died {f'of signal {-status}' if status < 0 else f'with exit status {status}'}"
+
+    def kill(self) -> None:
+        """End the process, and what it has started."""
+        if self._process.is_alive():
+            with suppress(OSError):
+                os.killpg(self._process.pid or 0, signal.SIGKILL)
+            self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._connection.close()
+
+
+def guarded(job: Job, subject: Subject) -> Outcome:
+    """Do a job here. What is raised, SystemExit and KeyboardInterrupt too, is its fault and ends nothing."""
+    try:
+        return Outcome(job, job.work(subject, job.argument))
+    except Interrupted:
+        raise
+    except BaseException as error:
+        return Outcome(job, fault=f"raised {exception_text(error)}", phase="running")
+
+
+def _serve(connection: Connection, names: Sequence[str]) -> None:
+    """The life of a process: jobs from its parent, one after the other, until there is no parent."""
+    with suppress(OSError):
+        os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _begin(names)
+    with suppress(EOFError, OSError):
+        connection.send(None)
+        while True:
+            job, phase = connection.recv()
+            with reported(phase):
+                for call in job.calls:
+                    connection.send(_done(call))
+
+
+def _done(job: Job) -> tuple[Any, str, str]:
+    """What a call's outcome has beside the call, which the parent knows."""
+    try:
+        subject = _subject(job.subject)
+    except LookupError as error:
+        return None, str(error.args[0]), "loading"
+    outcome = guarded(job, subject)
+    return outcome.value, outcome.fault, outcome.phase
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _begin(names: Sequence[str]) -> None:
+    """Load what every task needs before the first one's time starts to run."""
+    settle()
+    hush()
+    notice_compiling()
+    for name in names:
+        with suppress(LookupError):  # its tasks will say so
+            _subject(name)
+
+
+@cache
+def _subject(name: str) -> Subject:
+    from attest.conformance.subject import find
+
+    return find(name)

@@ -1,0 +1,67 @@
+"""What the processes that run kernels are like: quiet, one thread of linear algebra each, alike in every run.
+
+Imports neither NumPy nor JAX: their settings must stand before either is loaded.
+"""
+
+import logging
+import os
+import sys
+import warnings
+
+# One thread each: workers share the cores between them, and sums are taken in the same order everywhere.
+_STEADY = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # XLA and absl write to stderr of their own accord; only errors are worth a reader's time.
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    # Several workers share one accelerator, so none may take most of its memory at once.
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+_ONE_THREAD_OF_XLA = "--xla_cpu_multi_thread_eigen=false"
+
+
+class WorkerError(Exception):
+    """The processes that run kernels cannot run; the message is one sentence."""
+
+
+def settle() -> None:
+    """Make this process steady, and those that it starts; what the user has set is left alone."""
+    for name, value in _STEADY.items():
+        os.environ.setdefault(name, value)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_cpu_multi_thread_eigen" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_ONE_THREAD_OF_XLA}".strip()
+
+
+def hush() -> None:
+    """Silence this process for good: warnings and logs of kernels; what they print goes to stderr."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    os.dup2(2, 1)
+
+
+def hold_streams() -> None:
+    """Give /dev/null the number of each standard stream that is closed, so that no other file gets it."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def see_folder() -> None:
+    """Let `module:attribute` name modules of the folder that the user is in."""
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def hide_folder() -> None:
+    """Undo that `python -m` puts the user's folder on the path, unless attest itself is there."""
+    folder = os.getcwd()
+    home = os.path.abspath(__file__)
+    for _ in ("process.py", "running", "conformance", "attest"):
+        home = os.path.dirname(home)
+    if not sys.flags.safe_path and sys.path[:1] == [folder] and not os.path.samefile(folder, home):
+        del sys.path[0]

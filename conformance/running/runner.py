@@ -1,0 +1,298 @@
+"""What a run finds: poses every task to its subject, keeps what comes back, and shrinks the failures."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attest.conformance.cases.case import Case
+from attest.conformance.checks import all_checks
+from attest.conformance.judging.judge import judge
+from attest.conformance.judging.trial import Trial
+from attest.conformance.record import NOTHING_JUDGED, Result, RunRecord, Verdict, settled, to_shrink
+from attest.conformance.running.expectations import Expectation, expect
+from attest.conformance.running.fit import LISTED, RequestError, refuse_unfit
+from attest.conformance.running.limits import limits
+from attest.conformance.running.plan import Profile, Restriction, Task, tasks
+from attest.conformance.running.shrink import shrink
+from attest.conformance.running.signals import Interrupted, interruptible
+from attest.conformance.running.workers import Job, Outcome, perform
+from attest.conformance.subject import Subject
+from attest.conformance.text import describe
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run is asked.
+
+    subjects: by the name or `module:attribute` that finds each in another process.
+    only: what narrows the run; narrowed: the same as typed, for the record. shard: (number, of how many).
+    workers: processes, 0 to stay in this one. timeout: seconds for one task.
+    fail_fast: end at the first red verdict.
+    environment: for the record.
+    """
+
+    subjects: Mapping[str, Subject]
+    profile: Profile
+    seed: int = 0
+    only: Restriction = field(default_factory=Restriction)
+    narrowed: str = ""
+    shard: tuple[int, int] = (1, 1)
+    workers: int = 0
+    timeout: float = field(default_factory=lambda: limits()["task_seconds"])
+    fail_fast: bool = False
+    expectations: Sequence[Expectation] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is: its stage, the tasks done and known so far, and how many verdicts are red."""
+
+    stage: str
+    done: int
+    total: int
+    red: int
+
+
+Posed = tuple[Case, tuple[str, ...]]  # a case, and the checks that judge it
+Watch = Callable[[Progress], None]
+Keep = Callable[[Sequence[Result]], None]
+
+
+def run(
+    request: Request,
+    watch: Watch = lambda _progress: None,
+    keep: Keep = lambda _results: None,
+) -> RunRecord:
+    """Do what is asked. A run that is interrupted gives the partial record of what it had found.
+
+    keep: is handed results as soon as they are found. Raises RequestError, before anything is found, if
+    nothing fits what narrows the run; WorkerError; and what `keep` raises.
+    """
+    for subject in request.subjects.values():
+        refuse_unfit(subject, request.profile, request.only)
+    found = _Found(request, watch, keep)
+    try:
+        with interruptible():
+            if _judge_all(found):
+                _shrink_failures(found)
+    except Interrupted:
+        return found.record(f"interrupted, {found.place}")
+    return found.record(found.note)
+
+
+def asked(request: Request) -> RunRecord:
+    """The record of a run that has found nothing yet."""
+    return RunRecord(
+        profile=request.profile.name,
+        seed=request.seed,
+        shard=request.shard,
+        complete=False,
+        narrowed=request.narrowed,
+        environment=request.environment,
+    )
+
+
+def replay(request: Request, case: Case, checks: Sequence[str]) -> list[Result]:
+    """Judge one case of each subject, whatever the profile would draw. Raises WorkerError and Interrupted."""
+    jobs = [Job(name, _judge, (case, tuple(checks))) for name in request.subjects]
+    with (
+        interruptible(),
+        closing(perform(jobs, request.subjects, request.workers, request.timeout)) as outcomes,
+    ):
+        return [result for outcome in outcomes for result in _results(request, outcome)]
+
+
+def in_shard(name: str, task: Task, shard: tuple[int, int]) -> bool:
+    """Whether a task belongs to a shard: by its content alone, so that no other task matters."""
+    number, count = shard
+    content = " ".join((name, task.case.id, *task.checks))
+    return int(hashlib.sha256(content.encode()).hexdigest(), 16) % count == number - 1
+
+
+class _Found:
+    """What a run has found so far."""
+
+    def __init__(self, request: Request, watch: Watch, keep: Keep) -> None:
+        self.request = request
+        self.results: list[Result] = []
+        self.problems: list[str] = []
+        self.note = ""
+        self.stage = "judging"
+        self.done = self.posed = self.red = 0
+        self._watch, self._keep = watch, keep
+
+    @property
+    def place(self) -> str:
+        return f"{self.stage}: {self.done} of at least {self.posed} tasks done"
+
+    def record(self, note: str) -> RunRecord:
+        return replace(
+            asked(self.request),
+            results=settled(self.results),
+            complete=not note,
+            note=note,
+            problems=tuple(sorted(self.problems)),
+        )
+
+    def begin(self, stage: str, posed: int = 0) -> None:
+        self.stage, self.done, self.posed = stage, 0, posed
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Take the results of one task."""
+        self.results.extend(results)
+        self._keep(results)
+        self.red += sum(result.verdict.red for result in results)
+        self.done += 1
+        self._watch(Progress(self.stage, self.done, self.posed, self.red))
+
+
+def _judge_all(found: _Found) -> bool:
+    """Judge every task; False if the run ended at its first red verdict."""
+    request = found.request
+    faults: Counter[str] = Counter()
+    allowed = limits()["faults_per_subject"]
+
+    def wanted(job: Job) -> bool:
+        return faults[job.subject] < allowed
+
+    outcomes = perform(_judge_jobs(found), request.subjects, request.workers, request.timeout, wanted)
+    with closing(outcomes):
+        for outcome in outcomes:
+            faults[outcome.job.subject] += bool(outcome.fault)
+            found.add(_results(request, outcome))
+            if request.fail_fast and found.red:
+                found.note = f"ended at the first red verdict, {found.place}"
+                return False
+    for name in sorted(name for name, count in faults.items() if count >= allowed):
+        found.problems.append(
+            f"{name}: hung or died {faults[name]} times, so the rest of its tasks was left out"
+        )
+    if found.posed == 0 and request.shard == (1, 1):
+        found.problems.append(NOTHING_JUDGED)
+    return True
+
+
+def _results(request: Request, outcome: Outcome) -> list[Result]:
+    """Named as the subject can be found again, which its own name may not do."""
+    name = outcome.job.subject
+    results = _blamed(outcome, request.subjects[name]) if outcome.fault else outcome.value
+    return [expect(replace(result, subject=name), request.expectations) for result in results]
+
+
+def _judge_jobs(found: _Found) -> Iterator[Job]:
+    request = found.request
+    for name, subject in request.subjects.items():
+        posed = tasks(subject, request.profile, request.seed, request.only)
+        while (task := _next(found, name, posed)) is not None:
+            if in_shard(name, task, request.shard):
+                found.posed += len(task.posed)
+                first, *others = task.posed
+                yield Job(name, _judge, first, tuple(others))
+
+
+def _next(found: _Found, name: str, posed: Iterator[Task]) -> Task | None:
+    """The next task of a subject, None after the last; its declarations are code that may raise anything."""
+    try:
+        return next(posed, None)
+    except Interrupted:
+        raise
+    except ValueError as error:
+        if found.request.only != Restriction():
+            raise RequestError(str(error)) from error
+        reason = describe(error)
+    except BaseException as error:
+        reason = describe(error)
+    found.problems.append(f"no cases can be drawn for {name}: {reason}")
+    return None
+
+
+def _judge(subject: Subject, posed: Posed) -> list[Result]:
+    return judge(subject, *posed)
+
+
+def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
+    """A case that ran out of time is one TIMEOUT; one whose process died fails every check.
+
+    Which check it was that killed the process is not known for sure: an earlier one may have.
+    """
+    posed: Posed = outcome.job.argument
+    case, checks = posed
+    if outcome.timed_out:
+        check = outcome.check if outcome.check in checks else checks[0]
+        left_out = [name for name in checks if name != check]
+        rest = f"; {', '.join(left_out)} not judged on this case" if left_out else ""
+        message = f"{outcome.fault}, in the phase {outcome.phase}{rest}"
+        return [_blame(outcome, subject, case, check, Verdict.TIMEOUT, message)]
+    return [_blame(outcome, subject, case, check, Verdict.FAIL, outcome.fault) for check in checks]
+
+
+def _blame(
+    outcome: Outcome, subject: Subject, case: Case, check: str, verdict: Verdict, message: str
+) -> Result:
+    return Result(
+        subject=subject.name,
+        check=check,
+        clauses=_clauses(subject, case, check),
+        case=case,
+        verdict=verdict,
+        message=message,
+        phase=outcome.phase,
+    )
+
+
+def _clauses(subject: Subject, case: Case, check: str) -> tuple[str, ...]:
+    try:
+        return all_checks()[check].clauses(Trial(subject, case))
+    except Exception:  # it has been blamed already
+        return ()
+
+
+def _shrink_failures(found: _Found) -> None:
+    """Find the simplest failing case of each check of each subject; what hung or died is left as it is."""
+    chosen = to_shrink(found.results)
+    request = found.request
+    evaluations = request.profile.shrink_evaluations
+    jobs = [
+        Job(name, _shrink, (result, evaluations, not semantic and (name, check, True) in chosen))
+        for (name, check, semantic), result in chosen.items()
+    ]
+    if not jobs:
+        return
+    found.begin("shrinking", len(jobs))
+    outcomes = perform(jobs, request.subjects, request.workers, limits()["shrink_seconds"])
+    with closing(outcomes):
+        for outcome in outcomes:
+            found.add(_shrunk(request, outcome))
+
+
+def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
+    """The simplest failing case that a search has found, if it is a new failure; TIMEOUT if it hung."""
+    original: Result = outcome.job.argument[0]
+    if isinstance(outcome.value, Result):
+        minimal = replace(outcome.value, subject=original.subject, minimal=True, shrunk_from=original.case.id)
+        # A simpler case of a known failure does not show what is new about this one.
+        return [minimal] if expect(minimal, request.expectations).verdict is Verdict.FAIL else []
+    if not outcome.timed_out:
+        return []
+    message = f"{outcome.fault}, in the phase shrinking: a simpler case may hang; the failing case is kept"
+    return [
+        replace(
+            original,
+            verdict=Verdict.TIMEOUT,
+            measurements=(),
+            message=message,
+            phase="shrinking",
+            shrunk_from=original.case.id,
+        )
+    ]
+
+
+def _shrink(subject: Subject, argument: tuple[Result, int, bool]) -> Result:
+    result, evaluations, stays_of_precision = argument
+    if all_checks()[result.check].kind in LISTED:
+        return result
+    return shrink(subject, result, evaluations, stays_of_precision)

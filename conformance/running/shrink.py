@@ -1,0 +1,69 @@
+"""Which failing case is shown: the simplest one on which the same check of the same subject fails."""
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+
+from hypothesis import Phase
+
+from attest.conformance.cases.case import Case
+from attest.conformance.checks import all_checks
+from attest.conformance.drawing.seeded_draws import try_values
+from attest.conformance.drawing.strategies import simpler, smallest
+from attest.conformance.judging.judge import judge
+from attest.conformance.judging.trial import Trial
+from attest.conformance.record import Result, Verdict
+from attest.conformance.subject import Subject
+
+
+def shrink(subject: Subject, failing: Result, evaluations: int, stays_of_precision: bool = False) -> Result:
+    """Search the simpler cases with at most `evaluations` calls of the kernel; minimal=True on the result.
+
+    A failure of meaning stays one of meaning. One of precision may turn out one of meaning on a case whose
+    values hide less; `stays_of_precision` is for where a failure of meaning is shown beside it. A case that
+    could not tell a right kernel from a wrong one does not count: once the kernel is mended, what is shown
+    must pass.
+    """
+    simplest = failing
+    known: dict[Case, bool] = {failing.case: True}
+    tells = all_checks()[failing.check].needs_contrast
+
+    def fails(case: Case) -> bool:
+        nonlocal simplest
+        if case not in known:
+            if len(known) > evaluations or subject.why_not(case) is not None:
+                return False
+            (result,) = judge(subject, case, (failing.check,))
+            alike = result.semantic >= failing.semantic and not (stays_of_precision and result.semantic)
+            known[case] = (
+                alike and result.verdict is Verdict.FAIL and not (tells and Trial(subject, case).blind_spots)
+            )
+            if known[case] and _size(case) < _size(simplest.case):
+                simplest = result
+        return known[case]
+
+    def search(case: Case) -> None:
+        if fails(case):
+            raise _StillFailsError
+
+    for case in islice(smallest(failing.case), evaluations // 4):
+        if fails(case):
+            break
+    with suppress(_StillFailsError):
+        try_values(search, simpler(simplest.case), evaluations, 0, [Phase.generate, Phase.shrink])
+    return replace(simplest, minimal=True)
+
+
+class _StillFailsError(AssertionError):
+    """A failing case: what Hypothesis shrinks towards simplicity."""
+
+
+def _size(case: Case) -> tuple[int, ...]:
+    """What makes a case hard to read, most important first."""
+    return (
+        case.batch * (case.q_len + case.kv_len),
+        len(case.features),
+        case.q_heads * (case.head_dim + case.value_width),
+        len(case.to_json()),
+        case.seed,
+    )

@@ -1,0 +1,140 @@
+"""How tasks reach kernels: in processes that may be killed and replaced, or in this one.
+
+A kernel that hangs or takes its process down costs its own task, and no other.
+"""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from attest.conformance.running.pool import Job, Outcome, Pool, guarded
+from attest.conformance.running.signals import postponed
+from attest.conformance.subject import Subject
+
+# Seconds within which a run that waits for its workers hears that it is to end.
+_PATIENCE = 0.2
+
+# Jobs that are drawn ahead, for each worker.
+_DRAWN_AHEAD = 6
+
+# Seconds that an ended run waits for the case that is being drawn.
+_FAREWELL = 5.0
+
+
+def perform(
+    jobs: Iterable[Job],
+    subjects: Mapping[str, Subject],
+    workers: int,
+    timeout: float,
+    wanted: Callable[[Job], bool] = lambda _job: True,
+) -> Generator[Outcome, None, None]:
+    """The outcome of every call of every job, as they come; jobs are drawn while earlier ones run.
+
+    subjects: by the name in the jobs. workers 0: in this process, where nothing can be timed out.
+    wanted: whether a job still matters, asked when its turn comes; one that does not has no outcome.
+    Raises WorkerError, and what drawing a job raises. Closing the iterator stops the workers.
+    """
+    if workers == 0:
+        return _here(jobs, subjects, wanted)
+    return _elsewhere(jobs, tuple(subjects), workers, timeout, wanted)
+
+
+def _here(
+    jobs: Iterable[Job], subjects: Mapping[str, Subject], wanted: Callable[[Job], bool]
+) -> Generator[Outcome, None, None]:
+    for job in jobs:
+        for call in job.calls:
+            if wanted(call):
+                yield guarded(call, subjects[call.subject])
+
+
+def _elsewhere(
+    jobs: Iterable[Job], names: Sequence[str], workers: int, timeout: float, wanted: Callable[[Job], bool]
+) -> Generator[Outcome, None, None]:
+    drawing = _Drawing(jobs, _DRAWN_AHEAD * workers)
+    waiting: deque[Job] = deque()
+    # A signal waits for the end of the turn, so that no outcome is lost half-way into the record.
+    with postponed() as asked_to_end:
+        pool = Pool(names, workers, timeout)
+        try:
+            while not asked_to_end():
+                waiting.extendleft(pool.left)
+                pool.left.clear()
+                while pool.idle and (waiting or drawing.fetch(waiting)):
+                    job = waiting.popleft()
+                    if wanted(job):
+                        pool.give(job)
+                if not pool.busy:
+                    if drawing.ended:
+                        return
+                    drawing.wait(waiting, _PATIENCE)
+                yield from pool.outcomes(_PATIENCE if not pool.idle or drawing.ended else _PATIENCE / 20)
+        finally:
+            pool.stop()
+            drawing.stop()
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: BaseException
+
+
+class _Drawing:
+    """Draws jobs in a thread of its own: whoever waits for outcomes takes each as soon as it is there."""
+
+    def __init__(self, jobs: Iterable[Job], ahead: int) -> None:
+        self.ended = False
+        self._jobs = jobs
+        self._drawn: queue.Queue[Job | _Raised | None] = queue.Queue(ahead)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._draw, name="attest-drawing", daemon=True)
+        self._thread.start()
+
+    def fetch(self, waiting: deque[Job]) -> bool:
+        """Move one job that is drawn into `waiting`, if there is any; raises what drawing raised."""
+        try:
+            return not self.ended and self._take(self._drawn.get_nowait(), waiting)
+        except queue.Empty:
+            return False
+
+    def wait(self, waiting: deque[Job], seconds: float) -> None:
+        """Wait for one job, for a while."""
+        try:
+            self._take(self._drawn.get(timeout=seconds), waiting)
+        except queue.Empty:
+            return
+
+    def stop(self) -> None:
+        """End the thread after the case that it draws."""
+        self._stopped.set()
+        self._thread.join(_FAREWELL)
+
+    def _take(self, drawn: Job | _Raised | None, waiting: deque[Job]) -> bool:
+        if isinstance(drawn, Job):
+            waiting.append(drawn)
+            return True
+        self.ended = True
+        if isinstance(drawn, _Raised):
+            raise drawn.error
+        return False
+
+    def _draw(self) -> None:
+        try:
+            for job in self._jobs:
+                if not self._put(job):
+                    return
+        except BaseException as error:  # raised again where the jobs are wanted
+            self._put(_Raised(error))
+        else:
+            self._put(None)
+
+    def _put(self, drawn: Job | _Raised | None) -> bool:
+        while not self._stopped.is_set():
+            try:
+                self._drawn.put(drawn, timeout=_PATIENCE)
+            except queue.Full:
+                continue
+            return True
+        return False
