@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attest.reference import pairs
+from attest.reference import double_double
 from attest.reference.dropout import keep_mask
 from attest.reference.problem import Problem
 from attest.reference.semantics import Semantics
@@ -132,17 +132,17 @@ def _row_block(
     weighed = seen | ~permitted if semantics.hidden == "sentinel" else seen
 
     scale = _scale(problem, semantics)
-    pair = _uncapped(problem, semantics, pairs.dot(query, key), bias, scale)
+    pair = _uncapped(problem, semantics, double_double.dot(query, key), bias, scale)
     uncapped, tanh, cap_slope = pair[0] + pair[1], None, None
     if problem.logits_soft_cap is not None:
         tanh = np.tanh(uncapped / problem.logits_soft_cap)
         cap_slope = np.cosh(uncapped / problem.logits_soft_cap) ** -2.0
-        pair = pairs.soft_cap(pair, problem.logits_soft_cap)
+        pair = double_double.soft_cap(pair, problem.logits_soft_cap)
     if bias is not None and semantics.bias == "after_cap":
-        pair = pairs.plus(pair, bias)
+        pair = double_double.plus(pair, bias)
     if semantics.hidden == "sentinel":
         pair = (np.where(permitted, pair[0], semantics.sentinel), np.where(permitted, pair[1], 0.0))
-    high, low = pairs.normalised(pair)
+    high, low = double_double.normalised(pair)
     logits = (np.where(weighed, high, -np.inf), np.where(weighed, low, 0.0))
 
     sinks, sink_slope = _sinks(problem, semantics, head)
@@ -197,21 +197,25 @@ def _scale(problem: Problem, semantics: Semantics) -> tuple[float, float]:
         return float(problem.softmax_scale), 0.0
     if semantics.default_scale == "one":
         return 1.0, 0.0
-    return pairs.inverse_sqrt(problem.head_dim)
+    return double_double.inverse_sqrt(problem.head_dim)
 
 
 def _uncapped(
-    problem: Problem, semantics: Semantics, dot: pairs.Pair, bias: Floats | None, scale: tuple[float, float]
-) -> pairs.Pair:
+    problem: Problem,
+    semantics: Semantics,
+    dot: double_double.Pair,
+    bias: Floats | None,
+    scale: tuple[float, float],
+) -> double_double.Pair:
     """The logits before the cap, with the bias wherever S2 or its dialect adds it there."""
     if bias is None or semantics.bias == "after_cap":
-        return pairs.times(dot, scale)
+        return double_double.times(dot, scale)
     if semantics.bias == "before_scale":
-        return pairs.times(pairs.plus(dot, bias), scale)
-    return pairs.plus(pairs.times(dot, scale), bias)
+        return double_double.times(double_double.plus(dot, bias), scale)
+    return double_double.plus(double_double.times(dot, scale), bias)
 
 
-def _sinks(problem: Problem, semantics: Semantics, head: int) -> tuple[pairs.Pair, Floats]:
+def _sinks(problem: Problem, semantics: Semantics, head: int) -> tuple[double_double.Pair, Floats]:
     """The sink logits of a head, a pair [n], and their derivatives by softmax_aux, [n] (S11)."""
     sinks = problem.sinks()
     if sinks is None:
@@ -220,22 +224,22 @@ def _sinks(problem: Problem, semantics: Semantics, head: int) -> tuple[pairs.Pai
     cap = problem.logits_soft_cap
     if semantics.sinks == "as_given" or cap is None:
         return given, np.ones(sinks.shape[1])
-    return pairs.soft_cap(given, cap), np.cosh(sinks[head] / cap) ** -2.0
+    return double_double.soft_cap(given, cap), np.cosh(sinks[head] / cap) ** -2.0
 
 
-def _softmax(logits: pairs.Pair, sinks: pairs.Pair) -> tuple[Floats, Floats, Floats, Floats]:
+def _softmax(logits: double_double.Pair, sinks: double_double.Pair) -> tuple[Floats, Floats, Floats, Floats]:
     """Weights [R, N], sink weights [R, n], row maximum and normaliser [R]; 0 and -inf for an empty row."""
     row_max, max_low = _largest(logits, sinks)
     empty = np.isneginf(row_max)
     shift = np.where(empty, 0.0, row_max), np.where(empty, 0.0, max_low)
-    exponentials = pairs.exp_difference(logits, shift)
-    sink_exponentials = pairs.exp_difference((sinks[0][None, :], sinks[1][None, :]), shift)
+    exponentials = double_double.exp_difference(logits, shift)
+    sink_exponentials = double_double.exp_difference((sinks[0][None, :], sinks[1][None, :]), shift)
     normaliser = exponentials.sum(axis=1) + sink_exponentials.sum(axis=1)
     divisor = np.where(empty, 1.0, normaliser)[:, None]
     return exponentials / divisor, sink_exponentials / divisor, row_max, normaliser
 
 
-def _largest(logits: pairs.Pair, sinks: pairs.Pair) -> pairs.Pair:
+def _largest(logits: double_double.Pair, sinks: double_double.Pair) -> double_double.Pair:
     """The largest of the logits and sinks of each row, a pair [R]; -inf in both parts for an empty row."""
     (high, low), (sink_high, sink_low) = logits, sinks
     row_max = np.maximum(high.max(axis=1, initial=-np.inf), sink_high.max(initial=-np.inf))
@@ -245,7 +249,7 @@ def _largest(logits: pairs.Pair, sinks: pairs.Pair) -> pairs.Pair:
     return row_max, np.maximum(lows, sink_lows)
 
 
-def _max_shares(logits: pairs.Pair, sinks: pairs.Pair) -> tuple[Floats, Floats]:
+def _max_shares(logits: double_double.Pair, sinks: double_double.Pair) -> tuple[Floats, Floats]:
     """The derivatives of the row maximum by the logits [R, N] and the sinks [R, n]: equal where they tie."""
     high, low = (part[:, None] for part in _largest(logits, sinks))
     least = -_TIE * np.maximum(np.abs(high), 1.0)

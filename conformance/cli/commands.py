@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attest.conformance.cli import options
-from attest.conformance.cli.options import Asked, Outputs, UsageError, asked
+from attest.conformance.cli.options import Outputs, RunOptions, UsageError, as_usage_errors
 from attest.conformance.files import FileError, write_text
 from attest.conformance.running.process import WorkerError, hold_streams, see_folder, settle
 from attest.conformance.running.signals import Interrupted, interruptible
@@ -82,15 +82,15 @@ def gate(
     """Judge every subject that this machine can run."""
     import jax
 
-    from attest.conformance.running.gate import entrants
+    from attest.conformance.running.gate import runnable_subjects
 
     outputs = Outputs(json, junit, markdown, html)
     outputs.spare(*([] if baseline is None else [baseline]))
     base = None if baseline is None else _read(baseline)
-    found = entrants(jax.default_backend())
+    found = runnable_subjects(jax.default_backend())
     if not found.subjects:
         raise UsageError("there is no subject that this machine can run: see `attest list`")
-    options_ = Asked(profile, seed, shard, workers, timeout, expectations, fail_fast)
+    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast)
     return _run(options_.request(dict(found.subjects), found.skipped), outputs, base, found.broken)
 
 
@@ -119,9 +119,9 @@ def check(
     outputs = Outputs(json, junit, markdown, html)
     only, narrowed = options.restriction(feature or (), dtype or (), check or (), examples)
     see_folder()
-    with asked():
+    with as_usage_errors():
         subjects = {subject: find(subject)}
-    options_ = Asked(profile, seed, shard, workers, timeout, expectations, fail_fast)
+    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast)
     return _run(options_.request(subjects, only=only, narrowed=narrowed), outputs)
 
 
@@ -148,10 +148,10 @@ def replay(
     from attest.conformance.subject import find
 
     see_folder()
-    with asked():
+    with as_usage_errors():
         replayed = read_replay_request(case, subject, tuple(check or ()), allow_import)
         subjects = {replayed.subject: find(replayed.subject)}
-    request = Asked(workers=workers, timeout=timeout, expectations=expectations).request(subjects)
+    request = RunOptions(workers=workers, timeout=timeout, expectations=expectations).request(subjects)
     results = judge_again(request, replayed.case, replayed.checks)
     say("\n\n".join(explain(result) for result in results))
     reason = not_judged(subjects[replayed.subject], results)
@@ -218,7 +218,7 @@ def merge(
 
     outputs = Outputs(json, junit, markdown, html)
     outputs.spare(*records)
-    with asked():
+    with as_usage_errors():
         known = load_expectations(expectations or ())
         merged = merge_records([_read(path) for path in records])
     return _conclude(with_policy(merged, known), outputs)
@@ -371,7 +371,7 @@ def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
 def _read(path: Path) -> "RunRecord":
     from attest.conformance.record_file import read_record
 
-    with asked():
+    with as_usage_errors():
         return read_record(path)
 
 

@@ -62,7 +62,7 @@ class UsageError(Exception):
 
 
 @contextmanager
-def asked() -> Generator[None, None, None]:
+def as_usage_errors() -> Generator[None, None, None]:
     """For reading what the user named: what is wrong with it is a usage error.
 
     So is a module that ends the process when it is imported.
@@ -114,7 +114,7 @@ class Outputs:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunOptions:
     """The options that every run has."""
 
     profile: str = "quick"
@@ -136,12 +136,12 @@ class Asked:
 
         if self.timeout is not None and not 0 < self.timeout < float("inf"):
             raise UsageError(f"--timeout: got {self.timeout:g}, expected a number of seconds above 0")
-        with asked():
+        with as_usage_errors():
             expectations = load_expectations(self.expectations or ())
             profile = load_profile(self.profile)
         here = environment()
         for name, subject in subjects.items():
-            with asked():
+            with as_usage_errors():
                 reason = why_not_here(subject, here["backend"])
             if reason is not None:
                 raise UsageError(f"{name} cannot run here: {reason}")

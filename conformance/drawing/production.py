@@ -38,7 +38,7 @@ _KEY_OUTPUTS = ("dkey", "dvalue")
 
 
 @dataclass(frozen=True)
-class Window:
+class SampledBlock:
     """Some query rows and keys of one key head of one batch row; all query heads that read it."""
 
     batch: int
@@ -49,23 +49,23 @@ class Window:
 
 @dataclass(frozen=True)
 class Posed:
-    """A problem of production size, with cotangents in the windows alone."""
+    """A problem of production size, with cotangents in the blocks alone."""
 
     built: Built
-    windows: tuple[Window, ...]
+    blocks: tuple[SampledBlock, ...]
 
     def part(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """What the windows hold of each output, the windows along the first axis."""
+        """What the blocks hold of each output, the blocks along the first axis."""
         parts: dict[str, list[Array]] = {}
-        for window in self.windows:
-            heads = _heads(self.built.problem, window)
+        for block in self.blocks:
+            heads = _heads(self.built.problem, block)
             for name, array in outputs.items():
                 if name in _ROW_OUTPUTS:
-                    found = array[window.batch, window.rows, heads]
+                    found = array[block.batch, block.rows, heads]
                 elif name in _KEY_OUTPUTS:
-                    found = array[window.batch, window.keys, window.kv_head : window.kv_head + 1]
+                    found = array[block.batch, block.keys, block.kv_head : block.kv_head + 1]
                 elif name == "lse":
-                    found = array[window.batch][heads, window.rows]
+                    found = array[block.batch][heads, block.rows]
                 else:
                     continue
                 parts.setdefault(name, []).append(found)
@@ -73,18 +73,18 @@ class Posed:
 
     def place(self, output: str, index: tuple[int, ...]) -> tuple[int, ...]:
         """Where an element of a part lies in the whole output."""
-        window = self.windows[index[0]]
-        first = _heads(self.built.problem, window).start
+        block = self.blocks[index[0]]
+        first = _heads(self.built.problem, block).start
         if output == "lse":
-            return (window.batch, first + index[1], int(window.rows[index[2]]))
+            return (block.batch, first + index[1], int(block.rows[index[2]]))
         if output in _ROW_OUTPUTS:
-            return (window.batch, int(window.rows[index[1]]), first + index[2], index[3])
-        return (window.batch, int(window.keys[index[1]]), window.kv_head, index[3])
+            return (block.batch, int(block.rows[index[1]]), first + index[2], index[3])
+        return (block.batch, int(block.keys[index[1]]), block.kv_head, index[3])
 
     def truth(self, semantics: Semantics, numerics: Numerics) -> tuple[Answer, dict[str, Prediction]]:
-        """The exact answer within the windows, and how far a correct kernel may be off."""
+        """The exact answer within the blocks, and how far a correct kernel may be off."""
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            found = list(threads.map(lambda w: _truth(self.built, w, semantics, numerics), self.windows))
+            found = list(threads.map(lambda w: _truth(self.built, w, semantics, numerics), self.blocks))
         answers = [answer.items() for answer, _ in found]
         answer = Answer(**{name: np.concatenate([a[name] for a in answers]) for name in answers[0]})
         predictions = {
@@ -101,7 +101,7 @@ class Posed:
         """(batch row, query row) of every row of dquery that is not 0, though all its cotangents are."""
         stray: list[tuple[int, int]] = []
         for batch in range(len(d_query)):
-            sampled = [window.rows for window in self.windows if window.batch == batch]
+            sampled = [block.rows for block in self.blocks if block.batch == batch]
             dead = np.ones(d_query.shape[1], bool)
             dead[np.concatenate([*sampled, np.empty(0, np.int64)])] = False
             # As integers without the sign: NaN is not 0, -0 is.
@@ -137,28 +137,28 @@ def host_gib(case: Case) -> float:
 
 
 def pose(case: Case, returns_lse: bool) -> Posed:
-    """Make the arrays of a case and choose the windows, both by its seed."""
+    """Make the arrays of a case and choose the blocks, both by its seed."""
     problem = build_bulk(case)
-    windows = _choose(case, problem)
+    blocks = _choose(case, problem)
     d_out = np.zeros((*problem.query.shape[:3], problem.value_dim), problem.query.dtype)
     d_lse = np.zeros((problem.batch, problem.q_heads, problem.q_len), np.float32)
     out, lse = (Stream(case.seed, _FIRST_STREAM + number) for number in range(2))
-    for window in windows:
-        heads = _heads(problem, window)
-        shape = (len(window.rows), problem.group)
-        d_out[window.batch, window.rows, heads] = out.normal((*shape, problem.value_dim)).astype(d_out.dtype)
+    for block in blocks:
+        heads = _heads(problem, block)
+        shape = (len(block.rows), problem.group)
+        d_out[block.batch, block.rows, heads] = out.normal((*shape, problem.value_dim)).astype(d_out.dtype)
         if returns_lse:
-            d_lse[window.batch][heads, window.rows] = lse.normal(shape[::-1]).astype(np.float32)
-    return Posed(Built(problem, Cotangents(d_out, d_lse)), windows)
+            d_lse[block.batch][heads, block.rows] = lse.normal(shape[::-1]).astype(np.float32)
+    return Posed(Built(problem, Cotangents(d_out, d_lse)), blocks)
 
 
-def _choose(case: Case, problem: Problem) -> tuple[Window, ...]:
+def _choose(case: Case, problem: Problem) -> tuple[SampledBlock, ...]:
     sizes = _table()["sample"]
     stream = Stream(case.seed, _FIRST_STREAM + 2)
-    places = _spread(stream, sizes["windows"], problem.batch * problem.kv_heads)
+    places = _spread(stream, sizes["blocks"], problem.batch * problem.kv_heads)
     rows = -(-sizes["rows"] // len(places))
     return tuple(
-        Window(
+        SampledBlock(
             batch=int(place) // problem.kv_heads,
             kv_head=int(place) % problem.kv_heads,
             rows=_spread(stream, rows, problem.q_len),
@@ -179,23 +179,23 @@ def _spread(stream: Stream, count: int, length: int) -> Ints:
     return chosen
 
 
-def _heads(problem: Problem, window: Window) -> slice:
-    return slice(window.kv_head * problem.group, (window.kv_head + 1) * problem.group)
+def _heads(problem: Problem, block: SampledBlock) -> slice:
+    return slice(block.kv_head * problem.group, (block.kv_head + 1) * problem.group)
 
 
 def _truth(
-    built: Built, window: Window, semantics: Semantics, numerics: Numerics
+    built: Built, block: SampledBlock, semantics: Semantics, numerics: Numerics
 ) -> tuple[Answer, dict[str, Prediction]]:
-    """The answer and the predictions of one window."""
-    problem, cotangents = _cut(built, window)
-    sample = Sample(window.rows, window.keys)
+    """The answer and the predictions of one block."""
+    problem, cotangents = _cut(built, block)
+    sample = Sample(block.rows, block.keys)
     answer = attention(problem, semantics, cotangents, sample)
     predictions = predict(problem, semantics, numerics, cotangents, sample)
     # A row of few keys is nearly a copy of a value: its errors are not those that the statistics expect, nor
     # are those of the keys that it sees. Without a standard deviation they are held to their bounds alone.
-    seen = np.stack([allowed(problem, semantics, 0, head, window.rows) for head in range(problem.group)])
+    seen = np.stack([allowed(problem, semantics, 0, head, block.rows) for head in range(problem.group)])
     few = seen.sum(axis=2).min(axis=0) < _table()["sample"]["keys_at_least"]
-    seen_by_few = seen[:, few][:, :, window.keys].any(axis=(0, 1))
+    seen_by_few = seen[:, few][:, :, block.keys].any(axis=(0, 1))
     for name, prediction in predictions.items():
         if name == "lse":
             prediction.std[:, :, few] = 0.0
@@ -204,10 +204,10 @@ def _truth(
     return answer, predictions
 
 
-def _cut(built: Built, window: Window) -> tuple[Problem, Cotangents]:
+def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
     """The problem of one key head of one batch row: no other has a part in its answer."""
-    problem, heads = built.problem, _heads(built.problem, window)
-    batch, kv_head = slice(window.batch, window.batch + 1), slice(window.kv_head, window.kv_head + 1)
+    problem, heads = built.problem, _heads(built.problem, block)
+    batch, kv_head = slice(block.batch, block.batch + 1), slice(block.kv_head, block.kv_head + 1)
     aux, mask = problem.softmax_aux, problem.attention_mask
 
     def ids(array: Array | None) -> Array | None:
@@ -216,7 +216,7 @@ def _cut(built: Built, window: Window) -> tuple[Problem, Cotangents]:
     def lengths(cum: Array | None) -> Array | None:
         if cum is None or problem.batch == 1:
             return cum
-        return np.array([0, cum[window.batch + 1] - cum[window.batch]], np.int32)
+        return np.array([0, cum[block.batch + 1] - cum[block.batch]], np.int32)
 
     if mask is not None:
         mask = mask[batch if len(mask) > 1 else slice(None)]

@@ -14,7 +14,7 @@ from attest.conformance.text import describe
 
 
 @dataclass(frozen=True)
-class Entrants:
+class RunnableSubjects:
     """The subjects of a gate.
 
     subjects: those that this machine can run, by name. skipped: the others, with the reason.
@@ -26,7 +26,7 @@ class Entrants:
     broken: tuple[str, ...] = ()
 
 
-def entrants(backend: str) -> Entrants:
+def runnable_subjects(backend: str) -> RunnableSubjects:
     """Every subject that can be found, sorted by whether this process can run it, on a backend of JAX."""
     subjects: dict[str, Subject] = {}
     skipped: dict[str, str] = {}
@@ -45,7 +45,7 @@ def entrants(backend: str) -> Entrants:
             subjects[name] = subject
         else:
             skipped[name] = reason
-    return Entrants(subjects, skipped, tuple(broken))
+    return RunnableSubjects(subjects, skipped, tuple(broken))
 
 
 def why_not_here(subject: Subject, backend: str) -> str | None:

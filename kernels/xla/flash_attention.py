@@ -28,10 +28,10 @@ from attest.kernels.xla.tiles import (
     RowChunks,
     Weighed,
     cut,
-    cut_pairs,
     cut_rows,
     grouped_sinks,
     key_chunk,
+    pairwise_inputs,
     scaled_products,
     select,
     tile_dropout,
@@ -56,7 +56,7 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weig
         return whole.forward(settings, call)
     chunks = settings.forward or ChunkSizes()
     grid = cut(call, chunks.q, chunks.k)
-    pairs = cut_pairs(call, grid)
+    pairs = pairwise_inputs(call, grid)
     keys, values = grid.split_keys(call.key), grid.split_keys(call.value)
     non_finite = (~jnp.isfinite(values).all()).astype(jnp.int32)
     sinks = grouped_sinks(call)
@@ -127,7 +127,7 @@ def _backward(
         return whole.backward(settings, call, out, lse, kept, d_out, d_lse)
     chunks = settings.backward or ChunkSizes()
     grid = cut(call, chunks.q, chunks.k)
-    pairs = cut_pairs(call, grid)
+    pairs = pairwise_inputs(call, grid)
     keys, values = (_zero_non_finite(grid.split_keys(x)) for x in (call.key, call.value))
     terms = row_terms(call, out, lse, kept.row_max, d_out, d_lse, settings.normalize_output, hides=True)
     queries, d_outs = grid.split_rows(terms.query), grid.split_rows(terms.d_out)

@@ -114,7 +114,7 @@ class RowChunks:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Pairs:
+class PairwiseInputs:
     """What is stored per pair or per key, ready to be sliced into tiles."""
 
     mask: jax.Array | None  # as `Grid.split_heads` makes it
@@ -182,12 +182,12 @@ def cut_rows(call: Call, grid: Grid) -> RowChunks:
     )
 
 
-def cut_pairs(call: Call, grid: Grid) -> Pairs:
+def pairwise_inputs(call: Call, grid: Grid) -> PairwiseInputs:
     """Mask, bias and key segments of `call`, padded to whole chunks."""
     ids = call.kv_segment_ids
     if ids is not None:
         ids = _pad(ids, 1, grid.k_count * grid.k, -1).reshape(-1, grid.k)
-    return Pairs(
+    return PairwiseInputs(
         mask=None if call.attention_mask is None else grid.split_heads(call.attention_mask),
         bias=None if call.bias is None else grid.split_heads(call.bias.astype(jnp.float32)),
         segment_ids=ids,
@@ -228,7 +228,7 @@ def scaled_products(
 def tile_logits(
     call: Call,
     grid: Grid,
-    pairs: Pairs,
+    pairs: PairwiseInputs,
     row: RowChunks,
     step: jax.Array,
     j: jax.Array,
@@ -274,7 +274,7 @@ def restricted_logits(
 
 
 def tile_dropout(
-    call: Call, grid: Grid, pairs: Pairs, step: jax.Array, j: jax.Array, x: jax.Array
+    call: Call, grid: Grid, pairs: PairwiseInputs, step: jax.Array, j: jax.Array, x: jax.Array
 ) -> jax.Array:
     """x [k_heads, group, q, k] with dropped pairs at 0 and the kept ones scaled by 1 / (1 - r) (S12)."""
     if pairs.seed is None:

@@ -25,7 +25,7 @@ LONG = Case(
     dtype="bfloat16", q_len=2048, kv_len=2048, q_heads=4, kv_heads=2, head_dim=32, causal=True, tiling=2
 )
 
-# Every way in which a problem is cut into windows.
+# Every way in which a problem is cut into blocks.
 CUT = {
     "dense": Case(batch=2, q_len=9, kv_len=13, q_heads=6, kv_heads=2, head_dim=4, value_dim=3),
     "causal": Case(batch=3, q_len=11, kv_len=8, q_heads=4, kv_heads=4, head_dim=2, causal=True, soft_cap=2.0),
@@ -45,7 +45,7 @@ def judged(call: Any = flash_attention_with_lse, case: Case = LONG) -> Result:
 
 
 @pytest.mark.parametrize("title", CUT)
-def test_the_windows_hold_the_whole_answer(title: str) -> None:
+def test_the_blocks_hold_the_whole_answer(title: str) -> None:
     case = replace(CUT[title], seed=5)
     posed = pose(case, returns_lse=True)
     whole = attention(posed.built.problem, STANDARD, posed.built.cotangents)
@@ -110,9 +110,9 @@ def test_a_stray_gradient_is_found() -> None:
     posed = pose(LONG, returns_lse=True)
     d_query = np.zeros_like(posed.built.problem.query)
     assert posed.stray_rows(d_query) == []
-    dead = next(row for row in range(5, 2048) if row not in posed.windows[0].rows)
+    dead = next(row for row in range(5, 2048) if row not in posed.blocks[0].rows)
     d_query[0, dead, 3, 7] = -0.0
-    d_query[0, posed.windows[0].rows[1], 0, 0] = 1.0
+    d_query[0, posed.blocks[0].rows[1], 0, 0] = 1.0
     assert posed.stray_rows(d_query) == []
     d_query[0, dead, 3, 7] = np.nan
     assert posed.stray_rows(d_query) == [(0, dead)]

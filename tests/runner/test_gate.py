@@ -5,7 +5,7 @@ import pytest
 from attest.conformance.cases.case import Case
 from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.running import gate
-from attest.conformance.running.gate import entrants, with_policy
+from attest.conformance.running.gate import runnable_subjects, with_policy
 from attest.conformance.subject import Subject
 from tests import toys
 from tests.runner.fakes import result
@@ -70,7 +70,7 @@ def test_entrants_are_those_that_run_here(monkeypatch):
 
     monkeypatch.setattr(gate, "discover", lambda: dict.fromkeys([*known, "broken"]))
     monkeypatch.setattr(gate, "find", find)
-    found = entrants("cpu")
+    found = runnable_subjects("cpu")
     assert set(found.subjects) == {"anywhere", "on a cpu"}
     assert found.skipped == {
         "on a gpu": "runs on gpu, this machine has cpu",
@@ -92,7 +92,7 @@ def test_an_entrant_that_ends_the_process_spoils_itself_only(monkeypatch, kind):
         known["cannot be loaded"] = None
     monkeypatch.setattr(gate, "discover", lambda: known)
     monkeypatch.setattr(gate, "find", find)
-    found = entrants("cpu")
+    found = runnable_subjects("cpu")
     assert set(found.subjects) == {"works"}
     assert len(found.broken) == len(known) - 1
     assert all(f"raised {kind.__name__}: no" in sentence for sentence in found.broken)
