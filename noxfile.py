@@ -28,11 +28,12 @@ _PATIENTLY = ("--timeout", "900")
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """What guards main: lint, types, gates, the compile matrix and the test suite, which speaks last."""
-    _install(session, "test", "lint", "types", "hopper", "tpu")
+    """What guards main: lint, types, pages, gates, the compile matrix, and the test suite at the end."""
+    _install(session, "test", "lint", "types", "docs", "hopper", "tpu")
     session.env.update(_PLATFORMS)
     _lint(session)
     _types(session)
+    _docs(session)
     session.run("attest", "gate")
     _gate_triton_interpret(session)
     _gate_pallas_tpu_interpret(session)
@@ -80,6 +81,13 @@ def types(session: nox.Session) -> None:
     """Pyright, strict on our packages."""
     _install(session, "types")
     _types(session)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the pages; a link that leads nowhere fails."""
+    _install(session, "docs")
+    _docs(session)
 
 
 @nox.session(default=False)
@@ -152,3 +160,10 @@ def _types(session: nox.Session) -> None:
     files = [file for folder in _PACKAGES for file in Path(folder).rglob("*.py")]
     if seen is None or int(seen[1]) != len(files):
         session.error(f"pyright has seen {seen and seen[1]} of {len(files)} files: {said}")
+
+
+def _docs(session: nox.Session) -> None:
+    pages = f"{session.create_tmp()}/pages"
+    session.run(
+        "mkdocs", "build", "--strict", "--quiet", "--site-dir", pages, env={"NO_MKDOCS_2_WARNING": "1"}
+    )
