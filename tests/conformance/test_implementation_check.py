@@ -245,7 +245,7 @@ def test_a_choice_that_goes_wrong_is_seen(device: str, meant: str, monkeypatch: 
     assert f"{meant} was meant to run, and pallas_tpu ran its forward" in result.message
 
 
-def flash_attention_with_lse(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
+def flash_attention_with_lse(query: Any, key: Any, value: Any, **_options: Any) -> tuple[Any, Any]:
     """What the wrong choice runs."""
     out = through(in_pallas, plain)(query, key, value)
     return out, jnp.zeros((query.shape[0], query.shape[2], query.shape[1]), jnp.float32)
