@@ -1,4 +1,4 @@
-"""Decides whether an attention kernel is right: draws cases, runs kernels, judges them against the oracle.
+"""The conformance suite: it draws cases, runs kernels and judges their answers against the oracle.
 
 What other projects use is here, loaded when it is first asked for: a pytest plugin lives in this package,
 and must cost nothing to suites that do not use it.

@@ -1,4 +1,4 @@
-"""How attest reads and writes files: what it reads is bounded, what it writes is whole or not there.
+"""Reading and writing of files: reads are bounded, and a write is whole or not there.
 
 A device or a pipe is written into, never replaced. A symbolic link is refused: replacing it and replacing
 what it names may both surprise.

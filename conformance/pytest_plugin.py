@@ -1,4 +1,4 @@
-"""What pytest offers to suites that hold kernels to their declarations: two options and one fixture.
+"""The pytest plugin: two options and one fixture for suites that judge kernels.
 
     def test_my_kernel(attest_conformance):
         attest_conformance(my_subject)

@@ -1,4 +1,4 @@
-"""What a run found: results by subject, check and case; `record_file` reads and writes them."""
+"""Results and records of runs, by subject, check and case; `record_file` reads and writes them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""How large the texts may be that attest reads and keeps: the numbers of conformance/sizes.toml."""
+"""The size limits of texts that are read and kept: the numbers of conformance/sizes.toml."""
 
 import tomllib
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is under test: a kernel, and everything it declares about itself.
+"""Subjects: a kernel under test and everything it declares about itself.
 
 A Subject is a promise. For every Case whose features it lists, in every dtype it lists, it should be the
 case that

@@ -1,4 +1,4 @@
-"""Whether a kernel passes in somebody else's test suite: one call, which explains every failure."""
+"""`run_conformance_test` and `replay_case`, for the test suites of other projects."""
 
 import json
 from collections.abc import Mapping, Sequence

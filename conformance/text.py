@@ -1,4 +1,4 @@
-"""Text that came from elsewhere: without control characters, of limited length, in one line where need be."""
+"""Text from elsewhere, made safe to print: no control characters, of limited length."""
 
 import re
 

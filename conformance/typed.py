@@ -1,4 +1,4 @@
-"""JSON and TOML as typed data: what is not as its type says is one sentence, never a traceback."""
+"""JSON and TOML as typed data: a mistake is one sentence, never a traceback."""
 
 import tomllib
 from collections.abc import Mapping

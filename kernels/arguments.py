@@ -1,4 +1,4 @@
-"""Decides which attention calls are well formed, and the canonical form in which kernels receive them.
+"""The canonical form of an attention call, and the checks that every implementation shares.
 
 Every kernel of ours checks its arguments here and nowhere else, so that all of them refuse the same calls
 with the same words (clause S20). A refusal is a `ValueError` that names the argument, says what was got and

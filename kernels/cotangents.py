@@ -1,4 +1,4 @@
-"""Decides what every backward pass begins and ends with: what it reads of each row, and what it returns.
+"""The shared parts of all backward passes: terms of each row, and the gradients of sinks.
 
 Between the two are the sums over pairs, which are the backends' own. The papers' symbols: P = probabilities,
 O = output, L = lse, dS and dP the cotangents of the logits and of P, Delta = rowsum(dO * O).

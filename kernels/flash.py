@@ -1,4 +1,4 @@
-"""Decides what every flash kernel of ours is from outside: its signature, its checks and its differentiation.
+"""The shell of every flash kernel: its signature, its checks and its differentiation.
 
 A backend supplies a forward and a backward pass over a checked `Call`; everything else is here, so that the
 same words refuse the same calls and the same function is differentiated the same way everywhere.

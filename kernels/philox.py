@@ -1,4 +1,4 @@
-"""Decides which attention probabilities dropout keeps: a pure function of the seed and of array coordinates.
+"""Dropout masks: a pure function of the seed and of array coordinates.
 
 Clause S12: keep(b, h, i, j) = philox4x32-10(counter = (j >> 2, i, h, b), key = (seed low, seed high))[j & 3]
 >= floor(dropout_prob * 2**32). No state, no offset into a flattened array, nothing that a tiling, a backend

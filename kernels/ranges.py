@@ -1,4 +1,4 @@
-"""Decides which blocks a kernel visits: for a block of queries the key blocks it may see, and the converse.
+"""Block ranges: the key blocks that a block of queries visits, and the converse.
 
 Four numbers describe the blocks that one block visits: start <= whole_start <= whole_stop <= stop. Those in
 [start, stop) hold some visible pair; those in [whole_start, whole_stop) are visible in every pair, so that a

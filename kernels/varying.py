@@ -1,4 +1,4 @@
-"""Decides over which manual axes of `jax.shard_map` a group of values varies: those of any one of them.
+"""The manual axes of `jax.shard_map` over which a group of values varies.
 
 A loop's carry must vary over the same axes before and after each step, so constants that start a loop and
 inputs that are replicated must first join the axes of the inputs that are sharded. Outside `shard_map`

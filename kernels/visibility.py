@@ -1,4 +1,4 @@
-"""Decides which keys a query row may see: an interval of keys, equal segment ids, a mask, a bias.
+"""Visibility: an interval of keys for each query row, segment ids, a mask and a bias.
 
 Causal order, windows and sequence lengths (clauses S6, S7, S9) all reduce to one closed interval of key
 indices [first, last] per query row, because the tokens of a sequence are contiguous. An interval is O(S) to

@@ -1,4 +1,4 @@
-"""Decides what attention means: the float64 oracle and the error model, in NumPy alone."""
+"""The float64 oracle and the error model, in NumPy alone."""
 
 if __name__ == "reference":
     raise ImportError(

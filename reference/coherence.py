@@ -1,4 +1,4 @@
-"""How the errors of a cast add up when many of the values that are cast are nearly equal.
+"""The error of a cast where many of the values that are cast are nearly equal.
 
 Two values that differ by much less than the spacing of the format are rounded in the same direction by
 nearly the same amount, so their errors add up like one error. Values further apart are rounded

@@ -1,4 +1,4 @@
-"""How logits keep more than 53 bits: unevaluated sums of two float64 arrays.
+"""Double-double arithmetic: unevaluated sums of two float64 arrays.
 
 A logit of 1e4 rounded to float64 is off by 1e-12, and so, relatively, is its exponential. A pair
 (high, low) carries the rounding error along. Dot products are made exact by slicing the operands so that

@@ -1,4 +1,4 @@
-"""Which attention weights dropout keeps: Philox4x32-10 in array coordinates (S12).
+"""The dropout mask of the oracle: Philox4x32-10 in array coordinates (S12).
 
 Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """

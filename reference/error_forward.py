@@ -1,4 +1,4 @@
-"""How far the weights, out and lse of one block of query rows may be from the truth.
+"""The predicted errors of the weights, out and lse of one block of query rows.
 
 Symbols as in docs/error-model.md: t a logit after cap and bias, m the row's maximum, L its lse,
 p = exp(t - L) a weight, o = sum p v a row of out, u a unit roundoff.

@@ -1,4 +1,4 @@
-"""How far the gradients that are summed over query rows may be from the truth: key, value, bias and sinks.
+"""The predicted errors of gradients summed over query rows: key, value, bias and sinks.
 
 Symbols as in docs/error-model.md: dP = dO V^T, D the row sum of dO * O less the cotangent of lse,
 dS = p (dP - D) the gradient of the logits, g the slope of the cap.

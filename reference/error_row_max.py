@@ -1,4 +1,4 @@
-"""How far the gradient that goes through the row maximum may be off (S26).
+"""The predicted error of the gradient that goes through the row maximum (S26).
 
 An output that is not normalised is scaled by exp(-m), with m the row maximum. A kernel that differentiates m
 subtracts D, the sum of P dP, from the gradient of whatever attains the maximum. It errs by the error of D.

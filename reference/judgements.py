@@ -1,4 +1,4 @@
-"""Whether a kernel's answer is as near the truth as the error model says: four numbers an output, and limits.
+"""Judgements: four statistics of an output's error, and their limits.
 
 The limits are data, `thresholds.toml`; docs/error-model.md shows the measurements they come from.
 """

@@ -1,4 +1,4 @@
-"""What arithmetic a kernel declares, and what one rounding of it costs.
+"""Numerics: the arithmetic that a kernel declares, and the cost of one rounding of it.
 
 A unit roundoff u is half a unit in the last place of 1: 2**-8 for bfloat16, 2**-11 for float16 and TF32,
 2**-24 for float32.

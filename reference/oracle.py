@@ -1,4 +1,4 @@
-"""What the right answer is: out, lse and all gradients in float64, written out by hand.
+"""The oracle: out, lse and all gradients in float64, with a backward pass written by hand.
 
 The backward is the published one (Dao et al., FlashAttention, 2022, appendix B), extended by the clauses
 for lse cotangents, sinks, caps, bias and dropout. Nothing here is differentiated automatically, and no

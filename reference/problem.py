@@ -1,4 +1,4 @@
-"""What one attention call is given: the arrays and options, validated, as the oracle reads them."""
+"""Problems: the arrays and options of one attention call, validated."""
 
 import math
 from collections.abc import Mapping

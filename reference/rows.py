@@ -1,4 +1,4 @@
-"""What each query row weighs: logits, weights and lse of one block of rows, exactly as the clauses say.
+"""Logits, weights and lse of one block of query rows, exactly as the clauses say.
 
 The oracle sums these blocks into outputs and gradients, the error model into bounds. A block holds every
 key, so memory is O(rows x Sk) whatever the length of the query.

@@ -1,4 +1,4 @@
-"""Which of the field's answers a kernel gives where two kernels answer differently.
+"""Semantics: the choices of a kernel where the kernels of the field differ.
 
 `STANDARD` is what this project calls attention. A kernel that answers otherwise declares a dialect, a
 `Semantics` with other choices, and is then held to exactly what it declared.

@@ -1,4 +1,4 @@
-"""An error of each element of an array: its bound and its variance, and what rounding adds to them."""
+"""Spreads: the bound and the variance of an error, and what rounding adds to them."""
 
 from dataclasses import dataclass, replace
 

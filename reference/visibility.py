@@ -1,4 +1,4 @@
-"""Which query rows see which keys (S5 to S9).
+"""The keys that each query row sees (S5 to S9).
 
 Causal, window and lengths compare two positions: each key has the one it holds in its sequence, and each
 query row has the one it would hold on the keys' axis. Both are plain vectors, so that any block of the

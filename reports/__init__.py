@@ -1,4 +1,4 @@
-"""Says what a run found and what a kernel change did to it: for terminals, pull requests, pages and CI."""
+"""Reports of runs and of kernel changes: for terminals, pull requests, pages and CI."""
 
 if __name__ == "reports":
     raise ImportError(

@@ -1,4 +1,4 @@
-"""Whether a kernel change made anything worse: two runs compared verdict by verdict and number by number.
+"""The comparison of two runs, verdict by verdict and number by number.
 
 A change regresses if, for any of the rules in `_RULES`, the rule has something to say.
 """

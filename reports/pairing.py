@@ -1,4 +1,4 @@
-"""Which results of two runs belong together, and what became of each verdict.
+"""The pairing of the results of two runs, and what became of each verdict.
 
 Results belong together if subject, check and case are the same; a case's name is its content, so such a
 pair was asked exactly the same question.

@@ -1,4 +1,4 @@
-"""How the measurements of two runs compare: by feature over many cases, and case by case."""
+"""Statistics of the measurements of two runs, by feature over many cases and case by case."""
 
 import math
 from collections import defaultdict

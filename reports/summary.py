@@ -1,4 +1,4 @@
-"""What every rendering of a run says, whatever it looks like."""
+"""The summary of a run that every rendering shows."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""When a number counts as worse than it was: the slack of compare.toml, by scope and statistic."""
+"""Thresholds of a comparison: the slack of compare.toml, by scope and statistic."""
 
 import math
 import tomllib

@@ -1,4 +1,4 @@
-"""How reports spell things: numbers, counts, cases, and text that came from a subject."""
+"""Spellings of numbers, counts, cases and text that comes from a subject."""
 
 import math
 from collections.abc import Mapping

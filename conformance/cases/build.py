@@ -1,4 +1,4 @@
-"""What arrays a Case stands for: its Problem and its cotangents, bit for bit the same everywhere."""
+"""The arrays of a Case: its Problem and its cotangents, bit for bit the same everywhere."""
 
 from dataclasses import dataclass, replace
 from math import sqrt

@@ -1,4 +1,4 @@
-"""Which problem a test poses: a small recipe that rebuilds its arrays bit for bit on any machine.
+"""Cases: small recipes that rebuild an attention problem bit for bit on any machine.
 
 Hypothesis draws and shrinks Cases, failures print them, the corpus stores them; array elements are never
 drawn. `attest.conformance.cases.families` turns a Case into a Problem.

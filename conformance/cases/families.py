@@ -1,4 +1,4 @@
-"""Which values a case holds: families of queries, keys and values, each made to expose one kind of error.
+"""Families of values for queries, keys and values, each made to expose one kind of error.
 
 All randomness is integers from Philox and exact arithmetic on them, so that the values are the same bit for
 bit on every machine.

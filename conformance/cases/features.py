@@ -1,4 +1,4 @@
-"""What can be asked of a kernel: the names of features, the clause and the arguments behind each."""
+"""The features that a kernel can support: their names, clauses and arguments."""
 
 from dataclasses import dataclass
 

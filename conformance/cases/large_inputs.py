@@ -1,4 +1,4 @@
-"""Which values a problem of production size holds: ordinary ones, made at a billion in a few seconds.
+"""Values for problems of production size: ordinary ones, a billion in a few seconds.
 
 Sixteen bits from Philox choose each element from a table of 65,536 normal numbers, so that no array of a
 wider type is ever made. The values are the same bit for bit on every machine.

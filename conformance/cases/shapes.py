@@ -1,4 +1,4 @@
-"""Which arrays a Case would have: their shapes and dtypes alone, so that a call of any size can be traced."""
+"""The shapes and dtypes of a Case's arrays, so that a call of any size can be traced."""
 
 from typing import Any
 

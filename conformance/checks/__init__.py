@@ -1,4 +1,4 @@
-"""Which properties are tested: one module a property, each with a tuple CHECKS.
+"""The checks: one module for each property, each with a tuple CHECKS.
 
 A check is a plain record. To add one, add a module here; nothing else lists them.
 """

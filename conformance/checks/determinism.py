@@ -1,4 +1,4 @@
-"""Whether the same inputs give bit-identical results (S17)."""
+"""Determinism: the same inputs give bit-identical results (S17)."""
 
 from attest.conformance.checks import Check, Finding
 from attest.conformance.judging.execute import execute

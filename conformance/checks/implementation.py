@@ -1,4 +1,4 @@
-"""Whether the implementation that ran is the one that was meant to, by the primitives of its trace (S20)."""
+"""The choice of an implementation: the trace shows that the intended one ran (S20)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

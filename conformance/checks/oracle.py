@@ -1,4 +1,4 @@
-"""Whether out, lse and the gradients are the oracle's, within the error that the kernel declares."""
+"""Accuracy: out, lse and the gradients are the oracle's, within the declared error."""
 
 from attest.conformance.cases.features import FEATURES
 from attest.conformance.checks import Check, Finding, held_to_oracle

@@ -1,4 +1,4 @@
-"""Whether what is stored where nothing may be read leaks into any result (S4).
+"""Poison: NaN stored where nothing may be read reaches no result (S4).
 
 The case runs twice, with NaN and inf stored under masks and past lengths and with ordinary values there;
 every output and every gradient must be equal, those of the poisoned places included.

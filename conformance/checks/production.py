@@ -1,4 +1,4 @@
-"""Whether a problem of production size is answered as the oracle does, in a sample of its rows and keys."""
+"""Accuracy at production size, in a sample of the rows and keys."""
 
 from dataclasses import replace
 

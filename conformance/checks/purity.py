@@ -1,4 +1,4 @@
-"""Whether a call leaves its inputs as they were and returns plain arrays (S19)."""
+"""Purity: a call leaves its inputs unchanged and returns plain arrays (S19)."""
 
 from attest.conformance.checks import Check, Finding
 from attest.conformance.judging.trial import Trial

@@ -1,4 +1,4 @@
-"""Whether what is unsupported or malformed is refused by name, never silently ignored (S20).
+"""Refusals: unsupported and malformed calls are rejected by name, never silently ignored (S20).
 
 One small well-formed call is spoiled in one way a check. A kernel passes if it raises and the text of the
 exception names the argument. An undeclared feature or form that is refused so is UNSUPPORTED, as the

@@ -1,4 +1,4 @@
-"""Whether eager, jit, vmap, grad, remat and scan give the oracle's answer, compiled once (S22)."""
+"""Transforms: eager, jit, vmap, grad, remat and scan give the oracle's answer, compiled once (S22)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whether out and lse are the oracle's where nothing is differentiated, too (S22).
+"""Plain calls: out and lse are the oracle's where nothing is differentiated, too (S22).
 
 Every other check differentiates; a kernel with a derivative of its own has a forward pass for each.
 """

@@ -1,4 +1,4 @@
-"""What `attest list` says: each subject, where it runs, what it takes and how its answers differ."""
+"""The text of `attest list`: each subject, where it runs, what it supports and how its answers differ."""
 
 import textwrap
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the command `attest` does: reads what is asked, runs it, and turns the answer into an exit status.
+"""The commands of `attest`, and their exit statuses.
 
 0: passed. 1: failed, was interrupted, judged nothing, or could not write what it found. 2: what was asked
 makes no sense. All but a failure are one sentence on stderr.

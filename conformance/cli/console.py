@@ -1,4 +1,4 @@
-"""What a user sees: reports on stdout, sentences on stderr, and a progress bar while a run goes on.
+"""The console: reports on stdout, sentences on stderr, and a progress bar during a run.
 
 No control character of anybody's text reaches a terminal, and what cannot be written is one sentence.
 """

@@ -1,4 +1,4 @@
-"""What the command line takes: its options, and which of their values make sense."""
+"""The options of the command line, and the checks of their values."""
 
 import os
 from collections.abc import Generator, Sequence

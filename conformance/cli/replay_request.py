@@ -1,4 +1,4 @@
-"""What `attest replay` is asked: a subject, checks and a case, from a failure's line or from a file."""
+"""Replay requests: a subject, checks and a case, from a failure's line or from a file."""
 
 from dataclasses import dataclass
 from pathlib import Path

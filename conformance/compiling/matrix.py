@@ -1,4 +1,4 @@
-"""Which kernels compile for which devices, and within what they have, with none of the devices here.
+"""The compile matrix: which kernels compile for which devices, and within their limits.
 
 The matrix is kernel x set of features x head_dim x dtype x device, of compile.toml and devices.toml, for each
 compiler of `attest.conformance.compiling.compilers`. What does not compile, spills, or takes more of

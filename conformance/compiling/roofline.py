@@ -1,4 +1,4 @@
-"""What no kernel can beat: the arithmetic and the traffic that a pass needs, against the peaks of a device.
+"""Lower bounds of a pass: its arithmetic and its traffic against the peaks of a device.
 
 Estimates, and lower bounds: nothing of it is measured, and no kernel reaches it. Counted are the products of
 attention itself, over the pairs that are visible, and every array once, as if what is read twice stayed on

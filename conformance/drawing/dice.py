@@ -1,4 +1,4 @@
-"""Choices that follow from a seed alone: each by its own name, so that one more choice moves no other."""
+"""Seeded choices, each drawn under its own name, so that a new choice moves no other."""
 
 import hashlib
 from collections.abc import Sequence

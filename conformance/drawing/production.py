@@ -1,4 +1,4 @@
-"""Which problems of production size are posed, and which of their rows and keys are held to the oracle.
+"""Problems of production size, and the sample of rows and keys that is judged.
 
 The whole answer to such a problem would take hours. A sample of it is as exact: the cotangents are 0 but in
 the sampled query rows, so that those rows alone decide dkey and dvalue of every key.

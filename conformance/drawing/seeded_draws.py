@@ -1,4 +1,4 @@
-"""How chance decides what is drawn: by a seed alone, whatever else is loaded and whichever Hypothesis draws.
+"""Deterministic Hypothesis draws: the values depend only on the seed.
 
 Hypothesis itself takes one number in twenty from the literals in the source of the local modules that happen
 to be loaded, and varies earlier values. Then a literal changed anywhere, or one more import, gives the same

@@ -1,4 +1,4 @@
-"""Which Cases shrinking searches: the few smallest first, then Hypothesis strategies over recipes.
+"""The Cases that shrinking searches: the few smallest, then Hypothesis strategies over recipes.
 
 Everything shrinks towards one batch row, one head, one token, head dim 1 and no features.
 """

@@ -1,4 +1,4 @@
-"""Whether a case can tell right from wrong.
+"""Contrast: whether a case can tell a right kernel from a wrong one.
 
 For every feature that a case switches on there are neighbouring problems: the feature off, or shifted by
 one. If the exact answer to a neighbour lies within a few bounds of the exact answer to the case, a kernel

@@ -1,4 +1,4 @@
-"""What a subject returns: calls it on a case's arrays and holds its outputs to their contract of shapes."""
+"""Calls of a subject on a case's arrays, and the contract of its outputs' shapes."""
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager

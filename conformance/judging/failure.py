@@ -1,4 +1,4 @@
-"""What a failure says: enough to understand it in a minute, and one line that replays it."""
+"""The text of a failure: what is wrong, and the line that replays it."""
 
 import json
 import shlex

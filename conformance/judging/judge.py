@@ -1,4 +1,4 @@
-"""What is said of a subject on a case: one Result for each check, whatever happens."""
+"""Judging one subject on one case: one Result for each check, whatever happens."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How far an output is from the oracle, and which judgements it breaks: numbers for a record."""
+"""Measurements: how far an output is from the oracle, and which judgements it breaks."""
 
 from typing import Any
 

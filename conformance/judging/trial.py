@@ -1,4 +1,4 @@
-"""What every check of one case shares: the arrays, the exact answer, its bounds and the kernel's outputs.
+"""Trials: the arrays, the exact answer, its bounds and the outputs, shared by all checks of a case.
 
 Each is computed when a check first asks for it, and only once.
 """

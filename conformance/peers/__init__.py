@@ -1,1 +1,1 @@
-"""Which kernels of others are tested where installed: one module a library, each with a tuple SUBJECTS."""
+"""Kernels of other projects, judged where installed: one module a library, each with SUBJECTS."""

@@ -1,4 +1,4 @@
-"""What `jax.nn.dot_product_attention` declares: JAX's own attention, held to its documentation.
+"""The Subject of `jax.nn.dot_product_attention`, held to its documentation.
 
 Its XLA implementation masks by a large finite number, so a row that sees no key weighs all values equally;
 causal and window start in the top-left corner; its lse is not differentiable and has the inputs' dtype.

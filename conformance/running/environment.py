@@ -1,4 +1,4 @@
-"""Where a run took place: device, versions, flags and commit, and never when."""
+"""The environment of a run: device, versions, flags and commit, and no time."""
 
 import os
 import platform

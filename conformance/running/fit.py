@@ -1,4 +1,4 @@
-"""What of a request cannot be asked of a subject, or is not asked at all: said before a run begins."""
+"""The fit of a request: what a subject does not support, or no profile poses, before a run begins."""
 
 from collections.abc import Sequence
 

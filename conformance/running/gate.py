@@ -1,4 +1,4 @@
-"""Whether a run passes: which subjects it must hold, and what fails it beyond single verdicts."""
+"""The gate: the subjects that it runs, and what fails it beyond single verdicts."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a run finds, as it finds it: a file of JSON lines beside the record, from which the record is made.
+"""The journal of a run: JSON lines beside the record, one for each result, as it is found.
 
 The first line says what was asked, each further one is a result. A line is handed to the system at once, so
 that a run that is killed loses only what it had not found yet.

@@ -1,4 +1,4 @@
-"""How long a run waits, and how often: the numbers of conformance/running/runner.toml."""
+"""The time limits and counts of a run: the numbers of conformance/running/runner.toml."""
 
 import tomllib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which part of a task is under way, so that one that is cut short can say where its time went.
+"""The phase of a task, so that one that is cut short can say where its time went.
 
 A worker writes it into a small file, which stays readable when the worker is killed. Nothing is written
 where nobody reads it.

@@ -1,4 +1,4 @@
-"""Which cases a run poses to a subject: drawn, long, known bugs, production size; by profile and seed."""
+"""The plan of a run: the cases for a subject, by profile and seed."""
 
 import sys
 import tomllib

@@ -1,4 +1,4 @@
-"""Processes that run jobs one at a time, each of which may be killed at any moment without a trace.
+"""A pool of processes that run one job at a time and can be killed at any moment.
 
 A process and its parent share a pipe and a file for the phase, and no lock: whatever dies, nothing waits for
 it, and its death is seen at once.

@@ -1,4 +1,4 @@
-"""What the processes that run kernels are like: quiet, one thread of linear algebra each, alike in every run.
+"""Settings of processes that run kernels: quiet, one thread of linear algebra, alike in every run.
 
 Imports neither NumPy nor JAX: their settings must stand before either is loaded.
 """

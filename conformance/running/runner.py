@@ -1,4 +1,4 @@
-"""What a run finds: poses every task to its subject, keeps what comes back, and shrinks the failures."""
+"""The runner: it poses every task to its subject, keeps the results and shrinks the failures."""
 
 import hashlib
 from collections import Counter

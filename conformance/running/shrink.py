@@ -1,4 +1,4 @@
-"""Which failing case is shown: the simplest one on which the same check of the same subject fails."""
+"""Shrinking: the simplest case on which the same check of the same subject fails."""
 
 from contextlib import suppress
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How a run is asked to end: by SIGINT or SIGTERM, which end it with what it has found.
+"""The end of a run by SIGINT or SIGTERM, which keeps the results so far.
 
 The exception of its own tells a signal from a KeyboardInterrupt that a subject raises, and is never taken
 for one by a library.

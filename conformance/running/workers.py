@@ -1,4 +1,4 @@
-"""How tasks reach kernels: in processes that may be killed and replaced, or in this one.
+"""The execution of tasks, in processes that can be killed and replaced, or in this one.
 
 A kernel that hangs or takes its process down costs its own task, and no other.
 """

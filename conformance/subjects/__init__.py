@@ -1,1 +1,1 @@
-"""Which kernels of ours are tested: one module a family of kernels, each with a tuple SUBJECTS."""
+"""Our own kernels as Subjects: one module a family, each with a tuple SUBJECTS."""

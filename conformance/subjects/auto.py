@@ -1,4 +1,4 @@
-"""What `attest.kernels.flash_attention` declares: what runs where, and in which arithmetic."""
+"""The Subject of `attest.flash_attention`: what runs where, and in which arithmetic."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Decides what a TPU kernel computes and touches on a CPU: Pallas's own interpreter, with an eye on it.
+"""Pallas's interpreter of TPU kernels, with races and accesses outside arrays as violations.
 
 The interpreter simulates the memories of a TPU with two cores, between which it divides the parallel axes of
 a grid, in an order that a seed shuffles; what is uninitialised is NaN, or the largest integer. It tells of a

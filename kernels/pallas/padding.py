@@ -1,4 +1,4 @@
-"""Decides how an array is filled up to the whole blocks that a Pallas kernel works on."""
+"""Padding of arrays to the whole blocks that a Pallas kernel works on."""
 
 from typing import Any
 

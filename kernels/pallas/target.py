@@ -1,4 +1,4 @@
-"""Decides how a kernel refuses what it cannot be compiled for: when a program is lowered, and by name.
+"""The refusal of a kernel by name where a program is lowered for a device that it cannot run on.
 
 For what a program is compiled is known then, and not before: a process without a device may compile for one,
 or export. So a call carries an operation that does nothing else.

@@ -1,4 +1,4 @@
-"""Decides how the Triton backward kernels recompute P from lse and sum dquery, dkey, dvalue and dbias.
+"""The Triton backward kernels: they recompute P from lse and sum dquery, dkey, dvalue and dbias.
 
 Three kernels, so that every sum has one owner and nothing is added atomically (clause S17): a program of
 `backward_query` owns a block of queries, one of `backward_key` a block of keys of a key head and all the

@@ -1,4 +1,4 @@
-"""Decides the block sizes, warps and stages of each Triton kernel: a data table, blocks.toml."""
+"""Block sizes, warps and stages of the Triton kernels: the data table blocks.toml."""
 
 import tomllib
 from dataclasses import dataclass

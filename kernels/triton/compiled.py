@@ -1,4 +1,4 @@
-"""Decides what a launch is to Triton's compiler, and whether a GPU has room for the blocks of a caller.
+"""Launches as Triton's compiler sees them, and the shared memory that blocks need.
 
 It is compiled as jax-triton does: array pointers are multiples of 16 bytes, a scalar of 1 is a constant.
 """

@@ -1,4 +1,4 @@
-"""Decides how a checked call becomes launches of the Triton kernels: constants, block ranges, block sizes.
+"""Flash attention in Triton: the launches of a checked call, their constants and block sizes.
 
 Everything that depends on arrays but not on pairs is computed here in JAX: the interval of keys of every row,
 the blocks that every block visits, Delta and the lse in bits.

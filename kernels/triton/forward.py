@@ -1,4 +1,4 @@
-"""Decides how the Triton forward kernel computes out, lse and the row maximum, a block of queries a program.
+"""The Triton forward kernel: out, lse and the row maximum, one block of queries a program.
 
 Online softmax over the key blocks that some row of the block may see; the others are not loaded.
 

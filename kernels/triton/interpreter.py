@@ -1,4 +1,4 @@
-"""Decides what a Triton kernel computes and touches on a CPU: Triton's interpreter, mended, over NumPy.
+"""Triton's interpreter over NumPy, repaired, with every access to memory checked.
 
 Triton's own interpreter reads and writes raw memory, takes bfloat16 for its bits and prepares everything
 anew at each call of a device function. Here

@@ -1,4 +1,4 @@
-"""Decides how a Triton kernel is launched from JAX: on a GPU, in the interpreter, or only recorded.
+"""Launches of the Triton kernels from JAX: on a GPU, in the interpreter, or only recorded.
 
 This is the one place where a launch happens. A kernel's parameters come in this order: arrays and ints,
 outputs, `tl.constexpr` constants; its source is the same wherever it runs.

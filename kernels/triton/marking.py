@@ -1,4 +1,4 @@
-"""Decides which outputs a visible value that is not finite makes NaN, at the edges of what is visible.
+"""Propagation of visible values that are not finite to the outputs that they make NaN.
 
 There the forward kernel leaves such values out, since a row that does not see them must not meet them even
 as 0 * NaN (clause S4). The rows that do give them weight are marked here: NaN in the channels of those

@@ -1,4 +1,4 @@
-"""Decides what a tile is inside the Triton kernels: how it is loaded, its logits, its hidden and kept pairs.
+"""One tile in the Triton kernels: loads, logits, hidden pairs and the pairs that dropout keeps.
 
 A tile is [queries, keys], or [keys, queries] where a kernel holds it transposed: `rows` and `keys` come as
 index tensors that broadcast against each other, so that either way round is the same code.

@@ -1,4 +1,4 @@
-"""Attention in plain JAX: decides nothing about hardware, so it runs wherever JAX runs.
+"""Attention in plain JAX, which runs wherever JAX runs.
 
 `attention` and `flash_attention` here are the functions; the modules of those names are reached by
 `from attest.kernels.xla.attention import ...` or `importlib.import_module`.

@@ -1,4 +1,4 @@
-"""Decides what attention is without any loop: all logits at once, differentiated by JAX itself.
+"""Attention without a loop: all logits at once, differentiated by JAX itself.
 
 It keeps the clauses in their order on whole arrays and returns the weights, at a cost of O(Sq * Sk) memory.
 Its gradients come from autodiff alone, so it is a second opinion on every hand-written backward pass.

@@ -1,4 +1,4 @@
-"""Decides how attention runs in O(length) memory anywhere: key chunks, online softmax, recomputation.
+"""Flash attention in plain JAX: key chunks, online softmax and recomputation, in O(length) memory.
 
 The papers' symbols: S = scaled logits, P = probabilities, O = output, L = lse, dS and dP their cotangents,
 Delta = rowsum(dO * O). Chunks: the outer loop walks (batch entry, query chunk), the inner one the key chunks

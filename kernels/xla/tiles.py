@@ -1,4 +1,4 @@
-"""Decides how a call is cut into tiles and what a tile's logits are, alike for forward and backward.
+"""The tiles of a call and the logits of a tile, alike in the forward and the backward pass.
 
 A step is one (batch entry, chunk of query rows); step s is batch entry s // q_count, chunk s % q_count.
 Arrays are padded to whole chunks, and what the padding holds is hidden. Everything here is float32.

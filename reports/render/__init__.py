@@ -1,1 +1,1 @@
-"""One module for each form that a report takes."""
+"""Renderings: one module for each form of a report."""

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees of the compile matrix: what fails, by name, then a row for each kernel."""
+"""The compile matrix on a terminal: failures by name, then a row for each kernel."""
 
 from collections import defaultdict
 

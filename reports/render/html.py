@@ -1,4 +1,4 @@
-"""What a page says of a run: all that the Markdown says, unabridged, with the spread of its numbers."""
+"""The HTML page of a run: all of the Markdown, unabridged, with plots of its numbers."""
 
 from attest.conformance.judging import failure
 from attest.conformance.record import RunRecord

@@ -1,4 +1,4 @@
-"""What a CI server shows of a run: JUnit XML, one suite a subject, one test a check and case."""
+"""JUnit XML of a run: one suite for each subject, one test for each check and case."""
 
 import xml.etree.ElementTree as ET
 from itertools import groupby

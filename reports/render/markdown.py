@@ -1,4 +1,4 @@
-"""What a pull request says of a run or of a change: Markdown that always fits one comment."""
+"""Markdown of a run or of a change, which always fits one comment on a pull request."""
 
 import re
 from collections.abc import Callable

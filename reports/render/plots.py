@@ -1,4 +1,4 @@
-"""How the numbers of a run are spread: histograms by check and dtype, as SVG for a page."""
+"""Histograms of a run's numbers by check and dtype, as SVG."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""How templates are filled: strict about missing names, and escaped for the language that they write."""
+"""Templates: strict about missing names, and escaped for the language that they write."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees of a run or of a change: the counts, what is wrong, one last line."""
+"""Runs and changes on a terminal: the counts, what is wrong, and one last line."""
 
 from typing import Any
 

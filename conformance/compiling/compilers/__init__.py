@@ -1,4 +1,4 @@
-"""Which compilers take part in the compile matrix, and what each must say of a kernel.
+"""The compilers of the compile matrix, and the interface that they share.
 
 A compiler is one column: it finds the kernels that production would launch for a case on a device, and
 compiles each with no such device here. A further column is a further entry of `all_compilers`.

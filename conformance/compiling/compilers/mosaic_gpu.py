@@ -1,4 +1,4 @@
-"""What Mosaic GPU, LLVM and ptxas make of the passes of the Hopper kernels, for a GPU that is not here.
+"""Mosaic GPU, LLVM and ptxas: the Hopper kernels, compiled without a GPU.
 
 JAX's plugin for CUDA compiles for a GPU that is described to it as for one that is there: no driver is
 needed, and of NVIDIA's toolkit ptxas, nvlink and libdevice alone. A job is a whole pass, forward or backward,

@@ -1,4 +1,4 @@
-"""What becomes of the words that compilers write past Python: they are kept, not shown."""
+"""Capture of what compilers write past Python's streams."""
 
 import ctypes
 import os

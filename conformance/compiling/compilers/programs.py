@@ -1,4 +1,4 @@
-"""A pass of a function as one program: what a compiler that takes whole programs is given of a case."""
+"""One pass of a function as one program, for compilers that take whole programs."""
 
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What XLA and Mosaic make of the passes of the Pallas kernels, for TPUs that are not here.
+"""XLA and Mosaic: the TPU kernels, compiled without a TPU.
 
 libtpu compiles for a topology as well as for a TPU: the real compilers, with the limits of a TPU. A job is a
 whole pass, forward or backward, with the kernels that it launches and what XLA does around them.

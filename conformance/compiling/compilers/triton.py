@@ -1,4 +1,4 @@
-"""Which Triton kernels production would launch for a case on a device, and what Triton makes of each.
+"""Triton: the kernels that production would launch, compiled without a GPU.
 
 The launches are those that `attest.kernels.triton` itself records, with the block sizes that it chooses for
 the device, compiled as jax-triton does: array pointers are multiples of 16 bytes, a scalar of 1 is a

@@ -1,4 +1,4 @@
-"""Which known bugs every run tries again: one JSON file each, with the report it comes from."""
+"""The corpus of known bugs that every run tries again: one JSON file each, with its report."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Decides how the Hopper kernel sums dbias: a program owns a tile of the bias and all that shares it.
+"""The Hopper kernel of dbias: a program owns a tile of the bias.
 
 Keys are rows, as in `backward_key`: a bias that is the same for all queries is then summed along columns.
 What a program visits are the batch rows and query heads that the bias is broadcast over, and all blocks of

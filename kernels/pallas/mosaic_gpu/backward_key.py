@@ -1,4 +1,4 @@
-"""Decides how the Hopper kernel sums dkey and dvalue: a program owns `consumers` * 64 keys of a key head.
+"""The Hopper kernel of dkey and dvalue: a program owns `consumers` * 64 keys of a key head.
 
 One warpgroup, the producer, asks for Q and dO blocks of all the query heads that share the key head, with
 their lse and delta, into a ring of slots; each of the others holds 64 keys and values. It holds its tiles as

@@ -1,4 +1,4 @@
-"""Decides how the Hopper kernel sums dquery: a program owns `consumers` * 64 query rows of a head.
+"""The Hopper kernel of dquery: a program owns `consumers` * 64 query rows of a head.
 
 One warpgroup, the producer, asks for K and V blocks, into a ring of slots each; each of the others holds 64
 rows of Q and dO, recomputes P from the lse, and sums dS K. Every sum has one owner and one order (S17).

@@ -1,4 +1,4 @@
-"""Decides the block sizes and the schedule of the Hopper kernels: a data table, blocks.toml."""
+"""Block sizes and schedules of the Hopper kernels: the data table blocks.toml."""
 
 import tomllib
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""Decides how a checked call becomes launches of the Hopper kernels, and what they do not take.
+"""Flash attention on Hopper GPUs: the launches of a checked call, and what is not supported.
 
 Everything that depends on arrays but not on pairs is computed here in JAX: the interval of keys of every row,
 the blocks that every block visits, Delta and the lse in bits.

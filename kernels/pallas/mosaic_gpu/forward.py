@@ -1,4 +1,4 @@
-"""Decides how the Hopper kernel computes out, lse and the row maximum: TMA, WGMMA, warp specialisation.
+"""The Hopper forward kernel: out, lse and the row maximum by TMA, WGMMA and warp specialisation.
 
 A program's tile is `consumers` * 64 query rows of a head. One warpgroup, the producer, does nothing but ask
 for K and V blocks, into a ring of `stages` slots each; the others, the consumers, take 64 rows each. A

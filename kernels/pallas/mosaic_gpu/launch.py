@@ -1,4 +1,4 @@
-"""Decides how a Hopper kernel is launched, and what its warpgroups are to each other: roles, turns, rings."""
+"""Launches of the Hopper kernels, and the roles, barriers and rings of their warpgroups."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial

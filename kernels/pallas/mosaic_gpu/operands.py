@@ -1,4 +1,4 @@
-"""Decides what of a call goes to memory for the Hopper kernels: padded tensors, visibility, masks, biases.
+"""The operands of the Hopper kernels: padded tensors, visibility, masks, biases.
 
 What is read row by row or pair by pair is padded here to whole blocks, so that reading needs no bounds; what
 is past the end sees nothing, as a hidden key that is NaN must not come back through it. The TMA unit reads

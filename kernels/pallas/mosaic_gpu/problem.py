@@ -1,4 +1,4 @@
-"""Decides what of a call the Hopper kernels are specialised to: what is static, and what follows from it."""
+"""The static properties of a call that the Hopper kernels are specialised to."""
 
 from dataclasses import dataclass
 from typing import Any

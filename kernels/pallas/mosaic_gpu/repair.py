@@ -1,4 +1,4 @@
-"""Decides what becomes of a result into which something hidden has leaked as 0 * NaN (clause S4).
+"""Recomputation of results into which a hidden value leaked as 0 * NaN (clause S4).
 
 The matrix unit multiplies a hidden pair's 0 with whatever is stored behind it. The fast kernels leave that be
 and say which rows are not finite. Behind each stands one of these: it does nothing where all are finite,

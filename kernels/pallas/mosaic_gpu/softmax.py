@@ -1,4 +1,4 @@
-"""Decides what the weights of a tile are in the forward pass, and when a row's reference moves.
+"""The online softmax of the Hopper forward kernel, and when a row's reference moves.
 
 The reference of a row is what its exponents are relative to, in bits: P = 2^(bits - reference). Were it
 always the maximum so far, most blocks would reduce their rows to find it, and multiply the sums anew. So it

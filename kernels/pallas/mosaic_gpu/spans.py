@@ -1,4 +1,4 @@
-"""Decides which blocks a program of the Hopper kernels visits, and which of them it compares pair by pair.
+"""The blocks that a program of the Hopper kernels visits, full and partial.
 
 A span is start, whole_start, whole_stop, stop, as `attest.kernels.ranges` has them: from arrays, or, where
 causal order alone decides, computed here.

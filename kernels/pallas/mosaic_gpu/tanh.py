@@ -1,4 +1,4 @@
-"""Decides what the tanh of a soft cap is in the Hopper kernels: to 2^-20 of itself.
+"""The tanh of a soft cap in the Hopper kernels, to 2^-20 of itself.
 
 The GPU's instruction is off by 2^-11, which a cap of 50 makes 2 % of a weight. What is here is a polynomial
 where the logit is less than half of the cap, and else exp2 and a reciprocal square root, twice as slow. So a

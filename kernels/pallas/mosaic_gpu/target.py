@@ -1,4 +1,4 @@
-"""Decides where a Hopper kernel may run: on NVIDIA GPUs of compute capability 9.0."""
+"""The devices of the Hopper kernels: NVIDIA GPUs of compute capability 9.0."""
 
 from typing import NoReturn
 

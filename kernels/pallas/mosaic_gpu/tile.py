@@ -1,4 +1,4 @@
-"""Decides what the logits, the hidden pairs and, in the backward passes, the weights of a tile are.
+"""One tile in the Hopper kernels: logits, hidden pairs and, in the backward passes, weights.
 
 A warpgroup holds 64 rows by some columns in the layout of its products: a thread has two neighbouring columns
 of every eight, in two rows. The rows are queries and the columns keys; in the kernels that sum over queries

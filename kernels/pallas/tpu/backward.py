@@ -1,4 +1,4 @@
-"""Decides how the TPU backward kernels recompute P from lse and sum dquery, dkey, dvalue and dbias.
+"""The TPU backward kernels: they recompute P from lse and sum dquery, dkey, dvalue and dbias.
 
 Three kernels, so that every sum has one owner and runs in one order (clause S17): `backward_query` owns a
 block of queries, `backward_key` a block of keys of a key head and all the query heads that share it,

@@ -1,4 +1,4 @@
-"""Decides the block sizes of each TPU kernel: a data table, blocks.toml, and the lengths of the call."""
+"""Block sizes of the TPU kernels: the data table blocks.toml, and the lengths of the call."""
 
 import tomllib
 from dataclasses import dataclass

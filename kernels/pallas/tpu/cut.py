@@ -1,4 +1,4 @@
-"""Decides how a call is cut into tiles for the TPU kernels: layouts, padding, which block is whose.
+"""The tiles of a call for the TPU kernels: layouts, padding and the owner of each block.
 
 Arrays of queries come as [channels, queries], those of keys as [keys, channels]; see `tile.py`.
 """

@@ -1,4 +1,4 @@
-"""Decides how a checked call becomes launches of the TPU kernels: layouts, block ranges, block sizes.
+"""Flash attention on TPUs: the launches of a checked call, block ranges and block sizes.
 
 Everything that depends on arrays but not on pairs is computed here in JAX: the interval of keys of every row,
 the blocks that every block visits, Delta, the sinks of every head.

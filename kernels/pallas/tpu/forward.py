@@ -1,4 +1,4 @@
-"""Decides how the TPU forward kernel computes out and the statistics of its rows, a block of queries a turn.
+"""The TPU forward kernel: out and the statistics of each row, one block of queries at a time.
 
 Online softmax along the last axis of the grid, which runs over the key blocks that some row of the block may
 see.

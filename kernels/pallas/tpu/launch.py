@@ -1,4 +1,4 @@
-"""Decides how a TPU kernel is launched: its grid, what of each array a step is given, and where it may run.
+"""Launches of the TPU kernels: the grid, the blocks of each step and the devices.
 
 A step of a grid works on one tile: a batch entry, a query head, a block of queries and a block of keys. A
 `Schedule` says which; every array follows from that.

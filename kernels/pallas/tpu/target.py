@@ -1,4 +1,4 @@
-"""Decides where a TPU kernel may run: on a TPU, or under the interpreter of Pallas."""
+"""The devices of the TPU kernels: TPUs, and Pallas's interpreter."""
 
 from typing import NoReturn
 

@@ -1,4 +1,4 @@
-"""Decides what a tile is inside the TPU kernels: its logits, its hidden and its kept pairs.
+"""One tile in the TPU kernels: its logits, its hidden pairs and the pairs that dropout keeps.
 
 A tile is [keys, queries]: keys along sublanes, queries along lanes. What belongs to a query row (maximum,
 normaliser, lse, Delta) is then a line, reductions over keys run down the sublanes, and the four keys of a
