@@ -1,4 +1,4 @@
-"""Decides how fast kernels of ours are beside their peers on this GPU, in one process and one run.
+"""Speed of our kernels beside their peers on this GPU, in one process and one run.
 
     python3 -m benchmarks.gpu_speed --out FOLDER [--kernels mosaic_gpu]
 

@@ -1,4 +1,4 @@
-"""Decides which block sizes are fastest for each Triton kernel on this GPU.
+"""Tuning of the Triton kernels: the fastest block sizes of each on this GPU.
 
     python3 -m benchmarks.gpu_tune --out FOLDER
 

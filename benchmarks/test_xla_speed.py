@@ -1,4 +1,4 @@
-"""Decides whether flash_attention meets the speed and memory targets of `targets.toml` on this machine.
+"""Speed and memory of flash_attention on this machine, beside the targets of `targets.toml`.
 
 Run it alone on a quiet machine: `pytest -s benchmarks`. Each time is compared with that of
 `jax.nn.dot_product_attention` taken in turns in the same test, so that whatever slows the machine slows both.

@@ -1,4 +1,4 @@
-"""Decides how each library is asked for attention: ours, and the peers that it is measured against.
+"""The contenders: how our kernels and each peer are called.
 
 An adapter takes a problem and gives what computes it. It imports its library only then, so that one that is
 missing stops nobody else.

@@ -1,4 +1,4 @@
-"""Decides what a contender is given to compute, and how many operations that counts as.
+"""The inputs of a contender, and the operations that they count as.
 
 An operation count is that of the two products of the forward pass over the visible pairs, 4 * head_dim a pair
 and head; the backward pass has five products, so both passes count 3.5 times the forward one.

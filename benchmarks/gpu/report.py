@@ -1,4 +1,4 @@
-"""Decides whether each target is met, and how the results are written down."""
+"""Reports of speed: the verdict on each target, and the tables."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Decides how device work is timed: contenders in turns, calls back to back, an error kept as a reason.
+"""Timing of device work: contenders in turns, calls back to back, an error kept as a reason.
 
 Turns hit all contenders alike with whatever the clocks do. Back to back, the device is never waiting for the
 next dispatch, so that the time of a call is that of its kernels.

@@ -1,4 +1,4 @@
-"""Decides what the kernels are compared with: attention written again, pair by pair, from the clauses.
+"""Attention written again, pair by pair, from the clauses: what kernels are compared with.
 
 Visibility is a NumPy loop over pairs and the rest a few whole-array lines, sharing nothing with the kernels
 but the keep mask, which has tests of its own.

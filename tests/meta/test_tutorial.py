@@ -1,0 +1,51 @@
+"""The tutorial runs as it is written, on fewer cases: its kernel fails, and passes once it is fixed."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "tutorial.md").read_text()
+KERNEL, FIX, TEST = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+COMMANDS = re.findall(r"^attest (.*)$", PAGE, flags=re.MULTILINE)
+
+
+def attest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "attest", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tutorial")
+    (folder / "my_kernel.py").write_text(KERNEL)
+    return folder
+
+
+def test_the_bug_is_found_replayed_and_fixed(folder: Path) -> None:
+    found, again = COMMANDS
+    red = attest(folder, *found.split(), "--examples", "10", "-n", "0")
+    assert red.returncode == 1, red.stderr
+    assert "FAIL my_kernel:subject: forward (the simplest failing case that was found)" in red.stdout
+    assert "S6: causal" in red.stdout
+    line = next(line for line in red.stdout.splitlines() if "replay: attest" in line)
+    one = shlex.split(line.partition("replay: attest ")[2])
+    assert attest(folder, *one).returncode == 1
+
+    line = next(line for line in KERNEL.splitlines(keepends=True) if "visible = " in line)
+    (folder / "my_kernel.py").write_text(KERNEL.replace(line, FIX))
+    assert attest(folder, *one).returncode == 0
+    green = attest(folder, *again.split(), "--examples", "10", "-n", "0")
+    assert green.returncode == 0, green.stdout
+    assert "PASS: " in green.stdout
+
+
+def test_the_test_of_the_last_step_runs_what_was_judged() -> None:
+    assert "run_conformance_test(subject)" in TEST
+    assert compile(TEST, "test_my_kernel.py", "exec")
