@@ -238,7 +238,7 @@ def compile_kernels(
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write every result here.")] = None,
 ) -> int:
-    """Compile every kernel for every device, none of which need be here."""
+    """Cross-compile every kernel for every device; no device is needed."""
     # Nothing is run: no process takes an accelerator, or looks for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from attest.conformance.cli.console import progress, show

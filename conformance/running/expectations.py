@@ -1,7 +1,7 @@
 """Expectations: known failures as TOML entries, each with a reason and a public link.
 
 An entry names a subject, a check and a condition on the case. A FAIL that it describes becomes XFAIL; a
-PASS in its place is XPASS, which fails the run; so does an entry that no result of a whole run shows.
+PASS in its place is XPASS, which fails the run; so does an entry that matches nothing in a complete run.
 docs/expectations.md has the fields.
 """
 

@@ -97,7 +97,7 @@ def in_roles(
 
 
 def begin_turns(turn: Any, warpgroup: Any, consumers: int) -> None:
-    """The first consumer has the first turn, which the last one gives it. turn: a barrier for each."""
+    """Let the first consumer start: the last one signals it. turn: one barrier for each consumer."""
     pl.when(warpgroup == consumers - 1)(lambda: plgpu.barrier_arrive(turn.at[0]))
 
 
