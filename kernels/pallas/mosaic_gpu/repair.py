@@ -2,8 +2,8 @@
 
 The matrix unit multiplies a hidden pair's 0 with whatever is stored behind it. The fast kernels leave that be
 and say which rows are not finite. Behind each stands one of these: it does nothing where all are finite,
-which costs a launch and no host synchronisation, and else computes the result anew, in place, a tile at a time,
-with what may not be seen taken out of the second product.
+which costs a launch and no host synchronisation, and else computes the result anew, in place, a tile at a
+time, with what may not be seen taken out of the second product.
 
 A program is one warpgroup that takes tiles of 64 by 64 one after the other.
 """
