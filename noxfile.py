@@ -19,7 +19,9 @@ _PLATFORMS = {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
 
 # For the tests, where compiling takes longer than running; the gates judge programs as XLA optimizes them.
 _COMPILE_QUICKLY = {
-    "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+    "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip(),
+    # The same examples in every run, so that a change is red only for what it changed.
+    "HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci"),
 }
 
 # Interpreted kernels are slow: on a busy machine a case of several blocks takes minutes.

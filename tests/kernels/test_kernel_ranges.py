@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_cases import visible_pairs
 
@@ -100,6 +100,8 @@ def test_what_is_visible_is_visited_and_what_is_whole_is_visible(view, drawn):
 def test_nothing_more_is_visited(view, drawn):
     """Tight where visibility is an interval of keys a row, and for segments one after another."""
     call, blocks, visible = drawn
+    # Rows of several packed sequences in one block see keys with gaps between them, which are visited, too.
+    assume(view is key_blocks or call.cum_seqlens_q is None or len(visible) > 1)
     for (start, _, _, stop), tiles in described(view, call, blocks, visible):
         seen = [j for j, tile in enumerate(tiles) if tile.any()]
         assert (start, stop) == ((seen[0], seen[-1] + 1) if seen else (0, 0))
