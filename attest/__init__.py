@@ -11,10 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attest.conformance.subject import Subject, Tiling
-    from attest.conformance.testing import replay_case, run_conformance_test
-    from attest.conformance.validation import validate_call
-    from attest.kernels.attention import flash_attention, flash_attention_with_lse
+    from attest.conformance import Subject, Tiling, replay_case, run_conformance_test, validate_call
+    from attest.kernels import flash_attention, flash_attention_with_lse
     from attest.kernels.xla.attention import attention
 
 __all__ = [
@@ -28,15 +26,16 @@ __all__ = [
     "validate_call",
 ]
 
+# The packages that have them, which in turn load no more than a name needs.
 _HOMES = {
-    "Subject": "attest.conformance.subject",
-    "Tiling": "attest.conformance.subject",
+    "Subject": "attest.conformance",
+    "Tiling": "attest.conformance",
     "attention": "attest.kernels.xla.attention",
-    "flash_attention": "attest.kernels.attention",
-    "flash_attention_with_lse": "attest.kernels.attention",
-    "replay_case": "attest.conformance.testing",
-    "run_conformance_test": "attest.conformance.testing",
-    "validate_call": "attest.conformance.validation",
+    "flash_attention": "attest.kernels",
+    "flash_attention_with_lse": "attest.kernels",
+    "replay_case": "attest.conformance",
+    "run_conformance_test": "attest.conformance",
+    "validate_call": "attest.conformance",
 }
 
 

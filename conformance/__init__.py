@@ -22,7 +22,6 @@ _HOMES = {
     "validate_call": "attest.conformance.validation",
 }
 
-
 if __name__ == "conformance":
     raise ImportError(
         "import attest.conformance: conformance alone is a second copy of it, or another project's package"

@@ -68,8 +68,8 @@ class Result:
     clauses: the clauses that the check tests on this case. message: what is wrong, or why not judged.
     minimal: whether `case` is the smallest failing one that shrinking found; shrunk_from: the id of the
         failing case that it began with.
-    phase: where the task hung or its process died, one of attest.conformance.running.phases.PHASES; else
-    empty. link: the public report behind an expectation.
+    phase: where the task hung or its process died, one of PHASES of running/phases.py; else empty.
+    link: the public report behind an expectation.
     """
 
     subject: str

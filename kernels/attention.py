@@ -77,8 +77,8 @@ def flash_attention(
             names those that do.
     """
     arguments = dict(locals())
-    module = chosen(arguments, arguments.pop("platform"))
-    return module.flash_attention(**arguments)
+    del arguments["platform"]
+    return chosen(arguments, platform).flash_attention(**arguments)
 
 
 def flash_attention_with_lse(
@@ -112,5 +112,5 @@ def flash_attention_with_lse(
     results are differentiable. The arguments and the errors are those of `flash_attention`.
     """
     arguments = dict(locals())
-    module = chosen(arguments, arguments.pop("platform"))
-    return module.flash_attention_with_lse(**arguments)
+    del arguments["platform"]
+    return chosen(arguments, platform).flash_attention_with_lse(**arguments)

@@ -246,6 +246,7 @@ def _poisoned(built: Built, semantics: Semantics) -> Built:
     bias = None if problem.bias is None else problem.bias.copy()
     bias_read = None if bias is None else np.zeros(bias.shape, bool)
     rows = np.arange(problem.q_len, dtype=np.int64)
+    poison_empty_rows = semantics.empty_rows == "zero"
     for batch in range(problem.batch):
         padding = padding_rows(problem, semantics, batch)
         query[batch, padding] = np.nan
@@ -253,7 +254,6 @@ def _poisoned(built: Built, semantics: Semantics) -> Built:
         if d_lse is not None:
             d_lse[batch, :, padding] = np.nan
         read = np.zeros((problem.kv_heads, problem.kv_len), bool)
-        defined = semantics.empty_rows == "zero"
         for head in range(problem.q_heads):
             permitted = allowed(problem, semantics, batch, head, rows)
             seen = permitted
@@ -261,11 +261,12 @@ def _poisoned(built: Built, semantics: Semantics) -> Built:
                 seen = permitted & ~np.isneginf(pick(problem.bias, batch, head, rows).astype(np.float64))
                 _or_into(bias_read, batch, head, permitted)
             read[head // problem.group] |= seen.any(axis=0)
-            empty = ~seen.any(axis=1) & ~padding & defined
-            query[batch, empty, head] = np.nan
-            d_out[batch, empty, head] = np.nan
-            if d_lse is not None and problem.softmax_aux is None:
-                d_lse[batch, head, empty] = np.inf
+            if poison_empty_rows:
+                empty = ~seen.any(axis=1) & ~padding
+                query[batch, empty, head] = np.nan
+                d_out[batch, empty, head] = np.nan
+                if d_lse is not None and problem.softmax_aux is None:
+                    d_lse[batch, head, empty] = np.inf
         unread = ~read.T
         key[batch, unread] = np.nan
         value[batch, unread] = np.inf

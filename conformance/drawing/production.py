@@ -31,7 +31,7 @@ Array = NDArray[Any]
 
 _FILE = Path(__file__).with_name("production.toml")
 
-# Far from the numbers of the streams of attest.conformance.cases.build and conformance.bulk.
+# Far from the numbers of the streams of cases/build.py and cases/large_inputs.py.
 _FIRST_STREAM = 2000
 _ROW_OUTPUTS = ("out", "dquery")
 _KEY_OUTPUTS = ("dkey", "dvalue")

@@ -3,7 +3,7 @@
 Everything shrinks towards one batch row, one head, one token, head dim 1 and no features.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -18,10 +18,7 @@ def simpler(draw: st.DrawFn, case: Case) -> Case:
     """Cases that are nowhere more complicated than a given one; what shrinking searches."""
     keep = {name: draw(st.booleans()) for name in sorted(case.features)}
     plain = Case()
-    changes: dict[str, Any] = {
-        name: getattr(plain, name) for feature, kept in keep.items() if not kept for name in _FIELDS[feature]
-    }
-    trimmed = replace(case, **changes)
+    trimmed = _without(case, (feature for feature, kept in keep.items() if not kept))
     lengths = trimmed.lengths
     if lengths is not None:
         lengths = tuple((draw(st.integers(0, q)), draw(st.integers(0, k))) for q, k in lengths)
@@ -79,10 +76,8 @@ _FEW_TOKENS = ((1, 1), (2, 3), (3, 3))
 
 
 def _with_only(case: Case, kept: frozenset[str], q_len: int, kv_len: int) -> Case:
-    dropped = case.features - kept
     plain = Case()
-    changes = {name: getattr(plain, name) for feature in sorted(dropped) for name in _FIELDS[feature]}
-    small = replace(case, **changes)
+    small = _without(case, case.features - kept)
     pairs = None if small.lengths is None else tuple((min(q, 1), min(k, 1)) for q, k in small.lengths)
     packed = pairs is not None and small.batch == 1
     return replace(
@@ -126,6 +121,15 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "value_dim": ("value_dim",),
     "window": ("window",),
 }
+
+
+def _without(case: Case, features: Iterable[str]) -> Case:
+    """The case with features off; what belongs to no field of its own, as gqa does, is the caller's."""
+    plain = Case()
+    changes: dict[str, Any] = {
+        name: getattr(plain, name) for feature in features for name in _FIELDS[feature]
+    }
+    return replace(case, **changes)
 
 
 def _plain_first(pattern: str, plain: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import warnings
+from pathlib import Path
 
 # One thread each: workers share the cores between them, and sums are taken in the same order everywhere.
 _STEADY = {
@@ -60,8 +61,6 @@ def see_folder() -> None:
 def hide_folder() -> None:
     """Undo that `python -m` puts the user's folder on the path, unless attest itself is there."""
     folder = os.getcwd()
-    home = os.path.abspath(__file__)
-    for _ in ("process.py", "running", "conformance", "attest"):
-        home = os.path.dirname(home)
+    home = Path(__file__).absolute().parents[3]
     if not sys.flags.safe_path and sys.path[:1] == [folder] and not os.path.samefile(folder, home):
         del sys.path[0]

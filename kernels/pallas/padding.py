@@ -1,4 +1,4 @@
-"""Padding of arrays to the whole blocks that a Pallas kernel works on."""
+"""Padding of arrays to multiples of the block sizes of a Pallas kernel."""
 
 from typing import Any
 

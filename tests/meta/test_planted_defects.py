@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.meta.processes import ROOT, python
+
 DEFECTS = tomllib.loads((Path(__file__).parent / "planted_defects.toml").read_text())
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 XLA = "xla.flash_attention"
@@ -66,14 +67,11 @@ def planted(name: str, folder: Path) -> tuple[Path, str]:
 
 def judged(site: Path, subject: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """attest, with the kernels of `site` before the project's own, in a process where the subject can run."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "NO_COLOR": "1",
+    variables = {
         "TRITON_INTERPRET": "1" if subject == "triton.interpret" else "0",
         "PJRT_NPROC": "8",  # what the interpreter of TPU kernels needs
     }
-    command = [sys.executable, "-m", "attest", *arguments]
-    return subprocess.run(command, cwd=site, env=environment, capture_output=True, check=False, text=True)
+    return python(site, "-m", "attest", *arguments, **variables)
 
 
 def options(subject: str, feature: str, check: str) -> list[str]:

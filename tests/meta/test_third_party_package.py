@@ -1,7 +1,6 @@
 """The package that the README describes: built, installed, found by its entry point, and judged."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 
 from attest.conformance.judging.malformed import MALFORMED
+from tests.meta.processes import ROOT, python
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "your-own-kernel.md"
 
@@ -94,16 +93,7 @@ def site(tmp_path_factory) -> Path:
 
 def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a module, or code after `-c`, with the package installed."""
-    root = str(ROOT)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), root]), "NO_COLOR": "1"}
-    return subprocess.run(
-        [sys.executable, *(() if arguments[0] == "-c" else ("-m",)), *arguments],
-        cwd=site,
-        env=environment,
-        capture_output=True,
-        check=False,
-        text=True,
-    )
+    return python(site, *(() if arguments[0] == "-c" else ("-m",)), *arguments)
 
 
 def test_the_declaration_is_short() -> None:

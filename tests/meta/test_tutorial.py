@@ -1,24 +1,21 @@
 """The tutorial runs as it is written, on fewer cases: its kernel fails, and passes once it is fixed."""
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.meta.processes import ROOT, python
+
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 KERNEL, FIX, TEST = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 COMMANDS = re.findall(r"^attest (.*)$", PAGE, flags=re.MULTILINE)
 
 
 def attest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "attest", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return python(folder, "-m", "attest", *arguments, JAX_PLATFORMS="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@
 import argparse
 import hashlib
 import json
-import math
 import multiprocessing
 import os
 import sys
@@ -147,27 +146,24 @@ def score(judge: Judge, mutant: Mutant, kernel: Planted, posed: Sequence[Posed])
 
 def _promising(name: str, posed: Sequence[Posed]) -> list[tuple[Case, str]]:
     """The questions of a profile that differ least from those that killed the defect with other seeds."""
-    before = [
-        (kill["check"], kill["case"])
-        for seeds in _kills().get(name, {}).values()
-        for _, kill in sorted(seeds.items())
-    ]
+    killers: dict[str, list[dict[str, Any]]] = {}
+    for seeds in _kills().get(name, {}).values():
+        for kill in seeds.values():
+            killers.setdefault(kill["check"], []).append(kill["case"])
 
-    def distance(case: Case, check: str) -> float:
+    def distance(question: tuple[Case, str]) -> tuple[int, str, str]:
+        case, check = question
         fields = case.to_json()
-        far = [
+        differ = (
             sum(fields.get(field) != old.get(field) for field in fields.keys() | old.keys())
-            for killer, old in before
-            if killer == check
-        ]
-        return min(far, default=math.inf)
+            for old in killers[check]
+        )
+        return min(differ), case.id, check
 
-    questions = [(distance(case, check), case, check) for case, checks in posed for check in checks]
-    near = sorted((q for q in questions if q[0] < math.inf), key=lambda q: (q[0], q[1].id, q[2]))
-    return [(case, check) for _, case, check in near[:_PROMISING]]
+    questions = [(case, check) for case, checks in posed for check in checks if check in killers]
+    return sorted(questions, key=distance)[:_PROMISING]
 
 
-@cache
 def _kills() -> dict[str, dict[str, dict[str, Any]]]:
     return json.loads(KILLS.read_text(encoding="utf-8"))
 

@@ -163,9 +163,9 @@ class TestDifferences:
         maxima = second_opinion(drawn.problem, drawn.semantics).maxima
         d_lse = None if drawn.d_lse is None else drawn.d_lse.copy()
         # Sentinels give the lse of padding a value, and it is a constant all the same.
-        for batch, row, head in np.ndindex(drawn.problem.query.shape[:3] if d_lse is not None else (0,) * 3):
-            if is_padding(drawn.problem, drawn.semantics, batch, row):
-                d_lse[batch, head, row] = 0.0
+        for batch, row in np.ndindex(drawn.problem.query.shape[:2]):
+            if d_lse is not None and is_padding(drawn.problem, drawn.semantics, batch, row):
+                d_lse[batch, :, row] = 0.0
         stored = mpf(float(getattr(drawn.problem, place[0])[place[1]]))
         ends = [
             objective(

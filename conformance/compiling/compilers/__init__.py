@@ -27,10 +27,9 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Device:
-    """A device to compile for, of conformance/compiling/devices.toml; limits and their sources by what they
-    limit.
+    """A device to compile for, of conformance/compiling/devices.toml.
 
-    target: what its compiler is told.
+    target: what its compiler is told. limits, sources: the limits and where they are published, by name.
     """
 
     name: str

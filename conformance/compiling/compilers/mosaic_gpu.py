@@ -20,7 +20,7 @@ from jax.interpreters import mlir
 
 from attest.conformance.cases.case import Case
 from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job
-from attest.conformance.compiling.compilers.overheard import STDOUT, overheard
+from attest.conformance.compiling.compilers.capture_fd import STDOUT, capture_fd
 from attest.conformance.compiling.compilers.programs import Source, lowered, passes
 
 _PLUGIN = "jax_cuda13_plugin"
@@ -48,7 +48,7 @@ class Frame:
 
 def compile_source(source: Source) -> Binary:
     """Compiles one pass. Raises RuntimeError with the words of JAX, Mosaic, XLA or ptxas in one line."""
-    with overheard(), overheard(STDOUT) as heard, _talkative():
+    with capture_fd(), capture_fd(STDOUT) as heard, _talkative():
         program = lowered(source, _device(dict(source.target)["description"]))
         shared = shared_of(program)
         if not shared:

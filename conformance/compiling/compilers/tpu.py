@@ -16,7 +16,7 @@ from jax.sharding import Mesh, use_abstract_mesh
 
 from attest.conformance.cases.case import Case
 from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job
-from attest.conformance.compiling.compilers.overheard import overheard
+from attest.conformance.compiling.compilers.capture_fd import capture_fd
 from attest.conformance.compiling.compilers.programs import Source, lowered, passes
 
 # XLA would keep small arrays in VMEM, where a kernel needs no buffers for them. With arrays in HBM, where
@@ -32,7 +32,7 @@ _OVERFLOW = re.compile(
 
 def compile_source(source: Source) -> Binary:
     """Compiles one pass. Raises RuntimeError with the words of JAX, Mosaic or XLA in one line."""
-    with overheard():
+    with capture_fd():
         device = _device(dict(source.target)["topology"])
         with use_abstract_mesh(Mesh([device], ("core",)).abstract_mesh):
             program = lowered(source, device)

@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.shapes import shapes_of
 from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job
-from attest.conformance.compiling.compilers.overheard import overheard
+from attest.conformance.compiling.compilers.capture_fd import capture_fd
 from attest.kernels.triton.compiled import Source, compile_for
 from attest.kernels.triton.launch import Launch, recorded
 
@@ -65,7 +65,7 @@ def compile_kernel(source: Compilation) -> Binary:
     """What a kernel takes on a device. Raises RuntimeError with the words of the compiler in one line."""
     target = GPUTarget(**dict(source.target))
     log = StringIO()
-    with _settings(), overheard() as heard, redirect_stdout(log):
+    with _settings(), capture_fd() as heard, redirect_stdout(log):
         try:
             compiled = compile_for(target, source.kernel)
         except Exception as error:

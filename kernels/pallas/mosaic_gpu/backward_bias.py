@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, in_roles, matrix, vector
+from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, matrix, vector, warp_specialize
 from attest.kernels.pallas.mosaic_gpu.problem import Problem
 from attest.kernels.pallas.mosaic_gpu.spans import query_span
 from attest.kernels.pallas.mosaic_gpu.tile import (
@@ -121,7 +121,7 @@ def backward_bias(
     def consume(warpgroup: Any) -> None:
         _consume(blocks, arrays, outputs["d_bias"], shared, warpgroup, visits)
 
-    in_roles(blocks, produce, consume)
+    warp_specialize(blocks, produce, consume)
 
 
 def _visits(problem: Problem, arrays: Mapping[str, Any]) -> _Visits:

@@ -27,10 +27,10 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     ask,
     barriers,
     begin_turns,
-    in_roles,
     matrix,
     pass_turn,
     vector,
+    warp_specialize,
 )
 from attest.kernels.pallas.mosaic_gpu.problem import Problem
 from attest.kernels.pallas.mosaic_gpu.spans import Span, locate, over_queries, query_span
@@ -127,7 +127,7 @@ def backward_key(
         tile = Tile(problem, arrays, batch, key_head, row=None, key=key, transposed=True)
         _consume(_Consumer(blocks, shared, warpgroup, tile), outputs, span)
 
-    in_roles(blocks, produce, consume)
+    warp_specialize(blocks, produce, consume)
 
 
 def _produce(

@@ -27,9 +27,9 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     ask,
     barriers,
     begin_turns,
-    in_roles,
     matrix,
     pass_turn,
+    warp_specialize,
 )
 from attest.kernels.pallas.mosaic_gpu.problem import Problem
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
@@ -97,7 +97,7 @@ def backward_query(
         tile = Tile(problem, arrays, batch, head, row, key=None)
         _consume(blocks, outputs, shared, warpgroup, tile, span)
 
-    in_roles(blocks, produce, consume)
+    warp_specialize(blocks, produce, consume)
 
 
 def _produce(

@@ -27,9 +27,9 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     ask,
     barriers,
     begin_turns,
-    in_roles,
     matrix,
     pass_turn,
+    warp_specialize,
 )
 from attest.kernels.pallas.mosaic_gpu.problem import Problem
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
@@ -89,7 +89,7 @@ class _Consumer:
         self.take_turn()
         plgpu.wgmma(s, self.shared.query.at[self.warpgroup], self.shared.key.at[slot].T)
 
-    def leave(self, count: Any) -> Any:
+    def skip_block(self, count: Any) -> Any:
         """Gives back a block that only the other consumers need, when it and this one's turn have come."""
         shared, slot = self.shared, self.slot(count)
         plgpu.barrier_wait(shared.key_full.at[slot])
@@ -142,7 +142,7 @@ def flash_forward(
         _over_tiles(problem, blocks, partial(_consume, problem, blocks, arrays, outputs, shared, warpgroup))
         plgpu.wait_smem_to_gmem(0)
 
-    in_roles(blocks, produce, consume)
+    warp_specialize(blocks, produce, consume)
 
 
 def _over_tiles(problem: Problem, blocks: Blocks, work: Callable[[Any, Any], Any]) -> None:
@@ -228,7 +228,12 @@ def _consume(
     def run(acc: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
         consumer = _Consumer(problem, blocks, shared, warpgroup, held, acc)
         acc, m, norm, taken = _attend(consumer, own, count)
-        return acc, m, norm, lax.fori_loop(own[3], span[3], lambda _, taken: consumer.leave(taken), taken)
+        return (
+            acc,
+            m,
+            norm,
+            lax.fori_loop(own[3], span[3], lambda _, taken: consumer.skip_block(taken), taken),
+        )
 
     acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
     # Anew, so that registers need not hold through the loop what follows from the number of the tile.

@@ -78,7 +78,7 @@ def barriers(count: int, arrivals: int = 1) -> Any:
     return plgpu.Barrier(num_arrivals=arrivals, num_barriers=count)
 
 
-def in_roles(
+def warp_specialize(
     blocks: Blocks | BackwardBlocks, produce: Callable[[], Any], consume: Callable[[Any], Any]
 ) -> None:
     """produce() in the last warpgroup, consume(warpgroup) in each of the others, with registers for each."""

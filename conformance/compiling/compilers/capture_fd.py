@@ -11,7 +11,7 @@ STDOUT, STDERR = 1, 2
 
 
 @contextmanager
-def overheard(descriptor: int = STDERR) -> Generator[Callable[[], str]]:
+def capture_fd(descriptor: int = STDERR) -> Generator[Callable[[], str]]:
     """What is written to stderr, or stdout, within the block, by LLVM, XLA and ptxas too.
 
     It explains errors, and is noise otherwise.
