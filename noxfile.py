@@ -165,7 +165,8 @@ def _types(session: nox.Session) -> None:
 
 
 def _docs(session: nox.Session) -> None:
-    pages = f"{session.create_tmp()}/pages"
+    # Beside the environment: create_tmp would put every later temporary file into the checkout.
+    pages = f"{session.virtualenv.location}/pages"
     session.run(
         "mkdocs", "build", "--strict", "--quiet", "--site-dir", pages, env={"NO_MKDOCS_2_WARNING": "1"}
     )

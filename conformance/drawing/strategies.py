@@ -1,6 +1,6 @@
 """The Cases that shrinking searches: the few smallest, then Hypothesis strategies over recipes.
 
-Everything shrinks towards one batch row, one head, one token, head dim 1 and no features.
+Everything shrinks towards one batch row, one head, one token, head dim 1, no features and the first tiling.
 """
 
 from collections.abc import Iterable, Iterator
@@ -53,6 +53,7 @@ def simpler(draw: st.DrawFn, case: Case) -> Case:
         poison=trimmed.poison and draw(st.booleans()),
         family=draw(st.sampled_from(("normal", case.family) if case.family != "normal" else ("normal",))),
         seed=draw(st.sampled_from((0, case.seed) if case.seed else (0,))),
+        tiling=draw(st.sampled_from((0, case.tiling) if case.tiling else (0,))),
     )
 
 

@@ -99,6 +99,7 @@ def test_the_environment_names_versions_flags_and_commit(tmp_path: Path, monkeyp
 
 def test_the_commit_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert environment()["commit"] == ""
     identity = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
