@@ -27,6 +27,7 @@ from attest.kernels.options import (
     refuse,
     shown,
 )
+from attest.kernels.positions import Positions, check_positions
 
 SEED_LIMIT = 2**64
 _STATIC: dict[str, Any] = {"static": True}
@@ -54,6 +55,7 @@ class Call:
     cum_seqlens_k: jax.Array | None  # [n + 1] int32
     softmax_aux: jax.Array | None  # [1, num_sinks], which all heads share, or [Hq, num_sinks], float
     dropout_seed: jax.Array | None  # [2] uint32: low and high word; None where nothing is dropped
+    positions: Positions
     softmax_scale: float = field(metadata=_STATIC)
     logits_soft_cap: float | None = field(metadata=_STATIC)
     dropout_prob: float = field(metadata=_STATIC)
@@ -79,14 +81,18 @@ def check_call(
     softmax_aux: Any = None,
     q_segment_ids: Any = None,
     kv_segment_ids: Any = None,
+    q_offset: Any = None,
+    q_positions: Any = None,
+    kv_positions: Any = None,
+    origin: Any = None,
 ) -> Call:
-    """Checks the arguments that all kernels share; returns them in canonical form (clauses S1 to S12, S20).
+    """Return the arguments that all kernels share, checked and in canonical form (S1 to S12, S20, S23).
 
     Shapes are those of `Call`. Further forms accepted: an integer `attention_mask` (non-zero may attend);
     `softmax_aux` of shape [num_sinks], shared by all heads, where that is not as many as heads; segment ids
     of any integer dtype; lengths as int64; `sliding_window` an int w, meaning (w, w); `dropout_seed` a Python
     int in [0, 2**64), or a uint32 array [2] of its (low, high) words, the form to use where the seed is
-    traced.
+    traced, or a typed key of `jax.random`, whose words are `jax.random.bits(key, (2,), "uint32")` (S27).
 
     Raises: ValueError naming the argument.
     """
@@ -111,6 +117,16 @@ def check_call(
         cum_seqlens_k=lengths[1],
         softmax_aux=_check_sinks(softmax_aux, q_heads),
         dropout_seed=_check_seed(dropout_seed, probability),
+        positions=check_positions(
+            q_offset,
+            q_positions,
+            kv_positions,
+            origin,
+            sequences=batch if lengths[0] is None else lengths[0].shape[0] - 1,
+            batch=batch,
+            q_length=q_length,
+            k_length=k_length,
+        ),
         softmax_scale=scale,
         logits_soft_cap=check_soft_cap(logits_soft_cap),
         dropout_prob=probability,
@@ -320,6 +336,10 @@ def _check_seed(seed: Any, dropout_prob: float) -> jax.Array | None:
         return None
     if isinstance(seed, jax.Array | np.ndarray) and seed.shape == (2,) and seed.dtype == np.uint32:
         return jnp.asarray(seed) if dropout_prob > 0.0 else None
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        if seed.shape != ():
+            refuse("dropout_seed", f"{seed.size} keys", "one key", "Split keys outside of the call.")
+        return jax.random.bits(seed, (2,), "uint32") if dropout_prob > 0.0 else None
     number = check_integer(
         "dropout_seed", seed, "Pass a traced seed as a uint32 [2] array of (low, high) words."
     )

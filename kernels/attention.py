@@ -1,10 +1,16 @@
 """The public attention functions, which run the fastest implementation that supports the call."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from attest.kernels.arguments import check_call
+from attest.kernels.batching import merged, split
 from attest.kernels.choose import chosen
+from attest.kernels.implementation import Implementation, Settings
+from attest.kernels.options import check_dtype, check_flag
+from attest.kernels.shared import attend
 
 
 def flash_attention(
@@ -30,12 +36,17 @@ def flash_attention(
     *,
     q_segment_ids: jax.Array | None = None,
     kv_segment_ids: jax.Array | None = None,
-    platform: str | None = None,
+    q_offset: int | jax.Array | None = None,
+    q_positions: jax.Array | None = None,
+    kv_positions: jax.Array | None = None,
+    origin: Sequence[int] | jax.Array | None = None,
+    platform: str | Implementation | None = None,
 ) -> jax.Array:
     """Compute attention in memory linear in the length: out [B, Sq, Hq, Dv], in the dtype of query.
 
     Args:
-        query: [B, Sq, Hq, D] of float32, bfloat16 or float16.
+        query: [B, Sq, Hq, D] of float32, bfloat16 or float16. There may be several batch dimensions or none,
+            the same ones for all arguments and results (S27).
         key: [B, Sk, Hkv, D], the dtype of query. Query head h reads key head h // (Hq / Hkv) (S15).
         value: [B, Sk, Hkv, Dv], the dtype of query.
         attention_mask: [B or 1, Hq or 1, Sq, Sk], bool or integer; non-zero may attend (S5).
@@ -44,7 +55,8 @@ def flash_attention(
         softmax_scale: what the products of query and key are multiplied by; 1 / sqrt(D) by default (S1).
         dropout_prob: the share of the weights that is dropped, from 0 to below 1 (S12).
         causal: whether a row sees no later key; the last row is aligned with the last key (S6).
-        dropout_seed: an int in [0, 2**64), or a uint32 [2] of its low and high words. Needed for dropout.
+        dropout_seed: an int in [0, 2**64), a uint32 [2] of its low and high words, or a typed JAX random
+            key (S27). Needed for dropout.
         cum_seqlens_q: [n + 1] int32 or int64, cumulative lengths from 0. With B = 1 the sequences are packed
             one after another; with B = n each batch entry holds one, padded (S9).
         cum_seqlens_k: the same of the keys.
@@ -62,12 +74,20 @@ def flash_attention(
         logits_dtype: the dtype that scaled products are rounded to before bias and cap; float32 by default.
         q_segment_ids: [B, Sq] integer; a row sees the keys with its own id. Negative is padding (S8).
         kv_segment_ids: [B, Sk] integer.
+        q_offset: the position of the first row, an integer or one for each sequence; row i stands at i +
+            q_offset. Causal order and windows compare positions (S23). By default the last row stands where
+            the last key does.
+        q_positions: [B or 1, Sq] integer positions of the rows, in place of q_offset.
+        kv_positions: [B or 1, Sk] integer positions of the keys; by default key j of a sequence stands at j.
+        origin: where a call on a part of larger arrays begins in them: batch entry, query head, row and key,
+            the key a multiple of 4. Dropout then drops the pairs that it drops in the whole (S12, S23).
         platform: "mosaic_gpu", "triton", "pallas_tpu" or "xla"; by default the fastest that supports the
-            call on JAX's default device.
+            call on the device of the arrays, or on JAX's default device where they are traced. An
+            `attest.kernels.implementation.Implementation` of your own runs on any device.
 
     A row that sees no key has out 0, gradients 0 and lse -inf, or the logsumexp of its sinks; padding has
     -inf with sinks, too (S9 to S11). Hidden keys contribute nothing, whatever is stored in them (S4).
-    Numerics are those of the implementation that runs. The clauses S1 to S22 are in docs/semantics.md.
+    Numerics are those of the implementation that runs. The clauses S1 to S27 are in docs/semantics.md.
 
     Differentiable once in reverse mode, in query, key, value, bias and softmax_aux.
 
@@ -76,9 +96,7 @@ def flash_attention(
         NotImplementedError: the platform that is named does not support the call; the message says why and
             names those that do.
     """
-    arguments = dict(locals())
-    del arguments["platform"]
-    return chosen(arguments, platform).flash_attention(**arguments)
+    return flash_attention_with_lse(**locals())[0]
 
 
 def flash_attention_with_lse(
@@ -104,7 +122,11 @@ def flash_attention_with_lse(
     *,
     q_segment_ids: jax.Array | None = None,
     kv_segment_ids: jax.Array | None = None,
-    platform: str | None = None,
+    q_offset: int | jax.Array | None = None,
+    q_positions: jax.Array | None = None,
+    kv_positions: jax.Array | None = None,
+    origin: Sequence[int] | jax.Array | None = None,
+    platform: str | Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Compute attention and its logsumexp: out as `flash_attention` does, lse [B, Hq, Sq] float32.
 
@@ -113,4 +135,24 @@ def flash_attention_with_lse(
     """
     arguments = dict(locals())
     del arguments["platform"]
-    return chosen(arguments, platform).flash_attention_with_lse(**arguments)
+    arguments, leading = merged(arguments)
+    passes = chosen(arguments, platform).load()
+    own = {name: arguments.pop(name) for name in _SETTINGS}
+    call = check_call(**arguments)
+    settings = Settings(
+        forward=passes.check_forward(own["fwd_params"]),
+        backward=passes.check_backward(own["bwd_params"]),
+        normalize_output=check_flag("normalize_output", own["normalize_output"]),
+        precision=passes.check_precision(own["precision"]),
+        logits_dtype=_logits_dtype(own["logits_dtype"]),
+    )
+    out, lse = attend(passes, settings, call)
+    return split(out, leading), split(lse, leading)
+
+
+# The arguments that `Settings` holds; `check_call` checks the others.
+_SETTINGS = ("fwd_params", "bwd_params", "normalize_output", "precision", "logits_dtype")
+
+
+def _logits_dtype(dtype: Any) -> str:
+    return "float32" if dtype is None else check_dtype("logits_dtype", dtype)

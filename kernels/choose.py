@@ -1,21 +1,23 @@
 """The choice of the implementation that runs a call of `attest.flash_attention`.
 
-It is the fastest that supports the call on JAX's default device, or the one that the call names. Malformed
-arguments do not affect the choice: the implementation that is chosen refuses them by name.
+It is the fastest that supports the call on the device that the call runs on, or the one that the call names.
+Malformed arguments do not affect the choice: the checks of the call refuse them by name.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
+from attest.kernels.implementation import Capabilities, Implementation
+from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.options import FLOAT_DTYPES, check_number, refuse, shown
 
 
@@ -33,75 +35,18 @@ class Device:
 
 @dataclass(frozen=True)
 class Traits:
-    """What of a call decides who takes it.
+    """The properties of a call that decide which implementation supports it.
 
     dtypes: the names of those of query, key and value. logits_dtypes: of those of bias and `logits_dtype`.
-    Names that are no float dtype of S16 say nothing. head_dims: D and Dv. dropout: whether pairs are dropped.
+    Names that are no float dtype of S16 are ignored. head_dims: D and Dv. dropout: whether pairs are dropped.
+    kv_positions: whether keys have positions of their own.
     """
 
     dtypes: frozenset[str] = frozenset()
     logits_dtypes: frozenset[str] = frozenset()
     head_dims: frozenset[int] = frozenset()
     dropout: bool = False
-
-
-@dataclass(frozen=True)
-class Implementation:
-    """One implementation, and the calls that it takes.
-
-    name: what `platform` calls it. module: where its functions are; imported when a call first runs it.
-    backends: those of JAX that it is chosen for, None for every one. named_on: further ones where it may be
-        asked for by name, in an interpreter or compiled for a device that is not here; whether that is so, it
-        knows itself.
-    compute_capability: that of the only GPUs that it takes; None for any.
-    dtypes: of query, key and value. logits_dtypes: of bias and logits. largest_head_dim: None for any.
-    dropout: whether it takes dropout.
-    packages: what it needs beside JAX, as Python imports them.
-    """
-
-    name: str
-    module: str
-    backends: tuple[str, ...] | None = None
-    named_on: tuple[str, ...] = ()
-    compute_capability: str | None = None
-    dtypes: tuple[str, ...] = FLOAT_DTYPES
-    logits_dtypes: tuple[str, ...] = FLOAT_DTYPES
-    largest_head_dim: int | None = None
-    dropout: bool = True
-    packages: tuple[str, ...] = ()
-
-
-# The fastest first; the last takes every call.
-IMPLEMENTATIONS = (
-    Implementation(
-        "mosaic_gpu",
-        "attest.kernels.pallas.mosaic_gpu",
-        backends=("gpu",),
-        named_on=("cpu",),
-        compute_capability="9.0",
-        dtypes=("bfloat16", "float16"),
-        largest_head_dim=256,
-        dropout=False,
-    ),
-    Implementation(
-        "triton",
-        "attest.kernels.triton",
-        backends=("gpu",),
-        named_on=("cpu",),
-        largest_head_dim=256,
-        packages=("triton", "jax_triton"),
-    ),
-    Implementation(
-        "pallas_tpu",
-        "attest.kernels.pallas.tpu",
-        backends=("tpu",),
-        named_on=("cpu",),
-        dtypes=("float32", "bfloat16"),
-        logits_dtypes=("float32", "bfloat16"),
-        largest_head_dim=256,
-    ),
-    Implementation("xla", "attest.kernels.xla"),
-)
+    kv_positions: bool = False
 
 
 @cache
@@ -109,10 +54,20 @@ def _installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def default_device() -> Device:
-    """JAX's default device: the first of its default backend."""
-    capability = getattr(jax.devices()[0], "compute_capability", None)
-    return Device(jax.default_backend(), None if capability is None else str(capability))
+def device_of(*arrays: Any) -> Device:
+    """Return the device that arrays are on, or JAX's default device where all are traced.
+
+    The default device is that of `jax.default_device`, or the first of the default backend.
+    """
+    placed = [x for x in arrays if isinstance(x, jax.Array) and not isinstance(x, Tracer)]
+    if placed:
+        device: Any = min(placed[0].devices(), key=lambda device: device.id)
+    else:
+        device = jax.config.jax_default_device or jax.devices()[0]
+    if isinstance(device, str):
+        device = jax.devices(device)[0]
+    capability = getattr(device, "compute_capability", None)
+    return Device(device.platform, None if capability is None else str(capability))
 
 
 def implementation_for(
@@ -127,7 +82,7 @@ def implementation_for(
     not take the call (clause S20), which says the reason and names those that do.
     """
     why_not = partial(_why_not, device=device, call=call, installed=installed)
-    able = [x for x in IMPLEMENTATIONS if why_not(x, x.backends) is None]
+    able = [x for x in IMPLEMENTATIONS if why_not(x.capabilities) is None]
     if platform is None:
         return able[0]
     named = [x for x in IMPLEMENTATIONS if isinstance(platform, str) and x.name == platform]
@@ -135,7 +90,7 @@ def implementation_for(
         choices = ", ".join(repr(x.name) for x in IMPLEMENTATIONS)
         refuse("platform", shown(platform), f"one of {choices}", "Leave it out for the fastest that can.")
     (chosen,) = named
-    reason = why_not(chosen, None if chosen.backends is None else chosen.backends + chosen.named_on)
+    reason = why_not(chosen.capabilities, named=True)
     if reason is not None:
         others = " or ".join(repr(x.name) for x in able)
         raise NotImplementedError(
@@ -144,11 +99,18 @@ def implementation_for(
     return chosen
 
 
-def chosen(arguments: Mapping[str, Any], platform: str | None) -> Any:
-    """Return the module of the implementation that runs a call, given the call's arguments by name.
+def chosen(arguments: Mapping[str, Any], platform: str | Implementation | None) -> Implementation:
+    """Return the implementation that runs a call, given the call's arguments by name.
 
-    Raises: ValueError for block sizes without a platform; what `implementation_for` raises.
+    Raises: ValueError for block sizes without a platform; what `implementation_for` raises;
+    NotImplementedError if an `Implementation` that is given does not support the call, on any device.
     """
+    traits = traits_of(arguments)
+    if isinstance(platform, Implementation):
+        reason = _why_not_the_call(platform.capabilities, traits)
+        if reason is not None:
+            raise NotImplementedError(f"{platform.name}: {reason}. Use platform='xla', or leave it out.")
+        return platform
     for name in ("fwd_params", "bwd_params"):
         if platform is None and arguments[name] is not None:
             refuse(
@@ -157,11 +119,12 @@ def chosen(arguments: Mapping[str, Any], platform: str | None) -> Any:
                 "None where no platform is named",
                 'Block sizes belong to one implementation: name it, such as platform="triton".',
             )
-    return import_module(implementation_for(default_device(), _traits(arguments), platform).module)
+    arrays = (arguments[name] for name in ("query", "key", "value"))
+    return implementation_for(device_of(*arrays), traits, platform)
 
 
-def _traits(given: Mapping[str, Any]) -> Traits:
-    """Those of a call, as far as it has any: what is malformed is refused where it is read."""
+def traits_of(given: Mapping[str, Any]) -> Traits:
+    """Return the traits of a call, of its well-formed arguments alone."""
     arrays = {
         name: x
         for name in ("query", "key", "value", "bias")
@@ -177,6 +140,7 @@ def _traits(given: Mapping[str, Any]) -> Traits:
         logits_dtypes=frozenset(logits),
         head_dims=frozenset(x.shape[3] for x in tensors if x.ndim == 4),
         dropout=_drops(given.get("dropout_prob", 0.0)),
+        kv_positions=given.get("kv_positions") is not None,
     )
 
 
@@ -187,33 +151,43 @@ def _drops(dropout_prob: Any) -> bool:
 
 
 def _why_not(
-    implementation: Implementation,
-    backends: tuple[str, ...] | None,
+    capabilities: Capabilities,
     *,
+    named: bool = False,
     device: Device,
     call: Traits,
     installed: Callable[[str], bool],
 ) -> str | None:
-    """Why an implementation, where it runs on `backends`, does not take a call, in one clause; or None."""
+    """Why an implementation does not support a call on a device, in one clause; or None."""
+    backends = capabilities.backends
+    if backends is not None and named:
+        backends += capabilities.named_on
     if backends is not None and device.backend not in backends:
         return f"runs on {' and '.join(backends)}, and JAX runs on {device.backend}"
-    capability = implementation.compute_capability
+    capability = capabilities.compute_capability
     if device.backend == "gpu" and capability not in (None, device.compute_capability):
         got = device.compute_capability or "unknown"
         return f"runs on GPUs of compute capability {capability}, and JAX's is {got}"
-    missing = [package for package in implementation.packages if not installed(package)]
+    missing = [package for package in capabilities.packages if not installed(package)]
     if missing:
         return f"needs the package {missing[0]}, which is not installed"
+    return _why_not_the_call(capabilities, call)
+
+
+def _why_not_the_call(capabilities: Capabilities, call: Traits) -> str | None:
+    """Why an implementation does not support a call on any device, in one clause; or None."""
     for what, known, got in (
-        ("", implementation.dtypes, call.dtypes),
-        ("a bias and logits of ", implementation.logits_dtypes, call.logits_dtypes),
+        ("", capabilities.dtypes, call.dtypes),
+        ("a bias and logits of ", capabilities.logits_dtypes, call.logits_dtypes),
     ):
         others = sorted(got & set(FLOAT_DTYPES) - set(known))
         if others:
             return f"takes {what}{' and '.join(known)}, and the call has {others[0]}"
-    limit, largest = implementation.largest_head_dim, max(call.head_dims, default=0)
+    limit, largest = capabilities.largest_head_dim, max(call.head_dims, default=0)
     if limit is not None and largest > limit:
         return f"takes head dims up to {limit}, and the call has {largest}"
-    if call.dropout and not implementation.dropout:
+    if call.dropout and not capabilities.dropout:
         return "takes no dropout_prob above 0"
+    if call.kv_positions and not capabilities.kv_positions:
+        return "takes no kv_positions"
     return None

@@ -93,14 +93,8 @@ def cotangent_call(
         cum_seqlens_q=None,
         cum_seqlens_k=None,
         dropout_seed=None,
+        positions=replace(call.positions, q_offset=None, q=None, kv=None, origin=None),
     )
-
-
-def without_pairs_cotangent(call: Call, softmax_aux: jax.Array | None) -> Call:
-    """The cotangent of a call that has no query or no key: that of its sinks, and 0."""
-    query, key, value = (jnp.zeros_like(x) for x in (call.query, call.key, call.value))
-    bias = None if call.bias is None else jnp.zeros_like(call.bias)
-    return cotangent_call(call, query, key, value, bias, softmax_aux)
 
 
 def sink_cotangent(call: Call, lse: jax.Array, delta: jax.Array) -> jax.Array | None:

@@ -40,7 +40,7 @@ def philox4x32(counter: Words4, key: tuple[jax.Array, jax.Array]) -> Words4:
 
 
 def keep_mask(
-    seed: jax.Array,
+    words: jax.Array,
     dropout_prob: float,
     batch: jax.Array,
     heads: jax.Array,
@@ -51,7 +51,7 @@ def keep_mask(
     """The keep mask of one tile, whatever tile it is (clauses S12, S18).
 
     Args:
-        seed: [2] uint32, the (low, high) words of the 64-bit seed.
+        words: [6] uint32, as `dropout_words` returns them; the coordinates below are within the call.
         dropout_prob: static, 0 <= dropout_prob < 1.
         batch: scalar integer, the batch coordinate.
         heads: [heads] integer, query head coordinates.
@@ -61,7 +61,8 @@ def keep_mask(
 
     Returns: [heads, rows, columns] bool, True where the pair is kept.
     """
-    first = jnp.asarray(first_column).astype(jnp.uint32)
+    of_batch, of_head, of_row, of_key = words[2], words[3], words[4], words[5]
+    first = jnp.asarray(first_column).astype(jnp.uint32) + of_key
     # One Philox call serves four columns; a tile that starts inside a group needs one more group at its end.
     groups = (columns + 6) // 4
     shape = (heads.shape[0], rows.shape[0], groups)
@@ -70,14 +71,20 @@ def keep_mask(
             ((first >> 2) + jnp.arange(groups, dtype=jnp.uint32)).reshape(1, 1, groups),
             shape,
         ),
-        jnp.broadcast_to(rows.astype(jnp.uint32).reshape(1, -1, 1), shape),
-        jnp.broadcast_to(heads.astype(jnp.uint32).reshape(-1, 1, 1), shape),
-        jnp.broadcast_to(batch.astype(jnp.uint32).reshape(1, 1, 1), shape),
+        jnp.broadcast_to((rows.astype(jnp.uint32) + of_row).reshape(1, -1, 1), shape),
+        jnp.broadcast_to((heads.astype(jnp.uint32) + of_head).reshape(-1, 1, 1), shape),
+        jnp.broadcast_to((batch.astype(jnp.uint32) + of_batch).reshape(1, 1, 1), shape),
     )
-    words = philox4x32(counter, (seed[0], seed[1]))
-    keep = jnp.stack(words, axis=-1) >= jnp.uint32(int(dropout_prob * 2**32))
+    random = philox4x32(counter, (words[0], words[1]))
+    keep = jnp.stack(random, axis=-1) >= jnp.uint32(int(dropout_prob * 2**32))
     keep = keep.reshape(*shape[:2], 4 * groups)
     return lax.dynamic_slice_in_dim(keep, (first & 3).astype(jnp.int32), columns, axis=2)
+
+
+def dropout_words(seed: jax.Array, origin: jax.Array | None) -> jax.Array:
+    """Return [6] uint32: the words of the seed, then the batch entry, head, row and key of `origin` (S23)."""
+    begin = jnp.zeros(4, jnp.uint32) if origin is None else origin.astype(jnp.uint32)
+    return jnp.concatenate((seed, begin))
 
 
 def _multiply(word: jax.Array, constant: int) -> tuple[jax.Array, jax.Array]:

@@ -1,7 +1,8 @@
 """Visibility: an interval of keys for each query row, segment ids, a mask and a bias.
 
 Causal order, windows and sequence lengths (clauses S6, S7, S9) all reduce to one closed interval of key
-indices [first, last] per query row, because the tokens of a sequence are contiguous. An interval is O(S) to
+indices [first, last] per query row, because the tokens of a sequence are contiguous. So do positions of rows;
+positions of keys (S23) are compared key by key. An interval is O(S) to
 store, gives any tile of the visibility by two comparisons, and tells which key blocks a block of rows can
 skip.
 
@@ -16,8 +17,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attest.kernels.arguments import Call
+
+_INT32 = np.iinfo(np.int32)
 
 
 @jax.tree_util.register_dataclass
@@ -31,40 +35,102 @@ class Rows:
     first: jax.Array | None  # [N, Sq] int32, the first visible key
     last: jax.Array | None  # [N, Sq] int32, the last visible key, itself visible
     padding: jax.Array | None  # [N, Sq] bool
+    # The same in positions, where keys have positions of their own (S23); None elsewhere.
+    lowest: jax.Array | None = None  # [N, Sq] int32
+    highest: jax.Array | None = None  # [N, Sq] int32
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """The sequence that each row belongs to; all [N, Sq] int32 or scalars, padding bool."""
+
+    local: jax.Array  # the row's index within its sequence
+    key_start: jax.Array | int  # the first key of the sequence
+    shift: jax.Array | int  # by how much the sequence has more keys than queries
+    offset: jax.Array | int | None  # q_offset
+    first: jax.Array | None  # the keys of the sequence, where it has not all
+    last: jax.Array | None
+    padding: jax.Array | None
 
 
 def describe_rows(call: Call) -> Rows:
-    """The interval of keys and the padding flag of every query row of `call` (clauses S6, S7, S8, S9)."""
-    batch, q_length = call.query.shape[:2]
+    """The interval of keys and the padding flag of every query row of `call` (clauses S6 to S9, S23)."""
     k_length = call.key.shape[1]
-    rows = jnp.arange(q_length, dtype=jnp.int32)[None, :]
-    if call.cum_seqlens_q is not None and call.cum_seqlens_k is not None:
-        describe = _packed if batch == 1 else _padded
-        aligned, first, last, padding = describe(call.cum_seqlens_q, call.cum_seqlens_k, rows, k_length)
+    sequences = _sequences(call)
+    first, last, padding = sequences.first, sequences.last, sequences.padding
+    low, high = _position_limits(call, sequences)
+    lowest = highest = None
+    if call.positions.kv is None:
+        # Key j of a sequence stands at j.
+        if low is not None:
+            first = _both(jnp.maximum, first, _plus(low, sequences.key_start))
+        if high is not None:
+            last = _both(jnp.minimum, last, _plus(high, sequences.key_start))
     else:
-        aligned, first, last, padding = rows + (k_length - q_length), None, None, None
-
-    # An offset past every key of either side changes nothing and must not overflow.
-    left, right = (None if side is None else min(side, q_length + k_length) for side in call.sliding_window)
-    if call.causal:
-        last = _both(jnp.minimum, last, aligned)
-    if right is not None:
-        last = _both(jnp.minimum, last, aligned + right)
-    if left is not None:
-        first = _both(jnp.maximum, first, aligned - left)
+        lowest, highest = low, high
     if call.q_segment_ids is not None:
         padding = _both(jnp.logical_or, padding, call.q_segment_ids < 0)
     if last is not None:
         last = jnp.minimum(last, k_length - 1)
     if padding is not None:
         last = jnp.where(padding, jnp.int32(-1), jnp.int32(k_length - 1) if last is None else last)
-    return Rows(first, last, padding)
+    return Rows(first, last, padding, lowest, highest)
+
+
+def _position_limits(call: Call, sequences: _Sequences) -> tuple[jax.Array | None, jax.Array | None]:
+    """The lowest and the highest position that each row sees by causal order and windows (S6, S7, S23)."""
+    left, right = call.sliding_window
+    if call.positions.given:
+        # Two positions are less than 2**32 apart.
+        left, right = (None if side is None or side >= 2**32 else side for side in (left, right))
+    else:
+        # An offset past every key of either side changes nothing and must not overflow.
+        most = call.query.shape[1] + call.key.shape[1]
+        left, right = (None if side is None else min(side, most) for side in (left, right))
+    if call.positions.q is not None:
+        position = call.positions.q
+    elif sequences.offset is not None:
+        position = _plus(sequences.local, sequences.offset)
+    else:
+        position = sequences.local + sequences.shift
+    low = high = None
+    if left is not None:
+        low = _plus_static(position, -left)
+    if right is not None:
+        high = _plus_static(position, right)
+    if call.causal:
+        high = position
+    return low, high
+
+
+def _plus(x: jax.Array, y: jax.Array | int) -> jax.Array:
+    """x + y, limited to what int32 holds."""
+    if isinstance(y, int) and y == 0:
+        return x
+    total = x + y
+    over = (x > 0) & (y > 0) & (total < 0)
+    under = (x < 0) & (y < 0) & (total >= 0)
+    return jnp.where(over, _INT32.max, jnp.where(under, _INT32.min, total))
+
+
+def _plus_static(x: jax.Array, n: int) -> jax.Array:
+    """The same for a Python int below 2**32 in size, which int32 may not hold."""
+    step = max(min(n, _INT32.max), -_INT32.max)
+    x = _plus(x, jnp.int32(step)) if step else x
+    return x if step == n else _plus_static(x, n - step)
+
+
+def hides_pairs(call: Call) -> bool:
+    """Return whether some pair within the lengths may be hidden."""
+    arrays = (call.cum_seqlens_q, call.q_segment_ids, call.attention_mask, call.bias)
+    return call.causal or call.sliding_window != (None, None) or any(x is not None for x in arrays)
 
 
 def ahead(call: Call) -> AbstractContextManager[None]:
     """Visibility that no array decides is computed once, while tracing, and is a constant of the program."""
     arrays = (call.q_segment_ids, call.cum_seqlens_q)
-    return nullcontext() if any(x is not None for x in arrays) else jax.ensure_compile_time_eval()
+    fixed = all(x is None for x in arrays) and not call.positions.given
+    return jax.ensure_compile_time_eval() if fixed else nullcontext()
 
 
 def visible_tile(
@@ -75,20 +141,28 @@ def visible_tile(
     kv_ids: jax.Array | None,
     mask: jax.Array | None,
     bias: jax.Array | None,
+    lowest: jax.Array | None = None,
+    highest: jax.Array | None = None,
+    positions: jax.Array | None = None,
 ) -> jax.Array | None:
-    """Which pairs of one tile are visible (clauses S4 to S9): only where every given condition says so.
+    """Which pairs of one tile are visible (clauses S4 to S9, S23): those that meet every given condition.
 
-    `keys` is [k] int32 key indices; `first`, `last` [.., q]; `q_ids` [.., q] and `kv_ids` [.., k]; `mask`
-    and `bias` [.., q or 1, k]. All of one rank after the last axis is added. Returns [.., q, k] bool,
-    broadcast only as far as needed, or None where nothing restricts the tile.
+    `keys` is [k] int32 key indices; `first`, `last`, `lowest`, `highest` [.., q]; `q_ids` [.., q]; `kv_ids`
+    and `positions` [.., k]; `mask` and `bias` [.., q or 1, k]. All of one rank after the last axis is added.
+    Returns [.., q, k] bool, broadcast only as far as needed, or None where nothing restricts the tile.
     """
-    rank = next((x.ndim + 1 for x in (first, last, q_ids) if x is not None), 2)
+    rank = next((x.ndim + 1 for x in (first, last, q_ids, lowest, highest) if x is not None), 2)
     keys = keys.reshape((1,) * (rank - 1) + (-1,))
     visible = None
     if first is not None:
         visible = _both(jnp.logical_and, visible, first[..., :, None] <= keys)
     if last is not None:
         visible = _both(jnp.logical_and, visible, keys <= last[..., :, None])
+    if positions is not None:
+        if lowest is not None:
+            visible = _both(jnp.logical_and, visible, lowest[..., :, None] <= positions[..., None, :])
+        if highest is not None:
+            visible = _both(jnp.logical_and, visible, positions[..., None, :] <= highest[..., :, None])
     if q_ids is not None and kv_ids is not None:
         visible = _both(jnp.logical_and, visible, q_ids[..., :, None] == kv_ids[..., None, :])
     if mask is not None:
@@ -117,30 +191,36 @@ def key_block_range(
     return jnp.maximum(start, 0), jnp.minimum(stop, blocks)
 
 
-def _packed(
-    cum_q: jax.Array, cum_k: jax.Array, rows: jax.Array, k_length: int
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Rows of one batch entry that holds all sequences one after another (clause S9, batch 1).
+def _sequences(call: Call) -> _Sequences:
+    q_length, k_length = call.query.shape[1], call.key.shape[1]
+    rows = jnp.arange(q_length, dtype=jnp.int32)[None, :]
+    offset = call.positions.q_offset
+    by_entry = None if offset is None else offset[:, None]
+    if call.cum_seqlens_q is None or call.cum_seqlens_k is None:
+        return _Sequences(rows, 0, k_length - q_length, by_entry, None, None, None)
+    if call.query.shape[0] == 1:
+        return _packed(call.cum_seqlens_q, call.cum_seqlens_k, rows, offset)
+    return _padded(call.cum_seqlens_q, call.cum_seqlens_k, rows, by_entry, k_length)
 
-    Alignment is per sequence, bottom right: the last query of a sequence is aligned with its last key. Key
-    indices are those of the packed array, so the aligned position of a row counts from the start of the
-    array too.
-    """
-    del k_length
+
+def _packed(cum_q: jax.Array, cum_k: jax.Array, rows: jax.Array, offset: jax.Array | None) -> _Sequences:
+    """Rows of one batch entry that holds all sequences one after another (clause S9, batch 1)."""
     sequence = jnp.searchsorted(cum_q, rows[0], side="right").astype(jnp.int32)[None, :] - 1
     sequence = jnp.clip(sequence, 0, cum_q.shape[0] - 2)
-    start, stop = cum_k[sequence], cum_k[sequence + 1]
-    return rows + (stop - cum_q[sequence + 1]), start, stop - 1, rows >= cum_q[-1]
+    q_start, q_stop, k_start, k_stop = (cum[sequence + n] for cum in (cum_q, cum_k) for n in (0, 1))
+    shift = (k_stop - k_start) - (q_stop - q_start)
+    if offset is not None and offset.shape[0] > 1:
+        offset = offset[sequence]
+    return _Sequences(rows - q_start, k_start, shift, offset, k_start, k_stop - 1, rows >= cum_q[-1])
 
 
 def _padded(
-    cum_q: jax.Array, cum_k: jax.Array, rows: jax.Array, k_length: int
-) -> tuple[jax.Array, None, jax.Array, jax.Array]:
+    cum_q: jax.Array, cum_k: jax.Array, rows: jax.Array, offset: jax.Array | None, k_length: int
+) -> _Sequences:
     """Rows of a batch whose entry b holds one sequence, left-aligned and then padded (clause S9, batch n)."""
     q_lengths, k_lengths = jnp.diff(cum_q)[:, None], jnp.diff(cum_k)[:, None]
-    aligned = rows + (k_lengths - q_lengths)
-    last = jnp.broadcast_to(jnp.minimum(k_lengths, k_length) - 1, aligned.shape)
-    return aligned, None, last, rows >= q_lengths
+    last = jnp.broadcast_to(jnp.minimum(k_lengths, k_length) - 1, (q_lengths.shape[0], rows.shape[1]))
+    return _Sequences(rows, 0, k_lengths - q_lengths, offset, None, last, rows >= q_lengths)
 
 
 def _both(

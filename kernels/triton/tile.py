@@ -254,12 +254,16 @@ def key_order(KEYS: tl.constexpr, DROPOUT: tl.constexpr, TRANSPOSED: tl.constexp
 def kept_pairs(seed, batch, head, rows, key_start, groups, words, THRESHOLD: tl.constexpr):
     """Which pairs of a tile dropout keeps (clause S12), bool: Philox4x32-10.
 
+    `seed` points to six words, as `attest.kernels.philox.dropout_words` returns them.
     `rows` are indices within the batch entry; `groups` and `words` as `key_order` has them, from the key
     `key_start` on, a multiple of 4. They broadcast against the rows.
     """
-    c1, c0 = tl.broadcast(rows.to(tl.uint32), (key_start // 4 + groups).to(tl.uint32))
-    c2 = tl.zeros_like(c0) + head.to(tl.uint32)
-    c3 = tl.zeros_like(c0) + batch.to(tl.uint32)
+    c1, c0 = tl.broadcast(
+        rows.to(tl.uint32) + tl.load(seed + 4),
+        (key_start // 4 + groups).to(tl.uint32) + (tl.load(seed + 5) >> 2),
+    )
+    c2 = tl.zeros_like(c0) + head.to(tl.uint32) + tl.load(seed + 3)
+    c3 = tl.zeros_like(c0) + batch.to(tl.uint32) + tl.load(seed + 2)
     k0 = tl.load(seed)
     k1 = tl.load(seed + 1)
     # One wide multiplication gives both halves.

@@ -1,10 +1,25 @@
 """Attention in plain JAX, which runs wherever JAX runs.
 
-`attention` and `flash_attention` here are the functions; the modules of those names are reached by
-`from attest.kernels.xla.attention import ...` or `importlib.import_module`.
+Numerics of `flash_attention`: inputs are widened to float32, which is exact, and every dot, exp and sum is
+float32; P and dS stay float32 for the second dot; out and each gradient are rounded once, to their input's
+dtype. Delta uses out as rounded. Gradients of bias and softmax_aux are summed over their broadcast axes in
+float32. fwd_params and bwd_params are ChunkSizes. precision is what `jax.lax.dot_general` takes: None is the
+backend's default, full float32 on CPU, but TF32 or bfloat16 products on accelerators unless "highest" is
+given.
+
+`attention` here is the function; its module is reached by `importlib.import_module`.
 """
 
+from functools import partial
+
+from attest.kernels.attention import flash_attention as _flash_attention
+from attest.kernels.attention import flash_attention_with_lse as _flash_attention_with_lse
+from attest.kernels.implementations import XLA
 from attest.kernels.xla.attention import attention
-from attest.kernels.xla.flash_attention import ChunkSizes, flash_attention, flash_attention_with_lse
+from attest.kernels.xla.passes import ChunkSizes
+
+# The public functions, with this implementation whatever the device.
+flash_attention = partial(_flash_attention, platform=XLA)
+flash_attention_with_lse = partial(_flash_attention_with_lse, platform=XLA)
 
 __all__ = ["ChunkSizes", "attention", "flash_attention", "flash_attention_with_lse"]

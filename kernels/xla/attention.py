@@ -4,7 +4,7 @@ It keeps the clauses in their order on whole arrays and returns the weights, at 
 Its gradients come from autodiff alone, so it is a second opinion on every hand-written backward pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attest.kernels.arguments import Call, check_call
+from attest.kernels.batching import merged, split
 from attest.kernels.options import check_dtype, check_flag, refuse, shown
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import describe_rows, visible_tile
@@ -42,6 +43,10 @@ def attention(
     cum_seqlens_k: jax.Array | None = None,
     q_segment_ids: jax.Array | None = None,
     kv_segment_ids: jax.Array | None = None,
+    q_offset: int | jax.Array | None = None,
+    q_positions: jax.Array | None = None,
+    kv_positions: jax.Array | None = None,
+    origin: Sequence[int] | jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Materialised attention: (out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk]), both in `dtype`.
 
@@ -72,27 +77,35 @@ def attention(
     drops = not check_flag("deterministic", deterministic)
     if drops and dropout_seed is None and dropout_rng is not None:
         dropout_seed = _seed_of_key(dropout_rng)
-    call = check_call(
-        query,
-        key,
-        value,
-        attention_mask=attention_mask,
-        bias=bias,
-        softmax_scale=softmax_scale,
-        dropout_prob=dropout_prob if drops else 0.0,
-        causal=causal,
-        dropout_seed=dropout_seed,
-        cum_seqlens_q=cum_seqlens_q,
-        cum_seqlens_k=cum_seqlens_k,
-        sliding_window=sliding_window,
-        logits_soft_cap=logits_soft_cap,
-        softmax_aux=softmax_aux,
-        q_segment_ids=q_segment_ids,
-        kv_segment_ids=kv_segment_ids,
+    arguments, leading = merged(
+        {
+            "query": query,
+            "key": key,
+            "value": value,
+            "attention_mask": attention_mask,
+            "bias": bias,
+            "softmax_scale": softmax_scale,
+            "dropout_prob": dropout_prob if drops else 0.0,
+            "causal": causal,
+            "dropout_seed": dropout_seed,
+            "cum_seqlens_q": cum_seqlens_q,
+            "cum_seqlens_k": cum_seqlens_k,
+            "sliding_window": sliding_window,
+            "logits_soft_cap": logits_soft_cap,
+            "softmax_aux": softmax_aux,
+            "q_segment_ids": q_segment_ids,
+            "kv_segment_ids": kv_segment_ids,
+            "q_offset": q_offset,
+            "q_positions": q_positions,
+            "kv_positions": kv_positions,
+            "origin": origin,
+        }
     )
+    call = check_call(**arguments)
     out_dtype = call.query.dtype.name if dtype is None else check_dtype("dtype", dtype)
     wide = "float32" if softmax_dtype is None else check_dtype("softmax_dtype", softmax_dtype)
-    return _attend(out_dtype, wide, vary_together(call))
+    out, weights = _attend(out_dtype, wide, vary_together(call))
+    return split(out, leading), split(weights, leading)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -152,6 +165,9 @@ def _visible(call: Call) -> jax.Array:
         None if call.kv_segment_ids is None else call.kv_segment_ids[:, None],
         call.attention_mask,
         call.bias,
+        None if rows.lowest is None else rows.lowest[:, None],
+        None if rows.highest is None else rows.highest[:, None],
+        None if call.positions.kv is None else call.positions.kv[:, None],
     )
     shape = (batch, q_heads, q_length, k_length)
     return jnp.ones(shape, bool) if visible is None else jnp.broadcast_to(visible, shape)
@@ -176,11 +192,11 @@ def _weigh(weights: jax.Array, value: jax.Array) -> jax.Array:
     finite = jnp.isfinite(value)
     out = jnp.einsum("bhgqk,bhkd->bhgqd", weights, jnp.where(finite, value, jnp.float32(0)))
 
-    def reveal(out: jax.Array) -> jax.Array:
+    def propagate_nonfinite(out: jax.Array) -> jax.Array:
         seen = (weights > 0).astype(jnp.float32), (~finite).astype(jnp.float32)
         return out + jnp.where(jnp.einsum("bhgqk,bhkd->bhgqd", *seen) > 0, jnp.float32(jnp.nan), 0.0)
 
-    return lax.cond(finite.all(), lambda out: out, reveal, out)
+    return lax.cond(finite.all(), lambda out: out, propagate_nonfinite, out)
 
 
 def _seed_of_key(key: Any) -> jax.Array:

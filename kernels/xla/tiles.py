@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attest.kernels.arguments import Call
-from attest.kernels.philox import keep_mask
+from attest.kernels.philox import dropout_words, keep_mask
 from attest.kernels.visibility import describe_rows, key_block_range, visible_tile
 
 
@@ -106,7 +106,8 @@ class RowChunks:
 
     first: jax.Array | None  # [steps, q] int32
     last: jax.Array | None  # [steps, q] int32
-    padding: jax.Array | None  # [steps, q] bool
+    lowest: jax.Array | None  # [steps, q] int32
+    highest: jax.Array | None  # [steps, q] int32
     segment_ids: jax.Array | None  # [steps, q] int32
     k_start: jax.Array  # [steps] int32
     k_stop: jax.Array  # [steps] int32
@@ -120,24 +121,23 @@ class PairwiseInputs:
     mask: jax.Array | None  # as `Grid.split_heads` makes it
     bias: jax.Array | None  # likewise, float32
     segment_ids: jax.Array | None  # [B * k_count, k] int32
-    seed: jax.Array | None  # [2] uint32
+    positions: jax.Array | None  # [B * k_count, k] int32
+    dropout: jax.Array | None  # [6] uint32, of `dropout_words`
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Weighed:
-    """What a forward pass keeps for its backward pass beside out and lse.
+    """What the forward pass in one piece keeps for its backward pass.
 
-    row_max: [B, Hq, Sq] float32, the maximum over visible keys alone, -inf where a row sees none. The others
-    are None where the backward pass computes them anew: norm, what out was divided by; weights, relative to
-    the row maximum; slope, the derivative of the cap; keep, the keep mask.
+    norm: what out was divided by. weights: relative to the row maximum. slope: the derivative of the cap.
+    keep: the keep mask.
     """
 
-    row_max: jax.Array
-    norm: jax.Array | None = None
-    weights: jax.Array | None = None
-    slope: jax.Array | None = None
-    keep: jax.Array | None = None
+    norm: jax.Array
+    weights: jax.Array
+    slope: jax.Array | None
+    keep: jax.Array | None
 
 
 def cut(call: Call, q: int, k: int) -> Grid:
@@ -175,7 +175,8 @@ def cut_rows(call: Call, grid: Grid) -> RowChunks:
     return RowChunks(
         first=first,
         last=last,
-        padding=split(rows.padding, True),
+        lowest=split(rows.lowest, 0),
+        highest=split(rows.highest, 0),
         segment_ids=split(call.q_segment_ids, -1),
         k_start=jnp.broadcast_to(k_start, steps),
         k_stop=jnp.broadcast_to(k_stop, steps),
@@ -184,14 +185,21 @@ def cut_rows(call: Call, grid: Grid) -> RowChunks:
 
 def pairwise_inputs(call: Call, grid: Grid) -> PairwiseInputs:
     """Mask, bias and key segments of `call`, padded to whole chunks."""
-    ids = call.kv_segment_ids
-    if ids is not None:
-        ids = _pad(ids, 1, grid.k_count * grid.k, -1).reshape(-1, grid.k)
+
+    def by_key(x: jax.Array | None, fill: int) -> jax.Array | None:
+        if x is None:
+            return None
+        x = jnp.broadcast_to(x, (grid.batch, grid.k_length))
+        return _pad(x, 1, grid.k_count * grid.k, fill).reshape(-1, grid.k)
+
     return PairwiseInputs(
         mask=None if call.attention_mask is None else grid.split_heads(call.attention_mask),
         bias=None if call.bias is None else grid.split_heads(call.bias.astype(jnp.float32)),
-        segment_ids=ids,
-        seed=call.dropout_seed,
+        segment_ids=by_key(call.kv_segment_ids, -1),
+        positions=by_key(call.positions.kv, 0),
+        dropout=None
+        if call.dropout_seed is None
+        else dropout_words(call.dropout_seed, call.positions.origin),
     )
 
 
@@ -241,16 +249,24 @@ def tile_logits(
     restricted; slope is the derivative of the cap, 1 - tanh^2, None without a cap.
     """
     bias = None if pairs.bias is None else grid.tile(pairs.bias, step, j)
+
+    def of_rows(x: jax.Array | None) -> jax.Array | None:
+        return None if x is None else x[None, None]
+
+    def of_keys(x: jax.Array | None) -> jax.Array | None:
+        return None if x is None else select(x, key_chunk(grid, step, j))[None, None]
+
     visible = visible_tile(
         j * grid.k + jnp.arange(grid.k, dtype=jnp.int32),
-        None if row.first is None else row.first[None, None],
-        None if row.last is None else row.last[None, None],
-        None if row.segment_ids is None else row.segment_ids[None, None],
-        None
-        if pairs.segment_ids is None
-        else select(pairs.segment_ids, key_chunk(grid, step, j))[None, None],
+        of_rows(row.first),
+        of_rows(row.last),
+        of_rows(row.segment_ids),
+        of_keys(pairs.segment_ids),
         None if pairs.mask is None else grid.tile(pairs.mask, step, j),
         bias,
+        of_rows(row.lowest),
+        of_rows(row.highest),
+        of_keys(pairs.positions),
     )
     logits, slope = restricted_logits(call, logits, bias, visible, logits_dtype)
     return logits, visible, slope
@@ -277,10 +293,10 @@ def tile_dropout(
     call: Call, grid: Grid, pairs: PairwiseInputs, step: jax.Array, j: jax.Array, x: jax.Array
 ) -> jax.Array:
     """x [k_heads, group, q, k] with dropped pairs at 0 and the kept ones scaled by 1 / (1 - r) (S12)."""
-    if pairs.seed is None:
+    if pairs.dropout is None:
         return x
     keep = keep_mask(
-        pairs.seed,
+        pairs.dropout,
         call.dropout_prob,
         batch=step // grid.q_count,
         heads=jnp.arange(grid.k_heads * grid.group, dtype=jnp.int32),
@@ -323,8 +339,9 @@ def whole_keep_mask(call: Call, seed: jax.Array) -> jax.Array:
     batch, q_length, q_heads, _ = call.query.shape
     k_length = call.key.shape[1]
     heads, rows = jnp.arange(q_heads, dtype=jnp.int32), jnp.arange(q_length, dtype=jnp.int32)
+    words = dropout_words(seed, call.positions.origin)
 
     def of_entry(entry: jax.Array) -> jax.Array:
-        return keep_mask(seed, call.dropout_prob, entry, heads, rows, 0, k_length)
+        return keep_mask(words, call.dropout_prob, entry, heads, rows, 0, k_length)
 
     return jax.vmap(of_entry)(jnp.arange(batch, dtype=jnp.int32))

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from attest.kernels.arguments import Call
-from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
-from attest.kernels.flash import Settings
+from attest.kernels.cotangents import RowTerms
+from attest.kernels.implementation import Backward, Forward, Settings
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import Rows, describe_rows, visible_tile
 from attest.kernels.xla.tiles import (
@@ -41,8 +41,8 @@ def takes(call: Call) -> bool:
     return 0 < pairs <= _LIMITS["pairs"] and batch * heads * pairs <= _LIMITS["all_pairs"]
 
 
-def forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weighed]:
-    """Return out, lse, and what the backward pass keeps: `Weighed`, its arrays [b, h, g, q, k]."""
+def forward(settings: Settings, call: Call) -> Forward:
+    """Return the results of the pass; it keeps `Weighed`, its arrays [b, h, g, q, k]."""
     dot = partial(jnp.einsum, precision=settings.precision)
     rows = describe_rows(call)
     bias = _by_pair(call, call.bias)
@@ -71,28 +71,16 @@ def forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weigh
         divisor = norm if visible is None else jnp.where(norm == 0, jnp.float32(1), norm)
         out = out / divisor.reshape(*out.shape[:3], 1)
     lse, row_max = (x.reshape(x.shape[0], -1, x.shape[3]) for x in (lse, row_max))
-    if rows.padding is not None:
-        lse = jnp.where(rows.padding[:, None, :], -jnp.inf, lse)
-    return _by_token(call, out).astype(call.query.dtype), lse, Weighed(row_max, norm, P, slope, keep)
+    out = _by_token(call, out).astype(call.query.dtype)
+    return Forward(out, lse, row_max, Weighed(norm, P, slope, keep))
 
 
-def backward(
-    settings: Settings,
-    call: Call,
-    out: jax.Array,
-    lse: jax.Array,
-    kept: Weighed,
-    d_out: jax.Array,
-    d_lse: jax.Array,
-) -> Call:
-    """Return the cotangents of a call's float arrays, in the arrays' own dtypes (S14, S15)."""
-    assert kept.norm is not None
-    assert kept.weights is not None
+def backward(settings: Settings, call: Call, terms: RowTerms, kept: Weighed) -> Backward:
+    """Return the gradients of a call's float arrays in float32 (S14, S15)."""
     dot = partial(jnp.einsum, precision=settings.precision)
     rows = describe_rows(call)
     visible = _visible(call, rows)
     hides = visible is not None or kept.keep is not None
-    terms = row_terms(call, out, lse, kept.row_max, d_out, d_lse, settings.normalize_output, hides)
     query, key, value = _by_head(replace(call, query=terms.query))
     if hides:
         key, value = (jnp.where(jnp.isfinite(x), x, jnp.float32(0)) for x in (key, value))
@@ -124,7 +112,7 @@ def backward(
         broadcast = tuple(axis for axis, size in enumerate(call.bias.shape) if size == 1)
         d_bias = by_head.sum(axis=broadcast, keepdims=True)
     dQ, dK, dV = _by_token(call, dQ), dK.transpose(0, 2, 1, 3), dV.transpose(0, 2, 1, 3)
-    return cotangent_call(call, dQ, dK, dV, d_bias, sink_cotangent(call, lse, terms.delta))
+    return Backward(dQ, dK, dV, d_bias)
 
 
 def _by_head(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -168,8 +156,8 @@ def _by_pair(call: Call, x: jax.Array | None) -> jax.Array | None:
 
 def _visible(call: Call, rows: Rows) -> jax.Array | None:
     """Which pairs are visible, broadcast only as far as needed; None where all are."""
-    # A single query is the last token: nothing comes after it.
-    sees_the_last = call.query.shape[1] == 1 and rows.padding is None
+    # A single query is the last token, unless it has a position of its own: nothing comes after it.
+    sees_the_last = call.query.shape[1] == 1 and rows.padding is None and not call.positions.given
     last = None if sees_the_last else rows.last
 
     def spread(x: jax.Array | None) -> jax.Array | None:
@@ -183,6 +171,9 @@ def _visible(call: Call, rows: Rows) -> jax.Array | None:
         spread(call.kv_segment_ids),
         _by_pair(call, call.attention_mask),
         _by_pair(call, call.bias),
+        spread(rows.lowest),
+        spread(rows.highest),
+        spread(call.positions.kv),
     )
 
 

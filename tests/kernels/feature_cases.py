@@ -30,6 +30,8 @@ PADDED = {
 }
 DROPOUT = {"dropout_prob": 0.3, "dropout_seed": 2**40 + 7}
 
+POSITIONS = np.random.default_rng(11).integers(0, 50, 50)
+
 # name: (shape arguments, options)
 FEATURES = {
     "nothing": ({"q_length": 32, "k_length": 48}, {}),
@@ -69,12 +71,46 @@ FEATURES = {
         {"q_length": 48, "k_length": 48, "k_heads": 1},
         {**DROPOUT, "causal": True, "softmax_scale": -0.5},
     ),
+    "offset of each batch entry, causal, window": (
+        {},
+        {"q_offset": np.array([4, -3]), "causal": True, "sliding_window": (12, None)},
+    ),
+    "offset of each packed sequence, window": (
+        {"batch": 1},
+        {**PACKED, "q_offset": np.array([3, 0, -2, 1]), "sliding_window": (4, 2)},
+    ),
+    "positions of rows in any order, padded lengths, sinks": (
+        {"batch": 3},
+        {**PADDED, "q_positions": POSITIONS[None, :40], "causal": True, "softmax_aux": normal(1, 2)},
+    ),
+    "origin, dropout, causal": ({}, {**DROPOUT, "causal": True, "origin": (3, 5, 70, 2**30 + 8)}),
+}
+
+# Of the implementations that take positions of keys.
+KEY_POSITIONS = {
+    "positions of keys in any order, causal": (
+        {},
+        {"kv_positions": POSITIONS[None], "q_offset": 5, "causal": True, "bias": normal(1, 1, 40, 50)},
+    ),
+    "positions of rows and keys, window, sinks": (
+        {"k_heads": 1},
+        {
+            "q_positions": np.stack([POSITIONS[:40], POSITIONS[10:]]) * 100 - 900,
+            "kv_positions": np.stack([POSITIONS[::-1], POSITIONS]) * 100,
+            "sliding_window": (1500, 700),
+            "softmax_aux": normal(1, 2),
+        },
+    ),
+    "positions of keys, packed lengths": (
+        {"batch": 1},
+        {**PACKED, "kv_positions": POSITIONS[None], "sliding_window": (20, 5)},
+    ),
 }
 
 
 def problem(name, dtype="float32"):
     """A case in a dtype: options, arrays, floats, cotangents of out and lse."""
-    shapes, options = FEATURES[name]
+    shapes, options = (FEATURES | KEY_POSITIONS)[name]
     arrays = qkv(**shapes, dtype=dtype)
     floats, rest = split_options(options)
     batch, q_length, heads, _ = arrays[0].shape
@@ -97,7 +133,7 @@ def cast(tree, dtype):
 
 @functools.cache
 def _plain(name):
-    _, options = FEATURES[name]
+    _, options = (FEATURES | KEY_POSITIONS)[name]
 
     @jax.jit
     def run(arrays, floats, d_out, d_lse):

@@ -64,6 +64,11 @@ _FLASH = [
     pytest.param(WHOLE, id="xla in one piece", marks=needs_compiler),
     pytest.param(TRITON, id="triton", marks=needs_interpreter),
 ]
+XLA_KERNELS = [
+    pytest.param(XLA, id="xla", marks=needs_compiler),
+    pytest.param(WHOLE, id="xla in one piece", marks=needs_compiler),
+    pytest.param(MATERIALISED, id="materialised", marks=needs_compiler),
+]
 flash_kernels = pytest.mark.parametrize("kernel", _FLASH)
 all_kernels = pytest.mark.parametrize(
     "kernel", [*_FLASH, pytest.param(MATERIALISED, id="materialised", marks=needs_compiler)]

@@ -39,7 +39,7 @@ def normal(*shape, seed=1, dtype="float32"):
 
 
 def visible_pairs(query, key, options):
-    """(visible [B, Hq, Sq, Sk], padding [B, Sq]) by the words of S5 to S9."""
+    """(visible [B, Hq, Sq, Sk], padding [B, Sq]) by the words of S5 to S9 and S23."""
     batch, q_length, q_heads, _ = query.shape
     k_length = key.shape[1]
     visible = np.zeros((batch, q_heads, q_length, k_length), bool)
@@ -60,8 +60,23 @@ def visible_pairs(query, key, options):
                 continue
             q_start, q_stop, k_start, k_stop = home[0]
             aligned = i - q_start + (k_stop - k_start) - (q_stop - q_start)
+            if "q_offset" in options:
+                offsets = np.ravel(options["q_offset"])
+                aligned = (
+                    i
+                    - q_start
+                    + int(
+                        offsets[sequences.index(home[0]) if batch == 1 else b]
+                        if offsets.size > 1
+                        else offsets[0]
+                    )
+                )
+            if "q_positions" in options:
+                aligned = int(options["q_positions"][b % len(options["q_positions"]), i])
             for j in range(k_start, k_stop):
                 position = j - k_start
+                if "kv_positions" in options:
+                    position = int(options["kv_positions"][b % len(options["kv_positions"]), j])
                 visible[b, :, i, j] = (
                     (not options.get("causal") or position <= aligned)
                     and (left is None or position >= aligned - left)
@@ -113,7 +128,7 @@ def plain_attention(query, key, value, options, floats):
 def keep(query, key, options):
     """The keep mask of a whole call, one batch entry at a time."""
     seed = options["dropout_seed"]
-    words = jnp.asarray([seed & 0xFFFFFFFF, seed >> 32], jnp.uint32)
+    words = jnp.asarray([seed & 0xFFFFFFFF, seed >> 32, *options.get("origin", (0, 0, 0, 0))], jnp.uint32)
     heads, rows = jnp.arange(query.shape[2]), jnp.arange(query.shape[1])
     of_entry = lambda b: keep_mask(words, options["dropout_prob"], b, heads, rows, 0, key.shape[1])  # noqa: E731
     return jax.vmap(of_entry)(jnp.arange(query.shape[0]))

@@ -16,8 +16,10 @@ from kernel_cases import qkv
 
 from attest import kernels
 from attest.kernels import choose, triton, xla
-from attest.kernels.choose import IMPLEMENTATIONS, Device, Traits, default_device, implementation_for
+from attest.kernels.choose import Device, Traits, device_of, implementation_for
+from attest.kernels.implementations import MOSAIC_GPU, PALLAS_TPU, TRITON
 from attest.kernels.options import FLOAT_DTYPES
+from attest.kernels.pallas import mosaic_gpu, tpu
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 
 EVERYTHING = lambda _package: True  # noqa: E731
@@ -177,18 +179,48 @@ def test_dtypes_that_are_none_are_no_reason(dtype):
         assert taken == ("xla" if dtype == F16 else "pallas_tpu")
 
 
-@pytest.mark.parametrize("name", ["triton", "pallas_tpu"])
-def test_the_largest_head_dim_is_that_of_the_kernels(name):
-    (declared,) = (x for x in IMPLEMENTATIONS if x.name == name)
-    module = importlib.import_module(f"{declared.module}.flash_attention")
-    assert declared.largest_head_dim == module.MAX_HEAD_DIM
+@pytest.mark.parametrize(
+    ("implementation", "blocks"),
+    [(TRITON, "attest.kernels.triton.blocks"), (PALLAS_TPU, "attest.kernels.pallas.tpu.blocks")],
+)
+def test_there_are_block_sizes_for_the_largest_head_dim(implementation, blocks):
+    rows = importlib.import_module(blocks)._tables()["sizes"]
+    for kernel in {row["kernel"] for row in rows}:
+        largest = max(row["head_dim"] for row in rows if row["kernel"] == kernel)
+        assert largest == implementation.capabilities.largest_head_dim
 
 
 def test_what_is_declared_of_the_hopper_kernels_is_theirs():
-    (declared,) = (x for x in IMPLEMENTATIONS if x.name == "mosaic_gpu")
-    blocks, target = (importlib.import_module(f"{declared.module}.{name}") for name in ("blocks", "target"))
-    assert declared.largest_head_dim == max(blocks.head_dims())
-    assert declared.compute_capability == target.CAPABILITY
+    blocks, target = (
+        importlib.import_module(f"attest.kernels.pallas.mosaic_gpu.{name}") for name in ("blocks", "target")
+    )
+    assert MOSAIC_GPU.capabilities.largest_head_dim == max(blocks.head_dims())
+    assert MOSAIC_GPU.capabilities.compute_capability == target.CAPABILITY
+
+
+@pytest.mark.parametrize(
+    ("function", "spoilt", "words"),
+    [
+        (
+            triton.flash_attention,
+            {"head_dim": 300},
+            "triton: takes head dims up to 256, and the call has 300",
+        ),
+        (mosaic_gpu.flash_attention, {"dtype": F32}, "mosaic_gpu: takes bfloat16 and float16, .* float32"),
+        (mosaic_gpu.flash_attention, {"dtype": BF16, "dropout": True}, "mosaic_gpu: takes no dropout_prob"),
+        (tpu.flash_attention, {"dtype": F16}, "pallas_tpu: takes float32 and bfloat16, .* float16"),
+        (tpu.flash_attention, {"dtype": F32, "positions": True}, "pallas_tpu: takes no kv_positions"),
+    ],
+)
+def test_an_implementation_refuses_what_its_capabilities_exclude(function, spoilt, words):
+    query = np.zeros((1, 3, 1, spoilt.get("head_dim", 8)), np.float32).astype(spoilt.get("dtype", F32))
+    options = {}
+    if "dropout" in spoilt:
+        options = {"dropout_prob": 0.5, "dropout_seed": 1}
+    if "positions" in spoilt:
+        options = {"kv_positions": np.zeros((1, 3), np.int32)}
+    with pytest.raises(NotImplementedError, match=f"^{words}.* Use platform='xla'"):
+        function(query, query, query, **options)
 
 
 def described(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *leading: Any) -> tuple[Any, ...]:
@@ -210,7 +242,7 @@ def test_every_dtype_and_head_dim_of_a_call_counts(monkeypatch):
     bias = np.zeros((1, 1, query.shape[1], key.shape[1]), np.float32)
     call = {"query": query, "key": key, "value": value, "bias": bias, "logits_dtype": jnp.float16}
     device, told, platform = described(call | {"platform": "xla"}, monkeypatch)
-    assert device == default_device()
+    assert device == Device("cpu")
     assert told == traits(BF16, (query.shape[3], 24), f"{F32} {F16}")
     assert platform == "xla"
 
@@ -246,13 +278,27 @@ class Gpu:
         if capability is not None:
             self.compute_capability = capability
 
+    platform = "gpu"
+
 
 @pytest.mark.parametrize("capability", ["9.0", "8.0", "gfx942", None])
-def test_the_device_is_the_first_of_the_default_backend(capability, monkeypatch):
-    assert default_device() == Device("cpu")
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+def test_without_arrays_the_device_is_the_first_of_the_default_backend(capability, monkeypatch):
+    assert device_of() == Device("cpu")
     monkeypatch.setattr(jax, "devices", lambda: [Gpu(capability), Gpu("1.0")])
-    assert default_device() == Device("gpu", capability)
+    assert device_of() == device_of(np.zeros(3)) == Device("gpu", capability)
+    assert device_of(jnp.zeros(3)) == Device("cpu"), "an array runs where it is"
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_device_is_that_of_default_device(named, monkeypatch):
+    cpu = jax.devices("cpu")[0]
+    monkeypatch.setattr(jax, "devices", lambda backend="gpu": [cpu] if backend == "cpu" else [Gpu("9.0")])
+    with jax.default_device("cpu" if named else cpu):
+        assert device_of() == Device("cpu")
+        told: list[Device] = []
+        jax.make_jaxpr(lambda x: told.append(device_of(x)) or x)(1.0)
+        assert told == [Device("cpu")]
+    assert device_of() == Device("gpu", "9.0")
 
 
 MALFORMED = [
@@ -309,22 +355,16 @@ def test_block_sizes_need_a_platform(name):
     np.testing.assert_array_equal(named, xla.flash_attention(*qkv(), **sizes))
 
 
-def test_options_are_those_of_the_implementations_and_platform():
-    for name in ("flash_attention", "flash_attention_with_lse"):
-        shown = inspect.signature(getattr(kernels, name)).parameters
-        common = inspect.signature(getattr(xla, name)).parameters
-        assert list(shown) == [*common, "platform"]
-        assert all(shown[option] == common[option] for option in common)
-        assert shown["platform"].kind is inspect.Parameter.KEYWORD_ONLY
-        assert getattr(kernels, name).__doc__
+def test_every_implementation_has_the_public_signature():
+    for module in (xla, triton, tpu, mosaic_gpu):
+        for name in ("flash_attention", "flash_attention_with_lse"):
+            assert getattr(module, name).func is getattr(kernels, name)
 
 
 def test_what_is_returned_is_shown():
     returned = {"flash_attention": jax.Array, "flash_attention_with_lse": tuple[jax.Array, jax.Array]}
     for name, what in returned.items():
-        for module in (kernels, xla):
-            assert inspect.signature(getattr(module, name)).return_annotation == what
-        assert get_type_hints(getattr(xla, name))["return"] == what
+        assert get_type_hints(getattr(kernels, name))["return"] == what
 
 
 def test_on_a_cpu_it_is_xla_unless_it_is_named():

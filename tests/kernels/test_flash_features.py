@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from feature_cases import DROPOUT, FEATURES, assert_close, expected, problem
-from implementations import all_kernels, flash_kernels
+from feature_cases import DROPOUT, FEATURES, KEY_POSITIONS, assert_close, expected, problem
+from implementations import XLA_KERNELS, all_kernels, flash_kernels
 from kernel_cases import normal, plain_attention, qkv
 
 from tests.kernels.interpreted import needs_compiler, run_interpreted
@@ -27,6 +27,14 @@ def compiled(kernel, name):
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_kernel_equals_the_clauses(name, kernel):
     """S1 to S15: out, lse, and gradients for cotangents of both, with blocks that divide nothing."""
+    primal, gradients = compiled(kernel, name)(*problem(name)[1:])
+    assert_close((primal, gradients), expected(name, lse=len(primal) == 2))
+
+
+@pytest.mark.parametrize("kernel", XLA_KERNELS)
+@pytest.mark.parametrize("name", KEY_POSITIONS)
+def test_keys_stand_where_they_are_said_to(name, kernel):
+    """S23, of the implementations that take positions of keys."""
     primal, gradients = compiled(kernel, name)(*problem(name)[1:])
     assert_close((primal, gradients), expected(name, lse=len(primal) == 2))
 

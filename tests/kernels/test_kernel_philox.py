@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attest.kernels.philox import keep_mask, philox4x32
+from attest.kernels.philox import dropout_words, keep_mask, philox4x32
 
 # counter, key, output: the known answers of Random123.
 KNOWN_ANSWERS = [
@@ -18,7 +18,7 @@ KNOWN_ANSWERS = [
     ),
 ]
 SEED = 0x0123456789ABCDEF
-WORDS = jnp.array([SEED & 0xFFFFFFFF, SEED >> 32], jnp.uint32)
+WORDS = dropout_words(jnp.array([SEED & 0xFFFFFFFF, SEED >> 32], jnp.uint32), None)
 
 
 def words_in_python(counter, key):

@@ -14,7 +14,7 @@ from kernel_cases import normal, qkv
 from attest.kernels import xla
 from attest.kernels.pallas.tpu import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
 from attest.kernels.pallas.tpu.blocks import choose
-from attest.kernels.philox import keep_mask
+from attest.kernels.philox import dropout_words, keep_mask
 from tests.kernels.test_pallas_interpreter import needs_interpreter, needs_none, run_in_interpreter
 
 BLOCKS: dict[str, Any] = {
@@ -182,7 +182,9 @@ def test_dropout_keeps_what_the_generator_says() -> None:
     weights = interpreted(run)()
     for b in range(batch):
         entry, every_head, every_row = jnp.int32(b), jnp.arange(heads), jnp.arange(rows)
-        keep = keep_mask(jnp.asarray(seed), probability, entry, every_head, every_row, 0, keys)
+        keep = keep_mask(
+            dropout_words(jnp.asarray(seed), None), probability, entry, every_head, every_row, 0, keys
+        )
         want = jnp.where(keep, 1 / (1 - probability) / keys, 0).transpose(1, 0, 2)
         np.testing.assert_allclose(weights[b], want, rtol=1e-6)
 

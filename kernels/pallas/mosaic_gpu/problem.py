@@ -7,7 +7,7 @@ import jax
 
 from attest.kernels.arguments import Call
 from attest.kernels.exponents import LOG2E
-from attest.kernels.flash import Settings
+from attest.kernels.implementation import Settings
 from attest.kernels.visibility import Rows
 
 # A scale below this is not divided by: the quotient could overflow.
@@ -134,7 +134,9 @@ def work_of(call: Call) -> frozenset[str]:
         "cap": call.logits_soft_cap is not None,
         "scale": call.softmax_scale < _SMALLEST_SCALE,
         "pairs": any(x is not None for x in pairs),
-        "described": call.sliding_window != (None, None) or any(x is not None for x in lengths),
+        "described": call.sliding_window != (None, None)
+        or any(x is not None for x in lengths)
+        or (call.causal and call.positions.given),
     }
     return frozenset(name for name, asks in asked.items() if asks)
 
@@ -143,7 +145,8 @@ def describe(
     settings: Settings, call: Call, rows: Rows, head_dim: int, q_block: int, k_block: int
 ) -> Problem:
     """The problem of a call whose rows are as `attest.kernels.visibility.describe_rows` says."""
-    alone = call.causal and rows.padding is None and call.sliding_window == (None, None)
+    placed = rows.padding is not None or call.positions.given
+    alone = call.causal and not placed and call.sliding_window == (None, None)
     first, last = (None, None) if alone else (rows.first, rows.last)
     segments = call.q_segment_ids is not None
     batch, q_length, heads, _ = call.query.shape

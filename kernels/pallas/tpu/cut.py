@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from attest.kernels.arguments import Call
-from attest.kernels.flash import Settings
+from attest.kernels.implementation import Settings
 from attest.kernels.pallas.padding import padded
 from attest.kernels.pallas.tpu.blocks import LANES, BlockSizes, choose
 from attest.kernels.pallas.tpu.launch import Blocked, Place
 from attest.kernels.pallas.tpu.target import interpreting
 from attest.kernels.pallas.tpu.tile import Tile, kept_scratch
+from attest.kernels.philox import dropout_words
 from attest.kernels.visibility import Rows, ahead, describe_rows
 
 
@@ -110,7 +111,8 @@ class Cut:
         if ranges is not None:
             scalars["ranges"] = ranges[..., jnp.array([0, 3])].reshape(-1)
         if self.call.dropout_seed is not None:
-            scalars["seed"] = lax.bitcast_convert_type(self.call.dropout_seed, jnp.int32)
+            words = dropout_words(self.call.dropout_seed, self.call.positions.origin)
+            scalars["seed"] = lax.bitcast_convert_type(words, jnp.int32)
         return scalars
 
     def kept(self) -> dict[str, tuple[int, ...]]:

@@ -105,7 +105,10 @@ def drop(tile: Tile, refs: Refs, at: Any, x: jax.Array) -> jax.Array:
     """x [k, q], 0 at dropped pairs; the kept ones are not yet scaled by `keep_scale` (clause S12)."""
     if "seed" not in refs:
         return x
-    seed = (refs["seed"][0].astype(jnp.uint32), refs["seed"][1].astype(jnp.uint32))
+    low, high, of_batch, of_head, of_row, of_key = (refs["seed"][word] for word in range(6))
+    seed = (low.astype(jnp.uint32), high.astype(jnp.uint32))
+    first_group = at.k * (tile.k // 4) + lax.shift_right_logical(of_key, 2)
+    head, batch = at.head + of_head, at.batch + of_batch
     threshold = jnp.uint32(int(tile.dropout_prob * 2**32))
     kept = refs["kept"]
     columns, _, lanes = kept.shape
@@ -115,7 +118,8 @@ def drop(tile: Tile, refs: Refs, at: Any, x: jax.Array) -> jax.Array:
     # cannot hold what the loop makes of it.
     zeros = (groups + rows) >> 31
     for column in range(columns):
-        counter = (at.k * (tile.k // 4) + groups, at.q * tile.q + column * lanes + rows, at.head, at.batch)
+        row = at.q * tile.q + column * lanes + of_row
+        counter = (first_group + groups, row + rows, head, batch)
         c0, c1, c2, c3 = ((zeros + word).astype(jnp.uint32) for word in counter)
         # Word w of group g decides about key 4 g + w: stored with a stride, and read back in order.
         for number, word in enumerate(philox4x32((c0, c1, c2, c3), seed)):

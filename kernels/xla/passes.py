@@ -18,15 +18,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from attest.kernels.arguments import Call
-from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
-from attest.kernels.flash import Passes, Settings, flash_kernels
+from attest.kernels.cotangents import RowTerms
+from attest.kernels.implementation import Backward, Forward, Passes, Settings
 from attest.kernels.options import check_size, refuse, shown
 from attest.kernels.varying import vary_together
 from attest.kernels.xla import whole
 from attest.kernels.xla.tiles import (
     Grid,
     RowChunks,
-    Weighed,
     cut,
     cut_rows,
     grouped_sinks,
@@ -50,8 +49,7 @@ class ChunkSizes:
     k: int = 256
 
 
-def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weighed]:
-    """out, lse, and what the backward pass keeps."""
+def _forward(settings: Settings, call: Call) -> Forward:
     if _in_one_piece(settings, call):
         return whole.forward(settings, call)
     chunks = settings.forward or ChunkSizes()
@@ -79,14 +77,14 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weig
             P_kept = tile_dropout(call, grid, pairs, step, j, P)
             acc = alpha[..., None] * acc + dot("hgqk,hkd->hgqd", P_kept, _zero_non_finite(V))
 
-            # A hidden value must not leak as 0 * NaN, so non-finite values are left out above and, should
-            # there be any, shown here to the rows that give them weight. A loop of no or one turn, because
-            # vmap would make a cond pay for both branches.
-            def reveal(_: jax.Array, acc: jax.Array) -> jax.Array:
+            # A hidden value must not leak as 0 * NaN, so non-finite values are left out above. Should there
+            # be any, the rows that give them weight become NaN here. A loop of no or one step, because vmap
+            # would make a cond pay for both branches.
+            def propagate_nonfinite(_: jax.Array, acc: jax.Array) -> jax.Array:
                 seen = (P_kept > 0).astype(jnp.float32), (~jnp.isfinite(V)).astype(jnp.float32)
                 return jnp.where(dot("hgqk,hkd->hgqd", *seen) > 0, jnp.float32(jnp.nan), acc)
 
-            return m_new, norm, lax.fori_loop(jnp.int32(0), non_finite, reveal, acc)
+            return m_new, norm, lax.fori_loop(jnp.int32(0), non_finite, propagate_nonfinite, acc)
 
         start = (
             jnp.full(lanes, -jnp.inf, jnp.float32),
@@ -102,34 +100,22 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, Weig
             norm = alpha * norm + jnp.exp(sinks[..., None, :] - shift[..., None]).sum(axis=-1)
             acc = alpha[..., None] * acc
         lse = _finite_or_zero(m) + jnp.log(norm)
-        if row.padding is not None:
-            lse = jnp.where(row.padding[None, None], -jnp.inf, lse)
         if settings.normalize_output:
             acc = acc / jnp.where(norm == 0, jnp.float32(1), norm)[..., None]
         return acc.astype(call.query.dtype), lse, row_max
 
     steps = jnp.arange(grid.batch * grid.q_count, dtype=jnp.int32)
     out, lse, row_max = lax.map(row_chunk, (steps, grid.split_rows(call.query), cut_rows(call, grid)))
-    return grid.join_rows(out), grid.join_row_values(lse), Weighed(grid.join_row_values(row_max))
+    return Forward(grid.join_rows(out), grid.join_row_values(lse), grid.join_row_values(row_max))
 
 
-def _backward(
-    settings: Settings,
-    call: Call,
-    out: jax.Array,
-    lse: jax.Array,
-    kept: Weighed,
-    d_out: jax.Array,
-    d_lse: jax.Array,
-) -> Call:
-    """The cotangents of a call's float arrays, in the arrays' own dtypes (S14, S15)."""
+def _backward(settings: Settings, call: Call, terms: RowTerms, kept: Any) -> Backward:
     if _in_one_piece(settings, call):
-        return whole.backward(settings, call, out, lse, kept, d_out, d_lse)
+        return whole.backward(settings, call, terms, kept)
     chunks = settings.backward or ChunkSizes()
     grid = cut(call, chunks.q, chunks.k)
     pairs = pairwise_inputs(call, grid)
     keys, values = (_zero_non_finite(grid.split_keys(x)) for x in (call.key, call.value))
-    terms = row_terms(call, out, lse, kept.row_max, d_out, d_lse, settings.normalize_output, hides=True)
     queries, d_outs = grid.split_rows(terms.query), grid.split_rows(terms.d_out)
     lses, deltas = grid.split_row_values(terms.lse, jnp.inf), grid.split_row_values(terms.delta, 0)
     if terms.weight is not None:
@@ -171,13 +157,11 @@ def _backward(
     )
     rows = (steps, queries, d_outs, lses, deltas, cut_rows(call, grid))
     (dK, dV, dbias), dQ = lax.scan(row_chunk, vary_together((sums, queries))[0], rows)
-    return cotangent_call(
-        call,
+    return Backward(
         grid.join_rows(dQ),
         grid.join_keys(dK * call.softmax_scale),
         grid.join_keys(dV),
         None if call.bias is None or dbias is None else grid.join_heads(dbias, call.bias.shape),
-        sink_cotangent(call, lse, terms.delta),
     )
 
 
@@ -233,20 +217,10 @@ def _check_precision(precision: Any) -> Any:
     return precision
 
 
-flash_attention, flash_attention_with_lse = flash_kernels(
-    Passes(
-        check_forward=partial(_check_chunks, "fwd_params"),
-        check_backward=partial(_check_chunks, "bwd_params"),
-        check_precision=_check_precision,
-        forward=_forward,
-        backward=_backward,
-        numerics="""
-    Numerics: inputs are widened to float32, which is exact, and every dot, exp and sum is float32; P and dS
-    stay float32 for the second dot (nothing is cast down); out and each gradient are rounded once, to their
-    input's dtype. Delta uses out as rounded. Gradients of bias and softmax_aux are accumulated over their
-    broadcast axes in float32. fwd_params and bwd_params are ChunkSizes. precision is what
-    `jax.lax.dot_general` takes: None is the backend's default, full float32 on CPU, but TF32 or bfloat16
-    products on accelerators unless "highest" is given.
-""",
-    )
+PASSES = Passes(
+    forward=_forward,
+    backward=_backward,
+    check_forward=partial(_check_chunks, "fwd_params"),
+    check_backward=partial(_check_chunks, "bwd_params"),
+    check_precision=_check_precision,
 )

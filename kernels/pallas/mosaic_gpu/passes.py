@@ -6,21 +6,22 @@ the blocks that every block visits, Delta and the lse in bits.
 
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attest.kernels.arguments import Call
-from attest.kernels.cotangents import (
-    RowTerms,
-    cotangent_call,
-    row_terms,
-    sink_cotangent,
-    without_pairs_cotangent,
-)
+from attest.kernels.cotangents import RowTerms
 from attest.kernels.exponents import LOG2E, in_units
-from attest.kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
+from attest.kernels.implementation import (
+    Backward,
+    Forward,
+    Passes,
+    Settings,
+    check_blocks,
+    check_precision,
+)
 from attest.kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
 from attest.kernels.pallas.mosaic_gpu.blocks import (
     BackwardBlocks,
@@ -44,16 +45,13 @@ from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.visibility import Rows, ahead, describe_rows
 
-_DTYPES = ("bfloat16", "float16")
 # The products take 16 bits and sum in float32, whatever is asked for.
 _PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "bfloat16"))
 
 
-def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
-    head_dim = _supported(call)
+def _forward(settings: Settings, call: Call) -> Forward:
+    head_dim = _head_dim(call)
     q_length = call.query.shape[1]
-    if 0 in (q_length, call.key.shape[1]):
-        return without_pairs(call)
     blocks = settings.forward or choose(head_dim, work_of(call))
     with ahead(call):
         rows = describe_rows(call)
@@ -82,33 +80,18 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
     )
     lse, row_max = filled.pop("lse"), filled.pop("row_max")
     out = _repaired(problem, partial(repair.out, blocks), "flash_repair_out", arrays, filled)["out"]
-    lse, row_max = lse[..., :q_length], row_max[..., :q_length]
-    if rows.padding is not None and call.softmax_aux is not None:
-        lse = jnp.where(rows.padding[:, None, :], -jnp.inf, lse)
-    return out[:, :q_length, :, : call.value.shape[3]], lse, row_max
+    out = out[:, :q_length, :, : call.value.shape[3]]
+    return Forward(out, lse[..., :q_length], row_max[..., :q_length])
 
 
-def _backward(
-    settings: Settings,
-    call: Call,
-    out: jax.Array,
-    lse: jax.Array,
-    row_max: jax.Array,
-    d_out: jax.Array,
-    d_lse: jax.Array,
-) -> Call:
-    # Rows that must not reach the keys that are hidden from them are cleaned only where one has.
-    terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides=False)
-    d_sinks = sink_cotangent(call, lse, terms.delta)
-    if 0 in (*call.query.shape[:2], call.key.shape[1]):
-        return without_pairs_cotangent(call, d_sinks)
+def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
     with ahead(call):
         rows = describe_rows(call)
     terms = _normalized(terms)
     d_query = _query_cotangent(settings, call, rows, terms)
     d_key, d_value = _key_cotangents(settings, call, rows, terms)
     d_bias = None if call.bias is None else _bias_cotangent(settings, call, rows, terms)
-    return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
+    return Backward(d_query, d_key, d_value, d_bias)
 
 
 def _normalized(terms: RowTerms) -> RowTerms:
@@ -254,52 +237,24 @@ def _head_dim(call: Call) -> int:
     return min(dim for dim in head_dims() if dim >= widest)
 
 
-def _supported(call: Call) -> int:
-    """The padded head dim; raises NotImplementedError naming what the kernels do not take (S20)."""
-    dtype = call.query.dtype.name
-    if dtype not in _DTYPES:
-        _refuse(f"{dtype} is not supported, {' and '.join(_DTYPES)} are")
-    widest, largest = max(call.query.shape[3], call.value.shape[3]), head_dims()[-1]
-    if widest > largest:
-        _refuse(f"head_dim {widest} is not supported, at most {largest} is")
-    if call.dropout_seed is not None:
-        _refuse("dropout_prob above 0 is not supported")
-    return _head_dim(call)
-
-
-def _refuse(what: str) -> NoReturn:
-    advice = "Use attest.kernels.triton or attest.kernels.xla."
-    raise NotImplementedError(f"attest.kernels.pallas.mosaic_gpu: {what}. {advice}")
-
-
-flash_attention, flash_attention_with_lse = flash_kernels(
-    Passes(
-        check_forward=partial(
-            check_blocks,
-            "fwd_params",
-            expected=(Blocks,),
-            advice="Build it as attest.kernels.pallas.mosaic_gpu.Blocks.",
-        ),
-        check_backward=partial(
-            check_blocks,
-            "bwd_params",
-            expected=(BackwardSizes,),
-            advice="Build it as attest.kernels.pallas.mosaic_gpu.BackwardSizes.",
-        ),
-        check_precision=partial(
-            check_precision, known=_PRECISIONS, advice="Products sum in float32 with any of them."
-        ),
-        forward=_forward,
-        backward=_backward,
-        numerics="""
-    Numerics: dots take the inputs' dtype and sum in float32; softmax is float32, in base 2 inside, by the
-    approximate instructions for exp2 and log2; P and dS are rounded to the inputs' dtype for the second dot;
-    out and each gradient are rounded once, to their input's dtype. Delta uses out as rounded. precision
-    changes nothing. fwd_params is Blocks, bwd_params BackwardSizes. Every sum has one owner and one order:
-    bit-identical from run to run (S17).
-
-    Runs on NVIDIA GPUs of compute capability 9.0. bfloat16 and float16, head dims from 1 to 256, no dropout;
-    NotImplementedError for others.
-""",
-    )
+PASSES = Passes(
+    forward=_forward,
+    backward=_backward,
+    check_forward=partial(
+        check_blocks,
+        "fwd_params",
+        expected=(Blocks,),
+        advice="Build it as attest.kernels.pallas.mosaic_gpu.Blocks.",
+    ),
+    check_backward=partial(
+        check_blocks,
+        "bwd_params",
+        expected=(BackwardSizes,),
+        advice="Build it as attest.kernels.pallas.mosaic_gpu.BackwardSizes.",
+    ),
+    check_precision=partial(
+        check_precision, known=_PRECISIONS, advice="Products sum in float32 with any of them."
+    ),
+    # Rows without a number are recomputed only where one has reached a key that is hidden from it.
+    cleans_rows=True,
 )

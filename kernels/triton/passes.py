@@ -13,9 +13,17 @@ import jax
 import jax.numpy as jnp
 
 from attest.kernels.arguments import Call
-from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent, without_pairs_cotangent
+from attest.kernels.cotangents import RowTerms
 from attest.kernels.exponents import LOG2E, LOWEST, in_units
-from attest.kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
+from attest.kernels.implementation import (
+    Backward,
+    Forward,
+    Passes,
+    Settings,
+    check_blocks,
+    check_precision,
+)
+from attest.kernels.philox import dropout_words
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.triton.backward import backward_bias, backward_key, backward_query
 from attest.kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
@@ -24,7 +32,6 @@ from attest.kernels.triton.forward import forward
 from attest.kernels.triton.launch import Launch, launch, recording_id, target_device
 from attest.kernels.visibility import ahead, describe_rows
 
-MAX_HEAD_DIM = 256
 # A scale from here on is multiplied with before anything else.
 _LARGEST_UNIT = 2.0**100
 # Bits from which on a weight relative to a rounded reference leaves what P is cast to: it is within 2**16 of
@@ -62,18 +69,15 @@ class _Visible:
 
     first: jax.Array | None  # [N, Sq] int32
     last: jax.Array | None  # [N, Sq] int32
-    padding: jax.Array | None  # [N, Sq] bool
     rows: Any  # attest.kernels.visibility.Rows, of which the ranges are made
     batched: bool  # N is B, not 1
 
 
-def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _forward(settings: Settings, call: Call) -> Forward:
     batch, q_length, q_heads, _ = call.query.shape
     k_length, _, value_dim = call.value.shape[1:]
     out = jax.ShapeDtypeStruct((batch, q_length, q_heads, value_dim), call.query.dtype)
     rows = jax.ShapeDtypeStruct((batch, q_heads, q_length), jnp.float32)
-    if 0 in (q_length, k_length):
-        return without_pairs(call)
     sizes = _sizes(settings.forward, "forward", call)
     with ahead(call):
         visible = _visible(call)
@@ -90,47 +94,32 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
         "NORMALIZE": settings.normalize_output,
         **_phases(call, hides or k_length % sizes.k != 0),
     }
-    spare = (call.query if x is None else x for x in (sinks, call.dropout_seed))
-    result, lse, row_max = _launch(
-        Launch(
-            kernel=forward,
-            arguments=(*_arrays(call, visible, ranges), *spare, q_length, k_length),
-            outputs=(out, rows, rows),
-            constants=constants,
-            grid=(batch * q_heads * _blocks(q_length, sizes.q),),
-            num_warps=sizes.num_warps,
-            num_stages=sizes.num_stages,
-        ),
-        settings.forward,
+    spare = (call.query if sinks is None else sinks, _seed(call))
+    return Forward(
+        *_launch(
+            Launch(
+                kernel=forward,
+                arguments=(*_arrays(call, visible, ranges), *spare, q_length, k_length),
+                outputs=(out, rows, rows),
+                constants=constants,
+                grid=(batch * q_heads * _blocks(q_length, sizes.q),),
+                num_warps=sizes.num_warps,
+                num_stages=sizes.num_stages,
+            ),
+            settings.forward,
+        )
     )
-    if visible.padding is not None and sinks is not None:
-        lse = jnp.where(visible.padding[:, None, :], -jnp.inf, lse)
-    return result, lse, row_max
 
 
-def _backward(
-    settings: Settings,
-    call: Call,
-    out: jax.Array,
-    lse: jax.Array,
-    row_max: jax.Array,
-    d_out: jax.Array,
-    d_lse: jax.Array,
-) -> Call:
+def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
     batch, q_length, q_heads, _ = call.query.shape
     k_length, k_heads = call.key.shape[1:3]
     with ahead(call):
         visible = _visible(call)
     hides = _restricted(call, visible)
-    terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides)
-    d_sinks = sink_cotangent(call, lse, terms.delta)
-    if 0 in (q_length, k_length):
-        return without_pairs_cotangent(call, d_sinks)
-
     call = replace(call, query=terms.query)
     weight = terms.query if terms.weight is None else terms.weight
     row_arrays = (terms.d_out, in_units(terms.lse), terms.delta, weight)
-    seed = call.query if call.dropout_seed is None else call.dropout_seed
 
     def run(kernel: Any, outputs: tuple[Any, ...], by_key: bool, **more: bool) -> tuple[jax.Array, ...]:
         sizes = _sizes(settings.backward, kernel.__name__, call)
@@ -159,7 +148,7 @@ def _backward(
         return _launch(
             Launch(
                 kernel=kernel,
-                arguments=(*_arrays(call, visible, ranges), seed, *row_arrays, *lengths),
+                arguments=(*_arrays(call, visible, ranges), _seed(call), *row_arrays, *lengths),
                 outputs=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs),
                 constants=constants,
                 grid=(grid,),
@@ -178,7 +167,7 @@ def _backward(
         _, d_value = run(backward_key, (unused, call.value), by_key=True, SUM_KEY=False, SUM_VALUE=True)
     # A kernel of its own, so that XLA drops it where nobody asks for the gradient of the bias.
     d_bias = None if call.bias is None else run(backward_bias, (call.bias,), by_key=False)[0]
-    return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
+    return Backward(d_query, d_key, d_value, d_bias)
 
 
 def _launch(what: Launch, sizes: Sizes) -> tuple[jax.Array, ...]:
@@ -196,6 +185,13 @@ def _arrays(call: Call, visible: _Visible, ranges: jax.Array | None) -> tuple[ja
     return tuple(call.query if x is None else x for x in arrays)
 
 
+def _seed(call: Call) -> jax.Array:
+    """The words of dropout, or the query in their place."""
+    if call.dropout_seed is None:
+        return call.query
+    return dropout_words(call.dropout_seed, call.positions.origin)
+
+
 def _visible(call: Call) -> _Visible:
     """The rows' intervals, all batched if one is: the kernels know one N."""
     rows = describe_rows(call)
@@ -206,7 +202,7 @@ def _visible(call: Call) -> _Visible:
     def spread(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else jnp.broadcast_to(x, shape)
 
-    return _Visible(spread(rows.first), spread(rows.last), rows.padding, rows, batched)
+    return _Visible(spread(rows.first), spread(rows.last), rows, batched)
 
 
 def _restricted(call: Call, visible: _Visible) -> bool:
@@ -289,11 +285,6 @@ def _sizes(sizes: Sizes, kernel: str, call: Call) -> BlockSizes:
     if asked is not None:
         return asked
     dim = _largest_dim(call)
-    if dim > MAX_HEAD_DIM:
-        raise NotImplementedError(
-            f"attest.kernels.triton: head_dim {dim} is not supported, at most {MAX_HEAD_DIM} is. Use "
-            "attest.kernels.xla."
-        )
     return choose(kernel, sizes.device, dim, call.query.dtype.itemsize, _work(call))
 
 
@@ -337,24 +328,12 @@ def _check_backward(blocks: Any) -> Sizes:
     return Sizes(blocks, target_device(), recording_id())
 
 
-flash_attention, flash_attention_with_lse = flash_kernels(
-    Passes(
-        check_forward=_check_forward,
-        check_backward=_check_backward,
-        check_precision=partial(
-            check_precision, known=_PRECISIONS, advice="None is IEEE float32, 'default' is TF32."
-        ),
-        forward=_forward,
-        backward=_backward,
-        numerics="""
-    Numerics: dots take the inputs' dtype and sum in float32; softmax is float32, in base 2; P and dS are cast
-    to the inputs' dtype for the second dot; out and each gradient are rounded once, to their input's dtype.
-    Delta uses out as rounded. precision matters to float32 inputs alone: None, "highest" and "float32" are
-    IEEE products, "default", "fastest" and "tensorfloat32" are TF32. fwd_params is BlockSizes, bwd_params
-    BlockSizes or BackwardSizes. No atomics: bit-identical from run to run (S17).
-
-    Runs on CUDA and ROCm GPUs through jax-triton, or anywhere in Triton's interpreter in a process started
-    with TRITON_INTERPRET=1. Head dims from 1 to 256; NotImplementedError beyond.
-""",
-    )
+PASSES = Passes(
+    forward=_forward,
+    backward=_backward,
+    check_forward=_check_forward,
+    check_backward=_check_backward,
+    check_precision=partial(
+        check_precision, known=_PRECISIONS, advice="None is IEEE float32, 'default' is TF32."
+    ),
 )

@@ -15,14 +15,15 @@ from jax import lax
 from jax.core import Tracer
 
 from attest.kernels.arguments import Call
-from attest.kernels.cotangents import (
-    RowTerms,
-    cotangent_call,
-    row_terms,
-    sink_cotangent,
-    without_pairs_cotangent,
+from attest.kernels.cotangents import RowTerms
+from attest.kernels.implementation import (
+    Backward,
+    Forward,
+    Passes,
+    Settings,
+    check_blocks,
+    check_precision,
 )
-from attest.kernels.flash import Passes, Settings, check_blocks, check_precision, flash_kernels, without_pairs
 from attest.kernels.pallas.padding import padded
 from attest.kernels.pallas.tpu.backward import backward_bias, backward_key, backward_query
 from attest.kernels.pallas.tpu.blocks import BackwardSizes, BlockSizes
@@ -30,9 +31,7 @@ from attest.kernels.pallas.tpu.cut import Cut, channels, cut_call
 from attest.kernels.pallas.tpu.forward import forward
 from attest.kernels.pallas.tpu.launch import Blocked, by_bias, by_keys, by_queries, launch
 from attest.kernels.ranges import key_blocks, query_blocks
-from attest.kernels.visibility import Rows, ahead, describe_rows
-
-MAX_HEAD_DIM = 256
+from attest.kernels.visibility import ahead, hides_pairs
 
 _PRECISIONS = {
     None: lax.Precision.HIGHEST,
@@ -44,12 +43,9 @@ _PRECISIONS = {
 }
 
 
-def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
-    _refuse_unsupported(settings, call)
+def _forward(settings: Settings, call: Call) -> Forward:
     batch, q_length, q_heads, _ = call.query.shape
-    k_length, _, value_dim = call.value.shape[1:]
-    if 0 in (q_length, k_length):
-        return without_pairs(call)
+    value_dim = call.value.shape[3]
     cut = cut_call(settings, settings.forward, "forward", call)
     with ahead(call):
         ranges = key_blocks(call, cut.rows, cut.sizes.q, cut.sizes.k)
@@ -75,17 +71,15 @@ def _forward(settings: Settings, call: Call) -> tuple[jax.Array, jax.Array, jax.
         )
         return filled["out"], filled["stats"]
 
-    if _hides(call, cut.rows):
-        out, stats = _revealing(run, call.value)
+    if _may_weigh_nothing(call):
+        out, stats = _propagating_nonfinite(run, call.value)
     else:
         out, stats = run(call.value)
     lse, row_max = stats[:, :, 0, :q_length], stats[:, :, 1, :q_length]
-    if cut.rows.padding is not None and call.softmax_aux is not None:
-        lse = jnp.where(cut.rows.padding[:, None, :], -jnp.inf, lse)
-    return jnp.moveaxis(out[:, :, :value_dim, :q_length], 3, 1), lse, row_max
+    return Forward(jnp.moveaxis(out[:, :, :value_dim, :q_length], 3, 1), lse, row_max)
 
 
-def _revealing(run: Any, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _propagating_nonfinite(run: Any, value: jax.Array) -> tuple[jax.Array, jax.Array]:
     """run(value), where a value that is not finite shows only in the rows that give it weight (S4).
 
     A hidden value must not leak as 0 * NaN, so such values are left out. Should there be any, the kernel runs
@@ -94,35 +88,23 @@ def _revealing(run: Any, value: jax.Array) -> tuple[jax.Array, jax.Array]:
     finite = jnp.isfinite(value)
     out, stats = run(_finite_or_zero(value))
 
-    # A loop of no or one turn, because vmap would make a cond pay for both branches. The barrier ties the
-    # kernel to the turn: it depends on nothing else that changes, and XLA would move it out of the loop.
-    def reveal(turn: jax.Array, out: jax.Array) -> jax.Array:
-        strange, _ = lax.optimization_barrier((~finite, turn))
-        marks, _ = run(strange.astype(value.dtype))
-        return jnp.where(marks > 0, jnp.full((), jnp.nan, out.dtype), out)
+    # A loop of no or one step, because vmap would make a cond pay for both branches. The barrier ties the
+    # kernel to the step: it depends on nothing else that changes, and XLA would move it out of the loop.
+    def propagate_nonfinite(step: jax.Array, out: jax.Array) -> jax.Array:
+        nonfinite, _ = lax.optimization_barrier((~finite, step))
+        weight, _ = run(nonfinite.astype(value.dtype))
+        return jnp.where(weight > 0, jnp.full((), jnp.nan, out.dtype), out)
 
-    turns = (~finite.all()).astype(jnp.int32)
-    return lax.fori_loop(jnp.int32(0), turns, reveal, out), stats
+    steps = (~finite.all()).astype(jnp.int32)
+    return lax.fori_loop(jnp.int32(0), steps, propagate_nonfinite, out), stats
 
 
-def _backward(
-    settings: Settings,
-    call: Call,
-    out: jax.Array,
-    lse: jax.Array,
-    row_max: jax.Array,
-    d_out: jax.Array,
-    d_lse: jax.Array,
-) -> Call:
-    hides = _hides(call, describe_rows(call))
-    terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides)
-    d_sinks = sink_cotangent(call, lse, terms.delta)
-    if 0 in (*call.query.shape[:2], call.key.shape[1]):
-        return without_pairs_cotangent(call, d_sinks)
+def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
+    hides = _may_weigh_nothing(call)
     d_query = _query_cotangent(settings, call, terms, hides)
     d_key, d_value = _key_cotangents(settings, call, terms, hides)
     d_bias = None if call.bias is None else _bias_cotangent(settings, call, terms, hides)
-    return cotangent_call(call, d_query, d_key, d_value, d_bias, d_sinks)
+    return Backward(d_query, d_key, d_value, d_bias)
 
 
 def _query_cotangent(settings: Settings, call: Call, terms: RowTerms, hides: bool) -> jax.Array:
@@ -229,13 +211,9 @@ def _steps(ranges: jax.Array | None, blocks: int) -> int:
     return max(1, int((known[..., 3] - known[..., 0]).max()))
 
 
-def _hides(call: Call, rows: Rows) -> bool:
+def _may_weigh_nothing(call: Call) -> bool:
     """Whether some pair may have no weight: hidden, or dropped."""
-    arrays = (
-        *(rows.first, rows.last, call.q_segment_ids, call.attention_mask, call.bias),
-        call.dropout_seed,
-    )
-    return any(x is not None for x in arrays)
+    return hides_pairs(call) or call.dropout_seed is not None
 
 
 def _output(shape: tuple[int, ...], dtype: Any, q: int) -> Blocked:
@@ -258,56 +236,19 @@ def _finite_or_zero(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
 
 
-def _refuse_unsupported(settings: Settings, call: Call) -> None:
-    """Raises NotImplementedError naming what these kernels do not take (clause S20)."""
-    dtypes = {
-        "query, key and value": call.query.dtype.name,
-        "bias": None if call.bias is None else call.bias.dtype.name,
-        "logits_dtype": settings.logits_dtype,
-    }
-    for name, dtype in dtypes.items():
-        if dtype == "float16":
-            raise NotImplementedError(
-                f"attest.kernels.pallas.tpu: float16 is not supported, got it for {name}. TPUs compute in "
-                "bfloat16 and float32: cast to one of them, or use attest.kernels.xla."
-            )
-    dim = max(call.query.shape[3], call.value.shape[3])
-    if dim > MAX_HEAD_DIM:
-        raise NotImplementedError(
-            f"attest.kernels.pallas.tpu: head_dim {dim} is not supported, at most {MAX_HEAD_DIM} is. "
-            "Use attest.kernels.xla."
-        )
-
-
-flash_attention, flash_attention_with_lse = flash_kernels(
-    Passes(
-        check_forward=partial(
-            check_blocks,
-            "fwd_params",
-            expected=(BlockSizes,),
-            advice="Build it as BlockSizes(q=512, k=512).",
-        ),
-        check_backward=partial(
-            check_blocks,
-            "bwd_params",
-            expected=(BlockSizes, BackwardSizes),
-            advice="Build it as BlockSizes(q=512, k=512), or one for each kernel as BackwardSizes.",
-        ),
-        check_precision=partial(
-            check_precision, known=_PRECISIONS, advice="None is float32, 'default' is bfloat16."
-        ),
-        forward=_forward,
-        backward=_backward,
-        numerics="""
-    Numerics: dots take the inputs' dtype and sum in float32; softmax is float32; P and dS are cast to the
-    inputs' dtype for the second dot; out and each gradient are rounded once, to their input's dtype. Delta
-    uses out as rounded. precision matters to float32 inputs alone: None, "highest" and "float32" are float32
-    products, "default", "fastest" and "bfloat16" round the operands of every dot to bfloat16. fwd_params is
-    BlockSizes, bwd_params BlockSizes or BackwardSizes. Every sum runs in one order: bit-identical from run to
-    run (S17).
-
-    Runs on TPUs, or on a CPU under `jax.experimental.pallas.tpu.force_tpu_interpret_mode`. Head dims from 1
-    to 256, bfloat16 and float32; NotImplementedError for others.
-""",
-    )
+PASSES = Passes(
+    forward=_forward,
+    backward=_backward,
+    check_forward=partial(
+        check_blocks, "fwd_params", expected=(BlockSizes,), advice="Build it as BlockSizes(q=512, k=512)."
+    ),
+    check_backward=partial(
+        check_blocks,
+        "bwd_params",
+        expected=(BlockSizes, BackwardSizes),
+        advice="Build it as BlockSizes(q=512, k=512), or one for each kernel as BackwardSizes.",
+    ),
+    check_precision=partial(
+        check_precision, known=_PRECISIONS, advice="None is float32, 'default' is bfloat16."
+    ),
 )

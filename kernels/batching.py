@@ -1,0 +1,75 @@
+"""Extra leading batch dimensions (clause S27): the reshaped call, and its results reshaped back."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attest.kernels.options import refuse
+
+# The axes of each argument behind its batch dimensions, and whether those may be 1 each.
+_ARGUMENTS = {
+    "query": (3, False),
+    "key": (3, False),
+    "value": (3, False),
+    "attention_mask": (3, True),
+    "bias": (3, True),
+    "q_segment_ids": (1, False),
+    "kv_segment_ids": (1, False),
+    "q_positions": (1, True),
+    "kv_positions": (1, True),
+    "q_offset": (0, False),
+}
+
+type Leading = tuple[int, ...]
+
+
+def merged(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Leading | None]:
+    """Return the arguments of a call with one batch dimension, and the batch dimensions that were given.
+
+    query [..., Sq, Hq, D] has none, two or more of them; with one the arguments are returned as they are,
+    with None. [Sq, Hq, D] is a batch of one. A mask, bias or positions may have 1 for any of the dimensions.
+
+    Raises: ValueError naming the argument whose batch dimensions are others than those of query.
+    """
+    query = arguments["query"]
+    if not isinstance(query, jax.Array | np.ndarray) or query.ndim in (0, 1, 2, 4):
+        return dict(arguments), None
+    leading = tuple(query.shape[:-3])
+    result = dict(arguments)
+    for name, (axes, broadcasts) in _ARGUMENTS.items():
+        x = arguments.get(name)
+        if isinstance(x, jax.Array | np.ndarray):
+            result[name] = _merge(name, x, leading, axes, broadcasts)
+    return result, leading
+
+
+def split(x: jax.Array, leading: Leading | None) -> jax.Array:
+    """Return a result [B, ...] with the batch dimensions that were given in place of B."""
+    return x if leading is None else x.reshape(*leading, *x.shape[1:])
+
+
+def _merge(name: str, x: Any, leading: Leading, axes: int, broadcasts: bool) -> Any:
+    if name == "q_offset" and x.ndim == 0:
+        return x
+    own = tuple(x.shape[: x.ndim - axes])
+    fits = len(own) == len(leading) and all(
+        size == whole or (broadcasts and size == 1) for size, whole in zip(own, leading, strict=True)
+    )
+    if x.ndim < axes or not fits:
+        ones = ", or 1 for any of them" if broadcasts else ""
+        refuse(
+            name,
+            f"shape {x.shape}",
+            f"the batch dimensions of query, {leading}{ones}, and {axes} axes behind them",
+            "Give every argument as many batch dimensions as query has.",
+        )
+    behind = x.shape[len(own) :]
+    if all(size == 1 for size in own):
+        return x.reshape(1, *behind)
+    if own != leading:
+        x = jnp.broadcast_to(x, (*leading, *behind))
+    return x.reshape(math.prod(leading), *behind)

@@ -1,0 +1,135 @@
+"""The contract of an implementation: what it supports, and the two passes that it alone can do.
+
+An implementation is one `Implementation` record. Its `Capabilities` are read by the choice of an
+implementation, by refusals and by the declarations of the test suite. Its `Passes` are a forward and a
+backward pass over a checked `Call`. Everything else happens once, in `attest.kernels.shared`: empty calls,
+the lse of padding rows, the terms of each row, sinks and their gradient, casts, and differentiation.
+
+The papers' symbols: S = scaled logits, P = probabilities, O = output, L = lse, dS and dP their cotangents,
+Delta = rowsum(dO * O).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from attest.kernels.arguments import Call
+from attest.kernels.cotangents import RowTerms
+from attest.kernels.options import FLOAT_DTYPES, refuse, shown
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an implementation supports. Cheap to import, so that the choice loads only what it runs.
+
+    backends: the backends of JAX that it is chosen for, None for every one. named_on: further ones where it
+    may be named, in an interpreter or compiled for a device that is not here; its own code checks that.
+    compute_capability: of the only GPUs that it supports; None for any.
+    dtypes: of query, key and value. logits_dtypes: of bias and logits.
+    largest_head_dim: None for any.
+    dropout: whether it supports dropout. kv_positions: whether keys may stand at free positions (S23).
+    packages: what it needs beside JAX, as Python imports them.
+    """
+
+    backends: tuple[str, ...] | None = None
+    named_on: tuple[str, ...] = ()
+    compute_capability: str | None = None
+    dtypes: tuple[str, ...] = FLOAT_DTYPES
+    logits_dtypes: tuple[str, ...] = FLOAT_DTYPES
+    largest_head_dim: int | None = None
+    dropout: bool = True
+    kv_positions: bool = False
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is static beside the call; block sizes and precision are as the implementation reads them."""
+
+    forward: Any
+    backward: Any
+    normalize_output: bool
+    precision: Any
+    logits_dtype: str
+
+
+class Forward(NamedTuple):
+    """What a forward pass returns.
+
+    out: [B, Sq, Hq, Dv] in the dtype of query. lse: [B, Hq, Sq] float32. row_max: [B, Hq, Sq] float32, the
+    maximum over visible keys alone, -inf where a row sees none. kept: what else the backward pass uses.
+    """
+
+    out: jax.Array
+    lse: jax.Array
+    row_max: jax.Array
+    kept: Any = None
+
+
+class Backward(NamedTuple):
+    """What a backward pass returns: gradients in any float dtype, of the shapes of their arguments."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    bias: jax.Array | None
+
+
+def _default_sizes(_sizes: Any) -> None:
+    return None
+
+
+def _default_precision(precision: Any) -> Any:
+    return check_precision(precision, {None: None}, "It is fixed.")
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What an implementation computes.
+
+    forward: out, lse and row maximum of a call that has queries and keys. An lse of padding rows is
+        overwritten.
+    backward: from the call, its `RowTerms` and what forward kept to the gradients (S14, S15).
+    check_forward, check_backward: from fwd_params and bwd_params as given to what `Settings` holds.
+    check_precision: the same for precision. All three raise ValueError naming the argument.
+    cleans_rows: whether rows without a number are kept from hidden keys by the backward pass itself. If not,
+        `RowTerms` has zeros in their query and d_out.
+    """
+
+    forward: Callable[[Settings, Call], Forward]
+    backward: Callable[[Settings, Call, RowTerms, Any], Backward]
+    check_forward: Callable[[Any], Any] = _default_sizes
+    check_backward: Callable[[Any], Any] = _default_sizes
+    check_precision: Callable[[Any], Any] = _default_precision
+    cleans_rows: bool = False
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One implementation of flash attention.
+
+    name: the value of `platform` that names it. load: imports and returns its passes.
+    """
+
+    name: str
+    capabilities: Capabilities
+    load: Callable[[], Passes]
+
+
+def check_precision[T](precision: Any, known: Mapping[Any, T], advice: str) -> T:
+    """Return what `known` has for a `precision`: None, a name or a `jax.lax.Precision`."""
+    if isinstance(precision, jax.lax.Precision):
+        precision = precision.name.lower()
+    try:
+        return known[precision]
+    except (KeyError, TypeError):
+        refuse("precision", shown(precision), f"one of {', '.join(map(repr, known))}", advice)
+
+
+def check_blocks(name: str, blocks: Any, expected: tuple[type, ...], advice: str) -> Any:
+    """Return block sizes as a call gives them: None, or of one of the types that are expected."""
+    if blocks is not None and not isinstance(blocks, expected):
+        refuse(name, f"a {type(blocks).__name__}", " or ".join(x.__name__ for x in expected), advice)
+    return blocks

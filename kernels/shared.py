@@ -1,0 +1,79 @@
+"""What all implementations share around their two passes: the computation and differentiation of a call."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attest.kernels.arguments import Call
+from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
+from attest.kernels.implementation import Backward, Forward, Passes, Settings
+from attest.kernels.varying import vary_together
+from attest.kernels.visibility import ahead, describe_rows, hides_pairs
+
+
+# One jitted entry: an eager call compiles once per signature instead of retracing on every call.
+@partial(jax.jit, static_argnums=(0, 1))
+def attend(passes: Passes, settings: Settings, call: Call) -> tuple[jax.Array, jax.Array]:
+    """Return out [B, Sq, Hq, Dv] and lse [B, Hq, Sq] float32 of a checked call, differentiable once."""
+    return _differentiable(passes, settings, vary_together(call))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _differentiable(passes: Passes, settings: Settings, call: Call) -> tuple[jax.Array, jax.Array]:
+    result = _forward(passes, settings, call)
+    return result.out, result.lse
+
+
+def _with_residuals(
+    passes: Passes, settings: Settings, call: Call
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, Forward]]:
+    result = _forward(passes, settings, call)
+    return (result.out, result.lse), (call, result)
+
+
+def _cotangents(
+    passes: Passes,
+    settings: Settings,
+    residuals: tuple[Call, Forward],
+    cotangents: tuple[jax.Array, jax.Array],
+) -> tuple[Call]:
+    call, (out, lse, row_max, kept) = residuals
+    hides = hides_pairs(call) and not passes.cleans_rows
+    terms = row_terms(call, out, lse, row_max, *cotangents, settings.normalize_output, hides)
+    sums = passes.backward(settings, call, terms, kept) if _has_pairs(call) else _without_pairs(call)
+    return (cotangent_call(call, *sums, sink_cotangent(call, lse, terms.delta)),)
+
+
+_differentiable.defvjp(_with_residuals, _cotangents)
+
+
+def _forward(passes: Passes, settings: Settings, call: Call) -> Forward:
+    result = passes.forward(settings, call) if _has_pairs(call) else _sinks_alone(call)
+    with ahead(call):
+        padding = describe_rows(call).padding
+    # Padding has no sinks (S9); an empty row, which otherwise looks like it, has (S11).
+    if padding is None or call.softmax_aux is None:
+        return result
+    return result._replace(lse=jnp.where(padding[:, None, :], -jnp.inf, result.lse))
+
+
+def _has_pairs(call: Call) -> bool:
+    return 0 not in (*call.query.shape[:2], call.key.shape[1])
+
+
+def _sinks_alone(call: Call) -> Forward:
+    """The forward pass of a call without queries or keys: out 0, the lse of the sinks (S10, S11)."""
+    batch, q_length, q_heads, _ = call.query.shape
+    out = jnp.zeros((batch, q_length, q_heads, call.value.shape[3]), call.query.dtype)
+    nothing = jnp.full((batch, q_heads, q_length), -jnp.inf, jnp.float32)
+    if call.softmax_aux is None:
+        return Forward(out, nothing, nothing)
+    lse = jax.nn.logsumexp(call.softmax_aux.astype(jnp.float32), axis=-1)[None, :, None]
+    return Forward(out, jnp.broadcast_to(lse, nothing.shape), nothing)
+
+
+def _without_pairs(call: Call) -> Backward:
+    arrays: tuple[Any, ...] = (call.query, call.key, call.value, call.bias)
+    return Backward(*(None if x is None else jnp.zeros_like(x) for x in arrays))
