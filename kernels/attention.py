@@ -7,7 +7,7 @@ import jax
 
 from attest.kernels.arguments import check_call
 from attest.kernels.batching import merged, split
-from attest.kernels.choose import chosen
+from attest.kernels.choose import check_supported, chosen, traits_of
 from attest.kernels.implementation import Implementation, Settings
 from attest.kernels.options import check_dtype, check_flag
 from attest.kernels.shared import attend
@@ -136,7 +136,8 @@ def flash_attention_with_lse(
     arguments = dict(locals())
     del arguments["platform"]
     arguments, leading = merged(arguments)
-    passes = chosen(arguments, platform).load()
+    implementation, traits = chosen(arguments, platform), traits_of(arguments)
+    passes = implementation.load()
     own = {name: arguments.pop(name) for name in _SETTINGS}
     call = check_call(**arguments)
     settings = Settings(
@@ -146,6 +147,7 @@ def flash_attention_with_lse(
         precision=passes.check_precision(own["precision"]),
         logits_dtype=_logits_dtype(own["logits_dtype"]),
     )
+    check_supported(implementation, traits)
     out, lse = attend(passes, settings, call)
     return split(out, leading), split(lse, leading)
 

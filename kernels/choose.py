@@ -102,14 +102,9 @@ def implementation_for(
 def chosen(arguments: Mapping[str, Any], platform: str | Implementation | None) -> Implementation:
     """Return the implementation that runs a call, given the call's arguments by name.
 
-    Raises: ValueError for block sizes without a platform; what `implementation_for` raises;
-    NotImplementedError if an `Implementation` that is given does not support the call, on any device.
+    Raises: ValueError for block sizes without a platform; what `implementation_for` raises.
     """
-    traits = traits_of(arguments)
     if isinstance(platform, Implementation):
-        reason = _why_not_the_call(platform.capabilities, traits)
-        if reason is not None:
-            raise NotImplementedError(f"{platform.name}: {reason}. Use platform='xla', or leave it out.")
         return platform
     for name in ("fwd_params", "bwd_params"):
         if platform is None and arguments[name] is not None:
@@ -120,7 +115,14 @@ def chosen(arguments: Mapping[str, Any], platform: str | Implementation | None) 
                 'Block sizes belong to one implementation: name it, such as platform="triton".',
             )
     arrays = (arguments[name] for name in ("query", "key", "value"))
-    return implementation_for(device_of(*arrays), traits, platform)
+    return implementation_for(device_of(*arrays), traits_of(arguments), platform)
+
+
+def check_supported(implementation: Implementation, call: Traits) -> None:
+    """Raise NotImplementedError if an implementation does not support a call on any device (clause S20)."""
+    reason = _why_not_the_call(implementation.capabilities, call)
+    if reason is not None:
+        raise NotImplementedError(f"{implementation.name}: {reason}. Use platform='xla', or leave it out.")
 
 
 def traits_of(given: Mapping[str, Any]) -> Traits:
