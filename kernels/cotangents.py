@@ -19,7 +19,7 @@ class RowTerms:
     """What the sums over pairs read of every query row: P = exp(S - lse), dS = P * (weight * dP - delta).
 
     A row that sees no key, or is NaN, must not reach the keys that are hidden from it, and 0 * NaN would: its
-    query and d_out are 0 here. The lse speaks for it: +inf makes P 0 where it sees nothing, NaN makes P NaN
+    query and d_out are 0 here. Its lse is enough: +inf makes P 0 where it sees nothing, NaN makes P NaN
     at the keys that it sees.
 
     The lse is `lowered`, and kernels take P = min(exp(S - lse), 1).

@@ -1,7 +1,7 @@
 """Block ranges: the key blocks that a block of queries visits, and the converse.
 
-Four numbers describe the blocks that one block visits: start <= whole_start <= whole_stop <= stop. Those in
-[start, stop) hold some visible pair; those in [whole_start, whole_stop) are visible in every pair, so that a
+Four numbers describe the blocks that one block visits: start <= full_start <= full_stop <= stop. Those in
+[start, stop) hold some visible pair; those in [full_start, full_stop) are visible in every pair, so that a
 kernel compares nothing there. Blocks outside are hidden, so that skipping them changes nothing (clause S18).
 
 Masks and biases are not looked at: with one of them every block that is visited must be compared.
@@ -22,7 +22,7 @@ class _Tiles:
     """What is known of every (query block, key block): arrays [N, query blocks, key blocks] or broadcast."""
 
     visited: jax.Array  # some pair may be visible
-    whole: jax.Array  # every pair is visible
+    full: jax.Array  # every pair is visible
 
 
 def key_blocks(call: Call, rows: Rows, block_q: int, block_k: int) -> jax.Array | None:
@@ -58,26 +58,26 @@ def _tiles(call: Call, rows: Rows, block_q: int, block_k: int) -> _Tiles | None:
     # A block past the end of the keys is none: its keys' indices begin at k_length.
     block = jnp.arange(-(-k_length // block_k), dtype=jnp.int32)[None, None, :] * block_k
     visited = (lowest[..., None] < block + block_k) & (block <= highest[..., None])
-    whole = (last_start[..., None] <= block) & (block + block_k - 1 <= first_stop[..., None])
+    full = (last_start[..., None] <= block) & (block + block_k - 1 <= first_stop[..., None])
     if call.q_segment_ids is not None and call.kv_segment_ids is not None:
         # Ids below 0 are padding; they meet nothing.
         q_low, q_high = _extremes(call.q_segment_ids, block_q)
         k_low, k_high = _extremes(call.kv_segment_ids, block_k)
         q_low, q_high, k_low, k_high = q_low[:, :, None], q_high[:, :, None], k_low[:, None], k_high[:, None]
         visited = visited & (q_low <= k_high) & (k_low <= q_high) & (q_high >= 0) & (k_high >= 0)
-        whole = whole & (q_low == q_high) & (k_low == k_high) & (q_low == k_low) & (q_low >= 0)
-    return _Tiles(visited, whole & visited)
+        full = full & (q_low == q_high) & (k_low == k_high) & (q_low == k_low) & (q_low >= 0)
+    return _Tiles(visited, full & visited)
 
 
 def _describe(tiles: _Tiles, axis: int) -> jax.Array:
-    """[N, blocks, 4] int32: the span of what is visited along an axis, and the run of whole blocks in it."""
+    """[N, blocks, 4] int32: the span of what is visited along an axis, and the run of full blocks in it."""
     start, stop, _ = _span(tiles.visited, axis)
-    whole_start, whole_stop, count = _span(tiles.whole, axis)
-    # Whole blocks with a gap among them count as partial, all of them.
-    run = (count > 0) & (count == whole_stop - whole_start)
-    whole_start = jnp.where(run, whole_start, start)
-    whole_stop = jnp.where(run, whole_stop, start)
-    return jnp.stack((start, whole_start, whole_stop, stop), axis=-1)
+    full_start, full_stop, count = _span(tiles.full, axis)
+    # Full blocks with a gap among them count as partial, all of them.
+    run = (count > 0) & (count == full_stop - full_start)
+    full_start = jnp.where(run, full_start, start)
+    full_stop = jnp.where(run, full_stop, start)
+    return jnp.stack((start, full_start, full_stop, stop), axis=-1)
 
 
 def _span(flags: jax.Array, axis: int) -> tuple[jax.Array, jax.Array, jax.Array]:

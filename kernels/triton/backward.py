@@ -93,17 +93,17 @@ def backward_query(
 
     start = 0
     stop = tl.cdiv(k_length, BLOCK_K)
-    whole_start = 0
-    whole_stop = k_length // BLOCK_K
+    full_start = 0
+    full_stop = k_length // BLOCK_K
     if RANGES:
         range_at = ranges + ((batch if ROW_BATCH else 0) * blocks + block) * 4
         start = tl.load(range_at)
-        whole_start = tl.load(range_at + 1)
-        whole_stop = tl.load(range_at + 2)
+        full_start = tl.load(range_at + 1)
+        full_stop = tl.load(range_at + 2)
         stop = tl.load(range_at + 3)
     if MASK or BIAS:
-        whole_start = start
-        whole_stop = start
+        full_start = start
+        full_stop = start
 
     dQ = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     leaked = 0
@@ -114,17 +114,17 @@ def backward_query(
             dQ = tl.where(leaked > 0, 0.0, dQ)
         for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
             if EDGE:
-                count = (whole_start - start) + (stop - whole_stop)
+                count = (full_start - start) + (stop - full_stop)
             else:
-                count = whole_stop - whole_start
+                count = full_stop - full_start
             if CAREFUL:
                 count = count * leaked
             for step in tl.range(0, count, num_stages=1 if CAREFUL else None):
                 if EDGE:
                     block_k = start + step
-                    block_k = tl.where(block_k < whole_start, block_k, block_k - whole_start + whole_stop)
+                    block_k = tl.where(block_k < full_start, block_k, block_k - full_start + full_stop)
                 else:
-                    block_k = whole_start + step
+                    block_k = full_start + step
                 key_start = block_k * BLOCK_K
                 keys = (key_start + k_order)[None, :]
                 K = load_tile(
@@ -186,7 +186,7 @@ def backward_key(
 
     `ranges` as `attest.kernels.ranges.query_blocks` makes it. Tiles are held as [keys, queries], so that P
     and dS are already the left operands of the products that sum over queries. Keys past the end need no
-    mask: what they would sum is not stored. Only what SUM_KEY and SUM_VALUE ask for is summed and stored.
+    mask: what they would sum is not stored. Only what SUM_KEY and SUM_VALUE name is summed and stored.
     """
     HEADS: tl.constexpr = K_HEADS * GROUP
     blocks = tl.cdiv(k_length, BLOCK_K)
@@ -212,17 +212,17 @@ def backward_key(
     q_blocks = tl.cdiv(q_length, BLOCK_Q)
     start = 0
     stop = q_blocks
-    whole_start = 0
-    whole_stop = q_blocks
+    full_start = 0
+    full_stop = q_blocks
     if RANGES:
         range_at = ranges + ((batch if ROW_BATCH else 0) * blocks + block) * 4
         start = tl.load(range_at)
-        whole_start = tl.load(range_at + 1)
-        whole_stop = tl.load(range_at + 2)
+        full_start = tl.load(range_at + 1)
+        full_stop = tl.load(range_at + 2)
         stop = tl.load(range_at + 3)
     if MASK or BIAS:
-        whole_start = start
-        whole_stop = start
+        full_start = start
+        full_stop = start
     ids_at = kv_ids
     if SEGMENTS:
         ids_at = kv_ids + batch.to(tl.int64) * k_length
@@ -231,9 +231,9 @@ def backward_key(
     dV = tl.zeros([BLOCK_K, BLOCK_DV], tl.float32)
     for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
         if EDGE:
-            count = (whole_start - start) + (stop - whole_stop)
+            count = (full_start - start) + (stop - full_stop)
         else:
-            count = whole_stop - whole_start
+            count = full_stop - full_start
         for step in tl.range(0, count * GROUP):
             within = step
             head = key_head
@@ -242,9 +242,9 @@ def backward_key(
                 head = key_head * GROUP + step // count
             if EDGE:
                 block_q = start + within
-                block_q = tl.where(block_q < whole_start, block_q, block_q - whole_start + whole_stop)
+                block_q = tl.where(block_q < full_start, block_q, block_q - full_start + full_stop)
             else:
-                block_q = whole_start + within
+                block_q = full_start + within
             row_start = block_q * BLOCK_Q
             row = row_start + q_order
             inside = (row < q_length) | EVEN_Q

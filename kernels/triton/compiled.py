@@ -78,7 +78,7 @@ def compile_for(target: GPUTarget, source: Source) -> Any:
         dict(source.constants),
         {(place,): _POINTER for place, kind in enumerate(source.types) if kind.startswith("*")},
     )
-    # jax-triton asks for fused multiplication and addition; Triton's own default is about to change.
+    # jax-triton turns on fused multiplication and addition; Triton's own default is about to change.
     options = dict(source.options) | {"enable_fp_fusion": True}
     # Importing jax-triton leaves Triton with no cache to write to, which is an error.
     with TemporaryDirectory() as folder, _triton.knobs.cache.scope():

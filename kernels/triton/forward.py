@@ -8,7 +8,7 @@ Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, arXiv 23
 import triton
 import triton.language as tl
 
-from attest.kernels.triton.marking import mark_rows
+from attest.kernels.triton.nonfinite import propagate_nonfinite
 from attest.kernels.triton.tile import (
     LN2,
     LOG2E,
@@ -89,17 +89,17 @@ def forward(
 
     start = 0
     stop = tl.cdiv(k_length, BLOCK_K)
-    whole_start = 0
-    whole_stop = k_length // BLOCK_K
+    full_start = 0
+    full_stop = k_length // BLOCK_K
     if RANGES:
         range_at = ranges + ((batch if ROW_BATCH else 0) * blocks + block) * 4
         start = tl.load(range_at)
-        whole_start = tl.load(range_at + 1)
-        whole_stop = tl.load(range_at + 2)
+        full_start = tl.load(range_at + 1)
+        full_stop = tl.load(range_at + 2)
         stop = tl.load(range_at + 3)
     if MASK or BIAS:
-        whole_start = start
-        whole_stop = start
+        full_start = start
+        full_stop = start
 
     # The running maximum, in units of u, begins at the lowest number that is finite in bits: -inf - -inf
     # would be NaN where nothing is seen.
@@ -115,20 +115,20 @@ def forward(
             m = tl.where(leaked > 0, LOWEST, m)
             norm = tl.where(leaked > 0, 0.0, norm)
             acc = tl.where(leaked > 0, 0.0, acc)
-        # First the blocks that all rows see whole, compared with nothing, then those at the edges.
+        # First the full blocks, compared with nothing, then the partial ones.
         for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
             if EDGE:
-                count = (whole_start - start) + (stop - whole_stop)
+                count = (full_start - start) + (stop - full_stop)
             else:
-                count = whole_stop - whole_start
+                count = full_stop - full_start
             if CAREFUL:
                 count = count * leaked
             for step in tl.range(0, count, num_stages=1 if CAREFUL else None):
                 if EDGE:
                     block_k = start + step
-                    block_k = tl.where(block_k < whole_start, block_k, block_k - whole_start + whole_stop)
+                    block_k = tl.where(block_k < full_start, block_k, block_k - full_start + full_stop)
                 else:
-                    block_k = whole_start + step
+                    block_k = full_start + step
                 key_start = block_k * BLOCK_K
                 keys = (key_start + k_order)[None, :]
                 K = load_tile(
@@ -183,7 +183,7 @@ def forward(
 
     if HIDES:
         if leaked > 0:
-            mark_rows(
+            propagate_nonfinite(
                 query, k_at, v_at, mask_at, bias_at, first, last, q_ids, ids_at, seed, out, lse,
                 batch, head, row_start, q_length, k_length, start, stop,
                 HUGE, D, DV, K_HEADS, HEADS, BLOCK_Q, BLOCK_K, BLOCK_D, BLOCK_DV, SCALE, UNIT, CAP, ROUND,

@@ -343,7 +343,7 @@ class _Reduce(stock.ReduceOps):
 
 @cache
 def _prepared() -> _Builder:
-    """Changes Triton's interpreter, once for the process; the builder that it asks from now on."""
+    """Changes Triton's interpreter, once for the process; the builder that it uses from now on."""
     stock._get_np_dtype = _dtype_of
     stock._patch_attr = _bind
     stock.ReduceOps = _Reduce

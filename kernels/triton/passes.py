@@ -165,7 +165,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
         unused = jax.ShapeDtypeStruct((1,), call.key.dtype)
         d_key, _ = run(backward_key, (call.key, unused), by_key=True, SUM_KEY=True, SUM_VALUE=False)
         _, d_value = run(backward_key, (unused, call.value), by_key=True, SUM_KEY=False, SUM_VALUE=True)
-    # A kernel of its own, so that XLA drops it where nobody asks for the gradient of the bias.
+    # A kernel of its own, so that XLA drops it where the gradient of the bias is unused.
     d_bias = None if call.bias is None else run(backward_bias, (call.bias,), by_key=False)[0]
     return Backward(d_query, d_key, d_value, d_bias)
 
@@ -212,7 +212,7 @@ def _restricted(call: Call, visible: _Visible) -> bool:
 
 
 def _phases(call: Call, edges: bool) -> dict[str, int]:
-    """Which of the two loops a kernel has: over whole blocks (0) and over those at the edges (1)."""
+    """Which of the two loops a kernel has: over full blocks (0) and over partial ones (1)."""
     compared = call.attention_mask is not None or call.bias is not None
     return {"FIRST_PHASE": 1 if compared else 0, "LAST_PHASE": 2 if edges else 1}
 

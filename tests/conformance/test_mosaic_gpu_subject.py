@@ -92,7 +92,7 @@ def test_the_declared_blocks_are_those_of_the_kernels() -> None:
     assert (chosen.own, chosen.k) == PRODUCTION_BLOCKS
     steps: set[int] = set()
     for head_dim in head_dims():
-        for work in ((), ("cap",), ("cap", "pairs", "described")):
+        for work in ((), ("cap",), ("cap", "pairs", "ranges")):
             steps |= {choose(head_dim, work).k, choose_backward("backward_query", head_dim, work).step}
     assert min(steps) == FEWEST_KEYS
     assert all(SUBJECT.numerics("float16", tiling).key_block == FEWEST_KEYS for tiling in SUBJECT.tilings)

@@ -60,7 +60,7 @@ def calls(draw, kind):
     return check_call(query, key, key, **options), (block_q, block_k), visible[:, 0]
 
 
-def described(view, call, blocks, visible):
+def by_block(view, call, blocks, visible):
     """For each batch entry and block that visits: the four numbers, and the blocks that it may visit, each
     as its visible pairs and whether all of its keys exist."""
     ranges = view(call, describe_rows(call), *blocks)
@@ -85,11 +85,11 @@ VIEWS = pytest.mark.parametrize("view", [key_blocks, query_blocks])
 @given(calls("any"))
 def test_what_is_visible_is_visited_and_what_is_whole_is_visible(view, drawn):
     call, blocks, visible = drawn
-    for (start, whole_start, whole_stop, stop), tiles in described(view, call, blocks, visible):
-        assert 0 <= start <= whole_start <= whole_stop <= stop <= len(tiles)
+    for (start, full_start, full_stop, stop), tiles in by_block(view, call, blocks, visible):
+        assert 0 <= start <= full_start <= full_stop <= stop <= len(tiles)
         for j, tile in enumerate(tiles):
             assert start <= j < stop or not tile.any()
-            if whole_start <= j < whole_stop:
+            if full_start <= j < full_stop:
                 assert tile.all()
                 # A kernel compares no key with the length there; rows past the end it never stores.
                 assert view is query_blocks or tile.shape[1] == blocks[1]
@@ -102,7 +102,7 @@ def test_nothing_more_is_visited(view, drawn):
     call, blocks, visible = drawn
     # Rows of several packed sequences in one block see keys with gaps between them, which are visited, too.
     assume(view is key_blocks or call.cum_seqlens_q is None or len(visible) > 1)
-    for (start, _, _, stop), tiles in described(view, call, blocks, visible):
+    for (start, _, _, stop), tiles in by_block(view, call, blocks, visible):
         seen = [j for j, tile in enumerate(tiles) if tile.any()]
         assert (start, stop) == ((seen[0], seen[-1] + 1) if seen else (0, 0))
 
@@ -110,9 +110,9 @@ def test_nothing_more_is_visited(view, drawn):
 @given(calls("intervals"))
 def test_nothing_that_is_whole_is_compared(drawn):
     call, blocks, visible = drawn
-    for (_, whole_start, whole_stop, _), tiles in described(key_blocks, call, blocks, visible):
+    for (_, full_start, full_stop, _), tiles in by_block(key_blocks, call, blocks, visible):
         whole = [j for j, tile in enumerate(tiles) if tile.all() and tile.shape[1] == blocks[1]]
-        assert whole == list(range(whole_start, whole_stop))
+        assert whole == list(range(full_start, full_stop))
 
 
 def test_ranges_are_traced():

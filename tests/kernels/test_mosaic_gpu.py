@@ -24,19 +24,19 @@ from attest.kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, hea
 
 SMALL = Blocks(k=64, stages=2, consumers=2, registers=(240, 24), partial_sums=False)
 PERSISTENT = replace(SMALL, partial_sums=True, programs=3)
-TURNS = BackwardBlocks(step=64, stages=2, consumers=2, registers=(240, 24), turns=True)
+PING_PONG = BackwardBlocks(step=64, stages=2, consumers=2, registers=(240, 24), ping_pong=True)
 BATCH, Q, K, HEADS, K_HEADS = 2, 200, 300, 4, 2
 
 # Ways of cutting and scheduling: None is the table's, the others go through rings and tiles more than once.
 SCHEDULES: dict[str, dict[str, Any]] = {
     "table": {},
-    "small, turns": {
+    "small, ping-pong": {
         "fwd_params": SMALL,
         "bwd_params": BackwardSizes(
-            backward_query=TURNS, backward_key=replace(TURNS, separate=True), backward_bias=TURNS
+            backward_query=PING_PONG, backward_key=replace(PING_PONG, separate=True), backward_bias=PING_PONG
         ),
     },
-    "programs that go on": {"fwd_params": PERSISTENT},
+    "persistent": {"fwd_params": PERSISTENT},
 }
 
 
@@ -225,7 +225,7 @@ def test_both_passes_are_those_of_the_clauses(name: str, head_dim: int) -> None:
 
 
 @needs_hopper
-@pytest.mark.parametrize("schedule", ["small, turns", "programs that go on"])
+@pytest.mark.parametrize("schedule", ["small, ping-pong", "persistent"])
 @pytest.mark.parametrize("name", FEATURES)
 def test_schedules_change_nothing(name: str, schedule: str) -> None:
     assert_right(tensors(64), FEATURES[name] | SCHEDULES[schedule])

@@ -242,9 +242,9 @@ def test_a_window_shortens_the_grid() -> None:
     x = jnp.ones((1, 4096, 2, 64), jnp.bfloat16)
     (whole,) = grids(lambda x: flash_attention(x, x, x), x)
     # The second one would mark what values that are not finite make NaN.
-    windowed, marking = grids(lambda x: flash_attention(x, x, x, causal=True, sliding_window=(500, 0)), x)
+    windowed, propagating = grids(lambda x: flash_attention(x, x, x, causal=True, sliding_window=(500, 0)), x)
     assert whole == (1, 2, 8, 8)
-    assert windowed == marking == (1, 2, 8, 2)
+    assert windowed == propagating == (1, 2, 8, 2)
 
 
 def test_it_is_exported_for_a_tpu_where_there_is_none() -> None:

@@ -2,7 +2,7 @@
 
 Keys are rows, as in `backward_key`: a bias that is the same for all queries is then summed along columns.
 What a program visits are the batch rows and query heads that the bias is broadcast over, and all blocks of
-queries if it is the same for all. One warpgroup, the producer, asks for the four tensors of every visit, into
+queries if it is the same for all. One warpgroup, the producer, copies the four tensors of every visit, into
 a ring of slots; each of the others holds 64 keys of the tile. Every sum has one owner and one order (S17).
 
 lse and delta are as in `backward_query`.
@@ -21,8 +21,8 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, matrix, vector, warp_specialize
-from attest.kernels.pallas.mosaic_gpu.problem import Problem
 from attest.kernels.pallas.mosaic_gpu.spans import query_span
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
     TILE,
@@ -63,7 +63,7 @@ class _Visits:
     blocks: the first of the query blocks, and how many, where it visits more than one.
     """
 
-    problem: Problem
+    spec: KernelSpec
     owner: tuple[Any, Any, Any, Any]
     start: Any
     blocks: Any
@@ -71,20 +71,20 @@ class _Visits:
 
     def at(self, visit: Any) -> tuple[Any, Any, Any]:
         """The batch row, query head and query block of a visit."""
-        by_batch, by_head, by_query = _axes(self.problem)
+        by_batch, by_head, by_query = _axes(self.spec)
         batch, head, _, row_block = self.owner
         rest = visit
         if not by_query:
             row_block, rest = self.start + lax.rem(visit, self.blocks), lax.div(visit, self.blocks)
         if not by_head:
-            head, rest = lax.rem(rest, self.problem.heads), lax.div(rest, self.problem.heads)
+            head, rest = lax.rem(rest, self.spec.heads), lax.div(rest, self.spec.heads)
         return batch if by_batch else rest, head, row_block
 
 
-def scratch(problem: Problem, blocks: BackwardBlocks) -> dict[str, Any]:
+def scratch(spec: KernelSpec, blocks: BackwardBlocks) -> dict[str, Any]:
     """The fields of `Shared`."""
-    keys = matrix(problem, ROWS, blocks.stages * blocks.consumers)
-    queries = matrix(problem, blocks.step, blocks.stages)
+    keys = matrix(spec, ROWS, blocks.stages * blocks.consumers)
+    queries = matrix(spec, blocks.step, blocks.stages)
     numbers = vector(blocks.step, blocks.stages)
     return {
         "key": keys,
@@ -98,22 +98,22 @@ def scratch(problem: Problem, blocks: BackwardBlocks) -> dict[str, Any]:
     }
 
 
-def programs(problem: Problem) -> int:
+def programs(spec: KernelSpec) -> int:
     """How many there are in a launch."""
-    by_batch, by_head, by_query = _axes(problem)
-    entries = (problem.batch if by_batch else 1) * (problem.heads if by_head else 1)
-    return entries * problem.k_blocks * (problem.q_blocks if by_query else 1)
+    by_batch, by_head, by_query = _axes(spec)
+    entries = (spec.batch if by_batch else 1) * (spec.heads if by_head else 1)
+    return entries * spec.k_blocks * (spec.q_blocks if by_query else 1)
 
 
 def backward_bias(
-    problem: Problem,
+    spec: KernelSpec,
     blocks: BackwardBlocks,
     arrays: Mapping[str, Any],
     outputs: Mapping[str, Any],
     shared: Shared,
 ) -> None:
     """The body of the kernel. outputs: d_bias [.., keys, queries], or [.., keys] if all queries share it."""
-    visits = _visits(problem, arrays)
+    visits = _visits(spec, arrays)
 
     def produce() -> None:
         lax.fori_loop(0, visits.count, partial(_ask, blocks, arrays, shared, visits), None)
@@ -124,32 +124,32 @@ def backward_bias(
     warp_specialize(blocks, produce, consume)
 
 
-def _visits(problem: Problem, arrays: Mapping[str, Any]) -> _Visits:
-    by_batch, by_head, by_query = _axes(problem)
+def _visits(spec: KernelSpec, arrays: Mapping[str, Any]) -> _Visits:
+    by_batch, by_head, by_query = _axes(spec)
     rest, row_block, batch, head = lax.axis_index(PROGRAM), jnp.int32(0), jnp.int32(0), jnp.int32(0)
     if by_query:
-        row_block, rest = lax.rem(rest, problem.q_blocks), lax.div(rest, problem.q_blocks)
-    key_block, rest = lax.rem(rest, problem.k_blocks), lax.div(rest, problem.k_blocks)
+        row_block, rest = lax.rem(rest, spec.q_blocks), lax.div(rest, spec.q_blocks)
+    key_block, rest = lax.rem(rest, spec.k_blocks), lax.div(rest, spec.k_blocks)
     if by_head:
-        head, rest = lax.rem(rest, problem.heads), lax.div(rest, problem.heads)
+        head, rest = lax.rem(rest, spec.heads), lax.div(rest, spec.heads)
     if by_batch:
         batch = rest
-    start, stop = jnp.int32(0), jnp.int32(problem.q_blocks)
-    if by_batch or not problem.by_batch:
+    start, stop = jnp.int32(0), jnp.int32(spec.q_blocks)
+    if by_batch or not spec.by_batch:
         # Else which query blocks see the keys differs between the batch rows that share the tile.
-        start, _, _, stop = query_span(problem, arrays, batch, key_block)
-    shared = (1 if by_batch else problem.batch) * (1 if by_head else problem.heads)
+        start, _, _, stop = query_span(spec, arrays, batch, key_block)
+    shared = (1 if by_batch else spec.batch) * (1 if by_head else spec.heads)
     if by_query:
         count = jnp.where((start <= row_block) & (row_block < stop), shared, 0)
     else:
         count = shared * (stop - start)
-    return _Visits(problem, (batch, head, key_block, row_block), start, stop - start, count)
+    return _Visits(spec, (batch, head, key_block, row_block), start, stop - start, count)
 
 
 def _ask(
     blocks: BackwardBlocks, arrays: Mapping[str, Any], shared: Shared, visits: _Visits, visit: Any, _: None
 ) -> None:
-    """Asks for the tensors of a visit, when its slot is empty."""
+    """Start the copies of a visit's tensors, when its slot is empty."""
     batch, head, row_block = visits.at(visit)
     rows = pl.ds(row_block * blocks.step, blocks.step)
     slot = lax.rem(visit, blocks.stages)
@@ -164,7 +164,7 @@ def _ask(
     for name, ring in (("key", shared.key), ("value", shared.value)):
         for i in range(blocks.consumers):
             keys = pl.ds(visits.owner[2] * blocks.own + i * ROWS, ROWS)
-            source = arrays[name].at[batch, keys, lax.div(head, visits.problem.group)]
+            source = arrays[name].at[batch, keys, lax.div(head, visits.spec.group)]
             plgpu.copy_gmem_to_smem(source, ring.at[slot * blocks.consumers + i], shared.full.at[slot])
 
 
@@ -177,13 +177,13 @@ def _consume(
     visits: _Visits,
 ) -> None:
     """Sums and stores dbias of 64 keys."""
-    problem = visits.problem
+    spec = visits.spec
     batch, head, key_block, row_block = visits.owner
     key = key_block * blocks.own + warpgroup * ROWS
-    tile = Tile(problem, arrays, batch, head, row_block * blocks.step, key, transposed=True)
+    tile = Tile(spec, arrays, batch, head, row_block * blocks.step, key, transposed=True)
     total = plgpu.layout_cast(jnp.zeros(tile.shape, jnp.float32), TILE)
     total = lax.fori_loop(0, visits.count, partial(_step, blocks, shared, warpgroup, tile, visits), total)
-    if _axes(problem)[2]:
+    if _axes(spec)[2]:
         d_bias[batch, head, tile.keys, tile.queries] = total.astype(d_bias.dtype)
     else:
         d_bias[batch, head, tile.keys] = jnp.sum(total, axis=1).astype(d_bias.dtype)
@@ -202,7 +202,7 @@ def _step(
     batch, head, row_block = visits.at(visit)
     tile = replace(tile, batch=batch, head=head, row=row_block * blocks.step)
     tile = replace(tile, bounds=load_bounds(tile))
-    me, slot = opaque(tile.problem, warpgroup, lax.rem(visit, blocks.stages))
+    me, slot = opaque(tile.spec, warpgroup, lax.rem(visit, blocks.stages))
     own = slot * blocks.consumers + me
 
     def run(s: Any, dp: Any) -> jax.Array:
@@ -221,6 +221,6 @@ def _step(
     return total + pl.run_scoped(run, acc, acc)
 
 
-def _axes(problem: Problem) -> tuple[bool, ...]:
-    assert problem.bias is not None
-    return problem.bias
+def _axes(spec: KernelSpec) -> tuple[bool, ...]:
+    assert spec.bias is not None
+    return spec.bias

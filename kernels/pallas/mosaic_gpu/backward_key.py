@@ -1,8 +1,8 @@
 """The Hopper kernel of dkey and dvalue: a program owns `consumers` * 64 keys of a key head.
 
-One warpgroup, the producer, asks for Q and dO blocks of all the query heads that share the key head, with
+One warpgroup, the producer, copies Q and dO blocks of all the query heads that share the key head, with
 their lse and delta, into a ring of slots; each of the others holds 64 keys and values. It holds its tiles as
-[keys, queries], so that P and dS leave the registers as left operands of the products that sum over queries.
+[keys, queries], so that registers hold P and dS as left operands of the products that sum over queries.
 Every sum has one owner and one order (S17).
 
 lse and delta are as in `backward_query`.
@@ -24,16 +24,16 @@ from jax.experimental.pallas import mosaic_gpu
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
-    ask,
     barriers,
-    begin_turns,
     matrix,
-    pass_turn,
+    signal_next,
+    start_copy,
+    start_ping_pong,
     vector,
     warp_specialize,
 )
-from attest.kernels.pallas.mosaic_gpu.problem import Problem
 from attest.kernels.pallas.mosaic_gpu.spans import Span, locate, over_queries, query_span
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
     Tile,
@@ -54,7 +54,7 @@ class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
     key, value [consumers, 64, D]; query, d_out [stages, step, D]; lse, delta [stages, step] float32, which
-    come with query and d_out. A ring's barriers have an entry for each slot; own_full and turn, for each
+    come with query and d_out. A ring's barriers have an entry for each slot; own_full and ping_pong, for each
     consumer.
     """
 
@@ -69,12 +69,12 @@ class Shared:
     query_empty: Any
     d_out_full: Any
     d_out_empty: Any
-    turn: Any
+    ping_pong: Any
 
 
 @dataclass(frozen=True)
 class _Consumer:
-    """A consumer at work. of_key, of_value: [64, D] float32, the sums, where the products leave them.
+    """A consumer at work. of_key, of_value: [64, D] float32, the sums, which the products accumulate.
 
     A sum that is not asked for is None.
     """
@@ -87,10 +87,10 @@ class _Consumer:
     of_value: Any = None
 
 
-def scratch(problem: Problem, blocks: BackwardBlocks) -> dict[str, Any]:
+def scratch(spec: KernelSpec, blocks: BackwardBlocks) -> dict[str, Any]:
     """The fields of `Shared`."""
-    own = matrix(problem, ROWS, blocks.consumers)
-    ring, numbers = matrix(problem, blocks.step, blocks.stages), vector(blocks.step, blocks.stages)
+    own = matrix(spec, ROWS, blocks.consumers)
+    ring, numbers = matrix(spec, blocks.step, blocks.stages), vector(blocks.step, blocks.stages)
     full, empty = barriers(blocks.stages, arrivals=2), barriers(blocks.stages, arrivals=blocks.consumers)
     return {
         "key": own,
@@ -104,41 +104,41 @@ def scratch(problem: Problem, blocks: BackwardBlocks) -> dict[str, Any]:
         "query_empty": empty,
         "d_out_full": full,
         "d_out_empty": empty,
-        "turn": barriers(blocks.consumers),
+        "ping_pong": barriers(blocks.consumers),
     }
 
 
 def backward_key(
-    problem: Problem,
+    spec: KernelSpec,
     blocks: BackwardBlocks,
     arrays: Mapping[str, Any],
     outputs: Mapping[str, Any],
     shared: Shared,
 ) -> None:
     """The body of the kernel. outputs: d_key, d_value or both, and leak where pairs may be hidden."""
-    batch, key_head, block = locate(lax.axis_index(PROGRAM), problem.k_blocks, problem.key_heads)
-    span = query_span(problem, arrays, batch, block)
+    batch, key_head, block = locate(lax.axis_index(PROGRAM), spec.k_blocks, spec.key_heads)
+    span = query_span(spec, arrays, batch, block)
 
     def produce() -> None:
-        _produce(problem, blocks, arrays, shared, (batch, key_head), span)
+        _produce(spec, blocks, arrays, shared, (batch, key_head), span)
 
     def consume(warpgroup: Any) -> None:
         key = block * blocks.own + warpgroup * ROWS
-        tile = Tile(problem, arrays, batch, key_head, row=None, key=key, transposed=True)
+        tile = Tile(spec, arrays, batch, key_head, row=None, key=key, transposed=True)
         _consume(_Consumer(blocks, shared, warpgroup, tile), outputs, span)
 
     warp_specialize(blocks, produce, consume)
 
 
 def _produce(
-    problem: Problem,
+    spec: KernelSpec,
     blocks: BackwardBlocks,
     arrays: Mapping[str, Any],
     shared: Shared,
     source: tuple[Any, Any],
     span: Span,
 ) -> None:
-    """Asks for the query blocks of all the heads that share a key head, each when its slot is empty."""
+    """Start copies of the query blocks of all heads that share a key head, each when its slot is empty."""
     batch, key_head = source
     start, _, _, stop = span
     rings = (
@@ -147,26 +147,26 @@ def _produce(
     )
 
     def step(count: Any, _: None) -> None:
-        head = key_head * problem.group + lax.div(count, stop - start)
+        head = key_head * spec.group + lax.div(count, stop - start)
         rows = pl.ds((start + lax.rem(count, stop - start)) * blocks.step, blocks.step)
         for name, ring, of_row, numbers, full, empty in rings:
             tile = (arrays[name].at[batch, rows, head], ring)
             of_each = (arrays[of_row].at[batch, head, rows], numbers)
-            ask([tile, of_each], full, empty, count, blocks.stages)
+            start_copy([tile, of_each], full, empty, count, blocks.stages)
 
-    lax.fori_loop(0, (stop - start) * problem.group, step, None)
+    lax.fori_loop(0, (stop - start) * spec.group, step, None)
 
 
 def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> None:
     """Sums and stores what is asked for of 64 keys."""
     blocks, shared, tile, warpgroup = consumer.blocks, consumer.shared, consumer.tile, consumer.warpgroup
-    problem, key_head = tile.problem, tile.head
+    spec, key_head = tile.spec, tile.head
     own = (tile.batch, tile.keys, key_head)
     rooms = {"d_key": shared.key.at[warpgroup], "d_value": shared.value.at[warpgroup]}
     for name, room in (("key", rooms["d_key"]), ("value", rooms["d_value"])):
         plgpu.copy_gmem_to_smem(tile.arrays[name].at[own], room, shared.own_full.at[warpgroup])
-    if blocks.turns:
-        begin_turns(shared.turn, warpgroup, blocks.consumers)
+    if blocks.ping_pong:
+        start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
     plgpu.barrier_wait(shared.own_full.at[warpgroup])
     sums = {name: field for name, field in (("d_key", "of_key"), ("d_value", "of_value")) if name in outputs}
 
@@ -174,20 +174,20 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
         summing = replace(consumer, **{sums[name]: acc for name, acc in accs.items()})
 
         def over_head(i: Any, count: Any) -> Any:
-            step = partial(_step, summing, key_head * problem.group + i)
-            return over_queries(problem, span, step, count)
+            step = partial(_step, summing, key_head * spec.group + i)
+            return over_queries(spec, span, step, count)
 
-        lax.fori_loop(0, problem.group, over_head, jnp.int32(0))
+        lax.fori_loop(0, spec.group, over_head, jnp.int32(0))
         return {name: acc[...] for name, acc in accs.items()}
 
-    acc = plgpu.ACC((ROWS, problem.head_dim), jnp.float32)
+    acc = plgpu.ACC((ROWS, spec.head_dim), jnp.float32)
     totals = pl.run_scoped(run, **dict.fromkeys(sums, acc))
-    if problem.hides:
+    if spec.hides:
         leak = sum(leaked(total) for total in totals.values())
         outputs["leak"][tile.batch, key_head, tile.keys] = leak
     for name, total in totals.items():
-        scaled = total * problem.scale if name == "d_key" else total
-        rooms[name][...] = scaled.astype(problem.dtype)
+        scaled = total * spec.scale if name == "d_key" else total
+        rooms[name][...] = scaled.astype(spec.dtype)
     plgpu.commit_smem()
     for name in totals:
         plgpu.copy_smem_to_gmem(rooms[name], outputs[name].at[own])
@@ -197,9 +197,9 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
 def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) -> Any:
     """Adds what queries of block i of a head give; blocks taken so far."""
     blocks, shared, warpgroup = consumer.blocks, consumer.shared, consumer.warpgroup
-    problem = consumer.tile.problem
+    spec = consumer.tile.spec
     tile = replace(consumer.tile, head=head, row=i * blocks.step)
-    me, slot = opaque(problem, warpgroup, lax.rem(count, blocks.stages))
+    me, slot = opaque(spec, warpgroup, lax.rem(count, blocks.stages))
 
     def of_query(numbers: Any) -> jax.Array:
         return load(numbers.at[slot], BY_COLUMN)
@@ -208,18 +208,18 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
         plgpu.barrier_wait(shared.query_full.at[slot])
         plgpu.barrier_wait(shared.d_out_full.at[slot])
         # Both before the first product: what is written between two holds up the first.
-        if problem.folds:
+        if spec.folds:
             s[...] = over_columns(of_query(shared.lse), tile.shape)
         if dp is not None:
             dp[...] = over_columns(of_query(shared.delta), tile.shape)
-        if blocks.turns:
-            plgpu.barrier_wait(shared.turn.at[warpgroup])
+        if blocks.ping_pong:
+            plgpu.barrier_wait(shared.ping_pong.at[warpgroup])
         plgpu.wgmma(s, shared.key.at[me], shared.query.at[slot].T)
         if dp is not None:
             plgpu.wgmma(dp, shared.value.at[me], shared.d_out.at[slot].T)
-        if blocks.turns:
-            pass_turn(shared.turn, warpgroup, blocks.consumers)
-        lse = None if problem.folds else of_query(shared.lse)
+        if blocks.ping_pong:
+            signal_next(shared.ping_pong, warpgroup, blocks.consumers)
+        lse = None if spec.folds else of_query(shared.lse)
         score = plgpu.wgmma_accumulator_load(s, wait_n=0 if dp is None else 1)
         bounded = replace(tile, bounds=load_bounds(tile)) if compared else tile
         p, slope = weights(bounded, score, lse, compared)
@@ -227,9 +227,9 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
         if dp is not None:
             ds = cotangents(p, slope, plgpu.wgmma_accumulator_load(dp, wait_n=0), compared)
         if consumer.of_value is not None:
-            plgpu.wgmma(consumer.of_value, p.astype(problem.dtype), shared.d_out.at[slot])
+            plgpu.wgmma(consumer.of_value, p.astype(spec.dtype), shared.d_out.at[slot])
         if ds is not None:
-            plgpu.wgmma(consumer.of_key, ds.astype(problem.dtype), shared.query.at[slot])
+            plgpu.wgmma(consumer.of_key, ds.astype(spec.dtype), shared.query.at[slot])
         # The product that reads d_out was asked for first.
         plgpu.wgmma_wait(0 if ds is None else 1)
         plgpu.barrier_arrive(shared.d_out_empty.at[slot])

@@ -1,6 +1,6 @@
 """The Hopper kernel of dquery: a program owns `consumers` * 64 query rows of a head.
 
-One warpgroup, the producer, asks for K and V blocks, into a ring of slots each; each of the others holds 64
+One warpgroup, the producer, copies K and V blocks, into a ring of slots each; each of the others holds 64
 rows of Q and dO, recomputes P from the lse, and sums dS K. Every sum has one owner and one order (S17).
 
 `lse` is in bits, +inf for rows that see no key, whose P is then 0; `delta` is rowsum(dO * O) less the
@@ -24,15 +24,15 @@ from jax.experimental.pallas import mosaic_gpu
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
-    ask,
     barriers,
-    begin_turns,
     matrix,
-    pass_turn,
+    signal_next,
+    start_copy,
+    start_ping_pong,
     warp_specialize,
 )
-from attest.kernels.pallas.mosaic_gpu.problem import Problem
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import Tile, cotangents, leaked, load_bounds, opaque, weights
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
@@ -43,7 +43,7 @@ class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
     query, d_out [consumers, 64, D]; key, value [stages, step, D]. A ring's barriers have an entry for each
-    slot; own_full and turn, for each consumer.
+    slot; own_full and ping_pong, for each consumer.
     """
 
     query: Any
@@ -55,13 +55,13 @@ class Shared:
     key_empty: Any
     value_full: Any
     value_empty: Any
-    turn: Any
+    ping_pong: Any
 
 
-def scratch(problem: Problem, blocks: BackwardBlocks) -> dict[str, Any]:
+def scratch(spec: KernelSpec, blocks: BackwardBlocks) -> dict[str, Any]:
     """The fields of `Shared`."""
-    own = matrix(problem, ROWS, blocks.consumers)
-    ring = matrix(problem, blocks.step, blocks.stages)
+    own = matrix(spec, ROWS, blocks.consumers)
+    ring = matrix(spec, blocks.step, blocks.stages)
     full, empty = barriers(blocks.stages), barriers(blocks.stages, arrivals=blocks.consumers)
     return {
         "query": own,
@@ -73,42 +73,42 @@ def scratch(problem: Problem, blocks: BackwardBlocks) -> dict[str, Any]:
         "key_empty": empty,
         "value_full": full,
         "value_empty": empty,
-        "turn": barriers(blocks.consumers),
+        "ping_pong": barriers(blocks.consumers),
     }
 
 
 def backward_query(
-    problem: Problem,
+    spec: KernelSpec,
     blocks: BackwardBlocks,
     arrays: Mapping[str, Any],
     outputs: Mapping[str, Any],
     shared: Shared,
 ) -> None:
     """The body of the kernel. outputs: d_query, and leak where pairs may be hidden."""
-    batch, head, index = locate(lax.axis_index(PROGRAM), problem.q_blocks, problem.heads)
-    block = problem.q_blocks - 1 - index  # the last may have most keys
-    span = key_span(problem, arrays, batch, block)
+    batch, head, index = locate(lax.axis_index(PROGRAM), spec.q_blocks, spec.heads)
+    block = spec.q_blocks - 1 - index  # the last may have most keys
+    span = key_span(spec, arrays, batch, block)
 
     def produce() -> None:
-        _produce(problem, blocks, arrays, shared, (batch, lax.div(head, problem.group)), span)
+        _produce(spec, blocks, arrays, shared, (batch, lax.div(head, spec.group)), span)
 
     def consume(warpgroup: Any) -> None:
         row = block * blocks.own + warpgroup * ROWS
-        tile = Tile(problem, arrays, batch, head, row, key=None)
+        tile = Tile(spec, arrays, batch, head, row, key=None)
         _consume(blocks, outputs, shared, warpgroup, tile, span)
 
     warp_specialize(blocks, produce, consume)
 
 
 def _produce(
-    problem: Problem,
+    spec: KernelSpec,
     blocks: BackwardBlocks,
     arrays: Mapping[str, Any],
     shared: Shared,
     source: tuple[Any, Any],
     span: Span,
 ) -> None:
-    """Asks for the K and V blocks of a batch row and key head, each when its slot is empty."""
+    """Start copies of the K and V blocks of a batch row and key head, each when its slot is empty."""
     batch, key_head = source
     start, _, _, stop = span
 
@@ -118,7 +118,7 @@ def _produce(
             ((arrays["key"].at[at], shared.key), shared.key_full, shared.key_empty),
             ((arrays["value"].at[at], shared.value), shared.value_full, shared.value_empty),
         ):
-            ask([copy], full, empty, j - start, blocks.stages)
+            start_copy([copy], full, empty, j - start, blocks.stages)
 
     lax.fori_loop(start, stop, step, None)
 
@@ -127,27 +127,27 @@ def _consume(
     blocks: BackwardBlocks, outputs: Mapping[str, Any], shared: Shared, warpgroup: Any, tile: Tile, span: Span
 ) -> None:
     """Sums and stores dquery of 64 rows."""
-    problem, arrays = tile.problem, tile.arrays
+    spec, arrays = tile.spec, tile.arrays
     own = (tile.batch, tile.queries, tile.head)
     for name, room in (("query", shared.query), ("d_out", shared.d_out)):
         plgpu.copy_gmem_to_smem(arrays[name].at[own], room.at[warpgroup], shared.own_full.at[warpgroup])
     tile = replace(tile, bounds=load_bounds(tile))
     at = (tile.batch, tile.head, tile.queries)
     lse, delta = (tile.load_by_query(arrays[name].at[at]) for name in ("lse", "delta"))
-    if blocks.turns:
-        begin_turns(shared.turn, warpgroup, blocks.consumers)
+    if blocks.ping_pong:
+        start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
     plgpu.barrier_wait(shared.own_full.at[warpgroup])
 
     def run(acc: Any) -> jax.Array:
         step = partial(_step, blocks, shared, warpgroup, tile, span[0], lse, delta, acc)
-        over_keys(problem, span, span[0], step, None)
+        over_keys(spec, span, span[0], step, None)
         return acc[...]
 
-    total = pl.run_scoped(run, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
-    if problem.hides:
+    total = pl.run_scoped(run, plgpu.ACC((ROWS, spec.head_dim), jnp.float32))
+    if spec.hides:
         outputs["leak"][at] = leaked(total)
     room = shared.query.at[warpgroup]
-    room[...] = (total * problem.scale).astype(problem.dtype)
+    room[...] = (total * spec.scale).astype(spec.dtype)
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(room, outputs["d_query"].at[own])
     plgpu.wait_smem_to_gmem(0)
@@ -167,28 +167,28 @@ def _step(
     _: None,
 ) -> None:
     """Adds dS K of block j to the total."""
-    problem = tile.problem
+    spec = tile.spec
     tile = replace(tile, key=j * blocks.step)
-    me, slot = opaque(problem, warpgroup, lax.rem(j - start, blocks.stages))
+    me, slot = opaque(spec, warpgroup, lax.rem(j - start, blocks.stages))
 
     def run(s: Any, dp: Any) -> jax.Array:
         plgpu.barrier_wait(shared.key_full.at[slot])
-        if blocks.turns:
-            plgpu.barrier_wait(shared.turn.at[warpgroup])
+        if blocks.ping_pong:
+            plgpu.barrier_wait(shared.ping_pong.at[warpgroup])
         # Both before the first product: what is written between two holds up the first.
-        if problem.folds:
+        if spec.folds:
             s[...] = tile.by_query(lse)
         dp[...] = tile.by_query(delta)
         plgpu.wgmma(s, shared.query.at[me], shared.key.at[slot].T)
         plgpu.barrier_wait(shared.value_full.at[slot])
         plgpu.wgmma(dp, shared.d_out.at[me], shared.value.at[slot].T)
-        if blocks.turns:
-            pass_turn(shared.turn, warpgroup, blocks.consumers)
+        if blocks.ping_pong:
+            signal_next(shared.ping_pong, warpgroup, blocks.consumers)
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
-        p, slope = lax.optimization_barrier(weights(tile, score, None if problem.folds else lse, compared))
+        p, slope = lax.optimization_barrier(weights(tile, score, None if spec.folds else lse, compared))
         found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
         plgpu.barrier_arrive(shared.value_empty.at[slot])
-        return cotangents(p, slope, found, compared).astype(problem.dtype)
+        return cotangents(p, slope, found, compared).astype(spec.dtype)
 
     acc = plgpu.ACC(tile.shape, jnp.float32)
     ds = pl.run_scoped(run, acc, acc)

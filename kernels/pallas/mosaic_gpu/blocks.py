@@ -38,7 +38,8 @@ class BackwardBlocks:
 
     step: the keys that a program of backward_query takes at a time, or the queries that one of the others
     takes. stages: slots of each ring. consumers: warpgroups, of 64 query rows each in backward_query and of
-    64 keys in the others. registers: as in `Blocks`. turns: whether consumers ask for products in turn.
+    64 keys in the others. registers: as in `Blocks`. ping_pong: whether barriers let consumers start products
+    one after another.
     separate: whether backward_key sums dkey and dvalue by a launch each, where registers hold one sum.
     """
 
@@ -46,7 +47,7 @@ class BackwardBlocks:
     stages: int
     consumers: int
     registers: tuple[int, int]
-    turns: bool = False
+    ping_pong: bool = False
     separate: bool = False
 
     @property
@@ -65,7 +66,7 @@ class BackwardSizes:
 
 
 def choose(head_dim: int, work: Collection[str]) -> Blocks:
-    """The table's choice for the forward kernel. work: what `problem.work_of` says of the call."""
+    """The table's choice for the forward kernel. work: what `spec.work_of` says of the call."""
     row = _row("forward", head_dim, work)
     return Blocks(
         k=row["k"],
@@ -85,7 +86,7 @@ def choose_backward(kernel: str, head_dim: int, work: Collection[str]) -> Backwa
         stages=row["stages"],
         consumers=row["consumers"],
         registers=_registers(row),
-        turns=row.get("turns", False),
+        ping_pong=row.get("ping_pong", False),
         separate=row.get("separate", False),
     )
 

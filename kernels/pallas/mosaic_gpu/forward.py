@@ -1,12 +1,12 @@
 """The Hopper forward kernel: out, lse and the row maximum by TMA, WGMMA and warp specialisation.
 
-A program's tile is `consumers` * 64 query rows of a head. One warpgroup, the producer, does nothing but ask
-for K and V blocks, into a ring of `stages` slots each; the others, the consumers, take 64 rows each. A
-consumer asks for the next S before it adds P V of the block before, so that the matrix unit works through the
-softmax, and the consumers ask in turn, so that one's softmax hides behind another's products.
+A program's tile is `consumers` * 64 query rows of a head. One warpgroup, the producer, only copies K and V
+blocks, into a ring of `stages` slots each; the others, the consumers, take 64 rows each. A consumer starts
+the next S before it adds P V of the block before, so that the matrix unit works during the softmax. Ping-pong
+barriers let one consumer at a time start its products, so that its softmax overlaps another's products.
 
 Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, arXiv 2307.08691; Shah and others,
-arXiv 2407.08608 (the overlap and the turns, on Hopper).
+arXiv 2407.08608 (the overlap and the ping-pong schedule, on Hopper).
 """
 
 import math
@@ -24,16 +24,16 @@ from jax.experimental.pallas import mosaic_gpu
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
-    ask,
     barriers,
-    begin_turns,
     matrix,
-    pass_turn,
+    signal_next,
+    start_copy,
+    start_ping_pong,
     warp_specialize,
 )
-from attest.kernels.pallas.mosaic_gpu.problem import Problem
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys, rows_span
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
@@ -46,8 +46,8 @@ class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
     query, out [consumers, 64, D]; key, value [stages, k, D]. out is None where a program has one tile: the
-    query then makes room for it. A ring's barriers have an entry for each slot; query_full and turn, for each
-    consumer.
+    query then makes room for it. A ring's barriers have an entry for each slot; query_full and ping_pong, for
+    each consumer.
     """
 
     query: Any
@@ -59,15 +59,15 @@ class Shared:
     key_empty: Any
     value_full: Any
     value_empty: Any
-    turn: Any
+    ping_pong: Any
     out: Any = None
 
 
 @dataclass(frozen=True)
 class _Consumer:
-    """A consumer at work on a tile. acc: [64, D] float32, the sum of P V, where the products leave it."""
+    """A consumer at work on a tile. acc: [64, D] float32, the sum of P V, which the products accumulate."""
 
-    problem: Problem
+    spec: KernelSpec
     blocks: Blocks
     shared: Shared
     warpgroup: Any
@@ -77,24 +77,24 @@ class _Consumer:
     def slot(self, count: Any) -> Any:
         return lax.rem(count, self.blocks.stages)
 
-    def take_turn(self) -> None:
-        plgpu.barrier_wait(self.shared.turn.at[self.warpgroup])
+    def wait_for_signal(self) -> None:
+        plgpu.barrier_wait(self.shared.ping_pong.at[self.warpgroup])
 
-    def pass_turn(self) -> None:
-        pass_turn(self.shared.turn, self.warpgroup, self.blocks.consumers)
+    def signal_next(self) -> None:
+        signal_next(self.shared.ping_pong, self.warpgroup, self.blocks.consumers)
 
-    def ask_score(self, s: Any, slot: Any) -> None:
-        """Begins S = Q K^T of a slot, once the block is there and it is this consumer's turn."""
+    def start_score(self, s: Any, slot: Any) -> None:
+        """Start S = Q K^T of a slot, once the block is there and this consumer has its signal."""
         plgpu.barrier_wait(self.shared.key_full.at[slot])
-        self.take_turn()
+        self.wait_for_signal()
         plgpu.wgmma(s, self.shared.query.at[self.warpgroup], self.shared.key.at[slot].T)
 
     def skip_block(self, count: Any) -> Any:
-        """Gives back a block that only the other consumers need, when it and this one's turn have come."""
+        """Release a block that only the other consumers need, once it is there and the signal has come."""
         shared, slot = self.shared, self.slot(count)
         plgpu.barrier_wait(shared.key_full.at[slot])
-        self.take_turn()
-        self.pass_turn()
+        self.wait_for_signal()
+        self.signal_next()
         plgpu.barrier_arrive(shared.key_empty.at[slot])
         plgpu.barrier_wait(shared.value_full.at[slot])
         plgpu.barrier_arrive(shared.value_empty.at[slot])
@@ -104,10 +104,10 @@ class _Consumer:
         return pl.run_scoped(run, plgpu.ACC((ROWS, self.blocks.k), jnp.float32))
 
 
-def scratch(problem: Problem, blocks: Blocks) -> dict[str, Any]:
+def scratch(spec: KernelSpec, blocks: Blocks) -> dict[str, Any]:
     """The fields of `Shared`."""
-    own = matrix(problem, ROWS, blocks.consumers)
-    ring = matrix(problem, blocks.k, blocks.stages)
+    own = matrix(spec, ROWS, blocks.consumers)
+    ring = matrix(spec, blocks.k, blocks.stages)
     full, empty = barriers(blocks.stages), barriers(blocks.stages, arrivals=blocks.consumers)
     fields: dict[str, Any] = {
         "query": own,
@@ -119,81 +119,81 @@ def scratch(problem: Problem, blocks: Blocks) -> dict[str, Any]:
         "key_empty": empty,
         "value_full": full,
         "value_empty": empty,
-        "turn": barriers(blocks.consumers),
+        "ping_pong": barriers(blocks.consumers),
     }
     return fields if blocks.programs is None else {**fields, "out": own}
 
 
-def tiles(problem: Problem) -> int:
+def tiles(spec: KernelSpec) -> int:
     """How many there are in a launch."""
-    return problem.batch * problem.heads * problem.q_blocks
+    return spec.batch * spec.heads * spec.q_blocks
 
 
 def flash_forward(
-    problem: Problem, blocks: Blocks, arrays: Mapping[str, Any], outputs: Mapping[str, Any], shared: Shared
+    spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], outputs: Mapping[str, Any], shared: Shared
 ) -> None:
     """The body of the kernel. outputs: out, lse, row_max, leak, by name."""
 
     def produce() -> None:
-        _over_tiles(problem, blocks, partial(_produce, problem, blocks, arrays, shared))
+        _over_tiles(spec, blocks, partial(_produce, spec, blocks, arrays, shared))
 
     def consume(warpgroup: Any) -> None:
-        begin_turns(shared.turn, warpgroup, blocks.consumers)
-        _over_tiles(problem, blocks, partial(_consume, problem, blocks, arrays, outputs, shared, warpgroup))
+        start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
+        _over_tiles(spec, blocks, partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup))
         plgpu.wait_smem_to_gmem(0)
 
     warp_specialize(blocks, produce, consume)
 
 
-def _over_tiles(problem: Problem, blocks: Blocks, work: Callable[[Any, Any], Any]) -> None:
+def _over_tiles(spec: KernelSpec, blocks: Blocks, work: Callable[[Any, Any], Any]) -> None:
     """work(tile, count) for every tile of this program: from and to the number of key blocks taken so far."""
     program = lax.axis_index(PROGRAM)
     if blocks.programs is None:
         work(program, jnp.int32(0))
         return
-    programs = min(blocks.programs, tiles(problem))
+    programs = min(blocks.programs, tiles(spec))
 
     def one(i: Any, count: Any) -> Any:
         return work(i * programs + _place(program, programs, i), count)
 
-    whole_rounds, rest = divmod(tiles(problem), programs)
+    whole_rounds, rest = divmod(tiles(spec), programs)
     mine = whole_rounds + (_place(program, programs, whole_rounds) < rest).astype(jnp.int32)
     lax.fori_loop(0, mine, one, jnp.int32(0))
 
 
-def _place(program: Any, programs: int, turn: Any) -> Any:
+def _place(program: Any, programs: int, nth: Any) -> Any:
     """Which tile of a round a program takes: every other round backwards, so that none gets all long ones."""
-    return jnp.where(turn % 2 == 0, program, programs - 1 - program)
+    return jnp.where(nth % 2 == 0, program, programs - 1 - program)
 
 
-def _locate(problem: Problem, tile: Any) -> tuple[Any, Any, Any]:
+def _locate(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     """The batch row, head and row block of a tile; the last row block is taken first: it may see most."""
-    batch, head, index = locate(tile, problem.q_blocks, problem.heads)
-    return batch, head, problem.q_blocks - 1 - index
+    batch, head, index = locate(tile, spec.q_blocks, spec.heads)
+    return batch, head, spec.q_blocks - 1 - index
 
 
-def _visit(problem: Problem, arrays: Mapping[str, Any], tile: Any) -> tuple[Any, Any, Any, Span]:
+def _visit(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> tuple[Any, Any, Any, Span]:
     """The batch row, head and row block of a tile, and its key blocks.
 
     A row block that sees nothing takes one block of keys, all hidden: no case of its own.
     """
-    batch, head, block = _locate(problem, tile)
-    start, whole_start, whole_stop, stop = key_span(problem, arrays, batch, block)
-    return batch, head, block, (start, whole_start, whole_stop, jnp.maximum(stop, start + 1))
+    batch, head, block = _locate(spec, tile)
+    start, full_start, full_stop, stop = key_span(spec, arrays, batch, block)
+    return batch, head, block, (start, full_start, full_stop, jnp.maximum(stop, start + 1))
 
 
 def _produce(
-    problem: Problem, blocks: Blocks, arrays: Mapping[str, Any], shared: Shared, tile: Any, count: Any
+    spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], shared: Shared, tile: Any, count: Any
 ) -> Any:
-    """Asks for the query of a tile and for its K and V blocks, each when its slot is empty."""
-    batch, head, block, (start, _, _, stop) = _visit(problem, arrays, tile)
+    """Start copies of the query of a tile and of its K and V blocks, each when its slot is empty."""
+    batch, head, block, (start, _, _, stop) = _visit(spec, arrays, tile)
     if blocks.programs is not None:
         pl.when(count > 0)(lambda: plgpu.barrier_wait(shared.query_empty))
     for i in range(blocks.consumers):
         rows = pl.ds(block * blocks.own + i * ROWS, ROWS)
         source = arrays["query"].at[batch, rows, head]
         plgpu.copy_gmem_to_smem(source, shared.query.at[i], shared.query_full.at[i])
-    key_head = lax.div(head, problem.group)
+    key_head = lax.div(head, spec.group)
 
     def step(j: Any, count: Any) -> Any:
         at = (batch, pl.ds(j * blocks.k, blocks.k), key_head)
@@ -201,14 +201,14 @@ def _produce(
             ((arrays["key"].at[at], shared.key), shared.key_full, shared.key_empty),
             ((arrays["value"].at[at], shared.value), shared.value_full, shared.value_empty),
         ):
-            ask([copy], full, empty, count, blocks.stages)
+            start_copy([copy], full, empty, count, blocks.stages)
         return count + 1
 
     return lax.fori_loop(start, stop, step, count)
 
 
 def _consume(
-    problem: Problem,
+    spec: KernelSpec,
     blocks: Blocks,
     arrays: Mapping[str, Any],
     outputs: Mapping[str, Any],
@@ -218,15 +218,15 @@ def _consume(
     count: Any,
 ) -> Any:
     """Computes and stores 64 rows of a tile."""
-    batch, head, block, span = _visit(problem, arrays, tile)
+    batch, head, block, span = _visit(spec, arrays, tile)
     row = block * blocks.own + warpgroup * ROWS
-    held = Tile(problem, arrays, batch, head, row, key=None)
+    held = Tile(spec, arrays, batch, head, row, key=None)
     held = replace(held, bounds=load_bounds(held))
 
-    own = rows_span(problem, span, row)
+    own = rows_span(spec, span, row)
 
     def run(acc: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-        consumer = _Consumer(problem, blocks, shared, warpgroup, held, acc)
+        consumer = _Consumer(spec, blocks, shared, warpgroup, held, acc)
         acc, m, norm, taken = _attend(consumer, own, count)
         return (
             acc,
@@ -235,41 +235,41 @@ def _consume(
             lax.fori_loop(own[3], span[3], lambda _, taken: consumer.skip_block(taken), taken),
         )
 
-    acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, problem.head_dim), jnp.float32))
+    acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, spec.head_dim), jnp.float32))
     # Anew, so that registers need not hold through the loop what follows from the number of the tile.
-    batch, head, block = _locate(problem, lax.optimization_barrier(tile))
+    batch, head, block = _locate(spec, lax.optimization_barrier(tile))
     rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
-    if problem.hides:
+    if spec.hides:
         outputs["leak"][batch, head, rows] = leaked(acc)
     # Short of the maximum by up to SLACK where out is normalised; then all that is read of it is -inf.
     outputs["row_max"][batch, head, rows] = jnp.where(norm == 0.0, -jnp.inf, m * LN2)
-    lse, factor = finish(problem, arrays, head, m, norm)
+    lse, factor = finish(spec, arrays, head, m, norm)
     outputs["lse"][batch, head, rows] = lse
     room = shared.query.at[warpgroup]
     if blocks.programs is not None:
         room = shared.out.at[warpgroup]
         # The out of the tile before may still be on its way.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    room[...] = (acc * over_rows(factor, acc.shape)).astype(problem.dtype)
+    room[...] = (acc * over_rows(factor, acc.shape)).astype(spec.dtype)
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(room, outputs["out"].at[batch, rows, head])
     return count
 
 
 def finish(
-    problem: Problem, arrays: Mapping[str, Any], head: Any, m: jax.Array, norm: jax.Array
+    spec: KernelSpec, arrays: Mapping[str, Any], head: Any, m: jax.Array, norm: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The lse, and what the sums of P V are multiplied by, of each row (clauses S10, S11, S13)."""
     rescale, largest = jnp.float32(1.0), m
-    if problem.sinks:
+    if spec.sinks:
         together = lax.broadcast(arrays["sinks"][0, head], (ROWS,))
         largest = jnp.maximum(m, together)
         norm = norm * _share(m, largest) + jnp.exp2(together - largest)
     empty = norm == 0.0
     lse = jnp.where(empty, -jnp.inf, largest * LN2 + jnp.log(norm))
-    if problem.normalize:
+    if spec.normalize:
         rescale = 1.0 / jnp.where(empty, 1.0, norm)
-    elif problem.sinks:
+    elif spec.sinks:
         # The unnormalised out is relative to the largest of all, and `together` is a sum.
         largest = jnp.maximum(m, lax.broadcast(arrays["sinks"][1, head], (ROWS,)))
     return lse, _share(m, largest) * rescale
@@ -286,16 +286,16 @@ def _share(m: jax.Array, largest: jax.Array) -> jax.Array:
 
 def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
     """acc = sum of P V, the reference, the norm, over the key blocks of a span; blocks taken."""
-    problem, blocks, shared = consumer.problem, consumer.blocks, consumer.shared
+    spec, blocks, shared = consumer.spec, consumer.blocks, consumer.shared
     start = span[0]
     plgpu.barrier_wait(shared.query_full.at[consumer.warpgroup])
 
     slot = consumer.slot(count)
-    known = nothing_known(problem, blocks.partial_sums)
-    first = _weights(consumer, _score(consumer, slot), start, problem.hides or problem.ragged, known)
+    known = nothing_known(spec, blocks.partial_sums)
+    first = _weights(consumer, _score(consumer, slot), start, spec.hides or spec.ragged, known)
     plgpu.barrier_wait(shared.value_full.at[slot])
-    carry = (first.p.astype(problem.dtype), first.known, count + 1)
-    carry = over_keys(problem, span, start + 1, partial(_step, consumer), carry)
+    carry = (first.p.astype(spec.dtype), first.known, count + 1)
+    carry = over_keys(spec, span, start + 1, partial(_step, consumer), carry)
     p, known, count = carry
 
     if blocks.programs is not None:
@@ -305,7 +305,7 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     plgpu.wgmma_wait(0)
     plgpu.barrier_arrive(shared.value_empty.at[slot])
     norm = known.whole_norm()
-    return consumer.acc[...], known.bits(problem), norm, count
+    return consumer.acc[...], known.bits(spec), norm, count
 
 
 def _weights(consumer: _Consumer, score: jax.Array, block: Any, compared: bool, known: Softmax) -> Weights:
@@ -317,8 +317,8 @@ def _score(consumer: _Consumer, slot: Any) -> jax.Array:
     """S = Q K^T [64, k] float32 of the first block, behind which nothing hides."""
 
     def run(s: Any) -> jax.Array:
-        consumer.ask_score(s, slot)
-        consumer.pass_turn()
+        consumer.start_score(s, slot)
+        consumer.signal_next()
         score = s[...]
         plgpu.barrier_arrive(consumer.shared.key_empty.at[slot])
         return score
@@ -331,14 +331,14 @@ def _step(consumer: _Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -
 
     carry: P of the block before, in the inputs' dtype, what is known of the rows, and the blocks taken.
     """
-    problem, shared, acc = consumer.problem, consumer.shared, consumer.acc
+    spec, shared, acc = consumer.spec, consumer.shared, consumer.acc
     p, known, count = carry
     slot, slot_before = consumer.slot(count), consumer.slot(count - 1)
 
     def run(s: Any) -> Any:
-        consumer.ask_score(s, slot)
+        consumer.start_score(s, slot)
         plgpu.wgmma(acc, p, shared.value.at[slot_before])
-        consumer.pass_turn()
+        consumer.signal_next()
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
         plgpu.barrier_arrive(shared.key_empty.at[slot])
         # Both compilers would else move the softmax behind the wait for the second product: LLVM obeys the
@@ -352,4 +352,4 @@ def _step(consumer: _Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -
     new = consumer.with_score(run)
     acc[...] = rescaled(acc[...], new)
     # Rounded only now: the second product has been reading the registers that this writes.
-    return lax.optimization_barrier(new.p).astype(problem.dtype), new.known, count + 1
+    return lax.optimization_barrier(new.p).astype(spec.dtype), new.known, count + 1

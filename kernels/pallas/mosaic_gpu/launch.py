@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
-from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 
 plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
 
@@ -60,12 +60,12 @@ def launch[S](
     return dict(zip(outputs, run(*arrays.values()), strict=True))
 
 
-def matrix(problem: Problem, rows: int, count: int) -> Any:
+def matrix(spec: KernelSpec, rows: int, count: int) -> Any:
     """[count, rows, D] in shared memory, in the layout that TMA writes and WGMMA reads."""
-    itemsize = jnp.dtype(problem.dtype).itemsize
-    swizzle = plgpu.find_swizzle(problem.head_dim * itemsize * 8)
+    itemsize = jnp.dtype(spec.dtype).itemsize
+    swizzle = plgpu.find_swizzle(spec.head_dim * itemsize * 8)
     layout = (plgpu.TilingTransform((TMA_ROWS, swizzle // itemsize)), plgpu.SwizzleTransform(swizzle))
-    return plgpu.SMEM((count, rows, problem.head_dim), problem.dtype, transforms=layout)
+    return plgpu.SMEM((count, rows, spec.head_dim), spec.dtype, transforms=layout)
 
 
 def vector(size: int, count: int) -> Any:
@@ -96,21 +96,21 @@ def warp_specialize(
         consume(warpgroup)
 
 
-def begin_turns(turn: Any, warpgroup: Any, consumers: int) -> None:
-    """Let the first consumer start: the last one signals it. turn: one barrier for each consumer."""
-    pl.when(warpgroup == consumers - 1)(lambda: plgpu.barrier_arrive(turn.at[0]))
+def start_ping_pong(barriers: Any, warpgroup: Any, consumers: int) -> None:
+    """Let the first consumer start: the last one signals it. barriers: one for each consumer."""
+    pl.when(warpgroup == consumers - 1)(lambda: plgpu.barrier_arrive(barriers.at[0]))
 
 
-def pass_turn(turn: Any, warpgroup: Any, consumers: int) -> None:
-    """Whoever waits for the turn behind this consumer has it."""
-    plgpu.barrier_arrive(turn.at[lax.rem(warpgroup + 1, consumers)])
+def signal_next(barriers: Any, warpgroup: Any, consumers: int) -> None:
+    """Let the consumer behind this one start its products."""
+    plgpu.barrier_arrive(barriers.at[lax.rem(warpgroup + 1, consumers)])
 
 
-def ask(copies: Iterable[tuple[Any, Any]], full: Any, empty: Any, count: Any, stages: int) -> None:
-    """Asks for the next slot of a ring, when it is empty.
+def start_copy(copies: Iterable[tuple[Any, Any]], full: Any, empty: Any, count: Any, stages: int) -> None:
+    """Start the copies to the next slot of a ring, when it is empty.
 
     copies: what to copy, and the ring of `stages` slots that it goes to. full, empty: a barrier for each
-    slot. count: the slots asked for so far.
+    slot. count: the copies started so far.
     """
     slot = lax.rem(count, stages)
     pl.when(count >= stages)(partial(plgpu.barrier_wait, empty.at[slot]))

@@ -1,6 +1,6 @@
 """The operands of the Hopper kernels: padded tensors, visibility, masks, biases.
 
-What is read row by row or pair by pair is padded here to whole blocks, so that reading needs no bounds; what
+What is read row by row or pair by pair is padded here to full blocks, so that reading needs no bounds; what
 is past the end sees nothing, as a hidden key that is NaN must not come back through it. The TMA unit reads
 rows past the end as 0 and writes none.
 """
@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from attest.kernels.arguments import Call
 from attest.kernels.exponents import LOG2E
 from attest.kernels.pallas.mosaic_gpu.launch import TMA_ROWS
-from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.padding import padded
 from attest.kernels.visibility import Rows
 
 
-def tensor(problem: Problem, x: jax.Array) -> jax.Array:
+def tensor(spec: KernelSpec, x: jax.Array) -> jax.Array:
     """[B, S, H, D] with a length and a head dim that the kernels take: a copy where they are none."""
-    return padded(padded(x, 1, tensor_length(x.shape[1]), 0), 3, problem.head_dim, 0)
+    return padded(padded(x, 1, tensor_length(x.shape[1]), 0), 3, spec.head_dim, 0)
 
 
 def tensor_length(length: int) -> int:
@@ -26,38 +26,38 @@ def tensor_length(length: int) -> int:
     return -(-length // TMA_ROWS) * TMA_ROWS
 
 
-def per_query(problem: Problem, x: jax.Array, fill: float) -> jax.Array:
-    """[B, Hq, Sq] float32, padded to whole blocks of queries."""
-    return padded(x, 2, problem.q_blocks * problem.q_block, fill)
+def per_query(spec: KernelSpec, x: jax.Array, fill: float) -> jax.Array:
+    """[B, Hq, Sq] float32, padded to full blocks of queries."""
+    return padded(x, 2, spec.q_blocks * spec.q_block, fill)
 
 
-def visibility(problem: Problem, call: Call, rows: Rows, ranges: jax.Array | None) -> dict[str, jax.Array]:
+def visibility(spec: KernelSpec, call: Call, rows: Rows, ranges: jax.Array | None) -> dict[str, jax.Array]:
     """What decides which keys a row sees, beyond causal order: of all batch rows if of one.
 
     ranges: of `attest.kernels.ranges`, the blocks that each block of the kernel's owner visits.
     """
-    q_length = problem.q_blocks * problem.q_block
-    entries = problem.batch if problem.by_batch else 1
+    q_length = spec.q_blocks * spec.q_block
+    entries = spec.batch if spec.by_batch else 1
 
     def spread(x: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x, (entries, *x.shape[1:]))
 
     arrays: dict[str, jax.Array] = {}
-    if problem.first and rows.first is not None:
-        arrays["first"] = padded(spread(rows.first), 1, q_length, problem.k_length)
-    if problem.last and rows.last is not None:
+    if spec.first and rows.first is not None:
+        arrays["first"] = padded(spread(rows.first), 1, q_length, spec.k_length)
+    if spec.last and rows.last is not None:
         arrays["last"] = padded(spread(rows.last), 1, q_length, -1)
     if call.q_segment_ids is not None and call.kv_segment_ids is not None:
         arrays["q_ids"] = padded(call.q_segment_ids, 1, q_length, -1)
-        arrays["kv_ids"] = padded(call.kv_segment_ids, 1, problem.k_blocks * problem.k_block, -2)
-    if problem.described and ranges is not None:
+        arrays["kv_ids"] = padded(call.kv_segment_ids, 1, spec.k_blocks * spec.k_block, -2)
+    if spec.uses_ranges and ranges is not None:
         arrays["ranges"] = spread(ranges)
     return arrays
 
 
-def pairs(problem: Problem, call: Call, transposed: bool) -> dict[str, jax.Array]:
+def pairs(spec: KernelSpec, call: Call, transposed: bool) -> dict[str, jax.Array]:
     """Mask and bias, as [.., queries or 1, keys], or as [.., keys, queries] if transposed."""
-    q_length, k_length = problem.q_blocks * problem.q_block, problem.k_blocks * problem.k_block
+    q_length, k_length = spec.q_blocks * spec.q_block, spec.k_blocks * spec.k_block
 
     def laid(x: jax.Array, fill: float) -> jax.Array:
         x = padded(x, 3, k_length, fill)

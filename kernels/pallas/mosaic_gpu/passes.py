@@ -40,7 +40,7 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
     tensor_length,
     visibility,
 )
-from attest.kernels.pallas.mosaic_gpu.problem import Problem, describe, work_of
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.visibility import Rows, ahead, describe_rows
@@ -55,31 +55,31 @@ def _forward(settings: Settings, call: Call) -> Forward:
     blocks = settings.forward or choose(head_dim, work_of(call))
     with ahead(call):
         rows = describe_rows(call)
-        problem = describe(settings, call, rows, head_dim, blocks.own, blocks.k)
-        ranges = key_blocks(call, rows, blocks.own, blocks.k) if problem.described else None
+        spec = describe(settings, call, rows, head_dim, blocks.own, blocks.k)
+        ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.uses_ranges else None
     arrays = {
-        "query": require_hopper(tensor(problem, call.query)),
-        "key": tensor(problem, call.key),
-        "value": tensor(problem, call.value),
-        **visibility(problem, call, rows, ranges),
-        **pairs(problem, call, transposed=False),
+        "query": require_hopper(tensor(spec, call.query)),
+        "key": tensor(spec, call.key),
+        "value": tensor(spec, call.value),
+        **visibility(spec, call, rows, ranges),
+        **pairs(spec, call, transposed=False),
         **sinks(call),
     }
-    of_row = _of_row(problem)
-    outputs = {"out": _of_tensor(problem, call.query), "lse": of_row, "row_max": of_row}
-    tiles = forward.tiles(problem)
+    of_row = _of_row(spec)
+    outputs = {"out": _of_tensor(spec, call.query), "lse": of_row, "row_max": of_row}
+    tiles = forward.tiles(spec)
     filled = launch(
-        partial(forward.flash_forward, problem, blocks),
+        partial(forward.flash_forward, spec, blocks),
         forward.Shared,
         "flash_forward",
         arrays,
-        _with_leak(problem, outputs, of_row),
-        forward.scratch(problem, blocks),
+        _with_leak(spec, outputs, of_row),
+        forward.scratch(spec, blocks),
         tiles if blocks.programs is None else min(blocks.programs, tiles),
         blocks.consumers + 1,
     )
     lse, row_max = filled.pop("lse"), filled.pop("row_max")
-    out = _repaired(problem, partial(repair.out, blocks), "flash_repair_out", arrays, filled)["out"]
+    out = _repaired(spec, partial(repair.out, blocks), "flash_repair_out", arrays, filled)["out"]
     out = out[:, :q_length, :, : call.value.shape[3]]
     return Forward(out, lse[..., :q_length], row_max[..., :q_length])
 
@@ -106,18 +106,18 @@ def _normalized(terms: RowTerms) -> RowTerms:
 
 def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
     blocks = _blocks(settings, "backward_query", call)
-    problem, arrays = _backward_problem(settings, call, rows, terms, blocks, by_key=False)
+    spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=False)
     filled = launch(
-        partial(backward_query.backward_query, problem, blocks),
+        partial(backward_query.backward_query, spec, blocks),
         backward_query.Shared,
         "flash_backward_query",
         arrays,
-        _with_leak(problem, {"d_query": _of_tensor(problem, call.query)}, _of_row(problem)),
-        backward_query.scratch(problem, blocks),
-        problem.batch * problem.heads * problem.q_blocks,
+        _with_leak(spec, {"d_query": _of_tensor(spec, call.query)}, _of_row(spec)),
+        backward_query.scratch(spec, blocks),
+        spec.batch * spec.heads * spec.q_blocks,
         blocks.consumers + 1,
     )
-    filled = _repaired(problem, repair.d_query, "flash_repair_query", arrays, filled)
+    filled = _repaired(spec, repair.d_query, "flash_repair_query", arrays, filled)
     d_query = filled["d_query"]
     return d_query[:, : call.query.shape[1], :, : call.query.shape[3]]
 
@@ -126,25 +126,23 @@ def _key_cotangents(
     settings: Settings, call: Call, rows: Rows, terms: RowTerms
 ) -> tuple[jax.Array, jax.Array]:
     blocks = _blocks(settings, "backward_key", call)
-    problem, arrays = _backward_problem(settings, call, rows, terms, blocks, by_key=True)
-    result = _of_tensor(problem, call.key)
-    leak = jax.ShapeDtypeStruct(
-        (problem.batch, problem.key_heads, problem.k_blocks * blocks.own), jnp.float32
-    )
+    spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
+    result = _of_tensor(spec, call.key)
+    leak = jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * blocks.own), jnp.float32)
 
     sums: dict[str, jax.Array] = {}
     for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
         filled = launch(
-            partial(backward_key.backward_key, problem, blocks),
+            partial(backward_key.backward_key, spec, blocks),
             backward_key.Shared,
             "flash_backward_key",
             arrays,
-            _with_leak(problem, dict.fromkeys(names, result), leak),
-            backward_key.scratch(problem, blocks),
-            problem.batch * problem.key_heads * problem.k_blocks,
+            _with_leak(spec, dict.fromkeys(names, result), leak),
+            backward_key.scratch(spec, blocks),
+            spec.batch * spec.key_heads * spec.k_blocks,
             blocks.consumers + 1,
         )
-        sums |= _repaired(problem, repair.d_key, "flash_repair_key", arrays, filled)
+        sums |= _repaired(spec, repair.d_key, "flash_repair_key", arrays, filled)
     k_length = call.key.shape[1]
     return (
         sums["d_key"][:, :k_length, :, : call.key.shape[3]],
@@ -153,77 +151,77 @@ def _key_cotangents(
 
 
 def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
-    """A launch of its own, so that XLA drops it where nobody asks for the gradient of the bias."""
+    """A launch of its own, so that XLA drops it where the gradient of the bias is unused."""
     assert call.bias is not None
     blocks = _blocks(settings, "backward_bias", call)
-    problem, arrays = _backward_problem(settings, call, rows, terms, blocks, by_key=True)
-    q_length, k_length = problem.q_blocks * blocks.step, problem.k_blocks * blocks.own
+    spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
+    q_length, k_length = spec.q_blocks * blocks.step, spec.k_blocks * blocks.own
     by_query = call.bias.shape[2] > 1
     shape = (*call.bias.shape[:2], k_length, *((q_length,) if by_query else ()))
     filled = launch(
-        partial(backward_bias.backward_bias, problem, blocks),
+        partial(backward_bias.backward_bias, spec, blocks),
         backward_bias.Shared,
         "flash_backward_bias",
         arrays,
         {"d_bias": jax.ShapeDtypeStruct(shape, call.bias.dtype)},
-        backward_bias.scratch(problem, blocks),
-        backward_bias.programs(problem),
+        backward_bias.scratch(spec, blocks),
+        backward_bias.programs(spec),
         blocks.consumers + 1,
     )
     d_bias = filled["d_bias"].swapaxes(2, 3) if by_query else filled["d_bias"][:, :, None]
     return d_bias[:, :, : call.bias.shape[2], : call.key.shape[1]]
 
 
-def _backward_problem(
+def _backward_spec(
     settings: Settings, call: Call, rows: Rows, terms: RowTerms, blocks: BackwardBlocks, by_key: bool
-) -> tuple[Problem, dict[str, jax.Array]]:
-    """The problem of a backward kernel, and what it reads; by_key: whether its programs own keys."""
+) -> tuple[KernelSpec, dict[str, jax.Array]]:
+    """The spec of a backward kernel, and what it reads; by_key: whether its programs own keys."""
     q_block, k_block = (blocks.step, blocks.own) if by_key else (blocks.own, blocks.step)
     with ahead(call):
-        problem = describe(settings, call, rows, _head_dim(call), q_block, k_block)
+        spec = describe(settings, call, rows, _head_dim(call), q_block, k_block)
         visited = query_blocks if by_key else key_blocks
-        ranges = visited(call, rows, q_block, k_block) if problem.described else None
-    return problem, {
-        "query": tensor(problem, terms.query),
-        "key": tensor(problem, call.key),
-        "value": tensor(problem, call.value),
-        "d_out": tensor(problem, terms.d_out),
-        **_row_numbers(problem, terms),
-        **visibility(problem, call, rows, ranges),
-        **pairs(problem, call, transposed=by_key),
+        ranges = visited(call, rows, q_block, k_block) if spec.uses_ranges else None
+    return spec, {
+        "query": tensor(spec, terms.query),
+        "key": tensor(spec, call.key),
+        "value": tensor(spec, call.value),
+        "d_out": tensor(spec, terms.d_out),
+        **_row_numbers(spec, terms),
+        **visibility(spec, call, rows, ranges),
+        **pairs(spec, call, transposed=by_key),
     }
 
 
 def _repaired(
-    problem: Problem, body: repair.Body, name: str, arrays: dict[str, jax.Array], filled: dict[str, jax.Array]
+    spec: KernelSpec, body: repair.Body, name: str, arrays: dict[str, jax.Array], filled: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
     """What a kernel filled, where something hidden may have leaked into it: without (S4)."""
     leak = filled.pop("leak", None)
-    return filled if leak is None else repair.repair(body, name, problem, arrays, filled, leak)
+    return filled if leak is None else repair.repair(body, name, spec, arrays, filled, leak)
 
 
-def _row_numbers(problem: Problem, terms: RowTerms) -> dict[str, jax.Array]:
+def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
     """What each row's accumulators begin at, or its lse in bits where that is subtracted later."""
-    unit = -1.0 / problem.scale if problem.folds else LOG2E
+    unit = -1.0 / spec.scale if spec.folds else LOG2E
     return {
-        "lse": per_query(problem, in_units(terms.lse, unit), -jnp.inf if problem.folds else jnp.inf),
-        "delta": per_query(problem, -terms.delta, 0.0),
+        "lse": per_query(spec, in_units(terms.lse, unit), -jnp.inf if spec.folds else jnp.inf),
+        "delta": per_query(spec, -terms.delta, 0.0),
     }
 
 
-def _of_row(problem: Problem) -> jax.ShapeDtypeStruct:
-    q_length = problem.q_blocks * problem.q_block
-    return jax.ShapeDtypeStruct((problem.batch, problem.heads, q_length), jnp.float32)
+def _of_row(spec: KernelSpec) -> jax.ShapeDtypeStruct:
+    q_length = spec.q_blocks * spec.q_block
+    return jax.ShapeDtypeStruct((spec.batch, spec.heads, q_length), jnp.float32)
 
 
-def _of_tensor(problem: Problem, x: jax.Array) -> jax.ShapeDtypeStruct:
+def _of_tensor(spec: KernelSpec, x: jax.Array) -> jax.ShapeDtypeStruct:
     batch, length, heads, _ = x.shape
-    return jax.ShapeDtypeStruct((batch, tensor_length(length), heads, problem.head_dim), x.dtype)
+    return jax.ShapeDtypeStruct((batch, tensor_length(length), heads, spec.head_dim), x.dtype)
 
 
-def _with_leak(problem: Problem, outputs: Outputs, leak: jax.ShapeDtypeStruct) -> Outputs:
+def _with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) -> Outputs:
     """The outputs, and where pairs may be hidden, which rows are not finite."""
-    return {**outputs, "leak": leak} if problem.hides else outputs
+    return {**outputs, "leak": leak} if spec.hides else outputs
 
 
 def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:

@@ -1,6 +1,6 @@
 """Recomputation of results into which a hidden value leaked as 0 * NaN (clause S4).
 
-The matrix unit multiplies a hidden pair's 0 with whatever is stored behind it. The fast kernels leave that be
+The matrix unit multiplies a hidden pair's 0 with whatever is stored behind it. The fast kernels ignore that
 and say which rows are not finite. Behind each stands one of these: it does nothing where all are finite,
 which costs a launch and no host synchronisation, and else computes the result anew, in place, a tile at a
 time, with what may not be seen taken out of the second product.
@@ -22,9 +22,9 @@ from jax.experimental.pallas import mosaic_gpu
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.forward import finish
 from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, launch, matrix, vector
-from attest.kernels.pallas.mosaic_gpu.problem import Problem
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import locate
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
     BY_ROW,
@@ -57,13 +57,13 @@ class Shared:
     full: Any
 
 
-type Body = Callable[[Problem, Mapping[str, Any], Shared, Any], None]
+type Body = Callable[[KernelSpec, Mapping[str, Any], Shared, Any], None]
 
 
 def repair(
     body: Body,
     name: str,
-    problem: Problem,
+    spec: KernelSpec,
     arrays: Mapping[str, jax.Array],
     results: Mapping[str, jax.Array],
     leak: jax.Array,
@@ -74,19 +74,19 @@ def repair(
     writes the results, in the fast kernel's order of sums: to the bit the same where nothing leaked.
     """
     # Only the forward kernel's sums depend on how many keys a step takes.
-    problem = replace(problem, q_block=ROWS, k_block=problem.k_block if "out" in results else ROWS)
+    spec = replace(spec, q_block=ROWS, k_block=spec.k_block if "out" in results else ROWS)
     refs = {name: jax.new_ref(x) for name, x in results.items()}
     leaked = jnp.isnan(leak).any().astype(jnp.int32)[None]
     launch(
-        partial(_program, body, problem),
+        partial(_program, body, spec),
         Shared,
         name,
         {**arrays, "leaked": leaked, **refs},
         {},
         {
-            "own": matrix(problem, ROWS, 2),
-            "visited": matrix(problem, problem.k_block, 2),
-            "result": matrix(problem, ROWS, 1),
+            "own": matrix(spec, ROWS, 2),
+            "visited": matrix(spec, spec.k_block, 2),
+            "result": matrix(spec, ROWS, 1),
             "numbers": vector(ROWS, 2),
             "full": barriers(1),
         },
@@ -98,53 +98,55 @@ def repair(
     return lax.optimization_barrier({name: jax.freeze(ref) for name, ref in refs.items()})
 
 
-def out(blocks: Blocks, problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
+def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
     """64 rows of out.
 
     Values that are not finite are left out; then the rows that give one of them weight are NaN there. Which
     do is found with values that are 1 in their places and 0 elsewhere.
     """
-    batch, head, block = locate(tile_index, problem.q_blocks, problem.heads)
-    tile = Tile(problem, arrays, batch, head, block * ROWS, key=None)
+    batch, head, block = locate(tile_index, spec.q_blocks, spec.heads)
+    tile = Tile(spec, arrays, batch, head, block * ROWS, key=None)
     tile = replace(tile, bounds=load_bounds(tile))
     own = (batch, tile.queries, head)
     _fetch(shared, arrays["query"].at[own], shared.own.at[0])
 
-    def step(strange: bool, acc: Any, channels: Any, j: Any, known: Softmax) -> Softmax:
+    def step(nonfinite: bool, acc: Any, channels: Any, j: Any, known: Softmax) -> Softmax:
         here = replace(tile, key=j * blocks.k)
-        at = (batch, here.keys, lax.div(head, problem.group))
+        at = (batch, here.keys, lax.div(head, spec.group))
         _fetch(shared, arrays["key"].at[at], shared.visited.at[0])
         score = _product(here, shared.own.at[0], shared.visited.at[0])
         found = online_softmax(here, score, compared=True, known=known)
         p = found.p
-        if strange:
+        if nonfinite:
             p = jnp.where(p > 0.0, 1.0, 0.0)  # however small a weight is, its dtype holds it
         else:
             acc[...] = rescaled(acc[...], found)
         _fetch(shared, arrays["value"].at[at], shared.visited.at[1])
-        _change(shared.visited.at[1], _is_strange if strange else _finite_or_zero)
+        _change(shared.visited.at[1], _is_nonfinite if nonfinite else _finite_or_zero)
         _add(acc, p, shared.visited.at[1, :, channels])
         return found.known
 
-    def total(strange: bool, acc: Any, channels: Any) -> jax.Array:
+    def total(nonfinite: bool, acc: Any, channels: Any) -> jax.Array:
         acc[...] = jnp.zeros(acc.shape, jnp.float32)
-        start = nothing_known(problem, blocks.partial_sums)
-        known = lax.fori_loop(0, problem.k_blocks, partial(step, strange, acc, channels), start)
-        if strange:
+        start = nothing_known(spec, blocks.partial_sums)
+        known = lax.fori_loop(0, spec.k_blocks, partial(step, nonfinite, acc, channels), start)
+        if nonfinite:
             return acc[...]
-        _, factor = finish(problem, arrays, head, known.bits(problem), known.whole_norm())
+        _, factor = finish(spec, arrays, head, known.bits(spec), known.whole_norm())
         return acc[...] * over_rows(factor, acc.shape)
 
-    _sum(problem, shared.own.at[1], partial(total, True))
-    _sum(problem, shared.result.at[0], partial(total, False))
-    _change(shared.result.at[0], lambda x, strange: jnp.where(strange > 0.0, jnp.nan, x), shared.own.at[1])
+    _sum(spec, shared.own.at[1], partial(total, True))
+    _sum(spec, shared.result.at[0], partial(total, False))
+    _change(
+        shared.result.at[0], lambda x, nonfinite: jnp.where(nonfinite > 0.0, jnp.nan, x), shared.own.at[1]
+    )
     _write(shared.result.at[0], arrays["out"].at[own])
 
 
-def d_query(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
-    """64 rows of d_query: keys that are not finite are left out; the lse speaks for those that are seen."""
-    batch, head, block = locate(tile_index, problem.q_blocks, problem.heads)
-    tile = Tile(problem, arrays, batch, head, block * ROWS, key=None)
+def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
+    """64 rows of d_query: keys that are not finite are left out; the lse is NaN for those that are seen."""
+    batch, head, block = locate(tile_index, spec.q_blocks, spec.heads)
+    tile = Tile(spec, arrays, batch, head, block * ROWS, key=None)
     tile = replace(tile, bounds=load_bounds(tile))
     own, of_row = (batch, tile.queries, head), (batch, head, tile.queries)
     _fetch(shared, arrays["query"].at[own], shared.own.at[0])
@@ -153,7 +155,7 @@ def d_query(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_in
 
     def step(acc: Any, channels: Any, j: Any, _: None) -> None:
         here = replace(tile, key=j * ROWS)
-        at = (batch, here.keys, lax.div(head, problem.group))
+        at = (batch, here.keys, lax.div(head, spec.group))
         _fetch(shared, arrays["key"].at[at], shared.visited.at[0])
         _fetch(shared, arrays["value"].at[at], shared.visited.at[1])
         ds = _cotangents(here, shared, lse, delta)
@@ -161,27 +163,27 @@ def d_query(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_in
         _add(acc, ds, shared.visited.at[0, :, channels])
 
     def total(acc: Any, channels: Any) -> jax.Array:
-        lax.fori_loop(0, problem.k_blocks, partial(step, acc, channels), None)
-        return acc[...] * problem.scale
+        lax.fori_loop(0, spec.k_blocks, partial(step, acc, channels), None)
+        return acc[...] * spec.scale
 
-    _sum(problem, shared.result.at[0], total)
+    _sum(spec, shared.result.at[0], total)
     _write(shared.result.at[0], arrays["d_query"].at[own])
 
 
-def d_key(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
+def d_key(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
     """64 rows of d_key, d_value or both: query rows that see nothing, or are NaN, are left out.
 
     The lse is not finite for those, and makes P 0 or NaN where they are seen.
     """
-    batch, key_head, block = locate(tile_index, problem.k_blocks, problem.key_heads)
-    tile = Tile(problem, arrays, batch, key_head, row=None, key=block * ROWS, transposed=True)
+    batch, key_head, block = locate(tile_index, spec.k_blocks, spec.key_heads)
+    tile = Tile(spec, arrays, batch, key_head, row=None, key=block * ROWS, transposed=True)
     own = (batch, tile.keys, key_head)
     _fetch(shared, arrays["key"].at[own], shared.own.at[0])
     _fetch(shared, arrays["value"].at[own], shared.own.at[1])
 
     def step(name: str, acc: Any, channels: Any, visit: Any, _: None) -> None:
-        head = key_head * problem.group + lax.div(visit, problem.q_blocks)
-        here = replace(tile, head=head, row=lax.rem(visit, problem.q_blocks) * ROWS)
+        head = key_head * spec.group + lax.div(visit, spec.q_blocks)
+        here = replace(tile, head=head, row=lax.rem(visit, spec.q_blocks) * ROWS)
         here = replace(here, bounds=load_bounds(here))
         at, of_row = (batch, here.queries, head), (batch, head, here.queries)
         _fetch(shared, arrays["query"].at[at], shared.visited.at[0])
@@ -198,33 +200,33 @@ def d_key(problem: Problem, arrays: Mapping[str, Any], shared: Shared, tile_inde
         _add(acc, left, shared.visited.at[right, :, channels])
 
     def total(name: str, acc: Any, channels: Any) -> jax.Array:
-        lax.fori_loop(0, problem.q_blocks * problem.group, partial(step, name, acc, channels), None)
-        return acc[...] * (problem.scale if name == "d_key" else 1.0)
+        lax.fori_loop(0, spec.q_blocks * spec.group, partial(step, name, acc, channels), None)
+        return acc[...] * (spec.scale if name == "d_key" else 1.0)
 
     for name in ("d_key", "d_value"):
         if name in arrays:
-            _sum(problem, shared.result.at[0], partial(total, name))
+            _sum(spec, shared.result.at[0], partial(total, name))
             _write(shared.result.at[0], arrays[name].at[own])
 
 
 def _program(
-    body: Body, problem: Problem, arrays: Mapping[str, Any], _: Mapping[str, Any], shared: Shared
+    body: Body, spec: KernelSpec, arrays: Mapping[str, Any], _: Mapping[str, Any], shared: Shared
 ) -> None:
     """Tiles of a program, none where nothing leaked."""
     by_key = body is d_key
-    blocks, heads = (problem.k_blocks, problem.key_heads) if by_key else (problem.q_blocks, problem.heads)
-    tiles, program = problem.batch * heads * blocks, lax.axis_index(PROGRAM)
+    blocks, heads = (spec.k_blocks, spec.key_heads) if by_key else (spec.q_blocks, spec.heads)
+    tiles, program = spec.batch * heads * blocks, lax.axis_index(PROGRAM)
     mine = jnp.where(arrays["leaked"][0] > 0, lax.div(tiles - program + PROGRAMS - 1, PROGRAMS), 0)
 
     def one(i: Any, _: None) -> None:
-        body(problem, arrays, shared, program + i * PROGRAMS)
+        body(spec, arrays, shared, program + i * PROGRAMS)
 
     lax.fori_loop(0, mine, one, None)
 
 
 def _weights(tile: Tile, shared: Shared, lse: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """P of a tile whose Q and K are the first of those that it owns and visits, and the slope of the cap."""
-    folds = tile.problem.folds
+    folds = tile.spec.folds
     score = _product(tile, shared.own.at[0], shared.visited.at[0], lse if folds else None)
     return weights(tile, score, None if folds else lse, compared=True)
 
@@ -259,10 +261,10 @@ def _add(acc: Any, left: jax.Array, right: Any) -> None:
     plgpu.wgmma_wait(0)
 
 
-def _sum(problem: Problem, room: Any, total: Callable[[Any, Any], jax.Array]) -> None:
+def _sum(spec: KernelSpec, room: Any, total: Callable[[Any, Any], jax.Array]) -> None:
     """room = total(acc, channels), as many channels at a time as the registers hold; acc begins at 0."""
-    width = min(problem.head_dim, CHANNELS)
-    for i in range(0, problem.head_dim, width):
+    width = min(spec.head_dim, CHANNELS)
+    for i in range(0, spec.head_dim, width):
         channels = pl.ds(i, width)
 
         def run(acc: Any, channels: Any = channels) -> jax.Array:
@@ -284,7 +286,7 @@ def _change(room: Any, change: Callable[..., jax.Array], *others: Any) -> None:
     plgpu.commit_smem()
 
 
-def _is_strange(x: jax.Array) -> jax.Array:
+def _is_nonfinite(x: jax.Array) -> jax.Array:
     return jnp.where(x * 0.0 == 0.0, 0.0, 1.0)
 
 

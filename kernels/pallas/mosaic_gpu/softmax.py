@@ -3,7 +3,7 @@
 The reference of a row is what its exponents are relative to, in bits: P = 2^(bits - reference). Were it
 always the maximum so far, most blocks would reduce their rows to find it, and multiply the sums anew. So it
 stays where it is until a logit is SLACK bits past it. A row's reference depends on that row alone: a warp
-takes the longer way when one of its rows asks for it, which changes no bit of the others (S4).
+takes the longer way when one of its rows needs it, which changes no bit of the others (S4).
 
 Paper: Milakov and Gimelshein, arXiv 1805.02867 (online softmax).
 """
@@ -20,7 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attest.kernels.exponents import LOG2E
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
-from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tanh import Cap, any_above
 from attest.kernels.pallas.mosaic_gpu.tile import BY_ROW, COLUMNS, TILE, Tile, hidden_pairs, logits, over_rows
 
@@ -29,7 +29,7 @@ _LOWEST = -3.4e38  # the reference in bits of a row that has seen nothing: a dif
 # Bits of a reference from which on its own rounding is past what P has room for: see `_row_unit`.
 _HUGE = {"bfloat16": 2.0**29, "float16": 2.0**27}
 
-# More than rounding takes from the polynomial of a larger logit: no vote misses a row that asks to be moved.
+# More than rounding takes from the polynomial of a larger logit: no vote misses a row that must be moved.
 _ROUNDING = 0.01
 
 
@@ -45,9 +45,9 @@ class Softmax(NamedTuple):
     unit: jax.Array | None
     norm: jax.Array
 
-    def bits(self, problem: Problem) -> jax.Array:
+    def bits(self, spec: KernelSpec) -> jax.Array:
         """[64], the reference in bits."""
-        return self.reference if _bare(problem) else self.reference * problem.unit
+        return self.reference if _bare(spec) else self.reference * spec.unit
 
     def whole_norm(self) -> jax.Array:
         """[64], its parts summed."""
@@ -76,19 +76,19 @@ class _Row(NamedTuple):
 type _Step = tuple[jax.Array, _Row, jax.Array, Any]  # the exponents, what of rows is known, alpha, moved
 
 
-def nothing_known(problem: Problem, partial_sums: bool) -> Softmax:
+def nothing_known(spec: KernelSpec, partial_sums: bool) -> Softmax:
     """The softmax of 64 rows that have seen nothing."""
     norm = _by_row(0.0)
     if partial_sums:
         norm = plgpu.layout_cast(jnp.zeros((ROWS, COLUMNS), jnp.float32), TILE)
-    if _bare(problem):
+    if _bare(spec):
         return Softmax(_by_row(_LOWEST), None, norm)
-    return Softmax(_by_row(_LOWEST / max(problem.unit, 1.0)), _by_row(problem.unit), norm)
+    return Softmax(_by_row(_LOWEST / max(spec.unit, 1.0)), _by_row(spec.unit), norm)
 
 
 def online_softmax(tile: Tile, s: jax.Array, compared: bool, known: Softmax) -> Weights:
     """The weights of a tile from the product s, and what is known once they are counted."""
-    step = _of_cap if _bare(tile.problem) else _of_logits
+    step = _of_cap if _bare(tile.spec) else _of_logits
     exponents, row, alpha, moved = step(tile, s, compared, _Row(known.reference, known.unit))
     p, norm = jnp.exp2(exponents), known.norm
     if norm.ndim == 2:
@@ -107,12 +107,12 @@ def rescaled(acc: jax.Array, weights: Weights) -> jax.Array:
 
 
 def _of_logits(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
-    problem = tile.problem
+    spec = tile.spec
     u, hidden = logits(tile, s, compared)
-    u, slack = hidden.apply(u, -jnp.inf), _slack(tile) / problem.unit
+    u, slack = hidden.apply(u, -jnp.inf), _slack(tile) / spec.unit
     highest = _by_column(jnp.maximum, u)
     moved = any_above(slack, highest - over_rows(row.reference, highest.shape), TILE)
-    row, alpha = lax.cond(moved, partial(_moved, problem, slack), _unmoved, highest, row)
+    row, alpha = lax.cond(moved, partial(_moved, spec, slack), _unmoved, highest, row)
     assert row.unit is not None
     bits = u * over_rows(row.unit, u.shape)
     return bits - over_rows(row.reference * row.unit, u.shape), row, alpha, moved
@@ -124,13 +124,13 @@ def _of_cap(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
     The short way is for small logits that move no reference. A compared tile, whose hidden pairs may hold
     anything, takes the long one.
     """
-    cap, slack = Cap(tile.problem.cap_scale, tile.problem.unit), _slack(tile)
+    cap, slack = Cap(tile.spec.cap_scale, tile.spec.unit), _slack(tile)
 
     def long(s: jax.Array, row: _Row) -> _Step:
         bits = cap.of_any(s)
         if compared:
             bits = hidden_pairs(tile, None).apply(bits, -jnp.inf)
-        return bits, *_moved(tile.problem, slack, _by_column(jnp.maximum, bits), row), jnp.int32(1)
+        return bits, *_moved(tile.spec, slack, _by_column(jnp.maximum, bits), row), jnp.int32(1)
 
     def short(s: jax.Array, row: _Row) -> _Step:
         return cap.of_small(s), *_unmoved(None, row), jnp.int32(0)
@@ -147,35 +147,35 @@ def _of_cap(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
     return exponents(lax.cond(asked, long, short, s, row))
 
 
-def _bare(problem: Problem) -> bool:
+def _bare(spec: KernelSpec) -> bool:
     """Whether the logits come in bits, from the polynomial of a bare cap."""
-    return problem.bare_cap and not problem.pairwise
+    return spec.bare_cap and not spec.pairwise
 
 
 def _slack(tile: Tile) -> float:
     """An out that is not normalised is relative to the maximum itself (S10)."""
-    return SLACK if tile.problem.normalize else 0.0
+    return SLACK if tile.spec.normalize else 0.0
 
 
-def _moved(problem: Problem, slack: float, highest: jax.Array, row: _Row) -> tuple[_Row, jax.Array]:
+def _moved(spec: KernelSpec, slack: float, highest: jax.Array, row: _Row) -> tuple[_Row, jax.Array]:
     """The rows, now that their highest logits [64, 8] are known, and alpha."""
     top = jnp.max(highest, axis=1)
     now = jnp.where(top - row.reference > slack, top, row.reference)
     if row.unit is None:
         return _Row(now, None), jnp.exp2(row.reference - now)
-    return _Row(now, _row_unit(problem, now)), jnp.exp2((row.reference - now) * problem.unit)
+    return _Row(now, _row_unit(spec, now)), jnp.exp2((row.reference - now) * spec.unit)
 
 
-def _row_unit(problem: Problem, reference: jax.Array) -> jax.Array:
+def _row_unit(spec: KernelSpec, reference: jax.Array) -> jax.Array:
     """What u is multiplied by in rows of a reference, for u * unit - reference * unit.
 
     The compiler fuses the first product with the subtraction, and rounds the second. Where its last bits are
     whole numbers that makes 0 or inf of the largest weight. There a power of two, of which both are exact,
     stands in for the unit: logits that differ at all are far apart.
     """
-    power = 2.0 ** math.floor(math.log2(problem.unit / LOG2E))
-    huge = jnp.abs(reference * problem.unit) > _HUGE[jnp.dtype(problem.dtype).name]
-    return jnp.where(huge, power, problem.unit)
+    power = 2.0 ** math.floor(math.log2(spec.unit / LOG2E))
+    huge = jnp.abs(reference * spec.unit) > _HUGE[jnp.dtype(spec.dtype).name]
+    return jnp.where(huge, power, spec.unit)
 
 
 def _unmoved(_: Any, row: _Row) -> tuple[_Row, jax.Array]:

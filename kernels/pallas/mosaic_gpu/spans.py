@@ -1,6 +1,6 @@
 """The blocks that a program of the Hopper kernels visits, full and partial.
 
-A span is start, whole_start, whole_stop, stop, as `attest.kernels.ranges` has them: from arrays, or, where
+A span is start, full_start, full_stop, stop, as `attest.kernels.ranges` has them: from arrays, or, where
 causal order alone decides, computed here.
 """
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
-from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 
 type Span = tuple[Any, Any, Any, Any]
 type Arrays = Mapping[str, Any]
@@ -24,68 +24,68 @@ def locate(tile: Any, blocks: int, heads: int) -> tuple[Any, Any, Any]:
     return lax.div(rest, heads), lax.rem(rest, heads), lax.rem(tile, blocks)
 
 
-def key_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
+def key_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
     """The key blocks that a block of queries visits."""
-    if problem.described:
-        return _described(problem, arrays, batch, block)
-    k_block, k_length = problem.k_block, problem.k_length
+    if spec.uses_ranges:
+        return _from_ranges(spec, arrays, batch, block)
+    k_block, k_length = spec.k_block, spec.k_length
     zero, full = jnp.int32(0), jnp.int32(k_length // k_block)
-    if not problem.causal:
-        return _unknown(zero, zero, full, jnp.int32(problem.k_blocks))
-    lowest = block * problem.q_block + (k_length - problem.q_length)  # the last key that the first row sees
-    highest = jnp.minimum(lowest + problem.q_block - 1, k_length - 1)
+    if not spec.causal:
+        return _unknown(zero, zero, full, jnp.int32(spec.k_blocks))
+    lowest = block * spec.q_block + (k_length - spec.q_length)  # the last key that the first row sees
+    highest = jnp.minimum(lowest + spec.q_block - 1, k_length - 1)
     stop = jnp.maximum(lax.div(highest + k_block, k_block), 0)
     whole = jnp.minimum(lax.div(jnp.maximum(lowest + 1, 0), k_block), full)
     return _unknown(zero, zero, jnp.minimum(whole, stop), stop)
 
 
-def rows_span(problem: Problem, span: Span, row: Any) -> Span:
+def rows_span(spec: KernelSpec, span: Span, row: Any) -> Span:
     """The key blocks that 64 rows from `row` on need, of those that their block of queries visits.
 
     In causal order the first rows of a block need fewer than the last. One at least, all hidden or not.
     """
-    if problem.described or not problem.causal or problem.q_block == ROWS:
+    if spec.uses_ranges or not spec.causal or spec.q_block == ROWS:
         return span
-    alone = replace(problem, q_block=ROWS)
-    start, whole_start, whole_stop, stop = key_span(alone, {}, None, lax.div(row, ROWS))
-    return start, whole_start, whole_stop, jnp.minimum(jnp.maximum(stop, start + 1), span[3])
+    alone = replace(spec, q_block=ROWS)
+    start, full_start, full_stop, stop = key_span(alone, {}, None, lax.div(row, ROWS))
+    return start, full_start, full_stop, jnp.minimum(jnp.maximum(stop, start + 1), span[3])
 
 
-def query_span(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
+def query_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
     """The query blocks that visit a block of keys."""
-    if problem.described:
-        return _described(problem, arrays, batch, block)
-    zero, stop = jnp.int32(0), jnp.int32(problem.q_blocks)
-    if not problem.causal:
+    if spec.uses_ranges:
+        return _from_ranges(spec, arrays, batch, block)
+    zero, stop = jnp.int32(0), jnp.int32(spec.q_blocks)
+    if not spec.causal:
         return _unknown(zero, zero, stop, stop)
     # The first row that sees the first key, and the first that sees all.
-    first = block * problem.k_block - (problem.k_length - problem.q_length)
-    all_seen = first + problem.k_block - 1
-    q_block = problem.q_block
+    first = block * spec.k_block - (spec.k_length - spec.q_length)
+    all_seen = first + spec.k_block - 1
+    q_block = spec.q_block
     start = jnp.minimum(lax.div(jnp.maximum(first, 0), q_block), stop)
     whole = jnp.minimum(lax.div(jnp.maximum(all_seen, 0) + q_block - 1, q_block), stop)
     return _unknown(start, whole, stop, stop)
 
 
 def over_keys(
-    problem: Problem, span: Span, begin: Any, body: Callable[[bool, Any, Any], Any], carry: Any
+    spec: KernelSpec, span: Span, begin: Any, body: Callable[[bool, Any, Any], Any], carry: Any
 ) -> Any:
     """carry after body(compared, block, carry) for the key blocks of a span, from `begin` on."""
-    trailing = problem.causal or problem.described or problem.ragged
-    return _over(problem, span, begin, body, carry, leading=problem.described, trailing=trailing)
+    trailing = spec.causal or spec.uses_ranges or spec.ragged
+    return _over(spec, span, begin, body, carry, leading=spec.uses_ranges, trailing=trailing)
 
 
-def over_queries(problem: Problem, span: Span, body: Callable[[bool, Any, Any], Any], carry: Any) -> Any:
+def over_queries(spec: KernelSpec, span: Span, body: Callable[[bool, Any, Any], Any], carry: Any) -> Any:
     """carry after body(compared, block, carry) for the query blocks of a span.
 
     Rows past the end of the queries need no comparing: their P is 0.
     """
-    leading = problem.causal or problem.described
-    return _over(problem, span, span[0], body, carry, leading=leading, trailing=problem.described)
+    leading = spec.causal or spec.uses_ranges
+    return _over(spec, span, span[0], body, carry, leading=leading, trailing=spec.uses_ranges)
 
 
 def _over(
-    problem: Problem,
+    spec: KernelSpec,
     span: Span,
     begin: Any,
     body: Callable[[bool, Any, Any], Any],
@@ -94,20 +94,20 @@ def _over(
     leading: bool,
     trailing: bool,
 ) -> Any:
-    _, whole_start, whole_stop, stop = span
+    _, full_start, full_stop, stop = span
 
     def loop(compared: bool, begin: Any, end: Any, carry: Any) -> Any:
         return lax.fori_loop(begin, end, lambda j, carry: body(compared, j, carry), carry)
 
-    if problem.pairwise:
+    if spec.pairwise:
         return loop(True, begin, stop, carry)
     if leading:
-        carry = loop(True, begin, whole_start, carry)
-        begin = jnp.maximum(begin, whole_start)
+        carry = loop(True, begin, full_start, carry)
+        begin = jnp.maximum(begin, full_start)
     if not trailing:
         return loop(False, begin, stop, carry)
-    carry = loop(False, begin, whole_stop, carry)
-    return loop(True, jnp.maximum(begin, whole_stop), stop, carry)
+    carry = loop(False, begin, full_stop, carry)
+    return loop(True, jnp.maximum(begin, full_stop), stop, carry)
 
 
 def _unknown(*span: Any) -> Span:
@@ -116,11 +116,11 @@ def _unknown(*span: Any) -> Span:
     Of short ones it unrolls the loops and spills registers for it, or takes the waits out of the producer's,
     where they never wait: such a kernel has faulted on an H200.
     """
-    start, whole_start, whole_stop, stop = lax.optimization_barrier(span)
-    return start, whole_start, whole_stop, stop
+    start, full_start, full_stop, stop = lax.optimization_barrier(span)
+    return start, full_start, full_stop, stop
 
 
-def _described(problem: Problem, arrays: Arrays, batch: Any, block: Any) -> Span:
-    entry = batch if problem.by_batch else 0
-    start, whole_start, whole_stop, stop = (arrays["ranges"][entry, block, i] for i in range(4))
-    return start, whole_start, whole_stop, stop
+def _from_ranges(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
+    entry = batch if spec.by_batch else 0
+    start, full_start, full_stop, stop = (arrays["ranges"][entry, block, i] for i in range(4))
+    return start, full_start, full_stop, stop

@@ -2,7 +2,7 @@
 
 The GPU's instruction is off by 2^-11, which a cap of 50 makes 2 % of a weight. What is here is a polynomial
 where the logit is less than half of the cap, and else exp2 and a reciprocal square root, twice as slow. So a
-warp asks first whether it holds any large one. An element is the same to the bit either way: what its
+warp first votes whether it holds any large one. An element is the same to the bit either way: what its
 neighbours are, which may be hidden, changes nothing (S4).
 """
 

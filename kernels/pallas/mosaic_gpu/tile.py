@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
-from attest.kernels.pallas.mosaic_gpu.problem import Problem
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tanh import tanh
 
 TILE = plgpu.Layout.WGMMA
@@ -29,7 +29,7 @@ OPAQUE_ABOVE = 64  # the largest head dim whose addresses the registers hold
 
 @dataclass(frozen=True)
 class Bounds:
-    """What decides which keys each query of a tile sees: int32 vectors, None where the problem has none."""
+    """What decides which keys each query of a tile sees: int32 vectors, None where the spec has none."""
 
     first: Any = None
     last: Any = None
@@ -44,7 +44,7 @@ class Tile:
     int32 scalars, row and key the first of the tile's.
     """
 
-    problem: Problem
+    spec: KernelSpec
     arrays: Mapping[str, Any]
     batch: Any
     head: Any
@@ -55,7 +55,7 @@ class Tile:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return ROWS, self.problem.q_block if self.transposed else self.problem.k_block
+        return ROWS, self.spec.q_block if self.transposed else self.spec.k_block
 
     @property
     def queries(self) -> Any:
@@ -125,7 +125,7 @@ class Hiding:
 
 def load_bounds(tile: Tile) -> Bounds:
     """What decides which keys the tile's queries see, from memory."""
-    entry = tile.batch if tile.problem.by_batch else 0
+    entry = tile.batch if tile.spec.by_batch else 0
 
     def of(name: str, entry: Any) -> Any:
         arrays = tile.arrays
@@ -136,31 +136,31 @@ def load_bounds(tile: Tile) -> Bounds:
 
 def hidden_pairs(tile: Tile, bias: Any) -> Hiding:
     """Which pairs of a tile are hidden; bias: the tile of it, None without."""
-    problem, bounds = tile.problem, tile.bounds
+    spec, bounds = tile.spec, tile.bounds
     conditions: list[tuple[Callable[[Any, Any], jax.Array], jax.Array, Any]] = []
     if bias is not None:
         conditions.append((operator.ne, bias, -jnp.inf))
-    if problem.segments:
+    if spec.segments:
         ids = tile.load_by_key(tile.arrays["kv_ids"].at[tile.batch, tile.keys])
         conditions.append((operator.eq, tile.by_query(bounds.ids), tile.by_key(ids)))
-    if problem.mask is not None:
-        conditions.append((operator.ne, tile.load_pairs("mask", problem.mask), 0))
-    shift = problem.k_length - problem.q_length
+    if spec.mask is not None:
+        conditions.append((operator.ne, tile.load_pairs("mask", spec.mask), 0))
+    shift = spec.k_length - spec.q_length
     if tile.transposed:
         for compare, bound in ((operator.le, bounds.last), (operator.ge, bounds.first)):
             if bound is not None:
                 keys = tile.by_key(_row_index() + tile.key)
                 conditions.append((compare, keys, tile.by_query(bound)))
         # Keys past the end are nobody's: what is summed for them is not written.
-        low = _row_index() + (tile.key - shift - tile.row) if problem.causal else None
+        low = _row_index() + (tile.key - shift - tile.row) if spec.causal else None
         return Hiding(tuple(conditions), low=low)
     high: Any = None
     if bounds.last is not None:
         high = bounds.last - tile.key
-    elif problem.causal:
+    elif spec.causal:
         high = _row_index() + (tile.row + shift - tile.key)
-    if problem.ragged and bounds.last is None:
-        end = lax.broadcast(problem.k_length - 1 - tile.key, (ROWS,))
+    if spec.ragged and bounds.last is None:
+        end = lax.broadcast(spec.k_length - 1 - tile.key, (ROWS,))
         high = end if high is None else jnp.minimum(high, end)
     low = None if bounds.first is None else bounds.first - tile.key
     return Hiding(tuple(conditions), low=low, high=high)
@@ -168,34 +168,34 @@ def hidden_pairs(tile: Tile, bias: Any) -> Hiding:
 
 def logits(tile: Tile, s: jax.Array, compared: bool) -> tuple[jax.Array, Hiding]:
     """u float32 of a tile, from the product s, and what is hidden if pairs are compared."""
-    problem = tile.problem
+    spec = tile.spec
     bias = None
-    if problem.bias is not None:
-        bias = tile.load_pairs("bias", problem.bias).astype(jnp.float32)
+    if spec.bias is not None:
+        bias = tile.load_pairs("bias", spec.bias).astype(jnp.float32)
     hiding = hidden_pairs(tile, bias) if compared else Hiding()
-    if problem.factor != 1.0:
-        s = s * problem.factor
-    if problem.rounded is not None:
-        s = s.astype(problem.rounded).astype(jnp.float32)
+    if spec.factor != 1.0:
+        s = s * spec.factor
+    if spec.rounded is not None:
+        s = s.astype(spec.rounded).astype(jnp.float32)
     if bias is not None:
         s = s + bias
-    if problem.cap is not None:
-        s = tanh(s, problem.cap_scale, TILE, beside_pairs=problem.pairwise)
+    if spec.cap is not None:
+        s = tanh(s, spec.cap_scale, TILE, beside_pairs=spec.pairwise)
     return s, hiding
 
 
 def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Array, jax.Array | None]:
     """P of a tile, 0 where hidden, and the slope of the cap, None without one: float32, from the product s.
 
-    lse: of each query, in bits; None where it has been subtracted already (`Problem.folds`).
+    lse: of each query, in bits; None where it has been subtracted already (`KernelSpec.folds`).
     """
-    problem = tile.problem
+    spec = tile.spec
     u, hiding = logits(tile, s, compared)
-    bits = u * problem.unit
+    bits = u * spec.unit
     exponents = bits if lse is None else bits - tile.by_query(lse)
     # No weight is above 1: see `attest.kernels.exponents`.
     p = hiding.apply(jnp.exp2(jnp.minimum(exponents, 0.0)), 0.0)
-    return p, None if problem.cap is None else 1.0 - u * u
+    return p, None if spec.cap is None else 1.0 - u * u
 
 
 def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: bool) -> jax.Array:
@@ -206,12 +206,12 @@ def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: b
     return jnp.where(p == 0.0, 0.0, ds) if compared else ds
 
 
-def opaque(problem: Problem, *indices: Any) -> tuple[Any, ...]:
+def opaque(spec: KernelSpec, *indices: Any) -> tuple[Any, ...]:
     """The indices of tiles in shared memory, so that addresses are computed anew in every step.
 
     At large head dims the compiler else keeps the addresses of all parts of all tiles in registers.
     """
-    return lax.optimization_barrier(indices) if problem.head_dim > OPAQUE_ABOVE else indices
+    return lax.optimization_barrier(indices) if spec.head_dim > OPAQUE_ABOVE else indices
 
 
 def leaked(acc: jax.Array) -> jax.Array:

@@ -60,11 +60,11 @@ class Cut:
         return Blocked(x, block, lambda at: (at.batch, self.key_head(at), at.k, 0))
 
     def key_head(self, at: Place) -> jax.Array:
-        """The key head that the query head of a place reads (S15); not `//`, which asks for signs."""
+        """The key head that the query head of a place reads (S15); not `//`, which compares signs."""
         return lax.div(at.head, jnp.int32(self.group))
 
     def pairs(self, x: Any) -> Blocked:
-        """[B or 1, Hq or 1, Sq or 1, Sk], an array or a shape of whole blocks: a block is [q or 1, k]."""
+        """[B or 1, Hq or 1, Sq or 1, Sk], an array or a shape of full blocks: a block is [q or 1, k]."""
         per_batch, per_head, per_row = (size > 1 for size in x.shape[:3])
         x = padded(x, 3, self.k_blocks * self.sizes.k, 0)
         if per_row:
@@ -121,7 +121,7 @@ class Cut:
 
 
 def cut_call(settings: Settings, asked: Any, kernel: str, call: Call) -> Cut:
-    """The call as a kernel, by name, takes it; asked: the block sizes that the caller asks for, or None.
+    """The call as a kernel, by name, reads it; asked: the block sizes that the caller gives, or None.
 
     Raises: NotImplementedError for block sizes that a TPU does not take.
     """

@@ -162,7 +162,7 @@ def _key_cotangents(
 
 
 def _bias_cotangent(settings: Settings, call: Call, terms: RowTerms, hides: bool) -> jax.Array:
-    """A launch of its own, so that XLA drops it where nobody asks for the gradient of the bias."""
+    """A launch of its own, so that XLA drops it where the gradient of the bias is unused."""
     assert call.bias is not None
     cut = cut_call(settings, settings.backward, "backward_bias", call)
     batch, _, q_heads, _ = call.query.shape

@@ -1,8 +1,8 @@
 """Propagation of visible values that are not finite to the outputs that they make NaN.
 
-There the forward kernel leaves such values out, since a row that does not see them must not meet them even
-as 0 * NaN (clause S4). The rows that do give them weight are marked here: NaN in the channels of those
-values. In a call without such values nothing of this runs.
+The forward kernel leaves such values out, since a row that does not see them must not read them even as
+0 * NaN (clause S4). The rows that do give them weight become NaN here, in the channels of those values. In a
+call without such values nothing of this runs.
 """
 
 import triton
@@ -24,7 +24,7 @@ _FEW = tl.constexpr(16)
 
 
 @triton.jit
-def mark_rows(
+def propagate_nonfinite(
     query, key, value, mask, bias, first, last, q_ids, kv_ids, seed, out, lse,
     batch, head, block_start, q_length, k_length, start, stop,
     HUGE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, K_HEADS: tl.constexpr, HEADS: tl.constexpr,
@@ -34,7 +34,7 @@ def mark_rows(
     ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr, ALIGNED: tl.constexpr, DROPOUT: tl.constexpr,
     THRESHOLD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Stores NaN into the block of `out` that begins at row `block_start`, wherever it is due.
+    """Store NaN into the block of `out` that begins at row `block_start`, wherever it is due.
 
     `key`, `value`, `mask`, `bias` and `kv_ids` point at the batch entry and head; the key blocks are
     [start, stop).
@@ -80,8 +80,8 @@ def mark_rows(
                 value + key_start.to(tl.int64) * (K_HEADS * DV), k_order, k_length - key_start,
                 K_HEADS * DV, DV, BLOCK_DV, True,
             )  # fmt: skip
-            strange = tl.where(V - V == 0.0, 0.0, 1.0).to(V.dtype)
-            hits = tl.dot(weighs.to(V.dtype), strange, hits, input_precision=PRECISION)
+            nonfinite = tl.where(V - V == 0.0, 0.0, 1.0).to(V.dtype)
+            hits = tl.dot(weighs.to(V.dtype), nonfinite, hits, input_precision=PRECISION)
         columns = tl.arange(0, BLOCK_DV)[None, :]
         due = (hits > 0.0) & inside[:, None] & (columns < DV)
         address = out_at + tl.arange(0, _FEW)[:, None] * (HEADS * DV) + columns

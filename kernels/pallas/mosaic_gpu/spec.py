@@ -21,7 +21,7 @@ _BARE_SCALES = (1e-4, 1e4)
 
 
 @dataclass(frozen=True)
-class Problem:
+class KernelSpec:
     """One launch. S, the product of query and key, becomes u; u * unit is the logit in bits.
 
     head_dim: of the padded arrays. rounded: the dtype that logits are rounded to, None for none. causal:
@@ -91,7 +91,7 @@ class Problem:
         return (self.scale if self.bare_cap else 1.0) / self.cap
 
     @property
-    def described(self) -> bool:
+    def uses_ranges(self) -> bool:
         """Whether arrays say which blocks a program visits, and not causal order."""
         return self.first or self.last or self.segments
 
@@ -108,7 +108,7 @@ class Problem:
     @property
     def hides(self) -> bool:
         """Whether some pair of a visited block may be hidden, by more than the end of the keys."""
-        return self.causal or self.described or self.pairwise
+        return self.causal or self.uses_ranges or self.pairwise
 
     @property
     def key_heads(self) -> int:
@@ -124,33 +124,33 @@ class Problem:
 
 
 def work_of(call: Call) -> frozenset[str]:
-    """What a call asks of registers and schedule, as the table of blocks has it.
+    """The kinds of work that the table of blocks tells apart.
 
-    "cap": a soft cap. "pairs": a mask or a bias. "described": arrays say what a row sees. "scale": one that
+    "cap": a soft cap. "pairs": a mask or a bias. "ranges": arrays say what a row sees. "scale": one that
     is not positive, or very small.
     """
     pairs, lengths = (call.attention_mask, call.bias), (call.q_segment_ids, call.cum_seqlens_q)
-    asked = {
+    kinds = {
         "cap": call.logits_soft_cap is not None,
         "scale": call.softmax_scale < _SMALLEST_SCALE,
         "pairs": any(x is not None for x in pairs),
-        "described": call.sliding_window != (None, None)
+        "ranges": call.sliding_window != (None, None)
         or any(x is not None for x in lengths)
         or (call.causal and call.positions.given),
     }
-    return frozenset(name for name, asks in asked.items() if asks)
+    return frozenset(name for name, found in kinds.items() if found)
 
 
 def describe(
     settings: Settings, call: Call, rows: Rows, head_dim: int, q_block: int, k_block: int
-) -> Problem:
-    """The problem of a call whose rows are as `attest.kernels.visibility.describe_rows` says."""
+) -> KernelSpec:
+    """The spec of a call whose rows are as `attest.kernels.visibility.describe_rows` says."""
     placed = rows.padding is not None or call.positions.given
     alone = call.causal and not placed and call.sliding_window == (None, None)
     first, last = (None, None) if alone else (rows.first, rows.last)
     segments = call.q_segment_ids is not None
     batch, q_length, heads, _ = call.query.shape
-    return Problem(
+    return KernelSpec(
         batch=batch,
         heads=heads,
         group=heads // call.key.shape[2],
