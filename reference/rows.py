@@ -267,5 +267,6 @@ def _dropout(problem: Problem, semantics: Semantics, batch: int, head: int, rows
     if problem.dropout_prob == 0 or problem.dropout_seed is None:
         return None
     shape = (problem.batch, problem.q_heads, problem.q_len, problem.kv_len)
-    kept = keep_mask(semantics, problem.dropout_seed, problem.dropout_prob, batch, head, rows, shape)
+    seed, rate = problem.dropout_seed, problem.dropout_prob
+    kept = keep_mask(semantics, seed, rate, batch, head, rows, shape, problem.origin)
     return kept / (1.0 - problem.dropout_prob)
