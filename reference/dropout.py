@@ -41,36 +41,44 @@ def keep_mask(
     head: int,
     rows: NDArray[np.int64],
     shape: tuple[int, int, int, int],
+    origin: tuple[int, int, int, int] = (0, 0, 0, 0),
 ) -> NDArray[np.bool_]:
     """The kept weights of some rows of one head: bool [len(rows), Sk].
 
-    seed: 64 bits, the low word first. rate: dropout probability in [0, 1).
-    shape: (B, Hq, Sq, Sk) of the whole array of weights. In the counters, the dialects differ:
+    seed: 64 bits, the low word first. rate: dropout probability in [0, 1). shape: (B, Hq, Sq, Sk) of the
+    call's array of weights. origin: where its first weight stands in the whole array, by whose coordinates
+    all is counted. In the counters, the dialects differ:
 
     philox_tile: word j & 3 of counter (j >> 2, i, h, b), the standard.
     shared_heads: the same with h = 0.
     linear_offset: word 0 of counter (low, high, 0, 0) of the offset ((b H + h) Sq + i) Sk + j.
     chunk_keys: the standard within a chunk of keys, j counted from its start, with the chunk's number
         added to the key's high word.
+
+    Raises ValueError for a linear offset with an origin: it would need the shape of the whole array.
     """
-    columns = np.arange(shape[3], dtype=np.int64)
+    first, stop = origin[3], origin[3] + shape[3]
     key = (seed & 0xFFFFFFFF, seed >> 32)
     threshold = np.uint32(int(np.floor(rate * 2.0**32)))
-    i = rows.astype(np.uint32)[:, None]
-    b = np.full((1, 1), batch, np.uint32)
-    h = np.full((1, 1), 0 if semantics.dropout == "shared_heads" else head, np.uint32)
+    i = (rows + origin[2]).astype(np.uint32)[:, None]
+    b = np.full((1, 1), batch + origin[0], np.uint32)
+    h = np.full((1, 1), 0 if semantics.dropout == "shared_heads" else head + origin[1], np.uint32)
 
     if semantics.dropout == "linear_offset":
+        if any(origin):
+            raise ValueError(f"origin: got {origin}, expected zeros where dropout counts a linear offset")
+        columns = np.arange(stop, dtype=np.int64)
         offset = ((batch * shape[1] + head) * shape[2] + rows[:, None]) * shape[3] + columns
         low, high = (offset & 0xFFFFFFFF).astype(np.uint32), (offset >> 32).astype(np.uint32)
         zero = np.zeros((1, 1), np.uint32)
         return philox4x32((low, high, zero, zero), key)[0] >= threshold
 
-    chunk = semantics.dropout_chunk if semantics.dropout == "chunk_keys" else max(shape[3], 1)
+    chunk = semantics.dropout_chunk if semantics.dropout == "chunk_keys" else max(stop, 1)
     words = [np.empty((len(rows), 0), np.uint32)]
-    for number, start in enumerate(range(0, shape[3], chunk)):
-        width = min(chunk, shape[3] - start)
-        quads = np.arange((width + 3) // 4, dtype=np.uint32)[None, :]
+    for number in range(first // chunk, -(-stop // chunk)):
+        left, right = max(first - number * chunk, 0), min(stop - number * chunk, chunk)
+        quads = np.arange(left // 4, -(-right // 4), dtype=np.uint32)[None, :]
         quartet = philox4x32((quads, i, h, b), (key[0], (key[1] + number) & 0xFFFFFFFF))
-        words.append(np.stack(quartet, axis=-1).reshape(len(rows), 4 * quads.size)[:, :width])
+        columns = np.stack(quartet, axis=-1).reshape(len(rows), 4 * quads.size)
+        words.append(columns[:, left % 4 : left % 4 + right - left])
     return np.concatenate(words, axis=1) >= threshold

@@ -182,10 +182,10 @@ class ByKeys:
         error: ForwardError,
         gradient: LogitsGradient,
     ) -> None:
-        d_bias = finite(d_bias_block(self._semantics, block, backward))
-        after_cap = self._semantics.bias == "after_cap"
+        d_bias = finite(d_bias_block(block, backward))
+        after_cap = block.bias_place == "after_cap"
         spread = gradient.own if after_cap else gradient.uncapped
-        factor = abs(block.dot_scale) if self._semantics.bias == "before_scale" else 1.0
+        factor = abs(block.dot_scale) if block.bias_place == "before_scale" else 1.0
         slope = 1.0 if after_cap or block.cap_slope is None else finite(block.cap_slope)
         seen = np.where(block.seen, finite(block.weights) * factor, 0.0)
         leak = seen * slope

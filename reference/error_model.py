@@ -16,7 +16,14 @@ from attest.reference.error_backward import logits_gradient_error, query_error
 from attest.reference.error_forward import forward_error, output_error
 from attest.reference.error_keys import ByKeys
 from attest.reference.numerics import Floats, Numerics
-from attest.reference.oracle import Cotangents, Sample, backward_block, effective
+from attest.reference.oracle import (
+    Cotangents,
+    Sample,
+    backward_block,
+    effective,
+    live_rows,
+    natural_cotangents,
+)
 from attest.reference.problem import Problem
 from attest.reference.rows import row_blocks
 from attest.reference.semantics import Semantics
@@ -66,16 +73,17 @@ def predict(
             return _by_queries(problem, semantics, numerics, None, rows, None, repeats)
         columns = np.arange(problem.kv_len, dtype=np.int64) if sample is None else sample.key_rows
         by_keys = ByKeys(problem, semantics, numerics, columns, sampled=sample is not None)
-        live = rows if sample is None else _live_rows(cotangents)
+        natural = natural_cotangents(cotangents, semantics)
+        live = rows if sample is None else live_rows(cotangents)
         # Most samples ask for the very rows whose cotangents are not zero: one pass does both.
         together = np.array_equal(live, np.sort(rows))
         predictions = _by_queries(
-            problem, semantics, numerics, cotangents, rows, by_keys if together else None, repeats
+            problem, semantics, numerics, natural, rows, by_keys if together else None, repeats
         )
         if not together:
             for block in row_blocks(problem, semantics, live):
                 error = forward_error(problem, semantics, numerics, block, repeats)
-                backward = backward_block(problem, semantics, cotangents, block)
+                backward = backward_block(problem, natural, block)
                 gradient = logits_gradient_error(problem, numerics, block, backward, error)
                 by_keys.add(block, backward, error, gradient)
         spreads = by_keys.finish()
@@ -91,7 +99,7 @@ def _by_queries(
     by_keys: ByKeys | None,
     repeats: bool,
 ) -> dict[str, Prediction]:
-    """out, lse and dquery of the chosen rows; feeds the blocks to `by_keys` on the way."""
+    """out, lse and dquery of the chosen rows for `natural_cotangents`; feeds the blocks to `by_keys`."""
     out_shape = (problem.batch, len(rows), problem.q_heads, problem.value_dim)
     extra = {"out": np.zeros(out_shape)}
     out = Spread(np.zeros(out_shape), np.zeros(out_shape), extra["out"])
@@ -130,7 +138,7 @@ def _by_queries(
         at_lse = (block.batch, block.head, here)
         lse.bound[at_lse], lse.variance[at_lse] = error.lse.bound, error.lse.variance
         if cotangents is not None:
-            backward = backward_block(problem, semantics, cotangents, block)
+            backward = backward_block(problem, cotangents, block)
             gradient = logits_gradient_error(problem, numerics, block, backward, error)
             query = query_error(numerics, block, backward, error, gradient)
             d_query.bound[at], d_query.variance[at] = query.bound, query.variance
@@ -157,14 +165,6 @@ def _by_queries(
         )
         for name, spread in spreads.items()
     }
-
-
-def _live_rows(cotangents: Cotangents) -> Ints:
-    """Query rows with a cotangent that is not zero, in any batch row or head; the others add nothing."""
-    live = (cotangents.out != 0).any(axis=(0, 2, 3))
-    if cotangents.lse is not None:
-        live |= (cotangents.lse != 0).any(axis=(0, 1))
-    return np.flatnonzero(live)
 
 
 def _prediction(spread: Spread) -> Prediction:

@@ -5,6 +5,7 @@ for lse cotangents, sinks, caps, bias and dropout. Nothing here is differentiate
 code is shared with a kernel.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,14 +81,37 @@ def attention(
     """
     problem = effective(problem, semantics)
     _check(problem, cotangents, sample)
+    rows = np.arange(problem.q_len, dtype=np.int64) if sample is None else sample.query_rows
+    natural = None if cotangents is None else natural_cotangents(cotangents, semantics)
     with np.errstate(all="ignore"):
-        query_rows = None if sample is None else sample.query_rows
-        answer = _attend(problem, semantics, cotangents, query_rows)
-        if cotangents is None:
+        of_query = natural if "query" in semantics.gradients else None
+        answer = _attend(problem, row_blocks(problem, semantics, rows), len(rows), of_query)
+        if semantics.lse_base == "two":
+            answer = replace(answer, lse=answer.lse / np.log(2.0))
+        if cotangents is None or natural is None:
             return answer
-        if sample is None:
-            return replace(answer, **_by_keys(problem, semantics, cotangents, None))
-        return replace(answer, **_by_keys(problem, semantics, cotangents, sample.key_rows))
+        # No cotangent silences a row that is NaN.
+        every = np.arange(problem.q_len, dtype=np.int64)
+        live = every if semantics.empty_rows == "nan" else live_rows(cotangents)
+        key_rows = None if sample is None else sample.key_rows
+        gradients = _by_keys(problem, row_blocks(problem, semantics, live), natural, key_rows)
+    return replace(answer, **{name: d for name, d in gradients.items() if name[1:] in semantics.gradients})
+
+
+def natural_cotangents(cotangents: Cotangents, semantics: Semantics) -> Cotangents:
+    """Return the cotangents of out and of the natural lse, without what a dialect disregards (S13, S14)."""
+    if cotangents.lse is None or not semantics.lse_gradient:
+        return Cotangents(cotangents.out)
+    lse = cotangents.lse.astype(np.float64)
+    return Cotangents(cotangents.out, lse / np.log(2.0) if semantics.lse_base == "two" else lse)
+
+
+def live_rows(cotangents: Cotangents) -> Ints:
+    """Query rows with a cotangent that is not zero, in any batch row or head; the others add nothing."""
+    live = (cotangents.out != 0).any(axis=(0, 2, 3))
+    if cotangents.lse is not None:
+        live |= (cotangents.lse != 0).any(axis=(0, 1))
+    return np.flatnonzero(live)
 
 
 @dataclass(frozen=True)
@@ -109,11 +133,9 @@ class BackwardBlock:
     d_sinks: Floats
 
 
-def backward_block(
-    problem: Problem, semantics: Semantics, cotangents: Cotangents, block: RowBlock
-) -> BackwardBlock:
-    """Differentiate one block of rows."""
-    d_out, d_lse, out = _normalised_cotangents(problem, semantics, cotangents, block)
+def backward_block(problem: Problem, cotangents: Cotangents, block: RowBlock) -> BackwardBlock:
+    """Differentiate one block of rows, given the `natural_cotangents`."""
+    d_out, d_lse, out = _normalised_cotangents(problem, cotangents, block)
     d_weights = np.where(block.weighed, d_out @ np.where(np.isfinite(block.value), block.value, 0.0).T, 0.0)
     strange = ~np.isfinite(block.value).all(axis=1)
     d_weights[:, strange] = np.where(block.weighed[:, strange], d_out @ block.value[strange].T, 0.0)
@@ -139,11 +161,11 @@ def _shared(total: Floats, share: Floats) -> Floats:
     return np.where(share > 0, share * total[:, None], 0.0)
 
 
-def d_bias_block(semantics: Semantics, block: RowBlock, backward: BackwardBlock) -> Floats:
+def d_bias_block(block: RowBlock, backward: BackwardBlock) -> Floats:
     """The gradient of the bias before broadcast axes are summed: [R, N] (S2, S14)."""
-    if semantics.bias == "after_cap":
+    if block.bias_place == "after_cap":
         return backward.d_logits
-    if semantics.bias == "before_scale":
+    if block.bias_place == "before_scale":
         return backward.d_uncapped * block.dot_scale
     return backward.d_uncapped
 
@@ -172,7 +194,7 @@ def _output(problem: Problem, block: RowBlock) -> tuple[Floats, Floats]:
 
 
 def _normalised_cotangents(
-    problem: Problem, semantics: Semantics, cotangents: Cotangents, block: RowBlock
+    problem: Problem, cotangents: Cotangents, block: RowBlock
 ) -> tuple[Floats, Floats, Floats]:
     """Cotangents of the normalised out and the natural lse, 0 where they cannot move, and that out.
 
@@ -186,44 +208,36 @@ def _normalised_cotangents(
         weighs[:, None], cotangents.out[block.batch, block.rows, block.head].astype(np.float64), 0.0
     )
     d_lse = np.zeros(len(out))
-    if cotangents.lse is not None and semantics.lse_gradient:
-        d_lse = np.where(live, cotangents.lse[block.batch, block.head, block.rows].astype(np.float64), 0.0)
-    if semantics.lse_base == "two":
-        d_lse = d_lse / np.log(2.0)
+    if cotangents.lse is not None:
+        d_lse = np.where(live, cotangents.lse[block.batch, block.head, block.rows], 0.0)
     d_out = d_out * factor[:, None]
     if not problem.normalize_output:
         d_lse = d_lse + (d_out * out).sum(axis=1)
     return d_out, d_lse, out
 
 
-def _attend(
-    problem: Problem, semantics: Semantics, cotangents: Cotangents | None, rows: Ints | None
-) -> Answer:
-    """out, lse and dquery of the chosen rows."""
-    chosen = np.arange(problem.q_len, dtype=np.int64) if rows is None else rows
-    out = np.zeros((problem.batch, len(chosen), problem.q_heads, problem.value_dim))
-    lse = np.zeros((problem.batch, problem.q_heads, len(chosen)))
-    differentiate = cotangents is not None and "query" in semantics.gradients
-    d_query = np.zeros((problem.batch, len(chosen), problem.q_heads, problem.head_dim))
+def _attend(problem: Problem, blocks: Iterable[RowBlock], rows: int, cotangents: Cotangents | None) -> Answer:
+    """out, lse and, if cotangents are given, dquery of so many rows."""
+    out = np.zeros((problem.batch, rows, problem.q_heads, problem.value_dim))
+    lse = np.zeros((problem.batch, problem.q_heads, rows))
+    d_query = np.zeros((problem.batch, rows, problem.q_heads, problem.head_dim))
     done = 0
-    for block in row_blocks(problem, semantics, chosen):
+    for block in blocks:
         here = slice(done, done + len(block.rows))
-        done = here.stop % max(len(chosen), 1)
+        done = here.stop % rows
         values, factor = _output(problem, block)
         out[block.batch, here, block.head] = values * factor[:, None]
         lse[block.batch, block.head, here] = block.lse
-        if cotangents is not None and differentiate:
-            backward = backward_block(problem, semantics, cotangents, block)
+        if cotangents is not None:
+            backward = backward_block(problem, cotangents, block)
             d_query[block.batch, here, block.head] = block.dot_scale * contract(
                 backward.d_uncapped, block.seen, block.key
             )
-    if semantics.lse_base == "two":
-        lse = lse / np.log(2.0)
-    return Answer(out, lse, dquery=d_query if differentiate else None)
+    return Answer(out, lse, dquery=None if cotangents is None else d_query)
 
 
 def _by_keys(
-    problem: Problem, semantics: Semantics, cotangents: Cotangents, key_rows: Ints | None
+    problem: Problem, blocks: Iterable[RowBlock], cotangents: Cotangents, key_rows: Ints | None
 ) -> dict[str, Floats | None]:
     """The gradients that sum over query rows."""
     columns = np.arange(problem.kv_len, dtype=np.int64) if key_rows is None else key_rows
@@ -233,33 +247,19 @@ def _by_keys(
     d_sinks = None
     if problem.softmax_aux is not None and key_rows is None:
         d_sinks = np.zeros((problem.q_heads, problem.softmax_aux.shape[-1]))
-    for block in row_blocks(problem, semantics, _live_rows(semantics, cotangents)):
-        backward = backward_block(problem, semantics, cotangents, block)
+    for block in blocks:
+        backward = backward_block(problem, cotangents, block)
         at = (block.batch, slice(None), block.kv_head)
         seen, weighed = block.seen[:, columns].T, block.weighed[:, columns].T
         d_key[at] += block.dot_scale * contract(backward.d_uncapped[:, columns].T, seen, block.query)
         d_value[at] += contract(block.dropped_weights()[:, columns].T, weighed, backward.d_out)
         if d_bias is not None:
-            _add_d_bias(d_bias, block, d_bias_block(semantics, block, backward))
+            _add_d_bias(d_bias, block, d_bias_block(block, backward))
         if d_sinks is not None:
             d_sinks[block.head] += backward.d_sinks.sum(axis=0)
     if d_sinks is not None and problem.softmax_aux is not None and problem.shares_sinks:
         d_sinks = d_sinks.sum(axis=0).reshape(problem.softmax_aux.shape)
-    wanted = {"dkey": d_key, "dvalue": d_value, "dbias": d_bias, "dsoftmax_aux": d_sinks}
-    return {name: array if name[1:] in semantics.gradients else None for name, array in wanted.items()}
-
-
-def _live_rows(semantics: Semantics, cotangents: Cotangents) -> Ints:
-    """Query rows with a cotangent that is not zero, in any batch row or head; the others add nothing.
-
-    Unless they are NaN, which no cotangent silences.
-    """
-    if semantics.empty_rows == "nan":
-        return np.arange(cotangents.out.shape[1], dtype=np.int64)
-    live = (cotangents.out != 0).any(axis=(0, 2, 3))
-    if cotangents.lse is not None:
-        live |= (cotangents.lse != 0).any(axis=(0, 1))
-    return np.flatnonzero(live)
+    return {"dkey": d_key, "dvalue": d_value, "dbias": d_bias, "dsoftmax_aux": d_sinks}
 
 
 def _add_d_bias(d_bias: Floats, block: RowBlock, gradient: Floats) -> None:

@@ -15,6 +15,11 @@ Array = NDArray[Any]
 FLOAT_DTYPES = tuple(np.dtype(d) for d in (np.float16, ml_dtypes.bfloat16, np.float32))
 BIAS_DTYPES = (*FLOAT_DTYPES, np.dtype(np.float64))
 
+# The difference of two positions fits into 32 bits.
+POSITIONS = range(-(2**30), 2**30)
+# A word of a counter of dropout's generator.
+_WORDS = 2**32
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -25,6 +30,9 @@ class Problem:
     q_segment_ids [B, Sq], kv_segment_ids [B, Sk]: int. cum_seqlens_q, cum_seqlens_k: int32 [n + 1].
     softmax_aux: float [sinks] or [1, sinks], which all heads share, or [Hq, sinks].
     sliding_window: (left, right), None where unbounded.
+    q_offset: int, or int [B], one a sequence; None: the last query stands where the last key does.
+    q_positions: int [B|1, Sq]. kv_positions: int [B|1, Sk]. None: as tokens are counted in their sequence.
+    origin: where the first batch entry, query head, row and key of this call stand in the whole arrays.
     """
 
     query: Array
@@ -44,6 +52,10 @@ class Problem:
     q_segment_ids: Array | None = None
     kv_segment_ids: Array | None = None
     normalize_output: bool = True
+    q_offset: int | Array | None = None
+    q_positions: Array | None = None
+    kv_positions: Array | None = None
+    origin: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property
     def batch(self) -> int:
@@ -102,9 +114,9 @@ class Problem:
 def make_problem(query: Array, key: Array, value: Array, **options: Any) -> Problem:
     """Validate one attention call.
 
-    Takes Problem's fields by name; an int `sliding_window` w means (w, w) and an int mask is true where
-    it is not zero. Raises ValueError naming the argument, what was got and what was expected, and
-    TypeError for an option that does not exist.
+    Takes Problem's fields by name; an int `sliding_window` w means (w, w), an int mask is true where it is
+    not zero and an `origin` of None is all zeros. Raises ValueError naming the argument, what was got and
+    what was expected, and TypeError for an option that does not exist and for positions that are no arrays.
     """
     unknown = set(options) - set(Problem.__dataclass_fields__)
     if unknown:
@@ -124,6 +136,10 @@ def make_problem(query: Array, key: Array, value: Array, **options: Any) -> Prob
     _check_sinks(options.get("softmax_aux"), shape[1])
     _check_segments(options, query.shape[:2], key.shape[:2])
     _check_lengths(options, shape)
+    canonical["q_offset"] = _check_offset(options, shape)
+    for name, length in (("q_positions", shape[2]), ("kv_positions", shape[3])):
+        _check_positions(name, options.get(name), shape[0], length)
+    canonical["origin"] = _check_origin(options.get("origin"), shape)
     return Problem(query, key, value, **canonical)
 
 
@@ -250,3 +266,63 @@ def _check_lengths(options: Mapping[str, Any], shape: tuple[int, int, int, int])
         longest = cum[-1] if batch <= 1 else lengths.max()
         if longest > length:
             raise _wrong(name, cum.tolist(), f"lengths that fit into {length} tokens")
+
+
+def _is_integer(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def _check_offset(options: Mapping[str, Any], shape: tuple[int, int, int, int]) -> int | Array | None:
+    offset = options.get("q_offset")
+    if offset is None:
+        return None
+    if options.get("q_positions") is not None:
+        raise _wrong("q_offset and q_positions", "both", "at most one of the two")
+    if _is_integer(offset):
+        offset = np.array(int(offset), object)
+    elif not isinstance(offset, np.ndarray):
+        raise TypeError(f"q_offset: got {offset!r}, expected an integer or an array of integers")
+    elif offset.dtype.kind != "i":
+        raise _wrong("q_offset", f"dtype {offset.dtype}", "a signed int dtype")
+    batch, _, q_len, _ = shape
+    cum: Array | None = options.get("cum_seqlens_q")
+    sequences = batch if cum is None else len(cum) - 1
+    if offset.shape not in ((), (sequences,)):
+        raise _wrong("q_offset", f"shape {offset.shape}", f"an integer or [{sequences}], one a sequence")
+    least, most = POSITIONS[0], POSITIONS[-1] - max(q_len - 1, 0)
+    if np.any(offset < least) or np.any(offset > most):
+        raise _wrong("q_offset", offset.tolist(), f"numbers from {least} to {most}")
+    return int(offset) if offset.ndim == 0 else offset
+
+
+def _check_positions(name: str, positions: Any, batch: int, length: int) -> None:
+    if positions is None:
+        return
+    if not isinstance(positions, np.ndarray):
+        raise TypeError(f"{name}: got {type(positions).__name__}, expected an array of integers")
+    if positions.dtype.kind != "i":
+        raise _wrong(name, f"dtype {positions.dtype}", "a signed int dtype")
+    if positions.shape not in ((1, length), (batch, length)):
+        raise _wrong(name, f"shape {positions.shape}", f"{(batch, length)}, the first axis of which may be 1")
+    outside = (positions < POSITIONS[0]) | (positions > POSITIONS[-1])
+    if outside.any():
+        expected = f"positions from {POSITIONS[0]} to {POSITIONS[-1]}"
+        raise _wrong(name, int(positions[outside][0]), expected)
+
+
+def _check_origin(origin: Any, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    if origin is None:
+        return 0, 0, 0, 0
+    try:
+        first = tuple(origin)
+    except TypeError:
+        first = ()
+    fits = len(first) == 4 and all(
+        _is_integer(start) and 0 <= int(start) <= _WORDS - size
+        for start, size in zip(first, shape, strict=True)
+    )
+    if not fits:
+        expected = "four integers of at least 0: batch entry, query head, row and key, all below 2**32"
+        raise _wrong("origin", origin, expected)
+    batch, head, row, key = (int(start) for start in first)
+    return batch, head, row, key

@@ -42,7 +42,7 @@ class RowBlock:
     sink_logits: [n], sink_weights: [R, n], sink_slope [n]: d sink logit / d softmax_aux.
     max_share: [R, N] what a change of each logit moves the row maximum by, and sink_max_share: [R, n] the
         same of the sinks; None where the maximum is held constant.
-    padding: bool [R], rows past a length. bias: [R, N] or None.
+    padding: bool [R], rows past a length. bias: [R, N] or None. bias_place: where it joins (S2).
     """
 
     batch: int
@@ -71,6 +71,7 @@ class RowBlock:
     sink_max_share: Floats | None
     padding: Bools
     bias: Floats | None
+    bias_place: str
 
     def dropped_weights(self) -> Floats:
         """The weights that multiply the values: dropout applied."""
@@ -189,6 +190,7 @@ def _row_block(
         sink_max_share=sink_max_share,
         padding=padding,
         bias=bias,
+        bias_place=semantics.bias,
     )
 
 
@@ -265,5 +267,6 @@ def _dropout(problem: Problem, semantics: Semantics, batch: int, head: int, rows
     if problem.dropout_prob == 0 or problem.dropout_seed is None:
         return None
     shape = (problem.batch, problem.q_heads, problem.q_len, problem.kv_len)
-    kept = keep_mask(semantics, problem.dropout_seed, problem.dropout_prob, batch, head, rows, shape)
+    seed, rate = problem.dropout_seed, problem.dropout_prob
+    kept = keep_mask(semantics, seed, rate, batch, head, rows, shape, problem.origin)
     return kept / (1.0 - problem.dropout_prob)

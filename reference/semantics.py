@@ -23,6 +23,10 @@ OPTIONS = (
     "q_segment_ids",
     "kv_segment_ids",
     "normalize_output",
+    "q_offset",
+    "q_positions",
+    "kv_positions",
+    "origin",
 )
 # Who ignores the first must ignore the second, or its answer has no meaning.
 _TOGETHER = (
@@ -45,7 +49,8 @@ class Semantics:
     hidden_nonfinite (S4): NaN and inf that are stored where nothing is seen are ignored, or leak, because
         the kernel multiplies them by weights of 0. What leaks where is not judged.
     precedence (S5): all conditions hold together; a bias makes the mask ignored; causal makes it ignored.
-    causal, window (S6, S7): the diagonal ends in the bottom-right or starts in the top-left corner.
+    causal, window (S6, S7): the diagonal ends in the bottom-right or starts in the top-left corner, where
+        no offset and no positions of the queries are given (S23).
     window_zero (S7): a side of 0 stops at the diagonal, or means that the side is unbounded.
     window_edges (S7): the outermost key of the window is in it, or just outside.
     segments (S8): equal ids see each other if both are non-negative, or whatever they are.

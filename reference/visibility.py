@@ -1,8 +1,8 @@
-"""The keys that each query row sees (S5 to S9).
+"""The keys that each query row sees (S5 to S9, S23).
 
-Causal, window and lengths compare two positions: each key has the one it holds in its sequence, and each
-query row has the one it would hold on the keys' axis. Both are plain vectors, so that any block of the
-matrix of pairs can be made without the rest.
+Causal and window compare two positions: each key has the one it holds in its sequence, and each query row
+has the one it would hold on the keys' axis, unless the call gives others. Both are plain vectors, so that
+any block of the matrix of pairs can be made without the rest.
 """
 
 from dataclasses import dataclass
@@ -23,19 +23,20 @@ PADDING = -1
 class Tokens:
     """Where the tokens of one batch row stand: int64 [Sq] or [Sk] each.
 
-    sequence: the number of the token's sequence, PADDING past its length.
-    position: the index within the sequence.
+    sequence: the number of the token's sequence, PADDING past its length. Without lengths each batch row is
+        one sequence.
+    index: the index within the sequence.
     """
 
     sequence: Ints
-    position: Ints
+    index: Ints
 
 
 def tokens(cum: NDArray[np.int32] | None, batch_size: int, batch: int, length: int) -> Tokens:
     """Place `length` tokens of batch row `batch` by the cumulative lengths `cum`, if given (S9)."""
     index = np.arange(length, dtype=np.int64)
     if cum is None:
-        return Tokens(np.zeros(length, np.int64), index)
+        return Tokens(np.full(length, batch, np.int64), index)
     if batch_size > 1:
         inside = index < cum[batch + 1] - cum[batch]
         return Tokens(np.where(inside, batch, PADDING), index)
@@ -88,16 +89,16 @@ def _mask_ignored(problem: Problem, semantics: Semantics) -> bool:
 def _by_position(problem: Problem, semantics: Semantics, batch: int, rows: Ints) -> Bools:
     q = tokens(problem.cum_seqlens_q, problem.batch, batch, problem.q_len)
     k = tokens(problem.cum_seqlens_k, problem.batch, batch, problem.kv_len)
-    row_sequence, row_position = q.sequence[rows], q.position[rows]
+    row_sequence = q.sequence[rows]
     seen = (row_sequence[:, None] == k.sequence) & (row_sequence[:, None] != PADDING)
 
-    offset = _bottom_right_offset(problem)[np.maximum(row_sequence, 0)]
+    k_position = k.index if problem.kv_positions is None else _of_entry(problem.kv_positions, batch)
     if problem.causal:
-        aligned = row_position + (offset if semantics.causal == "bottom_right" else 0)
-        seen &= k.position <= aligned[:, None]
+        row_position = _row_positions(problem, semantics.causal, batch, q)[rows]
+        seen &= k_position <= row_position[:, None]
     if problem.sliding_window is not None:
-        aligned = row_position + (offset if semantics.window == "bottom_right" else 0)
-        distance = k.position - aligned[:, None]
+        row_position = _row_positions(problem, semantics.window, batch, q)[rows]
+        distance = k_position - row_position[:, None]
         for side, outward in zip(problem.sliding_window, (-distance, distance), strict=True):
             if side is None or (side == 0 and semantics.window_zero == "unbounded"):
                 continue
@@ -105,8 +106,23 @@ def _by_position(problem: Problem, semantics: Semantics, batch: int, rows: Ints)
     return seen
 
 
+def _row_positions(problem: Problem, alignment: str, batch: int, q: Tokens) -> Ints:
+    """The position of each query row of a batch row: int64 [Sq] (S23)."""
+    if problem.q_positions is not None:
+        return _of_entry(problem.q_positions, batch)
+    sequence = np.maximum(q.sequence, 0)
+    if problem.q_offset is not None:
+        offset = np.asarray(problem.q_offset, np.int64)
+        return q.index + (offset[sequence] if offset.ndim else offset)
+    return q.index + (_bottom_right_offset(problem)[sequence] if alignment == "bottom_right" else 0)
+
+
+def _of_entry(positions: NDArray[Any], batch: int) -> Ints:
+    return positions[batch if len(positions) > 1 else 0].astype(np.int64)
+
+
 def _bottom_right_offset(problem: Problem) -> Ints:
     """Keys minus queries of each sequence: int64 [n]."""
     if problem.cum_seqlens_q is None or problem.cum_seqlens_k is None:
-        return np.array([problem.kv_len - problem.q_len], np.int64)
+        return np.full(problem.batch, problem.kv_len - problem.q_len, np.int64)
     return (np.diff(problem.cum_seqlens_k) - np.diff(problem.cum_seqlens_q)).astype(np.int64)

@@ -184,7 +184,7 @@ def objective(opinion: Opinion, semantics: Semantics, d_out: np.ndarray, d_lse: 
 
 def without_ignored(problem: Problem, semantics: Semantics) -> Problem:
     """S20's dialect: the arguments that are silently dropped."""
-    off = {"dropout_prob": 0.0, "causal": False, "normalize_output": True}
+    off = {"dropout_prob": 0.0, "causal": False, "normalize_output": True, "origin": (0, 0, 0, 0)}
     return replace(problem, **{name: off.get(name) for name in semantics.ignored_arguments})
 
 
@@ -200,18 +200,19 @@ def permitted(problem: Problem, semantics: Semantics, b: int, h: int, i: int, j:
     k_place = _place(problem.cum_seqlens_k, problem.query.shape[0], b, j, k_len)
     if q_place is None or k_place is None or q_place[0] != k_place[0]:
         return False
-    row, column = q_place[1], k_place[1]
-    last_aligned = row + (k_place[2] - q_place[2])
+    column = k_place[1]
+    if problem.kv_positions is not None:
+        column = int(problem.kv_positions[b % len(problem.kv_positions), j])
 
     mask = problem.attention_mask
     obeyed = not (semantics.precedence == "bias_over_mask" and problem.bias is not None)
     obeyed = obeyed and not (semantics.precedence == "causal_over_mask" and problem.causal)
     if mask is not None and obeyed and not mask[b % mask.shape[0], h % mask.shape[1], i, j]:
         return False
-    if problem.causal and column > (last_aligned if semantics.causal == "bottom_right" else row):
+    if problem.causal and column > row_position(problem, semantics.causal, b, i):
         return False
     if problem.sliding_window is not None:
-        centre = last_aligned if semantics.window == "bottom_right" else row
+        centre = row_position(problem, semantics.window, b, i)
         inside = 0 if semantics.window_edges == "inclusive" else -1
         left, right = problem.sliding_window
         if semantics.window_zero == "unbounded":
@@ -225,6 +226,24 @@ def permitted(problem: Problem, semantics: Semantics, b: int, h: int, i: int, j:
         if q_id != k_id or (semantics.segments == "non_negative" and q_id < 0):
             return False
     return True
+
+
+def row_position(problem: Problem, alignment: str, b: int, i: int) -> int:
+    """S23: where query row i, a token, stands among the keys."""
+    if problem.q_positions is not None:
+        return int(problem.q_positions[b % len(problem.q_positions), i])
+    batch, q_len = problem.query.shape[:2]
+    place = _place(problem.cum_seqlens_q, batch, b, i, q_len)
+    assert place is not None, "padding stands nowhere"
+    number, index, length = place
+    if problem.q_offset is not None:
+        offset = problem.q_offset
+        return index + (offset if isinstance(offset, int) else int(offset[number]))
+    if alignment == "top_left":
+        return index
+    if problem.cum_seqlens_k is None:
+        return index + problem.key.shape[1] - length
+    return index + int(problem.cum_seqlens_k[number + 1] - problem.cum_seqlens_k[number]) - length
 
 
 def is_padding(problem: Problem, semantics: Semantics, b: int, i: int) -> bool:
@@ -241,6 +260,7 @@ def kept(problem: Problem, semantics: Semantics, b: int, h: int, i: int, j: int)
     _, q_len, heads, _ = problem.query.shape
     k_len = problem.key.shape[1]
     low, high = seed % 2**32, seed // 2**32
+    b, h, i, j = (here + first for here, first in zip((b, h, i, j), problem.origin, strict=True))
     if semantics.dropout == "linear_offset":
         offset = j + k_len * (i + q_len * (h + heads * b))
         word = philox((offset % 2**32, offset // 2**32, 0, 0), (low, high))[0]
@@ -435,7 +455,7 @@ def _place(
 ) -> tuple[int, int, int] | None:
     """The sequence of a token, its index there and the length of it; None for padding (S9)."""
     if cum is None:
-        return 0, token, length
+        return b, token, length
     bounds = [int(x) for x in cum]
     if batch_size > 1:
         size = bounds[b + 1] - bounds[b]

@@ -26,6 +26,9 @@ FEATURES = (
     "sinks",
     "segments",
     "not_normalised",
+    "q_offset",
+    "positions",
+    "origin",
 )
 
 # Each choice of a dialect and the features without which it makes no difference.
@@ -58,6 +61,7 @@ DIALECTS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
             frozenset({"attention_mask", "dropout_prob", "logits_soft_cap"}),
             frozenset({"cum_seqlens_q", "cum_seqlens_k", "sliding_window"}),
             frozenset({"q_segment_ids", "kv_segment_ids", "normalize_output"}),
+            frozenset({"q_offset", "q_positions", "kv_positions", "origin"}),
         ),
         (),
     ),
@@ -137,6 +141,15 @@ def drawn_problems(draw: st.DrawFn, dialects: bool = False, largest: int = 6) ->
         options["q_segment_ids"] = rng.integers(-1, 2, (batch, q_len)).astype(ids)
         options["kv_segment_ids"] = rng.integers(-1, 2, (batch, kv_len)).astype(ids)
     options["normalize_output"] = "not_normalised" not in features
+    if "q_offset" in features:
+        cum = options.get("cum_seqlens_q")
+        each = rng.integers(-kv_len - 2, kv_len + 3, batch if cum is None else len(cum) - 1)
+        options["q_offset"] = draw(st.sampled_from((each, each.astype(np.int8), int(each[0]))))
+    if "positions" in features:
+        options |= _positions(draw, rng, batch, q_len, kv_len, beside_offset="q_offset" in features)
+    # A linear offset needs the shape of the whole array.
+    if "origin" in features and chosen.dropout != "linear_offset":
+        options["origin"] = tuple(draw(st.sampled_from((0, 1, 5, 2**32 - 100))) for _ in range(4))
 
     problem = make_problem(
         normal(batch, q_len, heads, dims[0], amplitude=amplitudes[0]),
@@ -153,6 +166,19 @@ def drawn_problems(draw: st.DrawFn, dialects: bool = False, largest: int = 6) ->
 def _broadcast(draw: st.DrawFn, shape: tuple[int, ...], free: int) -> tuple[int, ...]:
     kept = [draw(st.booleans()) if axis < free else True for axis in range(4)]
     return tuple(size if keep else 1 for size, keep in zip(shape, kept, strict=True))
+
+
+def _positions(
+    draw: st.DrawFn, rng: np.random.Generator, batch: int, q_len: int, kv_len: int, beside_offset: bool
+) -> dict[str, np.ndarray]:
+    """Positions of the keys, of the rows or of both: in no order, some of them more than once."""
+    sides = {"kv_positions": kv_len} if beside_offset else {"q_positions": q_len, "kv_positions": kv_len}
+    given = draw(st.sets(st.sampled_from(sorted(sides)), min_size=1))
+    dtype = draw(st.sampled_from((np.int32, np.int8, np.int64)))
+    return {
+        name: rng.integers(-2, kv_len + 2, (draw(st.sampled_from((1, batch))), sides[name])).astype(dtype)
+        for name in sorted(given)
+    }
 
 
 def _bias(draw: st.DrawFn, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -93,6 +93,31 @@ class TestCounters:
             key = ((2**32 - 1 + number) % 2**32) << 32
             np.testing.assert_array_equal(part, mask(STANDARD, key, 0.5, 0, 0, shape)[:, : part.shape[1]])
 
+    @pytest.mark.parametrize("dropout", ["philox_tile", "shared_heads", "chunk_keys"])
+    @given(seed=SEEDS, chunk=st.integers(1, 9), data=st.data())
+    def test_a_part_that_knows_its_origin_draws_the_mask_of_the_whole(
+        self, dropout: str, seed: int, chunk: int, data: st.DataObject
+    ) -> None:
+        semantics = replace(STANDARD, dropout=dropout, dropout_chunk=chunk)
+        shape = (3, 4, 6, 21)
+        origin = tuple(data.draw(st.integers(0, size - 1)) for size in shape)
+        batch, head, row, key = origin
+        part = (1, 1, shape[2] - row, data.draw(st.integers(0, shape[3] - key)))
+        got = keep_mask(semantics, seed, 0.5, 0, 0, np.arange(part[2]), part, origin)
+        whole = mask(semantics, seed, 0.5, batch, head, shape)
+        np.testing.assert_array_equal(got, whole[row:, key : key + part[3]])
+
+    def test_the_last_place_that_32_bits_can_name(self) -> None:
+        last = (2**32 - 1,) * 4
+        got = keep_mask(STANDARD, 5, 0.5, 0, 0, np.array([0]), (1, 1, 1, 1), last)
+        word = second_opinion.philox((last[3] >> 2, *last[:3]), (5, 0))[3]
+        assert got.tolist() == [[word >= 2**31]]
+
+    def test_a_linear_offset_has_no_origin(self) -> None:
+        linear = replace(STANDARD, dropout="linear_offset")
+        with pytest.raises(ValueError, match=r"origin: got \(0, 0, 1, 0\), expected zeros"):
+            keep_mask(linear, 5, 0.5, 0, 0, np.array([0]), (1, 1, 1, 1), (0, 0, 1, 0))
+
     @pytest.mark.parametrize("dropout", DIALECTS)
     def test_no_keys_no_rows(self, dropout: str) -> None:
         semantics = replace(STANDARD, dropout=dropout)

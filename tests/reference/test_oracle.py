@@ -130,6 +130,8 @@ class TestSecondOpinion:
             cum_seqlens_q=np.int32([0, 5]) if everything else None,
             cum_seqlens_k=np.int32([0, 8]) if everything else None,
             normalize_output=not (everything or name == "row_max_gradient"),
+            q_offset=1 if everything else None,
+            origin=(1, 2, 3, 5) if everything else None,
             softmax_aux=None if name in ("hidden", "empty_rows") else np.array([0.5, 3.0], np.float32),
         )
         standard = answer_of(drawn)

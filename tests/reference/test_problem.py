@@ -109,6 +109,36 @@ OPTIONS_REFUSED = [
     (cums([0, 1, 2, 3], [0, 1, 2, 3]), "cum_seqlens_q: got 3 sequences, expected 2"),
     (cums([0, 1, 5], [0, 1, 2]), "cum_seqlens_q: .* lengths that fit into 3 tokens"),
     (cums([0, 1, 2], [0, 7, 8]), "cum_seqlens_k: .* lengths that fit into 6 tokens"),
+    (
+        {"q_offset": 1, "q_positions": np.zeros((2, 3), int)},
+        "q_offset and q_positions: got both, expected at most one",
+    ),
+    ({"q_offset": np.zeros(2)}, "q_offset: got dtype float64, expected a signed int dtype"),
+    ({"q_offset": np.zeros(2, np.uint8)}, "q_offset: got dtype uint8"),
+    ({"q_offset": np.zeros(3, int)}, r"q_offset: got shape \(3,\), expected an integer or \[2\]"),
+    ({"q_offset": np.zeros((2, 1), int)}, r"q_offset: got shape \(2, 1\)"),
+    ({"q_offset": 2**30}, "q_offset: got 1073741824, expected numbers from -1073741824 to 1073741821"),
+    ({"q_offset": -(2**70)}, "q_offset: got -1180591620717411303424"),
+    ({"q_offset": np.array([0, -(2**30) - 1])}, r"q_offset: got \[0, -1073741825\]"),
+    ({"q_positions": np.zeros((2, 3))}, "q_positions: got dtype float64, expected a signed int dtype"),
+    ({"kv_positions": np.zeros((2, 6), np.uint32)}, "kv_positions: got dtype uint32"),
+    (
+        {"q_positions": np.zeros((2, 6), int)},
+        r"q_positions: got shape \(2, 6\), expected \(2, 3\), the first",
+    ),
+    ({"q_positions": np.zeros(3, int)}, r"q_positions: got shape \(3,\)"),
+    ({"kv_positions": np.zeros((3, 6), int)}, r"kv_positions: got shape \(3, 6\), expected \(2, 6\)"),
+    (
+        {"kv_positions": np.array([[0, 1, 2**30, 3, 4, 5]])},
+        "kv_positions: got 1073741824, expected positions from -1073741824 to 1073741823",
+    ),
+    ({"q_positions": np.array([[0, 1, -(2**30) - 1]])}, "q_positions: got -1073741825"),
+    ({"origin": (0, 0, 0)}, r"origin: got \(0, 0, 0\), expected four integers of at least 0"),
+    ({"origin": 0}, "origin: got 0"),
+    ({"origin": (0, 0, -1, 0)}, "origin: got"),
+    ({"origin": (0, 0, 1.0, 0)}, "origin: got"),
+    ({"origin": (0, 0, True, 0)}, "origin: got"),
+    ({"origin": (0, 0, 0, 2**32 - 5)}, r"origin: .* below 2\*\*32"),
 ]
 
 
@@ -129,6 +159,45 @@ def test_packed_lengths_have_to_fit_together() -> None:
     assert make_problem(*one, **cums([0, 1, 1, 3], [0, 2, 4, 6])).batch == 1
     with pytest.raises(ValueError, match=r"cum_seqlens_q: .* lengths that fit into 3 tokens"):
         make_problem(*one, **cums([0, 2, 4], [0, 2, 4]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"q_offset": 1.0}, "q_offset: got 1.0, expected an integer or an array of integers"),
+        ({"q_offset": True}, "q_offset: got True"),
+        ({"q_offset": [0, 1]}, "q_offset: got"),
+        ({"q_positions": [[0, 1, 2]]}, "q_positions: got list, expected an array of integers"),
+        ({"kv_positions": 1}, "kv_positions: got int, expected an array of integers"),
+    ],
+)
+def test_types_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make_problem(*arrays(), **options)
+
+
+def test_positions_are_kept_as_stored() -> None:
+    positions = np.array([[0, 2**30 - 1, -(2**30)]])
+    assert make_problem(*arrays(), q_positions=positions).q_positions is positions
+    offset = np.array([-(2**30), 2**30 - 3])
+    assert make_problem(*arrays(), q_offset=offset).q_offset is offset
+    for one in (np.int8(3), np.array(3), 3):
+        assert type(make_problem(*arrays(), q_offset=one).q_offset) is int
+
+
+def test_offsets_of_packed_sequences_are_one_a_sequence() -> None:
+    one = arrays((1, 3, 4, 5), (1, 6, 2, 5), (1, 6, 2, 7))
+    three = cums([0, 1, 1, 3], [0, 2, 4, 6])
+    make_problem(*one, **three, q_offset=np.array([1, 2, 3]))
+    with pytest.raises(ValueError, match=r"q_offset: got shape \(1,\), expected an integer or \[3\]"):
+        make_problem(*one, **three, q_offset=np.array([1]))
+
+
+@pytest.mark.parametrize("origin", [None, (0, 0, 0, 0), [0, 0, 0, 0], np.zeros(4, int)])
+def test_origins(origin: Any) -> None:
+    assert make_problem(*arrays(), origin=origin).origin == (0, 0, 0, 0)
+    largest = (2**32 - 2, 2**32 - 4, 2**32 - 3, 2**32 - 6)
+    assert make_problem(*arrays(), origin=np.array(largest)).origin == largest
 
 
 def test_unknown_options_are_refused() -> None:

@@ -147,6 +147,75 @@ CLAUSES: list[tuple[str, list[str], tuple[int, int], Semantics, dict[str, Any]]]
         STANDARD,
         {"cum_seqlens_q": ids([0, 0])[0], "cum_seqlens_k": ids([0, 0])[0]},
     ),
+    ("S23 an offset", ["xx...", "xxx..", "xxxx."], (3, 5), STANDARD, {"causal": True, "q_offset": 1}),
+    ("S23 an offset before the keys", ["...", "x.."], (2, 3), STANDARD, {"causal": True, "q_offset": -1}),
+    ("S23 an offset under top left", ["xx.", "xxx"], (2, 3), TOP_LEFT, {"causal": True, "q_offset": 1}),
+    (
+        "S23 an offset centres the window",
+        [".x...", "..x.."],
+        (2, 5),
+        STANDARD,
+        {"sliding_window": 0, "q_offset": np.array([1])},
+    ),
+    (
+        "S23 positions of the rows",
+        ["x..", "...", "xxx"],
+        (3, 3),
+        STANDARD,
+        {"causal": True, "q_positions": ids([0, -1, 9])},
+    ),
+    (
+        "S23 positions of the keys",
+        ["..x.", "x.xx", "x.xx"],
+        (3, 4),
+        STANDARD,
+        {"causal": True, "kv_positions": ids([2, 9, 1, 2])},
+    ),
+    (
+        "S23 positions of both under top left",
+        ["x.x", "x..", ".x."],
+        (3, 3),
+        TOP_LEFT,
+        {"sliding_window": (2, 1), "q_positions": ids([7, 4, 20]), "kv_positions": ids([5, 18, 7])},
+    ),
+    ("S23 positions without causal or window", ["xx"], (1, 2), STANDARD, {"q_positions": ids([-5])}),
+    (
+        "S23 an offset for each packed sequence",
+        ["x....", "xx...", "..xxx", "..xxx"],
+        (4, 5),
+        STANDARD,
+        {
+            "cum_seqlens_q": ids([0, 2, 4])[0],
+            "cum_seqlens_k": ids([0, 2, 5])[0],
+            "causal": True,
+            "q_offset": ids([0, 3])[0],
+        },
+    ),
+    (
+        "S23 one offset for all packed sequences",
+        ["x....", "xx...", "..x..", "..xx."],
+        (4, 5),
+        STANDARD,
+        {
+            "cum_seqlens_q": ids([0, 2, 4])[0],
+            "cum_seqlens_k": ids([0, 2, 5])[0],
+            "causal": True,
+            "q_offset": 0,
+        },
+    ),
+    (
+        "S23 positions of packed rows; the sequences stay apart",
+        ["xx...", ".x...", "..xxx", "....x"],
+        (4, 5),
+        STANDARD,
+        {
+            "cum_seqlens_q": ids([0, 2, 4])[0],
+            "cum_seqlens_k": ids([0, 2, 5])[0],
+            "causal": True,
+            "q_positions": ids([8, 3, 8, 2]),
+            "kv_positions": ids([5, 3, 3, 4, 1]),
+        },
+    ),
     (
         "S5 all at once",
         ["x...", ".x..", "...."],
@@ -180,6 +249,23 @@ def test_padded_lengths_are_each_rows_own() -> None:
     assert seen(3, 4, batch=2, **lengths) == ["xxx.", "....", "...."]
     assert seen(3, 4, batch=2, of=(1, 0), **lengths) == ["xx..", "xx..", "...."]
     assert seen(3, 4, batch=2, of=(1, 0), causal=True, **lengths) == ["x...", "xx..", "...."]
+
+
+def test_offsets_and_positions_are_each_entries_own() -> None:
+    """S23: one for all batch entries or one each, with padded lengths, too."""
+    options: dict[str, Any] = {"batch": 2, "causal": True}
+    each = {"q_offset": ids([0, 1])[0]}
+    assert seen(2, 3, **options, **each) == ["x..", "xx."]
+    assert seen(2, 3, of=(1, 0), **options, **each) == ["xx.", "xxx"]
+    lengths = {"cum_seqlens_q": ids([0, 1, 3])[0], "cum_seqlens_k": ids([0, 3, 5])[0]}
+    assert seen(2, 3, **options, **each, **lengths) == ["x..", "..."]
+    assert seen(2, 3, of=(1, 0), **options, **each, **lengths) == ["xx.", "xx."]
+    for positions, first in ((ids([2, 0], [0, 1]), ["xxx", "x.."]), (ids([0, 1]), ["x..", "xx."])):
+        assert seen(2, 3, **options, q_positions=positions) == first
+        assert seen(2, 3, of=(1, 0), **options, q_positions=positions) == ["x..", "xx."]
+    keys = ids([0, 2, 1], [1, 0, 2])
+    assert seen(2, 3, **options, kv_positions=keys) == ["x.x", "xxx"]
+    assert seen(2, 3, of=(1, 0), **options, kv_positions=keys) == ["xx.", "xxx"]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2)])
