@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.gpu.contenders import DISTRIBUTIONS
-from benchmarks.gpu.problem import Attend, Inputs, Problem, draw, gradients, ready
 from benchmarks.gpu.report import table
 from benchmarks.gpu.timing import Absent, Timing, attempt_all, environment, in_turns, need_gpu
+from benchmarks.gpu.workload import Attend, Inputs, Workload, draw, gradients, ready
 
 CANDIDATES = Path(__file__).parent / "gpu_tune.toml"
 # Which gradients need a kernel of the backward pass; XLA drops the launch of the other one.
@@ -43,15 +43,15 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One kernel on one problem; the candidate None is the kernel's own choice."""
+    """One kernel on one workload; the candidate None is the kernel's own choice."""
 
     kernel: str
-    problem: Problem
+    workload: Workload
     candidates: tuple[Sizes | None, ...]
 
     @property
     def title(self) -> str:
-        return f"{self.kernel} d{self.problem.head_dim} {'causal' if self.problem.causal else 'full'}"
+        return f"{self.kernel} d{self.workload.head_dim} {'causal' if self.workload.causal else 'full'}"
 
 
 type Times = Mapping[Sizes | None, float | Absent]  # milliseconds
@@ -78,10 +78,10 @@ def main(
 
 
 def read_sweeps(data: Mapping[str, Any]) -> list[Sweep]:
-    """Every sweep of the file on the problem of each of its head dims, full and causal."""
-    problems = {entry["head_dim"]: Problem(**entry) for entry in data["problems"]}
+    """Every sweep of the file on the workload of each of its head dims, full and causal."""
+    workloads = {entry["head_dim"]: Workload(**entry) for entry in data["workloads"]}
     return [
-        Sweep(entry["kernel"], replace(problems[head_dim], causal=causal), _candidates(entry))
+        Sweep(entry["kernel"], replace(workloads[head_dim], causal=causal), _candidates(entry))
         for entry in data["sweeps"]
         for head_dim in entry["head_dims"]
         for causal in (False, True)
@@ -95,7 +95,7 @@ def _candidates(entry: Mapping[str, Any]) -> tuple[Sizes | None, ...]:
 
 def measure(sweep: Sweep, timing: Timing) -> Times:
     """The time of every candidate, or why there is none: too much shared memory, most often."""
-    inputs = draw(sweep.problem)
+    inputs = draw(sweep.workload)
     makes = {sizes: partial(ready, program(sweep, sizes), inputs) for sizes in sweep.candidates}
     prepared = attempt_all(makes)
     runs = {sizes: run for sizes, run in prepared.items() if not isinstance(run, Absent)}
@@ -110,7 +110,7 @@ def program(sweep: Sweep, sizes: Sizes | None) -> Callable[[Inputs], Any]:
 
     def attend(**params: Any) -> Attend:
         return lambda inputs: flash_attention(
-            inputs["query"], inputs["key"], inputs["value"], causal=sweep.problem.causal, **params
+            inputs["query"], inputs["key"], inputs["value"], causal=sweep.workload.causal, **params
         )
 
     chosen = None if sizes is None else BlockSizes(**asdict(sizes))
@@ -143,7 +143,7 @@ def write(out: Path, done: Sequence[tuple[Sweep, Times]]) -> None:
     sweeps = [
         {
             "title": sweep.title,
-            "problem": asdict(sweep.problem),
+            "workload": asdict(sweep.workload),
             "candidates": [
                 {"sizes": None if sizes is None else asdict(sizes)}
                 | ({"failed": it.reason} if isinstance(it, Absent) else {"milliseconds": it})
