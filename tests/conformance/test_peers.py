@@ -1,4 +1,4 @@
-"""The adapters of other projects' kernels; libraries that need a GPU are replaced by ones that note the call."""
+"""Adapters of other projects' kernels; libraries that need a GPU are replaced by ones that note the call."""
 
 import pkgutil
 import sys
