@@ -7,13 +7,9 @@ The header has all of a RunRecord but its results, and how many there are. A res
 import json
 from typing import Any, Literal
 
-from msgspec import UNSET, UnsetType
-
 from attest.conformance.record import RunRecord
 from attest.conformance.schema import (
     Count,
-    ElementData,
-    MeasurementData,
     ResultData,
     RunData,
     Text,
@@ -38,20 +34,6 @@ class _Header(RunData, kw_only=True):
     complete: bool = True
     note: Text = ""
     problems: tuple[Text, ...] = ()
-
-
-class _Measurement(MeasurementData, kw_only=True):
-    broken: tuple[Text, ...] = ()
-    worst: ElementData | None = None
-
-
-class _Line(ResultData, kw_only=True):
-    clauses: tuple[Text, ...] = ()
-    measurements: tuple[_Measurement, ...] = ()
-    message: Text = ""
-    minimal: bool = False
-    link: Text = ""
-    case_id: UnsetType = UNSET
 
 
 def is_baseline(data: bytes) -> bool:
@@ -89,7 +71,7 @@ def read_baseline(data: bytes, where: str) -> RunRecord:
     return RunRecord(
         **run_fields(header, where),
         results=tuple(
-            result_from_data(decode(line, _Line, place), place)
+            result_from_data(decode(line, ResultData, place), place)
             for line, place in zip(lines, places, strict=True)
         ),
         complete=header.complete,

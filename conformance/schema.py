@@ -53,22 +53,22 @@ class MeasurementData(_Data):
     rms_ratio: Number
     largest_z: Number
     bias_t: Number
-    broken: tuple[Text, ...]
-    worst: ElementData | None
+    broken: tuple[Text, ...] = ()
+    worst: ElementData | None = None
 
 
 class ResultData(_Data):
-    """A Result; `case_id` repeats the name of `case` for readers."""
+    """A Result, whose defaults a baseline leaves out; `case_id` repeats the name of `case` for readers."""
 
     subject: Text
     check: Text
-    clauses: tuple[Text, ...]
     case: dict[str, Any]
     verdict: Text
-    measurements: tuple[MeasurementData, ...]
-    message: Text
-    minimal: bool
-    link: Text
+    clauses: tuple[Text, ...] = ()
+    measurements: tuple[MeasurementData, ...] = ()
+    message: Text = ""
+    minimal: bool = False
+    link: Text = ""
     case_id: Text = ""
     shrunk_from: Text = ""
     phase: Text = ""

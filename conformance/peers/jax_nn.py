@@ -44,7 +44,8 @@ def _call(
         unbounded = query.shape[1] + key.shape[1]
         window = tuple(unbounded if side is None else side for side in sliding_window)
     returns_lse = implementation == "xla"
-    result = jax.nn.dot_product_attention(
+    attention: Any = jax.nn.dot_product_attention  # its overloads name every combination of literals
+    result = attention(
         query,
         key,
         value,
