@@ -10,7 +10,6 @@ again. Set ATTEST_COMMIT to the commit where the files were copied without their
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +21,6 @@ import typer
 
 from attest.conformance.cli.console import progress
 from attest.conformance.files import write_text
-from attest.conformance.running import environment as run_environment
 from attest.conformance.running.runner import Progress
 from benchmarks.gpu.contenders import COMPILED_ALONE, CONTENDERS, DISTRIBUTIONS, KERNELS
 from benchmarks.gpu.report import as_markdown, targets_table
@@ -53,12 +51,7 @@ def main(
     if unknown := [name for name in chosen if name not in known]:
         raise typer.BadParameter(f"--contenders {', '.join(unknown)}: expected some of {', '.join(known)}.")
     todo, timing, largest_difference = read_rows(TARGETS / f"{kernels}.toml", chosen, TARGETS / "models.toml")
-    about = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": run_environment.environment()["commit"],
-        "ours": KERNELS[kernels],
-        **environment(DISTRIBUTIONS),
-    }
+    about = environment(DISTRIBUTIONS) | {"ours": KERNELS[kernels]}
     try:
         file = RowsFile(out / f"{REPORTS[kernels]}.jsonl", about, largest_difference)
         time_rows([row for row in todo if rows in row.title], timing, file)

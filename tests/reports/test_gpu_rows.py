@@ -2,13 +2,14 @@
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from attest.conformance.running import environment as run_environment
 from attest.kernels import xla
-from benchmarks import gpu_speed
+from benchmarks import gpu_speed, gpu_tune
 from benchmarks.gpu.contenders import KERNELS
 from benchmarks.gpu.report import as_markdown
 from benchmarks.gpu.rows import RowsFile, read_report
@@ -104,6 +105,32 @@ def test_a_run_that_is_stopped_leaves_what_it_measured_and_goes_on_from_there(
     assert again == TITLES[3:], "nothing is left to measure"
 
 
+def test_tuning_that_is_stopped_goes_on_from_there(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    titles: list[str] = []
+
+    def measure(sweep, timing):
+        titles.append(sweep.title)
+        if len(titles) == 3:
+            raise KeyboardInterrupt
+        own, *others = sweep.candidates
+        return {own: 2.0} | dict.fromkeys(others, Absent("out of resources"))
+
+    monkeypatch.setattr(gpu_tune, "need_gpu", lambda program: None)
+    monkeypatch.setattr(gpu_tune, "measure", measure)
+    monkeypatch.setattr(run_environment, "environment", lambda: {"commit": "abc"})
+    sweeps = gpu_tune.read_sweeps(tomllib.loads(gpu_tune.CANDIDATES.read_text()))
+    todo = [it for it in sweeps if it.kernel == "forward"]
+    with pytest.raises(KeyboardInterrupt):
+        gpu_tune.main(tmp_path, rows="forward")
+    done = gpu_tune.read_done(tmp_path / "gpu_tune.jsonl")
+    assert [sweep for sweep, _ in done] == todo[:2]
+    own, *others = todo[0].candidates
+    assert done[0][1] == {own: 2.0} | dict.fromkeys(others, Absent("out of resources"))
+    gpu_tune.main(tmp_path, rows="forward")
+    assert titles[3:] == [it.title for it in todo[2:]]
+    assert [sweep for sweep, _ in gpu_tune.read_done(tmp_path / "gpu_tune.jsonl")] == todo
+
+
 def test_another_row_by_the_same_name_is_measured(tmp_path) -> None:
     file = RowsFile(tmp_path / "rows.jsonl", ABOUT, 0.05)
     file.add(row("a"), MEASURED)
@@ -171,5 +198,5 @@ def test_rows_of_uncommitted_code_are_not_gone_on_with(
 def test_another_file_is_refused(text: str, tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
-    with pytest.raises(ValueError, match="not a file of rows"):
+    with pytest.raises(ValueError, match="its first line is no "):
         read_report(path)
