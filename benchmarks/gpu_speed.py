@@ -19,10 +19,9 @@ import jax
 import jax.numpy as jnp
 import typer
 
-from attest.conformance.cli.console import progress
 from attest.conformance.files import write_text
-from attest.conformance.running.runner import Progress
 from benchmarks.gpu.contenders import COMPILED_ALONE, CONTENDERS, DISTRIBUTIONS, KERNELS
+from benchmarks.gpu.progress import progress
 from benchmarks.gpu.report import as_markdown, targets_table
 from benchmarks.gpu.rows import RowsFile
 from benchmarks.gpu.targets import OURS, Measured, Row, Times, read_rows
@@ -68,14 +67,14 @@ def time_rows(todo: Sequence[Row], timing: Timing, file: RowsFile) -> None:
         print(f"{len(todo) - len(missing)} of {len(todo)} rows are in {file.path}", flush=True)
     start = time.perf_counter()
     done = 0
-    with progress() as show:
+    with progress(len(missing)) as show:
         # The directions of a workload share its inputs; no two workloads need be in memory at once.
         for _, group in groupby(missing, key=lambda row: row.name):
             pair = list(group)
-            show(Progress(f"compiling {pair[0].name}", done, len(missing), 0))
+            show(f"compiling {pair[0].name}", done)
             runs = prepare(pair)
             for row in pair:
-                show(Progress(row.title, done, len(missing), 0))
+                show(row.title, done)
                 file.add(row, measure(row, runs, timing))
                 write_text(file.path.with_suffix(".md"), as_markdown(file.read()))
                 done += 1

@@ -18,10 +18,9 @@ from typing import Annotated, Any
 
 import typer
 
-from attest.conformance.cli.console import progress
-from attest.conformance.running.runner import Progress
 from benchmarks.gpu.contenders import DISTRIBUTIONS
 from benchmarks.gpu.lines import LinesFile, read_lines
+from benchmarks.gpu.progress import progress
 from benchmarks.gpu.report import table
 from benchmarks.gpu.timing import Absent, Timing, attempt_all, environment, in_turns, need_gpu
 from benchmarks.gpu.workload import Attend, Inputs, Workload, draw, gradients, ready
@@ -83,9 +82,9 @@ def time_sweeps(todo: Sequence[Sweep], timing: Timing, file: LinesFile) -> None:
     there = [sweep for sweep, _ in read_done(file.path)]
     missing = [sweep for sweep in todo if sweep not in there]
     start = time.perf_counter()
-    with progress() as show:
+    with progress(len(missing)) as show:
         for number, sweep in enumerate(missing):
-            show(Progress(sweep.title, number, len(missing), 0))
+            show(sweep.title, number)
             file.add(sweep_to_json(sweep, measure(sweep, timing)))
             print(f"{time.perf_counter() - start:4.0f} s  {sweep.title}", flush=True)
 

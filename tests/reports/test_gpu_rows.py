@@ -1,5 +1,6 @@
 """The file of a speed benchmark: what is measured is kept, and is not measured again."""
 
+import io
 import json
 import sys
 import tomllib
@@ -129,6 +130,23 @@ def test_tuning_that_is_stopped_goes_on_from_there(monkeypatch: pytest.MonkeyPat
     gpu_tune.main(tmp_path, rows="forward")
     assert titles[3:] == [it.title for it in todo[2:]]
     assert [sweep for sweep, _ in gpu_tune.read_done(tmp_path / "gpu_tune.jsonl")] == todo
+
+
+def test_progress_is_shown_on_terminals(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    run = benchmark(monkeypatch, tmp_path)
+    monkeypatch.delenv("CI", raising=False)
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    run(rows="plain")
+    shown = terminal.getvalue()
+    places = [shown.index(text) for text in ("compiling plain", TITLES[0], "0/2", TITLES[1], "1/2")]
+    assert places[0] < places[1] < places[3]
+
+    nowhere = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", nowhere)
+    run(rows="model")
+    assert nowhere.getvalue() == ""
 
 
 def test_another_row_by_the_same_name_is_measured(tmp_path) -> None:
