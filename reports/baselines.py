@@ -39,6 +39,8 @@ def make(
     folder: Folder = FOLDER,
 ) -> None:
     """Judge subjects on this machine, each in each profile, and keep the records of runs that passed."""
+    if fault := commit_fault(_commit_here()):
+        raise SystemExit(f"no baseline can be made here: {fault}")
     failed: list[str] = []
     for subject in subjects:
         for name in profile or PROFILES:
@@ -76,21 +78,35 @@ def place(record: RunRecord) -> Path:
     commit.
     """
     subjects = {result.subject for result in record.results}
-    device, commit = record.environment.get("device"), record.environment.get("commit")
+    device = record.environment.get("device")
+    fault = commit_fault(record.environment.get("commit"))
     faults = (
         (record.status != "pass", "the run did not pass"),
         (bool(record.narrowed), f"the run was narrowed by {record.narrowed}"),
         (record.shard != (1, 1), "the run is one shard of several"),
         (len(subjects) != 1, f"the run is of {len(subjects)} subjects, expected 1"),
         (not isinstance(device, str) or not device, "its environment names no device"),
-        (not isinstance(commit, str) or not commit, "its environment names no commit: set ATTEST_COMMIT"),
-        (str(commit).endswith("+dirty"), "the run was of uncommitted code"),
+        (bool(fault), fault),
     )
     for wrong, what in faults:
         if wrong:
             raise ValueError(what)
     (subject,) = subjects
     return Path("-".join(str(device).lower().split())) / record.profile / f"{subject}{ENDING}"
+
+
+def commit_fault(commit: object) -> str:
+    """Return why a run of a commit cannot be a baseline, in one clause; "" if it can."""
+    if not isinstance(commit, str) or not commit:
+        return "the commit is unknown: set ATTEST_COMMIT where there is no checkout"
+    return "the code has changes that are not committed" if commit.endswith("+dirty") else ""
+
+
+def _commit_here() -> str:
+    """Return the commit that a run here would name; asked in a process of its own, which frees the device."""
+    code = "from attest.conformance.running.environment import environment; print(environment()['commit'])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip()
 
 
 def _keep(records: Sequence[Path], folder: Path) -> None:

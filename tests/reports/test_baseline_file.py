@@ -128,8 +128,8 @@ PLACE = {"device": "Toy 1", "commit": "abc"}
         (run(result(), environment=PLACE, shard=(1, 2)), "one shard of several"),
         (run(result(), result(subject="other"), environment=PLACE), "of 2 subjects, expected 1"),
         (run(result(), environment={"commit": "abc"}), "names no device"),
-        (run(result(), environment={"device": "Toy 1"}), "names no commit: set ATTEST_COMMIT"),
-        (run(result(), environment=PLACE | {"commit": "abc+dirty"}), "of uncommitted code"),
+        (run(result(), environment={"device": "Toy 1"}), "commit is unknown: set ATTEST_COMMIT"),
+        (run(result(), environment=PLACE | {"commit": "abc+dirty"}), "has changes that are not committed"),
     ],
 )
 def test_what_is_no_baseline_is_not_kept(record: RunRecord, message: str, tmp_path: Path) -> None:
@@ -153,6 +153,7 @@ def test_baselines_are_made_by_attest_check(monkeypatch: pytest.MonkeyPatch, tmp
         Path(path).write_text(record_text(record))
         return type("Done", (), {"returncode": int(subject == "broken")})
 
+    monkeypatch.setattr(baselines, "_commit_here", lambda: "abc")
     monkeypatch.setattr(baselines.subprocess, "run", check)
     arguments = ["make", "broken", "pallas.mosaic_gpu", "--workers", "4", "--folder", str(tmp_path)]
     done = CliRunner().invoke(baselines.app, arguments)
@@ -170,3 +171,18 @@ def test_baselines_are_made_by_attest_check(monkeypatch: pytest.MonkeyPatch, tmp
     ]
     text = "not kept: broken in the profile standard, exit status 1; broken in the profile production"
     assert text in done.output
+
+
+def test_no_run_is_begun_whose_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Found in the end, it would cost the whole run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.delenv("ATTEST_COMMIT", raising=False)
+    done = CliRunner().invoke(baselines.app, ["make", "xla.attention"])
+    assert done.exit_code == 1
+    assert done.output == (
+        "no baseline can be made here: the commit is unknown: set ATTEST_COMMIT where there is no checkout\n"
+    )
+    monkeypatch.setenv("ATTEST_COMMIT", "abc")
+    assert baselines._commit_here() == "abc"
