@@ -1,9 +1,10 @@
-"""Which arithmetic the Triton kernels have on the GPU at hand.
+"""The arithmetic of the Triton kernels on the GPU at hand.
 
-python3 -m benchmarks.gpu_numerics --out FOLDER measures the largest relative errors of exp2 and of the
-kernels' tanh over random float32 arguments, and how the matrix unit adds: whether a product is rounded to the
-accumulator's last place or truncated. What is measured here is what conformance/subjects/triton.py declares.
-Writes gpu_numerics.json.
+    python3 -m benchmarks.gpu_numerics --out FOLDER
+
+It measures the largest relative errors of exp2 and of the kernels' tanh over random float32 arguments, and
+how the matrix unit adds: whether a product is rounded to the accumulator's last place or truncated.
+conformance/subjects/triton.py declares what is measured here. The results are written to gpu_numerics.json.
 """
 
 import argparse
@@ -44,14 +45,14 @@ def add_product(left, right, start, total, PRECISION: tl.constexpr):
 
 
 def largest_error(got: jax.Array, want: np.ndarray) -> float:
-    """The largest relative error where the exact value is a normal float32."""
+    """Return the largest relative error where the exact value is a normal float32."""
     normal = np.abs(want) >= np.finfo(np.float32).tiny
     error = np.abs(np.asarray(got, np.float64) - want)[normal] / np.abs(want)[normal]
     return float(error.max())
 
 
 def function_errors() -> dict[str, float]:
-    """Largest relative errors of exp2 on [-126, 1] and of tanh on [-12, 12], small arguments included."""
+    """Return the largest relative errors of exp2 on [-126, 1] and of tanh on [-12, 12]."""
     rng = np.random.default_rng(0)
     found = {}
     for name, x in (
@@ -72,7 +73,7 @@ def function_errors() -> dict[str, float]:
 
 
 def sums(dtype: str, precision: str) -> dict[str, Any]:
-    """How 1 + p comes out of a dot that begins at 1; p is given in units of the last place of 1, 2**-23."""
+    """Return what a dot that begins at 1 adds for each product, in units of the last place of 1, 2**-23."""
     found: dict[str, Any] = {}
     for units in (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75):
         found[f"1 + {units} ulp"] = _add(1, units, dtype, precision)
@@ -82,7 +83,7 @@ def sums(dtype: str, precision: str) -> dict[str, Any]:
 
 
 def _add(terms: int, units: float, dtype: str, precision: str) -> float:
-    """What was added to 1 by so many products of `units` last places, in last places."""
+    """Return what so many products of `units` last places added to 1, in last places."""
     # Both factors are normal numbers of every dtype.
     left, right = np.zeros((64, 64)), np.zeros((64, 64))
     left[:, :terms] = 2.0**-12
@@ -91,7 +92,7 @@ def _add(terms: int, units: float, dtype: str, precision: str) -> float:
 
 
 def _dot(left: np.ndarray, right: np.ndarray, start: np.ndarray, dtype: str, precision: str) -> float:
-    """What was added to 1, in units of 2**-23."""
+    """Return what the product added to 1, in units of 2**-23."""
     (total,) = launch(
         Launch(
             add_product,
@@ -109,12 +110,10 @@ def _dot(left: np.ndarray, right: np.ndarray, start: np.ndarray, dtype: str, pre
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
     kinds = (("bfloat16", "ieee"), ("float16", "ieee"), ("float32", "ieee"), ("float32", "tf32"))
     found = {
-        "environment": environment(("jax", "jaxlib", "triton", "jax_triton")),
-        "commit": options.commit,
+        "environment": environment(("jax", "jaxlib", "triton", "jax-triton")),
         "largest relative error": function_errors(),
         "added to 1, in units of 2**-23": {f"{d} {p}": sums(d, p) for d, p in kinds},
     }

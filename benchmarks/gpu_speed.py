@@ -2,15 +2,16 @@
 
     python3 -m benchmarks.gpu_speed --out FOLDER [--kernels mosaic_gpu]
 
-It needs neither an installed project nor a network, and writes gpu_speed.json and gpu_speed.md for the Triton
-kernels, gpu_speed_mosaic_gpu.json and .md for those in Mosaic GPU.
+It needs neither an installed project nor a network. Each row is written to gpu_speed.jsonl as soon as it is
+measured (gpu_speed_mosaic_gpu.jsonl for the kernels in Mosaic GPU), and the report beside it, a .md file, is
+made from the rows. The same command continues a run that was stopped: rows that are there are not measured
+again. Set ATTEST_COMMIT to the commit where the files were copied without their history.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,26 +19,29 @@ import jax
 import jax.numpy as jnp
 import typer
 
+from attest.conformance.files import write_text
 from benchmarks.gpu.contenders import COMPILED_ALONE, CONTENDERS, DISTRIBUTIONS, KERNELS
-from benchmarks.gpu.problem import FORWARD, Problem, draw, gradients, ready
-from benchmarks.gpu.report import OURS, Result, Results, Row, as_data, as_markdown, read_rows, targets_table
+from benchmarks.gpu.progress import progress
+from benchmarks.gpu.report import as_markdown, targets_table
+from benchmarks.gpu.rows import RowsFile
+from benchmarks.gpu.targets import OURS, Measured, Row, Times, read_rows
 from benchmarks.gpu.timing import Absent, Timing, attempt, attempt_all, environment, in_turns, need_gpu
+from benchmarks.gpu.workload import FORWARD, Workload, draw, gradients, ready
 
-TARGETS = Path(__file__).parent / "gpu_targets"  # a file for each of KERNELS
+TARGETS = Path(__file__).parent / "gpu_targets"  # a file for each of KERNELS, and one of models
 REPORTS = {"triton": "gpu_speed", "mosaic_gpu": "gpu_speed_mosaic_gpu"}
 
-type Key = tuple[str, Problem, str]  # contender, problem, direction
+type Key = tuple[str, Workload, str]  # contender, workload, direction
 type Run = Callable[[], Any]
 
 
 def main(
     out: Annotated[Path, typer.Option(help="The folder that the results are written to.")],
     kernels: Annotated[str, typer.Option(help=f"Which are ours: {' or '.join(KERNELS)}.")] = "triton",
-    commit: Annotated[str, typer.Option(help="The git commit to name in the results.")] = "unknown",
     rows: Annotated[str, typer.Option(help="Only rows whose title contains this.")] = "",
     contenders: Annotated[str, typer.Option(help="Only these, separated by commas.")] = "",
 ) -> None:
-    """Times the rows of a file of targets and judges ours by them."""
+    """Time the rows of a file of targets and of the models' workloads, and report them."""
     need_gpu("benchmarks.gpu_speed")
     if kernels not in KERNELS:
         raise typer.BadParameter(f"--kernels {kernels}: expected {' or '.join(KERNELS)}.")
@@ -45,67 +49,79 @@ def main(
     known = (OURS, *CONTENDERS)
     if unknown := [name for name in chosen if name not in known]:
         raise typer.BadParameter(f"--contenders {', '.join(unknown)}: expected some of {', '.join(known)}.")
-    todo, timing, largest_difference = read_rows(TARGETS / f"{kernels}.toml", chosen)
-    todo = [row for row in todo if rows in row.title]
-    about = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit,
-        "ours": KERNELS[kernels],
-        **environment(DISTRIBUTIONS),
-    }
+    todo, timing, largest_difference = read_rows(TARGETS / f"{kernels}.toml", chosen, TARGETS / "models.toml")
+    about = environment(DISTRIBUTIONS) | {"ours": KERNELS[kernels]}
+    try:
+        file = RowsFile(out / f"{REPORTS[kernels]}.jsonl", about, largest_difference)
+        time_rows([row for row in todo if rows in row.title], timing, file)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    print(targets_table(file.read().rows))
 
+
+def time_rows(todo: Sequence[Row], timing: Timing, file: RowsFile) -> None:
+    """Measure the rows that the file does not hold yet; write each, and the report, when it is measured."""
+    there = file.read()
+    missing = [row for row in todo if there.times(row) is None]
+    if len(missing) < len(todo):
+        print(f"{len(todo) - len(missing)} of {len(todo)} rows are in {file.path}", flush=True)
     start = time.perf_counter()
-    runs = prepare(todo)
-    print(f"{len(runs)} programs ready in {time.perf_counter() - start:.0f} s", flush=True)
-    measured: list[tuple[Row, Results]] = []
-    for row in todo:
-        measured.append((row, measure(row, runs, timing)))
-        # After every row, so that a driver that takes the process down costs one row.
-        write(out / REPORTS[kernels], about, measured, largest_difference)
-        print(f"{time.perf_counter() - start:4.0f} s  {row.title}", flush=True)
-    print(targets_table(measured))
+    done = 0
+    with progress(len(missing)) as show:
+        # The directions of a workload share its inputs; no two workloads need be in memory at once.
+        for _, group in groupby(missing, key=lambda row: row.name):
+            pair = list(group)
+            show(f"compiling {pair[0].name}", done)
+            runs = prepare(pair)
+            for row in pair:
+                show(row.title, done)
+                file.add(row, measure(row, runs, timing))
+                write_text(file.path.with_suffix(".md"), as_markdown(file.read()))
+                done += 1
+                print(f"{time.perf_counter() - start:4.0f} s  {row.title}", flush=True)
+            del runs
 
 
 def prepare(rows: Sequence[Row]) -> dict[Key, Run | Absent]:
-    """Every program that the rows need, once; libraries are imported here, before there are threads."""
+    """Compile every program that the rows need, once."""
     keys = dict.fromkeys((*entry, row.direction) for row in rows for entry in row.entries.values())
-    inputs = {problem: draw(problem) for _, problem, _ in keys}
+    inputs = {workload: draw(workload) for workload in dict.fromkeys(workload for _, workload, _ in keys)}
     absent: dict[Key, Absent] = {}
     makes: dict[Key, Callable[[], Run]] = {}
-    for contender, problem, direction in keys:
-        attend = attempt(partial(CONTENDERS[contender], problem))
+    for contender, workload, direction in keys:
+        attend = attempt(partial(CONTENDERS[contender], workload))
         if isinstance(attend, Absent):
-            absent[contender, problem, direction] = attend
+            absent[contender, workload, direction] = attend
         else:
             function = attend if direction == FORWARD else gradients(attend)
-            makes[contender, problem, direction] = partial(ready, function, inputs[problem])
+            makes[contender, workload, direction] = partial(ready, function, inputs[workload])
     alone = {key: attempt(make) for key, make in makes.items() if key[0] in COMPILED_ALONE}
     return absent | alone | attempt_all({key: make for key, make in makes.items() if key not in alone})
 
 
-def measure(row: Row, prepared: Mapping[Key, Run | Absent], timing: Timing) -> Results:
-    """One result for each entry of the row, absent ones included."""
+def measure(row: Row, prepared: Mapping[Key, Run | Absent], timing: Timing) -> Measured:
+    """Time every entry of the row, absent ones included."""
     chosen = {label: prepared[*entry, row.direction] for label, entry in row.entries.items()}
     runs = {label: run for label, run in chosen.items() if not isinstance(run, Absent)}
-    results: dict[str, Result | Absent] = {
+    found: dict[str, Times | Absent] = {
         label: run for label, run in chosen.items() if isinstance(run, Absent)
     }
     samples = in_turns(runs, timing)
     first = next((label for label, it in samples.items() if not isinstance(it, Absent)), None)
     for label, it in samples.items():
         if isinstance(it, Absent):
-            results[label] = it
+            found[label] = it
         elif label == first or row.entries[label][1] != row.entries[first][1]:
-            results[label] = Result(it)
+            found[label] = Times(it)
         else:
             apart = attempt(lambda run=runs[label]: float(difference(run(), runs[first]())))
-            results[label] = apart if isinstance(apart, Absent) else Result(it, apart)
-    return results
+            found[label] = apart if isinstance(apart, Absent) else Times(it, apart)
+    return found
 
 
 @jax.jit
 def difference(theirs: Any, ours: Any) -> jax.Array:
-    """The largest ||a - b|| / ||b|| among the outputs or gradients."""
+    """Return the largest ||a - b|| / ||b|| among the outputs or gradients."""
 
     def one(a: jax.Array, b: jax.Array) -> jax.Array:
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
@@ -114,16 +130,6 @@ def difference(theirs: Any, ours: Any) -> jax.Array:
     largest = jnp.max(jnp.array(jax.tree.leaves(jax.tree.map(one, theirs, ours))))
     # JSON has neither NaN nor inf.
     return jnp.minimum(jnp.nan_to_num(largest, nan=jnp.inf), jnp.finfo(jnp.float32).max)
-
-
-def write(
-    report: Path, about: Mapping[str, str], measured: Sequence[tuple[Row, Results]], largest_difference: float
-) -> None:
-    """Both files of a report, which is named without their suffixes."""
-    report.parent.mkdir(parents=True, exist_ok=True)
-    data = {"about": about, "rows": [as_data(row, results) for row, results in measured]}
-    report.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-    report.with_suffix(".md").write_text(as_markdown(about, measured, largest_difference))
 
 
 if __name__ == "__main__":

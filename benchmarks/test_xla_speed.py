@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from attest.conformance.peers.jax_nn import XLA
 from attest.kernels.xla import flash_attention
 
 TARGETS = tomllib.loads((Path(__file__).parent / "targets.toml").read_text())["xla"]["flash_attention"]
@@ -23,7 +24,7 @@ def flash(query, key, value):
 
 
 def peer(query, key, value):
-    return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="xla")
+    return XLA.call(query, key, value, causal=True)[0]
 
 
 def forward(call):
@@ -40,8 +41,8 @@ def seconds(run, arrays):
     return time.perf_counter() - start
 
 
-def judge(benchmark, ours, theirs, target, unit):
-    """Records both numbers and their ratio with the benchmark, and holds the ratio to its target."""
+def compare_with_target(benchmark, ours, theirs, target, unit):
+    """Record both numbers and their ratio with the benchmark; fail if the ratio is above its target."""
     ratio = ours / theirs
     benchmark.extra_info.update(ours=ours, theirs=theirs, unit=unit, ratio=ratio, target=TARGETS[target])
     line = f"{target} {ratio:.4f} (target {TARGETS[target]}): {ours:.6g} {unit}, the peer {theirs:.6g}"
@@ -67,7 +68,7 @@ def test_time(benchmark, direction, target):
         return (), {}
 
     benchmark.pedantic(lambda: jax.block_until_ready(ours(*arrays)), setup=alternate, rounds=ROUNDS)
-    judge(benchmark, benchmark.stats.stats.min, min(peer_seconds), target, "seconds")
+    compare_with_target(benchmark, benchmark.stats.stats.min, min(peer_seconds), target, "seconds")
 
 
 def test_memory(benchmark):
@@ -81,4 +82,4 @@ def test_memory(benchmark):
 
     theirs = temporary_bytes(peer)
     ours = benchmark.pedantic(temporary_bytes, args=(flash,), rounds=1)
-    judge(benchmark, ours, theirs, "memory_ratio", "bytes")
+    compare_with_target(benchmark, ours, theirs, "memory_ratio", "bytes")

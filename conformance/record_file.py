@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 
+from attest.conformance.baseline_file import is_baseline, read_baseline
 from attest.conformance.files import read_bytes, write_text
 from attest.conformance.record import RunRecord
 from attest.conformance.running.journal import is_journal, journal_path, read_journal
@@ -26,7 +27,7 @@ def record_text(record: RunRecord) -> str:
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read a record, or a journal as the partial record of the run that wrote it.
+    """Read a record, a baseline, or a journal as the partial record of the run that wrote it.
 
     Raises ValueError with one sentence naming the file and what is wrong with it.
     """
@@ -36,4 +37,6 @@ def read_record(path: Path) -> RunRecord:
             f"{path}: not a readable record: its run has not finished; {journal} has what it found"
         )
     data = read_bytes(path, sizes().record_bytes, "record")
-    return read_journal(data, str(path)) if is_journal(data) else record_from_json(data, str(path))
+    if is_journal(data):
+        return read_journal(data, str(path))
+    return read_baseline(data, str(path)) if is_baseline(data) else record_from_json(data, str(path))

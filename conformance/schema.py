@@ -53,22 +53,22 @@ class MeasurementData(_Data):
     rms_ratio: Number
     largest_z: Number
     bias_t: Number
-    broken: tuple[Text, ...]
-    worst: ElementData | None
+    broken: tuple[Text, ...] = ()
+    worst: ElementData | None = None
 
 
 class ResultData(_Data):
-    """A Result; `case_id` repeats the name of `case` for readers."""
+    """A Result, whose defaults a baseline leaves out; `case_id` repeats the name of `case` for readers."""
 
     subject: Text
     check: Text
-    clauses: tuple[Text, ...]
     case: dict[str, Any]
     verdict: Text
-    measurements: tuple[MeasurementData, ...]
-    message: Text
-    minimal: bool
-    link: Text
+    clauses: tuple[Text, ...] = ()
+    measurements: tuple[MeasurementData, ...] = ()
+    message: Text = ""
+    minimal: bool = False
+    link: Text = ""
     case_id: Text = ""
     shrunk_from: Text = ""
     phase: Text = ""
@@ -130,7 +130,7 @@ def record_from_json(data: bytes, where: str) -> RunRecord:
         )
     found = decode(data, RecordData, f"{where}: broken record")
     return RunRecord(
-        **_asked(found, where),
+        **run_fields(found, where),
         results=tuple(
             result_from_data(result, f"{where}: broken record, results[{number}]")
             for number, result in enumerate(found.results)
@@ -143,7 +143,7 @@ def record_from_json(data: bytes, where: str) -> RunRecord:
 
 def run_from_json(data: bytes, where: str) -> RunRecord:
     """Read the first line of a journal: what was asked, and no results. Raises ValueError."""
-    return RunRecord(**_asked(decode(data, RunLine, where), where), complete=False)
+    return RunRecord(**run_fields(decode(data, RunLine, where), where), complete=False)
 
 
 def result_from_json(data: bytes, where: str) -> Result:
@@ -186,13 +186,13 @@ def record_to_json(record: RunRecord) -> dict[str, Any]:
         "counts": record.counts,
         "problems": list(record.problems),
         "results": [result_to_json(r) for r in sorted(record.results, key=lambda r: r.sort_key)],
-        **_asked_to_json(record),
+        **run_fields_to_json(record),
     }
 
 
 def run_to_json(record: RunRecord) -> dict[str, Any]:
     """The first line of a journal."""
-    return {"schema": JOURNAL, **_asked_to_json(record)}
+    return {"schema": JOURNAL, **run_fields_to_json(record)}
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
@@ -204,7 +204,8 @@ def result_to_json(result: Result) -> dict[str, Any]:
     return data
 
 
-def _asked(data: RunData, where: str) -> dict[str, Any]:
+def run_fields(data: RunData, where: str) -> dict[str, Any]:
+    """Return the fields of a RunRecord that say what was asked. Raises ValueError."""
     number, count = data.shard
     if not 1 <= number <= count:
         raise ValueError(f"{where}: shard: got {number}/{count}, expected i/n with 1 <= i <= n")
@@ -217,7 +218,8 @@ def _asked(data: RunData, where: str) -> dict[str, Any]:
     }
 
 
-def _asked_to_json(record: RunRecord) -> dict[str, Any]:
+def run_fields_to_json(record: RunRecord) -> dict[str, Any]:
+    """Return what a run was asked, as JSON data."""
     return {
         "profile": record.profile,
         "seed": record.seed,

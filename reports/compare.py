@@ -1,6 +1,6 @@
 """The comparison of two runs, verdict by verdict and number by number.
 
-A change regresses if, for any of the rules in `_RULES`, the rule has something to say.
+A change regresses if any rule of `_RULES` yields a regression.
 """
 
 from collections import Counter, defaultdict
@@ -36,7 +36,7 @@ class Comparison:
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
-        """Every question of either run with both answers, in order."""
+        """Every result of either run beside that of the other, in order."""
         return pair(self.base, self.head)
 
     @cached_property
@@ -96,7 +96,7 @@ def compare_records(base: RunRecord, head: RunRecord) -> Comparison:
 
 
 def _unusable(comparison: Comparison) -> Iterable[Regression]:
-    """A run that ended early or holds nothing proves nothing."""
+    """Yield a run that ended early or holds nothing: it proves nothing."""
     for name, record in (("base", comparison.base), ("head", comparison.head)):
         if not record.complete:
             yield Regression(f"{name} record", f"incomplete{f': {record.note}' if record.note else ''}")
@@ -105,7 +105,7 @@ def _unusable(comparison: Comparison) -> Iterable[Regression]:
 
 
 def _verdicts(comparison: Comparison) -> Iterable[Regression]:
-    """Verdicts that became red, and passes that are no more, counted by subject, check and dtype."""
+    """Yield verdicts that became red, and passes that are no more, counted by subject, check and dtype."""
     cut_short = not comparison.head.complete
     groups: defaultdict[tuple[str, str, str], list[Pair]] = defaultdict(list)
     for changed in comparison.of_fate(Fate.BROKEN, Fate.LOST):
@@ -119,7 +119,7 @@ def _verdicts(comparison: Comparison) -> Iterable[Regression]:
 
 
 def _timeouts(comparison: Comparison) -> Iterable[Regression]:
-    """Cases that ran out of time: neither right nor wrong, and so counted apart."""
+    """Yield cases that ran out of time: neither right nor wrong, and so counted apart."""
     groups: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for late in comparison.of_fate(Fate.TIMED_OUT):
         groups[late.group][late.result.phase or "an unknown phase"] += 1
@@ -131,7 +131,7 @@ def _timeouts(comparison: Comparison) -> Iterable[Regression]:
 
 
 def _coverage(comparison: Comparison) -> Iterable[Regression]:
-    """Where the runs posed different cases, a check that passed in a dtype or with a feature must still."""
+    """Yield what passed in a dtype or with a feature and no longer does, where the runs have other cases."""
     base, head = comparison.base, comparison.head
     if same_draw(base, head) or not same_extent(base, head) or not head.complete:
         return
@@ -153,7 +153,7 @@ def _places(result: Result) -> Iterable[tuple[str, str, str]]:
 
 
 def _numbers(comparison: Comparison) -> Iterable[Regression]:
-    """Numbers that became worse, over many cases or on one, counted by subject, check, dtype and output."""
+    """Yield numbers that became worse, over many cases or on one, by subject, check, dtype and output."""
     outputs: defaultdict[tuple[str, str, str, str], list[Row]] = defaultdict(list)
     single: defaultdict[tuple[str, str, str, str], list[Shift]] = defaultdict(list)
     for row in comparison.rows:
@@ -188,7 +188,7 @@ def _or_none(value: float | None) -> str:
 
 
 def _unmeasured(comparison: Comparison) -> Iterable[Regression]:
-    """A case that passes with fewer outputs measured than before passes for a bad reason."""
+    """Yield outputs that are no longer measured on cases that pass."""
     missing: Counter[tuple[str, str, str, str]] = Counter()
     for both in comparison.pairs:
         if both.base is None or both.head is None or both.head.verdict is not Verdict.PASS:
@@ -202,7 +202,7 @@ def _unmeasured(comparison: Comparison) -> Iterable[Regression]:
 
 
 def _problems(comparison: Comparison) -> Iterable[Regression]:
-    """Problems of the run as a whole that were not there before."""
+    """Yield problems of the run as a whole that were not there before."""
     for problem in comparison.head.problems:
         if problem not in comparison.base.problems:
             yield Regression("new problem", problem)
@@ -257,7 +257,7 @@ def _asked(value: object) -> str:
 
 
 def _novelties(comparison: Comparison) -> Iterable[str]:
-    """Subjects only one run has; checks and outputs that only one has of what both have."""
+    """Yield subjects that only one run has; checks and outputs that only one has of what both have."""
     before, after = comparison.base.results, comparison.head.results
     levels: tuple[tuple[str, Callable[[Result], Iterable[str]]], ...] = (
         ("subject", lambda r: (r.subject,)),

@@ -1,7 +1,7 @@
 """The pairing of the results of two runs, and what became of each verdict.
 
-Results belong together if subject, check and case are the same; a case's name is its content, so such a
-pair was asked exactly the same question.
+Results belong together if subject, check and case are the same; a case is named by its content, so that both
+results are of the same arrays.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from attest.conformance.record import Result, RunRecord, Verdict
 
-# From the worst; where a record answers one question twice, the worst answer counts.
+# From the worst; where a record has two results of one key, the worst counts.
 _SEVERITY = (
     Verdict.ERROR,
     Verdict.FAIL,
@@ -47,7 +47,7 @@ ResultKey = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Pair:
-    """One question with the answer of either run; None where it was not asked."""
+    """The results of both runs by one key; None where a run has none."""
 
     case_id: str
     base: Result | None
@@ -83,22 +83,22 @@ class Pair:
 
 
 def ordered(results: Iterable[Result]) -> list[Result]:
-    """Results in the order of every report, which does not depend on the order that they were found in."""
+    """Return results in the order of every report, whatever order they were found in."""
     return sorted(results, key=lambda r: (*r.sort_key, r.minimal, r.message, repr(r.measurements)))
 
 
 def same_draw(base: RunRecord, head: RunRecord) -> bool:
-    """Whether both runs were asked the same cases, so that a missing one was dropped."""
+    """Return whether both runs drew the same cases, so that a missing one was dropped."""
     return (base.profile, base.seed) == (head.profile, head.seed) and same_extent(base, head)
 
 
 def same_extent(base: RunRecord, head: RunRecord) -> bool:
-    """Whether both runs were asked the same part of their profile."""
+    """Return whether both runs are the same part of their profile."""
     return (base.narrowed, base.shard) == (head.narrowed, head.shard)
 
 
 def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:
-    """Every question of either run, in order."""
+    """Return every result of either run beside that of the other, in order."""
     drawn_alike = same_draw(base, head)
     before, after = _by_key(base.results), _by_key(head.results)
     hung = {(r.subject, r.case.id) for r in head.results if r.verdict is Verdict.TIMEOUT}

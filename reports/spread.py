@@ -28,7 +28,7 @@ class Sample:
     keys: int
 
     def value(self, statistic: str, limit: Limit) -> float | None:
-        """A statistic without its sign; None if there is too little for it to say anything."""
+        """Return a statistic without its sign; None if there is too little for it to say anything."""
         name = "rms_ratio" if statistic == "rms_median" else statistic
         value = badness(getattr(self.measurement, name))
         enough = self.measurement.elements >= limit.elements and self.keys >= limit.keys
@@ -114,7 +114,7 @@ Key = tuple[str, str, str, str, str]
 
 
 def rows(pairs: Iterable[Pair]) -> tuple[Row, ...]:
-    """Every row of either run, in order."""
+    """Return every row of either run, in order."""
     pairs = tuple(pairs)
     before = _collect((p.case_id, p.base) for p in pairs)
     after = _collect((p.case_id, p.head) for p in pairs)
@@ -123,7 +123,7 @@ def rows(pairs: Iterable[Pair]) -> tuple[Row, ...]:
 
 
 def main_rows(found: Iterable[Row]) -> tuple[Row, ...]:
-    """The rows worth a first look: those over all cases, and a feature's where only it became worse."""
+    """Return the rows to show first: those over all cases, and a feature's where only it became worse."""
     both = [row for row in found if row.base and row.head]
     told = {(row.key[:4], name) for row in both if row.feature == ALL for name in row.worse}
     chosen = [row for row in both if row.feature == ALL or {(row.key[:4], n) for n in row.worse} - told]
@@ -131,13 +131,13 @@ def main_rows(found: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def shifts(pairs: Iterable[Pair]) -> tuple[Shift, ...]:
-    """Whatever became worse on a case that both runs measured, the worst first."""
+    """Return whatever became worse on a case that both runs measured, the worst first."""
     found = [shift for pair in pairs for shift in _shifts(pair)]
     return tuple(sorted(found, key=lambda s: (-s.severity, s.pair.key, s.output, s.statistic)))
 
 
 def spread(samples: Sequence[Sample], scope: str = OTHER_CASES) -> Spread:
-    """The statistics of one output over many cases."""
+    """Return the statistics of one output over many cases."""
     values: dict[str, list[float]] = {}
     for name in STATISTICS:
         found = (sample.value(name, limits(scope)[name]) for sample in samples)
@@ -156,13 +156,13 @@ def spread(samples: Sequence[Sample], scope: str = OTHER_CASES) -> Spread:
 
 
 def spreads(results: Iterable[Result]) -> dict[Key, Spread]:
-    """The spreads of one run, by subject, check, dtype, feature and output."""
+    """Return the spreads of one run, by subject, check, dtype, feature and output."""
     found = _collect((str(number), result) for number, result in enumerate(results))
     return {key: spread(tuple(values.values())) for key, values in found.items()}
 
 
 def measured(result: Result) -> tuple[Sample, ...]:
-    """The samples of a result that count; where only the bound judges a family, only its ratio."""
+    """Return the samples of a result that count; where only the bound judges a family, only its ratio."""
     if result.verdict in _NOT_COUNTED:
         return ()
     measurements = result.measurements
@@ -178,7 +178,7 @@ def _only_bound(case: Case) -> bool:
 
 
 def _collect(results: Iterable[tuple[str, Result | None]]) -> dict[Key, dict[str, Sample]]:
-    """Samples by row and case."""
+    """Return samples by row and case."""
     found: defaultdict[Key, dict[str, Sample]] = defaultdict(dict)
     for case_id, result in results:
         if result is None:

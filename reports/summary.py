@@ -52,7 +52,7 @@ class Summary:
     """A run in the terms of a report.
 
     verdicts: those that occur, PASS first; the columns of `tallies`. red: what is wrong. timeouts: what ran
-    out of time, which fails a run, too, but says nothing of the kernel.
+    out of time, which fails a run, too, but does not show that the kernel is wrong.
     """
 
     record: RunRecord
@@ -64,7 +64,7 @@ class Summary:
     numbers: tuple[Numbers, ...]
 
     def cells(self, tally: Tally) -> list[int]:
-        """The counts of a tally, for the verdicts that occur."""
+        """Return the counts of a tally, for the verdicts that occur."""
         return [n for verdict, n in zip(Verdict, tally.counts, strict=True) if verdict in self.verdicts]
 
     @property
@@ -79,7 +79,7 @@ class Summary:
 
 
 def summarise(record: RunRecord) -> Summary:
-    """Bring a run into the order of a report, which does not depend on the order of its results."""
+    """Return the summary of a run, which does not depend on the order of its results."""
     results = ordered(record.results)
     counts: defaultdict[tuple[str, str], Counter[Verdict]] = defaultdict(Counter)
     known: defaultdict[tuple[str, str, str, str], list[Result]] = defaultdict(list)
@@ -101,7 +101,7 @@ def summarise(record: RunRecord) -> Summary:
 
 
 def _reason(result: Result) -> str:
-    """Why a failure was expected, without what was found on this one case."""
+    """Return why a failure was expected, without what was found on this one case."""
     return result.message.partition("; found: ")[0]
 
 
@@ -118,7 +118,7 @@ def _numbers(results: Iterable[Result]) -> list[Numbers]:
 
 
 def asked(record: RunRecord) -> str:
-    """What was run."""
+    """Return what was run: profile, seed, shard, and what narrowed it."""
     number, count = record.shard
     shard = f", shard {number}/{count}" if count > 1 else ""
     narrowed = f", narrowed by {record.narrowed}" if record.narrowed else ""

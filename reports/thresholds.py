@@ -25,22 +25,22 @@ class Limit:
     keys: int = 0
 
     def of(self, before: float) -> float:
-        """The largest number that is not worse than `before`."""
+        """Return the largest number that is not worse than `before`."""
         return before * (1.0 + self.relative) + self.absolute
 
     def exceeded(self, before: float, after: float) -> bool:
-        """Whether `after` is worse; NaN and inf are worse than any number and no worse than each other."""
+        """Return whether `after` is worse; NaN and inf are equal, and worse than any number."""
         before, after = badness(before), badness(after)
         return after > before if math.isinf(after) else after > self.of(before)
 
 
 def badness(statistic: float) -> float:
-    """How bad a statistic is, at least 0: without its sign, and NaN is as bad as inf."""
+    """Return how bad a statistic is, at least 0: without its sign, and NaN is as bad as inf."""
     return math.inf if math.isnan(statistic) else abs(statistic)
 
 
 @cache
 def limits(scope: str) -> Mapping[str, Limit]:
-    """The limits of one of SCOPES, by statistic."""
+    """Return the limits of one of SCOPES, by statistic."""
     data = tomllib.loads((Path(__file__).parent / "compare.toml").read_text())
     return {statistic: Limit(**entry) for statistic, entry in data[scope].items()}

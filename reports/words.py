@@ -26,7 +26,7 @@ LEGEND = (
 
 
 def number(value: float | None) -> str:
-    """Three significant digits; a dash for what was not measured."""
+    """Return three significant digits; a dash for what was not measured."""
     if value is None:
         return "-"
     if math.isnan(value) or math.isinf(value):
@@ -35,12 +35,12 @@ def number(value: float | None) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun."""
+    """Return a count with its noun."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def transition(before: str, after: str) -> str:
-    """What became of a case's verdict, as the end of a sentence."""
+    """Return what became of a case's verdict, as the end of a sentence."""
     if before == "-":
         return f"{after} and new"
     if after == "-":
@@ -49,7 +49,7 @@ def transition(before: str, after: str) -> str:
 
 
 def recipe(case: Case) -> str:
-    """A case in one line: its fields that differ from their defaults."""
+    """Return a case in one line: its fields that differ from their defaults."""
     return (
         " ".join(f"{name}={_compact(value)}" for name, value in sorted(case.to_json().items())) or "default"
     )
@@ -60,13 +60,13 @@ def _compact(value: Any) -> str:
 
 
 def one_line(text: str, width: int = 200) -> str:
-    """Text in one line of at most `width` characters."""
+    """Return text in one line of at most `width` characters."""
     flat = " ".join(printable(text).split())
     return flat if len(flat) <= width else flat[: width - 3] + "..."
 
 
 def environment(record: RunRecord) -> dict[str, str]:
-    """Where a run ran, flattened: dotted names, values as text, in order."""
+    """Return where a run ran, flattened: dotted names, values as text, in order."""
     return dict(sorted(_flat("", record.environment)))
 
 

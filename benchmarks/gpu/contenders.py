@@ -1,90 +1,64 @@
-"""The contenders: how our kernels and each peer are called.
+"""The contenders: our kernels, and the peers of `attest.conformance.peers`.
 
-An adapter takes a problem and gives what computes it. It imports its library only then, so that one that is
-missing stops nobody else.
+Each takes a workload and returns what computes it, or raises where it cannot. A library is imported by the
+call, so that a missing one stops no other.
 """
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
 
 import jax
 
-from benchmarks.gpu.problem import Attend, Problem
+from attest.conformance.peers import ejkernel, jax_nn, tokamax
+from attest.conformance.subject import Subject
+from benchmarks.gpu.workload import Attend, Inputs, Workload, options
 
 # Ours: a report judges one of them, and may time the other beside it.
 KERNELS = {"triton": "attest.kernels.triton", "mosaic_gpu": "attest.kernels.pallas.mosaic_gpu"}
 
+PEERS = {
+    "cudnn": jax_nn.CUDNN,
+    "tokamax_triton": tokamax.TRITON,
+    "tokamax_mosaic": tokamax.MOSAIC,
+    "ejkernel": ejkernel.TRITON,
+}
 
-def ours(module: str, problem: Problem) -> Attend:
+
+def ours(module: str, workload: Workload) -> Attend:
+    """Return one of our kernels on a workload."""
     flash_attention = import_module(module).flash_attention
-    return lambda inputs: flash_attention(
-        inputs["query"],
-        inputs["key"],
-        inputs["value"],
-        bias=inputs.get("bias"),
-        dropout_prob=problem.dropout,
-        dropout_seed=inputs.get("seed"),
-        causal=problem.causal,
-        sliding_window=None if problem.window is None else (problem.window - 1, 0),
-        logits_soft_cap=problem.soft_cap,
-        softmax_aux=inputs.get("sinks"),
-        q_segment_ids=inputs.get("segments"),
-        kv_segment_ids=inputs.get("segments"),
-    )
+
+    def attend(inputs: Inputs) -> jax.Array:
+        arrays = (inputs[name] for name in ("query", "key", "value"))
+        return flash_attention(*arrays, **options(workload, inputs))
+
+    return attend
 
 
-def cudnn(problem: Problem) -> Attend:
-    return lambda inputs: jax.nn.dot_product_attention(
-        inputs["query"], inputs["key"], inputs["value"], is_causal=problem.causal, implementation="cudnn"
-    )
+def peer(subject: Subject, workload: Workload) -> Attend:
+    """Return a peer on a workload. Raises NotImplementedError with what the peer does not declare."""
+    reason = subject.why_not_here(jax.default_backend()) or subject.why_not(workload.case)
+    if reason is None and workload.causal and workload.length != workload.keys:
+        reason = _why_not_aligned(subject)
+    if reason is not None:
+        raise NotImplementedError(reason)
+
+    def attend(inputs: Inputs) -> jax.Array:
+        arrays = (inputs[name] for name in ("query", "key", "value"))
+        result = subject.call(*arrays, **options(workload, inputs))
+        return result[0] if subject.returns_lse else result
+
+    return attend
 
 
-def tokamax_triton(problem: Problem) -> Attend:
-    return _tokamax(problem, "triton")
+def _why_not_aligned(subject: Subject) -> str | None:
+    return None if subject.semantics.causal == "bottom_right" else "aligns the first query with the first key"
 
 
-def tokamax_mosaic(problem: Problem) -> Attend:
-    return _tokamax(problem, "mosaic")
-
-
-def _tokamax(problem: Problem, implementation: str) -> Attend:
-    """As installed: 0.0.17 ships tuned configurations for no H200, so its heuristics choose."""
-    if "xprof" not in sys.modules and find_spec("xprof") is None:
-        # tokamax imports this large profiler for its own benchmarks alone; attention never calls it.
-        for name in ("xprof", "xprof.cli", "xprof.cli.tools"):
-            sys.modules[name] = ModuleType(name)
-        sys.modules["xprof.cli.tools"].get_kernel_stats_tool = None
-    import tokamax
-
-    return lambda inputs: tokamax.dot_product_attention(
-        inputs["query"],
-        inputs["key"],
-        inputs["value"],
-        is_causal=problem.causal,
-        implementation=implementation,
-    )
-
-
-def ejkernel(problem: Problem) -> Attend:
-    """Its own default block sizes: 128 x 128 forward, 32 x 32 backward."""
-    from ejkernel.kernels._triton.flash_attention import flash_attention
-
-    return lambda inputs: flash_attention(
-        inputs["query"], inputs["key"], inputs["value"], causal=problem.causal
-    )
-
-
-# The peers are given plain problems only, by the files of targets.
-CONTENDERS: dict[str, Callable[[Problem], Attend]] = {
+CONTENDERS: dict[str, Callable[[Workload], Attend]] = {
     **{f"our_{name}": partial(ours, module) for name, module in KERNELS.items()},
-    "cudnn": cudnn,
-    "tokamax_triton": tokamax_triton,
-    "tokamax_mosaic": tokamax_mosaic,
-    "ejkernel": ejkernel,
+    **{name: partial(peer, subject) for name, subject in PEERS.items()},
 }
 
 # cuDNN captures a CUDA graph when it compiles; modules that other threads load meanwhile break the capture.

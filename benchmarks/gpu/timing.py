@@ -1,7 +1,7 @@
 """Timing of device work: contenders in turns, calls back to back, an error kept as a reason.
 
-Turns hit all contenders alike with whatever the clocks do. Back to back, the device is never waiting for the
-next dispatch, so that the time of a call is that of its kernels.
+In turns, a change of the clocks hits all contenders alike. Back to back, the device never waits for the next
+dispatch, so that the time of a call is that of its kernels.
 """
 
 import math
@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import jax
 
+from attest.conformance.running import environment as run_environment
+
 REASON_LENGTH = 160  # of an error, enough to recognize it in a table
-COMPILE_THREADS = min(
-    8, os.cpu_count() or 1
-)  # ptxas is a process of its own, so threads do run it in parallel
+# ptxas is a process of its own, so that threads run it in parallel.
+COMPILE_THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Timing:
 
 
 def attempt[T](make: Callable[[], T]) -> T | Absent:
-    """What `make` returns, or its error: a contender that fails is a row, not the end."""
+    """Return what `make` returns, or its error: a contender that fails is a row, not the end."""
     try:
         return make()
     except Exception as error:
@@ -49,13 +51,13 @@ def attempt[T](make: Callable[[], T]) -> T | Absent:
 
 
 def attempt_all[K, T](makes: Mapping[K, Callable[[], T]]) -> dict[K, T | Absent]:
-    """Every attempt, in threads: for compilation."""
+    """Attempt all of them, in threads: for compilation."""
     with ThreadPoolExecutor(COMPILE_THREADS) as pool:
         return dict(zip(makes, pool.map(attempt, makes.values()), strict=True))
 
 
 def seconds(run: Callable[[], Any], calls: int) -> float:
-    """Of one call, of so many back to back."""
+    """Return the seconds of one call, of so many back to back."""
     start = time.perf_counter()
     for _ in range(calls):
         out = run()
@@ -64,7 +66,7 @@ def seconds(run: Callable[[], Any], calls: int) -> float:
 
 
 def in_turns[K](runs: Mapping[K, Callable[[], Any]], timing: Timing) -> dict[K, tuple[float, ...] | Absent]:
-    """Samples of seconds per call of each, one of each in every round."""
+    """Return samples of seconds per call of each, one of each in every round."""
     calls = {name: attempt(partial(_calls_per_sample, run, timing)) for name, run in runs.items()}
     taken: dict[K, list[float]] = {name: [] for name in runs}
     failed = {name: count for name, count in calls.items() if isinstance(count, Absent)}
@@ -86,11 +88,16 @@ def _calls_per_sample(run: Callable[[], Any], timing: Timing) -> int:
 
 
 def environment(distributions: Iterable[str]) -> dict[str, str]:
-    """The device, its driver, and the version of each distribution that is installed."""
+    """Return the date, the commit, the device, its driver, and the version of each distribution.
+
+    The commit is that of the checkout, or ATTEST_COMMIT where the files were copied without their history.
+    """
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = attempt(partial(subprocess.check_output, query, text=True))
     found = {name: attempt(partial(version, name)) for name in distributions}
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": run_environment.environment()["commit"],
         "device": jax.devices()[0].device_kind,
         "driver": "unknown" if isinstance(driver, Absent) else driver.splitlines()[0],
         **{name: "not installed" if isinstance(it, Absent) else it for name, it in found.items()},
@@ -98,6 +105,6 @@ def environment(distributions: Iterable[str]) -> dict[str, str]:
 
 
 def need_gpu(program: str) -> None:
-    """Ends the program in one sentence where JAX has no GPU."""
+    """End the program in one sentence where JAX has no GPU."""
     if jax.default_backend() != "gpu":
         raise SystemExit(f"{program} needs a GPU, and JAX runs on {jax.default_backend()} here.")

@@ -1,10 +1,11 @@
-"""The Subject of `jax.nn.dot_product_attention`, held to its documentation.
+"""The Subjects of `jax.nn.dot_product_attention`, held to its documentation: in XLA and in cuDNN.
 
 Its XLA implementation masks by a large finite number, so a row that sees no key weighs all values equally;
 causal and window start in the top-left corner; its lse is not differentiable and has the inputs' dtype.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -33,14 +34,18 @@ def _call(
     sliding_window: int | tuple[int | None, int | None] | None = None,
     cum_seqlens_q: Any = None,
     cum_seqlens_k: Any = None,
+    implementation: str = "xla",
 ) -> Any:
+    """Return (out, lse), from cuDNN out alone."""
     if (cum_seqlens_q is None) != (cum_seqlens_k is None):
         raise ValueError("cum_seqlens_q and cum_seqlens_k: got one of the two, expected both or neither")
     window: Any = sliding_window
     if isinstance(sliding_window, tuple):
         unbounded = query.shape[1] + key.shape[1]
         window = tuple(unbounded if side is None else side for side in sliding_window)
-    out, lse = jax.nn.dot_product_attention(
+    returns_lse = implementation == "xla"
+    attention: Any = jax.nn.dot_product_attention  # its overloads name every combination of literals
+    result = attention(
         query,
         key,
         value,
@@ -51,16 +56,19 @@ def _call(
         query_seq_lengths=_lengths("cum_seqlens_q", cum_seqlens_q, query),
         key_value_seq_lengths=_lengths("cum_seqlens_k", cum_seqlens_k, query),
         local_window_size=window,
-        implementation="xla",
-        return_residual=True,
+        implementation=implementation,
+        return_residual=returns_lse,
     )
+    if not returns_lse:
+        return result
+    out, lse = result
     return out, lse.transpose(0, 2, 1)
 
 
 def _lengths(name: str, cum: Any, query: Any) -> Any:
-    """It takes the lengths of a padded batch, not their sums, and has no packed form.
+    """Return the lengths of a padded batch, which is what it takes, of their sums.
 
-    What only the sums can get wrong is refused here; the lengths are its own to refuse.
+    It has no packed form. Sums that are malformed are refused here, wrong lengths by the library.
     """
     if cum is None:
         return None
@@ -77,27 +85,46 @@ def _lengths(name: str, cum: Any, query: Any) -> Any:
 
 
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
-    """The weights, their cotangent and lse are cast to the inputs' dtype."""
+    """Return its arithmetic: the weights, their cotangent and lse are cast to the inputs' dtype."""
     cast = format_of(dtype).unit
     return replace(default_numerics(dtype, tiling), lse=cast, d_weights=cast, materialised=True)
 
 
-SUBJECTS = (
-    Subject(
-        name="jax.nn.dot_product_attention",
-        call=_call,
-        features=frozenset({"scale", "bias", "mask", "causal", "window", "padded", "gqa"}),
-        dtypes=DTYPES,
-        semantics=Semantics(
-            hidden="sentinel",
-            sentinel=_SENTINEL,
-            causal="top_left",
-            window="top_left",
-            empty_rows="mean_of_values",
-            gradients=frozenset({"query", "key", "value", "bias"}),
-            lse_gradient=False,
-        ),
-        numerics=_numerics,
-        returns_lse=True,
+XLA = Subject(
+    name="jax.nn.dot_product_attention",
+    call=_call,
+    features=frozenset({"scale", "bias", "mask", "causal", "window", "padded", "gqa"}),
+    dtypes=DTYPES,
+    semantics=Semantics(
+        hidden="sentinel",
+        sentinel=_SENTINEL,
+        causal="top_left",
+        window="top_left",
+        empty_rows="mean_of_values",
+        gradients=frozenset({"query", "key", "value", "bias"}),
+        lse_gradient=False,
     ),
+    numerics=_numerics,
+    returns_lse=True,
 )
+
+# It needs head dims that are multiples of 8, which no Subject can declare; the library refuses others.
+CUDNN = Subject(
+    name="jax.nn.dot_product_attention.cudnn",
+    call=partial(_call, implementation="cudnn"),
+    features=frozenset({"scale", "bias", "causal", "window", "gqa"}),
+    dtypes=("bfloat16", "float16"),
+    semantics=Semantics(
+        causal="top_left",
+        window="top_left",
+        gradients=frozenset({"query", "key", "value", "bias"}),
+        lse_gradient=False,
+    ),
+    backend="gpu",
+    head_dims=(8, 256),
+    window_sides="left",
+    longest=1 << 20,
+)
+
+SUBJECTS = (XLA,)
+UNCONFIRMED = (CUDNN,)

@@ -16,7 +16,7 @@ from attest.reference.numerics import Numerics
 
 # Largest relative errors of the functions. In the interpreter they are NumPy's exp2 and float32 arithmetic.
 _INTERPRETED = {"exponential": 2.0**-22, "tanh": 2.0**-21}
-# On an H200 exp2 was off by at most 2**-22.7 and the kernels' own tanh by 2**-21.5: see reports/benchmarks.
+# On an H200 exp2 was off by at most 2**-22.7, the kernels' own tanh by 2**-21.5: see reports/data/benchmarks.
 CUDA = {"exponential": 2.0**-22, "tanh": 2.0**-21}
 # Its matrix unit adds 16 products at once and truncates the sum; float32 dots are IEEE and never see it.
 CUDA_MATRIX_UNIT = {"accumulator": 2.0**-23, "truncated": 16}

@@ -16,7 +16,7 @@ _MIB = 2**20
 
 
 def print_matrix(matrix: Matrix, console: Console) -> None:
-    """Every failing cell with its numbers, the worst of each kernel on each device, estimates, the status."""
+    """Print failing cells with their numbers, the worst of each kernel by device, estimates, the status."""
     failing = [result for result in matrix.results if result.faults]
     for result in sorted(failing, key=lambda result: str(result.cell))[:_LISTED]:
         words = f"FAIL {result.cell}: {'; '.join(result.faults)}{_configuration(result)}"
@@ -46,7 +46,7 @@ def _configuration(result: Result) -> str:
 
 
 def _worst(results: list[Result]) -> Table:
-    """Those of one compiler: for each device and kernel how many compile, then the most that any takes."""
+    """Return how many cells of a compiler compile by device and kernel, and the most that any takes."""
     rows: dict[tuple[str, str], list[Result]] = defaultdict(list)
     numbers: dict[str, None] = {}
     for result in results:

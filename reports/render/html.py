@@ -10,7 +10,7 @@ from attest.reports.words import LEGEND, environment
 
 
 def render_run(record: RunRecord) -> str:
-    """One run as one file of HTML that loads nothing, byte for byte the same for the same run."""
+    """Return one run as one file of HTML that loads nothing, byte for byte the same for the same run."""
     summary = summarise(record)
     return fill(
         "run.html.j2",

@@ -14,7 +14,7 @@ RUN_SUITE = "attest.run"
 
 
 def render_run(record: RunRecord) -> str:
-    """The run as JUnit XML. It holds no times: every test took 0 seconds."""
+    """Return the run as JUnit XML. It holds no times: every test took 0 seconds."""
     suites = [
         _suite(subject, [_test(result) for result in results])
         for subject, results in groupby(ordered(record.results), key=lambda result: result.subject)

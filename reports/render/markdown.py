@@ -37,7 +37,7 @@ class Section:
 
 
 def render_run(record: RunRecord) -> str:
-    """One run: its verdicts by subject and check, then each red result explained."""
+    """Return one run: its verdicts by subject and check, then each red result explained."""
     summary = summarise(record)
     explained = [failure.explain(result) for result in summary.red[:_EXPLAINED]]
     return _fitting(
@@ -56,7 +56,7 @@ def render_run(record: RunRecord) -> str:
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """A change: in one sentence, then verdicts and numbers before and after, then what is folded away."""
+    """Return a change: one sentence, verdicts and numbers before and after, then what is folded away."""
     base, head = environment(comparison.base), environment(comparison.head)
     settings = [(name, base.get(name, "-"), head.get(name, "-")) for name in sorted(base | head)]
     verdicts = (*comparison.of_fate(Fate.BROKEN), *comparison.of_fate(Fate.LOST))
@@ -109,7 +109,7 @@ def _section(title: str, kind: str, noun: str, items: tuple[Any, ...]) -> Sectio
 
 
 def _fitting(render: Callable[[int], str]) -> str:
-    """The fullest of several renderings that is small enough."""
+    """Return the fullest of several renderings that is small enough."""
     text = ""
     for top in _TOPS:
         text = re.sub(r"\n{3,}", "\n\n", render(top)).strip() + "\n"

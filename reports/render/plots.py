@@ -58,7 +58,7 @@ class Plot:
 
 
 def plots(record: RunRecord) -> tuple[Plot, ...]:
-    """One plot for each check that measures, byte for byte the same for the same run."""
+    """Return one plot for each check that measures, byte for byte the same for the same run."""
     by_check: dict[str, list[Result]] = {}
     for result in ordered(record.results):
         if measured(result):
@@ -87,7 +87,7 @@ def _plot(check: str, results: Sequence[Result]) -> Plot:
 
 
 def _draw(axes: Axes, panel: Panel, results: Sequence[Result], subjects: Sequence[str]) -> None:
-    """Shares of each subject's measurements, so that subjects with more cases look no different."""
+    """Draw shares of each subject's measurements, so that subjects with more cases look no different."""
     for number, subject in enumerate(subjects):
         values = _values(panel, (result for result in results if result.subject == subject))
         shares = [0.0] * (len(panel.edges) - 1)
@@ -116,7 +116,7 @@ def _bin(panel: Panel, value: float) -> int:
 
 
 def _plain(text: str) -> str:
-    """A label that matplotlib draws as it is: `$` would start a formula, a leading `_` hide it."""
+    """Return a label that matplotlib draws as it is: `$` would start a formula, a leading `_` hide it."""
     return text.replace("$", r"\$").removeprefix("_")
 
 

@@ -30,29 +30,31 @@ def fill(name: str, **values: Any) -> str:
 
 
 def escape(text: object, width: int = 200) -> str:
-    """Text as one line of Markdown that means only itself, also in a table and to GitHub."""
+    """Return text as one line of Markdown that means only itself, also in a table and to GitHub."""
     return _MARKDOWN_SPECIAL.sub(r"\\\1", one_line(str(text), width))
 
 
 def is_link(text: str) -> bool:
-    """Whether text is an address that may be made clickable."""
+    """Return whether text is an address that may be made clickable."""
     return re.fullmatch(r"https?://[^\s<>|\"'\\]{1,300}", text) is not None
 
 
 def link(text: str) -> str:
-    """An address as a link of Markdown; anything else as plain text."""
+    """Return an address as a link of Markdown; anything else as plain text."""
     return f"<{text}>" if is_link(text) else escape(text)
 
 
 def code(text: object, width: int = 300) -> str:
-    """Text as inline code of Markdown, also in a table."""
+    """Return text as inline code of Markdown, also in a table."""
     flat = one_line(str(text), width).replace("`", "'").replace("|", "\\|")
     return f"`{flat}`" if flat else ""
 
 
 def fenced(text: str) -> str:
-    """Text as a block of Markdown code: the fence is longer than any within, and the middle of what is long
-    is left out, since the line that replays a failure is at an end."""
+    """Return text as a block of Markdown code, whose fence is longer than any within.
+
+    The middle of long text is left out, since the line that replays a failure is at an end.
+    """
     short = shortened(text, _EXPLANATION_SIZE)
     longest = max((len(run) for run in re.findall("`+", short)), default=0)
     fence = "`" * max(3, longest + 1)

@@ -29,7 +29,7 @@ _STYLES = {
 
 
 def print_run(record: RunRecord, console: Console) -> None:
-    """Counts by subject and check, each red result explained, known failures, problems, the status."""
+    """Print counts by subject and check, each red result explained, known failures, problems, the status."""
     summary = summarise(record)
     if summary.tallies:
         console.print(_tally_table(summary))
@@ -53,7 +53,7 @@ def print_run(record: RunRecord, console: Console) -> None:
 
 
 def _print_red(summary: Summary, console: Console) -> None:
-    """The simplest failure of each check, explained; one defect fails many cases in the same way."""
+    """Print the simplest failure of each check, explained; one defect fails many cases in the same way."""
     by_check: dict[tuple[str, str], list[Result]] = {}
     for result in sorted(summary.red, key=lambda result: (not result.minimal, result.sort_key)):
         by_check.setdefault((result.subject, result.check), []).append(result)
@@ -66,7 +66,7 @@ def _print_red(summary: Summary, console: Console) -> None:
 
 
 def _print_timeouts(summary: Summary, console: Console) -> None:
-    """What ran out of time, apart from what is wrong: the machine may have been too busy."""
+    """Print what ran out of time, apart from what is wrong: the machine may have been too busy."""
     if summary.timeouts:
         console.print()
         plain(console, "Out of time, so neither right nor wrong:")
@@ -77,7 +77,7 @@ def _print_timeouts(summary: Summary, console: Console) -> None:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Notes, verdicts and numbers that became worse, and in the last line whether anything regressed."""
+    """Print notes, verdicts and numbers that became worse, and last whether anything regressed."""
     for note in comparison.notes:
         plain(console, f"note: {note}", "yellow")
     worse = comparison.of_fate(Fate.BROKEN) + comparison.of_fate(Fate.LOST)
@@ -112,7 +112,7 @@ def _table(title: str | None, left: tuple[str, ...], right: tuple[str, ...]) -> 
 
 
 def _tally_table(summary: Summary) -> Table:
-    """A row for each family of checks: refusal.mask_shape and its like would fill the screen."""
+    """Return a row for each family of checks: refusal.mask_shape and its like would fill the screen."""
     table = _table(None, ("subject", "check"), tuple(verdict.value for verdict in summary.verdicts))
     families: dict[tuple[str, str], list[int]] = {}
     for tally in summary.tallies:

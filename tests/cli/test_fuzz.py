@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from attest.conformance.baseline_file import baseline_text
 from attest.conformance.cli.replay_request import read_replay_request
 from attest.conformance.record import RunRecord, Verdict, merge_records
 from attest.conformance.record_file import read_record, record_text
@@ -26,8 +27,8 @@ from attest.reports.render import html, junit, markdown
 from attest.reports.render.terminal import print_comparison, print_run
 from tests.reports.records import example_base, example_head
 
-BASELINES = Path(__file__).parents[2] / "reports" / "baselines"
-OLD = json.loads(next(iter(sorted(BASELINES.glob("*/production/*.json")))).read_text())
+# A record of schema 1.
+OLD = json.loads((Path(__file__).parents[1] / "reports" / "data" / "run1.json").read_text())
 RECORDS = [json.loads(record_text(record)) for record in (example_base(), example_head())] + [OLD]
 ORIGINAL = example_base()
 
@@ -156,6 +157,16 @@ def test_records_with_other_bytes(path: Path, data: bytes) -> None:
     record = read(path, data)
     if record is not None:
         use(record)
+
+
+@settings(max_examples=300)
+@given(data=scrambled(baseline_text(example_head()).encode()))
+def test_baselines_with_other_bytes(path: Path, data: bytes) -> None:
+    record = read(path, data)
+    if record is not None:
+        use(record)
+        path.write_text(baseline_text(record))
+        assert record_text(read_record(path)) == record_text(record)
 
 
 def journal() -> list[Any]:

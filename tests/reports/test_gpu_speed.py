@@ -1,9 +1,7 @@
-"""The parts of the GPU benchmarks that need no GPU: targets, verdicts, tables, what becomes of a failure."""
+"""The parts of the GPU benchmarks that need no GPU: workloads, targets, tables, what becomes of a failure."""
 
-import json
 import sys
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -12,67 +10,64 @@ import numpy as np
 import pytest
 import typer
 
+from attest.conformance.peers import jax_nn
 from attest.kernels import xla
 from benchmarks import gpu_speed, gpu_tune
-from benchmarks.gpu.contenders import CONTENDERS, KERNELS
-from benchmarks.gpu.problem import (
+from benchmarks.gpu.contenders import CONTENDERS, KERNELS, ours, peer
+from benchmarks.gpu.report import as_markdown, targets_table
+from benchmarks.gpu.rows import Report
+from benchmarks.gpu.targets import OURS, PLAIN, Row, Target, Times, outcomes, read_models, read_rows
+from benchmarks.gpu.timing import Absent, Timing, attempt, in_turns
+from benchmarks.gpu.workload import (
     DIRECTIONS,
     FORWARD,
     FORWARD_BACKWARD,
-    Problem,
+    Workload,
     draw,
+    gradients,
     operations,
+    options,
     visible_pairs,
 )
-from benchmarks.gpu.report import (
-    OURS,
-    PLAIN,
-    Result,
-    Row,
-    Target,
-    as_markdown,
-    judge,
-    read_rows,
-    targets_table,
-)
-from benchmarks.gpu.timing import Absent, Timing, attempt, in_turns
 
-SMALL = Problem(2, 16, 2, 8, causal=True)
+SMALL = Workload(2, 16, 2, 8, causal=True)
 TIMING = Timing(samples=2, sample_seconds=0.0001)
 FILES = [gpu_speed.TARGETS / f"{family}.toml" for family in KERNELS]
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
-def row(*targets: Target, direction: str = FORWARD, **entries: Problem) -> Row:
-    return Row("small", direction, {label: (label, problem) for label, problem in entries.items()}, targets)
+def row(*targets: Target, direction: str = FORWARD, **entries: Workload) -> Row:
+    return Row("small", direction, {label: (label, workload) for label, workload in entries.items()}, targets)
 
 
-def seen_pairs(problem: Problem) -> np.ndarray:
-    """[length, length]: what each query sees."""
-    i, j = np.ogrid[: problem.length, : problem.length]
+def seen_pairs(workload: Workload) -> np.ndarray:
+    """[length, keys]: what each query sees."""
+    i, j = np.ogrid[: workload.length, : workload.keys]
+    diagonal = i + workload.keys - workload.length
     seen = (i >= 0) & (j >= 0)
-    if problem.causal:
-        seen &= j <= i
-    if problem.window:
-        seen &= i - j < problem.window
-    if problem.segment:
-        seen &= i // problem.segment == j // problem.segment
+    if workload.causal:
+        seen &= j <= diagonal
+    if workload.window:
+        seen &= diagonal - j < workload.window
+    if workload.segment:
+        seen &= i // workload.segment == j // workload.segment
     return seen
 
 
 def small_targets(folder: Path, family: str) -> Path:
-    """A file of targets that any machine can measure, with one target."""
-    problem = "{ batch = 2, length = 16, heads = 2, head_dim = 8, causal = true }"
+    """A file of targets that any machine can measure, with one target, and one workload of a model."""
+    workload = "{ batch = 2, length = 16, heads = 2, head_dim = 8, causal = true }"
     file = folder / f"{family}.toml"
     file.write_text(
         f"""
         ours = "our_{family}"
         contenders = ["cudnn"]
         timing = {{ samples = 2, sample_seconds = 0.0001, largest_difference = 0.05 }}
-        peers = [{{ name = "plain", problem = {problem}, forward = {{ cudnn = 0.5 }} }}]
-        features = [{{ name = "feature", problem = {problem}, plain = {problem}, plain_is = "the same" }}]
+        peers = [{{ name = "plain", workload = {workload}, forward = {{ cudnn = 0.5 }} }}]
+        features = [{{ name = "feature", workload = {workload}, plain = {workload}, plain_is = "the same" }}]
         """
     )
+    (folder / "models.toml").write_text(f'models = [{{ name = "model", workload = {workload} }}]')
     return file
 
 
@@ -88,15 +83,15 @@ def test_a_file_of_targets_is_whole(file: Path) -> None:
         assert it.entries[OURS][0] == f"our_{file.stem}"
         assert {contender for contender, _ in it.entries.values()} <= set(CONTENDERS)
         assert all(target.other in it.entries for target in it.targets)
-        if PLAIN not in it.entries:
-            problem = it.entries[OURS][1]
-            plain = Problem(*list(vars(problem).values())[:4], causal=problem.causal)
-            assert problem == plain, "the peers' adapters read no features"
+        workload = it.entries[OURS][1]
+        if not workload.causal and workload.window is None:
+            continue
+        assert workload.length == workload.keys, "peers align the first query and key, ours the last"
 
 
 def test_mosaic_gpu_is_asked_for_nothing_that_it_refuses() -> None:
     rows, *_ = read_rows(gpu_speed.TARGETS / "mosaic_gpu.toml")
-    assert all(problem.dropout == 0 for it in rows for _, problem in it.entries.values())
+    assert all(workload.dropout == 0 for it in rows for _, workload in it.entries.values())
 
 
 @each_file
@@ -109,21 +104,24 @@ def test_contenders_left_out_take_their_targets_along(file: Path) -> None:
 
 
 def test_a_row_may_have_no_target(tmp_path) -> None:
-    rows, timing, largest_difference = read_rows(small_targets(tmp_path, "triton"))
+    file = small_targets(tmp_path, "triton")
+    rows, timing, largest_difference = read_rows(file, models=tmp_path / "models.toml")
     assert timing == TIMING
     assert [(it.title, len(it.targets)) for it in rows] == [
         ("plain, forward", 1),
         ("plain, forward + backward", 0),
+        ("model, forward", 0),
+        ("model, forward + backward", 0),
         ("feature, forward", 0),
         ("feature, forward + backward", 0),
     ]
-    untargeted = [(it, dict.fromkeys(it.entries, Result((0.001,)))) for it in rows[1:]]
+    untargeted = [(it, dict.fromkeys(it.entries, Times((0.001,)))) for it in rows[1:]]
     assert targets_table(untargeted).endswith("\n\n0 of 0 targets met.")
-    assert "| feature, forward " in as_markdown({}, untargeted, largest_difference)
+    assert "| feature, forward " in as_markdown(Report({}, largest_difference, tuple(untargeted)))
 
 
 @each_file
-def test_plain_problems_see_the_pairs_of_the_feature(file: Path) -> None:
+def test_plain_workloads_see_the_pairs_of_the_feature(file: Path) -> None:
     rows, *_ = read_rows(file, [OURS])
     by_ratio_alone = "window of 1024 at 32k"
     for it in rows:
@@ -133,78 +131,87 @@ def test_plain_problems_see_the_pairs_of_the_feature(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "problem",
+    "workload",
     [
-        Problem(1, 12, 1, 8),
-        Problem(2, 12, 3, 8, causal=True),
-        Problem(1, 12, 1, 8, segment=4),
-        Problem(1, 12, 1, 8, causal=True, segment=5),
-        Problem(1, 12, 1, 8, causal=True, window=3),
+        Workload(1, 12, 1, 8),
+        Workload(2, 12, 3, 8, causal=True),
+        Workload(1, 12, 1, 8, segment=4),
+        Workload(1, 12, 1, 8, causal=True, segment=5),
+        Workload(1, 12, 1, 8, causal=True, window=3),
+        Workload(2, 3, 2, 8, key_length=12),
+        Workload(2, 3, 2, 8, key_length=12, causal=True),
+        Workload(1, 12, 2, 8, key_length=5, causal=True),
     ],
 )
-def test_visible_pairs_are_those_of_the_mask(problem: Problem) -> None:
-    assert visible_pairs(problem) == problem.batch * problem.heads * seen_pairs(problem).sum()
-    assert operations(problem, FORWARD_BACKWARD) == 3.5 * operations(problem, FORWARD)
+def test_visible_pairs_are_those_of_the_mask(workload: Workload) -> None:
+    assert visible_pairs(workload) == workload.batch * workload.heads * seen_pairs(workload).sum()
+    assert operations(workload, FORWARD_BACKWARD) == 3.5 * operations(workload, FORWARD)
+
+
+def test_operations_count_both_widths() -> None:
+    assert operations(Workload(1, 12, 1, 8), FORWARD) == 12 * 12 * 4 * 8
+    assert operations(Workload(1, 12, 1, 8, value_dim=4), FORWARD) == 12 * 12 * 2 * (8 + 4)
 
 
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize(
-    "problem",
+    "workload",
     [
-        Problem(2, 12, 4, 8, key_heads=2, causal=True, window=3, sinks=3),
-        Problem(1, 12, 2, 8, segment=5, soft_cap=0.5, bias=True),
+        Workload(2, 3, 4, 8, key_length=12, key_heads=2, value_dim=4, causal=True),
+        Workload(2, 12, 4, 8, key_heads=2, causal=True, window=3, sinks=3),
+        Workload(1, 12, 2, 8, segment=5, soft_cap=0.5, bias=True),
     ],
 )
-def test_ours_is_asked_for_the_problem(
-    family: str, problem: Problem, monkeypatch: pytest.MonkeyPatch
+def test_ours_is_asked_for_the_workload(
+    family: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernels that run anywhere stand in for those that need a GPU, since all have one signature."""
     monkeypatch.setitem(sys.modules, KERNELS[family], xla)
-    inputs = draw(problem)
+    inputs = draw(workload)
     arrays = {name: np.asarray(it, np.float64) for name, it in inputs.items()}
-    shared = problem.heads // (problem.key_heads or problem.heads)
+    shared = workload.heads // (workload.key_heads or workload.heads)
     key, value = (np.repeat(arrays[name], shared, axis=2) for name in ("key", "value"))
-    logits = np.einsum("bqhd,bkhd->bhqk", arrays["query"], key) / np.sqrt(problem.head_dim)
+    logits = np.einsum("bqhd,bkhd->bhqk", arrays["query"], key) / np.sqrt(workload.head_dim)
     logits += arrays.get("bias", 0.0)
-    if problem.soft_cap:
-        logits = problem.soft_cap * np.tanh(logits / problem.soft_cap)
-    weights = np.exp(logits) * seen_pairs(problem)
+    if workload.soft_cap:
+        logits = workload.soft_cap * np.tanh(logits / workload.soft_cap)
+    weights = np.exp(logits) * seen_pairs(workload)
     total = weights.sum(-1, keepdims=True)
-    if problem.sinks:
+    if workload.sinks:
         total += np.exp(arrays["sinks"]).sum(-1)[:, None, None]
     expected = np.einsum("bhqk,bkhd->bqhd", weights / total, value)
-    got = CONTENDERS[f"our_{family}"](problem)(inputs)
+    got = CONTENDERS[f"our_{family}"](workload)(inputs)
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=0.02)
 
 
-def test_verdicts() -> None:
+def test_outcomes() -> None:
     """Twice as fast as the peer; and half the time on a quarter of the pairs is twice the cost of a pair."""
-    longer = Problem(2, 32, 2, 8)
+    longer = Workload(2, 32, 2, 8)
     it = row(
         Target("peer", "speed", 2.0),
         Target("peer", "speed", 2.1),
         Target("longer", "cost", 2.0),
         Target("longer", "cost", 1.9),
         Target("gone", "speed", 1.0),
-        ours=Problem(2, 16, 2, 8),
-        peer=Problem(2, 16, 2, 8),
+        ours=Workload(2, 16, 2, 8),
+        peer=Workload(2, 16, 2, 8),
         longer=longer,
         gone=longer,
     )
-    fast, slow = Result((0.5, 0.5, 9.0)), Result((1.0,))
-    judged = judge(it, {"ours": fast, "peer": slow, "longer": slow, "gone": Absent("no wheel")})
-    assert [each.ratio for each in judged] == [2.0, 2.0, 2.0, 2.0, None]
-    assert [each.verdict for each in judged] == ["met", "missed", "met", "missed", "absent"]
+    fast, slow = Times((0.5, 0.5, 9.0)), Times((1.0,))
+    found = outcomes(it, {"ours": fast, "peer": slow, "longer": slow, "gone": Absent("no wheel")})
+    assert [each.ratio for each in found] == [2.0, 2.0, 2.0, 2.0, None]
+    assert [each.word for each in found] == ["met", "missed", "met", "missed", "absent"]
 
 
 def test_an_absent_peer_is_a_row() -> None:
     it = row(Target("gone", "speed", 1.0), ours=SMALL, gone=SMALL, other=SMALL)
-    results = {"ours": Result((0.001,)), "gone": Absent("ImportError: a|b"), "other": Result((0.002,), 0.7)}
-    text = as_markdown({"device": "toy"}, [(it, results)], largest_difference=0.05)
+    results = {"ours": Times((0.001,)), "gone": Absent("ImportError: a|b"), "other": Times((0.002,), 0.7)}
+    text = as_markdown(Report({"device": "toy"}, 0.05, ((it, results),)))
     lines = [[cell.strip() for cell in line.split(" | ")] for line in text.splitlines()]
     assert "- device: toy" in text
-    assert ["gone", "(2, 16, 2, 8)", "absent: ImportError: a\\|b"] in [line[1:4] for line in lines]
-    assert ["other", "(2, 16, 2, 8)", "2.000"] in [line[1:4] for line in lines]
+    assert ["gone", "2x16, 2, 8", "absent: ImportError: a\\|b"] in [line[1:4] for line in lines]
+    assert ["other", "2x16, 2, 8", "2.000"] in [line[1:4] for line in lines]
     assert "7.0e-01 DIFFERS" in text
     assert targets_table([(it, results)]).endswith("0 of 1 targets met.")
 
@@ -236,18 +243,18 @@ def test_turns() -> None:
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_row_from_end_to_end(direction: str, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_a_row_from_end_to_end(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def attention(scale):
         def attend(inputs):
             logits = scale * jnp.einsum("bqhd,bkhd->bhqk", inputs["query"], inputs["key"])
             return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(logits), inputs["value"])
 
-        return lambda problem: attend
+        return lambda workload: attend
 
-    def missing(problem):
+    def missing(workload):
         raise ImportError("no such wheel")
 
-    def refusing(problem):
+    def refusing(workload):
         def attend(inputs):
             raise NotImplementedError("no such shape")
 
@@ -262,40 +269,10 @@ def test_a_row_from_end_to_end(direction: str, monkeypatch: pytest.MonkeyPatch, 
     assert results["refusing"] == Absent("NotImplementedError: no such shape")
     assert results["same"].difference is None
     assert results["wrong"].difference > 0.05
-    report = tmp_path / "reports" / "speed"
-    gpu_speed.write(report, {"device": "toy"}, [(replace(it, targets=()), results)], 0.05)
-    (written,) = json.loads(report.with_suffix(".json").read_text())["rows"]
-    assert [entry["label"] for entry in written["entries"]] == list(toys)
-    assert len(written["entries"][0]["samples_milliseconds"]) == TIMING.samples
-    assert report.with_suffix(".md").read_text().count("absent: ") == 2
 
 
 @pytest.mark.parametrize(
-    ("family", "report"), [("triton", "gpu_speed"), ("mosaic_gpu", "gpu_speed_mosaic_gpu")]
-)
-def test_a_run_judges_the_kernels_that_it_is_told(
-    family: str, report: str, monkeypatch: pytest.MonkeyPatch, tmp_path
-) -> None:
-    """On small problems, with the kernels that run anywhere in the place of those that need a GPU."""
-    small_targets(tmp_path, family)
-    monkeypatch.setattr(gpu_speed, "TARGETS", tmp_path)
-    monkeypatch.setattr(gpu_speed, "need_gpu", lambda program: None)
-    monkeypatch.setitem(sys.modules, KERNELS[family], xla)
-    out = tmp_path / "out"
-    gpu_speed.main(out, kernels=family, rows=", forward +")
-    assert sorted(it.name for it in out.iterdir()) == [f"{report}.json", f"{report}.md"]
-    data = json.loads((out / f"{report}.json").read_text())
-    assert data["about"]["ours"] == KERNELS[family]
-    peers, features = data["rows"]
-    assert (peers["name"], features["name"]) == ("plain", "feature")
-    assert [it["label"] for it in peers["entries"]] == [OURS, "cudnn"]
-    assert [it["label"] for it in features["entries"]] == [OURS, PLAIN]
-    measured = [it["contender"] for row in data["rows"] for it in row["entries"] if "absent" not in it]
-    assert measured == [f"our_{family}"] * 3
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
+    ("arguments", "message"),
     [
         ({"kernels": "pallas"}, r"^--kernels pallas: expected triton or mosaic_gpu\.$"),
         (
@@ -305,26 +282,69 @@ def test_a_run_judges_the_kernels_that_it_is_told(
     ],
 )
 def test_what_there_is_not_is_refused(
-    options: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path
+    arguments: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:
     monkeypatch.setattr(gpu_speed, "need_gpu", lambda program: None)
     with pytest.raises(typer.BadParameter, match=message):
-        gpu_speed.main(tmp_path, **options)
+        gpu_speed.main(tmp_path, **arguments)
 
 
 def test_inputs_of_every_feature() -> None:
-    problem = Problem(2, 16, 4, 8, key_heads=2, segment=4, sinks=3, bias=True, dropout=0.1)
-    shapes = {name: it.shape for name, it in jax.eval_shape(lambda: draw(problem)).items()}
-    assert shapes["key"] == shapes["value"] == (2, 16, 2, 8)
+    workload = Workload(2, 16, 4, 8, key_heads=2, value_dim=4, segment=4, sinks=3, bias=True, dropout=0.1)
+    shapes = {name: it.shape for name, it in jax.eval_shape(lambda: draw(workload)).items()}
+    assert shapes["key"] == (2, 16, 2, 8)
+    assert shapes["value"] == (2, 16, 2, 4)
+    assert shapes["d_out"] == (2, 16, 4, 4)
     assert shapes["bias"] == (1, 4, 16, 16)
     assert shapes["sinks"] == (4, 3)
     assert shapes["segments"] == (2, 16)
     assert shapes["seed"] == (2,)
 
 
+@pytest.mark.parametrize("entry", read_models(), ids=lambda entry: entry["name"])
+@pytest.mark.parametrize("module", [KERNELS["mosaic_gpu"], "attest.kernels.xla"])
+def test_the_workload_of_a_model_is_one_of_ours(entry, module: str) -> None:
+    """As shapes, without running: the Triton kernels, which have no shapes on a CPU, take what these do."""
+    workload = Workload(**entry["workload"])
+    inputs = jax.eval_shape(lambda: draw(workload))
+    attend = ours(module, workload)
+    out = jax.eval_shape(attend, inputs)
+    made = jax.eval_shape(gradients(attend), inputs)
+    assert (out.shape, out.dtype) == (inputs["d_out"].shape, inputs["d_out"].dtype)
+    assert [it.shape for it in made] == [inputs[name].shape for name in ("query", "key", "value")]
+
+
+def test_the_case_of_a_workload_has_its_features() -> None:
+    every = Workload(2, 16, 4, 8, None, 2, 4, True, 4, 3, soft_cap=1.0, sinks=3, bias=True, dropout=0.1)
+    names = {"gqa", "value_dim", "causal", "segments", "window", "soft_cap", "sinks", "bias", "dropout"}
+    assert every.case.features == names
+    assert Workload(2, 16, 4, 8, key_length=5).case.features == frozenset()
+
+
+def test_a_peer_is_called_as_its_subject_says() -> None:
+    workload = Workload(2, 16, 4, 8, key_heads=2, causal=True, bias=True)
+    # It promotes dtypes, which the tests forbid.
+    inputs = {name: it.astype(jnp.float32) for name, it in draw(workload).items()}
+    arrays = (inputs["query"], inputs["key"], inputs["value"])
+    out, _ = jax_nn.XLA.call(*arrays, **options(workload, inputs))
+    np.testing.assert_array_equal(peer(jax_nn.XLA, workload)(inputs), out)
+
+
+@pytest.mark.parametrize(
+    ("workload", "reason"),
+    [
+        (Workload(2, 16, 4, 8, sinks=1), "does not declare sinks"),
+        (Workload(2, 3, 4, 8, key_length=5, causal=True), "aligns the first query with the first key"),
+    ],
+)
+def test_a_peer_is_absent_where_it_does_not_take_a_workload(workload: Workload, reason: str) -> None:
+    with pytest.raises(NotImplementedError, match=reason):
+        peer(jax_nn.XLA, workload)
+
+
 def test_tuning_shows_the_best_and_counts_what_failed() -> None:
     sweeps = gpu_tune.read_sweeps(tomllib.loads(gpu_tune.CANDIDATES.read_text()))
-    assert {(it.kernel, it.problem.head_dim, it.problem.causal) for it in sweeps} == {
+    assert {(it.kernel, it.workload.head_dim, it.workload.causal) for it in sweeps} == {
         (kernel, head_dim, causal)
         for kernel in ("forward", "query", "key")
         for head_dim in (64, 128, 256)

@@ -1,0 +1,174 @@
+"""Workloads: the shape and the options of one attention call, its inputs, and its count of operations.
+
+The count is that of the two products of the forward pass over the visible pairs, 2 * (head_dim + value_dim) a
+pair and head; the backward pass has five products, so both passes count 3.5 times the forward one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attest.conformance.cases.case import Case
+
+FORWARD = "forward"
+FORWARD_BACKWARD = "forward_backward"
+DIRECTIONS = (FORWARD, FORWARD_BACKWARD)
+PRODUCTS = {FORWARD: 1.0, FORWARD_BACKWARD: 3.5}
+DTYPE = "bfloat16"
+
+type Inputs = dict[str, jax.Array]
+type Attend = Callable[[Inputs], jax.Array]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One attention call in bfloat16; features are off by default.
+
+    length: queries. key_length: keys, as many as queries by default. key_heads: as many as query heads by
+    default. value_dim: head_dim by default. causal: the last query is aligned with the last key.
+    segment: length of the equal segments that each sequence is packed from. window: keys a query sees, itself
+    and those before it. sinks: sink logits a head. bias: one of [1, heads, length, key_length].
+    """
+
+    batch: int
+    length: int
+    heads: int
+    head_dim: int
+    key_length: int | None = None
+    key_heads: int | None = None
+    value_dim: int | None = None
+    causal: bool = False
+    segment: int | None = None
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: int = 0
+    bias: bool = False
+    dropout: float = 0.0
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are."""
+        return self.key_length or self.length
+
+    @property
+    def shape(self) -> str:
+        """The shape in words: batch x queries x keys, query heads on key heads, head dim."""
+        heads = f"{self.heads} on {self.key_heads}" if self.key_heads else f"{self.heads}"
+        tokens = f"{self.length}" if self.keys == self.length else f"{self.length}x{self.keys}"
+        value = f"/{self.value_dim}" if self.value_dim else ""
+        return f"{self.batch}x{tokens}, {heads}, {self.head_dim}{value}"
+
+    @property
+    def case(self) -> Case:
+        """The case of the same shape and features, by which a Subject says whether it takes the workload."""
+        return Case(
+            dtype=DTYPE,
+            batch=self.batch,
+            q_len=self.length,
+            kv_len=self.keys,
+            q_heads=self.heads,
+            kv_heads=self.key_heads or self.heads,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim,
+            causal=self.causal,
+            window=None if self.window is None else (self.window - 1, 0),
+            segments=self.segment and -(-self.length // self.segment),
+            soft_cap=self.soft_cap,
+            sinks=self.sinks,
+            sinks_per_head=self.sinks > 0,
+            bias="1hq" if self.bias else None,
+            dropout=self.dropout,
+        )
+
+
+def visible_pairs(workload: Workload) -> int:
+    """Return how many pairs of a query and a key that it sees there are, over batch and query heads."""
+    row = np.arange(workload.length)
+    first, last = np.zeros_like(row), np.full_like(row, workload.keys - 1)
+    if workload.segment is not None:
+        first = row // workload.segment * workload.segment
+        last = np.minimum(first + workload.segment, workload.keys) - 1
+    diagonal = row + workload.keys - workload.length
+    if workload.causal:
+        last = np.minimum(last, diagonal)
+    if workload.window is not None:
+        first = np.maximum(first, diagonal - workload.window + 1)
+    return workload.batch * workload.heads * int(np.maximum(last - first + 1, 0).sum())
+
+
+def operations(workload: Workload, direction: str) -> float:
+    """Return the operations that one call counts as."""
+    width = workload.head_dim + (workload.value_dim or workload.head_dim)
+    return 2.0 * width * visible_pairs(workload) * PRODUCTS[direction]
+
+
+def options(workload: Workload, inputs: Inputs) -> dict[str, Any]:
+    """Return the options that the workload switches on, under the names of docs/semantics.md."""
+    found: dict[str, Any] = {}
+    if workload.causal:
+        found["causal"] = True
+    if workload.window is not None:
+        found["sliding_window"] = (workload.window - 1, 0)
+    if workload.soft_cap is not None:
+        found["logits_soft_cap"] = workload.soft_cap
+    if workload.dropout:
+        found |= {"dropout_prob": workload.dropout, "dropout_seed": inputs["seed"]}
+    if workload.bias:
+        found["bias"] = inputs["bias"]
+    if workload.sinks:
+        found["softmax_aux"] = inputs["sinks"]
+    if workload.segment is not None:
+        found |= {"q_segment_ids": inputs["segments"], "kv_segment_ids": inputs["segments"]}
+    return found
+
+
+@partial(jax.jit, static_argnums=0)
+def draw(workload: Workload) -> Inputs:
+    """Return normal query, key, value and cotangent, and what the features need, made on the device."""
+    names = ("query", "key", "value", "d_out", "bias", "sinks")
+    seeds = dict(zip(names, jax.random.split(jax.random.key(0), len(names)), strict=True))
+    queries, keys = (workload.batch, workload.length), (workload.batch, workload.keys)
+    key_heads = workload.key_heads or workload.heads
+    value_dim = workload.value_dim or workload.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "query": (*queries, workload.heads, workload.head_dim),
+        "key": (*keys, key_heads, workload.head_dim),
+        "value": (*keys, key_heads, value_dim),
+        "d_out": (*queries, workload.heads, value_dim),
+    }
+    if workload.bias:
+        shapes["bias"] = (1, workload.heads, workload.length, workload.keys)
+    if workload.sinks:
+        shapes["sinks"] = (workload.heads, workload.sinks)
+    inputs = {name: jax.random.normal(seeds[name], shape, DTYPE) for name, shape in shapes.items()}
+    if workload.segment is not None:
+        ids = jnp.arange(workload.length, dtype=jnp.int32) // workload.segment
+        inputs["segments"] = jnp.broadcast_to(ids, queries)
+    if workload.dropout:
+        inputs["seed"] = jnp.array([7, 0], jnp.uint32)
+    return inputs
+
+
+def gradients(attend: Attend) -> Callable[[Inputs], tuple[jax.Array, ...]]:
+    """Return the gradients of query, key and value for the drawn cotangent, which XLA cannot simplify."""
+
+    def of_inputs(inputs: Inputs) -> tuple[jax.Array, ...]:
+        def output(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            return attend(inputs | {"query": query, "key": key, "value": value})
+
+        _, pull = jax.vjp(output, inputs["query"], inputs["key"], inputs["value"])
+        return pull(inputs["d_out"])
+
+    return of_inputs
+
+
+def ready(function: Callable[[Inputs], Any], inputs: Inputs) -> Callable[[], Any]:
+    """Return the program for these inputs, run once: jaxlib assembles Triton's PTX at the first launch."""
+    program = jax.jit(function).lower(inputs).compile()
+    jax.block_until_ready(program(inputs))
+    return partial(program, inputs)
