@@ -9,13 +9,13 @@ from typing import Any
 
 import jax
 
-from attest.conformance.cases.features import FEATURES
 from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.conformance.subjects.declared import declared
 from attest.conformance.subjects.triton import CUDA, CUDA_MATRIX_UNIT
+from attest.kernels.implementations import MOSAIC_GPU
 from attest.reference.numerics import Numerics
 
-# Hopper's: no other GPU has the instructions that the kernels are made of.
-COMPUTE_CAPABILITY = "9.0"
+COMPUTE_CAPABILITY = MOSAIC_GPU.capabilities.compute_capability
 # The fewest keys in a step that the kernels' own table chooses.
 FEWEST_KEYS = 64
 # What the table chooses forward for a head dim of 128: lengths are drawn around it.
@@ -23,7 +23,7 @@ PRODUCTION_BLOCKS = (128, 128)
 # Blocks that few tokens go through more than once, at any head dim: so the backward kernels' rings have one
 # slot, which is awaited empty and awaited full in every step.
 _ROOM = {"consumers": 2, "registers": (240, 24)}
-_BACKWARD = {**_ROOM, "step": 64, "stages": 1, "turns": True}
+_BACKWARD = {**_ROOM, "step": 64, "stages": 1, "ping_pong": True}
 _SMALL = {
     "forward": {**_ROOM, "k": 64, "stages": 2, "partial_sums": False},
     "backward_query": _BACKWARD,
@@ -71,8 +71,7 @@ SUBJECTS = (
     Subject(
         name="pallas.mosaic_gpu",
         call=_flash_attention,
-        features=frozenset(FEATURES) - {"dropout"},
-        dtypes=("bfloat16", "float16"),
+        **declared(MOSAIC_GPU),
         numerics=_numerics,
         backend="gpu",
         tilings=(

@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 
-from attest.conformance.cases.features import FEATURES
 from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.conformance.subjects.declared import declared
+from attest.kernels.implementations import PALLAS_TPU
 from attest.reference.numerics import Numerics
 
 # Largest relative errors of the functions, those of XLA on a CPU.
@@ -82,8 +83,7 @@ SUBJECTS = (
     Subject(
         name="pallas.tpu_interpret",
         call=_flash_attention,
-        features=frozenset(FEATURES),
-        dtypes=("float32", "bfloat16"),
+        **declared(PALLAS_TPU),
         numerics=_numerics,
         backend="cpu",
         # Small blocks cross many edges; large ones make 1024 keys affordable: time goes by steps of a grid.

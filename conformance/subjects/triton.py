@@ -10,8 +10,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.conformance.subjects.declared import declared
+from attest.kernels.implementations import TRITON
 from attest.reference.numerics import Numerics
 
 # Largest relative errors of the functions. In the interpreter they are NumPy's exp2 and float32 arithmetic.
@@ -88,8 +89,7 @@ SUBJECTS = (
     Subject(
         name="triton.interpret",
         call=_flash_attention,
-        features=frozenset(FEATURES),
-        dtypes=DTYPES,
+        **declared(TRITON),
         numerics=_interpreted_numerics,
         backend="cpu",
         # Small blocks cross many edges; the large ones make 1024 keys affordable: time goes by operations.
@@ -101,8 +101,7 @@ SUBJECTS = (
     Subject(
         name="triton.cuda",
         call=_flash_attention,
-        features=frozenset(FEATURES),
-        dtypes=DTYPES,
+        **declared(TRITON),
         numerics=_cuda_numerics,
         backend="gpu",
         tilings=(_blocks(32, 32), Tiling({}, *PRODUCTION_BLOCKS)),

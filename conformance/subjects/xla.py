@@ -4,6 +4,8 @@ from typing import Any
 
 from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.subject import Subject, Tiling
+from attest.conformance.subjects.declared import declared
+from attest.kernels.implementations import XLA
 from attest.kernels.xla import ChunkSizes, attention, flash_attention_with_lse
 from attest.reference.numerics import Numerics
 
@@ -34,8 +36,7 @@ SUBJECTS = (
     Subject(
         name="xla.flash_attention",
         call=flash_attention_with_lse,
-        features=frozenset(FEATURES),
-        dtypes=DTYPES,
+        **declared(XLA),
         numerics=_flash_numerics,
         tilings=(_chunks(16, 16), _chunks(8, 32), Tiling({}, _DEFAULT.q, _DEFAULT.k)),
         returns_lse=True,
