@@ -231,8 +231,10 @@ def find(name: str) -> Subject:
 
 
 def _modules(package: ModuleType) -> Iterator[ModuleType]:
+    """The modules of a package; those whose names begin with _ hold what others share, and no Subject."""
     for info in pkgutil.iter_modules(package.__path__):
-        yield importlib.import_module(f"{package.__name__}.{info.name}")
+        if not info.name.startswith("_"):
+            yield importlib.import_module(f"{package.__name__}.{info.name}")
 
 
 def _load_attribute(path: str) -> Subject:

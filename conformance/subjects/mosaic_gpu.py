@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from attest.conformance.subject import Subject, Tiling, default_numerics
-from attest.conformance.subjects.declared import declared
+from attest.conformance.subjects._declared import declared
 from attest.conformance.subjects.triton import CUDA, CUDA_MATRIX_UNIT
 from attest.kernels.implementations import MOSAIC_GPU
 from attest.reference.numerics import Numerics

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from attest.conformance.subject import Subject, Tiling, default_numerics
-from attest.conformance.subjects.declared import declared
+from attest.conformance.subjects._declared import declared
 from attest.kernels.implementations import PALLAS_TPU
 from attest.reference.numerics import Numerics
 

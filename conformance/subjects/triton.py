@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from attest.conformance.subject import Subject, Tiling, default_numerics
-from attest.conformance.subjects.declared import declared
+from attest.conformance.subjects._declared import declared
 from attest.kernels.implementations import TRITON
 from attest.reference.numerics import Numerics
 
