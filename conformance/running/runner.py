@@ -12,9 +12,11 @@ from attest.conformance.checks import all_checks
 from attest.conformance.judging.judge import judge
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import NOTHING_JUDGED, Result, RunRecord, Verdict, settled, to_shrink
+from attest.conformance.running.choice import Draw, chosen, first_try
 from attest.conformance.running.expectations import Expectation, expect
 from attest.conformance.running.fit import LISTED, RequestError, refuse_unfit
 from attest.conformance.running.limits import limits
+from attest.conformance.running.phases import phase
 from attest.conformance.running.plan import Profile, Restriction, Task, tasks
 from attest.conformance.running.shrink import shrink
 from attest.conformance.running.signals import Interrupted, interruptible
@@ -57,7 +59,7 @@ class Progress:
     red: int
 
 
-Posed = tuple[Case, tuple[str, ...]]  # a case, and the checks that judge it
+Posed = tuple[Draw, tuple[str, ...]]  # a case as it is drawn, and the checks that judge it
 Watch = Callable[[Progress], None]
 Keep = Callable[[Sequence[Result]], None]
 
@@ -109,7 +111,8 @@ def replay(request: Request, case: Case, checks: Sequence[str]) -> list[Result]:
 def in_shard(name: str, task: Task, shard: tuple[int, int]) -> bool:
     """Whether a task belongs to a shard: by its content alone, so that no other task matters."""
     number, count = shard
-    content = " ".join((name, task.case.id, *task.checks))
+    case = first_try(task.draw)
+    content = " ".join((name, case.id if case else "", *task.checks))
     return int(hashlib.sha256(content.encode()).hexdigest(), 16) % count == number - 1
 
 
@@ -189,8 +192,8 @@ def _judge_jobs(found: _Found) -> Iterator[Job]:
         posed = tasks(subject, request.profile, request.seed, request.only)
         while (task := _next(found, name, posed)) is not None:
             if in_shard(name, task, request.shard):
-                found.posed += len(task.posed)
-                first, *others = task.posed
+                found.posed += len(task.draws)
+                first, *others = task.draws
                 yield Job(name, _judge, first, tuple(others))
 
 
@@ -211,7 +214,10 @@ def _next(found: _Found, name: str, posed: Iterator[Task]) -> Task | None:
 
 
 def _judge(subject: Subject, posed: Posed) -> list[Result]:
-    return judge(subject, *posed)
+    draw, checks = posed
+    with phase("drawing"):
+        case = chosen(draw)
+    return [] if case is None else judge(subject, case, checks)
 
 
 def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
@@ -220,7 +226,10 @@ def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
     Which check it was that killed the process is not known for sure: an earlier one may have.
     """
     posed: Posed = outcome.job.argument
-    case, checks = posed
+    draw, checks = posed
+    case = chosen(draw)
+    if case is None:
+        return []
     if outcome.timed_out:
         check = outcome.check if outcome.check in checks else checks[0]
         left_out = [name for name in checks if name != check]

@@ -21,7 +21,10 @@ from attest.conformance.drawing.corpus import load_corpus
 from attest.conformance.drawing.covering import wanted_sets
 from attest.conformance.drawing.recipes import drawing, model
 from attest.conformance.drawing.seeded_draws import try_values
+from attest.conformance.judging import trial
 from attest.conformance.judging.execute import call_of
+from attest.conformance.judging.trial import Trial
+from attest.conformance.running import choice
 from attest.conformance.running.plan import Profile, Restriction, load_profile, tasks
 from attest.conformance.subject import Subject, Tiling
 
@@ -80,6 +83,31 @@ def test_the_ids_of_a_plan_are_those_of_other_days_and_of_other_machines() -> No
 
 def test_another_seed_gives_other_cases() -> None:
     assert not set(planned_ids(0)) & set(planned_ids(1))
+
+
+def test_a_plan_takes_no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def called(*_: Any) -> NoReturn:
+        raise AssertionError("the process that judges a case chooses it")
+
+    monkeypatch.setattr(choice, "telling", called)
+    monkeypatch.setattr(trial, "build", called)
+    for subject in (SUBJECT, replace(SUBJECT, dtypes=("float16",))):
+        assert [*tasks(subject, replace(SMALL, kinds={"drawn": {**NUMBERS, "corpus": True}}), 0)]
+
+
+def test_a_case_is_judged_with_the_exact_answers_that_it_was_chosen_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed: list[Any] = []
+    exact = trial.neighbourhood
+    monkeypatch.setattr(trial, "neighbourhood", lambda *given: computed.append(given) or exact(*given))
+    draw, _ = next(tasks(SUBJECT, SMALL, 3)).draws[0]
+    case = choice.chosen(draw)
+    assert case is not None
+    tried = len(computed)
+    assert tried > 0
+    assert not Trial(SUBJECT, case).blind_spots
+    assert len(computed) == tried
 
 
 def test_a_name_changes_no_case() -> None:
@@ -183,7 +211,7 @@ def test_numbers_are_drawn_from_the_whole_of_their_range() -> None:
 
 def posed(subject: Subject, kind: str, numbers: dict[str, Any]) -> list[Case]:
     profile = Profile("known", 0, {kind: numbers})
-    return [task.case for task in tasks(subject, profile, 0)]
+    return [case for task in tasks(subject, profile, 0) for case, _ in task.posed]
 
 
 def test_known_bugs_are_posed_to_the_checks_that_see_them() -> None:
