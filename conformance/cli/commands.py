@@ -8,7 +8,6 @@ that runs kernels is settled.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -143,6 +142,7 @@ def replay(
     from attest.conformance.cli.console import say
     from attest.conformance.cli.replay_request import read_replay_request
     from attest.conformance.judging.failure import explain
+    from attest.conformance.record import any_red
     from attest.conformance.running.fit import not_judged
     from attest.conformance.running.runner import replay as judge_again
     from attest.conformance.subject import find
@@ -157,7 +157,7 @@ def replay(
     reason = not_judged(subjects[replayed.subject], results)
     if reason is not None:
         return _complain(f"nothing was judged: {replayed.subject} {reason}", FAILED)
-    return FAILED if any(result.verdict.red for result in results) else PASSED
+    return FAILED if any_red(results) else PASSED
 
 
 @app.command()
@@ -280,6 +280,7 @@ def _run(
     request: "Request", outputs: Outputs, base: "RunRecord | None" = None, problems: Sequence[str] = ()
 ) -> int:
     from attest.conformance.cli.console import progress
+    from attest.conformance.record import with_problems
     from attest.conformance.running.fit import RequestError, refuse_unfit
     from attest.conformance.running.gate import with_policy
     from attest.conformance.running.runner import run
@@ -295,8 +296,8 @@ def _run(
         if journal is not None:
             journal.remove()
         raise UsageError(str(error)) from error
-    found = replace(found, problems=tuple(sorted({*found.problems, *problems})))
-    return _conclude(with_policy(found, request.expectations), outputs, base, journal)
+    found = with_policy(with_problems(found, problems), request.expectations)
+    return _conclude(found, outputs, base, journal)
 
 
 def _begun(request: "Request", record: Path | None) -> "Journal | None":
@@ -319,14 +320,14 @@ def _conclude(
 ) -> int:
     """Write and print a record; its exit status. What cannot be written takes nothing else with it."""
     from attest.conformance.cli.console import show
+    from attest.conformance.record import with_problems
     from attest.reports.compare import compare_records
     from attest.reports.render.terminal import print_comparison, print_run
 
     prints: list[Callable[[Console], None]] = [lambda console: print_run(record, console)]
     if base is not None and record.complete:
         comparison = compare_records(base, record)
-        worse = ("worse than the baseline",) if comparison.regressed else ()
-        record = replace(record, problems=tuple(sorted({*record.problems, *worse})))
+        record = with_problems(record, ("worse than the baseline",) if comparison.regressed else ())
         prints.insert(0, lambda console: print_comparison(comparison, console))
     faults = _written(record, outputs)
     if journal is not None and not faults:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import Check, Finding, all_checks
 from attest.conformance.judging.execute import SubjectError
+from attest.conformance.judging.results import result_of
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result, Verdict
 from attest.conformance.running.fit import LISTED
@@ -43,15 +44,7 @@ def _judge_one(trial: Trial, check: Check) -> Result:
         raise
     except BaseException as error:  # SystemExit and its like: no harness raises them, and they end nothing
         clauses, finding = (), Finding(Verdict.FAIL, message=f"raised {exception_text(error)}")
-    return Result(
-        subject=trial.subject.name,
-        check=check.name,
-        clauses=finding.clauses or clauses,
-        case=trial.case,
-        verdict=finding.verdict,
-        measurements=finding.measurements,
-        message=finding.message,
-    )
+    return result_of(trial.subject, check.name, trial.case, finding, clauses)
 
 
 def _finding(trial: Trial, check: Check) -> Finding:

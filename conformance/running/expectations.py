@@ -147,7 +147,7 @@ def stale(record: RunRecord, expectations: Iterable[Expectation]) -> tuple[str, 
     Only a whole run can tell: one that was cut short, narrowed, or is one shard of several says nothing. Nor
     does one that poses no case of an entry that shows sometimes: the seed may draw none.
     """
-    if not record.complete or record.narrowed or record.shard != (1, 1):
+    if not record.whole:
         return ()
     asked = {(result.subject, result.check) for result in record.results}
     return tuple(

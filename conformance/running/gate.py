@@ -2,11 +2,11 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from attest.conformance.record import RunRecord, Verdict
+from attest.conformance.record import RunRecord, Verdict, with_problems
 from attest.conformance.running.expectations import Expectation, stale
 from attest.conformance.running.signals import Interrupted
 from attest.conformance.subject import Subject, discover, find
@@ -68,10 +68,9 @@ def with_policy(record: RunRecord, expectations: Sequence[Expectation]) -> RunRe
 
     A run that was cut short or narrowed, or is one shard of several, is left as it is.
     """
-    if not record.complete or record.narrowed or record.shard != (1, 1):
+    if not record.whole:
         return record
-    problems = {*record.problems, *stale(record, expectations), *_untested(record)}
-    return replace(record, problems=tuple(sorted(problems)))
+    return with_problems(record, (*stale(record, expectations), *_untested(record)))
 
 
 @cache

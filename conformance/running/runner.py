@@ -10,8 +10,8 @@ from typing import Any
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import all_checks
 from attest.conformance.judging.judge import judge
-from attest.conformance.judging.trial import Trial
-from attest.conformance.record import NOTHING_JUDGED, Result, RunRecord, Verdict, settled, to_shrink
+from attest.conformance.judging.results import died, late, late_search, simplest
+from attest.conformance.record import Result, RunRecord, Verdict, settled, to_shrink, with_problems
 from attest.conformance.running.choice import Draw, chosen, first_try
 from attest.conformance.running.expectations import Expectation, expect
 from attest.conformance.running.fit import LISTED, RequestError, refuse_unfit
@@ -133,13 +133,8 @@ class _Found:
         return f"{self.stage}: {self.done} of at least {self.posed} tasks done"
 
     def record(self, note: str) -> RunRecord:
-        return replace(
-            asked(self.request),
-            results=settled(self.results),
-            complete=not note,
-            note=note,
-            problems=tuple(sorted(self.problems)),
-        )
+        record = replace(asked(self.request), results=settled(self.results), complete=not note, note=note)
+        return with_problems(record, self.problems)
 
     def begin(self, stage: str, posed: int = 0) -> None:
         self.stage, self.done, self.posed = stage, 0, posed
@@ -174,8 +169,6 @@ def _judge_all(found: _Found) -> bool:
         found.problems.append(
             f"{name}: hung or died {faults[name]} times, so the rest of its tasks was left out"
         )
-    if found.posed == 0 and request.shard == (1, 1):
-        found.problems.append(NOTHING_JUDGED)
     return True
 
 
@@ -221,43 +214,15 @@ def _judge(subject: Subject, posed: Posed) -> list[Result]:
 
 
 def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
-    """A case that ran out of time is one TIMEOUT; one whose process died fails every check.
-
-    Which check it was that killed the process is not known for sure: an earlier one may have.
-    """
+    """What is said of a case that was cut short."""
     posed: Posed = outcome.job.argument
     draw, checks = posed
     case = chosen(draw)
     if case is None:
         return []
     if outcome.timed_out:
-        check = outcome.check if outcome.check in checks else checks[0]
-        left_out = [name for name in checks if name != check]
-        rest = f"; {', '.join(left_out)} not judged on this case" if left_out else ""
-        message = f"{outcome.fault}, in the phase {outcome.phase}{rest}"
-        return [_blame(outcome, subject, case, check, Verdict.TIMEOUT, message)]
-    return [_blame(outcome, subject, case, check, Verdict.FAIL, outcome.fault) for check in checks]
-
-
-def _blame(
-    outcome: Outcome, subject: Subject, case: Case, check: str, verdict: Verdict, message: str
-) -> Result:
-    return Result(
-        subject=subject.name,
-        check=check,
-        clauses=_clauses(subject, case, check),
-        case=case,
-        verdict=verdict,
-        message=message,
-        phase=outcome.phase,
-    )
-
-
-def _clauses(subject: Subject, case: Case, check: str) -> tuple[str, ...]:
-    try:
-        return all_checks()[check].clauses(Trial(subject, case))
-    except Exception:  # it has been blamed already
-        return ()
+        return late(subject, checks, case, outcome.fault, outcome.phase, outcome.check)
+    return died(subject, checks, case, outcome.fault, outcome.phase)
 
 
 def _shrink_failures(found: _Found) -> None:
@@ -280,24 +245,12 @@ def _shrink_failures(found: _Found) -> None:
 
 def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
     """The simplest failing case that a search has found, if it is a new failure; TIMEOUT if it hung."""
-    original: Result = outcome.job.argument[0]
+    failing: Result = outcome.job.argument[0]
     if isinstance(outcome.value, Result):
-        minimal = replace(outcome.value, subject=original.subject, minimal=True, shrunk_from=original.case.id)
+        minimal = simplest(failing, outcome.value)
         # A simpler case of a known failure does not show what is new about this one.
         return [minimal] if expect(minimal, request.expectations).verdict is Verdict.FAIL else []
-    if not outcome.timed_out:
-        return []
-    message = f"{outcome.fault}, in the phase shrinking: a simpler case may hang; the failing case is kept"
-    return [
-        replace(
-            original,
-            verdict=Verdict.TIMEOUT,
-            measurements=(),
-            message=message,
-            phase="shrinking",
-            shrunk_from=original.case.id,
-        )
-    ]
+    return [late_search(failing, outcome.fault)] if outcome.timed_out else []
 
 
 def _shrink(subject: Subject, argument: tuple[Result, int, bool]) -> Result:

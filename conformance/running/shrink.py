@@ -1,7 +1,6 @@
 """Shrinking: the simplest case on which the same check of the same subject fails."""
 
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 
 from hypothesis import Phase
@@ -17,7 +16,7 @@ from attest.conformance.subject import Subject
 
 
 def shrink(subject: Subject, failing: Result, evaluations: int, stays_of_precision: bool = False) -> Result:
-    """Search the simpler cases with at most `evaluations` calls of the kernel; minimal=True on the result.
+    """Search the simpler cases with at most `evaluations` calls of the kernel; the result of the simplest.
 
     A failure of meaning stays one of meaning. One of precision may turn out one of meaning on a case whose
     values hide less; `stays_of_precision` is for where a failure of meaning is shown beside it. A case that
@@ -51,7 +50,7 @@ def shrink(subject: Subject, failing: Result, evaluations: int, stays_of_precisi
             break
     with suppress(_StillFailsError):
         try_values(search, simpler(simplest.case), evaluations, 0, [Phase.generate, Phase.shrink])
-    return replace(simplest, minimal=True)
+    return simplest
 
 
 class _StillFailsError(AssertionError):
