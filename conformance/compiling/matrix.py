@@ -6,11 +6,10 @@ anything than the device has, fails: these are the configurations that a user ge
 it stand estimates of what no kernel can beat.
 """
 
-import multiprocessing
 import time
 import tomllib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -18,15 +17,17 @@ from typing import Any
 
 from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.cases.features import DTYPES, FEATURES
-from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job, Peaks, all_compilers
+from attest.conformance.compiling.compilers import Binary, Compiler, Job, all_compilers
+from attest.conformance.compiling.devices import Device, all_devices
 from attest.conformance.compiling.roofline import PASSES, Estimate, estimate
-from attest.conformance.running.process import hush, settle
-from attest.conformance.running.runner import Progress, RequestError, Watch
+from attest.conformance.running.fit import RequestError
+from attest.conformance.running.runner import Progress, Watch
+from attest.conformance.running.workers import Job as Task
+from attest.conformance.running.workers import perform
 from attest.conformance.text import describe
 
 _SCHEMA = "attest.compile/2"
 _MATRIX = Path(__file__).with_name("compile.toml")
-_DEVICES = Path(__file__).with_name("devices.toml")
 
 # The name of what a case launches, where that cannot even be found out.
 _UNKNOWN = "?"
@@ -177,22 +178,6 @@ class Matrix:
         }
 
 
-@cache
-def all_devices() -> dict[str, Device]:
-    """Those of devices.toml, by name."""
-    found: dict[str, Device] = {}
-    for name, row in tomllib.loads(_DEVICES.read_text()).items():
-        limits = {key: x for key, x in row.items() if "limit" in x}
-        found[name] = Device(
-            name,
-            row["target"],
-            limits={key: x["limit"] for key, x in limits.items()},
-            sources={key: x["source"] for key, x in limits.items()},
-            peaks=Peaks(**row["peaks"]),
-        )
-    return found
-
-
 def compile_matrix(
     profile: str,
     only: Narrowing,
@@ -224,10 +209,11 @@ def compile_matrix(
     jobs = {_key(compiler, job): (compiler, job) for compiler, _, job in planned if isinstance(job, Job)}
     outcomes: dict[str, Outcome] = {}
     red = 0
-    for key, outcome in _compiled(jobs, workers):
-        outcomes[key] = outcome
-        red += outcome.binary is None
-        watch(Progress("compiling", len(outcomes), len(jobs), red))
+    with closing(_compiled(jobs, workers)) as compiled:
+        for key, outcome in compiled:
+            outcomes[key] = outcome
+            red += outcome.binary is None
+            watch(Progress("compiling", len(outcomes), len(jobs), red))
     results = [
         Result(cell, job.configuration, outcomes[_key(compiler, job)], all_devices()[cell.target].limits)
         if isinstance(job, Job)
@@ -321,46 +307,24 @@ def _compiled(
     jobs: Mapping[str, tuple[Compiler, Job]], workers: int
 ) -> Generator[tuple[str, Outcome], None, None]:
     """Outcomes by key, as they come. A compiler that takes its process down costs no other compilation."""
-    if workers == 0:
-        for key, (compiler, job) in jobs.items():
-            yield key, _attempt(compiler.compile, job.source)
-        return
-    # Only here: without workers no pebble is needed.
-    from pebble import ProcessExpired, ProcessPool
-
     limit = _settings()["seconds"]
-    # Forking would copy the threads of XLA in whatever state they are.
-    pool = ProcessPool(workers, initializer=_begin, context=multiprocessing.get_context("spawn"))
-    try:
-        futures: dict[Future[Outcome], str] = {
-            pool.schedule(_attempt, args=(compiler.compile, job.source), timeout=limit): key
-            for key, (compiler, job) in jobs.items()
-        }
-        for future in as_completed(futures):
-            try:
-                yield futures[future], future.result()
-            except TimeoutError:
-                error = f"did not finish within {limit:g} s"
-                yield futures[future], Outcome(error=error, seconds=limit)
-            except ProcessExpired as error:
-                yield futures[future], Outcome(error=f"the compiler died with exit status {error.exitcode}")
-    finally:
-        pool.stop()
-        pool.join()
+    tasks = (Task("", _attempt, (key, compiler.compile, job.source)) for key, (compiler, job) in jobs.items())
+    with closing(perform(tasks, {}, workers, limit)) as outcomes:
+        for outcome in outcomes:
+            key, *_ = outcome.job.argument
+            seconds = limit if outcome.timed_out else 0.0
+            error = outcome.fault.replace("the process died", "the compiler died")
+            yield key, outcome.value or Outcome(error=error, seconds=seconds)
 
 
-def _attempt(compile: Callable[[Any], Binary], source: Any) -> Outcome:
+def _attempt(_subject: None, argument: tuple[str, Callable[[Any], Binary], Any]) -> Outcome:
+    _key, compile, source = argument
     start = time.monotonic()
     try:
         return Outcome(compile(source), seconds=time.monotonic() - start)
     except Exception as error:  # whatever a compiler raises is its answer
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return Outcome(error=lines[0], seconds=time.monotonic() - start)
-
-
-def _begin() -> None:
-    settle()
-    hush()
 
 
 def _key(compiler: Compiler, job: Job) -> str:

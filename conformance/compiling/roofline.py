@@ -17,7 +17,7 @@ import numpy as np
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.shapes import Shape, shapes_of
-from attest.conformance.compiling.compilers import Device, Peaks
+from attest.conformance.compiling.devices import Device, Peaks
 from attest.reference.semantics import STANDARD
 from attest.reference.visibility import allowed
 

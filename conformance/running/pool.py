@@ -44,12 +44,13 @@ _SPAWN = multiprocessing.get_context("spawn")
 class Job:
     """Calls of `work` in a worker, with a subject and one argument after the other; each has an outcome.
 
-    subject: the name or `module:attribute` that finds it in another process. work: a function of a module.
+    subject: the name or `module:attribute` that finds it in another process; "" for work that takes None in
+    its place. work: a function of a module.
     also: the arguments after the first, which share with it what is compiled.
     """
 
     subject: str
-    work: Callable[[Subject, Any], Any]
+    work: Callable[[Any, Any], Any]
     argument: Any
     also: tuple[Any, ...] = ()
 
@@ -240,7 +241,7 @@ class _Worker:
         self._connection.close()
 
 
-def guarded(job: Job, subject: Subject) -> Outcome:
+def guarded(job: Job, subject: Subject | None) -> Outcome:
     """Do a job here. What is raised, SystemExit and KeyboardInterrupt too, is its fault and ends nothing."""
     try:
         return Outcome(job, job.work(subject, job.argument))
@@ -270,7 +271,7 @@ def _serve(connection: Connection, names: Sequence[str]) -> None:
 def _done(job: Job) -> tuple[Any, str, str]:
     """What a call's outcome has beside the call, which the parent knows."""
     try:
-        subject = _subject(job.subject)
+        subject = _subject(job.subject) if job.subject else None
     except LookupError as error:
         return None, str(error.args[0]), "loading"
     outcome = guarded(job, subject)

@@ -47,7 +47,7 @@ def _here(
     for job in jobs:
         for call in job.calls:
             if wanted(call):
-                yield guarded(call, subjects[call.subject])
+                yield guarded(call, subjects[call.subject] if call.subject else None)
 
 
 def _elsewhere(

@@ -15,9 +15,10 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, use_abstract_mesh
 
 from attest.conformance.cases.case import Case
-from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job
+from attest.conformance.compiling.compilers import Binary, Compiler, Job
 from attest.conformance.compiling.compilers.capture_fd import capture_fd
 from attest.conformance.compiling.compilers.programs import Source, lowered, passes
+from attest.conformance.compiling.devices import Device
 
 # XLA would keep small arrays in VMEM, where a kernel needs no buffers for them. With arrays in HBM, where
 # large ones have to be, a kernel takes the most VMEM, and the same for every length and batch.

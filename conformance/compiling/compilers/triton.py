@@ -21,8 +21,9 @@ from triton.backends.compiler import GPUTarget
 
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.shapes import shapes_of
-from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job
+from attest.conformance.compiling.compilers import Binary, Compiler, Job
 from attest.conformance.compiling.compilers.capture_fd import capture_fd
+from attest.conformance.compiling.devices import Device
 from attest.kernels.triton.compiled import Source, compile_for
 from attest.kernels.triton.launch import Launch, recorded
 
