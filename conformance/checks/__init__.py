@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from attest.conformance.judging.measure import beyond_precision, measure
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import Kind
 from attest.conformance.record import Measurement, Verdict
 from attest.conformance.subject import Subject
 
@@ -36,14 +37,14 @@ class Finding:
 class Check:
     """One property.
 
-    kind: how cases are chosen for it, a table of conformance/running/profiles.toml.
+    kind: how cases are chosen for it, one of conformance/kinds.py.
     clauses: what it tests on a case. applies: None, or why the subject is not held to it.
     run: judges; may raise SubjectError, which is a FAIL.
     needs_contrast: a PASS counts only if the case could have told right from wrong.
     """
 
     name: str
-    kind: str
+    kind: Kind
     clauses: Callable[[Trial], tuple[str, ...]]
     run: Callable[[Trial], Finding]
     applies: Callable[[Subject], str | None] = lambda _subject: None

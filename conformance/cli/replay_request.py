@@ -9,6 +9,7 @@ import msgspec
 from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.checks import all_checks
 from attest.conformance.files import read_bytes
+from attest.conformance.kinds import DRAWN
 from attest.conformance.sizes import sizes
 from attest.conformance.text import sentence
 from attest.conformance.typed import convert, decode
@@ -65,5 +66,5 @@ def read_replay_request(
                 " or --subject and its name"
             )
         )
-    drawn = tuple(check.name for check in known.values() if check.kind == "drawn")
+    drawn = tuple(check.name for check in known.values() if check.kind is DRAWN)
     return ReplayRequest(name, checks or drawn, case)

@@ -8,7 +8,6 @@ from attest.conformance.judging.execute import SubjectError
 from attest.conformance.judging.results import result_of
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result, Verdict
-from attest.conformance.running.fit import LISTED
 from attest.conformance.running.phases import checking
 from attest.conformance.running.signals import Interrupted
 from attest.conformance.subject import Subject
@@ -68,6 +67,6 @@ def _finding(trial: Trial, check: Check) -> Finding:
 
 def _unspecified(trial: Trial, check: Check) -> str | None:
     """Say why nothing is promised on the case (S10). Listed cases have no empty rows and may be too large."""
-    if check.kind in LISTED or not trial.unspecified:
+    if check.kind.listed or not trial.unspecified:
         return None
     return "declares that rows which see no key are unspecified, and the case has some"

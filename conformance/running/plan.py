@@ -19,13 +19,12 @@ from attest.conformance.drawing.covering import Facts, covering_rows, reduced
 from attest.conformance.drawing.production import load_production
 from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, model
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import DRAWN, POISONED, PRODUCTION, REFUSED, REPEATED, TRANSFORMED, Kind
 from attest.conformance.running.choice import Draw, Filling, IfTelling, chosen, first_try
 from attest.conformance.subject import Subject, Tiling
 
 _PROFILES = Path(__file__).parent / "profiles.toml"
 
-# Kinds whose cases share programs, and so are posed together, row by row.
-_GROUPED = ("drawn", "poisoned", "repeated")
 _SHORT_BLOCK = 16  # stands in for the block of a tiling that works in one piece
 
 
@@ -118,12 +117,12 @@ def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Res
     """
     _refuse_impossible(subject, only)
     profile = replace(profile, kinds=profile.kinds_for(subject))
-    wanted: dict[str, tuple[str, ...]] = {}
+    wanted: dict[Kind, tuple[str, ...]] = {}
     for name, check in all_checks().items():
         asked = not only.checks or name in only.checks
-        if asked and check.kind in profile.kinds and check.applies(subject) is None:
+        if asked and check.kind.table in profile.kinds and check.applies(subject) is None:
             wanted[check.kind] = (*wanted.get(check.kind, ()), name)
-    if set(wanted) & set(_GROUPED):
+    if any(kind.by_row for kind in wanted):
         yield from _unposed(_groups(subject, profile, seed, only, wanted))
     for kind in wanted:
         if kind in _POSED:
@@ -145,32 +144,32 @@ def _unposed(tasks: Iterator[Task]) -> Iterator[Task]:
 
 
 def _groups(
-    subject: Subject, profile: Profile, seed: int, only: Restriction, wanted: Mapping[str, tuple[str, ...]]
+    subject: Subject, profile: Profile, seed: int, only: Restriction, wanted: Mapping[Kind, tuple[str, ...]]
 ) -> Iterator[Task]:
     """One task for each row of the covering arrays, then the known bugs."""
-    numbers = profile.kinds["drawn"]
+    numbers = profile.kinds[DRAWN.table]
     left = sys.maxsize if only.examples is None else only.examples
     for place, (number, row, salt) in enumerate(_rows(subject, numbers, seed, only)):
         offer = _offer(subject, row, number, only)
         fillings = (Filling(row, offer, salt, filling) for filling in range(min(numbers["fillings"], left)))
         drawn = [filling for filling in fillings if _askable(subject, filling, only)]
         left -= len(drawn)
-        posed = [(filling, "drawn") for filling in drawn]
+        posed = [(filling, DRAWN) for filling in drawn]
         hidden = replace(drawn[0], poison=True) if drawn else None
         if hidden is not None and _askable(subject, hidden, only):
-            posed.append((hidden, "poisoned"))
-        repeated = profile.kinds.get("repeated")
+            posed.append((hidden, POISONED))
+        repeated = profile.kinds.get(REPEATED.table)
         if drawn and repeated is not None and place % repeated["one_in"] == 0:
-            posed.append((drawn[-1], "repeated"))
+            posed.append((drawn[-1], REPEATED))
         draws = [(filling, wanted[kind]) for filling, kind in posed if kind in wanted]
         if draws:
             yield Task(subject.name, *draws[0], also=tuple(draws[1:]))
         if left <= 0:
             return
-    if "drawn" in wanted:
-        listed: list[Draw] = [*(_known("drawn", subject, only) if numbers["corpus"] else ())]
+    if DRAWN in wanted:
+        listed: list[Draw] = [*(_known(DRAWN, subject, only) if numbers["corpus"] else ())]
         listed += _edges(subject, only) if numbers["edges"] else ()
-        yield from (Task(subject.name, draw, wanted["drawn"]) for draw in listed)
+        yield from (Task(subject.name, draw, wanted[DRAWN]) for draw in listed)
 
 
 def _edges(subject: Subject, only: Restriction) -> Iterator[Case]:
@@ -245,12 +244,12 @@ def _tokens(tiling: Tiling) -> int:
     return blocks.query * blocks.key
 
 
-def _known(kind: str, subject: Subject, only: Restriction) -> Iterator[Draw]:
+def _known(kind: Kind, subject: Subject, only: Restriction) -> Iterator[Draw]:
     """The known bugs that a kind of check sees, each in a dtype that the subject takes."""
     if only.examples is not None:
         return
     for entry in load_corpus():
-        if entry.kind != kind or not only.features <= entry.case.features:
+        if entry.kind != kind.table or not only.features <= entry.case.features:
             continue
         as_reported = entry.case.dtype in subject.dtypes
         draw = entry.case if as_reported else IfTelling(replace(entry.case, dtype=subject.dtypes[0]))
@@ -260,7 +259,7 @@ def _known(kind: str, subject: Subject, only: Restriction) -> Iterator[Draw]:
 
 def _transformed(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Draw]:
     """The first short rows, with many features each, one after the other in the dtypes of the profile."""
-    numbers = profile.kinds["transformed"]
+    numbers = profile.kinds[TRANSFORMED.table]
     dtypes = [dtype for dtype in _dtypes(subject, only) if dtype in numbers.get("dtypes", subject.dtypes)]
     numbers = {"strength": 2, "arrays": 1, "alone": 0, **numbers}
     left = numbers["examples"] if only.examples is None else only.examples
@@ -272,7 +271,7 @@ def _transformed(subject: Subject, profile: Profile, seed: int, only: Restrictio
                 left -= 1
                 yield filling
     if numbers.get("corpus", False):
-        yield from _known("transformed", subject, only)
+        yield from _known(TRANSFORMED, subject, only)
 
 
 def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
@@ -301,10 +300,10 @@ def _production(subject: Subject, _profile: Profile, _seed: int, only: Restricti
             yield case
 
 
-_POSED: dict[str, Callable[[Subject, Profile, int, Restriction], Iterator[Draw]]] = {
-    "transformed": _transformed,
-    "refused": _refused,
-    "production": _production,
+_POSED: dict[Kind, Callable[[Subject, Profile, int, Restriction], Iterator[Draw]]] = {
+    TRANSFORMED: _transformed,
+    REFUSED: _refused,
+    PRODUCTION: _production,
 }
 
 

@@ -14,7 +14,7 @@ from attest.conformance.judging.results import died, late, late_search, simplest
 from attest.conformance.record import Result, RunRecord, Verdict, settled, to_shrink, with_problems
 from attest.conformance.running.choice import Draw, chosen, first_try
 from attest.conformance.running.expectations import Expectation, expect
-from attest.conformance.running.fit import LISTED, RequestError, refuse_unfit
+from attest.conformance.running.fit import RequestError, refuse_unfit
 from attest.conformance.running.limits import limits
 from attest.conformance.running.phases import phase
 from attest.conformance.running.plan import Profile, Restriction, Task, tasks
@@ -255,6 +255,6 @@ def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
 
 def _shrink(subject: Subject, argument: tuple[Result, int, bool]) -> Result:
     result, evaluations, stays_of_precision = argument
-    if all_checks()[result.check].kind in LISTED:
+    if all_checks()[result.check].kind.listed:
         return result
     return shrink(subject, result, evaluations, stays_of_precision)

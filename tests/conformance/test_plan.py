@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.checks import all_checks
 from attest.conformance.drawing.corpus import load_corpus
 from attest.conformance.drawing.covering import wanted_sets
 from attest.conformance.drawing.recipes import drawing, model
@@ -25,7 +26,7 @@ from attest.conformance.judging import trial
 from attest.conformance.judging.execute import call_of
 from attest.conformance.judging.trial import Trial
 from attest.conformance.running import choice
-from attest.conformance.running.plan import Profile, Restriction, load_profile, tasks
+from attest.conformance.running.plan import Profile, Restriction, load_profile, profile_names, tasks
 from attest.conformance.subject import Subject, Tiling
 
 ROOT = Path(__file__).parents[2]
@@ -212,6 +213,14 @@ def test_numbers_are_drawn_from_the_whole_of_their_range() -> None:
 def posed(subject: Subject, kind: str, numbers: dict[str, Any]) -> list[Case]:
     profile = Profile("known", 0, {kind: numbers})
     return [case for task in tasks(subject, profile, 0) for case, _ in task.posed]
+
+
+def test_every_table_of_a_profile_and_every_known_bug_has_a_kind_of_check() -> None:
+    tables = {check.kind.table for check in all_checks().values()}
+    for name in profile_names():
+        kinds = load_profile(name).kinds
+        assert {*kinds, *kinds.get("delegated", {})} - {"delegated"} <= tables
+    assert {entry.kind for entry in load_corpus()} <= tables
 
 
 def test_known_bugs_are_posed_to_the_checks_that_see_them() -> None:
