@@ -12,7 +12,7 @@ _NOTHING_JUDGED = "nothing was judged: no case fits what was asked"
 
 
 class Verdict(StrEnum):
-    """What a check says of a subject on a case."""
+    """The outcome of a check of a subject on a case."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -65,7 +65,7 @@ class Measurement:
 class Result:
     """One verdict.
 
-    clauses: the clauses that the check tests on this case. message: what is wrong, or why not judged.
+    clauses: the clauses that the check tests on this case. message: what is wrong, or why it was not judged.
     minimal: whether `case` is the smallest failing one that shrinking found; shrunk_from: the id of the
         failing case that it began with.
     phase: where the task hung or its process died, one of PHASES of running/phases.py; else empty.
@@ -92,7 +92,7 @@ class Result:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Subject, check and case: what was asked."""
+        """Subject, check and case: what names a result in a run."""
         return (self.subject, self.check, self.case.id)
 
     @property
@@ -105,7 +105,7 @@ class Result:
 class RunRecord:
     """All that one run found.
 
-    profile, seed, shard: what was asked. complete: False if the run was cut short, `note` says why.
+    profile, seed, shard: what was requested. complete: False if the run was cut short, `note` says why.
     problems: what fails the run beyond single verdicts, such as stale expectations.
     narrowed: the options that narrowed the run to less than its profile, as typed; empty for all of it.
     environment: device, versions, flags, commit.

@@ -75,7 +75,7 @@ class ResultData(_Data):
 
 
 class RunData(_Data):
-    """What a run was asked."""
+    """What was requested of a run."""
 
     profile: Text
     seed: Count
@@ -113,7 +113,7 @@ class _Head(msgspec.Struct):
 
 
 def schema_of(data: bytes, where: str) -> str:
-    """The schema that a JSON object names. Raises ValueError if it names none."""
+    """Return the schema that a JSON object names. Raises ValueError if it names none."""
     found = decode(data, _Head, where).schema
     if not isinstance(found, str):
         got = "none" if found is UNSET else repr(found)
@@ -130,7 +130,7 @@ def record_from_json(data: bytes, where: str) -> RunRecord:
         )
     found = decode(data, RecordData, f"{where}: broken record")
     return RunRecord(
-        **_asked(found, where),
+        **_requested(found, where),
         results=tuple(
             result_from_data(result, f"{where}: broken record, results[{number}]")
             for number, result in enumerate(found.results)
@@ -142,8 +142,8 @@ def record_from_json(data: bytes, where: str) -> RunRecord:
 
 
 def run_from_json(data: bytes, where: str) -> RunRecord:
-    """Read the first line of a journal: what was asked, and no results. Raises ValueError."""
-    return RunRecord(**_asked(decode(data, RunLine, where), where), complete=False)
+    """Read the first line of a journal: what was requested, and no results. Raises ValueError."""
+    return RunRecord(**_requested(decode(data, RunLine, where), where), complete=False)
 
 
 def result_from_json(data: bytes, where: str) -> Result:
@@ -152,7 +152,7 @@ def result_from_json(data: bytes, where: str) -> Result:
 
 
 def result_from_data(data: ResultData, where: str) -> Result:
-    """A Result of its JSON's types. Raises ValueError for what types do not say."""
+    """Make a Result of typed JSON. Raises ValueError for values that only a Result forbids."""
     try:
         case = case_from_json(data.case)
     except (ValueError, OverflowError) as error:
@@ -177,7 +177,7 @@ def result_from_data(data: ResultData, where: str) -> Result:
 
 
 def record_to_json(record: RunRecord) -> dict[str, Any]:
-    """The record as JSON data; numbers that JSON lacks become "nan", "inf" and "-inf"."""
+    """Return the record as JSON data; numbers that JSON lacks become "nan", "inf" and "-inf"."""
     return {
         "schema": RECORD,
         "status": record.status,
@@ -186,17 +186,17 @@ def record_to_json(record: RunRecord) -> dict[str, Any]:
         "counts": record.counts,
         "problems": list(record.problems),
         "results": [result_to_json(r) for r in sorted(record.results, key=lambda r: r.sort_key)],
-        **_asked_to_json(record),
+        **_request_to_json(record),
     }
 
 
 def run_to_json(record: RunRecord) -> dict[str, Any]:
-    """The first line of a journal."""
-    return {"schema": JOURNAL, **_asked_to_json(record)}
+    """Return the first line of a journal."""
+    return {"schema": JOURNAL, **_request_to_json(record)}
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
-    """One result, as records and journals hold it."""
+    """Return one result as records and journals hold it."""
     data = _finite(asdict(result))
     data["case"] = result.case.to_json()
     data["case_id"] = result.case.id
@@ -204,7 +204,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
     return data
 
 
-def _asked(data: RunData, where: str) -> dict[str, Any]:
+def _requested(data: RunData, where: str) -> dict[str, Any]:
     number, count = data.shard
     if not 1 <= number <= count:
         raise ValueError(f"{where}: shard: got {number}/{count}, expected i/n with 1 <= i <= n")
@@ -217,7 +217,7 @@ def _asked(data: RunData, where: str) -> dict[str, Any]:
     }
 
 
-def _asked_to_json(record: RunRecord) -> dict[str, Any]:
+def _request_to_json(record: RunRecord) -> dict[str, Any]:
     return {
         "profile": record.profile,
         "seed": record.seed,

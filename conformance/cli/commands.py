@@ -1,7 +1,7 @@
 """The commands of `attest`, and their exit statuses.
 
-0: passed. 1: failed, was interrupted, judged nothing, or could not write what it found. 2: what was asked
-makes no sense. All but a failure are one sentence on stderr.
+0: passed. 1: failed, was interrupted, judged nothing, or could not write what it found. 2: the
+request makes no sense. All but a failure are one sentence on stderr.
 The only file that sees `reports`. Heavy imports wait until a command needs them, and until the process
 that runs kernels is settled.
 """
@@ -139,7 +139,7 @@ def replay(
     expectations: options.Expectations = None,
 ) -> int:
     """Judge one case again and say everything about it."""
-    from attest.conformance.cli.console import say
+    from attest.conformance.cli.console import print_text
     from attest.conformance.cli.replay_request import read_replay_request
     from attest.conformance.judging.failure import explain
     from attest.conformance.record import any_red
@@ -153,7 +153,7 @@ def replay(
         subjects = {replayed.subject: find(replayed.subject)}
     request = RunOptions(workers=workers, timeout=timeout, expectations=expectations).request(subjects)
     results = judge_again(request, replayed.case, replayed.checks)
-    say("\n\n".join(explain(result) for result in results))
+    print_text("\n\n".join(explain(result) for result in results))
     reason = not_judged(subjects[replayed.subject], results)
     if reason is not None:
         return _complain(f"nothing was judged: {replayed.subject} {reason}", FAILED)
@@ -270,9 +270,9 @@ def compile_kernels(
 def list_subjects() -> int:
     """Say which subjects there are, what they declare and where they run."""
     from attest.conformance.cli.catalogue import catalogue
-    from attest.conformance.cli.console import say
+    from attest.conformance.cli.console import print_text
 
-    say(catalogue())
+    print_text(catalogue())
     return PASSED
 
 
@@ -305,11 +305,11 @@ def _begun(request: "Request", record: Path | None) -> "Journal | None":
     from attest.conformance.files import is_special
     from attest.conformance.running.journal import Journal, journal_path
     from attest.conformance.running.limits import limits
-    from attest.conformance.running.runner import asked
+    from attest.conformance.running.runner import empty_record
 
     if record is None or is_special(record):
         return None
-    return Journal(journal_path(record), asked(request), limits()["sync_seconds"])
+    return Journal(journal_path(record), empty_record(request), limits()["sync_seconds"])
 
 
 def _conclude(
@@ -350,7 +350,7 @@ def _conclude(
 
 
 def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
-    """Write the record in every form that was asked for; a sentence for each that could not be."""
+    """Write the record in every form that is requested; return a sentence for each that could not be."""
     from attest.conformance.record_file import record_text
     from attest.reports.render import html, junit, markdown
 

@@ -28,7 +28,7 @@ class Peaks:
 class Device:
     """A device to compile for, of conformance/compiling/devices.toml.
 
-    target: what its compiler is told. limits, sources: the limits and where they are published, by name.
+    target: the options of its compiler. limits, sources: the limits and where they are published, by name.
     """
 
     name: str

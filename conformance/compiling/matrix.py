@@ -2,8 +2,8 @@
 
 The matrix is kernel x set of features x head_dim x dtype x device, of compile.toml and devices.toml, for each
 compiler of `attest.conformance.compiling.compilers`. What does not compile, spills, or takes more of
-anything than the device has, fails: these are the configurations that a user gets who asks for none. Beside
-it stand estimates of what no kernel can beat.
+anything than the device has, fails: these are the configurations of a call that names none. Estimates of what
+no kernel can beat stand beside it.
 """
 
 import time
@@ -67,8 +67,8 @@ class Narrowing:
 
     def __str__(self) -> str:
         """As typed."""
-        options = {name.replace("_", "-").removesuffix("s"): asked for name, asked in vars(self).items()}
-        return " ".join(f"--{name} {value}" for name, asked in options.items() for value in asked)
+        options = {name.replace("_", "-").removesuffix("s"): values for name, values in vars(self).items()}
+        return " ".join(f"--{name} {value}" for name, values in options.items() for value in values)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Result:
         return (*found, *binary.faults)
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` says of it; what a binary takes is null where there is none."""
+        """Return the row of `--json`; what a binary takes is null where there is none."""
         binary = self.outcome.binary
         return {
             **asdict(self.cell),
@@ -142,7 +142,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Matrix:
-    """What was asked and what came of it. compilations: cells that are the same to a compiler share one.
+    """All results of a profile. compilations: cells that are the same to a compiler share one.
 
     left_out: why some devices were not compiled for, a sentence for each compiler that cannot run here.
     """
@@ -195,13 +195,13 @@ def compile_matrix(
         chosen, left_out = _able(all_compilers() if compilers is None else compilers, only)
     except ImportError as error:  # Triton is for Linux alone
         raise RequestError(f"kernels cannot be compiled here: {error}") from error
-    asked = [
+    wanted = [
         (compiler, all_devices()[target], name, case)
         for target, name, case in cases_of(profile)
         for compiler in chosen
         if target in compiler.devices and only.keeps(target, case)
     ]
-    planned = list(_planned(asked, only, watch))
+    planned = list(_planned(wanted, only, watch))
     if not planned:
         raise RequestError(
             f"nothing fits {only} in the profile {profile}: see conformance/compiling/compile.toml"
@@ -224,7 +224,7 @@ def compile_matrix(
         profile,
         str(only),
         tuple(results),
-        tuple(estimate(device, name, case, which) for _, device, name, case in asked for which in PASSES),
+        tuple(estimate(device, name, case, which) for _, device, name, case in wanted for which in PASSES),
         left_out,
         len(jobs),
         time.monotonic() - start,
@@ -243,13 +243,13 @@ def _refuse_unknown(profile: str, only: Narrowing) -> None:
                 raise RequestError(f"{option}: got {name!r}, expected one of {', '.join(known)}")
 
 
-type _Asked = Sequence[tuple[Compiler, Device, str, Case]]
+type _Wanted = Sequence[tuple[Compiler, Device, str, Case]]
 
 
 def _able(compilers: Sequence[Compiler], only: Narrowing) -> tuple[Sequence[Compiler], tuple[str, ...]]:
     """The compilers that can run here, and why the others cannot.
 
-    Raises RequestError if none can, or one that cannot is asked for by a device of its.
+    Raises RequestError if none can, or if one that cannot is requested by one of its devices.
     """
     able = [compiler for compiler in compilers if compiler.why_not() is None]
     left_out: list[str] = []
@@ -264,11 +264,13 @@ def _able(compilers: Sequence[Compiler], only: Narrowing) -> tuple[Sequence[Comp
     return able, tuple(left_out)
 
 
-def _planned(asked: _Asked, only: Narrowing, watch: Watch) -> Iterator[tuple[Compiler, Cell, Job | Outcome]]:
+def _planned(
+    wanted: _Wanted, only: Narrowing, watch: Watch
+) -> Iterator[tuple[Compiler, Cell, Job | Outcome]]:
     """Every cell with its job, or the error of looking for it. Raises RequestError for unknown kernels."""
     kernels: set[str] = set()
-    for done, (compiler, device, name, case) in enumerate(asked):
-        watch(Progress("tracing", done, len(asked), 0))
+    for done, (compiler, device, name, case) in enumerate(wanted):
+        watch(Progress("tracing", done, len(wanted), 0))
         place = (device.name, name, tuple(sorted(case.features)), case.head_dim, case.dtype)
         try:
             jobs = compiler.jobs(case, device)
@@ -286,7 +288,7 @@ def _planned(asked: _Asked, only: Narrowing, watch: Watch) -> Iterator[tuple[Com
 
 
 def cases_of(profile: str) -> Iterator[tuple[str, str, Case]]:
-    """(device, set of features, case) of a profile, each once."""
+    """Yield (device, set of features, case) of a profile, each once."""
     settings = _settings()
     sets: Mapping[str, Mapping[str, Any]] = settings["sets"]
     found: dict[tuple[str, str, Case], None] = {}
@@ -322,7 +324,7 @@ def _attempt(_subject: None, argument: tuple[str, Callable[[Any], Binary], Any])
     start = time.monotonic()
     try:
         return Outcome(compile(source), seconds=time.monotonic() - start)
-    except Exception as error:  # whatever a compiler raises is its answer
+    except Exception as error:  # whatever a compiler raises is its result
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return Outcome(error=lines[0], seconds=time.monotonic() - start)
 

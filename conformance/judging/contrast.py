@@ -1,4 +1,4 @@
-"""Contrast: whether a case can tell a right kernel from a wrong one.
+"""Contrast: whether a case is sensitive enough to show a defect.
 
 For every feature that a case switches on there are neighbouring problems: the feature off, or shifted by
 one. If the exact answer to a neighbour lies within a few bounds of the exact answer to the case, a kernel
@@ -27,7 +27,7 @@ _SEED_BITS = (1, 1 << 32)
 
 
 def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Problem]]:
-    """Each feature of the problem by name, with problems that differ in it alone."""
+    """Yield each feature of the problem by name, with problems that differ in it alone."""
     if problem.causal:
         yield "causal", replace(problem, causal=False)
     if problem.sliding_window is not None:
@@ -85,7 +85,7 @@ def neighbourhood(problem: Problem, semantics: Semantics) -> Neighbourhood:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What tells neighbours apart backward: the exact answer, and how far a correct kernel may be off."""
+    """The exact answer with its gradients, and how far a correct kernel may be off."""
 
     cotangents: Cotangents
     answer: Answer
@@ -126,7 +126,7 @@ def _sees_any_key(problem: Problem, semantics: Semantics, batches: Iterable[int]
 
 
 def has_empty_rows(problem: Problem, semantics: Semantics) -> bool:
-    """Whether some query row sees no key."""
+    """Return whether some query row sees no key."""
     rows = np.arange(problem.q_len, dtype=np.int64)
     for batch, head in np.ndindex(problem.batch, problem.q_heads):
         seen = allowed(problem, semantics, batch, head, rows)

@@ -36,7 +36,7 @@ def _judge_one(trial: Trial, check: Check) -> Result:
         with checking(check.name):
             clauses = check.clauses(trial)
             finding = _finding(trial, check)
-    except Exception as error:  # the run must go on, and say that the harness is at fault
+    except Exception as error:  # the run must go on: the harness is at fault
         finding = Finding(Verdict.ERROR, message=f"the check itself raised {exception_text(error)}")
         clauses = ()
     except Interrupted:
@@ -66,7 +66,7 @@ def _finding(trial: Trial, check: Check) -> Finding:
 
 
 def _unspecified(trial: Trial, check: Check) -> str | None:
-    """Say why nothing is promised on the case (S10). Listed cases have no empty rows and may be too large."""
+    """Return why nothing is promised on a case (S10). Listed cases have no empty rows and may be large."""
     if check.kind.listed or not trial.unspecified:
         return None
     return "declares that rows which see no key are unspecified, and the case has some"

@@ -1,6 +1,6 @@
 """Trials: the arrays, the exact answer, its bounds and the outputs, shared by all checks of a case.
 
-Each is computed when a check first asks for it, and only once.
+Each is computed when a check first uses it, and only once.
 """
 
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ class Trial:
 
     @cached_property
     def numerics(self) -> Numerics:
-        """What the subject declares of its arithmetic here."""
+        """The arithmetic that the subject declares for this case."""
         return self.subject.numerics(self.case.dtype, self.subject.tilings[self.case.tiling])
 
     @cached_property
@@ -80,7 +80,7 @@ class Trial:
 
     @cached_property
     def blind_spots(self) -> tuple[str, ...]:
-        """The features that the case cannot show; empty where it can tell right from wrong."""
+        """The features that the case cannot show; empty where it can show any defect."""
         semantics = self.subject.semantics
         names = OUTPUTS if self.subject.returns_lse else OUTPUTS[:1]
         # No tiling changes what is exact.

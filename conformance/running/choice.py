@@ -1,7 +1,7 @@
-"""Draws: what a plan poses, as a recipe of few words; the case itself is chosen where it is judged.
+"""Draws: what a plan poses, as a recipe; the case itself is chosen where it is judged.
 
-Of a few tries of a filling the first is posed that can tell right from wrong. Only the oracle knows which,
-and the process that judges a case has use for the exact answers once more.
+A filling has a few tries, and the first that is sensitive enough to show a defect is posed. To find it takes
+the oracle, whose exact answers the process that judges the case uses once more.
 """
 
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class Filling:
 
 @dataclass(frozen=True)
 class IfTelling:
-    """A listed case that is posed only if it can tell right from wrong."""
+    """A listed case that is posed only if it is sensitive enough to show a defect."""
 
     case: Case
 
@@ -58,9 +58,10 @@ def first_try(draw: Draw) -> Case | None:
 
 
 def telling(case: Case) -> bool:
-    """Return whether a case can tell right from wrong, for a standard kernel of the usual arithmetic.
+    """Return whether a case is sensitive enough to show a defect of a kernel of the usual arithmetic.
 
-    The same for every subject, so that cases are; a subject that declares otherwise may find it cannot.
+    The same for every subject, so that the cases are the same. For a subject that declares another arithmetic
+    the case may be INCONCLUSIVE all the same.
     """
     if case.batch * case.q_heads * case.q_len * case.kv_len > _LOOKED_AT:
         return True

@@ -10,7 +10,7 @@ from attest.conformance.subject import Subject
 
 
 class RequestError(Exception):
-    """What was asked cannot be done; the message is one sentence."""
+    """The request cannot be met; the message is one sentence."""
 
 
 def refuse_unfit(subject: Subject, profile: Profile, only: Restriction) -> None:
@@ -36,7 +36,7 @@ def _joined(reason: str) -> str:
 
 
 def not_judged(subject: Subject, results: Sequence[Result]) -> str | None:
-    """Why not a single check judged a case that was replayed, in one clause; None if one did.
+    """Return why not a single check judged a case that was replayed, in one clause; None if one did.
 
     A refusal of what a subject does not declare is UNSUPPORTED, too, and was judged.
     """

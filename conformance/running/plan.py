@@ -30,9 +30,9 @@ _SHORT_BLOCK = 16  # stands in for the block of a tiling that works in one piece
 
 @dataclass(frozen=True)
 class Profile:
-    """How much a run asks, by kind of check; see conformance/running/profiles.toml.
+    """How many cases a run poses, by kind of check; see conformance/running/profiles.toml.
 
-    task_seconds: for one case, where that is not what conformance/running/runner.toml says.
+    task_seconds: for one case, where that is not the limit of conformance/running/runner.toml.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Task:
 
 @cache
 def profile_names() -> tuple[str, ...]:
-    """The profiles that there are."""
+    """Return the names of all profiles."""
     return tuple(tomllib.loads(_PROFILES.read_text()))
 
 
@@ -111,16 +111,16 @@ def load_profile(name: str) -> Profile:
 
 
 def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Restriction()) -> Iterator[Task]:
-    """Every task of a subject, the same for the same arguments.
+    """Yield every task of a subject, the same for the same arguments.
 
-    Raises ValueError if the restriction leaves nothing to ask, naming what does not fit.
+    Raises ValueError if the restriction leaves no case, naming what does not fit.
     """
     _refuse_impossible(subject, only)
     profile = replace(profile, kinds=profile.kinds_for(subject))
     wanted: dict[Kind, tuple[str, ...]] = {}
     for name, check in all_checks().items():
-        asked = not only.checks or name in only.checks
-        if asked and check.kind.table in profile.kinds and check.applies(subject) is None:
+        wanted_here = not only.checks or name in only.checks
+        if wanted_here and check.kind.table in profile.kinds and check.applies(subject) is None:
             wanted[check.kind] = (*wanted.get(check.kind, ()), name)
     if any(kind.by_row for kind in wanted):
         yield from _unposed(_groups(subject, profile, seed, only, wanted))
@@ -189,8 +189,8 @@ def _rows(
 
     Rows are numbered within their class of lengths.
 
-    A row that holds no pair of facts which the subject has not been asked before is left out. There is no
-    end where examples are counted.
+    A row is left out if each of its pairs of facts has been posed to the subject before. There is no end
+    where examples are counted.
     """
     lacking = frozenset(FEATURES) - subject.features
     numbered: Counter[str] = Counter()

@@ -27,7 +27,7 @@ from attest.conformance.text import describe
 
 @dataclass(frozen=True)
 class Request:
-    """What a run is asked.
+    """The request of a run.
 
     subjects: by the name or `module:attribute` that finds each in another process.
     only: what narrows the run; narrowed: the same as typed, for the record. shard: (number, of how many).
@@ -69,7 +69,7 @@ def run(
     watch: Watch = lambda _progress: None,
     keep: Keep = lambda _results: None,
 ) -> RunRecord:
-    """Do what is asked. A run that is interrupted gives the partial record of what it had found.
+    """Judge what is requested. A run that is interrupted returns the partial record of what it had found.
 
     keep: is handed results as soon as they are found. Raises RequestError, before anything is found, if
     nothing fits what narrows the run; WorkerError; and what `keep` raises.
@@ -86,8 +86,8 @@ def run(
     return found.record(found.note)
 
 
-def asked(request: Request) -> RunRecord:
-    """The record of a run that has found nothing yet."""
+def empty_record(request: Request) -> RunRecord:
+    """Return the record of a run that has found nothing yet."""
     return RunRecord(
         profile=request.profile.name,
         seed=request.seed,
@@ -109,7 +109,7 @@ def replay(request: Request, case: Case, checks: Sequence[str]) -> list[Result]:
 
 
 def in_shard(name: str, task: Task, shard: tuple[int, int]) -> bool:
-    """Whether a task belongs to a shard: by its content alone, so that no other task matters."""
+    """Return whether a task belongs to a shard: by its content alone, so that no other task matters."""
     number, count = shard
     case = first_try(task.draw)
     content = " ".join((name, case.id if case else "", *task.checks))
@@ -133,7 +133,9 @@ class _Found:
         return f"{self.stage}: {self.done} of at least {self.posed} tasks done"
 
     def record(self, note: str) -> RunRecord:
-        record = replace(asked(self.request), results=settled(self.results), complete=not note, note=note)
+        record = replace(
+            empty_record(self.request), results=settled(self.results), complete=not note, note=note
+        )
         return with_problems(record, self.problems)
 
     def begin(self, stage: str, posed: int = 0) -> None:
@@ -214,7 +216,7 @@ def _judge(subject: Subject, posed: Posed) -> list[Result]:
 
 
 def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
-    """What is said of a case that was cut short."""
+    """The results of a case that was cut short."""
     posed: Posed = outcome.job.argument
     draw, checks = posed
     case = chosen(draw)
