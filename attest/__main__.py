@@ -4,7 +4,7 @@ import sys
 from importlib.util import find_spec
 
 # What the command needs of the extra `suite`, by the names that are imported.
-_SUITE = ("hypothesis", "jinja2", "matplotlib", "msgspec", "pebble", "rich", "typer")
+_SUITE = ("hypothesis", "jinja2", "matplotlib", "msgspec", "rich", "typer")
 
 
 def main() -> int | None:

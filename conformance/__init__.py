@@ -1,6 +1,6 @@
 """The conformance suite: it draws cases, runs kernels and judges their answers against the oracle.
 
-What other projects use is here, loaded when it is first asked for: a pytest plugin lives in this package,
+What other projects use is here, loaded when it is first used: a pytest plugin lives in this package,
 and must cost nothing to suites that do not use it.
 """
 

@@ -41,7 +41,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def refusal(path: Path) -> str | None:
-    """Why a file cannot be written, in one clause, found by trying without changing it; None if it can be."""
+    """Return why a file cannot be written, in one clause; None if it can. Tries it, and changes nothing."""
     if os.path.isdir(path):  # pathlib raises for names that are too long
         return "is a folder, expected a file to write"
     if is_special(path):
@@ -62,7 +62,7 @@ def refusal(path: Path) -> str | None:
 
 
 def is_special(path: Path) -> bool:
-    """Whether a path names a device, a pipe or a socket."""
+    """Return whether a path names a device, a pipe or a socket."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -71,7 +71,7 @@ def is_special(path: Path) -> bool:
 
 
 def same_file(first: Path, second: Path) -> bool:
-    """Whether two paths name one file, which need not exist yet."""
+    """Return whether two paths name one file, which need not exist yet."""
     if os.path.realpath(first) == os.path.realpath(second):
         return True
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much is asked of each kernel, and with which seed."""
+    """Add the options: the profile and the seed."""
     group = parser.getgroup("attest", "conformance of attention kernels")
     group.addoption(
         "--attest-profile",
@@ -40,8 +40,8 @@ def attest_conformance(request: pytest.FixtureRequest) -> "Callable[..., RunReco
         from attest.conformance.running.plan import profile_names
         from attest.conformance.testing import conformance_record, failures_by_check
 
-        asked: Any = request.config.option
-        profile, seed = asked.attest_profile, asked.attest_seed
+        options: Any = request.config.option
+        profile, seed = options.attest_profile, options.attest_seed
         if profile not in profile_names():
             pytest.fail(
                 f"--attest-profile: got {profile!r}, expected {', '.join(profile_names())}", pytrace=False

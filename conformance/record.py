@@ -8,11 +8,11 @@ from typing import Any
 
 from attest.conformance.cases.case import Case
 
-NOTHING_JUDGED = "nothing was judged: no case fits what was asked"
+_NOTHING_JUDGED = "nothing was judged: no case fits what was asked"
 
 
 class Verdict(StrEnum):
-    """What a check says of a subject on a case."""
+    """The outcome of a check of a subject on a case."""
 
     PASS = "PASS"
     FAIL = "FAIL"
@@ -65,7 +65,7 @@ class Measurement:
 class Result:
     """One verdict.
 
-    clauses: the clauses that the check tests on this case. message: what is wrong, or why not judged.
+    clauses: the clauses that the check tests on this case. message: what is wrong, or why it was not judged.
     minimal: whether `case` is the smallest failing one that shrinking found; shrunk_from: the id of the
         failing case that it began with.
     phase: where the task hung or its process died, one of PHASES of running/phases.py; else empty.
@@ -92,7 +92,7 @@ class Result:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Subject, check and case: what was asked."""
+        """Subject, check and case: what names a result in a run."""
         return (self.subject, self.check, self.case.id)
 
     @property
@@ -105,7 +105,7 @@ class Result:
 class RunRecord:
     """All that one run found.
 
-    profile, seed, shard: what was asked. complete: False if the run was cut short, `note` says why.
+    profile, seed, shard: what was requested. complete: False if the run was cut short, `note` says why.
     problems: what fails the run beyond single verdicts, such as stale expectations.
     narrowed: the options that narrowed the run to less than its profile, as typed; empty for all of it.
     environment: device, versions, flags, commit.
@@ -122,17 +122,39 @@ class RunRecord:
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
+    def whole(self) -> bool:
+        """Whether this is all of a profile: not cut short, not narrowed, and not one shard of several."""
+        return self.complete and not self.narrowed and self.shard == (1, 1)
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing was judged; one shard of several may happen to be empty."""
+        return not self.results and self.shard == (1, 1)
+
+    @property
     def status(self) -> str:
         """ "pass" or "fail": a red verdict, a problem or an early end fails; so does a run of nothing."""
-        red = any(result.verdict.red for result in self.results)
-        nothing = not self.results and self.shard == (1, 1)  # one shard of several may happen to be empty
-        return "fail" if red or self.problems or not self.complete or nothing else "pass"
+        failed = any_red(self.results) or self.problems or not self.complete or self.nothing
+        return "fail" if failed else "pass"
 
     @property
     def counts(self) -> dict[str, int]:
         """How many results of each verdict."""
         found = Counter(result.verdict.value for result in self.results)
         return {verdict.value: found[verdict.value] for verdict in Verdict}
+
+
+def any_red(results: Iterable[Result]) -> bool:
+    """Return whether one of the results fails a run by itself."""
+    return any(result.verdict.red for result in results)
+
+
+def with_problems(record: RunRecord, problems: Iterable[str]) -> RunRecord:
+    """Return the record with further problems, and with that of a complete run which judged nothing."""
+    found = {*record.problems, *problems}
+    if record.complete and record.nothing:
+        found.add(_NOTHING_JUDGED)
+    return replace(record, problems=tuple(sorted(found)))
 
 
 def settled(results: Iterable[Result]) -> tuple[Result, ...]:
@@ -174,15 +196,9 @@ def merge_records(records: Iterable[RunRecord]) -> RunRecord:
         raise ValueError(f"shards: got {_shards(shards)}, expected {_shards(expected)}")
     results = _as_shrunk_once(tuple(result for part in parts for result in part.results))
     complete = all(part.complete for part in parts)
-    problems = {problem for part in parts for problem in part.problems}
-    return replace(
-        first,
-        results=results,
-        shard=(1, 1),
-        complete=complete,
-        note="; ".join(part.note for part in parts if part.note),
-        problems=tuple(sorted(problems | ({NOTHING_JUDGED} if complete and not results else set()))),
-    )
+    note = "; ".join(part.note for part in parts if part.note)
+    merged = replace(first, results=results, shard=(1, 1), complete=complete, note=note)
+    return with_problems(merged, (problem for part in parts for problem in part.problems))
 
 
 def _as_shrunk_once(results: tuple[Result, ...]) -> tuple[Result, ...]:

@@ -22,7 +22,7 @@ def write_record(record: RunRecord, path: Path) -> None:
 
 
 def record_text(record: RunRecord) -> str:
-    """The bytes of a record's file."""
+    """Return the text of a record's file."""
     return json.dumps(record_to_json(record), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 

@@ -75,7 +75,7 @@ class ResultData(_Data):
 
 
 class RunData(_Data):
-    """What a run was asked."""
+    """What was requested of a run."""
 
     profile: Text
     seed: Count
@@ -97,7 +97,7 @@ class RecordData(RunData):
 
 
 class RunLine(RunData):
-    """The first line of a journal."""
+    """Return the first line of a journal."""
 
     schema: str
 
@@ -113,7 +113,7 @@ class _Head(msgspec.Struct):
 
 
 def schema_of(data: bytes, where: str) -> str:
-    """The schema that a JSON object names. Raises ValueError if it names none."""
+    """Return the schema that a JSON object names. Raises ValueError if it names none."""
     found = decode(data, _Head, where).schema
     if not isinstance(found, str):
         got = "none" if found is UNSET else repr(found)
@@ -142,7 +142,7 @@ def record_from_json(data: bytes, where: str) -> RunRecord:
 
 
 def run_from_json(data: bytes, where: str) -> RunRecord:
-    """Read the first line of a journal: what was asked, and no results. Raises ValueError."""
+    """Read the first line of a journal: what was requested, and no results. Raises ValueError."""
     return RunRecord(**run_fields(decode(data, RunLine, where), where), complete=False)
 
 
@@ -152,7 +152,7 @@ def result_from_json(data: bytes, where: str) -> Result:
 
 
 def result_from_data(data: ResultData, where: str) -> Result:
-    """A Result of its JSON's types. Raises ValueError for what types do not say."""
+    """Make a Result of typed JSON. Raises ValueError for values that only a Result forbids."""
     try:
         case = case_from_json(data.case)
     except (ValueError, OverflowError) as error:
@@ -177,7 +177,7 @@ def result_from_data(data: ResultData, where: str) -> Result:
 
 
 def record_to_json(record: RunRecord) -> dict[str, Any]:
-    """The record as JSON data; numbers that JSON lacks become "nan", "inf" and "-inf"."""
+    """Return the record as JSON data; numbers that JSON lacks become "nan", "inf" and "-inf"."""
     return {
         "schema": RECORD,
         "status": record.status,
@@ -191,12 +191,12 @@ def record_to_json(record: RunRecord) -> dict[str, Any]:
 
 
 def run_to_json(record: RunRecord) -> dict[str, Any]:
-    """The first line of a journal."""
+    """Return the first line of a journal."""
     return {"schema": JOURNAL, **run_fields_to_json(record)}
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
-    """One result, as records and journals hold it."""
+    """Return one result as records and journals hold it."""
     data = _finite(asdict(result))
     data["case"] = result.case.to_json()
     data["case_id"] = result.case.id
@@ -205,7 +205,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
 
 
 def run_fields(data: RunData, where: str) -> dict[str, Any]:
-    """Return the fields of a RunRecord that say what was asked. Raises ValueError."""
+    """Return the fields of a RunRecord that say what was requested. Raises ValueError."""
     number, count = data.shard
     if not 1 <= number <= count:
         raise ValueError(f"{where}: shard: got {number}/{count}, expected i/n with 1 <= i <= n")
@@ -219,7 +219,7 @@ def run_fields(data: RunData, where: str) -> dict[str, Any]:
 
 
 def run_fields_to_json(record: RunRecord) -> dict[str, Any]:
-    """Return what a run was asked, as JSON data."""
+    """Return what was requested of a run, as JSON data."""
     return {
         "profile": record.profile,
         "seed": record.seed,

@@ -42,7 +42,7 @@ class Tiling:
 
 
 def default_numerics(dtype: str, tiling: Tiling) -> Numerics:
-    """The usual contract: float32 accumulators and softmax, weights cast to the inputs' dtype."""
+    """Return the usual contract: float32 accumulators and softmax, weights cast to the inputs' dtype."""
     cast = format_of(dtype)
     return Numerics(
         output_dtype=dtype,
@@ -63,13 +63,13 @@ class Subject:
     numerics: from dtype name and Tiling to the arithmetic that the kernel declares.
     backend: where it runs, one of BACKENDS. head_dims: the smallest and the largest that it takes.
     tilings: the choices of block sizes to test, the production one last.
-    longest: the most query or key tokens that it can be asked for in reasonable time. Problems of production
-        size are posed to those who declare enough.
+    longest: the most query or key tokens that it computes in reasonable time. Problems of production
+        size are posed to subjects that declare enough.
     ready: None, or why this process cannot run it, in one clause.
     implementation: from a case to the name of the implementation that should run, one of
         `attest.conformance.checks.implementation`; for a subject that hands its calls to kernels which are
-        subjects themselves, and so is asked fewer cases. None for a kernel.
-    violations: accesses outside its arrays (S19) that an instrument saw since it was last asked, each a
+        subjects themselves, and so gets fewer cases. None for a kernel.
+    violations: accesses outside its arrays (S19) that an instrument saw since the last call of this, each a
         sentence by `str`; they fail the check that was running.
     excludes: sets of features that one call may not combine, such as {"mask", "bias"}.
     window_sides: "both", or "left" for a window that never reaches past the diagonal: (left, 0), or
@@ -194,11 +194,11 @@ class Subject:
 
 
 def discover() -> dict[str, Callable[[], Subject]]:
-    """Every subject on this machine, by name, as a loader.
+    """Return a loader of every subject on this machine, by name.
 
     Ours are the modules of `attest.conformance.subjects` and `attest.conformance.peers`, each with a tuple
     SUBJECTS; others' are the entry points of the group `attest.subjects`. An entry point is loaded only when
-    it is asked for, so that a broken one spoils nothing else.
+    its loader is called, so that a broken one spoils nothing else.
     """
     found: dict[str, Callable[[], Subject]] = {}
     for package_name in ("attest.conformance.subjects", "attest.conformance.peers"):
@@ -211,7 +211,7 @@ def discover() -> dict[str, Callable[[], Subject]]:
 
 
 def find(name: str) -> Subject:
-    """The subject of a name, or of a `module:attribute`.
+    """Return the subject of a name, or of a `module:attribute`.
 
     Raises LookupError with one sentence: which names there are, or why loading failed.
     """

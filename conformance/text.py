@@ -17,7 +17,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, size: int) -> str:
-    """Cut text to about `size` characters: what is cut is the middle, and said to be."""
+    """Cut text to about `size` characters: the middle is left out, and a note stands in its place."""
     clean = printable(text)
     if len(clean) <= size:
         return clean
@@ -30,7 +30,7 @@ def sentence(text: str) -> str:
 
 
 def exception_text(error: BaseException) -> str:
-    """An exception's type and all that it says, up to a limit.
+    """Return an exception's type and message, up to a limit.
 
     XLA quotes the traceback of a callback, whose own error comes last: that line is then the first.
     """
@@ -46,12 +46,12 @@ def exception_text(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line: its type and the first line of its message."""
+    """Return an exception in one line: its type and the first line of its message."""
     return exception_text(error).splitlines()[0]
 
 
 def message_of(error: BaseException) -> str:
-    """An exception's own message, or why it cannot be read."""
+    """Return an exception's own message, or why it cannot be read."""
     try:
         return str(error).strip()
     except Exception as unreadable:  # the exception is a subject's, and so is its text

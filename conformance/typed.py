@@ -43,7 +43,7 @@ def decode_toml(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _located(where: str, message: str) -> str:
-    """msgspec ends its messages with the place, as ` - at `$.results[3].check``: say it first."""
+    """Move the place from the end of a message of msgspec, as ` - at `$.results[3].check``, to its front."""
     what, _, place = message.partition(" - at `$")
     place = place.strip("`").removeprefix(".")
     return sentence(f"{where}{f', {place}' if place else ''}: {what[:1].lower()}{what[1:]}")

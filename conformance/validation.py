@@ -152,7 +152,7 @@ def _sinks(aux: NDArray[Any], query: Any, supports: Subject | None) -> NDArray[A
 
 
 def _unsupported(given: Mapping[str, Any], subject: Subject) -> Iterator[tuple[str, str]]:
-    """(argument, what the subject does not take) for whatever a well-formed call asks beyond it."""
+    """(argument, what the subject does not take) for whatever of a well-formed call it does not declare."""
     on = _features(given)
     for feature in FEATURES:
         if feature in on - subject.features:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from attest.conformance.judging.measure import beyond_precision, measure
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import Kind
 from attest.conformance.record import Measurement, Verdict
 from attest.conformance.subject import Subject
 
@@ -36,14 +37,14 @@ class Finding:
 class Check:
     """One property.
 
-    kind: how cases are chosen for it, a table of conformance/running/profiles.toml.
+    kind: how cases are chosen for it, one of conformance/kinds.py.
     clauses: what it tests on a case. applies: None, or why the subject is not held to it.
     run: judges; may raise SubjectError, which is a FAIL.
-    needs_contrast: a PASS counts only if the case could have told right from wrong.
+    needs_contrast: a PASS counts only if the case is sensitive enough to show a defect.
     """
 
     name: str
-    kind: str
+    kind: Kind
     clauses: Callable[[Trial], tuple[str, ...]]
     run: Callable[[Trial], Finding]
     applies: Callable[[Subject], str | None] = lambda _subject: None
@@ -52,7 +53,7 @@ class Check:
 
 @cache
 def all_checks() -> dict[str, Check]:
-    """Every check by name."""
+    """Return every check by name."""
     modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))
     return {check.name: check for module in modules for check in module.CHECKS}
 
@@ -80,7 +81,7 @@ def _measured(trial: Trial, name: str, got: NDArray[Any], want: NDArray[np.float
 
 
 def judged(measurements: tuple[Measurement, ...]) -> Finding:
-    """PASS if no judgement broke, or a FAIL that says which."""
+    """Return PASS if no judgement broke, or a FAIL that names those that did."""
     wrong = [f"{m.output} ({', '.join(m.broken)})" for m in measurements if m.broken]
     verdict = Verdict.FAIL if wrong else Verdict.PASS
     return Finding(verdict, measurements, f"outside the error model: {', '.join(wrong)}" if wrong else "")

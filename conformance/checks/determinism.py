@@ -3,6 +3,7 @@
 from attest.conformance.checks import Check, Finding
 from attest.conformance.judging.execute import execute
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import DRAWN
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
 
@@ -19,4 +20,4 @@ def _applies(subject: Subject) -> str | None:
     return None if subject.semantics.deterministic else "declares that it is not deterministic"
 
 
-CHECKS = (Check("determinism", kind="drawn", clauses=lambda _trial: ("S17",), run=_run, applies=_applies),)
+CHECKS = (Check("determinism", kind=DRAWN, clauses=lambda _trial: ("S17",), run=_run, applies=_applies),)

@@ -10,6 +10,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from attest.conformance.checks import Check, Finding
 from attest.conformance.judging.execute import blaming, call_of, differentiated, invoke, to_jax
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import DRAWN
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
 
@@ -95,4 +96,4 @@ def _applies(subject: Subject) -> str | None:
     return "names no implementation" if subject.implementation is None else None
 
 
-CHECKS = (Check("implementation", kind="drawn", clauses=lambda _trial: ("S20",), run=_run, applies=_applies),)
+CHECKS = (Check("implementation", kind=DRAWN, clauses=lambda _trial: ("S20",), run=_run, applies=_applies),)

@@ -4,6 +4,7 @@ from attest.conformance.cases.features import FEATURES
 from attest.conformance.checks import Check, Finding, held_to_oracle
 from attest.conformance.judging.execute import SubjectError
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import DRAWN
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
 
@@ -59,7 +60,7 @@ def _check(name: str, group: tuple[tuple[str, ...], tuple[str, ...]]) -> Check:
 
     return Check(
         name=name,
-        kind="drawn",
+        kind=DRAWN,
         clauses=lambda trial: feature_clauses(trial, always),
         run=run,
         applies=applies,

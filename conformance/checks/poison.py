@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from attest.conformance.checks import Check, Finding
 from attest.conformance.judging.execute import call_of
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import POISONED
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
 
@@ -41,4 +42,4 @@ def _applies(subject: Subject) -> str | None:
     return "declares that NaN leaks" if subject.semantics.hidden_nonfinite == "leaks" else None
 
 
-CHECKS = (Check("poison", "poisoned", lambda _trial: ("S4",), _run, _applies),)
+CHECKS = (Check("poison", POISONED, lambda _trial: ("S4",), _run, _applies),)

@@ -8,6 +8,7 @@ from attest.conformance.drawing.production import Posed, pose
 from attest.conformance.judging.execute import SubjectError, execute
 from attest.conformance.judging.measure import measure
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import PRODUCTION
 from attest.conformance.record import Measurement, Verdict
 
 # Stray rows that a message names.
@@ -49,7 +50,7 @@ def _placed(posed: Posed, measurement: Measurement) -> Measurement:
 CHECKS = (
     Check(
         "production",
-        kind="production",
+        kind=PRODUCTION,
         clauses=lambda trial: feature_clauses(trial, ("S1", "S13", "S14", "S16")),
         run=_run,
     ),

@@ -2,6 +2,7 @@
 
 from attest.conformance.checks import Check, Finding
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import REPEATED
 from attest.conformance.record import Verdict
 
 
@@ -12,4 +13,4 @@ def _run(trial: Trial) -> Finding:
     return Finding(Verdict.PASS)
 
 
-CHECKS = (Check("purity", kind="repeated", clauses=lambda _trial: ("S19",), run=_run),)
+CHECKS = (Check("purity", kind=REPEATED, clauses=lambda _trial: ("S19",), run=_run),)

@@ -20,6 +20,7 @@ from attest.conformance.checks import Check, Finding
 from attest.conformance.judging.execute import call_of, to_jax
 from attest.conformance.judging.malformed import MALFORMED, Arguments, Malformed
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import REFUSED
 from attest.conformance.record import Verdict
 from attest.conformance.running.phases import phase
 from attest.conformance.subject import Subject
@@ -104,7 +105,7 @@ def _validating(
     def applies_to_validating(subject: Subject) -> str | None:
         return applies(subject) if subject.validates else "declares that it does not validate its arguments"
 
-    return Check(f"refusal.{name}", "refused", lambda _trial: ("S20",), run, applies_to_validating)
+    return Check(f"refusal.{name}", REFUSED, lambda _trial: ("S20",), run, applies_to_validating)
 
 
 def _malformed_check(name: str, malformed: Malformed) -> Check:

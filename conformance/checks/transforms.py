@@ -19,6 +19,7 @@ from attest.conformance.judging.execute import (
     to_numpy,
 )
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import TRANSFORMED
 from attest.conformance.record import Verdict
 
 Outputs = dict[str, Any]
@@ -109,7 +110,7 @@ def _check(name: str, transformed: Callable[[Trial], Outputs]) -> Check:
             outputs = to_numpy(transformed(trial))
         return held_to_oracle(trial, outputs, sorted(outputs))
 
-    return Check(f"transforms.{name}", kind="transformed", clauses=lambda _trial: ("S22",), run=run)
+    return Check(f"transforms.{name}", kind=TRANSFORMED, clauses=lambda _trial: ("S22",), run=run)
 
 
 _compilations: list[str] = []
@@ -140,5 +141,5 @@ def _run_retrace(trial: Trial) -> Finding:
 
 CHECKS = (
     *(_check(name, transformed) for name, transformed in TRANSFORMS.items()),
-    Check("transforms.no_retrace", kind="transformed", clauses=lambda _trial: ("S22",), run=_run_retrace),
+    Check("transforms.no_retrace", kind=TRANSFORMED, clauses=lambda _trial: ("S22",), run=_run_retrace),
 )

@@ -5,6 +5,7 @@ Every other check differentiates; a kernel with a derivative of its own has a fo
 
 from attest.conformance.checks import Check, Finding, held_to_oracle
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import REPEATED
 from attest.conformance.record import Verdict
 
 
@@ -25,7 +26,7 @@ def _run(trial: Trial) -> Finding:
 CHECKS = (
     Check(
         "undifferentiated",
-        kind="repeated",
+        kind=REPEATED,
         clauses=lambda _trial: ("S1", "S13", "S22"),
         run=_run,
         needs_contrast=True,

@@ -16,7 +16,7 @@ _INDENT = " " * 12
 
 
 def catalogue() -> str:
-    """Every subject in a paragraph of its own; one that cannot be loaded says why."""
+    """Return every subject in a paragraph of its own; with the reason where one cannot be loaded."""
     return "\n\n".join("\n".join(_paragraph(name)) for name in sorted(discover()))
 
 

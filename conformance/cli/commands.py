@@ -1,14 +1,13 @@
 """The commands of `attest`, and their exit statuses.
 
-0: passed. 1: failed, was interrupted, judged nothing, or could not write what it found. 2: what was asked
-makes no sense. All but a failure are one sentence on stderr.
+0: passed. 1: failed, was interrupted, judged nothing, or could not write what it found. 2: the
+request makes no sense. All but a failure are one sentence on stderr.
 The only file that sees `reports`. Heavy imports wait until a command needs them, and until the process
 that runs kernels is settled.
 """
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,9 +139,10 @@ def replay(
     expectations: options.Expectations = None,
 ) -> int:
     """Judge one case again and say everything about it."""
-    from attest.conformance.cli.console import say
+    from attest.conformance.cli.console import print_text
     from attest.conformance.cli.replay_request import read_replay_request
     from attest.conformance.judging.failure import explain
+    from attest.conformance.record import any_red
     from attest.conformance.running.fit import not_judged
     from attest.conformance.running.runner import replay as judge_again
     from attest.conformance.subject import find
@@ -153,11 +153,11 @@ def replay(
         subjects = {replayed.subject: find(replayed.subject)}
     request = RunOptions(workers=workers, timeout=timeout, expectations=expectations).request(subjects)
     results = judge_again(request, replayed.case, replayed.checks)
-    say("\n\n".join(explain(result) for result in results))
+    print_text("\n\n".join(explain(result) for result in results))
     reason = not_judged(subjects[replayed.subject], results)
     if reason is not None:
         return _complain(f"nothing was judged: {replayed.subject} {reason}", FAILED)
-    return FAILED if any(result.verdict.red for result in results) else PASSED
+    return FAILED if any_red(results) else PASSED
 
 
 @app.command()
@@ -270,9 +270,9 @@ def compile_kernels(
 def list_subjects() -> int:
     """Say which subjects there are, what they declare and where they run."""
     from attest.conformance.cli.catalogue import catalogue
-    from attest.conformance.cli.console import say
+    from attest.conformance.cli.console import print_text
 
-    say(catalogue())
+    print_text(catalogue())
     return PASSED
 
 
@@ -280,6 +280,7 @@ def _run(
     request: "Request", outputs: Outputs, base: "RunRecord | None" = None, problems: Sequence[str] = ()
 ) -> int:
     from attest.conformance.cli.console import progress
+    from attest.conformance.record import with_problems
     from attest.conformance.running.fit import RequestError, refuse_unfit
     from attest.conformance.running.gate import with_policy
     from attest.conformance.running.runner import run
@@ -295,8 +296,8 @@ def _run(
         if journal is not None:
             journal.remove()
         raise UsageError(str(error)) from error
-    found = replace(found, problems=tuple(sorted({*found.problems, *problems})))
-    return _conclude(with_policy(found, request.expectations), outputs, base, journal)
+    found = with_policy(with_problems(found, problems), request.expectations)
+    return _conclude(found, outputs, base, journal)
 
 
 def _begun(request: "Request", record: Path | None) -> "Journal | None":
@@ -304,11 +305,11 @@ def _begun(request: "Request", record: Path | None) -> "Journal | None":
     from attest.conformance.files import is_special
     from attest.conformance.running.journal import Journal, journal_path
     from attest.conformance.running.limits import limits
-    from attest.conformance.running.runner import asked
+    from attest.conformance.running.runner import empty_record
 
     if record is None or is_special(record):
         return None
-    return Journal(journal_path(record), asked(request), limits()["sync_seconds"])
+    return Journal(journal_path(record), empty_record(request), limits()["sync_seconds"])
 
 
 def _conclude(
@@ -319,14 +320,14 @@ def _conclude(
 ) -> int:
     """Write and print a record; its exit status. What cannot be written takes nothing else with it."""
     from attest.conformance.cli.console import show
+    from attest.conformance.record import with_problems
     from attest.reports.compare import compare_records
     from attest.reports.render.terminal import print_comparison, print_run
 
     prints: list[Callable[[Console], None]] = [lambda console: print_run(record, console)]
     if base is not None and record.complete:
         comparison = compare_records(base, record)
-        worse = ("worse than the baseline",) if comparison.regressed else ()
-        record = replace(record, problems=tuple(sorted({*record.problems, *worse})))
+        record = with_problems(record, ("worse than the baseline",) if comparison.regressed else ())
         prints.insert(0, lambda console: print_comparison(comparison, console))
     faults = _written(record, outputs)
     if journal is not None and not faults:
@@ -349,7 +350,7 @@ def _conclude(
 
 
 def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
-    """Write the record in every form that was asked for; a sentence for each that could not be."""
+    """Write the record in every form that is requested; return a sentence for each that could not be."""
     from attest.conformance.record_file import record_text
     from attest.reports.render import html, junit, markdown
 

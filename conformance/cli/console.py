@@ -28,13 +28,13 @@ def show(*prints: Callable[[Console], None]) -> None:
     _write(page.getvalue())
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """Print text. Raises FileError."""
     _write(printable(text) + "\n")
 
 
 def complain(text: str) -> None:
-    """Say on stderr what is wrong, in one line; where stderr is closed, nobody hears it."""
+    """Print what is wrong on stderr, in one line; nothing where stderr is closed."""
     if sys.stderr is not None:  # type: ignore[reportUnnecessaryComparison] - it is None where it is closed
         with suppress(OSError):
             print(f"attest: {sentence(text)}", file=sys.stderr)
@@ -61,7 +61,7 @@ def _give_up_stdout() -> None:
 
 @contextmanager
 def progress() -> Generator[Callable[[Progress], None], None, None]:
-    """Shows what it is told."""
+    """Give a function that shows the progress of a run."""
     if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("CI"):
         yield lambda _progress: None
         return

@@ -58,12 +58,12 @@ Examples = Annotated[int | None, typer.Option(min=1, help="Cases to draw, in all
 
 
 class UsageError(Exception):
-    """What was asked makes no sense; the message is one sentence."""
+    """The request makes no sense; the message is one sentence."""
 
 
 @contextmanager
 def as_usage_errors() -> Generator[None, None, None]:
-    """For reading what the user named: what is wrong with it is a usage error.
+    """Turn errors of reading what the user named into usage errors.
 
     So is a module that ends the process when it is imported.
     """
@@ -102,7 +102,7 @@ class Outputs:
 
     @property
     def named(self) -> tuple[tuple[str, Path], ...]:
-        """The options and files that are asked for."""
+        """The options and files that are given."""
         return tuple((f"--{name}", path) for name, path in vars(self).items() if path is not None)
 
     def spare(self, *inputs: Path) -> None:
@@ -126,7 +126,7 @@ class RunOptions:
     fail_fast: bool = False
 
     def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
-        """The run that these options ask for. Raises UsageError."""
+        """Return the request of these options. Raises UsageError."""
         from attest.conformance.running.environment import environment
         from attest.conformance.running.expectations import load_expectations
         from attest.conformance.running.gate import why_not_here
@@ -162,7 +162,7 @@ class RunOptions:
 def restriction(
     features: Sequence[str], dtypes: Sequence[str], checks: Sequence[str], examples: int | None
 ) -> "tuple[Restriction, str]":
-    """What narrows a run, and the same as typed. Raises UsageError."""
+    """Return what narrows a run, and the same as typed. Raises UsageError."""
     from attest.conformance.cases.features import DTYPES, FEATURES
     from attest.conformance.running.plan import Restriction
 

@@ -9,6 +9,7 @@ import msgspec
 from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.checks import all_checks
 from attest.conformance.files import read_bytes
+from attest.conformance.kinds import DRAWN
 from attest.conformance.sizes import sizes
 from attest.conformance.text import sentence
 from attest.conformance.typed import convert, decode
@@ -16,7 +17,7 @@ from attest.conformance.typed import convert, decode
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """Who is asked what, on which case."""
+    """A subject, the checks that judge it, and the case."""
 
     subject: str
     checks: tuple[str, ...]
@@ -34,7 +35,7 @@ def read_replay_request(
 ) -> ReplayRequest:
     """Read the JSON object in `text`, or in the file that it names; `subject` and `checks` go before its own.
 
-    A Case by itself needs `subject`; without checks, all that drawn cases serve are asked.
+    A Case by itself needs `subject`; without checks, all those of drawn cases judge it.
     allow_import: whether the object may name a `module:attribute`, whose module is then run.
     Raises ValueError with one sentence.
     """
@@ -45,17 +46,17 @@ def read_replay_request(
     if len(data) > limit:
         raise ValueError(f"{where}: got {len(data)} bytes, expected at most {limit}")
     fields = decode(data, dict[str, Any], where)
-    asked = convert(fields if "case" in fields else {"case": fields}, _Request, where)
-    name = subject or asked.subject
+    request = convert(fields if "case" in fields else {"case": fields}, _Request, where)
+    name = subject or request.subject
     if not name:
         raise ValueError(f"{where}: names no subject: add --subject")
-    checks = checks or ((asked.check,) if asked.check else ())
+    checks = checks or ((request.check,) if request.check else ())
     known = all_checks()
     for check in checks:
         if check not in known:
             raise ValueError(sentence(f"unknown check {check!r}: known are {', '.join(sorted(known))}"))
     try:
-        case = case_from_json(asked.case)
+        case = case_from_json(request.case)
     except (ValueError, OverflowError) as error:
         raise ValueError(sentence(f"{where}: {error}")) from error
     if subject is None and ":" in name and not allow_import:
@@ -65,5 +66,5 @@ def read_replay_request(
                 " or --subject and its name"
             )
         )
-    drawn = tuple(check.name for check in known.values() if check.kind == "drawn")
+    drawn = tuple(check.name for check in known.values() if check.kind is DRAWN)
     return ReplayRequest(name, checks or drawn, case)

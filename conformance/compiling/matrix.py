@@ -2,15 +2,14 @@
 
 The matrix is kernel x set of features x head_dim x dtype x device, of compile.toml and devices.toml, for each
 compiler of `attest.conformance.compiling.compilers`. What does not compile, spills, or takes more of
-anything than the device has, fails: these are the configurations that a user gets who asks for none. Beside
-it stand estimates of what no kernel can beat.
+anything than the device has, fails: these are the configurations of a call that names none. Estimates of what
+no kernel can beat stand beside it.
 """
 
-import multiprocessing
 import time
 import tomllib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -18,15 +17,17 @@ from typing import Any
 
 from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.cases.features import DTYPES, FEATURES
-from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job, Peaks, all_compilers
+from attest.conformance.compiling.compilers import Binary, Compiler, Job, all_compilers
+from attest.conformance.compiling.devices import Device, all_devices
 from attest.conformance.compiling.roofline import PASSES, Estimate, estimate
-from attest.conformance.running.process import hush, settle
-from attest.conformance.running.runner import Progress, RequestError, Watch
+from attest.conformance.running.fit import RequestError
+from attest.conformance.running.runner import Progress, Watch
+from attest.conformance.running.workers import Job as Task
+from attest.conformance.running.workers import perform
 from attest.conformance.text import describe
 
 _SCHEMA = "attest.compile/2"
 _MATRIX = Path(__file__).with_name("compile.toml")
-_DEVICES = Path(__file__).with_name("devices.toml")
 
 # The name of what a case launches, where that cannot even be found out.
 _UNKNOWN = "?"
@@ -66,8 +67,8 @@ class Narrowing:
 
     def __str__(self) -> str:
         """As typed."""
-        options = {name.replace("_", "-").removesuffix("s"): asked for name, asked in vars(self).items()}
-        return " ".join(f"--{name} {value}" for name, asked in options.items() for value in asked)
+        options = {name.replace("_", "-").removesuffix("s"): values for name, values in vars(self).items()}
+        return " ".join(f"--{name} {value}" for name, values in options.items() for value in values)
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Result:
         return (*found, *binary.faults)
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` says of it; what a binary takes is null where there is none."""
+        """Return the row of `--json`; what a binary takes is null where there is none."""
         binary = self.outcome.binary
         return {
             **asdict(self.cell),
@@ -141,7 +142,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Matrix:
-    """What was asked and what came of it. compilations: cells that are the same to a compiler share one.
+    """All results of a profile. compilations: cells that are the same to a compiler share one.
 
     left_out: why some devices were not compiled for, a sentence for each compiler that cannot run here.
     """
@@ -177,22 +178,6 @@ class Matrix:
         }
 
 
-@cache
-def all_devices() -> dict[str, Device]:
-    """Those of devices.toml, by name."""
-    found: dict[str, Device] = {}
-    for name, row in tomllib.loads(_DEVICES.read_text()).items():
-        limits = {key: x for key, x in row.items() if "limit" in x}
-        found[name] = Device(
-            name,
-            row["target"],
-            limits={key: x["limit"] for key, x in limits.items()},
-            sources={key: x["source"] for key, x in limits.items()},
-            peaks=Peaks(**row["peaks"]),
-        )
-    return found
-
-
 def compile_matrix(
     profile: str,
     only: Narrowing,
@@ -210,13 +195,13 @@ def compile_matrix(
         chosen, left_out = _able(all_compilers() if compilers is None else compilers, only)
     except ImportError as error:  # Triton is for Linux alone
         raise RequestError(f"kernels cannot be compiled here: {error}") from error
-    asked = [
+    wanted = [
         (compiler, all_devices()[target], name, case)
         for target, name, case in cases_of(profile)
         for compiler in chosen
         if target in compiler.devices and only.keeps(target, case)
     ]
-    planned = list(_planned(asked, only, watch))
+    planned = list(_planned(wanted, only, watch))
     if not planned:
         raise RequestError(
             f"nothing fits {only} in the profile {profile}: see conformance/compiling/compile.toml"
@@ -224,10 +209,11 @@ def compile_matrix(
     jobs = {_key(compiler, job): (compiler, job) for compiler, _, job in planned if isinstance(job, Job)}
     outcomes: dict[str, Outcome] = {}
     red = 0
-    for key, outcome in _compiled(jobs, workers):
-        outcomes[key] = outcome
-        red += outcome.binary is None
-        watch(Progress("compiling", len(outcomes), len(jobs), red))
+    with closing(_compiled(jobs, workers)) as compiled:
+        for key, outcome in compiled:
+            outcomes[key] = outcome
+            red += outcome.binary is None
+            watch(Progress("compiling", len(outcomes), len(jobs), red))
     results = [
         Result(cell, job.configuration, outcomes[_key(compiler, job)], all_devices()[cell.target].limits)
         if isinstance(job, Job)
@@ -238,7 +224,7 @@ def compile_matrix(
         profile,
         str(only),
         tuple(results),
-        tuple(estimate(device, name, case, which) for _, device, name, case in asked for which in PASSES),
+        tuple(estimate(device, name, case, which) for _, device, name, case in wanted for which in PASSES),
         left_out,
         len(jobs),
         time.monotonic() - start,
@@ -257,13 +243,13 @@ def _refuse_unknown(profile: str, only: Narrowing) -> None:
                 raise RequestError(f"{option}: got {name!r}, expected one of {', '.join(known)}")
 
 
-type _Asked = Sequence[tuple[Compiler, Device, str, Case]]
+type _Wanted = Sequence[tuple[Compiler, Device, str, Case]]
 
 
 def _able(compilers: Sequence[Compiler], only: Narrowing) -> tuple[Sequence[Compiler], tuple[str, ...]]:
     """The compilers that can run here, and why the others cannot.
 
-    Raises RequestError if none can, or one that cannot is asked for by a device of its.
+    Raises RequestError if none can, or if one that cannot is requested by one of its devices.
     """
     able = [compiler for compiler in compilers if compiler.why_not() is None]
     left_out: list[str] = []
@@ -278,11 +264,13 @@ def _able(compilers: Sequence[Compiler], only: Narrowing) -> tuple[Sequence[Comp
     return able, tuple(left_out)
 
 
-def _planned(asked: _Asked, only: Narrowing, watch: Watch) -> Iterator[tuple[Compiler, Cell, Job | Outcome]]:
+def _planned(
+    wanted: _Wanted, only: Narrowing, watch: Watch
+) -> Iterator[tuple[Compiler, Cell, Job | Outcome]]:
     """Every cell with its job, or the error of looking for it. Raises RequestError for unknown kernels."""
     kernels: set[str] = set()
-    for done, (compiler, device, name, case) in enumerate(asked):
-        watch(Progress("tracing", done, len(asked), 0))
+    for done, (compiler, device, name, case) in enumerate(wanted):
+        watch(Progress("tracing", done, len(wanted), 0))
         place = (device.name, name, tuple(sorted(case.features)), case.head_dim, case.dtype)
         try:
             jobs = compiler.jobs(case, device)
@@ -300,7 +288,7 @@ def _planned(asked: _Asked, only: Narrowing, watch: Watch) -> Iterator[tuple[Com
 
 
 def cases_of(profile: str) -> Iterator[tuple[str, str, Case]]:
-    """(device, set of features, case) of a profile, each once."""
+    """Yield (device, set of features, case) of a profile, each once."""
     settings = _settings()
     sets: Mapping[str, Mapping[str, Any]] = settings["sets"]
     found: dict[tuple[str, str, Case], None] = {}
@@ -321,46 +309,24 @@ def _compiled(
     jobs: Mapping[str, tuple[Compiler, Job]], workers: int
 ) -> Generator[tuple[str, Outcome], None, None]:
     """Outcomes by key, as they come. A compiler that takes its process down costs no other compilation."""
-    if workers == 0:
-        for key, (compiler, job) in jobs.items():
-            yield key, _attempt(compiler.compile, job.source)
-        return
-    # Only here: without workers no pebble is needed.
-    from pebble import ProcessExpired, ProcessPool
-
     limit = _settings()["seconds"]
-    # Forking would copy the threads of XLA in whatever state they are.
-    pool = ProcessPool(workers, initializer=_begin, context=multiprocessing.get_context("spawn"))
-    try:
-        futures: dict[Future[Outcome], str] = {
-            pool.schedule(_attempt, args=(compiler.compile, job.source), timeout=limit): key
-            for key, (compiler, job) in jobs.items()
-        }
-        for future in as_completed(futures):
-            try:
-                yield futures[future], future.result()
-            except TimeoutError:
-                error = f"did not finish within {limit:g} s"
-                yield futures[future], Outcome(error=error, seconds=limit)
-            except ProcessExpired as error:
-                yield futures[future], Outcome(error=f"the compiler died with exit status {error.exitcode}")
-    finally:
-        pool.stop()
-        pool.join()
+    tasks = (Task("", _attempt, (key, compiler.compile, job.source)) for key, (compiler, job) in jobs.items())
+    with closing(perform(tasks, {}, workers, limit)) as outcomes:
+        for outcome in outcomes:
+            key, *_ = outcome.job.argument
+            seconds = limit if outcome.timed_out else 0.0
+            error = outcome.fault.replace("the process died", "the compiler died")
+            yield key, outcome.value or Outcome(error=error, seconds=seconds)
 
 
-def _attempt(compile: Callable[[Any], Binary], source: Any) -> Outcome:
+def _attempt(_subject: None, argument: tuple[str, Callable[[Any], Binary], Any]) -> Outcome:
+    _key, compile, source = argument
     start = time.monotonic()
     try:
         return Outcome(compile(source), seconds=time.monotonic() - start)
-    except Exception as error:  # whatever a compiler raises is its answer
+    except Exception as error:  # whatever a compiler raises is its result
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return Outcome(error=lines[0], seconds=time.monotonic() - start)
-
-
-def _begin() -> None:
-    settle()
-    hush()
 
 
 def _key(compiler: Compiler, job: Job) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.shapes import Shape, shapes_of
-from attest.conformance.compiling.compilers import Device, Peaks
+from attest.conformance.compiling.devices import Device, Peaks
 from attest.reference.semantics import STANDARD
 from attest.reference.visibility import allowed
 
@@ -59,7 +59,7 @@ class Estimate:
     bound: Bound | None
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` says of it."""
+        """Return the row of `--json`."""
         return {
             "target": self.target,
             "set": self.set,
@@ -75,14 +75,14 @@ class Estimate:
 
 
 def estimate(device: Device, set: str, case: Case, which: str) -> Estimate:
-    """The roofline of one pass of a case on a device; set: the name of its features in compile.toml."""
+    """Return the roofline of one pass of a case on a device; set: its features, by name in compile.toml."""
     work = work_of(case, which)
     bound = bound_of(work, case.dtype, device.peaks)
     return Estimate(device.name, set, case.head_dim, case.dtype, which, work, bound)
 
 
 def work_of(case: Case, which: str) -> Work:
-    """The work of one of PASSES of a case; backward is that pass alone, without the forward.
+    """Return the work of one of PASSES of a case; backward is that pass alone, without the forward.
 
     A dot of n elements is 2 n operations. Forward, each visible pair of each query head needs q . k and its
     share of P V: 2 D + 2 Dv. Backward, it needs q . k once more, since P is not kept, and its shares of
@@ -102,7 +102,7 @@ def work_of(case: Case, which: str) -> Work:
 
 
 def bound_of(work: Work, dtype: str, peaks: Peaks) -> Bound | None:
-    """How long the work takes at the peaks of a device; None where no peak of the dtype is published."""
+    """Return how long the work takes at a device's peaks; None where no peak of the dtype is published."""
     flops = peaks.flops_per_second.get(dtype)
     if flops is None:
         return None

@@ -1,4 +1,4 @@
-"""Contrast: whether a case can tell a right kernel from a wrong one.
+"""Contrast: whether a case is sensitive enough to show a defect.
 
 For every feature that a case switches on there are neighbouring problems: the feature off, or shifted by
 one. If the exact answer to a neighbour lies within a few bounds of the exact answer to the case, a kernel
@@ -6,17 +6,16 @@ with that defect would pass, and the case is inconclusive.
 """
 
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attest.conformance.cases.build import Built
 from attest.reference.error_model import Prediction
-from attest.reference.oracle import GRADIENT_OUTPUTS, OUTPUTS, Answer, attention
+from attest.reference.oracle import Answer, Cotangents, attention
 from attest.reference.problem import Array, Problem
 from attest.reference.semantics import Semantics
 from attest.reference.visibility import allowed, pick
@@ -28,7 +27,7 @@ _SEED_BITS = (1, 1 << 32)
 
 
 def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Problem]]:
-    """Each feature of the problem by name, with problems that differ in it alone."""
+    """Yield each feature of the problem by name, with problems that differ in it alone."""
     if problem.causal:
         yield "causal", replace(problem, causal=False)
     if problem.sliding_window is not None:
@@ -64,24 +63,54 @@ def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Pr
         yield "unnormalized", replace(problem, normalize_output=True)
 
 
+@dataclass(frozen=True, eq=False)
+class Neighbourhood:
+    """The exact forward answers to a problem and to its neighbours; they depend on no arithmetic."""
+
+    problem: Problem
+    semantics: Semantics
+    answer: Answer
+    neighbours: tuple[tuple[str, Problem, Answer], ...]
+
+
+def neighbourhood(problem: Problem, semantics: Semantics) -> Neighbourhood:
+    """Compute the exact forward answers around a problem."""
+    return Neighbourhood(
+        problem,
+        semantics,
+        attention(problem, semantics),
+        tuple((name, other, attention(other, semantics)) for name, other in neighbours(problem, semantics)),
+    )
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The exact answer with its gradients, and how far a correct kernel may be off."""
+
+    cotangents: Cotangents
+    answer: Answer
+    predictions: Mapping[str, Prediction]
+
+
 def blind_spots(
-    built: Built,
-    semantics: Semantics,
-    answer: Answer,
+    near: Neighbourhood,
     predictions: Mapping[str, Prediction],
-    outputs: Collection[str] = (*OUTPUTS, *GRADIENT_OUTPUTS),
+    gradients: Callable[[], Gradients],
+    outputs: Collection[str],
 ) -> tuple[str, ...]:
-    """The features that the case cannot see: no output of a neighbour is far enough away."""
-    # The forward outputs alone mostly tell, at a third of the cost.
-    wanted = answer.items()
-    forward = {name: wanted[name] for name in OUTPUTS if name in outputs}
-    everything = {name: array for name, array in wanted.items() if name in outputs}
+    """Return the features that the case cannot show: none of `outputs` of a neighbour is far enough away.
+
+    predictions: of out and lse. gradients: called only for a neighbour that is equal forward: most are not,
+    and forward takes a third of the time.
+    """
+    forward = {name: array for name, array in near.answer.items().items() if name in outputs}
     blind: list[str] = []
-    for name, problem in neighbours(built.problem, semantics):
-        seen = _differs(attention(problem, semantics), forward, predictions) or _differs(
-            attention(problem, semantics, built.cotangents), everything, predictions
-        )
-        if not seen:
+    for name, problem, other in near.neighbours:
+        if _differs(other, forward, predictions):
+            continue
+        whole = gradients()
+        wanted = {name: array for name, array in whole.answer.items().items() if name in outputs}
+        if not _differs(attention(problem, near.semantics, whole.cotangents), wanted, whole.predictions):
             blind.append(name)
     return tuple(dict.fromkeys(blind))
 
@@ -97,7 +126,7 @@ def _sees_any_key(problem: Problem, semantics: Semantics, batches: Iterable[int]
 
 
 def has_empty_rows(problem: Problem, semantics: Semantics) -> bool:
-    """Whether some query row sees no key."""
+    """Return whether some query row sees no key."""
     rows = np.arange(problem.q_len, dtype=np.int64)
     for batch, head in np.ndindex(problem.batch, problem.q_heads):
         seen = allowed(problem, semantics, batch, head, rows)

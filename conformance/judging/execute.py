@@ -40,7 +40,7 @@ _OPTION_SCALARS = (
     "normalize_output",
 )
 
-_NO_ROOM = "RESOURCE_EXHAUSTED"  # how XLA says that a device's memory is full
+_NO_ROOM = "RESOURCE_EXHAUSTED"  # in what XLA raises where a device's memory is full
 
 
 class SubjectError(Exception):
@@ -67,7 +67,7 @@ class Call:
 
 
 def call_of(built: Built) -> Call:
-    """The arguments that a case switches on; what stands at its default is not passed at all."""
+    """Return the arguments that a case switches on; what stands at its default is not passed at all."""
     problem = built.problem
     arrays = {"query": problem.query, "key": problem.key, "value": problem.value}
     for name in _OPTION_ARRAYS:
@@ -85,12 +85,12 @@ def call_of(built: Built) -> Call:
 
 
 def differentiated(subject: Subject, call: Call) -> tuple[str, ...]:
-    """The arrays of a call that the subject declares gradients for."""
+    """Return the arrays of a call that the subject declares gradients for."""
     return tuple(name for name in call.arrays if name in subject.semantics.gradients)
 
 
 def execute(subject: Subject, built: Built, tiling: int, gradients: bool = True) -> dict[str, Array]:
-    """out, lse if returned, and if asked for the gradients dquery, dkey, ... of one compiled call.
+    """Return out, lse if returned, and with `gradients` dquery, dkey, ... of one compiled call.
 
     Raises SubjectError.
     """
@@ -149,7 +149,7 @@ def forward_and_gradients(
     wanted: tuple[str, ...],
     transform: Callable[[Any], Any] = lambda function: function,
 ) -> Callable[[Mapping[str, Any], Any, Any], dict[str, Any]]:
-    """The function from arrays and cotangents to outputs by name, its forward passed through `transform`."""
+    """Return the function from arrays and cotangents to outputs by name; `transform` applies to forward."""
 
     def run(arrays: Mapping[str, Any], d_out: Any, d_lse: Any) -> dict[str, Any]:
         fixed = {name: array for name, array in arrays.items() if name not in wanted}
@@ -173,18 +173,18 @@ def forward_and_gradients(
 
 
 def to_jax(arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """NumPy arrays as JAX holds them."""
+    """Convert NumPy arrays to JAX arrays."""
     return {name: jnp.asarray(array) for name, array in arrays.items()}
 
 
 def to_numpy(outputs: Mapping[str, Any]) -> dict[str, Array]:
-    """JAX outputs on the host; waits for them, so that a failing launch fails here."""
+    """Copy JAX outputs to the host; waits for them, so that a failing launch fails here."""
     return {name: np.asarray(array) for name, array in jax.device_get(dict(outputs)).items()}
 
 
 @contextmanager
 def blaming(subject: Subject) -> Generator[None]:
-    """Turns whatever the subject raises within the block, and whatever it touches, into one sentence.
+    """Turn whatever the subject raises within the block, and every violation, into a SubjectError.
 
     The block must wait for what it computes, or a later one is blamed.
     """
@@ -199,9 +199,9 @@ def blaming(subject: Subject) -> Generator[None]:
     except Interrupted:
         raise
     except BaseException as error:  # a subject may raise SystemExit, and must not end the run
-        said = exception_text(error)
-        advice = " (other workers may hold this memory: -n 1 leaves it to one)" if _NO_ROOM in said else ""
-        raise SubjectError(f"raised {said}{advice}") from error
+        text = exception_text(error)
+        advice = " (other workers may hold this memory: -n 1 leaves it to one)" if _NO_ROOM in text else ""
+        raise SubjectError(f"raised {text}{advice}") from error
     violations = "; ".join(map(str, subject.violations()))
     if violations:
         raise SubjectError(violations, clauses=("S19",))

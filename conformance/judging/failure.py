@@ -9,7 +9,7 @@ from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import CLAUSES
 from attest.conformance.record import Element, Measurement, Result
 
-# What each judgement of the error model says when it breaks.
+# The sentence for each judgement of the error model that breaks.
 JUDGEMENTS = {
     "bound": "an element lies outside the proven error bound",
     "rms": "the errors together are larger than rounding explains",
@@ -24,7 +24,7 @@ _VALUES = ("family", "seed")
 
 
 def explain(result: Result, replay: str | None = None) -> str:
-    """Everything about one verdict as plain text, without a newline at its end.
+    """Return everything about one verdict as plain text, without a newline at its end.
 
     replay: the line that repeats it, where `attest replay` cannot find the subject.
     """
@@ -43,19 +43,19 @@ def explain(result: Result, replay: str | None = None) -> str:
 
 
 def replay_line(result: Result) -> str:
-    """The command that judges this case again; a subject that is a module's attribute is named apart.
+    """Return the command that judges this case again; a subject that is a module's attribute is named apart.
 
     So it can be seen that its module runs: see `read_replay_request`.
     """
-    asked: dict[str, Any] = {"check": result.check, "case": result.case.to_json()}
+    request: dict[str, Any] = {"check": result.check, "case": result.case.to_json()}
     if ":" not in result.subject:
-        asked["subject"] = result.subject
-    line = f"attest replay {shlex.quote(json.dumps(asked, separators=(',', ':'), sort_keys=True))}"
-    return line if "subject" in asked else f"{line} --subject={shlex.quote(result.subject)}"
+        request["subject"] = result.subject
+    line = f"attest replay {shlex.quote(json.dumps(request, separators=(',', ':'), sort_keys=True))}"
+    return line if "subject" in request else f"{line} --subject={shlex.quote(result.subject)}"
 
 
 def describe_case(case: Case) -> str:
-    """A case in one readable line: dtype, shapes, values, and what is switched on."""
+    """Return a case in one readable line: dtype, shapes, values, and what is switched on."""
     heads = f"{case.q_heads}" if case.q_heads == case.kv_heads else f"{case.q_heads} over {case.kv_heads}"
     width = f"{case.head_dim}" if case.value_dim is None else f"{case.head_dim} and {case.value_dim}"
     shape = f"{case.dtype}, batch {case.batch}, {case.q_len} queries x {case.kv_len} keys"

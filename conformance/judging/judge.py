@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import Check, Finding, all_checks
 from attest.conformance.judging.execute import SubjectError
+from attest.conformance.judging.results import result_of
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result, Verdict
-from attest.conformance.running.fit import LISTED
 from attest.conformance.running.phases import checking
 from attest.conformance.running.signals import Interrupted
 from attest.conformance.subject import Subject
@@ -36,22 +36,14 @@ def _judge_one(trial: Trial, check: Check) -> Result:
         with checking(check.name):
             clauses = check.clauses(trial)
             finding = _finding(trial, check)
-    except Exception as error:  # the run must go on, and say that the harness is at fault
+    except Exception as error:  # the run must go on: the harness is at fault
         finding = Finding(Verdict.ERROR, message=f"the check itself raised {exception_text(error)}")
         clauses = ()
     except Interrupted:
         raise
     except BaseException as error:  # SystemExit and its like: no harness raises them, and they end nothing
         clauses, finding = (), Finding(Verdict.FAIL, message=f"raised {exception_text(error)}")
-    return Result(
-        subject=trial.subject.name,
-        check=check.name,
-        clauses=finding.clauses or clauses,
-        case=trial.case,
-        verdict=finding.verdict,
-        measurements=finding.measurements,
-        message=finding.message,
-    )
+    return result_of(trial.subject, check.name, trial.case, finding, clauses)
 
 
 def _finding(trial: Trial, check: Check) -> Finding:
@@ -74,7 +66,7 @@ def _finding(trial: Trial, check: Check) -> Finding:
 
 
 def _unspecified(trial: Trial, check: Check) -> str | None:
-    """Say why nothing is promised on the case (S10). Listed cases have no empty rows and may be too large."""
-    if check.kind in LISTED or not trial.unspecified:
+    """Return why nothing is promised on a case (S10). Listed cases have no empty rows and may be large."""
+    if check.kind.listed or not trial.unspecified:
         return None
     return "declares that rows which see no key are unspecified, and the case has some"

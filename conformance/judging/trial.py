@@ -1,10 +1,10 @@
 """Trials: the arrays, the exact answer, its bounds and the outputs, shared by all checks of a case.
 
-Each is computed when a check first asks for it, and only once.
+Each is computed when a check first uses it, and only once.
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,22 @@ from numpy.typing import NDArray
 
 from attest.conformance.cases.build import Built, build
 from attest.conformance.cases.case import Case
-from attest.conformance.judging.contrast import blind_spots, has_empty_rows
+from attest.conformance.judging.contrast import (
+    Gradients,
+    Neighbourhood,
+    blind_spots,
+    has_empty_rows,
+    neighbourhood,
+)
 from attest.conformance.judging.execute import Plain, call_plainly, execute
 from attest.conformance.subject import Subject
 from attest.reference.error_model import Prediction, predict
 from attest.reference.numerics import Numerics, coarse
 from attest.reference.oracle import OUTPUTS, Answer, attention
+from attest.reference.semantics import Semantics
+
+# A case is chosen, judged, and posed once more, with few others between.
+_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -33,10 +43,7 @@ class Trial:
 
         The dropout seed loses the bits that the subject does not take.
         """
-        built = build(self.case, self.subject.semantics)
-        if built.problem.dropout_seed is not None:
-            seed = built.problem.dropout_seed % 2**self.subject.seed_bits
-            built = replace(built, problem=replace(built.problem, dropout_seed=seed))
+        built = _built(self.case, self.subject.semantics, self.subject.seed_bits)
         if self.subject.returns_lse:
             return built
         silent = np.zeros((self.case.batch, self.case.q_heads, self.case.q_len), np.float32)
@@ -44,7 +51,7 @@ class Trial:
 
     @cached_property
     def numerics(self) -> Numerics:
-        """What the subject declares of its arithmetic here."""
+        """The arithmetic that the subject declares for this case."""
         return self.subject.numerics(self.case.dtype, self.subject.tilings[self.case.tiling])
 
     @cached_property
@@ -73,14 +80,18 @@ class Trial:
 
     @cached_property
     def blind_spots(self) -> tuple[str, ...]:
-        """The features that the case cannot see; empty where it can tell right from wrong."""
+        """The features that the case cannot show; empty where it can show any defect."""
+        semantics = self.subject.semantics
         names = OUTPUTS if self.subject.returns_lse else OUTPUTS[:1]
+        # No tiling changes what is exact.
+        near = _neighbourhood(replace(self.case, tiling=0), semantics, self.subject.seed_bits)
+        # Those of out and lse alone take little time, where nothing has been judged yet.
+        known = vars(self).get("predictions")
         return blind_spots(
-            self.built,
-            self.subject.semantics,
-            self.answer,
-            self.predictions,
-            (*names, *(f"d{name}" for name in self.subject.semantics.gradients)),
+            near,
+            known or predict(near.problem, semantics, self.numerics, repeats=False),
+            lambda: Gradients(self.built.cotangents, self.answer, self.predictions),
+            (*names, *(f"d{name}" for name in semantics.gradients)),
         )
 
     @cached_property
@@ -102,3 +113,18 @@ class Trial:
     def outputs(self) -> dict[str, NDArray[Any]]:
         """What the kernel returned, out, lse and gradients. Raises SubjectError."""
         return execute(self.subject, self.built, self.case.tiling)
+
+
+def _built(case: Case, semantics: Semantics, seed_bits: int) -> Built:
+    """Make a case's arrays, with a dropout seed below 2**seed_bits."""
+    built = build(case, semantics)
+    if built.problem.dropout_seed is None:
+        return built
+    seed = built.problem.dropout_seed % 2**seed_bits
+    return replace(built, problem=replace(built.problem, dropout_seed=seed))
+
+
+@lru_cache(maxsize=_KEPT)
+def _neighbourhood(case: Case, semantics: Semantics, seed_bits: int) -> Neighbourhood:
+    """The exact answers around a case, of arrays that no kernel is handed: some write into their inputs."""
+    return neighbourhood(_built(case, semantics, seed_bits).problem, semantics)

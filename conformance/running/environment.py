@@ -16,7 +16,7 @@ _GIT_SECONDS = 10.0
 
 
 def environment() -> dict[str, Any]:
-    """What may differ between two runs of the same kernels, for their records."""
+    """Return what may differ between two runs of the same kernels, for their records."""
     devices = jax.devices()
     return {
         "backend": jax.default_backend(),
@@ -40,7 +40,7 @@ def _version(package: str) -> str | None:
 
 
 def _processor() -> str:
-    """The model of the processor where the system tells: its instruction set decides the last bits."""
+    """The model of the processor where the system has it: its instruction set decides the last bits."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -52,7 +52,7 @@ def _processor() -> str:
 def _commit(folder: Path) -> str:
     """The commit that is checked out, "+dirty" if files differ from it; "" outside a checkout.
 
-    ATTEST_COMMIT says it where the files were copied without their history.
+    The variable ATTEST_COMMIT holds it where the files were copied without their history.
     """
     head = _git(folder, ("rev-parse", "HEAD"))
     if not head:

@@ -125,7 +125,7 @@ def load_expectations(extra: Sequence[Path] = ()) -> tuple[Expectation, ...]:
 
 
 def expect(result: Result, expectations: Iterable[Expectation]) -> Result:
-    """The verdict in the light of what is expected: FAIL may become XFAIL, PASS may become XPASS."""
+    """Return the result in the light of what is expected: FAIL may become XFAIL, PASS may become XPASS."""
     if result.verdict is Verdict.FAIL:
         for entry in expectations:
             if entry.describes(result):
@@ -142,18 +142,18 @@ def expect(result: Result, expectations: Iterable[Expectation]) -> Result:
 
 
 def stale(record: RunRecord, expectations: Iterable[Expectation]) -> tuple[str, ...]:
-    """A sentence for each entry that should have shown itself in the record and did not.
+    """Return a sentence for each entry that should have shown itself in the record and did not.
 
-    Only a whole run can tell: one that was cut short, narrowed, or is one shard of several says nothing. Nor
-    does one that poses no case of an entry that shows sometimes: the seed may draw none.
+    A run that was cut short or narrowed, or is one shard of several, gives none. An entry that shows
+    sometimes gives none in a run that poses no case of it: the seed may draw none.
     """
-    if not record.complete or record.narrowed or record.shard != (1, 1):
+    if not record.whole:
         return ()
-    asked = {(result.subject, result.check) for result in record.results}
+    judged = {(result.subject, result.check) for result in record.results}
     return tuple(
         f"stale expectation, nothing in this run shows it: {entry.title}; remove or correct it"
         for entry in expectations
-        if (entry.subject, entry.check) in asked
+        if (entry.subject, entry.check) in judged
         and (entry.shows == "always" or any(entry.covers(result) for result in record.results))
         and (not entry.profiles or record.profile in entry.profiles)
         and not any(_shown(entry, result) for result in record.results)
@@ -215,7 +215,7 @@ def _entry(where: str, table: object) -> Expectation:
 def _faults(
     entry: _Entry, switches: _Switches, conditions: Mapping[str, Any]
 ) -> Iterable[tuple[str, object, bool, str]]:
-    """(key, what was got, whether it is right, what was expected), of what types do not say."""
+    """(key, what was got, whether it is right, what was expected), for what types cannot express."""
     known = {"check": all_checks(), "profiles": profile_names(), "backends": BACKENDS}
     for name, words in known.items():
         got = getattr(entry, name)

@@ -3,31 +3,28 @@
 from collections.abc import Sequence
 
 from attest.conformance.checks import all_checks
+from attest.conformance.kinds import REFUSED
 from attest.conformance.record import Result, Verdict
 from attest.conformance.running.plan import Profile, Restriction, load_profile, profile_names
 from attest.conformance.subject import Subject
 
-# The kinds of check whose cases are listed: a smaller one would be another question.
-LISTED = ("refused", "production")
-
 
 class RequestError(Exception):
-    """What was asked cannot be done; the message is one sentence."""
+    """The request cannot be met; the message is one sentence."""
 
 
 def refuse_unfit(subject: Subject, profile: Profile, only: Restriction) -> None:
     """Raise RequestError for a check that was named and that no case of a profile would be judged by."""
     known = all_checks()
-    kinds = profile.kinds_for(subject)
+    tables = profile.kinds_for(subject)
     for name in only.checks:
         if name not in known:
             raise RequestError(f"unknown check {name!r}: known are {', '.join(sorted(known))}")
         check = known[name]
         reason = check.applies(subject)
-        if reason is None and check.kind not in kinds:
-            others = [
-                other for other in profile_names() if check.kind in load_profile(other).kinds_for(subject)
-            ]
+        table = check.kind.table
+        if reason is None and table not in tables:
+            others = [other for other in profile_names() if table in load_profile(other).kinds_for(subject)]
             where = f"{' or '.join(others)} does" if others else "nor does any other"
             reason = f"the profile {profile.name} poses no case to it, {where}"
         if reason is not None:
@@ -39,14 +36,14 @@ def _joined(reason: str) -> str:
 
 
 def not_judged(subject: Subject, results: Sequence[Result]) -> str | None:
-    """Why not a single check judged a case that was replayed, in one clause; None if one did.
+    """Return why not a single check judged a case that was replayed, in one clause; None if one did.
 
     A refusal of what a subject does not declare is UNSUPPORTED, too, and was judged.
     """
     known = all_checks()
     for result in results:
         reason = subject.why_not(result.case) or known[result.check].applies(subject)
-        judged = known[result.check].kind == "refused" and reason is None
+        judged = known[result.check].kind is REFUSED and reason is None
         if result.verdict is not Verdict.UNSUPPORTED or judged:
             return None
     return results[0].message if results else "has no checks"

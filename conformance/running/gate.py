@@ -2,11 +2,11 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from attest.conformance.record import RunRecord, Verdict
+from attest.conformance.record import RunRecord, Verdict, with_problems
 from attest.conformance.running.expectations import Expectation, stale
 from attest.conformance.running.signals import Interrupted
 from attest.conformance.subject import Subject, discover, find
@@ -27,7 +27,7 @@ class RunnableSubjects:
 
 
 def runnable_subjects(backend: str) -> RunnableSubjects:
-    """Every subject that can be found, sorted by whether this process can run it, on a backend of JAX."""
+    """Return every subject that can be found, sorted by whether this process can run it on a backend."""
     subjects: dict[str, Subject] = {}
     skipped: dict[str, str] = {}
     broken: list[str] = []
@@ -49,9 +49,9 @@ def runnable_subjects(backend: str) -> RunnableSubjects:
 
 
 def why_not_here(subject: Subject, backend: str) -> str | None:
-    """Why a subject cannot run in this process, in one clause; None if it can.
+    """Return why a subject cannot run in this process, in one clause; None if it can.
 
-    Raises LookupError with one sentence if it raises when it is asked.
+    Raises LookupError with one sentence if the subject raises.
     """
     try:
         return subject.why_not_here(backend)
@@ -64,14 +64,13 @@ def why_not_here(subject: Subject, backend: str) -> str | None:
 
 
 def with_policy(record: RunRecord, expectations: Sequence[Expectation]) -> RunRecord:
-    """The record with the problems that only a whole run can have.
+    """Return the record with the problems that only a whole run can have.
 
     A run that was cut short or narrowed, or is one shard of several, is left as it is.
     """
-    if not record.complete or record.narrowed or record.shard != (1, 1):
+    if not record.whole:
         return record
-    problems = {*record.problems, *stale(record, expectations), *_untested(record)}
-    return replace(record, problems=tuple(sorted(problems)))
+    return with_problems(record, (*stale(record, expectations), *_untested(record)))
 
 
 @cache
@@ -80,7 +79,7 @@ def _inconclusive_share() -> float:
 
 
 def _untested(record: RunRecord) -> Iterable[str]:
-    """Subjects of which the run can say nothing good: no PASS at all, or too many cases that cannot tell."""
+    """Subjects that the run has not tested: no PASS at all, or too many INCONCLUSIVE verdicts."""
     for name in sorted({result.subject for result in record.results}):
         verdicts = [result.verdict for result in record.results if result.subject == name]
         if Verdict.PASS not in verdicts:

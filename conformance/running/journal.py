@@ -1,6 +1,6 @@
 """The journal of a run: JSON lines beside the record, one for each result, as it is found.
 
-The first line says what was asked, each further one is a result. A line is handed to the system at once, so
+The first line holds the request, each further one a result. A line is handed to the system at once, so
 that a run that is killed loses only what it had not found yet.
 """
 
@@ -29,25 +29,25 @@ _ENDING = ".journal"
 
 
 def journal_path(record: Path) -> Path:
-    """Where the journal of a record is, while its run goes on."""
+    """Return where the journal of a record is while its run goes on."""
     return Path(f"{record}{_ENDING}")
 
 
 class Journal:
-    """The file of one run, begun with what the run was asked; where it cannot be begun, raises FileError.
+    """The file of one run, begun with the request of the run; where it cannot be begun, raises FileError.
 
     sync_seconds: how long the disk may lag behind what was written. fault: why a later line could not be
     written, a sentence; the run goes on without its journal then.
     """
 
-    def __init__(self, path: Path, asked: RunRecord, sync_seconds: float) -> None:
+    def __init__(self, path: Path, header: RunRecord, sync_seconds: float) -> None:
         self.path = path
         self.fault = ""
         self._sync_seconds = sync_seconds
         self._synced = time.monotonic()
         try:
             self._file = _created(path)
-            self._write(run_to_json(asked))
+            self._write(run_to_json(header))
         except OSError as error:
             raise FileError(self._sentence(error)) from error
 
@@ -84,7 +84,7 @@ class Journal:
 
 
 def is_journal(data: bytes) -> bool:
-    """Whether a file's bytes begin as a journal does."""
+    """Return whether a file's bytes begin as a journal does."""
     try:
         return schema_of(data.partition(b"\n")[0], "") == JOURNAL
     except ValueError:
@@ -92,19 +92,19 @@ def is_journal(data: bytes) -> bool:
 
 
 def read_journal(data: bytes, where: str) -> RunRecord:
-    """The partial record that a journal's bytes hold.
+    """Return the partial record that a journal's bytes hold.
 
     A last line without an end was being written when its run was killed, and is left out.
     Raises ValueError with one sentence for any other line that is broken.
     """
     first, *lines = data.split(b"\n")
-    asked = run_from_json(first, f"{where}: broken journal, line 1")
+    header = run_from_json(first, f"{where}: broken journal, line 1")
     results = [
         result_from_json(line, f"{where}: broken journal, line {number}")
         for number, line in enumerate(lines[:-1], start=2)
     ]
     note = f"the run was killed: {where} has the {len(results)} results that it had found"
-    return replace(asked, results=settled(results), note=note)
+    return replace(header, results=settled(results), note=note)
 
 
 def _created(path: Path) -> FileIO:

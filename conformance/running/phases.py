@@ -1,7 +1,6 @@
-"""The phase of a task, so that one that is cut short can say where its time went.
+"""The phase of a task, which the message of a task that is cut short names.
 
-A worker writes it into a small file, which stays readable when the worker is killed. Nothing is written
-where nobody reads it.
+A worker writes it into a small file, which stays readable when the worker is killed.
 """
 
 import os
@@ -22,13 +21,13 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class _Place:
-    """Where this process is. descriptor: of the file that is told, None for none."""
+    """The phase of this process. descriptor: of the file that it is written into, None for none."""
 
     descriptor: int | None = None
     check: str = ""
     phase: str = "loading"
 
-    def tell(self, phase: str) -> None:
+    def write(self, phase: str) -> None:
         if self.descriptor is not None:
             os.pwrite(self.descriptor, f"{phase} {self.check}".encode()[:_WIDTH].ljust(_WIDTH), 0)
 
@@ -48,7 +47,7 @@ def reported(path: Path) -> Generator[None, None, None]:
 
 
 def read_phase(path: Path) -> tuple[str, str]:
-    """The phase that a file was last told, and the check that it was for; "loading" and "" before any."""
+    """Return the phase that was last written into a file, and its check; "loading" and "" before any."""
     try:
         phase, _, check = path.read_text().strip().partition(" ")
     except OSError:
@@ -58,7 +57,7 @@ def read_phase(path: Path) -> tuple[str, str]:
 
 @contextmanager
 def checking(check: str) -> Generator[None, None, None]:
-    """The block judges a check: its phases are for that check, and begin with drawing."""
+    """Report the phases of the block as those of a check; the first is drawing."""
     _here.check = check
     with phase("drawing"):
         yield
@@ -66,26 +65,26 @@ def checking(check: str) -> Generator[None, None, None]:
 
 @contextmanager
 def phase(name: str) -> Generator[None, None, None]:
-    """The block is one phase, of PHASES; what surrounds it goes on afterwards."""
+    """Report the block as a phase, one of PHASES; the phase around it goes on afterwards."""
     before = _here.phase
     _here.phase = name
-    _here.tell(name)
+    _here.write(name)
     try:
         yield
     finally:
         _here.phase = before
-        _here.tell(before)
+        _here.write(before)
 
 
 def notice_compiling() -> None:
-    """Have JAX say when it compiles, for the rest of this process."""
+    """Report the compilations of JAX as a phase, for the rest of this process."""
     import jax
 
-    jax.monitoring.register_event_duration_secs_listener(_heard)
+    jax.monitoring.register_event_duration_secs_listener(_note)
 
 
-def _heard(event: str, duration_secs: float, **kwargs: str | int) -> None:
+def _note(event: str, duration_secs: float, **kwargs: str | int) -> None:
     if event in (_TRACED, _LOWERED):
-        _here.tell("compiling")
+        _here.write("compiling")
     elif event == _COMPILED:
-        _here.tell(_here.phase)
+        _here.write(_here.phase)

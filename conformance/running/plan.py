@@ -6,35 +6,33 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
 from attest.conformance.cases.case import Case, case_from_json
-from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.cases.features import FEATURES
 from attest.conformance.checks import Check, all_checks
 from attest.conformance.drawing.corpus import load_corpus
 from attest.conformance.drawing.covering import Facts, covering_rows, reduced
 from attest.conformance.drawing.production import load_production
-from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, fillings, model, poisoned
+from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, model
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import DRAWN, POISONED, PRODUCTION, REFUSED, REPEATED, TRANSFORMED, Kind
+from attest.conformance.running.choice import Draw, Filling, IfTelling, chosen, first_try
 from attest.conformance.subject import Subject, Tiling
 
 _PROFILES = Path(__file__).parent / "profiles.toml"
 
-# Kinds whose cases share programs, and so are posed together, row by row.
-_GROUPED = ("drawn", "poisoned", "repeated")
-# Logits of the largest case that is looked at before it is posed: larger ones are costly, and seldom blind.
-_LOOKED_AT = 40_000
 _SHORT_BLOCK = 16  # stands in for the block of a tiling that works in one piece
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How much a run asks, by kind of check; see conformance/running/profiles.toml.
+    """How many cases a run poses, by kind of check; see conformance/running/profiles.toml.
 
-    task_seconds: for one case, where that is not what conformance/running/runner.toml says.
+    task_seconds: for one case, where that is not the limit of conformance/running/runner.toml.
     """
 
     name: str
@@ -65,20 +63,31 @@ class Restriction:
 
 @dataclass(frozen=True)
 class Task:
-    """One case for one subject; the checks share what they compute.
+    """One draw for one subject; the checks share what they compute.
 
-    also: more cases with their checks, which share what is compiled.
+    also: more draws with their checks, which share what is compiled.
     """
 
     subject: str
-    case: Case
+    draw: Draw
     checks: tuple[str, ...]
-    also: tuple[tuple[Case, tuple[str, ...]], ...] = ()
+    also: tuple[tuple[Draw, tuple[str, ...]], ...] = ()
+
+    @property
+    def draws(self) -> tuple[tuple[Draw, tuple[str, ...]], ...]:
+        """Every draw with its checks."""
+        return ((self.draw, self.checks), *self.also)
 
     @property
     def posed(self) -> tuple[tuple[Case, tuple[str, ...]], ...]:
-        """Every case with its checks."""
-        return ((self.case, self.checks), *self.also)
+        """Every case with its checks; the oracle chooses it."""
+        cases = ((chosen(draw), checks) for draw, checks in self.draws)
+        return tuple((case, checks) for case, checks in cases if case is not None)
+
+    @property
+    def case(self) -> Case:
+        """The first case."""
+        return self.posed[0][0]
 
     def apart(self) -> Iterator["Task"]:
         """Each case as a task of its own."""
@@ -88,7 +97,7 @@ class Task:
 
 @cache
 def profile_names() -> tuple[str, ...]:
-    """The profiles that there are."""
+    """Return the names of all profiles."""
     return tuple(tomllib.loads(_PROFILES.read_text()))
 
 
@@ -102,66 +111,65 @@ def load_profile(name: str) -> Profile:
 
 
 def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Restriction()) -> Iterator[Task]:
-    """Every task of a subject, the same for the same arguments.
+    """Yield every task of a subject, the same for the same arguments.
 
-    Raises ValueError if the restriction leaves nothing to ask, naming what does not fit.
+    Raises ValueError if the restriction leaves no case, naming what does not fit.
     """
     _refuse_impossible(subject, only)
     profile = replace(profile, kinds=profile.kinds_for(subject))
-    wanted: dict[str, tuple[str, ...]] = {}
+    wanted: dict[Kind, tuple[str, ...]] = {}
     for name, check in all_checks().items():
-        asked = not only.checks or name in only.checks
-        if asked and check.kind in profile.kinds and check.applies(subject) is None:
+        wanted_here = not only.checks or name in only.checks
+        if wanted_here and check.kind.table in profile.kinds and check.applies(subject) is None:
             wanted[check.kind] = (*wanted.get(check.kind, ()), name)
-    if set(wanted) & set(_GROUPED):
+    if any(kind.by_row for kind in wanted):
         yield from _unposed(_groups(subject, profile, seed, only, wanted))
     for kind in wanted:
         if kind in _POSED:
             found = _POSED[kind](subject, profile, seed, only)
-            yield from _unposed(Task(subject.name, case, wanted[kind]) for case in found)
+            yield from _unposed(Task(subject.name, draw, wanted[kind]) for draw in found)
 
 
 def _unposed(tasks: Iterator[Task]) -> Iterator[Task]:
-    """The tasks without a case that has been posed to the same checks."""
-    posed: set[tuple[str, tuple[str, ...]]] = set()
+    """The tasks without a draw that has been posed to the same checks."""
+    posed: set[tuple[Draw, tuple[str, ...]]] = set()
     for task in tasks:
-        left: list[tuple[Case, tuple[str, ...]]] = []
-        for case, checks in task.posed:
-            if (case.id, checks) not in posed:
-                posed.add((case.id, checks))
-                left.append((case, checks))
+        left: list[tuple[Draw, tuple[str, ...]]] = []
+        for draw in task.draws:
+            if draw not in posed:
+                posed.add(draw)
+                left.append(draw)
         if left:
             yield Task(task.subject, *left[0], also=tuple(left[1:]))
 
 
 def _groups(
-    subject: Subject, profile: Profile, seed: int, only: Restriction, wanted: Mapping[str, tuple[str, ...]]
+    subject: Subject, profile: Profile, seed: int, only: Restriction, wanted: Mapping[Kind, tuple[str, ...]]
 ) -> Iterator[Task]:
     """One task for each row of the covering arrays, then the known bugs."""
-    numbers = profile.kinds["drawn"]
+    numbers = profile.kinds[DRAWN.table]
     left = sys.maxsize if only.examples is None else only.examples
     for place, (number, row, salt) in enumerate(_rows(subject, numbers, seed, only)):
-        drawn = fillings(
-            row, _offer(subject, row, number, only), salt, min(numbers["fillings"], left), telling
-        )
-        drawn = [case for case in drawn if _askable(subject, case, only)]
+        offer = _offer(subject, row, number, only)
+        fillings = (Filling(row, offer, salt, filling) for filling in range(min(numbers["fillings"], left)))
+        drawn = [filling for filling in fillings if _askable(subject, filling, only)]
         left -= len(drawn)
-        posed = [(case, "drawn") for case in drawn]
-        hidden = poisoned(drawn[0], salt) if drawn else None
+        posed = [(filling, DRAWN) for filling in drawn]
+        hidden = replace(drawn[0], poison=True) if drawn else None
         if hidden is not None and _askable(subject, hidden, only):
-            posed.append((hidden, "poisoned"))
-        repeated = profile.kinds.get("repeated")
+            posed.append((hidden, POISONED))
+        repeated = profile.kinds.get(REPEATED.table)
         if drawn and repeated is not None and place % repeated["one_in"] == 0:
-            posed.append((drawn[-1], "repeated"))
-        cases = [(case, wanted[kind]) for case, kind in posed if kind in wanted]
-        if cases:
-            yield Task(subject.name, *cases[0], also=tuple(cases[1:]))
+            posed.append((drawn[-1], REPEATED))
+        draws = [(filling, wanted[kind]) for filling, kind in posed if kind in wanted]
+        if draws:
+            yield Task(subject.name, *draws[0], also=tuple(draws[1:]))
         if left <= 0:
             return
-    if "drawn" in wanted:
-        listed = [*(_known("drawn", subject, only) if numbers["corpus"] else ())]
+    if DRAWN in wanted:
+        listed: list[Draw] = [*(_known(DRAWN, subject, only) if numbers["corpus"] else ())]
         listed += _edges(subject, only) if numbers["edges"] else ()
-        yield from (Task(subject.name, case, wanted["drawn"]) for case in listed)
+        yield from (Task(subject.name, draw, wanted[DRAWN]) for draw in listed)
 
 
 def _edges(subject: Subject, only: Restriction) -> Iterator[Case]:
@@ -181,8 +189,8 @@ def _rows(
 
     Rows are numbered within their class of lengths.
 
-    A row that holds no pair of facts which the subject has not been asked before is left out. There is no
-    end where examples are counted.
+    A row is left out if each of its pairs of facts has been posed to the subject before. There is no end
+    where examples are counted.
     """
     lacking = frozenset(FEATURES) - subject.features
     numbered: Counter[str] = Counter()
@@ -236,56 +244,34 @@ def _tokens(tiling: Tiling) -> int:
     return blocks.query * blocks.key
 
 
-def telling(case: Case) -> bool:
-    """Whether the case can tell right from wrong, for a kernel of the standard and of the usual arithmetic.
-
-    The same for every subject, so that cases are; a subject that declares otherwise may find it cannot.
-    """
-    if case.batch * case.q_heads * case.q_len * case.kv_len > _LOOKED_AT:
-        return True
-    return _tells(replace(case, tiling=0))
-
-
-@lru_cache(maxsize=1 << 14)
-def _tells(case: Case) -> bool:
-    return not Trial(_USUAL, case).blind_spots
-
-
-def _not_called(*_: Any, **__: Any) -> Any:
-    raise AssertionError("what is drawn calls no kernel")
-
-
-_USUAL = Subject("usual", _not_called, frozenset(FEATURES), dtypes=DTYPES)
-
-
-def _known(kind: str, subject: Subject, only: Restriction) -> Iterator[Case]:
+def _known(kind: Kind, subject: Subject, only: Restriction) -> Iterator[Draw]:
     """The known bugs that a kind of check sees, each in a dtype that the subject takes."""
     if only.examples is not None:
         return
     for entry in load_corpus():
-        if entry.kind != kind or not only.features <= entry.case.features:
+        if entry.kind != kind.table or not only.features <= entry.case.features:
             continue
         as_reported = entry.case.dtype in subject.dtypes
-        case = entry.case if as_reported else replace(entry.case, dtype=subject.dtypes[0])
-        if _askable(subject, case, only) and (as_reported or telling(case)):
-            yield case
+        draw = entry.case if as_reported else IfTelling(replace(entry.case, dtype=subject.dtypes[0]))
+        if _askable(subject, draw, only):
+            yield draw
 
 
-def _transformed(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Case]:
+def _transformed(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Draw]:
     """The first short rows, with many features each, one after the other in the dtypes of the profile."""
-    numbers = profile.kinds["transformed"]
+    numbers = profile.kinds[TRANSFORMED.table]
     dtypes = [dtype for dtype in _dtypes(subject, only) if dtype in numbers.get("dtypes", subject.dtypes)]
     numbers = {"strength": 2, "arrays": 1, "alone": 0, **numbers}
     left = numbers["examples"] if only.examples is None else only.examples
     narrowed = replace(only, examples=None, dtypes=tuple(dtypes) or only.dtypes)
     for number, row, salt in _rows(subject, numbers, _salt(seed, "transformed"), narrowed):
         if left > 0 and "long" not in row:
-            (case,) = fillings(row, _offer(subject, row, number, narrowed), salt, 1, telling)
-            if _askable(subject, case, narrowed):
+            filling = Filling(row, _offer(subject, row, number, narrowed), salt)
+            if _askable(subject, filling, narrowed):
                 left -= 1
-                yield case
+                yield filling
     if numbers.get("corpus", False):
-        yield from _known("transformed", subject, only)
+        yield from _known(TRANSFORMED, subject, only)
 
 
 def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
@@ -314,10 +300,10 @@ def _production(subject: Subject, _profile: Profile, _seed: int, only: Restricti
             yield case
 
 
-_POSED: dict[str, Callable[[Subject, Profile, int, Restriction], Iterator[Case]]] = {
-    "transformed": _transformed,
-    "refused": _refused,
-    "production": _production,
+_POSED: dict[Kind, Callable[[Subject, Profile, int, Restriction], Iterator[Draw]]] = {
+    TRANSFORMED: _transformed,
+    REFUSED: _refused,
+    PRODUCTION: _production,
 }
 
 
@@ -325,12 +311,16 @@ def _dtypes(subject: Subject, only: Restriction) -> list[str]:
     return [dtype for dtype in subject.dtypes if not only.dtypes or dtype in only.dtypes]
 
 
-def _askable(subject: Subject, case: Case, only: Restriction) -> bool:
-    return (
-        subject.why_not(case) is None
-        and (not only.dtypes or case.dtype in only.dtypes)
-        and not Trial(subject, case).unspecified
-    )
+def _askable(subject: Subject, draw: Draw, only: Restriction) -> bool:
+    """Whether the subject takes what is drawn, in a dtype that is left, and promises something of it."""
+    case = first_try(draw)
+    if case is None or subject.why_not(case) is not None or (only.dtypes and case.dtype not in only.dtypes):
+        return False
+    if subject.semantics.empty_rows != "unspecified":
+        return True
+    # Which rows see no key depends on the values: for such a dialect alone a case is chosen here, too.
+    case = chosen(draw)
+    return case is not None and not Trial(subject, case).unspecified
 
 
 def _salt(seed: int, *words: str) -> int:

@@ -33,7 +33,7 @@ _JOBS_PER_PROCESS = 100
 # A process has died in starting so many times in a row: the next one would, too.
 _DEATHS_AT_START = 3
 
-# A process begins with these blocked, so that Ctrl-C, which its whole group hears, prints nothing.
+# A process begins with these blocked, so that Ctrl-C, which goes to its whole group, prints nothing.
 _BLOCKED = (signal.SIGINT, signal.SIGTERM)
 
 # Forking would copy the threads of XLA in whatever state they are.
@@ -44,12 +44,13 @@ _SPAWN = multiprocessing.get_context("spawn")
 class Job:
     """Calls of `work` in a worker, with a subject and one argument after the other; each has an outcome.
 
-    subject: the name or `module:attribute` that finds it in another process. work: a function of a module.
+    subject: the name or `module:attribute` that finds it in another process; "" for work that takes None in
+    its place. work: a function of a module.
     also: the arguments after the first, which share with it what is compiled.
     """
 
     subject: str
-    work: Callable[[Subject, Any], Any]
+    work: Callable[[Any, Any], Any]
     argument: Any
     also: tuple[Any, ...] = ()
 
@@ -120,7 +121,7 @@ class Pool:
         if watched:
             wait(watched, patience)
         for worker in tuple(self._workers):
-            alive = worker.alive  # asked first: what it said before it died is heard
+            alive = worker.alive  # read first, so that what it sent before it died is received
             outcome = worker.outcome(self._timeout)
             if outcome is None and not alive:
                 outcome = self._buried(worker)
@@ -201,14 +202,14 @@ class _Worker:
 
     def outcome(self, timeout: float) -> Outcome | None:
         """What has become of the call at hand, if that is known."""
-        with suppress(EOFError, OSError):  # a process that has died says nothing more
+        with suppress(EOFError, OSError):  # a process that has died sends nothing more
             while self._connection.poll():
-                said: tuple[Any, str, str] | None = self._connection.recv()
+                sent: tuple[Any, str, str] | None = self._connection.recv()
                 self._began = time.monotonic()
-                if said is None:
+                if sent is None:
                     self.ready = True
                 elif self.calls:
-                    value, fault, phase = said
+                    value, fault, phase = sent
                     self._jobs += 1
                     return Outcome(self.calls.pop(0), value, fault, phase=phase)
         late = time.monotonic() - self._began
@@ -240,7 +241,7 @@ class _Worker:
         self._connection.close()
 
 
-def guarded(job: Job, subject: Subject) -> Outcome:
+def guarded(job: Job, subject: Subject | None) -> Outcome:
     """Do a job here. What is raised, SystemExit and KeyboardInterrupt too, is its fault and ends nothing."""
     try:
         return Outcome(job, job.work(subject, job.argument))
@@ -251,7 +252,7 @@ def guarded(job: Job, subject: Subject) -> Outcome:
 
 
 def _serve(connection: Connection, names: Sequence[str]) -> None:
-    """The life of a process: jobs from its parent, one after the other, until there is no parent."""
+    """Run jobs from the parent, one after the other, until there is no parent."""
     with suppress(OSError):
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -268,9 +269,9 @@ def _serve(connection: Connection, names: Sequence[str]) -> None:
 
 
 def _done(job: Job) -> tuple[Any, str, str]:
-    """What a call's outcome has beside the call, which the parent knows."""
+    """The outcome of a call without the call, which the parent has."""
     try:
-        subject = _subject(job.subject)
+        subject = _subject(job.subject) if job.subject else None
     except LookupError as error:
         return None, str(error.args[0]), "loading"
     outcome = guarded(job, subject)
@@ -290,7 +291,7 @@ def _begin(names: Sequence[str]) -> None:
     hush()
     notice_compiling()
     for name in names:
-        with suppress(LookupError):  # its tasks will say so
+        with suppress(LookupError):  # its tasks will fail with this error
             _subject(name)
 
 

@@ -10,11 +10,13 @@ from typing import Any
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import all_checks
 from attest.conformance.judging.judge import judge
-from attest.conformance.judging.trial import Trial
-from attest.conformance.record import NOTHING_JUDGED, Result, RunRecord, Verdict, settled, to_shrink
+from attest.conformance.judging.results import died, late, late_search, simplest
+from attest.conformance.record import Result, RunRecord, Verdict, settled, to_shrink, with_problems
+from attest.conformance.running.choice import Draw, chosen, first_try
 from attest.conformance.running.expectations import Expectation, expect
-from attest.conformance.running.fit import LISTED, RequestError, refuse_unfit
+from attest.conformance.running.fit import RequestError, refuse_unfit
 from attest.conformance.running.limits import limits
+from attest.conformance.running.phases import phase
 from attest.conformance.running.plan import Profile, Restriction, Task, tasks
 from attest.conformance.running.shrink import shrink
 from attest.conformance.running.signals import Interrupted, interruptible
@@ -25,7 +27,7 @@ from attest.conformance.text import describe
 
 @dataclass(frozen=True)
 class Request:
-    """What a run is asked.
+    """The request of a run.
 
     subjects: by the name or `module:attribute` that finds each in another process.
     only: what narrows the run; narrowed: the same as typed, for the record. shard: (number, of how many).
@@ -57,7 +59,7 @@ class Progress:
     red: int
 
 
-Posed = tuple[Case, tuple[str, ...]]  # a case, and the checks that judge it
+Posed = tuple[Draw, tuple[str, ...]]  # a case as it is drawn, and the checks that judge it
 Watch = Callable[[Progress], None]
 Keep = Callable[[Sequence[Result]], None]
 
@@ -67,7 +69,7 @@ def run(
     watch: Watch = lambda _progress: None,
     keep: Keep = lambda _results: None,
 ) -> RunRecord:
-    """Do what is asked. A run that is interrupted gives the partial record of what it had found.
+    """Judge what is requested. A run that is interrupted returns the partial record of what it had found.
 
     keep: is handed results as soon as they are found. Raises RequestError, before anything is found, if
     nothing fits what narrows the run; WorkerError; and what `keep` raises.
@@ -84,8 +86,8 @@ def run(
     return found.record(found.note)
 
 
-def asked(request: Request) -> RunRecord:
-    """The record of a run that has found nothing yet."""
+def empty_record(request: Request) -> RunRecord:
+    """Return the record of a run that has found nothing yet."""
     return RunRecord(
         profile=request.profile.name,
         seed=request.seed,
@@ -107,9 +109,10 @@ def replay(request: Request, case: Case, checks: Sequence[str]) -> list[Result]:
 
 
 def in_shard(name: str, task: Task, shard: tuple[int, int]) -> bool:
-    """Whether a task belongs to a shard: by its content alone, so that no other task matters."""
+    """Return whether a task belongs to a shard: by its content alone, so that no other task matters."""
     number, count = shard
-    content = " ".join((name, task.case.id, *task.checks))
+    case = first_try(task.draw)
+    content = " ".join((name, case.id if case else "", *task.checks))
     return int(hashlib.sha256(content.encode()).hexdigest(), 16) % count == number - 1
 
 
@@ -130,13 +133,10 @@ class _Found:
         return f"{self.stage}: {self.done} of at least {self.posed} tasks done"
 
     def record(self, note: str) -> RunRecord:
-        return replace(
-            asked(self.request),
-            results=settled(self.results),
-            complete=not note,
-            note=note,
-            problems=tuple(sorted(self.problems)),
+        record = replace(
+            empty_record(self.request), results=settled(self.results), complete=not note, note=note
         )
+        return with_problems(record, self.problems)
 
     def begin(self, stage: str, posed: int = 0) -> None:
         self.stage, self.done, self.posed = stage, 0, posed
@@ -171,8 +171,6 @@ def _judge_all(found: _Found) -> bool:
         found.problems.append(
             f"{name}: hung or died {faults[name]} times, so the rest of its tasks was left out"
         )
-    if found.posed == 0 and request.shard == (1, 1):
-        found.problems.append(NOTHING_JUDGED)
     return True
 
 
@@ -189,8 +187,8 @@ def _judge_jobs(found: _Found) -> Iterator[Job]:
         posed = tasks(subject, request.profile, request.seed, request.only)
         while (task := _next(found, name, posed)) is not None:
             if in_shard(name, task, request.shard):
-                found.posed += len(task.posed)
-                first, *others = task.posed
+                found.posed += len(task.draws)
+                first, *others = task.draws
                 yield Job(name, _judge, first, tuple(others))
 
 
@@ -211,44 +209,22 @@ def _next(found: _Found, name: str, posed: Iterator[Task]) -> Task | None:
 
 
 def _judge(subject: Subject, posed: Posed) -> list[Result]:
-    return judge(subject, *posed)
+    draw, checks = posed
+    with phase("drawing"):
+        case = chosen(draw)
+    return [] if case is None else judge(subject, case, checks)
 
 
 def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
-    """A case that ran out of time is one TIMEOUT; one whose process died fails every check.
-
-    Which check it was that killed the process is not known for sure: an earlier one may have.
-    """
+    """The results of a case that was cut short."""
     posed: Posed = outcome.job.argument
-    case, checks = posed
+    draw, checks = posed
+    case = chosen(draw)
+    if case is None:
+        return []
     if outcome.timed_out:
-        check = outcome.check if outcome.check in checks else checks[0]
-        left_out = [name for name in checks if name != check]
-        rest = f"; {', '.join(left_out)} not judged on this case" if left_out else ""
-        message = f"{outcome.fault}, in the phase {outcome.phase}{rest}"
-        return [_blame(outcome, subject, case, check, Verdict.TIMEOUT, message)]
-    return [_blame(outcome, subject, case, check, Verdict.FAIL, outcome.fault) for check in checks]
-
-
-def _blame(
-    outcome: Outcome, subject: Subject, case: Case, check: str, verdict: Verdict, message: str
-) -> Result:
-    return Result(
-        subject=subject.name,
-        check=check,
-        clauses=_clauses(subject, case, check),
-        case=case,
-        verdict=verdict,
-        message=message,
-        phase=outcome.phase,
-    )
-
-
-def _clauses(subject: Subject, case: Case, check: str) -> tuple[str, ...]:
-    try:
-        return all_checks()[check].clauses(Trial(subject, case))
-    except Exception:  # it has been blamed already
-        return ()
+        return late(subject, checks, case, outcome.fault, outcome.phase, outcome.check)
+    return died(subject, checks, case, outcome.fault, outcome.phase)
 
 
 def _shrink_failures(found: _Found) -> None:
@@ -271,28 +247,16 @@ def _shrink_failures(found: _Found) -> None:
 
 def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
     """The simplest failing case that a search has found, if it is a new failure; TIMEOUT if it hung."""
-    original: Result = outcome.job.argument[0]
+    failing: Result = outcome.job.argument[0]
     if isinstance(outcome.value, Result):
-        minimal = replace(outcome.value, subject=original.subject, minimal=True, shrunk_from=original.case.id)
+        minimal = simplest(failing, outcome.value)
         # A simpler case of a known failure does not show what is new about this one.
         return [minimal] if expect(minimal, request.expectations).verdict is Verdict.FAIL else []
-    if not outcome.timed_out:
-        return []
-    message = f"{outcome.fault}, in the phase shrinking: a simpler case may hang; the failing case is kept"
-    return [
-        replace(
-            original,
-            verdict=Verdict.TIMEOUT,
-            measurements=(),
-            message=message,
-            phase="shrinking",
-            shrunk_from=original.case.id,
-        )
-    ]
+    return [late_search(failing, outcome.fault)] if outcome.timed_out else []
 
 
 def _shrink(subject: Subject, argument: tuple[Result, int, bool]) -> Result:
     result, evaluations, stays_of_precision = argument
-    if all_checks()[result.check].kind in LISTED:
+    if all_checks()[result.check].kind.listed:
         return result
     return shrink(subject, result, evaluations, stays_of_precision)

@@ -1,7 +1,6 @@
 """Shrinking: the simplest case on which the same check of the same subject fails."""
 
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 
 from hypothesis import Phase
@@ -17,16 +16,15 @@ from attest.conformance.subject import Subject
 
 
 def shrink(subject: Subject, failing: Result, evaluations: int, stays_of_precision: bool = False) -> Result:
-    """Search the simpler cases with at most `evaluations` calls of the kernel; minimal=True on the result.
+    """Search the simpler cases with at most `evaluations` calls of the kernel; return the simplest's result.
 
     A failure of meaning stays one of meaning. One of precision may turn out one of meaning on a case whose
     values hide less; `stays_of_precision` is for where a failure of meaning is shown beside it. A case that
-    could not tell a right kernel from a wrong one does not count: once the kernel is mended, what is shown
-    must pass.
+    is not sensitive enough to show a defect does not count: once the kernel is mended, the case must pass.
     """
     simplest = failing
     known: dict[Case, bool] = {failing.case: True}
-    tells = all_checks()[failing.check].needs_contrast
+    needs_contrast = all_checks()[failing.check].needs_contrast
 
     def fails(case: Case) -> bool:
         nonlocal simplest
@@ -36,7 +34,9 @@ def shrink(subject: Subject, failing: Result, evaluations: int, stays_of_precisi
             (result,) = judge(subject, case, (failing.check,))
             alike = result.semantic >= failing.semantic and not (stays_of_precision and result.semantic)
             known[case] = (
-                alike and result.verdict is Verdict.FAIL and not (tells and Trial(subject, case).blind_spots)
+                alike
+                and result.verdict is Verdict.FAIL
+                and not (needs_contrast and Trial(subject, case).blind_spots)
             )
             if known[case] and _size(case) < _size(simplest.case):
                 simplest = result
@@ -51,7 +51,7 @@ def shrink(subject: Subject, failing: Result, evaluations: int, stays_of_precisi
             break
     with suppress(_StillFailsError):
         try_values(search, simpler(simplest.case), evaluations, 0, [Phase.generate, Phase.shrink])
-    return replace(simplest, minimal=True)
+    return simplest
 
 
 class _StillFailsError(AssertionError):

@@ -1,7 +1,6 @@
 """The end of a run by SIGINT or SIGTERM, which keeps the results so far.
 
-The exception of its own tells a signal from a KeyboardInterrupt that a subject raises, and is never taken
-for one by a library.
+The exception is not KeyboardInterrupt, which a subject may raise and a library may catch.
 """
 
 import signal
@@ -14,12 +13,12 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """A signal asked this process to end."""
+    """SIGINT or SIGTERM came."""
 
 
 @contextmanager
 def interruptible() -> Generator[None, None, None]:
-    """Within the block the first signal that asks for an end raises Interrupted; later ones change nothing.
+    """Raise Interrupted at the first SIGINT or SIGTERM within the block; later ones change nothing.
 
     Also where SIGINT is ignored, as it is for what a shell starts in the background. Elsewhere than in the
     main thread, where no signal arrives, nothing changes.
@@ -27,12 +26,12 @@ def interruptible() -> Generator[None, None, None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = False
+    ended = False
 
     def end(_number: int, _frame: object) -> None:
-        nonlocal asked
-        if not asked:
-            asked = True
+        nonlocal ended
+        if not ended:
+            ended = True
             raise Interrupted
 
     with _handled(end):
@@ -41,9 +40,9 @@ def interruptible() -> Generator[None, None, None]:
 
 @contextmanager
 def postponed() -> Generator[Callable[[], bool], None, None]:
-    """The first signal that asks for an end in the block is handed to the handler of outside once it is left.
+    """Postpone the first SIGINT or SIGTERM within the block until the block is left.
 
-    Gives a function that says whether one came, for blocks that can end early.
+    Gives a function that returns whether one came, for blocks that can end early.
     """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -13,7 +13,7 @@ from attest.conformance.running.pool import Job, Outcome, Pool, guarded
 from attest.conformance.running.signals import postponed
 from attest.conformance.subject import Subject
 
-# Seconds within which a run that waits for its workers hears that it is to end.
+# Seconds within which a run that waits for its workers notices that it is to end.
 _PATIENCE = 0.2
 
 # Jobs that are drawn ahead, for each worker.
@@ -30,10 +30,10 @@ def perform(
     timeout: float,
     wanted: Callable[[Job], bool] = lambda _job: True,
 ) -> Generator[Outcome, None, None]:
-    """The outcome of every call of every job, as they come; jobs are drawn while earlier ones run.
+    """Yield the outcome of every call of every job, as they come; jobs are drawn while earlier ones run.
 
     subjects: by the name in the jobs. workers 0: in this process, where nothing can be timed out.
-    wanted: whether a job still matters, asked when its turn comes; one that does not has no outcome.
+    wanted: whether a job still matters, called when its turn comes; one that does not has no outcome.
     Raises WorkerError, and what drawing a job raises. Closing the iterator stops the workers.
     """
     if workers == 0:
@@ -47,7 +47,7 @@ def _here(
     for job in jobs:
         for call in job.calls:
             if wanted(call):
-                yield guarded(call, subjects[call.subject])
+                yield guarded(call, subjects[call.subject] if call.subject else None)
 
 
 def _elsewhere(
@@ -56,10 +56,10 @@ def _elsewhere(
     drawing = _Drawing(jobs, _DRAWN_AHEAD * workers)
     waiting: deque[Job] = deque()
     # A signal waits for the end of the turn, so that no outcome is lost half-way into the record.
-    with postponed() as asked_to_end:
+    with postponed() as to_end:
         pool = Pool(names, workers, timeout)
         try:
-            while not asked_to_end():
+            while not to_end():
                 waiting.extendleft(pool.left)
                 pool.left.clear()
                 while pool.idle and (waiting or drawing.fetch(waiting)):

@@ -67,7 +67,7 @@ def _tiling(q: int, k: int, seed: int) -> Tiling:
 
 
 def _violations() -> Sequence[object]:
-    """What the interpreter saw since it was last asked."""
+    """What the interpreter saw since the last call of this."""
     from attest.kernels.pallas.interpreter import drain_violations
 
     return drain_violations()

@@ -1,6 +1,6 @@
 """What our Triton kernels declare: every feature and the standard semantics, in the interpreter or on CUDA.
 
-The source of both subjects is the same; a process runs one of them or the other, as TRITON_INTERPRET says.
+The source of both subjects is the same; a process runs one of them or the other, by TRITON_INTERPRET.
 Nothing here imports Triton before a kernel is called, so that a machine without it can list the subjects.
 """
 
@@ -62,7 +62,7 @@ def _blocks(q: int, k: int) -> Tiling:
 
 
 def _violations() -> Sequence[object]:
-    """What the interpreter saw since it was last asked."""
+    """What the interpreter saw since the last call of this."""
     from attest.kernels.triton.interpreter import drain_violations
 
     return drain_violations()

@@ -6,6 +6,7 @@ import pytest
 
 from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.judging.judge import judge
+from attest.conformance.kinds import REFUSED
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
 from tests.alarms.emulated import SUBJECTS as EMULATED
@@ -98,7 +99,7 @@ def test_the_emulator_answers_as_the_oracle_does(subject: Subject, name: str) ->
 def test_clean_kernels_refuse_malformed_calls(subject: Subject) -> None:
     from attest.conformance.checks import all_checks
 
-    checks = tuple(n for n, check in all_checks().items() if check.kind == "refused")
+    checks = tuple(n for n, check in all_checks().items() if check.kind is REFUSED)
     case = Case(batch=2, q_len=5, kv_len=5, q_heads=2, kv_heads=2, head_dim=4)
     assert red_results(subject, case, checks) == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from attest.conformance.compiling.compilers import Binary, Compiler, Job
 from attest.conformance.compiling.compilers.tpu import TPU
-from attest.conformance.compiling.matrix import all_devices
+from attest.conformance.compiling.devices import all_devices
 
 LIMIT = all_devices()["sm_90"].limits["shared_bytes"]
 

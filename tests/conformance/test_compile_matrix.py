@@ -16,7 +16,8 @@ from attest.conformance.compiling.compilers import Compiler, all_compilers
 from attest.conformance.compiling.compilers.mosaic_gpu import MOSAIC_GPU
 from attest.conformance.compiling.compilers.tpu import TPU
 from attest.conformance.compiling.compilers.triton import TRITON, compile_kernel, launches
-from attest.conformance.compiling.matrix import Narrowing, all_devices, cases_of, compile_matrix
+from attest.conformance.compiling.devices import all_devices
+from attest.conformance.compiling.matrix import Narrowing, cases_of, compile_matrix
 from attest.conformance.judging.execute import call_of
 from attest.kernels.triton.launch import Launch, launch
 

@@ -12,7 +12,7 @@ from attest.conformance.cases.features import FEATURES
 from attest.conformance.drawing.corpus import load_corpus
 from attest.conformance.judging.contrast import has_empty_rows, neighbours
 from attest.conformance.judging.trial import Trial
-from attest.conformance.running.plan import telling
+from attest.conformance.running.choice import telling
 from attest.conformance.subject import Subject
 from attest.reference.semantics import STANDARD
 

@@ -26,7 +26,8 @@ from attest.conformance.compiling.compilers.mosaic_gpu import (
     frames_of,
 )
 from attest.conformance.compiling.compilers.programs import passes
-from attest.conformance.compiling.matrix import Narrowing, all_devices, compile_matrix
+from attest.conformance.compiling.devices import all_devices
+from attest.conformance.compiling.matrix import Narrowing, compile_matrix
 from attest.conformance.running.runner import RequestError
 from attest.kernels.pallas.mosaic_gpu import flash_attention
 

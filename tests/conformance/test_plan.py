@@ -17,12 +17,16 @@ from hypothesis import strategies as st
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.checks import all_checks
 from attest.conformance.drawing.corpus import load_corpus
 from attest.conformance.drawing.covering import wanted_sets
 from attest.conformance.drawing.recipes import drawing, model
 from attest.conformance.drawing.seeded_draws import try_values
+from attest.conformance.judging import trial
 from attest.conformance.judging.execute import call_of
-from attest.conformance.running.plan import Profile, Restriction, load_profile, tasks
+from attest.conformance.judging.trial import Trial
+from attest.conformance.running import choice
+from attest.conformance.running.plan import Profile, Restriction, load_profile, profile_names, tasks
 from attest.conformance.subject import Subject, Tiling
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +84,31 @@ def test_the_ids_of_a_plan_are_those_of_other_days_and_of_other_machines() -> No
 
 def test_another_seed_gives_other_cases() -> None:
     assert not set(planned_ids(0)) & set(planned_ids(1))
+
+
+def test_a_plan_takes_no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def called(*_: Any) -> NoReturn:
+        raise AssertionError("the process that judges a case chooses it")
+
+    monkeypatch.setattr(choice, "telling", called)
+    monkeypatch.setattr(trial, "build", called)
+    for subject in (SUBJECT, replace(SUBJECT, dtypes=("float16",))):
+        assert [*tasks(subject, replace(SMALL, kinds={"drawn": {**NUMBERS, "corpus": True}}), 0)]
+
+
+def test_a_case_is_judged_with_the_exact_answers_that_it_was_chosen_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed: list[Any] = []
+    exact = trial.neighbourhood
+    monkeypatch.setattr(trial, "neighbourhood", lambda *given: computed.append(given) or exact(*given))
+    draw, _ = next(tasks(SUBJECT, SMALL, 3)).draws[0]
+    case = choice.chosen(draw)
+    assert case is not None
+    tried = len(computed)
+    assert tried > 0
+    assert not Trial(SUBJECT, case).blind_spots
+    assert len(computed) == tried
 
 
 def test_a_name_changes_no_case() -> None:
@@ -183,7 +212,15 @@ def test_numbers_are_drawn_from_the_whole_of_their_range() -> None:
 
 def posed(subject: Subject, kind: str, numbers: dict[str, Any]) -> list[Case]:
     profile = Profile("known", 0, {kind: numbers})
-    return [task.case for task in tasks(subject, profile, 0)]
+    return [case for task in tasks(subject, profile, 0) for case, _ in task.posed]
+
+
+def test_every_table_of_a_profile_and_every_known_bug_has_a_kind_of_check() -> None:
+    tables = {check.kind.table for check in all_checks().values()}
+    for name in profile_names():
+        kinds = load_profile(name).kinds
+        assert {*kinds, *kinds.get("delegated", {})} - {"delegated"} <= tables
+    assert {entry.kind for entry in load_corpus()} <= tables
 
 
 def test_known_bugs_are_posed_to_the_checks_that_see_them() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case
-from attest.conformance.compiling.compilers import Peaks
+from attest.conformance.compiling.devices import Peaks
 from attest.conformance.compiling.roofline import BACKWARD, FORWARD, PASSES, Bound, Work, bound_of, work_of
 from attest.conformance.judging.execute import call_of
 

@@ -19,7 +19,8 @@ from attest.conformance.cases.case import Case
 from attest.conformance.compiling.compilers import Compiler
 from attest.conformance.compiling.compilers.programs import passes
 from attest.conformance.compiling.compilers.tpu import TPU, compile_source
-from attest.conformance.compiling.matrix import Narrowing, all_devices, compile_matrix
+from attest.conformance.compiling.devices import all_devices
+from attest.conformance.compiling.matrix import Narrowing, compile_matrix
 
 pytestmark = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 

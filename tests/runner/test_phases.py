@@ -91,7 +91,7 @@ def test_each_part_of_judging_a_case_is_its_phase(path):
             Subject("watched", call, numerics=numerics), Case(q_len=2, kv_len=2), ("gradients",)
         )
     finally:
-        jax.monitoring.unregister_event_duration_listener(phases._heard)
+        jax.monitoring.unregister_event_duration_listener(phases._note)
     assert result.verdict is Verdict.PASS, result.message
     assert seen == {
         "the call": ("running", "gradients"),

@@ -9,34 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attest.conformance.cases.case import Case
-
-
-@dataclass(frozen=True)
-class Peaks:
-    """The most that a device can do, as its vendor publishes it.
-
-    of: which part, and how much of it. flops_per_second: by dtype, where a number is published.
-    bytes_per_second: of its main memory.
-    """
-
-    of: str
-    flops_per_second: Mapping[str, float]
-    bytes_per_second: float
-    source: str
-
-
-@dataclass(frozen=True)
-class Device:
-    """A device to compile for, of conformance/compiling/devices.toml.
-
-    target: what its compiler is told. limits, sources: the limits and where they are published, by name.
-    """
-
-    name: str
-    target: Mapping[str, Any]
-    limits: Mapping[str, int]
-    sources: Mapping[str, str]
-    peaks: Peaks
+from attest.conformance.compiling.devices import Device
 
 
 @dataclass(frozen=True)

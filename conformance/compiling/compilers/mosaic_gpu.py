@@ -19,9 +19,10 @@ from jax.experimental import topologies
 from jax.interpreters import mlir
 
 from attest.conformance.cases.case import Case
-from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job
+from attest.conformance.compiling.compilers import Binary, Compiler, Job
 from attest.conformance.compiling.compilers.capture_fd import STDOUT, capture_fd
 from attest.conformance.compiling.compilers.programs import Source, lowered, passes
+from attest.conformance.compiling.devices import Device
 
 _PLUGIN = "jax_cuda13_plugin"
 
@@ -39,7 +40,7 @@ _SERIALIZED = "serialized"
 
 @dataclass(frozen=True)
 class Frame:
-    """What ptxas says of the code of one kernel: of a thread."""
+    """What a thread of one kernel takes, by the log of ptxas."""
 
     registers: int
     stack_bytes: int
@@ -47,8 +48,8 @@ class Frame:
 
 
 def compile_source(source: Source) -> Binary:
-    """Compiles one pass. Raises RuntimeError with the words of JAX, Mosaic, XLA or ptxas in one line."""
-    with capture_fd(), capture_fd(STDOUT) as heard, _talkative():
+    """Compile one pass. Raises RuntimeError with the words of JAX, Mosaic, XLA or ptxas in one line."""
+    with capture_fd(), capture_fd(STDOUT) as read_log, _verbose():
         program = lowered(source, _device(dict(source.target)["description"]))
         shared = shared_of(program)
         if not shared:
@@ -57,8 +58,8 @@ def compile_source(source: Source) -> Binary:
             compiled = program.compile()
         except Exception as error:
             raise RuntimeError(_reason(str(error))) from error
-        said = heard()
-    frames = frames_of(said)
+        log = read_log()
+    frames = frames_of(log)
     if frames.keys() != shared.keys():
         raise RuntimeError(f"ptxas spoke of {sorted(frames)}, but {sorted(shared)} were launched")
     memory = compiled.memory_analysis()
@@ -71,7 +72,7 @@ def compile_source(source: Source) -> Binary:
         "hbm_bytes": memory.argument_size_in_bytes + memory.output_size_in_bytes + temporary,
         "temporary_bytes": temporary,
     }
-    losses = dict.fromkeys(f"ptxas {code}: {words}" for code, words in _LOSS.findall(said))
+    losses = dict.fromkeys(f"ptxas {code}: {words}" for code, words in _LOSS.findall(log))
     notes = (
         f"{kernel}: {frame.registers} registers, spills {frame.spill_bytes} bytes, "
         f"{shared[kernel]} bytes of shared memory"
@@ -85,10 +86,10 @@ def compile_source(source: Source) -> Binary:
 
 
 def shared_of(program: Any) -> Mapping[str, int]:
-    """Bytes of dynamic shared memory that a block of each kernel of Mosaic asks for, by its name."""
+    """Return the bytes of dynamic shared memory of a block of each kernel of Mosaic, by its name."""
     found: dict[str, int] = {}
     module = program.compiler_ir("stablehlo")
-    # Its context knows Mosaic's types, but not the names that Mosaic gives to everybody's operations.
+    # Its context has Mosaic's types, but not the names that Mosaic gives to operations of other dialects.
     module.context.allow_unregistered_dialects = True
     for call in _operations(module, "stablehlo.custom_call"):
         if call.attributes["call_target_name"].value == _CALL:
@@ -96,15 +97,15 @@ def shared_of(program: Any) -> Mapping[str, int]:
             kernel: Any = mlir.ir.Module.parse(written, module.context)
             name = kernel.operation.attributes["sym_name"].value
             for launch in _operations(kernel, _LAUNCH):
-                asked = launch.operands[-1].owner.attributes["value"].value
-                found[name] = max(asked, found.get(name, 0))
+                size = launch.operands[-1].owner.attributes["value"].value
+                found[name] = max(size, found.get(name, 0))
     return found
 
 
-def frames_of(said: str) -> Mapping[str, Frame]:
-    """What ptxas says of each entry function and the functions that it calls, by the name of its kernel."""
+def frames_of(log: str) -> Mapping[str, Frame]:
+    """Return what each entry function takes, with the functions that it calls, by the name of its kernel."""
     found: dict[str, Frame] = {}
-    _, *sections = _ENTRY.split(said)
+    _, *sections = _ENTRY.split(log)
     for name, section in zip(sections[::2], sections[1::2], strict=True):
         frames = [tuple(map(int, numbers)) for numbers in _STACK.findall(section)]
         registers = [int(number) for number in _REGISTERS.findall(section)]
@@ -132,15 +133,15 @@ def _operations(module: Any, name: str) -> list[Any]:
 
 
 @contextmanager
-def _talkative() -> Generator[None]:
-    """Mosaic hands on what ptxas says, on stdout, and not into files."""
-    said, into_files = "MOSAIC_GPU_DUMP_PTXAS", "MOSAIC_GPU_DUMP_TO"
-    before = {name: os.environ.pop(name) for name in (said, into_files) if name in os.environ}
-    os.environ[said] = "1"
+def _verbose() -> Generator[None]:
+    """Have Mosaic write the log of ptxas to stdout, and not into files."""
+    log, into_files = "MOSAIC_GPU_DUMP_PTXAS", "MOSAIC_GPU_DUMP_TO"
+    before = {name: os.environ.pop(name) for name in (log, into_files) if name in os.environ}
+    os.environ[log] = "1"
     try:
         yield
     finally:
-        del os.environ[said]
+        del os.environ[log]
         os.environ.update(before)
 
 
@@ -158,8 +159,8 @@ def _device(description: str) -> Any:
     return topology.devices[0]
 
 
-def _reason(said: str) -> str:
-    return said.strip().splitlines()[0] if said.strip() else "the compiler says nothing"
+def _reason(message: str) -> str:
+    return message.strip().splitlines()[0] if message.strip() else "the compiler says nothing"
 
 
 def _jobs(case: Case, device: Device) -> list[Job]:

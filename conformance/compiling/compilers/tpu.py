@@ -15,9 +15,10 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, use_abstract_mesh
 
 from attest.conformance.cases.case import Case
-from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job
+from attest.conformance.compiling.compilers import Binary, Compiler, Job
 from attest.conformance.compiling.compilers.capture_fd import capture_fd
 from attest.conformance.compiling.compilers.programs import Source, lowered, passes
+from attest.conformance.compiling.devices import Device
 
 # XLA would keep small arrays in VMEM, where a kernel needs no buffers for them. With arrays in HBM, where
 # large ones have to be, a kernel takes the most VMEM, and the same for every length and batch.
@@ -31,7 +32,7 @@ _OVERFLOW = re.compile(
 
 
 def compile_source(source: Source) -> Binary:
-    """Compiles one pass. Raises RuntimeError with the words of JAX, Mosaic or XLA in one line."""
+    """Compile one pass. Raises RuntimeError with the words of JAX, Mosaic or XLA in one line."""
     with capture_fd():
         device = _device(dict(source.target)["topology"])
         with use_abstract_mesh(Mesh([device], ("core",)).abstract_mesh):
@@ -56,7 +57,7 @@ def compile_source(source: Source) -> Binary:
 
 
 def vmem_of(hlo: str) -> Mapping[str, int]:
-    """Bytes of VMEM that each kernel of Mosaic is given in a compiled module, by its name."""
+    """Return the bytes of VMEM that each kernel of Mosaic is given in a compiled module, by its name."""
     found: dict[str, int] = {}
     for line in hlo.splitlines():
         kernel, size = _KERNEL.search(line), _VMEM.search(line)
@@ -74,12 +75,12 @@ def _device(topology: str) -> Any:
     return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
 
 
-def _reason(said: str) -> str:
+def _reason(message: str) -> str:
     """One line of an error of XLA or Mosaic: that with the kernel and the numbers, where there is one."""
-    overflow = _OVERFLOW.search(said)
+    overflow = _OVERFLOW.search(message)
     if overflow is not None:
         return f"{overflow[1]}: {overflow[2]}"
-    return said.strip().splitlines()[0] if said.strip() else "the compiler says nothing"
+    return message.strip().splitlines()[0] if message.strip() else "the compiler says nothing"
 
 
 def _jobs(case: Case, device: Device) -> list[Job]:

@@ -21,8 +21,9 @@ from triton.backends.compiler import GPUTarget
 
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.shapes import shapes_of
-from attest.conformance.compiling.compilers import Binary, Compiler, Device, Job
+from attest.conformance.compiling.compilers import Binary, Compiler, Job
 from attest.conformance.compiling.compilers.capture_fd import capture_fd
+from attest.conformance.compiling.devices import Device
 from attest.kernels.triton.compiled import Source, compile_for
 from attest.kernels.triton.launch import Launch, recorded
 
@@ -46,7 +47,7 @@ class Compilation:
 
 
 def launches(call: Callable[..., Any], case: Case, device: Device) -> list[Job]:
-    """What `call`, with the signature of our kernels that return lse, launches forward and backward."""
+    """Return what `call`, a function like our kernels that return lse, launches forward and backward."""
     arrays, options = shapes_of(case)
     varied = {name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     fixed = {name: x for name, x in arrays.items() if name not in varied}
@@ -62,14 +63,14 @@ def launches(call: Callable[..., Any], case: Case, device: Device) -> list[Job]:
 
 
 def compile_kernel(source: Compilation) -> Binary:
-    """What a kernel takes on a device. Raises RuntimeError with the words of the compiler in one line."""
+    """Compile a kernel for a device. Raises RuntimeError with the words of the compiler in one line."""
     target = GPUTarget(**dict(source.target))
     log = StringIO()
-    with _settings(), capture_fd() as heard, redirect_stdout(log):
+    with _settings(), capture_fd() as read_log, redirect_stdout(log):
         try:
             compiled = compile_for(target, source.kernel)
         except Exception as error:
-            raise RuntimeError(_reason(error, heard())) from error
+            raise RuntimeError(_reason(error, read_log())) from error
     binary = _of_ptxas(log.getvalue()) if target.backend == "cuda" else _of_amdgcn(compiled.asm["amdgcn"])
     block = {
         "shared_bytes": compiled.metadata.shared,
@@ -99,17 +100,17 @@ def _settings() -> Generator[None]:
         yield
 
 
-def _reason(error: BaseException, heard: str) -> str:
-    """One line: what the compiler itself says of the error, or the innermost exception."""
+def _reason(error: BaseException, log: str) -> str:
+    """One line: the compiler's own message, or the innermost exception."""
     while error.__cause__ is not None:
         error = error.__cause__
     node, words = getattr(error, "node", None), getattr(error, "error_message", None)
     if node is not None:
         return f"line {node.lineno} of the function: {words or 'cannot be compiled'}".splitlines()[0]
-    for line in [*heard.splitlines(), *str(error).splitlines()]:
-        said = _ERROR.search(line)
-        if said and said[1]:
-            return said[1].strip()
+    for line in [*log.splitlines(), *str(error).splitlines()]:
+        message = _ERROR.search(line)
+        if message and message[1]:
+            return message[1].strip()
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -128,7 +129,7 @@ def _of_ptxas(log: str) -> Binary:
 
 
 def _of_amdgcn(assembly: str) -> Binary:
-    """What a thread takes, as the metadata of the code object says.
+    """What a thread takes, by the metadata of the code object.
 
     Only spills that take scratch memory count: SGPRs are spilled to lanes of VGPRs.
     """

@@ -6,13 +6,14 @@ from functools import cache
 from pathlib import Path
 
 from attest.conformance.cases.case import Case, case_from_json
+from attest.conformance.kinds import DRAWN
 
 
 @dataclass(frozen=True)
 class Entry:
     """A case, what went wrong there in whose kernel, and the clause that it broke.
 
-    kind: of the checks that see it, as in conformance/running/profiles.toml.
+    kind: of the checks that see it, by its table in conformance/running/profiles.toml.
     """
 
     name: str
@@ -33,7 +34,7 @@ def _read(path: Path) -> Entry:
     try:
         data = json.loads(path.read_text())
         case = case_from_json(data["case"])
-        kind = data.get("kind", "drawn")
+        kind = data.get("kind", DRAWN.table)
         return Entry(path.stem, tuple(data["sources"]), data["symptom"], data["clause"], case, kind)
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"corpus entry {path.name}: {type(error).__name__}: {error}") from error

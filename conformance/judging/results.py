@@ -1,0 +1,72 @@
+"""Results: what a check, a worker or a search found, in the form that records keep."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from attest.conformance.cases.case import Case
+from attest.conformance.checks import Finding, all_checks
+from attest.conformance.judging.trial import Trial
+from attest.conformance.record import Result, Verdict
+from attest.conformance.subject import Subject
+
+
+def result_of(
+    subject: Subject, check: str, case: Case, finding: Finding, clauses: tuple[str, ...], phase: str = ""
+) -> Result:
+    """Return the result of a check on a case; clauses: where the finding names none itself."""
+    return Result(
+        subject=subject.name,
+        check=check,
+        clauses=finding.clauses or clauses,
+        case=case,
+        verdict=finding.verdict,
+        measurements=finding.measurements,
+        message=finding.message,
+        phase=phase,
+    )
+
+
+def late(
+    subject: Subject, checks: Sequence[str], case: Case, fault: str, phase: str, check: str
+) -> list[Result]:
+    """Return the one TIMEOUT of a case that ran out of time; `check` is where, the first one if not known."""
+    check = check if check in checks else checks[0]
+    left_out = [name for name in checks if name != check]
+    rest = f"; {', '.join(left_out)} not judged on this case" if left_out else ""
+    finding = Finding(Verdict.TIMEOUT, message=f"{fault}, in the phase {phase}{rest}")
+    return [result_of(subject, check, case, finding, _clauses(subject, check, case), phase)]
+
+
+def died(subject: Subject, checks: Sequence[str], case: Case, fault: str, phase: str) -> list[Result]:
+    """Return the FAILs of a case whose process died or raised, one for every check.
+
+    Which check killed the process is not known for sure: an earlier one may have.
+    """
+    finding = Finding(Verdict.FAIL, message=fault)
+    return [
+        result_of(subject, check, case, finding, _clauses(subject, check, case), phase) for check in checks
+    ]
+
+
+def simplest(failing: Result, found: Result) -> Result:
+    """Return what a search for a simpler failing case found, as the minimal result of the failing one."""
+    return replace(found, subject=failing.subject, minimal=True, shrunk_from=failing.case.id)
+
+
+def late_search(failing: Result, fault: str) -> Result:
+    """Return the TIMEOUT of a search for a simpler failing case."""
+    return replace(
+        failing,
+        verdict=Verdict.TIMEOUT,
+        measurements=(),
+        message=f"{fault}, in the phase shrinking: a simpler case may hang; the failing case is kept",
+        phase="shrinking",
+        shrunk_from=failing.case.id,
+    )
+
+
+def _clauses(subject: Subject, check: str, case: Case) -> tuple[str, ...]:
+    try:
+        return all_checks()[check].clauses(Trial(subject, case))
+    except Exception:  # it has been blamed already
+        return ()

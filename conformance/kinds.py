@@ -1,0 +1,26 @@
+"""The kinds of checks: how the cases of a check are chosen, and whether simpler ones are searched for."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How cases are chosen for a check.
+
+    table: the table of conformance/running/profiles.toml that says how many; without it no case is posed.
+    by_row: from the rows of covering arrays; the cases of a row share programs and are posed together.
+    listed: from a list. None has rows that see no key, and a simpler case would test something else: none is
+        searched for.
+    """
+
+    table: str
+    by_row: bool = False
+    listed: bool = False
+
+
+DRAWN = Kind("drawn", by_row=True)
+POISONED = Kind("poisoned", by_row=True)
+REPEATED = Kind("repeated", by_row=True)
+TRANSFORMED = Kind("transformed")
+REFUSED = Kind("refused", listed=True)
+PRODUCTION = Kind("production", listed=True)
