@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from attest.conformance.cases.case import Case
-from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.cases.features import ALL_FEATURES, DTYPES
 from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import STANDARD, Semantics
 
@@ -59,7 +59,7 @@ class Subject:
     name: what verdicts call it, dotted: library, kernel.
     call: takes query, key, value as JAX arrays, and only those options that a case switches on, under the
         names of docs/semantics.md; returns out, or (out, lse) if `returns_lse`.
-    features: of `attest.conformance.cases.features.FEATURES`. dtypes: of DTYPES.
+    features: of `attest.conformance.cases.features.ALL_FEATURES`. dtypes: of DTYPES.
     numerics: from dtype name and Tiling to the arithmetic that the kernel declares.
     backend: where it runs, one of BACKENDS. head_dims: the smallest and the largest that it takes.
     tilings: the choices of block sizes to test, the production one last.
@@ -112,7 +112,12 @@ class Subject:
         checks = (
             ("name", self.name, bool(self.name) and not any(c.isspace() for c in self.name), "a dotted name"),
             ("call", self.call, callable(self.call), "a callable"),
-            ("features", sorted(self.features), self.features <= set(FEATURES), f"some of {list(FEATURES)}"),
+            (
+                "features",
+                sorted(self.features),
+                self.features <= set(ALL_FEATURES),
+                f"some of {list(ALL_FEATURES)}",
+            ),
             (
                 "dtypes",
                 self.dtypes,
@@ -126,8 +131,8 @@ class Subject:
             (
                 "excludes",
                 [sorted(together) for together in self.excludes],
-                all(len(together) > 1 and together <= set(FEATURES) for together in self.excludes),
-                f"frozensets of two or more of {list(FEATURES)}",
+                all(len(together) > 1 and together <= set(ALL_FEATURES) for together in self.excludes),
+                f"frozensets of two or more of {list(ALL_FEATURES)}",
             ),
             ("length_multiple", self.length_multiple, self.length_multiple >= 1, "at least 1"),
             ("seed_bits", self.seed_bits, 1 <= self.seed_bits <= 64, "1 to 64"),

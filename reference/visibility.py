@@ -92,12 +92,12 @@ def _by_position(problem: Problem, semantics: Semantics, batch: int, rows: Ints)
     row_sequence = q.sequence[rows]
     seen = (row_sequence[:, None] == k.sequence) & (row_sequence[:, None] != PADDING)
 
-    k_position = k.index if problem.kv_positions is None else _of_entry(problem.kv_positions, batch)
+    k_position = key_positions(problem, batch)
     if problem.causal:
-        row_position = _row_positions(problem, semantics.causal, batch, q)[rows]
+        row_position = row_positions(problem, semantics.causal, batch)[rows]
         seen &= k_position <= row_position[:, None]
     if problem.sliding_window is not None:
-        row_position = _row_positions(problem, semantics.window, batch, q)[rows]
+        row_position = row_positions(problem, semantics.window, batch)[rows]
         distance = k_position - row_position[:, None]
         for side, outward in zip(problem.sliding_window, (-distance, distance), strict=True):
             if side is None or (side == 0 and semantics.window_zero == "unbounded"):
@@ -106,10 +106,21 @@ def _by_position(problem: Problem, semantics: Semantics, batch: int, rows: Ints)
     return seen
 
 
-def _row_positions(problem: Problem, alignment: str, batch: int, q: Tokens) -> Ints:
-    """The position of each query row of a batch row: int64 [Sq] (S23)."""
+def key_positions(problem: Problem, batch: int) -> Ints:
+    """Return the position of each key of a batch row: int64 [Sk] (S23)."""
+    if problem.kv_positions is not None:
+        return _of_entry(problem.kv_positions, batch)
+    return tokens(problem.cum_seqlens_k, problem.batch, batch, problem.kv_len).index
+
+
+def row_positions(problem: Problem, alignment: str, batch: int) -> Ints:
+    """Return the position of each query row of a batch row: int64 [Sq] (S23).
+
+    alignment: "bottom_right" or "top_left", where neither an offset nor positions are given.
+    """
     if problem.q_positions is not None:
         return _of_entry(problem.q_positions, batch)
+    q = tokens(problem.cum_seqlens_q, problem.batch, batch, problem.q_len)
     sequence = np.maximum(q.sequence, 0)
     if problem.q_offset is not None:
         offset = np.asarray(problem.q_offset, np.int64)

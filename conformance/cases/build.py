@@ -32,6 +32,7 @@ _STREAMS = (
     "d_lse",
     "dropout",
     "integers",
+    "positions",
 )
 
 _VISIBLE_SHARE = 0.75
@@ -82,6 +83,7 @@ def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | N
     dtype = DTYPES[case.dtype]
     cum_q, cum_k = _cumulative_lengths(case)
     q_ids, kv_ids = _segment_ids(case, streams["segments"])
+    q_positions, kv_positions = _positions(case, streams["positions"])
     return make_problem(
         query,
         key,
@@ -100,6 +102,10 @@ def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | N
         q_segment_ids=q_ids,
         kv_segment_ids=kv_ids,
         normalize_output=case.normalized,
+        q_offset=case.q_offset,
+        q_positions=q_positions,
+        kv_positions=kv_positions,
+        origin=case.origin,
     )
 
 
@@ -223,6 +229,32 @@ def _mixed_ids(case: Case, length: int, stream: Stream) -> Array:
     ids = np.where(numbers % 2 == 1, _LARGEST_ID - numbers, half * np.where(half % 2 == 1, 1 << 8, 1 << 16))
     padding = np.array(_PADDING_IDS)[stream.integers(0, len(_PADDING_IDS), shape)]
     return np.where(stream.uniform(shape) < _PADDING_SHARE, padding, ids).astype(np.int32)
+
+
+def positions_shapes(case: Case) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The shapes of q_positions and kv_positions: all batch entries have those of a shard in common."""
+    batch = 1 if case.positions == "shard" else case.batch
+    return (batch, case.q_len), (batch, case.kv_len)
+
+
+def _positions(case: Case, stream: Stream) -> tuple[Array | None, Array | None]:
+    """Positions int32 of the queries and of the keys, about as far from each other as they are by default."""
+    if case.positions is None:
+        return None, None
+    shapes = positions_shapes(case)
+    q, k = (np.broadcast_to(np.arange(shape[1]), shape) for shape in shapes)
+    last = case.kv_len - case.q_len
+    if case.positions == "shard":
+        start = stream.integers(1, 4 * case.kv_len + 2, (1, 1))
+        q, k = q + start + last + stream.integers(-case.q_len // 2, case.q_len // 2 + 1, (1, 1)), k + start
+    elif case.positions == "shuffled":
+        q, k = (np.argsort(stream.uniform(shape), axis=1, kind="stable") for shape in shapes)
+        q = q + last
+    elif case.positions == "repeated":
+        q, k = (q + last) // 2, k // 2
+    else:
+        q, k = case.kv_len - 1 - q, case.kv_len - 1 - k
+    return q.astype(np.int32), k.astype(np.int32)
 
 
 def _cumulative_lengths(case: Case) -> tuple[Array | None, Array | None]:

@@ -13,9 +13,11 @@ from typing import Any, get_args
 
 from attest.conformance.cases.families import FAMILIES
 from attest.conformance.cases.features import DTYPES
+from attest.reference.problem import POSITIONS
 
 Window = tuple[int | None, int | None]
 Lengths = tuple[tuple[int, int], ...]
+Origin = tuple[int, int, int, int]
 
 MASK_AXES = ("11", "1h", "b1", "bh")
 BIAS_AXES = ("111", "11q", "1h1", "1hq", "b11", "b1q", "bh1", "bhq")
@@ -23,6 +25,7 @@ MASK_PATTERNS = ("random", "first", "middle", "last", "rows")
 BIAS_PATTERNS = ("normal", "large", "lowest", "first", "middle", "last", "rows")
 SEGMENT_PATTERNS = ("runs", "mixed")
 SINK_PATTERNS = ("ones", "logits", "extreme")
+POSITION_PATTERNS = ("shard", "shuffled", "repeated", "reversed")
 
 # The largest values of fields that decide how much is allocated: beyond any model, below any machine.
 LIMITS = {
@@ -39,6 +42,7 @@ LIMITS = {
 }
 MOST_SEQUENCES = 1 << 12
 WIDEST_SIDE = (1 << 31) - 1
+ORIGINS = 1 << 32  # each number of the origin, and all that is counted from it, is below
 LARGEST_FLOAT = 3.4e38  # what float32 holds
 # Elements of one array of the call: four times as many as any problem of production.toml has.
 MOST_ELEMENTS = 1 << 33
@@ -65,6 +69,10 @@ class Case:
     empty_rows: some query rows see nothing, hidden by the mask; needs a mask.
     poison: NaN and inf are stored wherever nothing may be read: under masks, past lengths.
     dropout_seed: None: one that follows from the seed.
+    q_offset: where the first query stands among the keys; None: so that the last stands at the last key.
+    positions: those of a "shard" in the middle of longer sequences, "shuffled", "repeated" by several tokens
+        or "reversed"; one of POSITION_PATTERNS. None: as tokens are counted.
+    origin: the batch entry, query head, row and key of the whole arrays at which the call begins, or None.
     tiling: which of the subject's tilings runs; -1 is the last, the production one. seed: of all values.
     """
 
@@ -100,6 +108,9 @@ class Case:
     segment_pattern: str = "runs"
     sink_pattern: str = "ones"
     dropout_seed: int | None = None
+    q_offset: int | None = None
+    positions: str | None = None
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         if self.value_dim == self.head_dim:  # one recipe, one name
@@ -120,7 +131,7 @@ class Case:
 
     @property
     def features(self) -> frozenset[str]:
-        """What a kernel must support to be asked this, of `attest.conformance.cases.features.FEATURES`."""
+        """What a kernel must support to be asked this, of ALL_FEATURES."""
         packed = self.lengths is not None and self.batch == 1
         switches = {
             "causal": self.causal,
@@ -138,6 +149,9 @@ class Case:
             "gqa": self.q_heads != self.kv_heads,
             "value_dim": self.value_dim is not None,
             "unnormalized": not self.normalized,
+            "q_offset": self.q_offset is not None,
+            "positions": self.positions is not None,
+            "origin": self.origin is not None,
         }
         return frozenset(name for name, on in switches.items() if on)
 
@@ -165,6 +179,8 @@ def case_from_json(data: object) -> Case:
         values["window"] = tuple(values["window"])
     if values.get("lengths") is not None:
         values["lengths"] = tuple((q, k) for q, k in values["lengths"])
+    if values.get("origin") is not None:
+        values["origin"] = tuple(values["origin"])
     return Case(**values)
 
 
@@ -173,6 +189,8 @@ def _has_type(value: object, annotation: Any) -> bool:
         return value is None or _is_list(value, 2, lambda side: side is None or _is_int(side))
     if annotation == Lengths | None:
         return value is None or _is_list(value, None, lambda pair: _is_list(pair, 2, _is_int))
+    if annotation == Origin | None:
+        return value is None or _is_list(value, 4, _is_int)
     if isinstance(value, bool):
         return annotation is bool
     options = get_args(annotation) or (annotation,)
@@ -266,8 +284,33 @@ def _faults(case: Case) -> list[tuple[str, bool, str]]:
         ),
         ("dropout_seed", case.dropout_seed is not None and not case.dropout, "none without dropout"),
         ("dropout_seed", not 0 <= (case.dropout_seed or 0) < 2**64, "an integer of 64 bits"),
+        *_coordinate_faults(case),
         ("tiling", case.tiling < -1, "at least -1"),
         ("seed", not 0 <= case.seed < 2**64, "an integer of 64 bits"),
+    ]
+
+
+def _coordinate_faults(case: Case) -> list[tuple[str, bool, str]]:
+    """The same of the fields that say where tokens stand."""
+    least, most = POSITIONS[0], POSITIONS[-1] + 1 - case.q_len
+    ends = zip(case.origin or (), (case.batch, case.q_heads, case.q_len, case.kv_len), strict=False)
+    return [
+        (
+            "q_offset",
+            case.q_offset is not None and not least <= case.q_offset <= most,
+            f"an integer from {least} to {most}",
+        ),
+        ("q_offset", case.q_offset is not None and case.positions is not None, "none beside positions"),
+        (
+            "positions",
+            case.positions not in (None, *POSITION_PATTERNS),
+            f"one of {', '.join(POSITION_PATTERNS)}",
+        ),
+        (
+            "origin",
+            any(not 0 <= start <= ORIGINS - size for start, size in ends),
+            "integers of at least 0, from which nothing is counted to 2**32",
+        ),
     ]
 
 

@@ -31,6 +31,14 @@ FEATURES = {
     "value_dim": Feature("S16", ()),
 }
 
+# Where a call's tokens stand. Beside FEATURES, all of which a kernel may have without any of these.
+COORDINATES = {
+    "q_offset": Feature("S23", ("q_offset",)),
+    "positions": Feature("S23", ("q_positions", "kv_positions")),
+    "origin": Feature("S23", ("origin",)),
+}
+ALL_FEATURES = FEATURES | COORDINATES
+
 # What each clause says, in the words a failure prints.
 CLAUSES = {
     "S1": "logits are softmax_scale * (q . k); the default scale is 1 / sqrt(head dim)",
@@ -54,4 +62,5 @@ CLAUSES = {
     "S19": "inputs are never modified, and nothing outside inputs and outputs is touched",
     "S20": "what is unsupported or malformed is refused by name, never silently ignored",
     "S22": "eager, jit, vmap, grad and remat give the same answer",
+    "S23": "causal and window compare positions as given; dropout counts from the origin in the whole arrays",
 }

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from attest.conformance.cases.build import DTYPES, sinks_shape
+from attest.conformance.cases.build import DTYPES, positions_shapes, sinks_shape
 from attest.conformance.cases.case import Case
 
 Shape = jax.ShapeDtypeStruct
@@ -37,6 +37,9 @@ def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
     if case.segments is not None:
         for name, length in zip(("q_segment_ids", "kv_segment_ids"), pairs, strict=True):
             arrays[name] = Shape((case.batch, length), np.dtype(np.int32))
+    if case.positions is not None:
+        for name, shape in zip(("q_positions", "kv_positions"), positions_shapes(case), strict=True):
+            arrays[name] = Shape(shape, np.dtype(np.int32))
     options = {
         "softmax_scale": case.scale,
         "dropout_prob": case.dropout or None,
@@ -45,6 +48,8 @@ def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
         "sliding_window": case.window,
         "logits_soft_cap": case.soft_cap,
         "normalize_output": None if case.normalized else False,
+        "q_offset": case.q_offset,
+        "origin": case.origin if any(case.origin or ()) else None,
     }
     return arrays, {name: value for name, value in options.items() if value is not None}
 

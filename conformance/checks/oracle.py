@@ -1,6 +1,6 @@
 """Accuracy: out, lse and the gradients are the oracle's, within the declared error."""
 
-from attest.conformance.cases.features import FEATURES
+from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.checks import Check, Finding, held_to_oracle
 from attest.conformance.judging.execute import SubjectError
 from attest.conformance.judging.trial import Trial
@@ -17,7 +17,7 @@ _GRADIENTS = (("dquery", "dkey", "dvalue", "dbias", "dsoftmax_aux"), ("S14",))
 def feature_clauses(trial: Trial, always: tuple[str, ...]) -> tuple[str, ...]:
     """`always`, then the clauses of the features that the case switches on."""
     case = trial.case
-    clauses = [*always, *(FEATURES[name].clause for name in sorted(case.features))]
+    clauses = [*always, *(ALL_FEATURES[name].clause for name in sorted(case.features))]
     if case.empty_rows or case.kv_len < case.q_len:
         clauses.append("S10")
     if case.poison:

@@ -211,7 +211,7 @@ def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
     aux, mask = problem.softmax_aux, problem.attention_mask
 
     def ids(array: Array | None) -> Array | None:
-        return None if array is None else array[batch]
+        return array if array is None or len(array) == 1 else array[batch]
 
     def lengths(cum: Array | None) -> Array | None:
         if cum is None or problem.batch == 1:
@@ -232,6 +232,8 @@ def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
         cum_seqlens_q=lengths(problem.cum_seqlens_q),
         cum_seqlens_k=lengths(problem.cum_seqlens_k),
         softmax_aux=aux if aux is None or problem.shares_sinks else aux[heads],
+        q_positions=ids(problem.q_positions),
+        kv_positions=ids(problem.kv_positions),
     )
     d_out, d_lse = built.cotangents.out, built.cotangents.lse
     return cut, Cotangents(d_out[batch, :, heads], None if d_lse is None else d_lse[batch, heads])

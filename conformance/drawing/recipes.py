@@ -14,6 +14,7 @@ from typing import Any
 
 from attest.conformance.cases.case import BIAS_AXES, MASK_AXES, Case, Lengths, Window
 from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.drawing.coordinates import COORDINATES
 from attest.conformance.drawing.covering import Facts, Model
 from attest.conformance.drawing.dice import Dice
 
@@ -62,13 +63,13 @@ def drawing() -> dict[str, Any]:
 
 
 @cache
-def model() -> Model:
-    """What rows are made of: the features, a dtype, a group of families and a class of lengths."""
+def model(declared: frozenset[str] = frozenset()) -> Model:
+    """What rows are made of: features, of COORDINATES those declared, a dtype, families and lengths."""
     return Model(
-        switches=tuple(sorted(FEATURES)),
+        switches=tuple(sorted(declared.intersection(COORDINATES).union(FEATURES))),
         choices={"dtype": DTYPES, "family": tuple(drawing()["families"]), "lengths": LENGTH_CLASSES},
-        needs={"integer_mask": "mask"},
-        excludes=(frozenset({"padded", "packed"}),),
+        needs={"integer_mask": "mask", "q_offset": "causal", "positions": "causal", "origin": "dropout"},
+        excludes=(frozenset({"padded", "packed"}), frozenset({"q_offset", "positions"})),
         also=tuple(frozenset(facts) for facts in drawing()["together"]["sets"]),
     )
 
@@ -113,7 +114,7 @@ def poisoned(case: Case, seed: int) -> Case | None:
         changes["mask_pattern"] = third
     elif case.bias is not None:
         changes["bias_pattern"] = third
-    left = None if case.window is None else case.window[0]
+    left = None if case.window is None or case.features & set(COORDINATES) else case.window[0]
     beyond = left is not None and case.lengths is None and case.kv_len - case.q_len > left
     return replace(case, **changes) if case.features & _HIDING or beyond else None
 
@@ -249,10 +250,8 @@ def _gap(case: Case, row: Facts, offer: Offer, dice: Dice) -> dict[str, Any]:
 
 
 def _cap(_case: Case, row: Facts, _offer: Offer, dice: Dice) -> dict[str, Any]:
-    large = bool(row & {"large", "trend"})
-    return {
-        "soft_cap": dice.pick("soft_cap", drawing()["arguments"]["large_caps" if large else "small_caps"])
-    }
+    caps = "large_caps" if row & {"large", "trend"} else "small_caps"
+    return {"soft_cap": dice.pick("soft_cap", drawing()["arguments"][caps])}
 
 
 def _dropout(case: Case, _row: Facts, _offer: Offer, dice: Dice) -> dict[str, Any]:
@@ -305,6 +304,7 @@ _STATIC: dict[str, Callable[[Case, Facts, Offer, Dice], dict[str, Any]]] = {
     "unnormalized": lambda _case, _row, _offer, _dice: {"normalized": False},
     "value_dim": _gap,
     "window": _window,
+    **COORDINATES,
 }
 
 

@@ -42,6 +42,8 @@ def simpler(draw: st.DrawFn, case: Case) -> Case:
         value_dim=None if trimmed.value_dim is None else draw(st.integers(1, trimmed.value_dim)),
         lengths=lengths,
         window=None if trimmed.window is None else tuple(_side(draw, side) for side in trimmed.window),
+        q_offset=_towards_zero(draw, trimmed.q_offset),
+        origin=trimmed.origin and tuple(draw(st.integers(0, start)) for start in trimmed.origin),
         segments=draw(st.integers(1, trimmed.segments)) if trimmed.segments else trimmed.segments,
         sinks=draw(st.integers(1, trimmed.sinks)) if trimmed.sinks else 0,
         mask_pattern=draw(st.sampled_from(_plain_first(trimmed.mask_pattern, plain.mask_pattern))),
@@ -121,6 +123,9 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "unnormalized": ("normalized",),
     "value_dim": ("value_dim",),
     "window": ("window",),
+    "q_offset": ("q_offset",),
+    "positions": ("positions",),
+    "origin": ("origin",),
 }
 
 
@@ -144,3 +149,7 @@ def _room(lengths: tuple[tuple[int, int], ...] | None, side: int, packed: bool) 
 
 def _side(draw: st.DrawFn, side: int | None) -> int | None:
     return None if side is None else draw(st.integers(0, side))
+
+
+def _towards_zero(draw: st.DrawFn, number: int | None) -> int | None:
+    return None if number is None else draw(st.integers(min(number, 0), max(number, 0)))

@@ -59,6 +59,12 @@ def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Pr
             yield "gqa", _with_heads(problem, np.arange(problem.q_heads) % problem.kv_heads)
     if _sees_any_key(problem, semantics, range(1, problem.batch)):
         yield "keys for each batch row", _with_keys(problem, np.s_[:1])
+    if problem.q_offset is not None:
+        yield "q_offset", replace(problem, q_offset=None)
+    if problem.q_positions is not None or problem.kv_positions is not None:
+        yield "positions", replace(problem, q_positions=None, kv_positions=None)
+    if any(problem.origin):
+        yield "origin", replace(problem, origin=(0, 0, 0, 0))
     if not problem.normalize_output:
         yield "unnormalized", replace(problem, normalize_output=True)
 

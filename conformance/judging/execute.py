@@ -29,6 +29,8 @@ _OPTION_ARRAYS = (
     "softmax_aux",
     "q_segment_ids",
     "kv_segment_ids",
+    "q_positions",
+    "kv_positions",
 )
 _OPTION_SCALARS = (
     "softmax_scale",
@@ -38,6 +40,8 @@ _OPTION_SCALARS = (
     "sliding_window",
     "logits_soft_cap",
     "normalize_output",
+    "q_offset",
+    "origin",
 )
 
 _NO_ROOM = "RESOURCE_EXHAUSTED"  # in what XLA raises where a device's memory is full

@@ -192,13 +192,13 @@ def _rows(
     A row is left out if each of its pairs of facts has been posed to the subject before. There is no end
     where examples are counted.
     """
-    lacking = frozenset(FEATURES) - subject.features
+    lacking, every = frozenset(FEATURES) - subject.features, model(subject.features)
     numbered: Counter[str] = Counter()
     for array in count() if only.examples is not None else range(numbers["arrays"]):
         salt = _salt(seed, "array", str(array))
-        models = [(model(), numbers["strength"])]
+        models = [(every, numbers["strength"])]
         if array < numbers["alone"]:
-            models.append((replace(model(), most=1, also=()), 1))
+            models.append((replace(every, most=1, also=()), 1))
         for made_of, strength in models:
             seen: set[Facts] = set()
             for index, whole in enumerate(covering_rows(made_of, strength, salt, only.features)):

@@ -1,14 +1,16 @@
 """Cases: JSON there and back, names by content, and every malformed field refused by name."""
 
 import hashlib
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import find, given
 from hypothesis import strategies as st
 
 from attest.conformance.cases.build import build
-from attest.conformance.cases.case import LIMITS, Case, case_from_json
+from attest.conformance.cases.case import LIMITS, POSITION_PATTERNS, Case, case_from_json
 from attest.conformance.cases.families import FAMILIES
 from attest.conformance.drawing.corpus import load_corpus
 from attest.conformance.drawing.strategies import simpler, smallest
@@ -44,6 +46,9 @@ def test_a_case_switches_on_what_its_features_say(case: Case) -> None:
         "gqa": problem.group > 1,
         "value_dim": problem.value_dim != problem.head_dim,
         "unnormalized": not problem.normalize_output,
+        "q_offset": problem.q_offset is not None,
+        "positions": problem.q_positions is not None and problem.kv_positions is not None,
+        "origin": any(problem.origin),
     }
     assert case.features == {name for name, on in found.items() if on}
 
@@ -71,6 +76,58 @@ def assert_has_nothing_more(case: Case, less: Case) -> None:
     plain = Case()
     for name in ("mask_pattern", "bias_pattern", "segment_pattern", "sink_pattern", "dropout_seed"):
         assert getattr(less, name) in (getattr(case, name), getattr(plain, name))
+
+
+COORDINATES = Case(
+    q_len=5, kv_len=7, batch=2, causal=True, dropout=0.5, positions="shuffled", origin=(1, 2, 3, 6)
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [COORDINATES, replace(COORDINATES, positions=None, q_offset=-3), replace(COORDINATES, positions="shard")],
+)
+def test_coordinates_survive_json_and_shrink(case: Case) -> None:
+    again = case_from_json(json.loads(json.dumps(case.to_json())))
+    assert again == case
+    assert again.id == case.id
+    features = {"q_offset" if case.positions is None else "positions", "origin"}
+    assert case.features == {"causal", "dropout"} | features
+    assert {less.features for less in smallest(case)} >= {frozenset({name}) for name in features}
+    searched = [
+        find(simpler(case), lambda less, name=name: name in less.features) for name in sorted(features)
+    ]
+    for less in searched:
+        assert_has_nothing_more(case, less)
+        assert len(less.features) == 1
+        assert less.q_offset in (None, 0)
+        assert less.origin in (None, (0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("pattern", POSITION_PATTERNS)
+def test_positions(pattern: str) -> None:
+    """Every pattern hides some pairs of a causal call and shows others; two of them follow from the seed."""
+    case = replace(COORDINATES, positions=pattern, seed=3)
+    problem = build(case).problem
+    q, k = problem.q_positions, problem.kv_positions
+    assert q is not None
+    assert k is not None
+    assert q.dtype == k.dtype == np.int32
+    assert (len(q), len(k)) == ((1, 1) if pattern == "shard" else (2, 2))
+    seen = k[:, None, :] <= q[:, :, None]
+    assert 0 < seen.mean() < 1
+    steps = np.diff(q, axis=1)
+    assert (steps == 1).all() == (pattern == "shard")
+    assert (steps == -1).all() == (pattern == "reversed")
+    assert (steps == 0).any() == (pattern == "repeated")
+    assert (k.min() > 0) == (pattern == "shard")
+    seeded = [build(replace(case, seed=seed)).problem.kv_positions for seed in range(3, 9)]
+    alike = all(np.array_equal(k, other) for other in seeded)
+    assert alike == (pattern in ("repeated", "reversed"))
+
+
+def test_old_cases_keep_their_names() -> None:
+    assert Case(q_len=5, kv_len=7, causal=True).to_json() == {"q_len": 5, "kv_len": 7, "causal": True}
 
 
 MALFORMED = [
@@ -117,6 +174,16 @@ MALFORMED = [
     ("bias_pattern", {"bias": "111", "bias_pattern": "some"}),
     ("segment_pattern", {"segment_pattern": "mixed"}),
     ("segment_pattern", {"segments": 2, "segment_pattern": "some"}),
+    ("q_offset", {"q_offset": 1.5}),
+    ("q_offset", {"q_offset": 1 << 30}),
+    ("q_offset", {"q_offset": -(1 << 30) - 1}),
+    ("q_offset", {"q_offset": 1, "positions": "shard"}),
+    ("positions", {"positions": "sorted"}),
+    ("positions", {"positions": [1]}),
+    ("origin", {"origin": [0, 0, 0]}),
+    ("origin", {"origin": [0, 0, 0, True]}),
+    ("origin", {"origin": [0, -1, 0, 0]}),
+    ("origin", {"origin": [0, 0, 0, (1 << 32) - 1], "kv_len": 2}),
     ("sink_pattern", {"sink_pattern": "logits"}),
     ("sink_pattern", {"sinks": 1, "sink_pattern": "some"}),
     ("dropout_seed", {"dropout_seed": 1}),

@@ -1,0 +1,215 @@
+"""Positions: a part of a call, with its tokens' positions and its origin, gives that part of the whole (S23).
+
+Some batch entries, some heads and some query rows of a case are called by themselves. The outputs and
+gradients are held to the oracle's answer to that call, and those of the whole to the whole's. Dropout must
+keep the same weights in both, which one-hot values show.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attest.conformance.cases.build import Built
+from attest.conformance.checks import Check, Finding, held_to_oracle
+from attest.conformance.judging.execute import execute
+from attest.conformance.judging.trial import Trial
+from attest.conformance.record import Verdict
+from attest.conformance.subject import Subject
+from attest.reference.oracle import Cotangents
+from attest.reference.problem import Problem
+from attest.reference.visibility import key_positions, row_positions
+
+Array = NDArray[Any]
+_NEEDED = frozenset({"positions", "origin"})
+
+# A call with one-hot values shows what dropout does to as many keys as a value has elements.
+_PATTERN_CALLS = 4
+
+# The axis of a pair [batch, head, row, key] along which each cut is made.
+_AXES = ("batch", "heads", "rows")
+
+
+@dataclass(frozen=True)
+class Part(Trial):
+    """A trial of arrays that no case stands for: some of those of its case."""
+
+    given: Built
+
+    @cached_property
+    def built(self) -> Built:
+        """The arrays."""
+        return self.given
+
+
+def placed(problem: Problem, subject: Subject) -> Problem:
+    """The same problem with the positions of all its tokens given."""
+    alignment = subject.semantics.causal if problem.causal else subject.semantics.window
+    entries = range(problem.batch)
+    rows = [row_positions(problem, alignment, batch) for batch in entries]
+    keys = [key_positions(problem, batch) for batch in entries]
+    stacked = (np.stack(positions).astype(np.int32) for positions in (rows, keys))
+    return replace(problem, q_offset=None, **dict(zip(("q_positions", "kv_positions"), stacked, strict=True)))
+
+
+def middle(problem: Problem, axis: str, multiple: int = 1) -> slice | None:
+    """The query heads, batch entries or rows of the middle third; the last of two; None of one.
+
+    Not the first, which need no origin, and not the last rows, which stand where they do by default. Heads
+    are cut between key heads if there are several; rows at multiples of a number.
+    """
+    size = {"batch": problem.batch, "heads": problem.q_heads, "rows": problem.q_len}[axis]
+    unit = {"batch": 1, "heads": problem.group if problem.kv_heads > 1 else 1, "rows": multiple}[axis]
+    count = size // unit
+    before = max(count // 3, 1)
+    stop = count - before if count > 2 else count
+    return slice(before * unit, stop * unit) if count > 1 else None
+
+
+def cut(built: Built, axis: str, here: slice) -> Built:
+    """Some of the batch entries, query heads or rows of a call that is `placed`, with their origin."""
+    problem = built.problem
+    place = _AXES.index(axis)
+    changes: dict[str, Any] = {}
+
+    def keep(name: str, along: int, chosen: slice = here) -> None:
+        array = getattr(problem, name)
+        if array is not None and array.shape[along] > 1:
+            changes[name] = array[(slice(None),) * along + (chosen,)]
+
+    for name in ("attention_mask", "bias"):
+        keep(name, place)
+    if axis == "batch":
+        for name in (
+            "query",
+            "key",
+            "value",
+            "q_segment_ids",
+            "kv_segment_ids",
+            "q_positions",
+            "kv_positions",
+        ):
+            keep(name, 0)
+    elif axis == "heads":
+        keep("query", 2)
+        group = problem.group
+        shared = slice(here.start // group, -(-here.stop // group))
+        for name in ("key", "value"):
+            keep(name, 2, shared)
+        if problem.softmax_aux is not None:
+            one = problem.softmax_aux[None] if problem.softmax_aux.ndim == 1 else problem.softmax_aux
+            changes["softmax_aux"] = one if len(one) == 1 else one[here]
+    else:
+        for name in ("query", "q_segment_ids", "q_positions"):
+            keep(name, 1)
+    changes |= _lengths(problem, axis, here)
+    origin = list(problem.origin)
+    origin[place] += here.start
+    part = replace(problem, **changes, origin=tuple(origin))
+    out, lse = built.cotangents.out, built.cotangents.lse
+    assert lse is not None
+    out_axis, lse_axis = ((0, 0), (2, 1), (1, 2))[place]
+    cotangents = Cotangents(
+        out[(slice(None),) * out_axis + (here,)], lse[(slice(None),) * lse_axis + (here,)]
+    )
+    return Built(part, cotangents)
+
+
+def _lengths(problem: Problem, axis: str, here: slice) -> dict[str, Array]:
+    cum_q, cum_k = problem.cum_seqlens_q, problem.cum_seqlens_k
+    if cum_q is None or cum_k is None or axis == "heads":
+        return {}
+    if axis == "batch":
+        return {
+            name: np.concatenate([[0], np.cumsum(np.diff(cum)[here])]).astype(np.int32)
+            for name, cum in (("cum_seqlens_q", cum_q), ("cum_seqlens_k", cum_k))
+        }
+    if problem.batch == 1:
+        return {"cum_seqlens_q": (np.clip(cum_q, here.start, here.stop) - here.start).astype(np.int32)}
+    lengths = np.clip(np.diff(cum_q) - here.start, 0, here.stop - here.start)
+    return {"cum_seqlens_q": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)}
+
+
+def kept(trial: Trial, keys: slice) -> Array:
+    """Which weights of some keys dropout keeps: bool [B, Sq, Hq, keys], by values that single the keys out.
+
+    Queries are zero, so that no weight is so small that it is lost.
+    """
+    problem = trial.built.problem
+    value = np.zeros_like(problem.value)
+    columns = np.arange(keys.start, keys.stop)
+    value[:, columns, :, columns - keys.start] = 1
+    bias, aux = problem.bias, problem.softmax_aux
+    if bias is not None:
+        bias = np.where(np.isneginf(bias.astype(np.float64)), bias, np.zeros_like(bias))
+    shown = replace(
+        problem,
+        query=np.zeros_like(problem.query),
+        key=np.zeros_like(problem.key),
+        value=value,
+        bias=bias,
+        softmax_aux=None if aux is None else np.zeros_like(aux),
+    )
+    built = replace(trial.built, problem=shown)
+    out = execute(trial.subject, built, trial.case.tiling, gradients=False)["out"]
+    return out[..., : keys.stop - keys.start].astype(np.float64) != 0
+
+
+def _pattern_keys(problem: Problem) -> Iterator[slice]:
+    for start in range(0, problem.kv_len, problem.value_dim)[:_PATTERN_CALLS]:
+        yield slice(start, min(start + problem.value_dim, problem.kv_len))
+
+
+def _run(trial: Trial) -> Finding:
+    subject, problem = trial.subject, placed(trial.built.problem, trial.subject)
+    whole = replace(trial.built, problem=problem, integer_mask=None)
+    finding = held_to_oracle(trial, trial.outputs, sorted(trial.outputs))
+    measurements = finding.measurements
+    if finding.verdict is Verdict.FAIL:
+        return replace(finding, message=f"the whole is {finding.message}")
+    cuts = 0
+    for axis in _AXES:
+        here = middle(problem, axis, subject.length_multiple)
+        if here is None or _lacks_packed(trial, axis, here):
+            continue
+        cuts += 1
+        part = Part(subject, trial.case, cut(whole, axis, here))
+        finding = held_to_oracle(part, part.outputs, sorted(part.outputs))
+        measurements += finding.measurements
+        if finding.verdict is Verdict.FAIL:
+            return replace(finding, message=f"{axis} {here.start} to {here.stop} alone: {finding.message}")
+        out_axis = (0, 2, 1)[_AXES.index(axis)]
+        for keys in _pattern_keys(problem) if problem.dropout_prob else ():
+            want = kept(trial, keys)[(slice(None),) * out_axis + (here,)]
+            if not np.array_equal(kept(part, keys), want):
+                message = f"{axis} {here.start} to {here.stop} alone: dropout keeps other weights"
+                return Finding(Verdict.FAIL, measurements, message, ("S12",))
+    if not cuts:
+        return Finding(Verdict.INCONCLUSIVE, message="one batch entry, one head and one row: nothing to cut")
+    return Finding(Verdict.PASS, measurements)
+
+
+def _lacks_packed(trial: Trial, axis: str, here: slice) -> bool:
+    """Whether one batch entry with a length remains, which is a packed call, and the subject takes none."""
+    padded = trial.case.lengths is not None and trial.case.batch > 1
+    return (
+        padded and axis == "batch" and here.stop - here.start == 1 and "packed" not in trial.subject.features
+    )
+
+
+def _clauses(trial: Trial) -> tuple[str, ...]:
+    return ("S23", "S12") if trial.case.dropout else ("S23",)
+
+
+def _applies(subject: Subject) -> str | None:
+    missing = sorted(_NEEDED - subject.features)
+    if missing:
+        return f"does not declare {' and '.join(missing)}"
+    differ = subject.semantics.causal != subject.semantics.window
+    return "aligns causal and windows apart, which no positions do" if differ else None
+
+
+CHECKS = (Check("positions.shard", kind="transformed", clauses=_clauses, run=_run, applies=_applies),)

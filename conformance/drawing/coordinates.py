@@ -1,0 +1,25 @@
+"""Where the tokens of a drawn case stand: offsets, positions and origins."""
+
+from collections.abc import Callable
+from typing import Any
+
+from attest.conformance.cases.case import POSITION_PATTERNS, Case
+from attest.conformance.drawing.dice import Dice
+
+# Each moves some of the coordinates that dropout counts by; keys also by what is no multiple of four.
+_ORIGINS = ((0, 0, 0, 1), (1, 2, 3, 6), (0, 5, 4096, 0), (3, 0, 0, 1 << 20))
+
+
+def _offset(case: Case, _row: object, _offer: object, dice: Dice) -> dict[str, Any]:
+    """Not the default, and in most rows neither before all keys nor behind them."""
+    usual = case.kv_len - case.q_len
+    offsets = (usual - 1, usual + 1, 0, -1, case.kv_len // 2)
+    return {"q_offset": dice.pick("q_offset", [offset for offset in offsets if offset != usual])}
+
+
+# The fields of a case for each of these features; from the case, two things that they need not, and dice.
+COORDINATES: dict[str, Callable[[Case, object, object, Dice], dict[str, Any]]] = {
+    "q_offset": _offset,
+    "positions": lambda _case, _row, _offer, dice: {"positions": dice.pick("positions", POSITION_PATTERNS)},
+    "origin": lambda _case, _row, _offer, dice: {"origin": dice.pick("origin", _ORIGINS)},
+}
