@@ -13,7 +13,7 @@ from attest.conformance.judging.malformed import MALFORMED
 from tests.meta.processes import ROOT, python
 
 README = ROOT / "README.md"
-PAGE = ROOT / "docs" / "your-own-kernel.md"
+PAGE = ROOT / "docs" / "how-to" / "your-own-kernel.md"
 
 PYPROJECT = """
 [project]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.meta.processes import ROOT, python
 
-PAGE = (ROOT / "docs" / "tutorial.md").read_text()
+PAGE = (ROOT / "docs" / "tutorial" / "first-kernel.md").read_text()
 KERNEL, FIX, TEST = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 COMMANDS = re.findall(r"^attest (.*)$", PAGE, flags=re.MULTILINE)
 
