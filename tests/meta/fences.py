@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<language>\w*) *(?:\{(?P<attributes>.*)\})?\n(?P<text>.*?)^(?P=indent)```$",
+    r"^(?P<indent> *)```(?P<language>\w*) *(?:\{(?P<attributes>[^\n}]*)\})?\n(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 

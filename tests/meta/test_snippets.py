@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ LANGUAGES = ("python", "bash", "toml", "json", "text")
 COMMANDS = ("gate", "check", "replay", "compare", "report", "list", "merge", "compile")
 ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
 
-# Options that make a command quick, whatever the page says.
+# Options that make a command quick, whatever the page says: how many cases, and in how many processes.
 QUICK = {
     "check": {"--examples": "1", "-n": "0"},
     "replay": {"-n": "0"},
@@ -52,13 +53,15 @@ def commands(snippet: Snippet) -> Iterator[list[str]]:
 
 
 def quick(words: Sequence[str]) -> list[str]:
-    """The arguments of attest, on as few cases as can be."""
+    """The arguments of attest, on as few cases as can be, and for one check where none is named."""
     command, *arguments = words
     for option, value in QUICK.get(command, {}).items():
         if option in arguments:
             arguments[arguments.index(option) + 1] = value
         else:
             arguments += [option, value]
+    if command == "check" and "--check" not in arguments:
+        arguments += ["--check", "forward"]
     return [command, *arguments]
 
 
@@ -84,12 +87,10 @@ def test_a_block_that_is_not_run_says_why(page: Path) -> None:
                 assert words[words.index("attest") + 1] in COMMANDS, words
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != TUTORIAL and followed(page)], ids=title)
-def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    package = tmp_path / "my_attention"
-    package.mkdir()
-    (package / "__init__.py").write_text(KERNEL)
-    done = python(tmp_path, "-m", "tests.meta.test_snippets", str(page), JAX_PLATFORMS="cpu")
+def test_the_snippets_of_every_page_run(tmp_path: Path) -> None:
+    """In one process, since each would import JAX and compile the same kernels."""
+    variables = {"JAX_PLATFORMS": "cpu", "JAX_NUMPY_DTYPE_PROMOTION": "standard"}
+    done = python(tmp_path, "-m", "tests.meta.test_snippets", str(tmp_path), **variables)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -98,6 +99,27 @@ def test_there_are_snippets() -> None:
     found = [snippet for page in PAGES for snippet in followed(page)]
     assert sum(snippet.language == "python" for snippet in found) >= 12
     assert sum(snippet.language == "bash" for snippet in found) >= 15
+
+
+def follow_all(folder: Path) -> int:
+    """Follow each page in a folder of its own below `folder`. Returns how many did not do what they say."""
+    failed = 0
+    for number, page in enumerate(page for page in PAGES if page != TUTORIAL):
+        here = folder / str(number)
+        (here / "my_attention").mkdir(parents=True)
+        (here / "my_attention" / "__init__.py").write_text(KERNEL)
+        os.chdir(here)
+        sys.path.insert(0, str(here))
+        print(f"=== {title(page)}", flush=True)
+        try:
+            follow(page)
+        except Exception:
+            failed += 1
+            traceback.print_exc(file=sys.stdout)
+        sys.path.remove(str(here))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "my_attention"]:
+            del sys.modules[name]
+    return failed
 
 
 def follow(page: Path) -> None:
@@ -117,7 +139,7 @@ def follow(page: Path) -> None:
 
 
 def _attest(words: Sequence[str], expected: int) -> None:
-    """Run one command line, in this process unless it sets variables, which are read when a process starts."""
+    """Run one command line, in this process unless it sets variables: those are read when one starts."""
     from attest.conformance.cli.commands import main
 
     print("$", *words, flush=True)
@@ -134,4 +156,4 @@ def _attest(words: Sequence[str], expected: int) -> None:
 
 
 if __name__ == "__main__":
-    follow(Path(sys.argv[1]))
+    sys.exit(follow_all(Path(sys.argv[1])))
