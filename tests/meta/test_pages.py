@@ -13,6 +13,7 @@ from attest.conformance.cases.families import FAMILIES
 from attest.conformance.checks import Check
 from attest.conformance.cli.commands import app
 from attest.conformance.record import Verdict
+from attest.conformance.running.expectations import load_expectations
 from attest.conformance.running.phases import PHASES
 from attest.conformance.running.plan import profile_names
 from attest.conformance.subject import Tiling
@@ -47,6 +48,14 @@ def rows(page: str) -> dict[str, list[str]]:
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     named = PATH.findall(page.read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("link", sorted({entry.link for entry in load_expectations()}))
+def test_a_known_failure_links_to_a_section_that_is_there(link: str) -> None:
+    if link.startswith("docs/"):
+        page, _, anchor = link.partition("#")
+        headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), flags=re.MULTILINE)
+        assert anchor in [re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", h).lower()) for h in headings]
 
 
 def test_pages_name_files() -> None:
