@@ -58,7 +58,7 @@ class Subject:
 
     name: what verdicts call it, dotted: library, kernel.
     call: takes query, key, value as JAX arrays, and only those options that a case switches on, under the
-        names of docs/semantics.md; returns out, or (out, lse) if `returns_lse`.
+        names of docs/reference/semantics.md; returns out, or (out, lse) if `returns_lse`.
     features: of `attest.conformance.cases.features.ALL_FEATURES`. dtypes: of DTYPES.
     numerics: from dtype name and Tiling to the arithmetic that the kernel declares.
     backend: where it runs, one of BACKENDS. head_dims: the smallest and the largest that it takes.

@@ -38,8 +38,8 @@ def validate_call(
 ) -> None:
     """Refuse a malformed or unsupported attention call; call it first in a kernel's adapter.
 
-    query [B, Sq, Hq, D], key [B, Sk, Hkv, D], value [B, Sk, Hkv, Dv]. options: those of docs/semantics.md by
-    name; None, and an option's default, mean that it is not given.
+    query [B, Sq, Hq, D], key [B, Sk, Hkv, D], value [B, Sk, Hkv, Dv]. options: those of
+    docs/reference/semantics.md by name; None, and an option's default, mean that it is not given.
     supports: what the kernel declares. Without it every well-formed call passes.
 
     Works on NumPy arrays, JAX arrays and tracers alike. Shapes, dtypes and options are always checked; of

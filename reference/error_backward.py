@@ -1,6 +1,6 @@
 """The predicted errors of the gradients of the logits and of the query.
 
-Symbols as in docs/error-model.md: dP = dO V^T, D the row sum of dO * O less the cotangent of lse,
+Symbols as in docs/explanation/error-model.md: dP = dO V^T, D the row sum of dO * O less the cotangent of lse,
 dS = p (dP - D) the gradient of the logits, g the slope of the cap.
 """
 

@@ -1,6 +1,6 @@
 """The predicted errors of the weights, out and lse of one block of query rows.
 
-Symbols as in docs/error-model.md: t a logit after cap and bias, m the row's maximum, L its lse,
+Symbols as in docs/explanation/error-model.md: t a logit after cap and bias, m the row's maximum, L its lse,
 p = exp(t - L) a weight, o = sum p v a row of out, u a unit roundoff.
 """
 

@@ -1,6 +1,6 @@
 """The predicted errors of gradients summed over query rows: key, value, bias and sinks.
 
-Symbols as in docs/error-model.md: dP = dO V^T, D the row sum of dO * O less the cotangent of lse,
+Symbols as in docs/explanation/error-model.md: dP = dO V^T, D the row sum of dO * O less the cotangent of lse,
 dS = p (dP - D) the gradient of the logits, g the slope of the cap.
 """
 

@@ -1,8 +1,8 @@
 """The error model: a bound and a standard deviation for every element of every output.
 
-docs/error-model.md derives every line. `bound` is a theorem about any kernel that keeps to the arithmetic
-it declares; `std` predicts the size of its error when roundings are independent, and is what sees a
-precision that was quietly lowered.
+docs/explanation/error-model.md derives every line. `bound` is a theorem about any kernel that keeps to the
+arithmetic it declares; `std` predicts the size of its error when roundings are independent, and is what
+sees a precision that was quietly lowered.
 """
 
 import math

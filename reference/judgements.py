@@ -1,6 +1,6 @@
 """Judgements: four statistics of an output's error, and their limits.
 
-The limits are data, `thresholds.toml`; docs/error-model.md shows the measurements they come from.
+The limits are data, `thresholds.toml`; docs/log/error-model.md shows the measurements they come from.
 """
 
 import math

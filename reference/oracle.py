@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Answer:
-    """float64 arrays named and shaped as in docs/semantics.md; None where not asked for.
+    """float64 arrays named and shaped as in docs/reference/semantics.md; None where not asked for.
 
     Under a Sample, the sequence axes hold the sampled rows in the order given, and dbias and
     dsoftmax_aux, which need all rows, are None.

@@ -40,7 +40,7 @@ _TOGETHER = (
 
 @dataclass(frozen=True)
 class Semantics:
-    """The choices of one kernel, one field a question; the clause of docs/semantics.md behind each.
+    """The choices of one kernel, one field a question; the clause of docs/reference/semantics.md behind each.
 
     default_scale (S1): the scale where `softmax_scale` is None.
     bias (S2): added to the scaled logits before the cap, to q.k before the scale, or after the cap.

@@ -7,7 +7,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature: the clause of docs/semantics.md that rules it and the arguments that switch it on."""
+    """One feature: its clause of docs/reference/semantics.md and the arguments that switch it on."""
 
     clause: str
     arguments: tuple[str, ...]

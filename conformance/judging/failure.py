@@ -32,7 +32,8 @@ def explain(result: Result, replay: str | None = None) -> str:
     lines += result.message.splitlines()
     if result.link:
         lines.append(f"known: {result.link}")
-    lines += [f"{clause}: {CLAUSES.get(clause, 'see docs/semantics.md')}" for clause in result.clauses]
+    unknown = "see docs/reference/semantics.md"
+    lines += [f"{clause}: {CLAUSES.get(clause, unknown)}" for clause in result.clauses]
     shown = [m for m in result.measurements if m.broken] or list(result.measurements)
     for measurement in shown:
         lines += _measured(measurement)

@@ -2,7 +2,7 @@
 
 An entry names a subject, a check and a condition on the case. A FAIL that it describes becomes XFAIL; a
 PASS in its place is XPASS, which fails the run; so does an entry that matches nothing in a complete run.
-docs/expectations.md has the fields.
+docs/how-to/expectations.md has the fields.
 """
 
 import os
@@ -35,7 +35,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=sizes().string_chara
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """One [[expect]] table; docs/expectations.md explains the keys."""
+    """One [[expect]] table; docs/how-to/expectations.md explains the keys."""
 
     subject: Text
     check: Text

@@ -28,7 +28,7 @@ class Passes:
 
 
 def call_back(passes: Passes, query: Any, key: Any, value: Any, **options: Any) -> tuple[Any, Any]:
-    """Return (out, lse) for the arguments of docs/semantics.md. Raises ValueError for a wrong one."""
+    """Return (out, lse) for the arguments of docs/reference/semantics.md, or raise ValueError."""
     static, arrays = arguments(query, key, value, **options)
     arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
     varied = {name: arrays.pop(name) for name in DIFFERENTIATED if name in arrays}

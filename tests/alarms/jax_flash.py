@@ -19,7 +19,7 @@ from tests.alarms.variants import Variant
 
 
 def flash_attention(variant: Variant, query: Any, key: Any, value: Any, **options: Any) -> tuple[Any, Any]:
-    """Return (out, lse) for the arguments of docs/semantics.md. Raises ValueError for a wrong one."""
+    """Return (out, lse) for the arguments of docs/reference/semantics.md, or raise ValueError."""
     static, arrays = arguments(query, key, value, **options)
     arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
     varied = {name: arrays.pop(name) for name in DIFFERENTIATED if name in arrays}

@@ -1,4 +1,4 @@
-"""Correct kernels that an earlier error model failed: each case has a reason in docs/error-model.md."""
+"""Correct kernels that an earlier error model failed: docs/explanation/error-model.md has the reasons."""
 
 import json
 from pathlib import Path

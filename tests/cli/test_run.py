@@ -148,7 +148,7 @@ def test_an_expected_failure_passes_and_an_unexpected_pass_fails(attest, tmp_pat
     path = tmp_path / "known.toml"
     path.write_text(
         '[[expect]]\nsubject = "tests.toys:top_left"\ncheck = "forward"\nreason = "starts top left"\n'
-        'link = "docs/semantics.md"\n'
+        'link = "docs/reference/semantics.md"\n'
     )
     options = ("-n", 0, "--expectations", path)
     assert attest("replay", "--allow-import", question("top_left", CASES[0]), *options).status == 0

@@ -1,4 +1,4 @@
-"""Measures what docs/error-model.md says: `python -m tests.emulator.evidence <part>` reproduces a table.
+"""Measures the tables of docs/log/error-model.md: `python -m tests.emulator.evidence <part>` reproduces one.
 
 Parts: bounds (drawn calls on the emulator), kernels (the same on the kernels of this machine), calibration
 (long calls on both), defects (what each judgement says of the twelve defects), functions (exp and tanh of

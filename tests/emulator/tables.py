@@ -1,4 +1,4 @@
-"""The tables of docs/error-model.md, in Markdown, from the measurements in docs/evidence/."""
+"""The tables of docs/log/error-model.md, in Markdown, from the measurements in docs/evidence/."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,6 @@
 """The package that the README describes: built, installed, found by its entry point, and judged."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 import pytest
 
 from attest.conformance.judging.malformed import MALFORMED
+from tests.meta.fences import snippets
 from tests.meta.processes import ROOT, python
 
 README = ROOT / "README.md"
-PAGE = ROOT / "docs" / "your-own-kernel.md"
+PAGE = ROOT / "docs" / "how-to" / "your-own-kernel.md"
 
 PYPROJECT = """
 [project]
@@ -68,7 +68,7 @@ print(json.dumps({result.check: result.verdict.value for result in results}))
 
 
 def code_blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    return [snippet.text for snippet in snippets(page, language)]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def site(tmp_path_factory) -> Path:
     """A folder where the package is installed, its test beside it."""
     source = tmp_path_factory.mktemp("source")
     _, declaration, test = code_blocks(README, "python")
-    (limits,) = code_blocks(PAGE, "python")
+    _, limits, _ = code_blocks(PAGE, "python")
     (entry_point,) = code_blocks(PAGE, "toml")
     package = source / "my_attention"
     package.mkdir()

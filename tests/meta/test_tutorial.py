@@ -1,17 +1,19 @@
 """The tutorial runs as it is written, on fewer cases: its kernel fails, and passes once it is fixed."""
 
-import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.meta.fences import snippets
 from tests.meta.processes import ROOT, python
 
-PAGE = (ROOT / "docs" / "tutorial.md").read_text()
-KERNEL, FIX, TEST = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-COMMANDS = re.findall(r"^attest (.*)$", PAGE, flags=re.MULTILINE)
+PAGE = ROOT / "docs" / "tutorial" / "first-kernel.md"
+KERNEL, FIX, TEST = (snippet.text for snippet in snippets(PAGE, "python"))
+COMMANDS = [
+    snippet.text.removeprefix("attest ").strip() for snippet in snippets(PAGE, "bash") if snippet.runs
+]
 
 
 def attest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

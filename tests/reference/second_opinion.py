@@ -1,4 +1,4 @@
-"""What the oracle should have said: attention in 50 digits, one scalar at a time, from docs/semantics.md.
+"""Attention in 50 digits, one scalar at a time, from docs/reference/semantics.md: a check of the oracle.
 
 Nothing is shared with `reference` but the fields of Problem and Semantics. No backward formula is written
 down here: every scalar operation is recorded on a tape and differentiated by the chain rule. Constant under
@@ -31,7 +31,7 @@ NEGATIVE_INFINITY = mpf("-inf")
 # What float64 cannot hold at all: results this small may be anything between 0 and themselves.
 UNDERFLOW = mpf("1e-290")
 
-# What is this close to the row maximum ties with it, docs/semantics.md says.
+# What is this close to the row maximum ties with it, docs/reference/semantics.md says.
 TIE = mpf("1e-20")
 
 
