@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from attest.conformance.judging.execute import call_of
 from attest.conformance.judging.trial import Trial
 from attest.conformance.running import choice
 from attest.conformance.running.plan import Profile, Restriction, load_profile, profile_names, tasks
+from attest.conformance.running.runner import in_shard
 from attest.conformance.subject import Subject, Tiling
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +95,11 @@ def test_a_plan_takes_no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "telling", called)
     monkeypatch.setattr(trial, "build", called)
     for subject in (SUBJECT, replace(SUBJECT, dtypes=("float16",))):
-        assert [*tasks(subject, replace(SMALL, kinds={"drawn": {**NUMBERS, "corpus": True}}), 0)]
+        planned = [*tasks(subject, replace(SMALL, kinds={"drawn": {**NUMBERS, "corpus": True}}), 0)]
+        assert planned
+        for task in planned:
+            assert pickle.loads(pickle.dumps(task)) == task
+            assert sum(in_shard(subject.name, task, (number, 3)) for number in (1, 2, 3)) == 1
 
 
 def test_a_case_is_judged_with_the_exact_answers_that_it_was_chosen_by(
@@ -247,6 +253,16 @@ def test_cases_at_the_ends_of_arguments_are_posed_to_who_promises_something_of_t
     assert len(standard) == len(drawing()["edges"])
     dialect = replace(SUBJECT, semantics=replace(SUBJECT.semantics, empty_rows="nan"))
     assert all(case.kv_len for case in posed(dialect, "drawn", nothing_drawn))
+
+
+def test_a_dialect_that_leaves_empty_rows_open_gets_no_case_with_some() -> None:
+    """All others do; and a count of examples is one of cases that are posed."""
+    subject = replace(SUBJECT, semantics=replace(SUBJECT.semantics, empty_rows="unspecified"))
+    only = Restriction(features=frozenset({"mask"}), examples=9)
+    posed = drawn(subject, only=only)
+    assert len(posed) == 9
+    assert not any(Trial(subject, case).has_empty_rows for case in posed)
+    assert any(Trial(SUBJECT, case).has_empty_rows for case in drawn(SUBJECT, only=only))
 
 
 def test_known_bugs_are_posed_in_a_dtype_that_the_subject_takes() -> None:
