@@ -15,14 +15,15 @@ from jax.core import Tracer
 from attest.kernels.options import check_integer, refuse
 
 _INT32 = np.iinfo(np.int32)
-# The keys that one call of dropout's generator serves.
+# A word of the counter of dropout's generator, and the keys that one call of it serves.
+_WORDS = 2**32
 _KEY_GROUP = 4
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Positions:
-    """Where rows and keys stand; a field is None where the default holds. All int32.
+    """Where rows and keys stand; a field is None where the default holds. All int32 but the origin.
 
     q_offset and q_positions exclude each other.
     """
@@ -30,7 +31,7 @@ class Positions:
     q_offset: jax.Array | None  # [1], or one for each sequence
     q: jax.Array | None  # [B or 1, Sq]
     kv: jax.Array | None  # [B or 1, Sk]
-    origin: jax.Array | None  # [4]: batch entry, query head, row and key of the whole where this call begins
+    origin: jax.Array | None  # [4] uint32: the batch entry, query head, row and key where this begins
 
     @property
     def given(self) -> bool:
@@ -95,23 +96,21 @@ def _check_origin(origin: Any) -> jax.Array:
         if len(origin) != 4:
             refuse("origin", f"{len(origin)} of them", expected, advice)
         if any(isinstance(x, jax.Array) for x in origin):
-            origin = jnp.stack([jnp.asarray(x, jnp.int32) for x in origin])
+            origin = jnp.stack([jnp.asarray(x) for x in origin])
         else:
             origin = np.array([check_integer("origin", x, advice) for x in origin], dtype=object)
-            origin = _fitted("origin", origin)
     if not isinstance(origin, jax.Array | np.ndarray):
         refuse("origin", f"a {type(origin).__name__}", expected, advice)
-    if origin.shape != (4,) or not jnp.issubdtype(origin.dtype, jnp.integer):
+    if origin.shape != (4,) or not (origin.dtype == object or jnp.issubdtype(origin.dtype, jnp.integer)):
         refuse("origin", f"shape {origin.shape} and dtype {origin.dtype}", expected, advice)
-    if not isinstance(origin, Tracer):
-        known = np.asarray(origin)
-        if (known < 0).any():
-            refuse("origin", str(known.tolist()), "no negative coordinate", advice)
-        if known[3] % _KEY_GROUP:
-            refuse(
-                "origin", f"key {known[3]}", f"a multiple of {_KEY_GROUP}", "Split keys at multiples of it."
-            )
-    return _as_int32("origin", origin)
+    if isinstance(origin, Tracer):
+        return origin.astype(jnp.uint32)
+    known = [int(x) for x in origin]
+    if not all(0 <= x < _WORDS for x in known):
+        refuse("origin", str(known), "coordinates from 0 to below 2**32", advice)
+    if known[3] % _KEY_GROUP:
+        refuse("origin", f"key {known[3]}", f"a multiple of {_KEY_GROUP}", "Split keys at multiples of it.")
+    return jnp.asarray(np.array(known, np.uint32))
 
 
 def _as_int32(name: str, x: Any) -> jax.Array:

@@ -108,7 +108,7 @@ def operations(workload: Workload, direction: str) -> float:
 
 
 def options(workload: Workload, inputs: Inputs) -> dict[str, Any]:
-    """Return the options that the workload switches on, under the names of docs/semantics.md."""
+    """Return the options that the workload switches on, under the names of docs/reference/semantics.md."""
     found: dict[str, Any] = {}
     if workload.causal:
         found["causal"] = True

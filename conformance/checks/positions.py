@@ -17,6 +17,7 @@ from attest.conformance.cases.build import Built
 from attest.conformance.checks import Check, Finding, held_to_oracle
 from attest.conformance.judging.execute import execute
 from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import TRANSFORMED
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
 from attest.reference.oracle import Cotangents
@@ -212,4 +213,4 @@ def _applies(subject: Subject) -> str | None:
     return "aligns causal and windows apart, which no positions do" if differ else None
 
 
-CHECKS = (Check("positions.shard", kind="transformed", clauses=_clauses, run=_run, applies=_applies),)
+CHECKS = (Check("positions.shard", kind=TRANSFORMED, clauses=_clauses, run=_run, applies=_applies),)

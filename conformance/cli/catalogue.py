@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from attest.conformance.cases.features import FEATURES
+from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.running.signals import Interrupted
 from attest.conformance.subject import Subject, discover, find
 from attest.conformance.text import describe
@@ -44,9 +44,9 @@ def _paragraph(name: str) -> Iterator[str]:
 
 
 def _features(subject: Subject) -> str:
-    if subject.features == frozenset(FEATURES):
+    if subject.features == frozenset(ALL_FEATURES):
         return "all"
-    return ", ".join(name for name in FEATURES if name in subject.features) or "none"
+    return ", ".join(name for name in ALL_FEATURES if name in subject.features) or "none"
 
 
 def limits(subject: Subject) -> Iterator[str]:

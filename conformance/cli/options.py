@@ -163,10 +163,10 @@ def restriction(
     features: Sequence[str], dtypes: Sequence[str], checks: Sequence[str], examples: int | None
 ) -> "tuple[Restriction, str]":
     """Return what narrows a run, and the same as typed. Raises UsageError."""
-    from attest.conformance.cases.features import DTYPES, FEATURES
+    from attest.conformance.cases.features import ALL_FEATURES, DTYPES
     from attest.conformance.running.plan import Restriction
 
-    for option, names, known in (("--feature", features, FEATURES), ("--dtype", dtypes, DTYPES)):
+    for option, names, known in (("--feature", features, ALL_FEATURES), ("--dtype", dtypes, DTYPES)):
         for name in names:
             if name not in known:
                 raise UsageError(f"{option}: got {name!r}, expected one of {', '.join(known)}")

@@ -6,8 +6,9 @@ from typing import Any
 from attest.conformance.cases.case import POSITION_PATTERNS, Case
 from attest.conformance.drawing.dice import Dice
 
-# Each moves some of the coordinates that dropout counts by; keys also by what is no multiple of four.
-_ORIGINS = ((0, 0, 0, 1), (1, 2, 3, 6), (0, 5, 4096, 0), (3, 0, 0, 1 << 20))
+# Each moves some of the coordinates that dropout counts by; keys by multiples of the four that share one call
+# of its generator.
+_ORIGINS = ((0, 0, 0, 4), (1, 2, 3, 8), (0, 5, 4096, 0), (3, 0, 1 << 31, 1 << 20))
 
 
 def _offset(case: Case, _row: object, _offer: object, dice: Dice) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import jax
 import msgspec
 
 from attest.conformance.cases.case import Case
-from attest.conformance.cases.features import FEATURES
+from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.checks import all_checks
 from attest.conformance.files import read_bytes
 from attest.conformance.record import Result, RunRecord, Verdict
@@ -224,7 +224,7 @@ def _faults(
     yield "link", entry.link, entry.link.startswith(_LINKS), "an address (https://...) or a page of docs/"
     for name in ("features", "without"):
         got = getattr(switches, name)
-        yield f"when.{name}", got, set(got) <= set(FEATURES), f"some of {', '.join(FEATURES)}"
+        yield f"when.{name}", got, set(got) <= set(ALL_FEATURES), f"some of {', '.join(ALL_FEATURES)}"
     for name, wanted in conditions.items():
         yield f"when.{name}", wanted, name in _CASE_FIELDS, "a field of Case, features or without"
         if isinstance(wanted, Mapping):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 
 from attest.conformance.cases.case import Case
-from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.cases.features import ALL_FEATURES, DTYPES
 from attest.conformance.subject import Subject, Tiling
 from attest.conformance.subjects import mosaic_gpu, triton, xla
 from attest.kernels import flash_attention_with_lse
@@ -64,7 +64,7 @@ SUBJECTS = (
     Subject(
         name="auto",
         call=flash_attention_with_lse,
-        features=frozenset(FEATURES),
+        features=frozenset(ALL_FEATURES),
         dtypes=DTYPES,
         numerics=_numerics,
         returns_lse=True,

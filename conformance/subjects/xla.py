@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.cases.features import ALL_FEATURES, DTYPES
 from attest.conformance.subject import Subject, Tiling
 from attest.conformance.subjects._declared import declared
 from attest.kernels.implementations import XLA
@@ -44,7 +44,7 @@ SUBJECTS = (
     Subject(
         name="xla.attention",
         call=_attention,
-        features=frozenset(FEATURES) - {"unnormalized"},
+        features=frozenset(ALL_FEATURES) - {"unnormalized"},
         dtypes=DTYPES,
         numerics=_materialised_numerics,
     ),

@@ -121,7 +121,7 @@ def test_positions_do_not_overflow(rows, keys, left, right, causal):
         ("origin", {"origin": (0, 0, 0)}),
         ("origin", {"origin": (0, 0, 0, -4)}),
         ("origin", {"origin": (0, 0, 0, 2)}),
-        ("origin", {"origin": (0, 0, 2**31, 0)}),
+        ("origin", {"origin": (0, 0, 2**32, 0)}),
         ("origin", {"origin": np.zeros(4)}),
         ("origin", {"origin": (0, "1", 0, 0)}),
     ],
