@@ -24,7 +24,7 @@ _COMPILE_QUICKLY = {
     "HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci"),
 }
 
-# The versions of JAX that the session versions judges; on a red one the compiler is at fault: docs/jax-versions.md.
+# What the session versions judges; on a red version of JAX the compiler is at fault: docs/jax-versions.md.
 _JAX = ("0.6.0", "0.8.0", "0.10.2", "0.11.0", "0.12.0.1")
 _RED_JAX = ("0.11.0",)
 

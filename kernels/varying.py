@@ -1,4 +1,4 @@
-"""The manual axes of `jax.shard_map` over which values vary, by the names that each version of JAX has for them.
+"""The manual axes of `jax.shard_map` over which values vary, in every version of JAX that is allowed.
 
 A loop's carry must vary over the same axes before and after each step, so constants that start a loop and
 inputs that are replicated must first join the axes of the inputs that are sharded. Outside `shard_map`

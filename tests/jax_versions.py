@@ -3,8 +3,8 @@
     python -m tests.jax_versions RECORD...
 
 adds the records of the installed version and a replay of the corpus entry that a version of JAX once broke to
-docs/evidence/jax-versions.json, and writes the table again. The exit status is 0 if nothing is red. The nox session
-`versions` runs it.
+docs/evidence/jax-versions.json, and writes the table again. The exit status is 0 if nothing is red. The nox
+session `versions` runs it.
 """
 
 import json
@@ -28,7 +28,7 @@ _HEAD = f"| jax | {' | '.join(f'`{name}`' for name in SUBJECTS)} | corpus 27 | |
 
 
 def row(records: Sequence[Mapping[str, Any]], corpus: str) -> tuple[str, dict[str, Any]]:
-    """Return the version of JAX of records and its entry in the data: the counts of each subject, the verdict."""
+    """Return the version of JAX of records and its entry in the data: counts of each subject, the verdict."""
     (version,) = {record["environment"]["versions"]["jax"] for record in records}
     counts = {
         result["subject"]: {verdict: count for verdict, count in record["counts"].items() if count}
@@ -49,7 +49,9 @@ def table(data: Mapping[str, Mapping[str, Any]]) -> str:
     lines = []
     for version, entry in sorted(data.items(), key=lambda item: [int(part) for part in item[0].split(".")]):
         shown = [
-            ", ".join(f"{count} {verdict}" for verdict, count in sorted(entry["counts"].get(name, {}).items()))
+            ", ".join(
+                f"{count} {verdict}" for verdict, count in sorted(entry["counts"].get(name, {}).items())
+            )
             for name in SUBJECTS
         ]
         cells = [version, *(cell or "not run" for cell in shown), entry["corpus"], entry.get("note", "")]

@@ -1,9 +1,10 @@
-"""The page of JAX versions shows its data, and pyproject.toml allows the green versions and excludes the red one."""
+"""The page of JAX versions shows its data, and pyproject.toml allows what was green there."""
 
 import json
 import tomllib
 
 from packaging.requirements import Requirement
+
 from tests import jax_versions
 
 DATA = json.loads(jax_versions.DATA.read_text())
