@@ -24,6 +24,10 @@ _COMPILE_QUICKLY = {
     "HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci"),
 }
 
+# What the session versions judges; on a red version of JAX the compiler is at fault: docs/jax-versions.md.
+_JAX = ("0.6.0", "0.8.0", "0.10.2", "0.11.0", "0.12.0.1")
+_RED_JAX = ("0.11.0",)
+
 # Interpreted kernels are slow: on a busy machine a case of several blocks takes minutes.
 _PATIENTLY = ("--timeout", "900")
 
@@ -122,6 +126,25 @@ def minimums(session: nox.Session) -> None:
     groups = nox.project.dependency_groups(nox.project.load_toml(), "test")
     session.install("--resolution", "lowest-direct", "--editable", ".[suite,triton]", *groups)
     session.run("pytest", "-n", "auto", *session.posargs)
+
+
+@nox.session(default=False)
+@nox.parametrize("jax", _JAX)
+def versions(session: nox.Session, jax: str) -> None:
+    """Nightly: the quick gate of the XLA kernels on a version of JAX, and its row in docs/jax-versions.md."""
+    project = nox.project.load_toml()["project"]
+    suite = project["optional-dependencies"]["suite"]
+    # The project itself excludes the red versions.
+    others = [each for each in (*project["dependencies"], *suite) if not each.startswith("jax")]
+    session.install(f"jax=={jax}", f"jaxlib=={jax}", *others)
+    session.install("--no-deps", "--editable", ".")
+    session.env.update(_PLATFORMS)
+    records: list[str] = []
+    for subject in ("xla.flash_attention", "xla.attention"):
+        records.append(f"{session.virtualenv.location}/{subject}.json")
+        # What is red is judged by the last command.
+        session.run("attest", "check", subject, "--json", records[-1], *session.posargs, success_codes=[0, 1])
+    session.run("python", "-m", "tests.jax_versions", *records, success_codes=[int(jax in _RED_JAX)])
 
 
 def _install(session: nox.Session, *groups: str) -> None:

@@ -336,6 +336,9 @@ def _refuse_impossible(subject: Subject, only: Restriction) -> None:
     missing = sorted(only.features - subject.features)
     if missing:
         raise ValueError(f"subject {subject.name} does not declare {', '.join(missing)}")
+    for apart in model(subject.features).excludes:
+        if apart <= only.features:
+            raise ValueError(f"no case has {' and '.join(sorted(apart))} at once: leave one of them out")
     if not _dtypes(subject, only):
         raise ValueError(
             f"subject {subject.name} takes {', '.join(subject.dtypes)}, not {', '.join(only.dtypes)}"

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from attest.kernels.pallas.tpu.target import interpreting, require_tpu
-from attest.kernels.varying import vary_together
+from attest.kernels.varying import shape_varying_as, vary_together
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def launch(
     arrays = dict(zip(arrays, vary_together(tuple(arrays.values())), strict=True))
     if not interpreting():
         arrays = {key: require_tpu(x) for key, x in arrays.items()}
-    varying = jax.typeof(next(iter(arrays.values()))).manual_axis_type
+    first_array = next(iter(arrays.values()))
     axes, sums = len(schedule.grid), range(schedule.parallel, len(schedule.grid))
 
     def spec(x: Blocked) -> pl.BlockSpec:
@@ -111,10 +111,7 @@ def launch(
     body.__signature__ = Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     filled = pl.pallas_call(
         body,
-        [
-            jax.ShapeDtypeStruct(x.array.shape, x.array.dtype, manual_axis_type=varying)
-            for x in outputs.values()
-        ],
+        [shape_varying_as(first_array, x.array.shape, x.array.dtype) for x in outputs.values()],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=schedule.grid,
