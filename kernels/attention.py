@@ -141,14 +141,18 @@ def flash_attention_with_lse(
     passes = implementation.load()
     own = {name: arguments.pop(name) for name in _SETTINGS}
     call = check_call(**arguments)
-    settings = Settings(
-        forward=passes.check_forward(own["fwd_params"]),
-        backward=passes.check_backward(own["bwd_params"]),
-        normalize_output=check_flag("normalize_output", own["normalize_output"]),
-        precision=passes.check_precision(own["precision"]),
-        logits_dtype=_logits_dtype(own["logits_dtype"]),
-    )
+    normalize_output = check_flag("normalize_output", own["normalize_output"])
+    precision = passes.check_precision(own["precision"])
+    logits_dtype = _logits_dtype(own["logits_dtype"])
+    # Now the call is well-formed; block sizes may depend on the device.
     check_supported(implementation, traits)
+    settings = Settings(
+        passes.check_forward(own["fwd_params"]),
+        passes.check_backward(own["bwd_params"]),
+        normalize_output,
+        precision,
+        logits_dtype,
+    )
     out, lse = attend(passes, settings, call)
     return split(out, leading), split(lse, leading)
 

@@ -8,7 +8,7 @@ from implementations import flash_kernels
 from jax.sharding import PartitionSpec as P
 from kernel_cases import normal, qkv
 
-from attest.kernels import flash
+from attest.kernels import shared
 from tests.kernels.interpreted import needs_compiler, run_interpreted
 
 SINKS, BIAS = normal(4, 1), normal(1, 4, 1, 50)
@@ -114,8 +114,8 @@ def test_shard_map_with_lengths_and_dropout(kernel):
 def test_second_call_does_not_retrace(kernel, monkeypatch):
     """Eager calls share one trace per signature, whatever the seed."""
     traces = []
-    of_a_trace = flash.vary_together
-    monkeypatch.setattr(flash, "vary_together", lambda call: traces.append(call) or of_a_trace(call))
+    of_a_trace = shared.vary_together
+    monkeypatch.setattr(shared, "vary_together", lambda call: traces.append(call) or of_a_trace(call))
     # A signature that no other test has.
     arrays = qkv(q_length=3, k_length=2)
     for seed in (1, 2, 2**63):

@@ -264,10 +264,14 @@ def test_without_a_tpu_one_sentence_says_what_to_do(wrap: Any) -> None:
 
 HALF, WIDE = jnp.ones((1, 8, 2, 16), jnp.float16), jnp.ones((1, 8, 2, 257))
 UNSUPPORTED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "float16": (HALF, {}, "float16 is not supported, got it for query, key and value"),
-    "float16 bias": (X, {"bias": jnp.ones((1, 1, 1, 8), jnp.float16)}, "got it for bias"),
-    "float16 logits": (X, {"logits_dtype": "float16"}, "got it for logits_dtype"),
-    "head_dim": (WIDE, {}, "head_dim 257 is not supported, at most 256"),
+    "float16": (HALF, {}, "takes float32 and bfloat16, and the call has float16"),
+    "float16 bias": (
+        X,
+        {"bias": jnp.ones((1, 1, 1, 8), jnp.float16)},
+        "takes a bias and logits of float32 and bfloat16",
+    ),
+    "float16 logits": (X, {"logits_dtype": "float16"}, "takes a bias and logits of float32 and bfloat16"),
+    "head_dim": (WIDE, {}, "takes head dims up to 256, and the call has 257"),
     "small blocks": (X, {"fwd_params": BlockSizes(16, 16)}, r"BlockSizes\(q=16, k=16\) is not supported"),
 }
 
