@@ -1,4 +1,4 @@
-"""The table of docs/reference/jax-versions.md: what the quick gate finds in the XLA kernels on each version of JAX.
+"""The table of docs/reference/jax-versions.md: what the quick gate finds on each version of JAX.
 
     python -m tests.jax_versions RECORD...
 
