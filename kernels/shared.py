@@ -1,7 +1,6 @@
 """What all implementations share around their two passes: the computation and differentiation of a call."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,5 +74,5 @@ def _sinks_alone(call: Call) -> Forward:
 
 
 def _without_pairs(call: Call) -> Backward:
-    arrays: tuple[Any, ...] = (call.query, call.key, call.value, call.bias)
-    return Backward(*(None if x is None else jnp.zeros_like(x) for x in arrays))
+    bias = None if call.bias is None else jnp.zeros_like(call.bias)
+    return Backward(jnp.zeros_like(call.query), jnp.zeros_like(call.key), jnp.zeros_like(call.value), bias)

@@ -64,7 +64,8 @@ SUBJECTS = (
     Subject(
         name="auto",
         call=flash_attention_with_lse,
-        features=frozenset(ALL_FEATURES),
+        # Positions of keys run in XLA on every device, whose arithmetic on GPUs is not declared.
+        features=frozenset(ALL_FEATURES) - {"positions"},
         dtypes=DTYPES,
         numerics=_numerics,
         returns_lse=True,

@@ -20,6 +20,8 @@ from attest.conformance.record import Result, Verdict
 from attest.conformance.running.plan import load_profile, profile_names, tasks
 from attest.conformance.subject import Subject, find
 from attest.kernels import choose
+from attest.kernels.arguments import Call
+from attest.kernels.implementation import Backward, Capabilities, Forward, Implementation, Passes, Settings
 from tests.conformance.toy import toy, toy_attention
 
 CASE = Case(q_len=5, kv_len=5, head_dim=4, seed=3)
@@ -147,13 +149,13 @@ def test_what_is_meant_follows_the_case() -> None:
     assert verdict(subject, Case(q_len=5, kv_len=5, causal=True)).verdict is Verdict.FAIL
 
 
-class Gpu:
-    """What is asked of a device."""
+class Elsewhere:
+    """The properties of a device that is not here."""
 
-    device_kind = "a GPU"
-
-    def __init__(self, compute_capability: str) -> None:
-        self.compute_capability = compute_capability
+    def __init__(self, platform: str, compute_capability: str | None) -> None:
+        self.platform = self.device_kind = platform
+        if compute_capability is not None:
+            self.compute_capability = compute_capability
 
 
 CAPABILITIES = {"ampere": "8.0", "hopper": "9.0"}
@@ -162,11 +164,12 @@ CAPABILITIES = {"ampere": "8.0", "hopper": "9.0"}
 def believe(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX and the Triton kernels believe in a device that is not here: calls are traced for it, no more."""
     capability = CAPABILITIES.get(device)
-    monkeypatch.setattr(jax, "default_backend", lambda: device if capability is None else "gpu")
+    platform = device if capability is None else "gpu"
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(jax, "devices", lambda: [Elsewhere(platform, capability)])
     if capability is not None:
-        monkeypatch.setattr(jax, "devices", lambda: [Gpu(capability)])
         pytest.importorskip("jax_triton")
-        for name in ("attest.kernels.triton.flash_attention", "attest.kernels.triton.launch"):
+        for name in ("attest.kernels.triton.passes", "attest.kernels.triton.launch"):
             module = importlib.import_module(name)
             monkeypatch.setattr(module, "target_device", lambda: f"sm_{capability.replace('.', '')}")
 
@@ -238,17 +241,22 @@ def test_a_choice_that_goes_wrong_is_seen(device: str, meant: str, monkeypatch: 
     believe(device, monkeypatch)
     auto, case = find("auto"), replace(CASE, dtype="bfloat16")
     assert verdict(auto, case).verdict is Verdict.PASS
-    wrong = choose.Implementation(meant, "tests.conformance.test_implementation_check")
+    wrong = Implementation(meant, Capabilities(), lambda: Passes(wrong_forward, wrong_backward))
     monkeypatch.setattr(choose, "IMPLEMENTATIONS", (wrong,))
     result = verdict(auto, case)
     assert result.verdict is Verdict.FAIL
     assert f"{meant} was meant to run, and pallas_tpu ran its forward" in result.message
 
 
-def flash_attention_with_lse(query: Any, key: Any, value: Any, **_options: Any) -> tuple[Any, Any]:
+def wrong_forward(_settings: Settings, call: Call) -> Forward:
     """What the wrong choice runs."""
-    out = through(in_pallas, plain)(query, key, value)
-    return out, jnp.zeros((query.shape[0], query.shape[2], query.shape[1]), jnp.float32)
+    batch, q_length, heads, _ = call.query.shape
+    zeros = jnp.zeros((batch, heads, q_length), jnp.float32)
+    return Forward(in_pallas(toy_attention(call.query, call.key, call.value)), zeros, zeros)
+
+
+def wrong_backward(_settings: Settings, call: Call, _terms: Any, _kept: Any) -> Backward:
+    return Backward(*(jnp.zeros_like(x) for x in (call.query, call.key, call.value)), None)
 
 
 def test_auto_is_asked_each_feature_in_every_profile_that_judges_kernels() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case
-from attest.conformance.cases.features import CLAUSES, FEATURES
+from attest.conformance.cases.features import CLAUSES
 from attest.conformance.checks import all_checks
 from attest.conformance.drawing.production import load_production
 from attest.conformance.judging.execute import call_of, differentiated, forward_and_gradients, to_jax
@@ -123,7 +123,7 @@ def test_the_quick_gate_asks_all_that_it_declares() -> None:
     assert covered == set(CLAUSES) - {"S12"}
     assert any("refusal.undeclared_dropout" in task.checks for task in posed)
     held = [task.case for task in posed if "gradients" in task.checks]
-    assert frozenset().union(*(case.features for case in held)) == set(FEATURES) - {"dropout"}
+    assert frozenset().union(*(case.features for case in held)) == SUBJECT.features
     for dtype in SUBJECT.dtypes:
         asked = [case for case in held if case.dtype == dtype]
         assert any(blocks_crossed(case) >= 2 for case in asked)
