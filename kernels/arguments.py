@@ -15,10 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
+from attest.kernels.arrays import check_broadcast, check_float, check_is_array
 from attest.kernels.options import (
-    FLOAT_DTYPES,
     check_dropout_prob,
     check_flag,
     check_integer,
@@ -28,6 +27,7 @@ from attest.kernels.options import (
     shown,
 )
 from attest.kernels.positions import Positions, check_positions
+from attest.kernels.sequences import check_lengths, check_segments
 
 SEED_LIMIT = 2**64
 _STATIC: dict[str, Any] = {"static": True}
@@ -102,8 +102,8 @@ def check_call(
     scale = (
         1.0 / math.sqrt(head_dim) if softmax_scale is None else check_number("softmax_scale", softmax_scale)
     )
-    segments = _check_segments(q_segment_ids, kv_segment_ids, batch, q_length, k_length)
-    lengths = _check_cum_seqlens(cum_seqlens_q, cum_seqlens_k, batch, q_length, k_length)
+    segments = check_segments(q_segment_ids, kv_segment_ids, batch, q_length, k_length)
+    lengths = check_lengths(cum_seqlens_q, cum_seqlens_k, batch, q_length, k_length)
     probability = check_dropout_prob(dropout_prob)
     return Call(
         query=query,
@@ -143,10 +143,10 @@ def _check_qkv(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, 
     }
     arrays: list[jax.Array] = []
     for (name, shape), x in zip(expected.items(), (query, key, value), strict=True):
-        _check_is_array(name, x)
+        check_is_array(name, x)
         if x.ndim != 4:
             refuse(name, f"shape {x.shape}", f"4 axes {shape}", "Add or merge axes to this layout.")
-        _check_float(name, x)
+        check_float(name, x)
         if x.shape[2] == 0 or x.shape[3] == 0:
             refuse(
                 name, f"shape {x.shape}", "at least one head and one channel", "Skip the call if it has none."
@@ -187,12 +187,12 @@ def _check_qkv(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, 
 def _check_mask(mask: Any, batch: int, heads: int, q_length: int, k_length: int) -> jax.Array | None:
     if mask is None:
         return None
-    _check_is_array("attention_mask", mask)
+    check_is_array("attention_mask", mask)
     if mask.dtype != np.bool_ and not jnp.issubdtype(mask.dtype, jnp.integer):
         refuse(
             "attention_mask", f"dtype {mask.dtype}", "bool or an integer dtype", "Add float values as bias."
         )
-    _check_broadcast("attention_mask", mask, ((batch, 1), (heads, 1), (q_length,), (k_length,)))
+    check_broadcast("attention_mask", mask, ((batch, 1), (heads, 1), (q_length,), (k_length,)))
     # Compared in its own dtype: a 64-bit mask narrowed first could lose its only set bit.
     return jnp.asarray(mask if mask.dtype == np.bool_ else mask != 0)
 
@@ -200,109 +200,10 @@ def _check_mask(mask: Any, batch: int, heads: int, q_length: int, k_length: int)
 def _check_bias(bias: Any, batch: int, heads: int, q_length: int, k_length: int) -> jax.Array | None:
     if bias is None:
         return None
-    _check_is_array("bias", bias)
-    _check_float("bias", bias)
-    _check_broadcast("bias", bias, ((batch, 1), (heads, 1), (q_length, 1), (k_length,)))
+    check_is_array("bias", bias)
+    check_float("bias", bias)
+    check_broadcast("bias", bias, ((batch, 1), (heads, 1), (q_length, 1), (k_length,)))
     return jnp.asarray(bias)
-
-
-def _check_segments(
-    q_ids: Any, kv_ids: Any, batch: int, q_length: int, k_length: int
-) -> tuple[jax.Array | None, jax.Array | None]:
-    if not _check_pair("q_segment_ids", q_ids, "kv_segment_ids", kv_ids):
-        return None, None
-    checked: list[Any] = []
-    for name, ids, length in (("q_segment_ids", q_ids, q_length), ("kv_segment_ids", kv_ids, k_length)):
-        _check_is_array(name, ids)
-        if not jnp.issubdtype(ids.dtype, jnp.integer):
-            refuse(name, f"dtype {ids.dtype}", "an integer dtype", "Cast the ids to int32.")
-        if ids.shape != (batch, length):
-            refuse(name, f"shape {ids.shape}", f"{(batch, length)}", "Give one id per token.")
-        if not isinstance(ids, Tracer):
-            ids = _fitted(name, "ids", np.asarray(ids), "Renumber the segments.")
-        checked.append(ids)
-    if all(_fits(ids) for ids in checked):
-        return jnp.asarray(checked[0], jnp.int32), jnp.asarray(checked[1], jnp.int32)
-    return _renumbered(*(jnp.asarray(ids) for ids in checked))
-
-
-def _fits(ids: Any) -> bool:
-    """Whether int32 holds every value of a dtype."""
-    return np.can_cast(ids.dtype, np.int32)
-
-
-def _fitted(name: str, what: str, x: np.ndarray, advice: str) -> np.ndarray:
-    """Integers whose values int32 holds, as int32."""
-    low, high = (int(x.min()), int(x.max())) if x.size else (0, 0)
-    if low < -(2**31) or high >= 2**31:
-        refuse(name, f"{what} from {low} to {high}", f"{what} that fit in int32", advice)
-    return x.astype(np.int32)
-
-
-def _renumbered(q_ids: jax.Array, kv_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Ids of dtypes that int32 does not hold, renumbered in their order: equal ids stay equal, padding is -1.
-
-    Only traced ids come here, whose values nobody can check.
-    """
-    wide = jnp.uint64 if 8 in (q_ids.dtype.itemsize, kv_ids.dtype.itemsize) else jnp.uint32
-    known = jnp.sort(kv_ids.reshape(-1).astype(wide))
-
-    def rank(ids: jax.Array) -> jax.Array:
-        place = jnp.searchsorted(known, ids.astype(wide)).astype(jnp.int32)
-        if not known.size:
-            return jnp.where(ids < 0, jnp.int32(-1), place)
-        found = known[jnp.minimum(place, known.size - 1)] == ids.astype(wide)
-        return jnp.where(ids < 0, jnp.int32(-1), jnp.where(found, place, jnp.int32(known.size)))
-
-    return rank(q_ids), rank(kv_ids)
-
-
-def _check_cum_seqlens(
-    cum_q: Any, cum_k: Any, batch: int, q_length: int, k_length: int
-) -> tuple[jax.Array | None, jax.Array | None]:
-    if not _check_pair("cum_seqlens_q", cum_q, "cum_seqlens_k", cum_k):
-        return None, None
-    for name, cum, length in (("cum_seqlens_q", cum_q, q_length), ("cum_seqlens_k", cum_k, k_length)):
-        _check_is_array(name, cum)
-        if cum.dtype not in (np.int32, np.int64):
-            refuse(name, f"dtype {cum.dtype}", "int32 or int64", "Cast it with .astype('int32').")
-        if cum.ndim != 1 or not (cum.shape[0] == batch + 1 or (batch == 1 and cum.shape[0] >= 2)):
-            expected = (
-                "[n + 1] with n >= 1, the packed sequences" if batch == 1 else f"[{batch + 1}], batch + 1"
-            )
-            refuse(name, f"shape {cum.shape}", expected, "Start it at 0 and end it with the total length.")
-        if not isinstance(cum, Tracer):
-            _check_cum_values(name, np.asarray(cum), batch, length)
-    if cum_q.shape != cum_k.shape:
-        refuse(
-            "cum_seqlens_k",
-            f"shape {cum_k.shape}",
-            f"{cum_q.shape}, that of cum_seqlens_q",
-            "Pair the sequences.",
-        )
-    return jnp.asarray(cum_q, jnp.int32), jnp.asarray(cum_k, jnp.int32)
-
-
-def _check_cum_values(name: str, cum: np.ndarray, batch: int, length: int) -> None:
-    lengths = np.diff(_fitted(name, "entries", cum, "Sum the lengths from 0.").astype(np.int64))
-    if cum[0] != 0:
-        refuse(name, f"first entry {cum[0]}", "0", "Prepend 0 to the running sum of the lengths.")
-    if (lengths < 0).any():
-        at = int(np.argmax(lengths < 0))
-        refuse(
-            name,
-            f"{cum[at + 1]} after {cum[at]} at entry {at + 1}",
-            "non-decreasing entries",
-            "Sum the lengths.",
-        )
-    longest = int(cum[-1]) if batch == 1 else int(lengths.max(initial=0))
-    if longest > length:
-        refuse(
-            name,
-            f"{longest} tokens",
-            f"at most {length}, the length of the array",
-            "Pad the array or cut it.",
-        )
 
 
 _SINK_ADVICE = "Sinks that all heads share are softmax_aux[None, :], one sink a head is softmax_aux[:, None]."
@@ -311,8 +212,8 @@ _SINK_ADVICE = "Sinks that all heads share are softmax_aux[None, :], one sink a 
 def _check_sinks(sinks: Any, heads: int) -> jax.Array | None:
     if sinks is None:
         return None
-    _check_is_array("softmax_aux", sinks)
-    _check_float("softmax_aux", sinks)
+    check_is_array("softmax_aux", sinks)
+    check_float("softmax_aux", sinks)
     per_head = sinks.ndim == 2 and sinks.shape[0] in (1, heads)
     if sinks.size == 0 or not (sinks.ndim == 1 or per_head):
         expected = f"[num_sinks], [1, num_sinks] or [{heads}, num_sinks] with at least one sink"
@@ -366,38 +267,3 @@ def _check_window(window: Any) -> Window:
             "sliding_window", shown(window), "sides >= 0", "None leaves a side open; (0, 0) is the diagonal."
         )
     return left, right
-
-
-def _check_pair(name_a: str, a: Any, name_b: str, b: Any) -> bool:
-    if (a is None) != (b is None):
-        missing, given = (name_a, name_b) if a is None else (name_b, name_a)
-        refuse(missing, None, f"an array, because {given} is given", "Give both or neither.")
-    return a is not None
-
-
-def _check_is_array(name: str, x: Any) -> None:
-    if not isinstance(x, jax.Array | np.ndarray) or isinstance(x, np.ma.MaskedArray):
-        refuse(name, f"a {type(x).__name__}", "a JAX or NumPy array", "Convert it with jnp.asarray.")
-    if isinstance(x, np.ndarray) and not x.dtype.isnative:
-        refuse(
-            name,
-            f"dtype {x.dtype.str}, of another byte order",
-            "the byte order of this machine",
-            "Convert it with x.astype(x.dtype.newbyteorder('=')).",
-        )
-
-
-def _check_float(name: str, x: Any) -> None:
-    if x.dtype.name not in FLOAT_DTYPES:
-        refuse(
-            name,
-            f"dtype {x.dtype}",
-            f"one of {', '.join(FLOAT_DTYPES)}",
-            "Cast it, as in x.astype('float32'); in JAX's x64 mode give new arrays a dtype.",
-        )
-
-
-def _check_broadcast(name: str, x: Any, allowed: tuple[tuple[int, ...], ...]) -> None:
-    if x.ndim != 4 or any(size not in sizes for size, sizes in zip(x.shape, allowed, strict=True)):
-        axes = ", ".join(" or ".join(str(size) for size in dict.fromkeys(sizes)) for sizes in allowed)
-        refuse(name, f"shape {x.shape}", f"[{axes}]", "The axes are batch, heads, queries and keys.")

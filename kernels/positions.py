@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from attest.kernels.arrays import fitted
 from attest.kernels.options import check_integer, refuse
 
-_INT32 = np.iinfo(np.int32)
 # A word of the counter of dropout's generator, and the keys that one call of it serves.
 _WORDS = 2**32
 _KEY_GROUP = 4
@@ -68,7 +68,7 @@ def _check_offset(offset: Any, sequences: int) -> jax.Array:
     advice = f"Pass an int, or an integer array of shape ({sequences},), one for each sequence."
     if not isinstance(offset, jax.Array | np.ndarray):
         offset = np.array([check_integer("q_offset", offset, advice)], dtype=object)
-        return jnp.asarray(_fitted("q_offset", offset))
+        return _as_int32("q_offset", offset)
     if not jnp.issubdtype(offset.dtype, jnp.integer):
         refuse("q_offset", f"dtype {offset.dtype}", "an integer dtype", advice)
     if offset.shape not in ((), (1,), (sequences,)):
@@ -115,12 +115,5 @@ def _check_origin(origin: Any) -> jax.Array:
 
 def _as_int32(name: str, x: Any) -> jax.Array:
     if not isinstance(x, Tracer):
-        x = _fitted(name, np.asarray(x))
+        x = fitted(name, "values", np.asarray(x), "Count from a nearer start.")
     return jnp.asarray(x, jnp.int32)
-
-
-def _fitted(name: str, x: np.ndarray) -> np.ndarray:
-    low, high = (int(x.min()), int(x.max())) if x.size else (0, 0)
-    if low < _INT32.min or high > _INT32.max:
-        refuse(name, f"values from {low} to {high}", "values that fit in int32", "Count from a nearer start.")
-    return x.astype(np.int32)

@@ -63,7 +63,7 @@ def _blocks(q: int, k: int) -> Tiling:
 
 def _violations() -> Sequence[object]:
     """What the interpreter saw since the last call of this."""
-    from attest.kernels.triton.interpreter import drain_violations
+    from attest.kernels.triton.memory import drain_violations
 
     return drain_violations()
 

@@ -25,7 +25,9 @@ from attest.kernels.implementation import (
 )
 from attest.kernels.philox import dropout_words
 from attest.kernels.ranges import key_blocks, query_blocks
-from attest.kernels.triton.backward import backward_bias, backward_key, backward_query
+from attest.kernels.triton.backward_bias import backward_bias
+from attest.kernels.triton.backward_key import backward_key
+from attest.kernels.triton.backward_query import backward_query
 from attest.kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
 from attest.kernels.triton.compiled import check_room
 from attest.kernels.triton.forward import forward

@@ -53,6 +53,10 @@ class Shape:
     value_dim: int = 64
 
 
+# Of several batch entries and heads, with a group, and with lengths and head dims that differ.
+SMALL = Shape(batch=2, q_len=19, kv_len=40, q_heads=4, kv_heads=2, head_dim=24, value_dim=16)
+
+
 @dataclass(frozen=True)
 class Drawn:
     """One call: what the oracle, the model and a kernel are given."""

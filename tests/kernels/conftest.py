@@ -11,6 +11,6 @@ from attest.kernels.triton.launch import INTERPRETED
 def no_access_outside_the_arrays() -> Generator[None]:
     yield
     if INTERPRETED:
-        from attest.kernels.triton.interpreter import drain_violations
+        from attest.kernels.triton.memory import drain_violations
 
         assert [str(violation) for violation in drain_violations()] == []

@@ -16,7 +16,7 @@ from kernel_cases import qkv
 
 from attest import kernels
 from attest.kernels import choose, triton, xla
-from attest.kernels.choose import Device, Traits, device_of, implementation_for
+from attest.kernels.choose import Device, Traits, implementation_for
 from attest.kernels.implementations import MOSAIC_GPU, PALLAS_TPU, TRITON
 from attest.kernels.options import FLOAT_DTYPES
 from attest.kernels.pallas import mosaic_gpu, tpu
@@ -271,34 +271,6 @@ def test_a_traced_probability_is_no_reason(monkeypatch):
     told: list[Any] = []
     jax.jit(lambda p: told.append(described({"dropout_prob": p}, monkeypatch, *qkv())[1]))(0.1)
     assert not told[0].dropout
-
-
-class Gpu:
-    def __init__(self, capability: Any) -> None:
-        if capability is not None:
-            self.compute_capability = capability
-
-    platform = "gpu"
-
-
-@pytest.mark.parametrize("capability", ["9.0", "8.0", "gfx942", None])
-def test_without_arrays_the_device_is_the_first_of_the_default_backend(capability, monkeypatch):
-    assert device_of() == Device("cpu")
-    monkeypatch.setattr(jax, "devices", lambda: [Gpu(capability), Gpu("1.0")])
-    assert device_of() == device_of(np.zeros(3)) == Device("gpu", capability)
-    assert device_of(jnp.zeros(3)) == Device("cpu"), "an array runs where it is"
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_the_device_is_that_of_default_device(named, monkeypatch):
-    cpu = jax.devices("cpu")[0]
-    monkeypatch.setattr(jax, "devices", lambda backend="gpu": [cpu] if backend == "cpu" else [Gpu("9.0")])
-    with jax.default_device("cpu" if named else cpu):
-        assert device_of() == Device("cpu")
-        told: list[Device] = []
-        jax.make_jaxpr(lambda x: told.append(device_of(x)) or x)(1.0)
-        assert told == [Device("cpu")]
-    assert device_of() == Device("gpu", "9.0")
 
 
 MALFORMED = [
