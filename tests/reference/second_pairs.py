@@ -1,5 +1,7 @@
 """The pairs that are visible and those that dropout keeps, one at a time, from the clauses."""
 
+from itertools import pairwise
+
 import numpy as np
 from mpmath import mp, mpf
 
