@@ -2,6 +2,10 @@
 
 import os
 import re
+import resource
+import tomllib
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nox
@@ -24,7 +28,7 @@ _COMPILE_QUICKLY = {
     "HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci"),
 }
 
-# What the session versions judges; on a red version of JAX the compiler is at fault: docs/jax-versions.md.
+# What the session versions judges; on a red version of JAX the compiler is at fault: docs/reference/jax-versions.md.
 _JAX = ("0.6.0", "0.8.0", "0.10.2", "0.11.0", "0.12.0.1")
 _RED_JAX = ("0.11.0",)
 
@@ -37,14 +41,19 @@ def tests(session: nox.Session) -> None:
     """What guards main: lint, types, pages, gates, the compile matrix, and the test suite at the end."""
     _install(session, "test", "lint", "types", "docs", "hopper", "tpu")
     session.env.update(_PLATFORMS)
-    _lint(session)
-    _types(session)
-    _docs(session)
-    session.run("attest", "gate")
-    _gate_triton_interpret(session)
-    _gate_pallas_tpu_interpret(session)
-    session.run("attest", "compile")
-    session.run("pytest", "-n", "auto", "--cov", *session.posargs, env=_COMPILE_QUICKLY)
+    with _part(session, "lint and types"):
+        _lint(session)
+        _types(session)
+    with _part(session, "pages"):
+        _docs(session)
+    with _part(session, "gates"):
+        session.run("attest", "gate")
+        _gate_triton_interpret(session)
+        _gate_pallas_tpu_interpret(session)
+    with _part(session, "compile matrix"):
+        session.run("attest", "compile")
+    with _part(session, "test suite"):
+        session.run("pytest", "-n", "auto", "--cov", *session.posargs, env=_COMPILE_QUICKLY)
 
 
 @nox.session
@@ -131,7 +140,7 @@ def minimums(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("jax", _JAX)
 def versions(session: nox.Session, jax: str) -> None:
-    """Nightly: the quick gate of the XLA kernels on a version of JAX, and its row in docs/jax-versions.md."""
+    """Nightly: the quick gate on a version of JAX, and its row in docs/reference/jax-versions.md."""
     project = nox.project.load_toml()["project"]
     suite = project["optional-dependencies"]["suite"]
     # The project itself excludes the red versions.
@@ -145,6 +154,23 @@ def versions(session: nox.Session, jax: str) -> None:
         # What is red is judged by the last command.
         session.run("attest", "check", subject, "--json", records[-1], *session.posargs, success_codes=[0, 1])
     session.run("python", "-m", "tests.jax_versions", *records, success_codes=[int(jax in _RED_JAX)])
+
+
+@contextmanager
+def _part(session: nox.Session, name: str) -> Generator[None]:
+    """Print the CPU minutes of a part of the session beside its budget."""
+    budget = tomllib.loads(Path("tests/budget.toml").read_text())["minutes"][name]
+    before = _cpu_seconds()
+    try:
+        yield
+    finally:
+        session.log(f"{name}: {(_cpu_seconds() - before) / 60:.1f} CPU minutes, budget {budget}")
+
+
+def _cpu_seconds() -> float:
+    """The CPU time of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _install(session: nox.Session, *groups: str) -> None:
