@@ -28,7 +28,8 @@ _COMPILE_QUICKLY = {
     "HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci"),
 }
 
-# What the session versions judges; on a red version of JAX the compiler is at fault: docs/reference/jax-versions.md.
+# What the session versions judges. On a red version of JAX the compiler is at fault, see
+# docs/reference/jax-versions.md.
 _JAX = ("0.6.0", "0.8.0", "0.10.2", "0.11.0", "0.12.0.1")
 _RED_JAX = ("0.11.0",)
 
