@@ -1,12 +1,12 @@
 """Block sizes, warps and stages of the Triton kernels: the data table blocks.toml."""
 
-import tomllib
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from attest.kernels.options import check_size, refuse
+from attest.kernels.tables import read_table, select
+
+_TABLE = Path(__file__).with_name("blocks.toml")
 
 # What `choose` calls work.
 WORK = ("plain", "edges", "short", "uneven", "segments", "dropout", "mixed", "pairs", "bias", "rough")
@@ -54,22 +54,13 @@ def choose(kernel: str, device: str, head_dim: int, itemsize: int, work: str) ->
     - "pairs": a mask, or a bias that all rows share; "bias": a bias of every pair;
     - "rough": a mask or bias with another of these.
 
-    The first row that fits: its kernel and bytes are the same, its head_dim is no smaller, and its devices
-    and work hold the call's or are absent. Rows without devices come last in the table, as the fallback.
+    Rows without devices come last in the table, as the fallback.
     """
-    for row in _tables()["sizes"]:
-        fits = row["kernel"] == kernel and row["bytes"] == itemsize and head_dim <= row["head_dim"]
-        if fits and device in row.get("devices", (device,)) and work in row.get("work", (work,)):
-            return BlockSizes(row["q"], row["k"], row["warps"], row["stages"])
-    raise LookupError(f"blocks.toml has no row for {kernel}, head_dim {head_dim}, {itemsize} bytes, {work}")
+    row = select(_TABLE, kernel, head_dim, (work,), itemsize, device)
+    return BlockSizes(row["q"], row["k"], row["warps"], row["stages"])
 
 
 def separate(head_dim: int, work: str) -> bool:
     """Whether dkey and dvalue are summed by a launch each, since both sums leave too few registers."""
-    rows = _tables()["separate"]
-    return any(head_dim > row["over"] and work in row.get("work", (work,)) for row in rows)
-
-
-@cache
-def _tables() -> dict[str, list[dict[str, Any]]]:
-    return tomllib.loads(Path(__file__).with_name("blocks.toml").read_text())
+    rows = read_table(_TABLE)["separate"]
+    return any(head_dim > row["over"] and work in row.get("any", (work,)) for row in rows)

@@ -20,6 +20,7 @@ from attest.kernels.choose import Device, Traits, implementation_for
 from attest.kernels.implementations import MOSAIC_GPU, PALLAS_TPU, TRITON
 from attest.kernels.options import FLOAT_DTYPES
 from attest.kernels.pallas import mosaic_gpu, tpu
+from attest.kernels.tables import read_table
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 
 EVERYTHING = lambda _package: True  # noqa: E731
@@ -184,7 +185,7 @@ def test_dtypes_that_are_none_are_no_reason(dtype):
     [(TRITON, "attest.kernels.triton.blocks"), (PALLAS_TPU, "attest.kernels.pallas.tpu.blocks")],
 )
 def test_there_are_block_sizes_for_the_largest_head_dim(implementation, blocks):
-    rows = importlib.import_module(blocks)._tables()["sizes"]
+    rows = read_table(importlib.import_module(blocks)._TABLE)["sizes"]
     for kernel in {row["kernel"] for row in rows}:
         largest = max(row["head_dim"] for row in rows if row["kernel"] == kernel)
         assert largest == implementation.capabilities.largest_head_dim

@@ -2,7 +2,8 @@
 
 import pytest
 
-from attest.kernels.triton.blocks import WORK, BlockSizes, _tables, choose, separate
+from attest.kernels.tables import read_table
+from attest.kernels.triton.blocks import _TABLE, WORK, BlockSizes, choose, separate
 
 KERNELS = ("forward", "backward_query", "backward_key", "backward_bias")
 
@@ -26,21 +27,21 @@ def test_a_question_without_a_row_is_named(question):
 
 def test_every_row_is_legal_and_answers_some_question():
     fields = {"kernel", "bytes", "head_dim", "q", "k", "warps", "stages"}
-    for row in _tables()["sizes"]:
-        assert fields <= set(row) <= fields | {"devices", "work"}
+    for row in read_table(_TABLE)["sizes"]:
+        assert fields <= set(row) <= fields | {"devices", "any"}
         assert row["kernel"] in KERNELS
         assert row["bytes"] in (2, 4)
-        assert set(row.get("work", WORK)) <= set(WORK)
+        assert set(row.get("any", WORK)) <= set(WORK)
         sizes = BlockSizes(row["q"], row["k"], row["warps"], row["stages"])
         assert sizes in [
             choose(row["kernel"], device, row["head_dim"], row["bytes"], work)
             for device in row.get("devices", ["new"])
-            for work in row.get("work", WORK)
+            for work in row.get("any", WORK)
         ], row
 
 
 def test_rows_of_a_device_come_before_the_fallback():
-    general = ["devices" not in row for row in _tables()["sizes"]]
+    general = ["devices" not in row for row in read_table(_TABLE)["sizes"]]
     assert general == sorted(general)
     assert any(
         choose("forward", "sm_90", d, 2, "plain") != choose("forward", "new", d, 2, "plain")
@@ -49,9 +50,9 @@ def test_rows_of_a_device_come_before_the_fallback():
 
 
 def test_beyond_the_head_dims_of_the_table_sums_are_separate():
-    for row in _tables()["separate"]:
-        assert {"over"} <= set(row) <= {"over", "work"}
-        for work in row.get("work", WORK):
+    for row in read_table(_TABLE)["separate"]:
+        assert {"over"} <= set(row) <= {"over", "any"}
+        for work in row.get("any", WORK):
             assert separate(row["over"] + 1, work)
     assert all(separate(129, work) for work in WORK)
     assert not separate(128, "plain")

@@ -1,11 +1,13 @@
 """Block sizes and schedules of the Hopper kernels: the data table blocks.toml."""
 
-import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
+
+from attest.kernels.tables import read_table, select
+
+_TABLE = Path(__file__).with_name("blocks.toml")
 
 ROWS = 64  # the rows of one product of a warpgroup: WGMMA's only choice
 
@@ -67,45 +69,20 @@ class BackwardSizes:
 
 def choose(head_dim: int, work: Collection[str]) -> Blocks:
     """The table's choice for the forward kernel. work: what `spec.work_of` says of the call."""
-    row = _row("forward", head_dim, work)
-    return Blocks(
-        k=row["k"],
-        stages=row["stages"],
-        consumers=row["consumers"],
-        registers=_registers(row),
-        partial_sums=row["partial_sums"],
-        programs=row.get("programs"),
-    )
+    return Blocks(**_row("forward", head_dim, work))
 
 
 def choose_backward(kernel: str, head_dim: int, work: Collection[str]) -> BackwardBlocks:
     """The table's choice for a backward kernel, by name."""
-    row = _row(kernel, head_dim, work)
-    return BackwardBlocks(
-        step=row["step"],
-        stages=row["stages"],
-        consumers=row["consumers"],
-        registers=_registers(row),
-        ping_pong=row.get("ping_pong", False),
-        separate=row.get("separate", False),
-    )
+    return BackwardBlocks(**_row(kernel, head_dim, work))
 
 
 def head_dims() -> tuple[int, ...]:
     """The head dims that the table has rows for, ascending: others are padded to the next."""
-    return tuple(sorted({row["head_dim"] for row in _table()["forward"]}))
-
-
-def _registers(row: dict[str, Any]) -> tuple[int, int]:
-    consumer, producer = row["registers"]
-    return consumer, producer
+    rows = read_table(_TABLE)["sizes"]
+    return tuple(sorted({row["head_dim"] for row in rows if row["kernel"] == "forward"}))
 
 
 def _row(kernel: str, head_dim: int, work: Collection[str]) -> dict[str, Any]:
-    rows = (row for row in _table()[kernel] if row["head_dim"] == head_dim)
-    return next(row for row in rows if set(row.get("work", ())) <= set(work))
-
-
-@cache
-def _table() -> dict[str, list[dict[str, Any]]]:
-    return tomllib.loads(Path(__file__).with_name("blocks.toml").read_text())
+    row = select(_TABLE, kernel, head_dim, work)
+    return row | {"registers": tuple(row["registers"])}

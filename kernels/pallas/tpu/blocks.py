@@ -1,12 +1,12 @@
 """Block sizes of the TPU kernels: the data table blocks.toml, and the lengths of the call."""
 
-import tomllib
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from attest.kernels.options import check_size, refuse
+from attest.kernels.tables import select
+
+_TABLE = Path(__file__).with_name("blocks.toml")
 
 # Queries lie along the 128 lanes of a vector register. Keys do so in tiles of a mask or bias, and lie along
 # sublanes, of which 16-bit numbers fill 16, everywhere else.
@@ -43,20 +43,10 @@ class BackwardSizes:
 
 
 def choose(kernel: str, head_dim: int, itemsize: int, q_length: int, k_length: int) -> BlockSizes:
-    """The table's choice for a kernel, by name, for inputs of `itemsize` bytes, cut to what lengths need.
-
-    The first row that fits is taken: its kernel and bytes are the same, and its head_dim is no smaller.
-    """
-    for row in _tables()["sizes"]:
-        if row["kernel"] == kernel and row["bytes"] == itemsize and head_dim <= row["head_dim"]:
-            return BlockSizes(_shrunk(row["q"], q_length), _shrunk(row["k"], k_length))
-    raise LookupError(f"blocks.toml has no row for {kernel}, head_dim {head_dim}, {itemsize} bytes")
+    """The table's choice for a kernel, by name, for inputs of `itemsize` bytes, cut to what lengths need."""
+    row = select(_TABLE, kernel, head_dim, itemsize=itemsize)
+    return BlockSizes(_shrunk(row["q"], q_length), _shrunk(row["k"], k_length))
 
 
 def _shrunk(block: int, length: int) -> int:
     return min(block, -(-length // LANES) * LANES)
-
-
-@cache
-def _tables() -> dict[str, list[dict[str, Any]]]:
-    return tomllib.loads(Path(__file__).with_name("blocks.toml").read_text())
