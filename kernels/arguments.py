@@ -92,7 +92,7 @@ def check_call(
     `softmax_aux` of shape [num_sinks], shared by all heads, where that is not as many as heads; segment ids
     of any integer dtype; lengths as int64; `sliding_window` an int w, meaning (w, w); `dropout_seed` a Python
     int in [0, 2**64), or a uint32 array [2] of its (low, high) words, the form to use where the seed is
-    traced, or a typed key of `jax.random`, whose words are `jax.random.bits(key, (2,), "uint32")` (S27).
+    traced, or a typed key of `jax.random`, whose words are `jax.random.bits(key, (2,), "uint32")`.
 
     Raises: ValueError naming the argument.
     """

@@ -1,4 +1,4 @@
-"""The public attention functions, which run the fastest implementation that supports the call."""
+"""The public attention functions, which run the first implementation that supports the call."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +56,7 @@ def flash_attention(
         dropout_prob: the share of the weights that is dropped, from 0 to below 1 (S12).
         causal: whether a row sees no later key; the last row is aligned with the last key (S6).
         dropout_seed: an int in [0, 2**64), a uint32 [2] of its low and high words, or a typed JAX random
-            key (S27). Needed for dropout.
+            key. Needed for dropout.
         cum_seqlens_q: [n + 1] int32 or int64, cumulative lengths from 0. With B = 1 the sequences are packed
             one after another; with B = n each batch entry holds one, padded (S9).
         cum_seqlens_k: the same of the keys.

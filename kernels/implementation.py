@@ -77,8 +77,9 @@ class Backward(NamedTuple):
     bias: jax.Array | None
 
 
-def _default_sizes(_sizes: Any) -> None:
-    return None
+def _default_sizes(sizes: Any) -> None:
+    if sizes is not None:
+        refuse("fwd_params or bwd_params", shown(sizes), "None", "This implementation has no block sizes.")
 
 
 def _default_precision(precision: Any) -> Any:
@@ -89,13 +90,13 @@ def _default_precision(precision: Any) -> Any:
 class Passes:
     """What an implementation computes.
 
-    forward: out, lse and row maximum of a call that has queries and keys. An lse of padding rows is
-        overwritten.
-    backward: from the call, its `RowTerms` and what forward kept to the gradients (S14, S15).
+    forward: out, lse and row maximum of a call that has queries and keys. The lse of padding rows may be
+        anything.
+    backward: from the settings, the call, its `RowTerms` and what forward kept to the gradients (S14, S15).
     check_forward, check_backward: from fwd_params and bwd_params as given to what `Settings` holds.
     check_precision: the same for precision. All three raise ValueError naming the argument.
-    cleans_rows: whether rows without a number are kept from hidden keys by the backward pass itself. If not,
-        `RowTerms` has zeros in their query and d_out.
+    cleans_rows: whether the backward pass itself stops NaN rows (NaN in query or lse) from reaching keys that
+        they do not see. If not, `RowTerms` has zeros in their query and d_out.
     """
 
     forward: Callable[[Settings, Call], Forward]

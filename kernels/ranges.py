@@ -26,7 +26,7 @@ class _Tiles:
 
 
 def key_blocks(call: Call, rows: Rows, block_q: int, block_k: int) -> jax.Array | None:
-    """Per block of queries, the key blocks it visits: [N, query blocks, 4] int32, N as in `describe`.
+    """Per block of queries, the key blocks it visits: [N, query blocks, 4] int32, N as in `Rows`.
 
     None where the call restricts nothing but by mask or bias.
     """

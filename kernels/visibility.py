@@ -1,8 +1,8 @@
 """Visibility: an interval of keys for each query row, segment ids, a mask and a bias.
 
 Causal order, windows and sequence lengths (clauses S6, S7, S9) all reduce to one closed interval of key
-indices [first, last] per query row, because the tokens of a sequence are contiguous. So do positions of rows;
-positions of keys (S23) are compared key by key. An interval is O(S) to
+indices [first, last] per query row, because the tokens of a sequence are contiguous. Positions of rows only
+move the interval; positions of keys (S23) are compared key by key. An interval is O(S) to
 store, gives any tile of the visibility by two comparisons, and tells which key blocks a block of rows can
 skip.
 
@@ -48,8 +48,8 @@ class _Sequences:
     key_start: jax.Array | int  # the first key of the sequence
     shift: jax.Array | int  # by how much the sequence has more keys than queries
     offset: jax.Array | int | None  # q_offset
-    first: jax.Array | None  # the keys of the sequence, where it has not all
-    last: jax.Array | None
+    first: jax.Array | None  # the first key of the sequence, None if the sequence has every key
+    last: jax.Array | None  # the last one, likewise
     padding: jax.Array | None
 
 
