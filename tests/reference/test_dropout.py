@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attest.reference.dropout import keep_mask, philox4x32
 from attest.reference.semantics import STANDARD, Semantics
-from tests.reference import second_opinion
+from tests.reference import second_pairs
 
 # Random123's published answers: counter, key, output.
 KNOWN_ANSWERS = [
@@ -40,7 +40,7 @@ class TestGenerator:
         c0, c1, c2, c3 = (np.array([word], np.uint32) for word in words(counter))
         k0, k1 = words(key)
         assert tuple(int(word[0]) for word in philox4x32((c0, c1, c2, c3), (k0, k1))) == words(output)
-        assert second_opinion.philox(words(counter), (k0, k1)) == words(output)  # type: ignore[arg-type]
+        assert second_pairs.philox(words(counter), (k0, k1)) == words(output)  # type: ignore[arg-type]
 
     @pytest.mark.skipif(sys.platform != "linux", reason="Triton is only there on Linux")
     def test_triton_draws_the_same_words(self, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ class TestCounters:
         got = keep_mask(STANDARD, seed, rate, 1, 2, np.array([4, 0]), shape)
         for at, i in enumerate((4, 0)):
             for j in range(11):
-                word = second_opinion.philox((j >> 2, i, 2, 1), (0x89ABCDEF, 0x01234567))[j & 3]
+                word = second_pairs.philox((j >> 2, i, 2, 1), (0x89ABCDEF, 0x01234567))[j & 3]
                 assert got[at, j] == (word >= threshold)
 
     def test_shared_heads_use_head_zero(self) -> None:
@@ -80,7 +80,7 @@ class TestCounters:
         for j in range(5):
             low, high = (offset + j) & 0xFFFFFFFF, (offset + j) >> 32
             assert high > 0
-            assert got[j] == (second_opinion.philox((low, high, 0, 0), (9, 0))[0] >= 2**31)
+            assert got[j] == (second_pairs.philox((low, high, 0, 0), (9, 0))[0] >= 2**31)
 
     @given(chunk=st.integers(1, 9))
     def test_each_chunk_starts_over_with_its_own_key(self, chunk: int) -> None:
@@ -110,7 +110,7 @@ class TestCounters:
     def test_the_last_place_that_32_bits_can_name(self) -> None:
         last = (2**32 - 1,) * 4
         got = keep_mask(STANDARD, 5, 0.5, 0, 0, np.array([0]), (1, 1, 1, 1), last)
-        word = second_opinion.philox((last[3] >> 2, *last[:3]), (5, 0))[3]
+        word = second_pairs.philox((last[3] >> 2, *last[:3]), (5, 0))[3]
         assert got.tolist() == [[word >= 2**31]]
 
     def test_a_linear_offset_has_no_origin(self) -> None:
@@ -146,7 +146,7 @@ class TestThreshold:
     @pytest.mark.parametrize("dropout", DIALECTS)
     def test_the_word_at_the_threshold_is_kept(self, dropout: str) -> None:
         semantics = replace(STANDARD, dropout=dropout)
-        word = second_opinion.philox((0, 0, 0, 0), (0, 0))[0]
+        word = second_pairs.philox((0, 0, 0, 0), (0, 0))[0]
         assert mask(semantics, 0, word / 2**32, 0, 0, (1, 1, 1, 1)).all()
         assert not mask(semantics, 0, (word + 1) / 2**32, 0, 0, (1, 1, 1, 1)).any()
 
