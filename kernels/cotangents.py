@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from attest.kernels.arguments import Call
 from attest.kernels.exponents import lowered
+from attest.kernels.positions import Positions
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def cotangent_call(
         cum_seqlens_q=None,
         cum_seqlens_k=None,
         dropout_seed=None,
-        positions=replace(call.positions, q_offset=None, q=None, kv=None, origin=None),
+        positions=Positions(),
     )
 
 

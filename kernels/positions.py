@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.arrays import fitted
+from attest.kernels.arrays import check_is_array, fitted
 from attest.kernels.options import check_integer, refuse
 
 # A word of the counter of dropout's generator, and the keys that one call of it serves.
@@ -25,13 +25,13 @@ _KEY_GROUP = 4
 class Positions:
     """Where rows and keys stand; a field is None where the default holds. All int32 but the origin.
 
-    q_offset and q_positions exclude each other.
+    q_offset and q exclude each other. The origin is a batch entry, a query head, a row and a key.
     """
 
-    q_offset: jax.Array | None  # [1], or one for each sequence
-    q: jax.Array | None  # [B or 1, Sq]
-    kv: jax.Array | None  # [B or 1, Sk]
-    origin: jax.Array | None  # [4] uint32: the batch entry, query head, row and key where this begins
+    q_offset: jax.Array | None = None  # [1], or one for each sequence
+    q: jax.Array | None = None  # [B or 1, Sq]
+    kv: jax.Array | None = None  # [B or 1, Sk]
+    origin: jax.Array | None = None  # [4] uint32: where the call begins in the whole
 
     @property
     def given(self) -> bool:
@@ -69,6 +69,7 @@ def _check_offset(offset: Any, sequences: int) -> jax.Array:
     if not isinstance(offset, jax.Array | np.ndarray):
         offset = np.array([check_integer("q_offset", offset, advice)], dtype=object)
         return _as_int32("q_offset", offset)
+    check_is_array("q_offset", offset)
     if not jnp.issubdtype(offset.dtype, jnp.integer):
         refuse("q_offset", f"dtype {offset.dtype}", "an integer dtype", advice)
     if offset.shape not in ((), (1,), (sequences,)):
@@ -80,8 +81,7 @@ def _check_tokens(name: str, positions: Any, batch: int, length: int) -> jax.Arr
     if positions is None:
         return None
     advice = "Give one integer per token."
-    if not isinstance(positions, jax.Array | np.ndarray):
-        refuse(name, f"a {type(positions).__name__}", "a JAX or NumPy array", advice)
+    check_is_array(name, positions)
     if not jnp.issubdtype(positions.dtype, jnp.integer):
         refuse(name, f"dtype {positions.dtype}", "an integer dtype", advice)
     if positions.shape not in ((batch, length), (1, length)):

@@ -50,10 +50,12 @@ _differentiable.defvjp(_with_residuals, _cotangents)
 
 def _forward(passes: Passes, settings: Settings, call: Call) -> Forward:
     result = passes.forward(settings, call) if _has_pairs(call) else _sinks_alone(call)
+    if call.softmax_aux is None:
+        return result
+    # Padding has no sinks (S9); an empty row, which otherwise looks like it, has (S11).
     with ahead(call):
         padding = describe_rows(call).padding
-    # Padding has no sinks (S9); an empty row, which otherwise looks like it, has (S11).
-    if padding is None or call.softmax_aux is None:
+    if padding is None:
         return result
     return result._replace(lse=jnp.where(padding[:, None, :], -jnp.inf, result.lse))
 

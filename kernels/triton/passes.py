@@ -32,7 +32,7 @@ from attest.kernels.triton.blocks import BackwardSizes, BlockSizes, choose, sepa
 from attest.kernels.triton.compiled import check_room
 from attest.kernels.triton.forward import forward
 from attest.kernels.triton.launch import Launch, launch, recording_id, target_device
-from attest.kernels.visibility import ahead, describe_rows
+from attest.kernels.visibility import ahead, describe_rows, hides_pairs
 
 # A scale from here on is multiplied with before anything else.
 _LARGEST_UNIT = 2.0**100
@@ -85,7 +85,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
         visible = _visible(call)
         ranges = key_blocks(call, visible.rows, sizes.q, sizes.k)
     sinks = call.softmax_aux
-    hides = _restricted(call, visible)
+    hides = hides_pairs(call)
     constants = _constants(settings, call, visible, ranges, sizes)
     constants |= _references(call, constants["UNIT"])
     constants |= {
@@ -118,7 +118,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
     k_length, k_heads = call.key.shape[1:3]
     with ahead(call):
         visible = _visible(call)
-    hides = _restricted(call, visible)
+    hides = hides_pairs(call)
     call = replace(call, query=terms.query)
     weight = terms.query if terms.weight is None else terms.weight
     row_arrays = (terms.d_out, in_units(terms.lse), terms.delta, weight)
@@ -205,12 +205,6 @@ def _visible(call: Call) -> _Visible:
         return None if x is None else jnp.broadcast_to(x, shape)
 
     return _Visible(spread(rows.first), spread(rows.last), rows, batched)
-
-
-def _restricted(call: Call, visible: _Visible) -> bool:
-    """Whether some pair within the lengths may be hidden."""
-    arrays = (visible.first, visible.last, call.q_segment_ids, call.attention_mask, call.bias)
-    return any(x is not None for x in arrays)
 
 
 def _phases(call: Call, edges: bool) -> dict[str, int]:
