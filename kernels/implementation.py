@@ -11,6 +11,7 @@ Delta = rowsum(dO * O).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,25 +23,24 @@ from attest.kernels.options import FLOAT_DTYPES, refuse, shown
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an implementation supports. Cheap to import, so that the choice loads only what it runs.
+    """What an implementation supports. Cheap to import, so that the choice loads only what it runs."""
 
-    backends: the backends of JAX that it is chosen for, None for every one. named_on: further ones where it
-    may be named, in an interpreter or compiled for a device that is not here; its own code checks that.
-    compute_capability: of the only GPUs that it supports; None for any.
-    dtypes: of query, key and value. logits_dtypes: of bias and logits.
-    largest_head_dim: None for any.
-    dropout: whether it supports dropout. kv_positions: whether keys may stand at free positions (S23).
-    packages: what it needs beside JAX, as Python imports them.
-    """
-
+    # The backends of JAX that it is chosen for; None: every one.
     backends: tuple[str, ...] | None = None
+    # Backends where it also runs if it is named: interpreted, or compiled for a device that is not here.
     named_on: tuple[str, ...] = ()
+    # If set, it runs only on GPUs of this compute capability.
     compute_capability: str | None = None
+    # Of query, key and value.
     dtypes: tuple[str, ...] = FLOAT_DTYPES
+    # Of bias and logits.
     logits_dtypes: tuple[str, ...] = FLOAT_DTYPES
+    # None: any.
     largest_head_dim: int | None = None
     dropout: bool = True
+    # Whether keys may have positions of their own (S23).
     kv_positions: bool = False
+    # The packages that it needs beside JAX, by the names that Python imports.
     packages: tuple[str, ...] = ()
 
 
@@ -77,12 +77,16 @@ class Backward(NamedTuple):
     bias: jax.Array | None
 
 
-def _default_sizes(sizes: Any) -> None:
+def _no_sizes(name: str, sizes: Any) -> None:
     if sizes is not None:
-        refuse("fwd_params or bwd_params", shown(sizes), "None", "This implementation has no block sizes.")
+        refuse(name, shown(sizes), "None", "This implementation has no block sizes.")
 
 
-def _default_precision(precision: Any) -> Any:
+_NO_FORWARD_SIZES = partial(_no_sizes, "fwd_params")
+_NO_BACKWARD_SIZES = partial(_no_sizes, "bwd_params")
+
+
+def _fixed_precision(precision: Any) -> Any:
     return check_precision(precision, {None: None}, "It is fixed.")
 
 
@@ -101,9 +105,9 @@ class Passes:
 
     forward: Callable[[Settings, Call], Forward]
     backward: Callable[[Settings, Call, RowTerms, Any], Backward]
-    check_forward: Callable[[Any], Any] = _default_sizes
-    check_backward: Callable[[Any], Any] = _default_sizes
-    check_precision: Callable[[Any], Any] = _default_precision
+    check_forward: Callable[[Any], Any] = _NO_FORWARD_SIZES
+    check_backward: Callable[[Any], Any] = _NO_BACKWARD_SIZES
+    check_precision: Callable[[Any], Any] = _fixed_precision
     cleans_rows: bool = False
 
 

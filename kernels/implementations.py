@@ -7,7 +7,7 @@ from attest.kernels.implementation import Capabilities, Implementation, Passes
 
 
 def _loaded(name: str, module: str, capabilities: Capabilities) -> Implementation:
-    """An implementation whose module, with a kernel compiler behind it, is imported when a call runs it."""
+    """Return an implementation whose module is imported when a call first runs it."""
 
     @cache
     def load() -> Passes:

@@ -41,13 +41,13 @@ def select(
     Raises: LookupError if no row does, naming what was looked for.
     """
     for row in read_table(path)["sizes"]:
-        if fits(row, kernel, head_dim, work, itemsize, device):
+        if _fits(row, kernel, head_dim, work, itemsize, device):
             return {name: value for name, value in row.items() if name not in _SELECTING}
     looked_for = [kernel, f"head_dim {head_dim}", *([] if itemsize is None else [f"{itemsize} bytes"]), *work]
     raise LookupError(f"{path.name} has no row for {', '.join(looked_for)}")
 
 
-def fits(
+def _fits(
     row: Mapping[str, Any],
     kernel: str,
     head_dim: int,
@@ -55,7 +55,7 @@ def fits(
     itemsize: int | None = None,
     device: str | None = None,
 ) -> bool:
-    """Return whether a row is for such a call."""
+    """Whether a row is for such a call."""
     return (
         row["kernel"] == kernel
         and head_dim <= row["head_dim"]

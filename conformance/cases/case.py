@@ -131,7 +131,7 @@ class Case:
 
     @property
     def features(self) -> frozenset[str]:
-        """What a kernel must support to be asked this, of ALL_FEATURES."""
+        """The features of ALL_FEATURES that a kernel must support to be given this case."""
         packed = self.lengths is not None and self.batch == 1
         switches = {
             "causal": self.causal,

@@ -78,6 +78,9 @@ def test_a_toy_refuses_what_it_does_not_declare():
     arrays = qkv(q_heads=2, k_heads=2)
     with pytest.raises(NotImplementedError, match=r"^toy: takes no dropout_prob above 0"):
         flash_attention(*arrays, dropout_prob=0.5, dropout_seed=1, platform=TOY)
+    for name in ("fwd_params", "bwd_params"):
+        with pytest.raises(ValueError, match=rf"^{name}: got 3; expected None"):
+            flash_attention(*arrays, **{name: 3}, platform=TOY)
     with pytest.raises(ValueError, match=r"^precision: got .highest.; expected one of None"):
         flash_attention(*arrays, precision="highest", platform=TOY)
 
