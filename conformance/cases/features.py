@@ -26,7 +26,7 @@ FEATURES = {
     "packed": Feature("S9", ("cum_seqlens_q", "cum_seqlens_k")),
     "sinks": Feature("S11", ("softmax_aux",)),
     "dropout": Feature("S12", ("dropout_prob", "dropout_seed")),
-    "unnormalized": Feature("S13", ("normalize_output",)),
+    "unnormalized": Feature("S26", ("normalize_output",)),
     "gqa": Feature("S15", ()),
     "value_dim": Feature("S16", ()),
 }
@@ -50,7 +50,7 @@ CLAUSES = {
     "S7": "window (left, right): i' - left <= j <= i' + right with i' = i + (Sk - Sq), both ends inclusive",
     "S8": "segments: a key is visible iff the ids are equal and non-negative",
     "S9": "lengths: tokens past a length are padding: out 0, lse -inf, gradients 0",
-    "S10": "a row that sees no key has out 0, lse -inf and zero gradients, never NaN",
+    "S10": "a row that sees no key has out 0, lse -inf (or that of its sinks) and no gradients, never NaN",
     "S11": "each sink logit joins the normaliser once: not scaled, not capped, without a value",
     "S12": "dropout keeps the weights that Philox4x32-10 says, scaled by 1 / (1 - rate); lse is undropped",
     "S13": "lse is the natural logsumexp of the visible capped logits and the sinks",
@@ -63,4 +63,5 @@ CLAUSES = {
     "S20": "what is unsupported or malformed is refused by name, never silently ignored",
     "S22": "eager, jit, vmap, grad and remat give the same answer",
     "S23": "causal and window compare positions as given; dropout counts from the origin in the whole arrays",
+    "S26": "normalize_output=False: weights are exp(logit - the row's largest), not divided by their sum",
 }

@@ -107,16 +107,25 @@ def _first(tries: Iterator[Case], tells: Callable[[Case], bool]) -> Case:
 
 
 def poisoned(case: Case, seed: int) -> Case | None:
-    """The case with whole keys hidden from every row and poison there; None if nothing can hide them."""
+    """The case with poison in keys that no row sees and in rows that see no key; None if it has neither."""
     third = Dice(seed, "poison").pick("third", ("first", "middle", "last"))
     changes: dict[str, Any] = {"poison": True}
     if case.mask is not None:
         changes["mask_pattern"] = third
     elif case.bias is not None:
         changes["bias_pattern"] = third
-    left = None if case.window is None or case.features & set(COORDINATES) else case.window[0]
-    beyond = left is not None and case.lengths is None and case.kv_len - case.q_len > left
-    return replace(case, **changes) if case.features & _HIDING or beyond else None
+    hides = case.features & _HIDING or _sides_hide(case)
+    return replace(case, **changes) if hides else None
+
+
+def _sides_hide(case: Case) -> bool:
+    """Whether unequal lengths leave a key before every window, or a row before every key."""
+    if case.lengths is not None or case.features & set(COORDINATES):
+        return False
+    left, right = case.window or (None, None)
+    right = 0 if case.causal else right
+    keys_before = case.kv_len - case.q_len
+    return (left is not None and keys_before > left) or (right is not None and -keys_before > right)
 
 
 def _blocks(row: Facts, offer: Offer, dice: Dice) -> Blocks:
