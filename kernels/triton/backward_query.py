@@ -1,11 +1,7 @@
 """The Triton backward kernel of the query: a program owns a block of queries and sums dquery.
 
-P is recomputed from the lse. Three kernels, this one, `backward_key` and `backward_bias`, so that every sum
-has one owner and nothing is added atomically (clause S17).
-
-`lse2` is the lse in bits, +inf for rows that see no key, whose P is then 0; `delta` is rowsum(dO * O) less
-the cotangent of lse; `weight`, if WEIGHTED, is what out was not divided by. dS = P * (dP - delta), through
-the cap 1 - tanh^2 (clauses S3, S14, S15).
+Three kernels, this one, `backward_key` and `backward_bias`, so that every sum has one owner and nothing is
+added atomically (clause S17). Their terms and gradients are in `attest.kernels.triton.gradient`.
 
 Paper: Dao, arXiv 2307.08691.
 """
@@ -13,152 +9,78 @@ Paper: Dao, arXiv 2307.08691.
 import triton
 import triton.language as tl
 
-from attest.kernels.triton.tile import (
-    finite_or_zero,
-    kept_pairs,
-    key_order,
+from attest.kernels.triton.gradient import Cotangents, load_row_terms, tile_gradient
+from attest.kernels.triton.program import (
+    Arrays,
+    Keys,
+    head_pointers,
+    load_key_ranges,
+    load_key_tile,
+    load_row_tile,
     load_rows,
-    load_tile,
-    offset,
-    pair_offset,
-    store_tile,
-    tile_logits,
-    weights_of_lse,
+    own_query_block,
+    visited_block,
+    visits,
 )
+from attest.kernels.triton.tile import finite_or_zero, key_order, offset, store_tile, tile_logits
 
 
 @triton.jit
 def backward_query(
-    query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, d_out, lse2, delta, weight,
-    q_length, k_length,
+    query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length,
+    d_out, lse2, delta, weight,
     d_query,
-    D: tl.constexpr, DV: tl.constexpr, K_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    SOFTMAX_SCALE: tl.constexpr,
-    SCALE: tl.constexpr, UNIT: tl.constexpr, CAP: tl.constexpr, ROUND: tl.constexpr,
-    MASK: tl.constexpr, MASK_BATCH: tl.constexpr, MASK_HEAD: tl.constexpr,
-    BIAS: tl.constexpr, BIAS_BATCH: tl.constexpr, BIAS_HEAD: tl.constexpr, BIAS_ROW: tl.constexpr,
-    FIRST: tl.constexpr, LAST: tl.constexpr, ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
-    RANGES: tl.constexpr, ALIGNED: tl.constexpr, EVEN_Q: tl.constexpr,
-    EVEN_K: tl.constexpr, HIDES: tl.constexpr, FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
-    DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, PRECISION: tl.constexpr,
-    WEIGHTED: tl.constexpr,
+    SPEC: tl.constexpr,
 ):  # fmt: skip
     """d_query [B, Sq, Hq, D]. Grid: (batch * heads * query blocks); blocks as in the forward kernel."""
-    HEADS: tl.constexpr = K_HEADS * GROUP
-    blocks = tl.cdiv(q_length, BLOCK_Q)
-    program = tl.program_id(0)
-    if BIAS and not BIAS_BATCH:
-        # Batch entries that share a tile of the bias run together and read it once from memory.
-        batches = tl.num_programs(0) // (blocks * HEADS)
-        batch = program % batches
-        program = program // batches
-    else:
-        batch = program // (blocks * HEADS)
-    # Under causal order the last blocks of rows have the most keys: they start first.
-    block = blocks - 1 - program % blocks
-    head = (program // blocks) % HEADS
-    row_start = block * BLOCK_Q
-    q_order = tl.arange(0, BLOCK_Q)
-    k_order, group, word = key_order(BLOCK_K, DROPOUT, False)
-    row = row_start + q_order
-    inside = row < q_length
-    key_head = head // GROUP
-
-    k_at = key + offset(batch, k_length, 0, K_HEADS * D) + key_head * D
-    v_at = value + offset(batch, k_length, 0, K_HEADS * DV) + key_head * DV
-    q_at = query + offset(batch, q_length, row_start, HEADS * D) + head * D
-    o_at = d_out + offset(batch, q_length, row_start, HEADS * DV) + head * DV
-    Q = load_tile(q_at, q_order, q_length - row_start, HEADS * D, D, BLOCK_D, not EVEN_Q)
-    dO = load_tile(o_at, q_order, q_length - row_start, HEADS * DV, DV, BLOCK_DV, not EVEN_Q)
-    row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
-    L = tl.load(lse2 + row_at, mask=inside, other=float("inf"))[:, None]
-    Delta = tl.load(delta + row_at, mask=inside, other=0.0)[:, None]
-    if WEIGHTED:
-        W = tl.load(weight + row_at, mask=inside, other=0.0)[:, None]
-
-    first_key, last_key, row_ids = load_rows(
-        first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
+    arrays = Arrays(
+        query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length
     )
-    ids_at = kv_ids
-    mask_at = mask
-    bias_at = bias
-    if SEGMENTS:
-        ids_at = kv_ids + batch.to(tl.int64) * k_length
-    if MASK:
-        mask_at = mask + pair_offset(batch, head, q_length, k_length, HEADS, MASK_BATCH, MASK_HEAD, True)
-    if BIAS:
-        bias_at = bias + pair_offset(batch, head, q_length, k_length, HEADS, BIAS_BATCH, BIAS_HEAD, BIAS_ROW)
+    batch, head, block = own_query_block(q_length, SPEC)
+    key_head = head // SPEC.group
+    q_order = tl.arange(0, SPEC.block_q)
+    k_order, group, word = key_order(SPEC.block_k, SPEC.dropout, False)
+    rows = load_rows(arrays, batch, head, block * SPEC.block_q, q_order, SPEC, True)
+    Q = load_row_tile(
+        query, rows, q_order, q_length, SPEC.heads, SPEC.head_dim, SPEC.block_d, not SPEC.even_q
+    )
+    dO = load_row_tile(
+        d_out, rows, q_order, q_length, SPEC.heads, SPEC.value_dim, SPEC.block_dv, not SPEC.even_q
+    )
+    cotangents = Cotangents(d_out, lse2, delta, weight)
+    terms = load_row_terms(cotangents, rows, rows.index < q_length, q_length, SPEC)
+    k_at, v_at = head_pointers(arrays, batch, key_head, SPEC)
+    visited = load_key_ranges(arrays, batch, block, SPEC)
 
-    start = 0
-    stop = tl.cdiv(k_length, BLOCK_K)
-    full_start = 0
-    full_stop = k_length // BLOCK_K
-    if RANGES:
-        range_at = ranges + ((batch if ROW_BATCH else 0) * blocks + block) * 4
-        start = tl.load(range_at)
-        full_start = tl.load(range_at + 1)
-        full_stop = tl.load(range_at + 2)
-        stop = tl.load(range_at + 3)
-    if MASK or BIAS:
-        full_start = start
-        full_stop = start
-
-    dQ = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    dQ = tl.zeros([SPEC.block_q, SPEC.block_d], tl.float32)
     leaked = 0
-    for CAREFUL in tl.static_range(0, 2 if HIDES else 1):
+    for CAREFUL in tl.static_range(0, 2 if SPEC.hides else 1):
         if CAREFUL:
             # A hidden key that is not finite may have leaked as 0 * NaN: then once more, without such keys.
             leaked = tl.max(tl.max((dQ - dQ != 0.0).to(tl.int32), 1), 0)
             dQ = tl.where(leaked > 0, 0.0, dQ)
-        for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
-            if EDGE:
-                count = (full_start - start) + (stop - full_stop)
-            else:
-                count = full_stop - full_start
+        for EDGE in tl.static_range(0 if SPEC.full_loop else 1, 2 if SPEC.partial_loop else 1):
+            count = visits(visited, EDGE)
             if CAREFUL:
                 count = count * leaked
             for step in tl.range(0, count, num_stages=1 if CAREFUL else None):
-                if EDGE:
-                    block_k = start + step
-                    block_k = tl.where(block_k < full_start, block_k, block_k - full_start + full_stop)
-                else:
-                    block_k = full_start + step
-                key_start = block_k * BLOCK_K
-                keys = (key_start + k_order)[None, :]
-                K = load_tile(
-                    k_at + key_start.to(tl.int64) * (K_HEADS * D), k_order, k_length - key_start,
-                    K_HEADS * D, D, BLOCK_D, EDGE and not EVEN_K,
-                )  # fmt: skip
-                V = load_tile(
-                    v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_order, k_length - key_start,
-                    K_HEADS * DV, DV, BLOCK_DV, EDGE and not EVEN_K,
+                keys = Keys(visited_block(visited, step, EDGE) * SPEC.block_k, k_order, group, word)
+                K = load_key_tile(
+                    k_at, keys, k_length, SPEC.k_heads, SPEC.head_dim, SPEC.block_d, EDGE and not SPEC.even_k
+                )
+                V = load_key_tile(
+                    v_at, keys, k_length, SPEC.k_heads, SPEC.value_dim, SPEC.block_dv,
+                    EDGE and not SPEC.even_k,
                 )  # fmt: skip
                 if EDGE and CAREFUL:
                     K = finite_or_zero(K)
-                u = tile_logits(
-                    Q, K, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
-                    last_key[:, None], row_ids[:, None], ids_at, mask_at, bias_at,
-                    SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED,
-                    EVEN_Q and EVEN_K, EDGE, PRECISION,
-                )  # fmt: skip
-                P = weights_of_lse(u, L, UNIT)
-                dP = tl.dot(dO, tl.trans(V), input_precision=PRECISION)
-                if DROPOUT:
-                    kept = kept_pairs(
-                        seed, batch, head, row[:, None], key_start, group[None, :], word[None, :], THRESHOLD
-                    )
-                    dP = tl.where(kept, dP * KEEP, 0.0)
-                if WEIGHTED:
-                    dP = dP * W
-                dS = P * (dP - Delta)
-                if CAP != 0.0:
-                    dS = dS * (1.0 - u * u)
-                if EDGE:
-                    dS = tl.where(u == float("-inf"), 0.0, dS)
-                dQ = tl.dot(dS.to(K.dtype), K, dQ, input_precision=PRECISION)
+                u = tile_logits(Q, K, arrays, rows, keys, SPEC, SPEC.even_q and SPEC.even_k, EDGE, False)
+                dS = tile_gradient(u, dO, V, terms, seed, rows, keys, SPEC, EDGE)
+                dQ = tl.dot(dS.to(K.dtype), K, dQ, input_precision=SPEC.precision)
 
-    d_query_at = d_query + offset(batch, q_length, row_start, HEADS * D) + head * D
+    STRIDE: tl.constexpr = SPEC.heads * SPEC.head_dim
+    d_query_at = d_query + offset(batch, q_length, rows.start, STRIDE) + head * SPEC.head_dim
     store_tile(
-        d_query_at, dQ * SOFTMAX_SCALE, q_order, q_length - row_start, HEADS * D, D, BLOCK_D, not EVEN_Q
-    )
+        d_query_at, dQ * SPEC.softmax_scale, q_order, q_length - rows.start, STRIDE, SPEC.head_dim,
+        SPEC.block_d, not SPEC.even_q,
+    )  # fmt: skip

@@ -108,8 +108,8 @@ def check_room(launch: Launch) -> None:
 
 def _most_shared_bytes(launch: Launch) -> int:
     """More than any kernel of ours takes: tiles of rows, one side's for every stage, and tiles of pairs."""
-    constants, stages = launch.constants, launch.num_stages
-    q, k, width = constants["BLOCK_Q"], constants["BLOCK_K"], constants["BLOCK_D"] + constants["BLOCK_DV"]
+    blocks, stages = launch.blocks, launch.num_stages
+    q, k, width = blocks["BLOCK_Q"], blocks["BLOCK_K"], blocks["BLOCK_D"] + blocks["BLOCK_DV"]
     query: Any = launch.arguments[0]
     rows = (stages * max(q, k) + min(q, k)) * width * query.dtype.itemsize
     return rows + (stages + 1) * 8 * q * k

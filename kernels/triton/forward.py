@@ -9,16 +9,25 @@ import triton
 import triton.language as tl
 
 from attest.kernels.triton.nonfinite import propagate_nonfinite
+from attest.kernels.triton.program import (
+    Arrays,
+    Keys,
+    head_pointers,
+    load_key_ranges,
+    load_key_tile,
+    load_row_tile,
+    load_rows,
+    own_query_block,
+    visited_block,
+    visits,
+)
 from attest.kernels.triton.tile import (
     LN2,
     LOG2E,
     finite_or_zero,
     kept_pairs,
     key_order,
-    load_rows,
-    load_tile,
     offset,
-    pair_offset,
     row_unit,
     store_tile,
     tile_logits,
@@ -27,166 +36,94 @@ from attest.kernels.triton.tile import (
 
 @triton.jit
 def forward(
-    query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, sinks, seed, q_length, k_length,
+    query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length, sinks,
     out, lse, row_max,
-    D: tl.constexpr, DV: tl.constexpr, K_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    SCALE: tl.constexpr, UNIT: tl.constexpr, CAP: tl.constexpr, ROUND: tl.constexpr,
-    MASK: tl.constexpr, MASK_BATCH: tl.constexpr, MASK_HEAD: tl.constexpr,
-    BIAS: tl.constexpr, BIAS_BATCH: tl.constexpr, BIAS_HEAD: tl.constexpr, BIAS_ROW: tl.constexpr,
-    FIRST: tl.constexpr, LAST: tl.constexpr, ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
-    RANGES: tl.constexpr, ALIGNED: tl.constexpr, EVEN_Q: tl.constexpr,
-    EVEN_K: tl.constexpr, HIDES: tl.constexpr,
-    POWER: tl.constexpr, HUGE: tl.constexpr, LOWEST: tl.constexpr,
-    FIRST_PHASE: tl.constexpr, LAST_PHASE: tl.constexpr,
-    DROPOUT: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
-    SINKS: tl.constexpr, SINK_HEAD: tl.constexpr, BLOCK_SINKS: tl.constexpr,
-    NORMALIZE: tl.constexpr, PRECISION: tl.constexpr,
+    SPEC: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (batch * heads * query blocks). Arrays as `attest.kernels.arguments.Call` has them; `ranges` as
-    `attest.kernels.ranges.key_blocks` makes it; `first`, `last` as `attest.kernels.visibility.Rows` has them.
+    """Grid: (batch * heads * query blocks). Arrays as `attest.kernels.triton.program.Arrays` explains them.
 
     out [B, Sq, Hq, DV], lse and row_max [B, Hq, Sq] float32: the maximum over visible keys alone, without the
     sinks, -inf where a row sees none.
     """
-    HEADS: tl.constexpr = K_HEADS * GROUP
-    blocks = tl.cdiv(q_length, BLOCK_Q)
-    program = tl.program_id(0)
-    if BIAS and not BIAS_BATCH:
-        # Batch entries that share a tile of the bias run together and read it once from memory.
-        batches = tl.num_programs(0) // (blocks * HEADS)
-        batch = program % batches
-        program = program // batches
-    else:
-        batch = program // (blocks * HEADS)
-    # Under causal order the last blocks of rows have the most keys: they start first.
-    block = blocks - 1 - program % blocks
-    head = (program // blocks) % HEADS
-    row_start = block * BLOCK_Q
-    q_order = tl.arange(0, BLOCK_Q)
-    k_order, group, word = key_order(BLOCK_K, DROPOUT, False)
-    row = row_start + q_order
-    inside = row < q_length
-    key_head = head // GROUP
-
-    q_at = query + offset(batch, q_length, row_start, HEADS * D) + head * D
-    k_at = key + offset(batch, k_length, 0, K_HEADS * D) + key_head * D
-    v_at = value + offset(batch, k_length, 0, K_HEADS * DV) + key_head * DV
-    Q = load_tile(q_at, q_order, q_length - row_start, HEADS * D, D, BLOCK_D, not EVEN_Q)
-
-    first_key, last_key, row_ids = load_rows(
-        first, last, q_ids, batch, row, q_length, FIRST, LAST, ROW_BATCH, SEGMENTS
+    arrays = Arrays(
+        query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length
     )
-    ids_at = kv_ids
-    mask_at = mask
-    bias_at = bias
-    if SEGMENTS:
-        ids_at = kv_ids + batch.to(tl.int64) * k_length
-    if MASK:
-        mask_at = mask + pair_offset(batch, head, q_length, k_length, HEADS, MASK_BATCH, MASK_HEAD, True)
-    if BIAS:
-        bias_at = bias + pair_offset(batch, head, q_length, k_length, HEADS, BIAS_BATCH, BIAS_HEAD, BIAS_ROW)
-
-    start = 0
-    stop = tl.cdiv(k_length, BLOCK_K)
-    full_start = 0
-    full_stop = k_length // BLOCK_K
-    if RANGES:
-        range_at = ranges + ((batch if ROW_BATCH else 0) * blocks + block) * 4
-        start = tl.load(range_at)
-        full_start = tl.load(range_at + 1)
-        full_stop = tl.load(range_at + 2)
-        stop = tl.load(range_at + 3)
-    if MASK or BIAS:
-        full_start = start
-        full_stop = start
+    batch, head, block = own_query_block(q_length, SPEC)
+    key_head = head // SPEC.group
+    q_order = tl.arange(0, SPEC.block_q)
+    k_order, group, word = key_order(SPEC.block_k, SPEC.dropout, False)
+    rows = load_rows(arrays, batch, head, block * SPEC.block_q, q_order, SPEC, True)
+    inside = rows.index < q_length
+    Q = load_row_tile(
+        query, rows, q_order, q_length, SPEC.heads, SPEC.head_dim, SPEC.block_d, not SPEC.even_q
+    )
+    k_at, v_at = head_pointers(arrays, batch, key_head, SPEC)
+    visited = load_key_ranges(arrays, batch, block, SPEC)
 
     # The running maximum, in units of u, begins at the lowest number that is finite in bits: -inf - -inf
     # would be NaN where nothing is seen.
-    m = tl.full([BLOCK_Q], LOWEST, tl.float32)
-    norm = tl.zeros([BLOCK_Q], tl.float32)
-    acc = tl.zeros([BLOCK_Q, BLOCK_DV], tl.float32)
+    m = tl.full([SPEC.block_q], SPEC.lowest, tl.float32)
+    norm = tl.zeros([SPEC.block_q], tl.float32)
+    acc = tl.zeros([SPEC.block_q, SPEC.block_dv], tl.float32)
     leaked = 0
-    for CAREFUL in tl.static_range(0, 2 if HIDES else 1):
+    for CAREFUL in tl.static_range(0, 2 if SPEC.hides else 1):
         if CAREFUL:
             # A hidden value that is not finite may have leaked as 0 * NaN. Then everything is done once more
             # without such values, and what they make NaN is marked below.
             leaked = tl.max(tl.max((acc - acc != 0.0).to(tl.int32), 1), 0)
-            m = tl.where(leaked > 0, LOWEST, m)
+            m = tl.where(leaked > 0, SPEC.lowest, m)
             norm = tl.where(leaked > 0, 0.0, norm)
             acc = tl.where(leaked > 0, 0.0, acc)
         # First the full blocks, compared with nothing, then the partial ones.
-        for EDGE in tl.static_range(FIRST_PHASE, LAST_PHASE):
-            if EDGE:
-                count = (full_start - start) + (stop - full_stop)
-            else:
-                count = full_stop - full_start
+        for EDGE in tl.static_range(0 if SPEC.full_loop else 1, 2 if SPEC.partial_loop else 1):
+            count = visits(visited, EDGE)
             if CAREFUL:
                 count = count * leaked
             for step in tl.range(0, count, num_stages=1 if CAREFUL else None):
-                if EDGE:
-                    block_k = start + step
-                    block_k = tl.where(block_k < full_start, block_k, block_k - full_start + full_stop)
-                else:
-                    block_k = full_start + step
-                key_start = block_k * BLOCK_K
-                keys = (key_start + k_order)[None, :]
-                K = load_tile(
-                    k_at + key_start.to(tl.int64) * (K_HEADS * D), k_order, k_length - key_start,
-                    K_HEADS * D, D, BLOCK_D, EDGE and not EVEN_K,
-                )  # fmt: skip
-                V = load_tile(
-                    v_at + key_start.to(tl.int64) * (K_HEADS * DV), k_order, k_length - key_start,
-                    K_HEADS * DV, DV, BLOCK_DV, EDGE and not EVEN_K,
+                keys = Keys(visited_block(visited, step, EDGE) * SPEC.block_k, k_order, group, word)
+                K = load_key_tile(
+                    k_at, keys, k_length, SPEC.k_heads, SPEC.head_dim, SPEC.block_d, EDGE and not SPEC.even_k
+                )
+                V = load_key_tile(
+                    v_at, keys, k_length, SPEC.k_heads, SPEC.value_dim, SPEC.block_dv,
+                    EDGE and not SPEC.even_k,
                 )  # fmt: skip
                 if EDGE and CAREFUL:
                     V = finite_or_zero(V)
-                u = tile_logits(
-                    Q, K, row_start, row[:, None], keys, q_length, k_length, first_key[:, None],
-                    last_key[:, None], row_ids[:, None], ids_at, mask_at, bias_at,
-                    SCALE, CAP, ROUND, MASK, BIAS, BIAS_ROW, FIRST, LAST, SEGMENTS, ALIGNED,
-                    EVEN_Q and EVEN_K, EDGE, PRECISION,
-                )  # fmt: skip
+                u = tile_logits(Q, K, arrays, rows, keys, SPEC, SPEC.even_q and SPEC.even_k, EDGE, False)
                 m_new = tl.maximum(m, tl.max(u, 1))
-                unit = row_unit(m_new, UNIT, POWER, HUGE)
+                unit = row_unit(m_new, SPEC)
                 P = tl.math.exp2(u * unit[:, None] - (m_new * unit)[:, None])
-                alpha = tl.math.exp2((m - m_new) * UNIT)
+                alpha = tl.math.exp2((m - m_new) * SPEC.unit)
                 norm = norm * alpha + tl.sum(P, 1)
                 m = m_new
-                if DROPOUT:
-                    kept = kept_pairs(
-                        seed, batch, head, row[:, None], key_start, group[None, :], word[None, :], THRESHOLD
-                    )
-                    P = tl.where(kept, P, 0.0)
-                acc = tl.dot(P.to(V.dtype), V, acc * alpha[:, None], input_precision=PRECISION)
+                if SPEC.dropout:
+                    P = tl.where(kept_pairs(seed, rows, keys, SPEC, False), P, 0.0)
+                acc = tl.dot(P.to(V.dtype), V, acc * alpha[:, None], input_precision=SPEC.precision)
 
-    m = m * UNIT
-    row_at = (batch * HEADS + head).to(tl.int64) * q_length + row
+    m = m * SPEC.unit
+    row_at = (batch * SPEC.heads + head).to(tl.int64) * q_length + rows.index
     tl.store(row_max + row_at, tl.where(norm == 0.0, float("-inf"), m * LN2), mask=inside)
-    if SINKS > 0:
-        slot = tl.arange(0, BLOCK_SINKS)
-        sink_at = sinks + (head * SINKS if SINK_HEAD else 0) + slot
-        sink = tl.load(sink_at, mask=slot < SINKS, other=float("-inf")).to(tl.float32) * LOG2E
+    if SPEC.sinks > 0:
+        slot = tl.arange(0, SPEC.block_sinks)
+        sink_at = sinks + (head * SPEC.sinks if SPEC.sink_head else 0) + slot
+        sink = tl.load(sink_at, mask=slot < SPEC.sinks, other=float("-inf")).to(tl.float32) * LOG2E
         m_new = tl.maximum(m, tl.max(sink, 0))
         alpha = tl.math.exp2(m - m_new)
         norm = norm * alpha + tl.sum(tl.math.exp2(sink[None, :] - m_new[:, None]), 1)
         acc = acc * alpha[:, None]
         m = m_new
     tl.store(lse + row_at, tl.where(norm == 0.0, float("-inf"), (m + tl.math.log2(norm)) * LN2), mask=inside)
-    factor = tl.full([BLOCK_Q], KEEP, tl.float32)
-    if NORMALIZE:
+    factor = tl.full([SPEC.block_q], SPEC.keep, tl.float32)
+    if SPEC.normalize:
         factor = factor / tl.where(norm == 0.0, 1.0, norm)
-    out_at = out + offset(batch, q_length, row_start, HEADS * DV) + head * DV
+    STRIDE: tl.constexpr = SPEC.heads * SPEC.value_dim
+    out_at = out + offset(batch, q_length, rows.start, STRIDE) + head * SPEC.value_dim
     store_tile(
-        out_at, acc * factor[:, None], q_order, q_length - row_start, HEADS * DV, DV, BLOCK_DV, not EVEN_Q
-    )
+        out_at, acc * factor[:, None], q_order, q_length - rows.start, STRIDE, SPEC.value_dim, SPEC.block_dv,
+        not SPEC.even_q,
+    )  # fmt: skip
 
-    if HIDES:
+    if SPEC.hides:
         if leaked > 0:
-            propagate_nonfinite(
-                query, k_at, v_at, mask_at, bias_at, first, last, q_ids, ids_at, seed, out, lse,
-                batch, head, row_start, q_length, k_length, start, stop,
-                HUGE, D, DV, K_HEADS, HEADS, BLOCK_Q, BLOCK_K, BLOCK_D, BLOCK_DV, SCALE, UNIT, CAP, ROUND,
-                MASK, BIAS, BIAS_ROW, FIRST, LAST, ROW_BATCH, SEGMENTS, ALIGNED, DROPOUT, THRESHOLD,
-                PRECISION,
-            )  # fmt: skip
+            propagate_nonfinite(arrays, out, lse, k_at, v_at, batch, head, rows.start, visited, SPEC)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from triton import knobs
 
+from attest.kernels.triton.spec import KernelSpec
 from attest.kernels.varying import vary_together
 
 INTERPRETED = knobs.runtime.interpret
@@ -58,11 +59,22 @@ class Launch:
                 )
 
     @property
+    def blocks(self) -> dict[str, int]:
+        """Its block sizes by name: of the `KernelSpec` it has, and of constants whose name begins with BLOCK."""
+        found: dict[str, int] = {}
+        for name, value in self.constants.items():
+            if isinstance(value, KernelSpec):
+                found |= value.blocks
+            elif name.startswith("BLOCK"):
+                found[name] = value
+        return found
+
+    @property
     def name(self) -> str:
         """The kernel, the shapes it is given and its configuration: what an error of the device repeats."""
         arrays = {id(x): x for x in self.arguments if isinstance(x, jax.Array)}
         shapes = [f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in arrays.values()]
-        blocks = [f"{name}={value}" for name, value in self.constants.items() if "BLOCK" in name]
+        blocks = [f"{name}={value}" for name, value in self.blocks.items()]
         configuration = [*blocks, f"warps={self.num_warps}", f"stages={self.num_stages}"]
         return " ".join((self.kernel.__name__, *shapes, *configuration))
 

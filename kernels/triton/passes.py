@@ -32,6 +32,7 @@ from attest.kernels.triton.blocks import BackwardSizes, BlockSizes, choose, sepa
 from attest.kernels.triton.compiled import check_room
 from attest.kernels.triton.forward import forward
 from attest.kernels.triton.launch import Launch, launch, recording_id, target_device
+from attest.kernels.triton.spec import KernelSpec
 from attest.kernels.visibility import ahead, describe_rows, hides_pairs
 
 # A scale from here on is multiplied with before anything else.
@@ -86,24 +87,22 @@ def _forward(settings: Settings, call: Call) -> Forward:
         ranges = key_blocks(call, visible.rows, sizes.q, sizes.k)
     sinks = call.softmax_aux
     hides = hides_pairs(call)
-    constants = _constants(settings, call, visible, ranges, sizes)
-    constants |= _references(call, constants["UNIT"])
-    constants |= {
-        "HIDES": hides,
-        "SINKS": 0 if sinks is None else sinks.shape[-1],
-        "SINK_HEAD": sinks is not None and sinks.shape[0] > 1,
-        "BLOCK_SINKS": 1 if sinks is None else _power_of_two(sinks.shape[-1]),
-        "NORMALIZE": settings.normalize_output,
-        **_phases(call, hides or k_length % sizes.k != 0),
-    }
-    spare = (call.query if sinks is None else sinks, _seed(call))
+    spec = _spec(settings, call, visible, ranges, sizes, partial_loop=hides or k_length % sizes.k != 0)
+    spec = replace(
+        spec,
+        hides=hides,
+        sinks=0 if sinks is None else sinks.shape[-1],
+        sink_head=sinks is not None and sinks.shape[0] > 1,
+        normalize=settings.normalize_output,
+        **_references(call, spec.unit),
+    )
     return Forward(
         *_launch(
             Launch(
                 kernel=forward,
-                arguments=(*_arrays(call, visible, ranges), *spare, q_length, k_length),
+                arguments=(*_arrays(call, visible, ranges), call.query if sinks is None else sinks),
                 outputs=(out, rows, rows),
-                constants=constants,
+                constants={"SPEC": spec},
                 grid=(batch * q_heads * _blocks(q_length, sizes.q),),
                 num_warps=sizes.num_warps,
                 num_stages=sizes.num_stages,
@@ -129,30 +128,27 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
             ranges = (query_blocks if by_key else key_blocks)(call, visible.rows, sizes.q, sizes.k)
         if by_key:
             grid = batch * k_heads * _blocks(k_length, sizes.k)
-            edges = hides
+            partial_loop = hides
         else:
             grid = batch * q_heads * _blocks(q_length, sizes.q)
-            edges = hides or k_length % sizes.k != 0
-        lengths: tuple[int, ...] = (q_length, k_length)
-        constants = _constants(settings, call, visible, ranges, sizes) | {
-            "WEIGHTED": terms.weight is not None,
-            **more,
-        }
+            partial_loop = hides or k_length % sizes.k != 0
+        arguments: tuple[Any, ...] = (*_arrays(call, visible, ranges), *row_arrays)
+        spec = _spec(settings, call, visible, ranges, sizes, partial_loop=partial_loop)
+        spec = replace(spec, weighted=terms.weight is not None, **more)
         if kernel is backward_bias:
             assert call.bias is not None
             shape = call.bias.shape
             grid = shape[0] * shape[1] * _blocks(k_length, sizes.k)
             grid *= _blocks(q_length, sizes.q) if shape[2] > 1 else 1
-            lengths = (batch, *lengths)
-            del constants["BIAS"]
+            arguments = (*arguments, batch)
         else:
-            constants |= {"SOFTMAX_SCALE": call.softmax_scale, **_phases(call, edges)}
+            spec = replace(spec, softmax_scale=call.softmax_scale)
         return _launch(
             Launch(
                 kernel=kernel,
-                arguments=(*_arrays(call, visible, ranges), _seed(call), *row_arrays, *lengths),
+                arguments=arguments,
                 outputs=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs),
-                constants=constants,
+                constants={"SPEC": spec},
                 grid=(grid,),
                 num_warps=sizes.num_warps,
                 num_stages=sizes.num_stages,
@@ -160,13 +156,13 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
             settings.backward,
         )
 
-    (d_query,) = run(backward_query, (call.query,), by_key=False, HIDES=hides)
+    (d_query,) = run(backward_query, (call.query,), by_key=False, hides=hides)
     if not separate(_largest_dim(call), _work(call)):
-        d_key, d_value = run(backward_key, (call.key, call.value), by_key=True, SUM_KEY=True, SUM_VALUE=True)
+        d_key, d_value = run(backward_key, (call.key, call.value), by_key=True, sum_key=True, sum_value=True)
     else:
         unused = jax.ShapeDtypeStruct((1,), call.key.dtype)
-        d_key, _ = run(backward_key, (call.key, unused), by_key=True, SUM_KEY=True, SUM_VALUE=False)
-        _, d_value = run(backward_key, (unused, call.value), by_key=True, SUM_KEY=False, SUM_VALUE=True)
+        d_key, _ = run(backward_key, (call.key, unused), by_key=True, sum_key=True, sum_value=False)
+        _, d_value = run(backward_key, (unused, call.value), by_key=True, sum_key=False, sum_value=True)
     # A kernel of its own, so that XLA drops it where the gradient of the bias is unused.
     d_bias = None if call.bias is None else run(backward_bias, (call.bias,), by_key=False)[0]
     return Backward(d_query, d_key, d_value, d_bias)
@@ -178,13 +174,14 @@ def _launch(what: Launch, sizes: Sizes) -> tuple[jax.Array, ...]:
     return launch(what)
 
 
-def _arrays(call: Call, visible: _Visible, ranges: jax.Array | None) -> tuple[jax.Array, ...]:
-    """The arrays that all kernels begin with; the query stands in for those that are absent, never read."""
+def _arrays(call: Call, visible: _Visible, ranges: jax.Array | None) -> tuple[jax.Array | int, ...]:
+    """The first parameters of all kernels, as `attest.kernels.triton.program.Arrays` names them."""
     arrays = (
         *(call.query, call.key, call.value, call.attention_mask, call.bias),
         *(visible.first, visible.last, call.q_segment_ids, call.kv_segment_ids, ranges),
     )
-    return tuple(call.query if x is None else x for x in arrays)
+    present = (call.query if x is None else x for x in arrays)
+    return (*present, _seed(call), call.query.shape[1], call.key.shape[1])
 
 
 def _seed(call: Call) -> jax.Array:
@@ -207,64 +204,64 @@ def _visible(call: Call) -> _Visible:
     return _Visible(spread(rows.first), spread(rows.last), rows, batched)
 
 
-def _phases(call: Call, edges: bool) -> dict[str, int]:
-    """Which of the two loops a kernel has: over full blocks (0) and over partial ones (1)."""
-    compared = call.attention_mask is not None or call.bias is not None
-    return {"FIRST_PHASE": 1 if compared else 0, "LAST_PHASE": 2 if edges else 1}
-
-
-def _constants(
-    settings: Settings, call: Call, visible: _Visible, ranges: jax.Array | None, sizes: BlockSizes
-) -> dict[str, Any]:
-    head_dim, value_dim, k_heads = call.query.shape[3], call.value.shape[3], call.key.shape[2]
-    k_length = call.key.shape[1]
+def _spec(
+    settings: Settings,
+    call: Call,
+    visible: _Visible,
+    ranges: jax.Array | None,
+    sizes: BlockSizes,
+    *,
+    partial_loop: bool,
+) -> KernelSpec:
+    """What all kernels are compiled for."""
+    k_length, k_heads = call.key.shape[1:3]
     mask, bias, cap = call.attention_mask, call.bias, call.logits_soft_cap
     scale = call.softmax_scale
     # The scale can wait for the exponent where nothing comes between, and where it keeps the order of logits;
     # in bits it must be finite.
     folded = bias is None and cap is None and settings.logits_dtype == "float32" and 0 < scale < _LARGEST_UNIT
-    return {
-        "D": head_dim,
-        "DV": value_dim,
-        "K_HEADS": k_heads,
-        "GROUP": call.query.shape[2] // k_heads,
-        "BLOCK_Q": sizes.q,
-        "BLOCK_K": sizes.k,
-        "BLOCK_D": max(16, _power_of_two(head_dim)),
-        "BLOCK_DV": max(16, _power_of_two(value_dim)),
-        "SCALE": 1.0 if folded else scale,
-        "UNIT": (scale if folded else cap or 1.0) * LOG2E,
-        "CAP": cap or 0.0,
-        "ROUND": settings.logits_dtype,
-        "MASK": mask is not None,
-        "MASK_BATCH": mask is not None and mask.shape[0] > 1,
-        "MASK_HEAD": mask is not None and mask.shape[1] > 1,
-        "BIAS": bias is not None,
-        "BIAS_BATCH": bias is not None and bias.shape[0] > 1,
-        "BIAS_HEAD": bias is not None and bias.shape[1] > 1,
-        "BIAS_ROW": bias is not None and bias.shape[2] > 1,
-        "FIRST": visible.first is not None,
-        "LAST": visible.last is not None,
-        "ROW_BATCH": visible.batched,
-        "SEGMENTS": call.q_segment_ids is not None,
-        "RANGES": ranges is not None,
-        "ALIGNED": k_length % 16 == 0,
-        "EVEN_Q": call.query.shape[1] % sizes.q == 0,
-        "EVEN_K": k_length % sizes.k == 0,
-        "DROPOUT": call.dropout_seed is not None,
-        "THRESHOLD": int(call.dropout_prob * 2**32),
-        "KEEP": 1.0 / (1.0 - call.dropout_prob),
-        "PRECISION": settings.precision,
-    }
+    return KernelSpec(
+        head_dim=call.query.shape[3],
+        value_dim=call.value.shape[3],
+        k_heads=k_heads,
+        group=call.query.shape[2] // k_heads,
+        block_q=sizes.q,
+        block_k=sizes.k,
+        scale=1.0 if folded else scale,
+        unit=(scale if folded else cap or 1.0) * LOG2E,
+        cap=cap or 0.0,
+        logits_dtype=settings.logits_dtype,
+        precision=settings.precision,
+        mask=mask is not None,
+        mask_batch=mask is not None and mask.shape[0] > 1,
+        mask_head=mask is not None and mask.shape[1] > 1,
+        bias=bias is not None,
+        bias_batch=bias is not None and bias.shape[0] > 1,
+        bias_head=bias is not None and bias.shape[1] > 1,
+        bias_row=bias is not None and bias.shape[2] > 1,
+        first=visible.first is not None,
+        last=visible.last is not None,
+        row_batch=visible.batched,
+        segments=call.q_segment_ids is not None,
+        ranges=ranges is not None,
+        aligned=k_length % 16 == 0,
+        even_q=call.query.shape[1] % sizes.q == 0,
+        even_k=k_length % sizes.k == 0,
+        dropout=call.dropout_seed is not None,
+        threshold=int(call.dropout_prob * 2**32),
+        keep=1.0 / (1.0 - call.dropout_prob),
+        full_loop=mask is None and bias is None,
+        partial_loop=partial_loop,
+    )
 
 
 def _references(call: Call, unit: float) -> dict[str, float]:
     """What the forward kernel needs to know of the largest logits that it may meet; see `row_unit`."""
     power = 2.0 ** math.floor(math.log2(unit / LOG2E))
     return {
-        "POWER": power,
-        "HUGE": _HUGE_BITS[call.query.dtype.name],
-        "LOWEST": LOWEST / max(power, 1.0),
+        "power": power,
+        "huge": _HUGE_BITS[call.query.dtype.name],
+        "lowest": LOWEST / max(power, 1.0),
     }
 
 

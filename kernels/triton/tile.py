@@ -1,7 +1,8 @@
 """One tile in the Triton kernels: loads, logits, hidden pairs and the pairs that dropout keeps.
 
-A tile is [queries, keys], or [keys, queries] where a kernel holds it transposed: `rows` and `keys` come as
-index tensors that broadcast against each other, so that either way round is the same code.
+A tile is [queries, keys], or [keys, queries] where a kernel holds it TRANSPOSED: what belongs to rows and to
+keys is broadcast accordingly, so that either way round is the same code. SPEC is the launch's
+`attest.kernels.triton.spec.KernelSpec`.
 
 Logits are kept in a unit of their own: a logit is u * UNIT bits, a bit being log(2). Without bias and cap u
 is the bare product q . k, so that the scale costs nothing but the multiplication inside exp2; with a cap u is
@@ -70,26 +71,6 @@ def offset(batch, length, start, ROW_STRIDE: tl.constexpr):
 
 
 @triton.jit
-def load_rows(
-    first, last, q_ids, batch, rows, q_length, FIRST: tl.constexpr, LAST: tl.constexpr,
-    ROW_BATCH: tl.constexpr, SEGMENTS: tl.constexpr,
-):  # fmt: skip
-    """First and last visible key and segment id of `rows` [R]; nothing is visible past the length."""
-    inside = rows < q_length
-    first_key = tl.zeros_like(rows)
-    last_key = tl.zeros_like(rows)
-    row_ids = tl.zeros_like(rows)
-    plane = (batch if ROW_BATCH else 0) * q_length + rows
-    if FIRST:
-        first_key = tl.load(first + plane, mask=inside, other=0)
-    if LAST:
-        last_key = tl.load(last + plane, mask=inside, other=-1)
-    if SEGMENTS:
-        row_ids = tl.load(q_ids + batch * q_length + rows, mask=inside, other=-1)
-    return first_key, last_key, row_ids
-
-
-@triton.jit
 def pair_offset(batch, head, q_length, k_length, HEADS: tl.constexpr, PER_BATCH: tl.constexpr,
                 PER_HEAD: tl.constexpr, PER_ROW: tl.constexpr):  # fmt: skip
     """Elements before the [queries, keys] plane of a head in a mask or bias that may be broadcast."""
@@ -102,19 +83,38 @@ def pair_offset(batch, head, q_length, k_length, HEADS: tl.constexpr, PER_BATCH:
 
 
 @triton.jit
-def load_pairs(pointer, row_start, rows, keys, q_length, k_length, PER_ROW: tl.constexpr,
-               ALIGNED: tl.constexpr, CHECK: tl.constexpr):  # fmt: skip
+def by_row(x, TRANSPOSED: tl.constexpr):
+    """[R] as [R, 1], or as [1, R] beside the keys of a transposed tile."""
+    if TRANSPOSED:
+        x = x[None, :]
+    else:
+        x = x[:, None]
+    return x
+
+
+@triton.jit
+def by_key(x, TRANSPOSED: tl.constexpr):
+    """[K] as [1, K], or as [K, 1] in a transposed tile."""
+    return by_row(x, not TRANSPOSED)
+
+
+@triton.jit
+def load_pairs(
+    pointer, rows, index, keys, q_length, k_length, PER_ROW: tl.constexpr, ALIGNED: tl.constexpr,
+    CHECK: tl.constexpr,
+):  # fmt: skip
     """The tile of a mask or bias whose plane begins at `pointer`; 0 outside the lengths, if CHECK.
 
-    ALIGNED says that k_length is a multiple of 16, so that a row of the tile can be read in wide words.
+    `index` and `keys` are the rows and keys of the tile, and broadcast against each other. ALIGNED says that
+    k_length is a multiple of 16, so that a row of the tile can be read in wide words.
     """
     if pointer.dtype.element_ty == tl.int1:
         # AMD's pipeliner keeps tiles in shared memory, which holds no single bits.
         pointer = pointer.to(tl.pointer_type(tl.int8), bitcast=True)
     stride = (k_length // 16) * 16 if ALIGNED else k_length
     if PER_ROW:
-        address = pointer + row_start.to(tl.int64) * stride + (rows - row_start) * stride + keys
-        inside = (rows < q_length) & (keys < k_length)
+        address = pointer + rows.start.to(tl.int64) * stride + (index - rows.start) * stride + keys
+        inside = (index < q_length) & (keys < k_length)
     else:
         address = pointer + keys
         inside = keys < k_length
@@ -146,71 +146,68 @@ def tanh(x):
 
 @triton.jit
 def tile_logits(
-    left, right, row_start, rows, keys, q_length, k_length, first, last, row_ids, kv_ids, mask, bias,
-    SCALE: tl.constexpr, CAP: tl.constexpr, ROUND: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr,
-    BIAS_ROW: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, SEGMENTS: tl.constexpr,
-    ALIGNED: tl.constexpr, EVEN: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+    left, right, arrays, rows, keys, SPEC: tl.constexpr, EVEN: tl.constexpr, EDGE: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
     """u of the tile left @ right.T (clauses S1 to S9): product, scale, rounding, bias, cap, hiding.
 
-    left and right are queries and keys, and `rows` and `keys` their indices within the batch entry, [R, 1]
-    and [1, K]; or keys and queries, and [1, R] and [K, 1]. `first`, `last` and `row_ids` belong to the rows;
-    `kv_ids`, `mask` and `bias` point at the batch entry or plane. What is hidden becomes -inf; without EDGE
-    every pair is taken for visible: the tile lies within what all its rows see. EVEN: the lengths are
-    multiples of the blocks.
+    left and right are queries and keys, or keys and queries if TRANSPOSED; `arrays`, `rows` and `keys` are
+    records of `attest.kernels.triton.program`. What is hidden becomes -inf; without EDGE every pair is taken
+    for visible: the tile lies within what all its rows see. EVEN: the lengths are multiples of the blocks.
     """
+    q_length, k_length = arrays.q_length, arrays.k_length
+    index = by_row(rows.index, TRANSPOSED)
+    key = by_key(keys.start + keys.order, TRANSPOSED)
     # What is read pair by pair is asked for before the product, which hides the wait.
-    if BIAS:
-        added = load_pairs(bias, row_start, rows, keys, q_length, k_length, BIAS_ROW, ALIGNED, not EVEN)
+    if SPEC.bias:
+        added = load_pairs(
+            rows.bias, rows, index, key, q_length, k_length, SPEC.bias_row, SPEC.aligned, not EVEN
+        )
     if EDGE:
-        if MASK:
-            allowed = load_pairs(mask, row_start, rows, keys, q_length, k_length, True, ALIGNED, not EVEN)
-        if SEGMENTS:
-            key_ids = tl.load(kv_ids + keys, mask=keys < k_length, other=-2)
-    u = tl.dot(left, tl.trans(right), input_precision=PRECISION)
-    if SCALE != 1.0:
-        u = u * SCALE
-    if ROUND == "bfloat16":
+        if SPEC.mask:
+            allowed = load_pairs(
+                rows.mask, rows, index, key, q_length, k_length, True, SPEC.aligned, not EVEN
+            )
+        if SPEC.segments:
+            key_ids = tl.load(rows.kv_ids + key, mask=key < k_length, other=-2)
+    u = tl.dot(left, tl.trans(right), input_precision=SPEC.precision)
+    if SPEC.scale != 1.0:
+        u = u * SPEC.scale
+    if SPEC.logits_dtype == "bfloat16":
         u = u.to(tl.bfloat16).to(tl.float32)
-    if ROUND == "float16":
+    if SPEC.logits_dtype == "float16":
         u = u.to(tl.float16).to(tl.float32)
-    if BIAS:
+    if SPEC.bias:
         u = u + added.to(tl.float32)
-    if CAP != 0.0:
-        u = tanh(u * (1.0 / CAP))
+    if SPEC.cap != 0.0:
+        u = tanh(u * (1.0 / SPEC.cap))
     if EDGE:
         visible = tl.full([1, 1], 1, tl.int1)
-        if LAST:
-            visible = keys <= last
+        if SPEC.last:
+            visible = key <= by_row(rows.last, TRANSPOSED)
         elif not EVEN:
-            visible = keys < k_length
-        if FIRST:
-            visible = visible & (first <= keys)
-        if SEGMENTS:
-            visible = visible & (row_ids == key_ids)
-        if MASK:
+            visible = key < k_length
+        if SPEC.first:
+            visible = visible & (by_row(rows.first, TRANSPOSED) <= key)
+        if SPEC.segments:
+            visible = visible & (by_row(rows.ids, TRANSPOSED) == key_ids)
+        if SPEC.mask:
             visible = visible & (allowed != 0)
-        if BIAS:
+        if SPEC.bias:
             visible = visible & (added != float("-inf"))
         u = tl.where(visible, u, float("-inf"))
     return u
 
 
 @triton.jit
-def row_unit(reference, UNIT: tl.constexpr, POWER: tl.constexpr, HUGE: tl.constexpr):
+def row_unit(reference, SPEC: tl.constexpr):
     """What u is multiplied by in rows of a reference, in units of u, for u * unit - reference * unit.
 
     The compiler fuses the first product with the subtraction, and rounds the second. Where its last bits are
     whole numbers that makes 0 or inf of the largest weight. There a power of two, of which both are exact,
-    stands in for UNIT: logits that differ at all are far apart.
+    stands in for the unit: logits that differ at all are far apart.
     """
-    return tl.where(tl.abs(reference * UNIT) > HUGE, POWER, UNIT)
-
-
-@triton.jit
-def weights_of_lse(u, L, UNIT: tl.constexpr):
-    """P from u and the lse in bits (`attest.kernels.exponents`): no weight is above 1; NaN stays NaN."""
-    return tl.math.exp2(tl.minimum(u * UNIT - L, 0.0, propagate_nan=tl.PropagateNan.ALL))
+    return tl.where(tl.abs(reference * SPEC.unit) > SPEC.huge, SPEC.power, SPEC.unit)
 
 
 @triton.jit
@@ -251,19 +248,19 @@ def key_order(KEYS: tl.constexpr, DROPOUT: tl.constexpr, TRANSPOSED: tl.constexp
 
 
 @triton.jit
-def kept_pairs(seed, batch, head, rows, key_start, groups, words, THRESHOLD: tl.constexpr):
+def kept_pairs(seed, rows, keys, SPEC: tl.constexpr, TRANSPOSED: tl.constexpr):
     """Which pairs of a tile dropout keeps (clause S12), bool: Philox4x32-10.
 
-    `seed` points to six words, as `attest.kernels.philox.dropout_words` returns them.
-    `rows` are indices within the batch entry; `groups` and `words` as `key_order` has them, from the key
-    `key_start` on, a multiple of 4. They broadcast against the rows.
+    `seed` points to six words, as `attest.kernels.philox.dropout_words` returns them; `rows` and `keys` are
+    records of `attest.kernels.triton.program`, and the first key is a multiple of 4.
     """
+    words = by_key(keys.word, TRANSPOSED)
     c1, c0 = tl.broadcast(
-        rows.to(tl.uint32) + tl.load(seed + 4),
-        (key_start // 4 + groups).to(tl.uint32) + (tl.load(seed + 5) >> 2),
+        by_row(rows.index, TRANSPOSED).to(tl.uint32) + tl.load(seed + 4),
+        (keys.start // 4 + by_key(keys.group, TRANSPOSED)).to(tl.uint32) + (tl.load(seed + 5) >> 2),
     )
-    c2 = tl.zeros_like(c0) + head.to(tl.uint32) + tl.load(seed + 3)
-    c3 = tl.zeros_like(c0) + batch.to(tl.uint32) + tl.load(seed + 2)
+    c2 = tl.zeros_like(c0) + rows.head.to(tl.uint32) + tl.load(seed + 3)
+    c3 = tl.zeros_like(c0) + rows.batch.to(tl.uint32) + tl.load(seed + 2)
     k0 = tl.load(seed)
     k1 = tl.load(seed + 1)
     # One wide multiplication gives both halves.
@@ -280,4 +277,4 @@ def kept_pairs(seed, batch, head, rows, key_start, groups, words, THRESHOLD: tl.
         k1 = k1 + tl.full([], _W1, tl.uint32)
     low = tl.where(words == 0, c0, c1)
     high = tl.where(words == 2, c2, c3)
-    return tl.where(words < 2, low, high) >= tl.full([], THRESHOLD, tl.uint32)
+    return tl.where(words < 2, low, high) >= tl.full([], SPEC.threshold, tl.uint32)

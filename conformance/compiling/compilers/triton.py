@@ -87,9 +87,8 @@ def _jobs(case: Case, device: Device) -> list[Job]:
 
 def _job(launch: Launch, device: Device) -> Job:
     source = Source.of(launch)
-    blocks = {name: value for name, value in launch.constants.items() if name.startswith("BLOCK")}
     target = tuple(device.target.items())
-    return Job(source.name, blocks | dict(source.options), Compilation(source, target))
+    return Job(source.name, launch.blocks | dict(source.options), Compilation(source, target))
 
 
 @contextmanager

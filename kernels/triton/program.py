@@ -1,0 +1,217 @@
+"""The records of a Triton program, and what a program does before its loop over tiles.
+
+Triton 3.6 takes named tuples inside a kernel and jax-triton 0.3.1 none as its arguments: a kernel has its
+arrays as parameters of its own and gathers them in `Arrays`.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from attest.kernels.triton.tile import load_tile, offset, pair_offset
+
+
+class Arrays(NamedTuple):
+    """The pointers and lengths of a launch. The query stands in for an array that is absent, never read.
+
+    `query`, `key`, `value`, `mask`, `bias`, `q_ids` and `kv_ids` as `attest.kernels.arguments.Call` has them;
+    `first` and `last` as `attest.kernels.visibility.Rows`; `seed` as `attest.kernels.philox.dropout_words`.
+    `ranges` as `attest.kernels.ranges.key_blocks` makes it, or `query_blocks` for `backward_key`.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    mask: Any
+    bias: Any
+    first: Any
+    last: Any
+    q_ids: Any
+    kv_ids: Any
+    ranges: Any
+    seed: Any
+    q_length: Any
+    k_length: Any
+
+
+class Rows(NamedTuple):
+    """A block of R queries of a head, and where what it is compared with lies.
+
+    start: its first row; index: [R] rows within the batch entry; first, last, ids: [R] int32, the interval of
+    visible keys and the segment of each row. kv_ids points at the batch entry; mask and bias at the plane.
+    """
+
+    batch: Any
+    head: Any
+    start: Any
+    index: Any
+    first: Any
+    last: Any
+    ids: Any
+    kv_ids: Any
+    mask: Any
+    bias: Any
+
+
+class Keys(NamedTuple):
+    """A block of keys: its first key, then [K] int32 as `attest.kernels.triton.tile.key_order` has them.
+
+    order: the key of each column, from the first; group, word: its place in a group of four.
+    """
+
+    start: Any
+    order: Any
+    group: Any
+    word: Any
+
+
+class Ranges(NamedTuple):
+    """The blocks that a block visits: [start, stop), of which [full_start, full_stop) are full blocks."""
+
+    start: Any
+    full_start: Any
+    full_stop: Any
+    stop: Any
+
+
+@triton.jit
+def own_block(length, BLOCK: tl.constexpr, HEADS: tl.constexpr, SPEC: tl.constexpr):
+    """The batch entry, head and block of this program in a grid of (batch * HEADS * blocks of `length`)."""
+    blocks = tl.cdiv(length, BLOCK)
+    program = tl.program_id(0)
+    if SPEC.bias and not SPEC.bias_batch:
+        # Batch entries that share a tile of the bias run together and read it once from memory.
+        batches = tl.num_programs(0) // (blocks * HEADS)
+        batch = program % batches
+        program = program // batches
+    else:
+        batch = program // (blocks * HEADS)
+    return batch, (program // blocks) % HEADS, program % blocks
+
+
+@triton.jit
+def own_query_block(q_length, SPEC: tl.constexpr):
+    """`own_block` of queries, the last block first: under causal order it has the most keys."""
+    batch, head, block = own_block(q_length, SPEC.block_q, SPEC.heads, SPEC)
+    return batch, head, tl.cdiv(q_length, SPEC.block_q) - 1 - block
+
+
+@triton.jit
+def load_ranges(arrays, batch, block, blocks, visited, full, SPEC: tl.constexpr):
+    """The `Ranges` of `block`, one of `blocks`; without ranges all `visited` blocks, the first `full` in full.
+
+    A mask or bias is compared with every pair: no block is full then.
+    """
+    start = 0
+    stop = visited
+    full_start = 0
+    full_stop = full
+    if SPEC.ranges:
+        range_at = arrays.ranges + ((batch if SPEC.row_batch else 0) * blocks + block) * 4
+        start = tl.load(range_at)
+        full_start = tl.load(range_at + 1)
+        full_stop = tl.load(range_at + 2)
+        stop = tl.load(range_at + 3)
+    if SPEC.mask or SPEC.bias:
+        full_start = start
+        full_stop = start
+    return Ranges(start, full_start, full_stop, stop)
+
+
+@triton.jit
+def load_key_ranges(arrays, batch, block, SPEC: tl.constexpr):
+    """The `Ranges` of keys that a block of queries visits."""
+    k_length = arrays.k_length
+    return load_ranges(
+        arrays, batch, block, tl.cdiv(arrays.q_length, SPEC.block_q), tl.cdiv(k_length, SPEC.block_k),
+        k_length // SPEC.block_k, SPEC,
+    )  # fmt: skip
+
+
+@triton.jit
+def visits(ranges, EDGE: tl.constexpr):
+    """How many blocks the loop over partial blocks visits, or the loop over full ones if not EDGE."""
+    if EDGE:
+        count = (ranges.full_start - ranges.start) + (ranges.stop - ranges.full_stop)
+    else:
+        count = ranges.full_stop - ranges.full_start
+    return count
+
+
+@triton.jit
+def visited_block(ranges, step, EDGE: tl.constexpr):
+    """The block that a loop visits at a step: the partial ones lie on both sides of the full ones."""
+    if EDGE:
+        block = ranges.start + step
+        block = tl.where(block < ranges.full_start, block, block - ranges.full_start + ranges.full_stop)
+    else:
+        block = ranges.full_start + step
+    return block
+
+
+@triton.jit
+def load_rows(arrays, batch, head, start, order, SPEC: tl.constexpr, EDGE: tl.constexpr):
+    """The `Rows` `start` + `order` of a head; nothing is visible past the length.
+
+    Without EDGE its tiles are compared with nothing, so that intervals and segments are not loaded.
+    """
+    q_length, k_length = arrays.q_length, arrays.k_length
+    index = start + order
+    inside = index < q_length
+    first = tl.zeros_like(index)
+    last = tl.zeros_like(index)
+    ids = tl.zeros_like(index)
+    kv_ids = arrays.kv_ids
+    mask = arrays.mask
+    bias = arrays.bias
+    if EDGE:
+        plane = (batch if SPEC.row_batch else 0) * q_length + index
+        if SPEC.first:
+            first = tl.load(arrays.first + plane, mask=inside, other=0)
+        if SPEC.last:
+            last = tl.load(arrays.last + plane, mask=inside, other=-1)
+        if SPEC.segments:
+            ids = tl.load(arrays.q_ids + batch * q_length + index, mask=inside, other=-1)
+            kv_ids = kv_ids + batch.to(tl.int64) * k_length
+        if SPEC.mask:
+            mask = mask + pair_offset(
+                batch, head, q_length, k_length, SPEC.heads, SPEC.mask_batch, SPEC.mask_head, True
+            )
+        if SPEC.bias:
+            bias = bias + pair_offset(
+                batch, head, q_length, k_length, SPEC.heads, SPEC.bias_batch, SPEC.bias_head, SPEC.bias_row
+            )
+    return Rows(batch, head, start, index, first, last, ids, kv_ids, mask, bias)
+
+
+@triton.jit
+def load_row_tile(
+    pointer, rows, order, q_length, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    CHECK: tl.constexpr,
+):  # fmt: skip
+    """The tile [R, BLOCK_WIDTH] of `rows` in an array [B, Sq, HEADS, WIDTH]; CHECK as in `load_tile`."""
+    STRIDE: tl.constexpr = HEADS * WIDTH
+    at = pointer + offset(rows.batch, q_length, rows.start, STRIDE) + rows.head * WIDTH
+    return load_tile(at, order, q_length - rows.start, STRIDE, WIDTH, BLOCK_WIDTH, CHECK)
+
+
+@triton.jit
+def head_pointers(arrays, batch, key_head, SPEC: tl.constexpr):
+    """Pointers to the first key and the first value of a key head."""
+    K_STRIDE: tl.constexpr = SPEC.k_heads * SPEC.head_dim
+    V_STRIDE: tl.constexpr = SPEC.k_heads * SPEC.value_dim
+    key = arrays.key + offset(batch, arrays.k_length, 0, K_STRIDE) + key_head * SPEC.head_dim
+    value = arrays.value + offset(batch, arrays.k_length, 0, V_STRIDE) + key_head * SPEC.value_dim
+    return key, value
+
+
+@triton.jit
+def load_key_tile(
+    pointer, keys, k_length, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    CHECK: tl.constexpr,
+):  # fmt: skip
+    """The tile [K, BLOCK_WIDTH] of `keys`; `pointer` as `head_pointers` returns it, CHECK as in `load_tile`."""
+    STRIDE: tl.constexpr = HEADS * WIDTH
+    at = pointer + keys.start.to(tl.int64) * STRIDE
+    return load_tile(at, keys.order, k_length - keys.start, STRIDE, WIDTH, BLOCK_WIDTH, CHECK)
