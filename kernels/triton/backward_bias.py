@@ -10,9 +10,9 @@ from attest.kernels.triton.gradient import Cotangents, load_row_terms, tile_grad
 from attest.kernels.triton.program import (
     Arrays,
     Keys,
-    head_pointers,
-    load_key_tile,
-    load_row_tile,
+    load_d_out_tile,
+    load_own_keys,
+    load_query_tile,
     load_rows,
 )
 from attest.kernels.triton.tile import key_order, pair_offset, tile_logits
@@ -71,19 +71,9 @@ def backward_bias(
             visit = (tl.load(range_at) <= block) & (block < tl.load(range_at + 3))
         if visit:
             rows = load_rows(arrays, batch, head, block_q * SPEC.block_q, q_order, SPEC, True)
-            Q = load_row_tile(
-                query, rows, q_order, q_length, SPEC.heads, SPEC.head_dim, SPEC.block_d, not SPEC.even_q
-            )
-            dO = load_row_tile(
-                d_out, rows, q_order, q_length, SPEC.heads, SPEC.value_dim, SPEC.block_dv, not SPEC.even_q
-            )
-            k_at, v_at = head_pointers(arrays, batch, head // SPEC.group, SPEC)
-            K = load_key_tile(
-                k_at, keys, k_length, SPEC.k_heads, SPEC.head_dim, SPEC.block_d, not SPEC.even_k
-            )
-            V = load_key_tile(
-                v_at, keys, k_length, SPEC.k_heads, SPEC.value_dim, SPEC.block_dv, not SPEC.even_k
-            )
+            Q = load_query_tile(query, rows, q_order, q_length, SPEC, not SPEC.even_q)
+            dO = load_d_out_tile(d_out, rows, q_order, q_length, SPEC, not SPEC.even_q)
+            K, V = load_own_keys(arrays, batch, head // SPEC.group, keys, SPEC)
             terms = load_row_terms(cotangents, rows, rows.index < q_length, q_length, SPEC)
             u = tile_logits(Q, K, arrays, rows, keys, SPEC, SPEC.even_q and SPEC.even_k, True, False)
             total += tile_gradient(u, dO, V, terms, seed, rows, keys, SPEC, True)

@@ -10,10 +10,10 @@ from attest.kernels.triton.gradient import Cotangents, load_row_terms, through_c
 from attest.kernels.triton.program import (
     Arrays,
     Keys,
-    head_pointers,
-    load_key_tile,
+    load_d_out_tile,
+    load_own_keys,
+    load_query_tile,
     load_ranges,
-    load_row_tile,
     load_rows,
     own_block,
     visited_block,
@@ -32,8 +32,8 @@ def backward_key(
     """d_key [B, Sk, Hkv, D], d_value [B, Sk, Hkv, DV]. Grid: (batch * key heads * key blocks).
 
     Tiles are held as [keys, queries], so that P and dS are already the left operands of the products that sum
-    over queries. Keys past the end need no mask: what they would sum is not stored. Only what SPEC.sum_key and
-    SPEC.sum_value name is summed and stored.
+    over queries. Keys past the end need no mask: what they would sum is not stored. Only what
+    SPEC.sum_key and SPEC.sum_value name is summed and stored.
     """
     arrays = Arrays(
         query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length
@@ -43,9 +43,7 @@ def backward_key(
     q_order = tl.arange(0, SPEC.block_q)
     k_order, group, word = key_order(SPEC.block_k, SPEC.dropout, True)
     keys = Keys(block * SPEC.block_k, k_order, group, word)
-    k_at, v_at = head_pointers(arrays, batch, key_head, SPEC)
-    K = load_key_tile(k_at, keys, k_length, SPEC.k_heads, SPEC.head_dim, SPEC.block_d, not SPEC.even_k)
-    V = load_key_tile(v_at, keys, k_length, SPEC.k_heads, SPEC.value_dim, SPEC.block_dv, not SPEC.even_k)
+    K, V = load_own_keys(arrays, batch, key_head, keys, SPEC)
     q_blocks = tl.cdiv(q_length, SPEC.block_q)
     visited = load_ranges(arrays, batch, block, tl.cdiv(k_length, SPEC.block_k), q_blocks, q_blocks, SPEC)
 
@@ -61,12 +59,8 @@ def backward_key(
                 head = key_head * SPEC.group + step // count
             row_start = visited_block(visited, within, EDGE) * SPEC.block_q
             rows = load_rows(arrays, batch, head, row_start, q_order, SPEC, EDGE)
-            Q = load_row_tile(
-                query, rows, q_order, q_length, SPEC.heads, SPEC.head_dim, SPEC.block_d, not SPEC.even_q
-            )
-            dO = load_row_tile(
-                d_out, rows, q_order, q_length, SPEC.heads, SPEC.value_dim, SPEC.block_dv, not SPEC.even_q
-            )
+            Q = load_query_tile(query, rows, q_order, q_length, SPEC, not SPEC.even_q)
+            dO = load_d_out_tile(d_out, rows, q_order, q_length, SPEC, not SPEC.even_q)
             inside = (rows.index < q_length) | SPEC.even_q
             terms = load_row_terms(cotangents, rows, inside, q_length, SPEC)
             u = tile_logits(K, Q, arrays, rows, keys, SPEC, SPEC.even_q and SPEC.even_k, EDGE, True)
@@ -91,17 +85,15 @@ def backward_key(
                 dS = through_cap(dS, u, SPEC, EDGE)
                 dK = tl.dot(dS.to(Q.dtype), Q, dK, input_precision=SPEC.precision)
 
-    K_STRIDE: tl.constexpr = SPEC.k_heads * SPEC.head_dim
-    V_STRIDE: tl.constexpr = SPEC.k_heads * SPEC.value_dim
     if SPEC.sum_key:
-        d_key_at = d_key + offset(batch, k_length, keys.start, K_STRIDE) + key_head * SPEC.head_dim
+        d_key_at = d_key + offset(batch, k_length, keys.start, SPEC.k_stride) + key_head * SPEC.head_dim
         store_tile(
-            d_key_at, dK * SPEC.softmax_scale, k_order, k_length - keys.start, K_STRIDE, SPEC.head_dim,
+            d_key_at, dK * SPEC.softmax_scale, k_order, k_length - keys.start, SPEC.k_stride, SPEC.head_dim,
             SPEC.block_d, not SPEC.even_k,
         )  # fmt: skip
     if SPEC.sum_value:
-        d_value_at = d_value + offset(batch, k_length, keys.start, V_STRIDE) + key_head * SPEC.value_dim
+        d_value_at = d_value + offset(batch, k_length, keys.start, SPEC.v_stride) + key_head * SPEC.value_dim
         store_tile(
-            d_value_at, dV, k_order, k_length - keys.start, V_STRIDE, SPEC.value_dim, SPEC.block_dv,
+            d_value_at, dV, k_order, k_length - keys.start, SPEC.v_stride, SPEC.value_dim, SPEC.block_dv,
             not SPEC.even_k,
         )  # fmt: skip

@@ -13,11 +13,13 @@ from attest.kernels.triton.gradient import Cotangents, load_row_terms, tile_grad
 from attest.kernels.triton.program import (
     Arrays,
     Keys,
-    head_pointers,
+    key_pointers,
+    load_d_out_tile,
     load_key_ranges,
     load_key_tile,
-    load_row_tile,
+    load_query_tile,
     load_rows,
+    load_value_tile,
     own_query_block,
     visited_block,
     visits,
@@ -41,15 +43,11 @@ def backward_query(
     q_order = tl.arange(0, SPEC.block_q)
     k_order, group, word = key_order(SPEC.block_k, SPEC.dropout, False)
     rows = load_rows(arrays, batch, head, block * SPEC.block_q, q_order, SPEC, True)
-    Q = load_row_tile(
-        query, rows, q_order, q_length, SPEC.heads, SPEC.head_dim, SPEC.block_d, not SPEC.even_q
-    )
-    dO = load_row_tile(
-        d_out, rows, q_order, q_length, SPEC.heads, SPEC.value_dim, SPEC.block_dv, not SPEC.even_q
-    )
+    Q = load_query_tile(query, rows, q_order, q_length, SPEC, not SPEC.even_q)
+    dO = load_d_out_tile(d_out, rows, q_order, q_length, SPEC, not SPEC.even_q)
     cotangents = Cotangents(d_out, lse2, delta, weight)
     terms = load_row_terms(cotangents, rows, rows.index < q_length, q_length, SPEC)
-    k_at, v_at = head_pointers(arrays, batch, key_head, SPEC)
+    k_at, v_at = key_pointers(arrays, batch, key_head, 0, SPEC)
     visited = load_key_ranges(arrays, batch, block, SPEC)
 
     dQ = tl.zeros([SPEC.block_q, SPEC.block_d], tl.float32)
@@ -65,22 +63,16 @@ def backward_query(
                 count = count * leaked
             for step in tl.range(0, count, num_stages=1 if CAREFUL else None):
                 keys = Keys(visited_block(visited, step, EDGE) * SPEC.block_k, k_order, group, word)
-                K = load_key_tile(
-                    k_at, keys, k_length, SPEC.k_heads, SPEC.head_dim, SPEC.block_d, EDGE and not SPEC.even_k
-                )
-                V = load_key_tile(
-                    v_at, keys, k_length, SPEC.k_heads, SPEC.value_dim, SPEC.block_dv,
-                    EDGE and not SPEC.even_k,
-                )  # fmt: skip
+                K = load_key_tile(k_at, keys, k_length, SPEC, EDGE and not SPEC.even_k)
+                V = load_value_tile(v_at, keys, k_length, SPEC, EDGE and not SPEC.even_k)
                 if EDGE and CAREFUL:
                     K = finite_or_zero(K)
                 u = tile_logits(Q, K, arrays, rows, keys, SPEC, SPEC.even_q and SPEC.even_k, EDGE, False)
                 dS = tile_gradient(u, dO, V, terms, seed, rows, keys, SPEC, EDGE)
                 dQ = tl.dot(dS.to(K.dtype), K, dQ, input_precision=SPEC.precision)
 
-    STRIDE: tl.constexpr = SPEC.heads * SPEC.head_dim
-    d_query_at = d_query + offset(batch, q_length, rows.start, STRIDE) + head * SPEC.head_dim
+    d_query_at = d_query + offset(batch, q_length, rows.start, SPEC.q_stride) + head * SPEC.head_dim
     store_tile(
-        d_query_at, dQ * SPEC.softmax_scale, q_order, q_length - rows.start, STRIDE, SPEC.head_dim,
+        d_query_at, dQ * SPEC.softmax_scale, q_order, q_length - rows.start, SPEC.q_stride, SPEC.head_dim,
         SPEC.block_d, not SPEC.even_q,
     )  # fmt: skip

@@ -12,11 +12,12 @@ from attest.kernels.triton.nonfinite import propagate_nonfinite
 from attest.kernels.triton.program import (
     Arrays,
     Keys,
-    head_pointers,
+    key_pointers,
     load_key_ranges,
     load_key_tile,
-    load_row_tile,
+    load_query_tile,
     load_rows,
+    load_value_tile,
     own_query_block,
     visited_block,
     visits,
@@ -54,10 +55,8 @@ def forward(
     k_order, group, word = key_order(SPEC.block_k, SPEC.dropout, False)
     rows = load_rows(arrays, batch, head, block * SPEC.block_q, q_order, SPEC, True)
     inside = rows.index < q_length
-    Q = load_row_tile(
-        query, rows, q_order, q_length, SPEC.heads, SPEC.head_dim, SPEC.block_d, not SPEC.even_q
-    )
-    k_at, v_at = head_pointers(arrays, batch, key_head, SPEC)
+    Q = load_query_tile(query, rows, q_order, q_length, SPEC, not SPEC.even_q)
+    k_at, v_at = key_pointers(arrays, batch, key_head, 0, SPEC)
     visited = load_key_ranges(arrays, batch, block, SPEC)
 
     # The running maximum, in units of u, begins at the lowest number that is finite in bits: -inf - -inf
@@ -81,13 +80,8 @@ def forward(
                 count = count * leaked
             for step in tl.range(0, count, num_stages=1 if CAREFUL else None):
                 keys = Keys(visited_block(visited, step, EDGE) * SPEC.block_k, k_order, group, word)
-                K = load_key_tile(
-                    k_at, keys, k_length, SPEC.k_heads, SPEC.head_dim, SPEC.block_d, EDGE and not SPEC.even_k
-                )
-                V = load_key_tile(
-                    v_at, keys, k_length, SPEC.k_heads, SPEC.value_dim, SPEC.block_dv,
-                    EDGE and not SPEC.even_k,
-                )  # fmt: skip
+                K = load_key_tile(k_at, keys, k_length, SPEC, EDGE and not SPEC.even_k)
+                V = load_value_tile(v_at, keys, k_length, SPEC, EDGE and not SPEC.even_k)
                 if EDGE and CAREFUL:
                     V = finite_or_zero(V)
                 u = tile_logits(Q, K, arrays, rows, keys, SPEC, SPEC.even_q and SPEC.even_k, EDGE, False)
@@ -117,11 +111,10 @@ def forward(
     factor = tl.full([SPEC.block_q], SPEC.keep, tl.float32)
     if SPEC.normalize:
         factor = factor / tl.where(norm == 0.0, 1.0, norm)
-    STRIDE: tl.constexpr = SPEC.heads * SPEC.value_dim
-    out_at = out + offset(batch, q_length, rows.start, STRIDE) + head * SPEC.value_dim
+    out_at = out + offset(batch, q_length, rows.start, SPEC.out_stride) + head * SPEC.value_dim
     store_tile(
-        out_at, acc * factor[:, None], q_order, q_length - rows.start, STRIDE, SPEC.value_dim, SPEC.block_dv,
-        not SPEC.even_q,
+        out_at, acc * factor[:, None], q_order, q_length - rows.start, SPEC.out_stride, SPEC.value_dim,
+        SPEC.block_dv, not SPEC.even_q,
     )  # fmt: skip
 
     if SPEC.hides:

@@ -60,7 +60,7 @@ class Launch:
 
     @property
     def blocks(self) -> dict[str, int]:
-        """Its block sizes by name: of the `KernelSpec` it has, and of constants whose name begins with BLOCK."""
+        """Its block sizes by name: of its `KernelSpec`, and constants whose name begins with BLOCK."""
         found: dict[str, int] = {}
         for name, value in self.constants.items():
             if isinstance(value, KernelSpec):

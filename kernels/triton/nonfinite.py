@@ -8,7 +8,13 @@ call without such values nothing of this runs.
 import triton
 import triton.language as tl
 
-from attest.kernels.triton.program import Keys, load_key_tile, load_row_tile, load_rows
+from attest.kernels.triton.program import (
+    Keys,
+    load_key_tile,
+    load_query_tile,
+    load_rows,
+    load_value_tile,
+)
 from attest.kernels.triton.tile import LAST_BITS, LOG2E, kept_pairs, key_order, offset, tile_logits
 
 # Rows and keys at a time: few, so that what is seldom run takes no registers from what is always run.
@@ -25,36 +31,34 @@ def propagate_nonfinite(
     """
     # What is read and written from here on, other threads have stored.
     tl.debug_barrier()
-    STRIDE: tl.constexpr = SPEC.heads * SPEC.value_dim
     q_length, k_length = arrays.q_length, arrays.k_length
     q_order = tl.arange(0, _FEW)
     k_order, group, word = key_order(_FEW, False, False)
     for some in tl.range(0, SPEC.block_q // _FEW):
         rows = load_rows(arrays, batch, head, block_start + some * _FEW, q_order, SPEC, True)
         inside = rows.index < q_length
-        Q = load_row_tile(
-            arrays.query, rows, q_order, q_length, SPEC.heads, SPEC.head_dim, SPEC.block_d, True
-        )
+        Q = load_query_tile(arrays.query, rows, q_order, q_length, SPEC, True)
         row_at = (batch * SPEC.heads + head).to(tl.int64) * q_length + rows.index
         L = tl.load(lse + row_at, mask=inside, other=0.0) * LOG2E
         L = tl.where(L == float("-inf"), 0.0, L)
         # A weight of a huge logit must not vanish by what the two are rounded by.
         L = tl.where(tl.abs(L) > SPEC.huge, L - tl.abs(L) * LAST_BITS, L)
-        out_at = out + offset(batch, q_length, rows.start, STRIDE) + head * SPEC.value_dim
+        out_at = out + offset(batch, q_length, rows.start, SPEC.out_stride) + head * SPEC.value_dim
         hits = tl.zeros([_FEW, SPEC.block_dv], tl.float32)
         start, stop = visited.start * SPEC.block_k // _FEW, visited.stop * SPEC.block_k // _FEW
         for step in tl.range(start, stop, num_stages=1):
-            keys = Keys(step * _FEW, k_order, group, word)
-            K = load_key_tile(k_at, keys, k_length, SPEC.k_heads, SPEC.head_dim, SPEC.block_d, True)
+            key_start = step * _FEW
+            keys = Keys(key_start, k_order, group, word)
+            K = load_key_tile(k_at, keys, k_length, SPEC, True)
             u = tile_logits(Q, K, arrays, rows, keys, SPEC, False, True, False)
             weighs = tl.math.exp2(u * SPEC.unit - L[:, None]) != 0.0
             if SPEC.dropout:
                 weighs = weighs & kept_pairs(arrays.seed, rows, keys, SPEC, False)
-            V = load_key_tile(v_at, keys, k_length, SPEC.k_heads, SPEC.value_dim, SPEC.block_dv, True)
+            V = load_value_tile(v_at, keys, k_length, SPEC, True)
             nonfinite = tl.where(V - V == 0.0, 0.0, 1.0).to(V.dtype)
             hits = tl.dot(weighs.to(V.dtype), nonfinite, hits, input_precision=SPEC.precision)
         columns = tl.arange(0, SPEC.block_dv)[None, :]
         due = (hits > 0.0) & inside[:, None] & (columns < SPEC.value_dim)
-        address = out_at + q_order[:, None] * STRIDE + columns
+        address = out_at + q_order[:, None] * SPEC.out_stride + columns
         nan = tl.full([_FEW, SPEC.block_dv], float("nan"), tl.float32)
         tl.store(address, nan.to(out.dtype.element_ty), mask=due)

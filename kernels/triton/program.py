@@ -99,7 +99,7 @@ def own_query_block(q_length, SPEC: tl.constexpr):
 
 @triton.jit
 def load_ranges(arrays, batch, block, blocks, visited, full, SPEC: tl.constexpr):
-    """The `Ranges` of `block`, one of `blocks`; without ranges all `visited` blocks, the first `full` in full.
+    """The `Ranges` of `block`, one of `blocks`; without ranges `visited` blocks, of which `full` are full.
 
     A mask or bias is compared with every pair: no block is full then.
     """
@@ -186,32 +186,49 @@ def load_rows(arrays, batch, head, start, order, SPEC: tl.constexpr, EDGE: tl.co
 
 
 @triton.jit
-def load_row_tile(
-    pointer, rows, order, q_length, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
-    CHECK: tl.constexpr,
-):  # fmt: skip
-    """The tile [R, BLOCK_WIDTH] of `rows` in an array [B, Sq, HEADS, WIDTH]; CHECK as in `load_tile`."""
-    STRIDE: tl.constexpr = HEADS * WIDTH
-    at = pointer + offset(rows.batch, q_length, rows.start, STRIDE) + rows.head * WIDTH
-    return load_tile(at, order, q_length - rows.start, STRIDE, WIDTH, BLOCK_WIDTH, CHECK)
+def load_query_tile(query, rows, order, q_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
+    """The tile [R, block_d] of `rows` of the query, `order` from their first; CHECK as in `load_tile`."""
+    at = query + offset(rows.batch, q_length, rows.start, SPEC.q_stride) + rows.head * SPEC.head_dim
+    return load_tile(at, order, q_length - rows.start, SPEC.q_stride, SPEC.head_dim, SPEC.block_d, CHECK)
 
 
 @triton.jit
-def head_pointers(arrays, batch, key_head, SPEC: tl.constexpr):
-    """Pointers to the first key and the first value of a key head."""
-    K_STRIDE: tl.constexpr = SPEC.k_heads * SPEC.head_dim
-    V_STRIDE: tl.constexpr = SPEC.k_heads * SPEC.value_dim
-    key = arrays.key + offset(batch, arrays.k_length, 0, K_STRIDE) + key_head * SPEC.head_dim
-    value = arrays.value + offset(batch, arrays.k_length, 0, V_STRIDE) + key_head * SPEC.value_dim
+def load_d_out_tile(d_out, rows, order, q_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
+    """The tile [R, block_dv] of `rows` of the cotangent of out; see `load_query_tile`."""
+    at = d_out + offset(rows.batch, q_length, rows.start, SPEC.out_stride) + rows.head * SPEC.value_dim
+    return load_tile(at, order, q_length - rows.start, SPEC.out_stride, SPEC.value_dim, SPEC.block_dv, CHECK)
+
+
+@triton.jit
+def key_pointers(arrays, batch, key_head, start, SPEC: tl.constexpr):
+    """Pointers to key `start` of a key head and to its value."""
+    key = arrays.key + offset(batch, arrays.k_length, start, SPEC.k_stride) + key_head * SPEC.head_dim
+    value = arrays.value + offset(batch, arrays.k_length, start, SPEC.v_stride) + key_head * SPEC.value_dim
     return key, value
 
 
 @triton.jit
-def load_key_tile(
-    pointer, keys, k_length, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
-    CHECK: tl.constexpr,
-):  # fmt: skip
-    """The tile [K, BLOCK_WIDTH] of `keys`; `pointer` as `head_pointers` returns it, CHECK as in `load_tile`."""
-    STRIDE: tl.constexpr = HEADS * WIDTH
-    at = pointer + keys.start.to(tl.int64) * STRIDE
-    return load_tile(at, keys.order, k_length - keys.start, STRIDE, WIDTH, BLOCK_WIDTH, CHECK)
+def load_key_tile(k_at, keys, k_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
+    """The tile [K, block_d] of `keys`, if `k_at` points at the first key of all; CHECK as in `load_tile`."""
+    at = k_at + keys.start.to(tl.int64) * SPEC.k_stride
+    return load_tile(at, keys.order, k_length - keys.start, SPEC.k_stride, SPEC.head_dim, SPEC.block_d, CHECK)
+
+
+@triton.jit
+def load_value_tile(v_at, keys, k_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
+    """The tile [K, block_dv] of the values of `keys`, as `load_key_tile` has that of the keys."""
+    at = v_at + keys.start.to(tl.int64) * SPEC.v_stride
+    return load_tile(
+        at, keys.order, k_length - keys.start, SPEC.v_stride, SPEC.value_dim, SPEC.block_dv, CHECK
+    )
+
+
+@triton.jit
+def load_own_keys(arrays, batch, key_head, keys, SPEC: tl.constexpr):
+    """K and V of the block of keys that a program owns."""
+    k_length = arrays.k_length
+    k_at, v_at = key_pointers(arrays, batch, key_head, keys.start, SPEC)
+    limit = k_length - keys.start
+    K = load_tile(k_at, keys.order, limit, SPEC.k_stride, SPEC.head_dim, SPEC.block_d, not SPEC.even_k)
+    V = load_tile(v_at, keys.order, limit, SPEC.v_stride, SPEC.value_dim, SPEC.block_dv, not SPEC.even_k)
+    return K, V

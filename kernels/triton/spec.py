@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """The sizes, features and constants that a kernel is compiled for: its one `tl.constexpr` parameter, SPEC.
+    """The sizes, features and constants that a kernel is compiled for, its one `tl.constexpr` parameter SPEC.
 
     It is hashable, so that equal calls share a compiled kernel. A field that a kernel does not read keeps its
     default, for the same reason. Device functions read fields as `SPEC.block_q`; Triton 3.6 passes only ints,
@@ -24,13 +24,14 @@ class KernelSpec:
     Features, each False where the call has none of it:
         mask, bias: there is one; mask_batch, mask_head, bias_batch, bias_head, bias_row: it has that
             dimension, and is not broadcast over it.
-        first, last: rows have a first, a last visible key; row_batch: those and `ranges` differ by batch entry.
+        first, last: rows have a first, a last visible key; row_batch: they differ by batch entry,
+            and so do the ranges.
         segments: queries and keys have segment ids.
         ranges: the blocks that a block visits are given; all are visited where they are not.
         aligned: the number of keys is a multiple of 16.
         even_q, even_k: the lengths are multiples of block_q, of block_k.
-        dropout: pairs are dropped; threshold: the uint32 from which on a Philox word keeps its pair; keep: the
-            factor of what is kept.
+        dropout: pairs are dropped; threshold: the uint32 from which on a Philox word keeps its pair; keep:
+            the factor of what is kept.
     Loops:
         full_loop, partial_loop: the kernel visits blocks that every row sees in full; it visits others.
         hides: some pair is hidden, so that a hidden value that is not finite may leak as 0 * NaN.
@@ -92,6 +93,23 @@ class KernelSpec:
     def heads(self) -> int:
         """Query heads."""
         return self.k_heads * self.group
+
+    @property
+    def q_stride(self) -> int:
+        """Elements between a query and the next one of its head; of key, value and out below."""
+        return self.heads * self.head_dim
+
+    @property
+    def k_stride(self) -> int:
+        return self.k_heads * self.head_dim
+
+    @property
+    def v_stride(self) -> int:
+        return self.k_heads * self.value_dim
+
+    @property
+    def out_stride(self) -> int:
+        return self.heads * self.value_dim
 
     @property
     def block_d(self) -> int:
