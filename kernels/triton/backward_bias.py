@@ -60,7 +60,7 @@ def backward_bias(
         own_batch = rest
         count_batches = 1
 
-    total = tl.zeros([SPEC.block_q, SPEC.block_k], tl.float32)
+    total = tl.full([SPEC.block_q, SPEC.block_k], 0.0, tl.float32)
     for step in tl.range(0, count_batches * count_heads * count_rows):
         block_q = own_rows + step % count_rows
         head = own_head + (step // count_rows) % count_heads

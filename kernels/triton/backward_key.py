@@ -47,8 +47,8 @@ def backward_key(
     q_blocks = tl.cdiv(q_length, SPEC.block_q)
     visited = load_ranges(arrays, batch, block, tl.cdiv(k_length, SPEC.block_k), q_blocks, q_blocks, SPEC)
 
-    dK = tl.zeros([SPEC.block_k, SPEC.block_d], tl.float32)
-    dV = tl.zeros([SPEC.block_k, SPEC.block_dv], tl.float32)
+    dK = tl.full([SPEC.block_k, SPEC.block_d], 0.0, tl.float32)
+    dV = tl.full([SPEC.block_k, SPEC.block_dv], 0.0, tl.float32)
     for EDGE in tl.static_range(0 if SPEC.full_loop else 1, 2 if SPEC.partial_loop else 1):
         count = visits(visited, EDGE)
         for step in tl.range(0, count * SPEC.group):

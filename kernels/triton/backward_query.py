@@ -50,7 +50,7 @@ def backward_query(
     k_at, v_at = key_pointers(arrays, batch, key_head, 0, SPEC)
     visited = load_key_ranges(arrays, batch, block, SPEC)
 
-    dQ = tl.zeros([SPEC.block_q, SPEC.block_d], tl.float32)
+    dQ = tl.full([SPEC.block_q, SPEC.block_d], 0.0, tl.float32)
     leaked = 0
     for CAREFUL in tl.static_range(0, 2 if SPEC.hides else 1):
         if CAREFUL:

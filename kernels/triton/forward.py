@@ -62,8 +62,8 @@ def forward(
     # The running maximum, in units of u, begins at the lowest number that is finite in bits: -inf - -inf
     # would be NaN where nothing is seen.
     m = tl.full([SPEC.block_q], SPEC.lowest, tl.float32)
-    norm = tl.zeros([SPEC.block_q], tl.float32)
-    acc = tl.zeros([SPEC.block_q, SPEC.block_dv], tl.float32)
+    norm = tl.full([SPEC.block_q], 0.0, tl.float32)
+    acc = tl.full([SPEC.block_q, SPEC.block_dv], 0.0, tl.float32)
     leaked = 0
     for CAREFUL in tl.static_range(0, 2 if SPEC.hides else 1):
         if CAREFUL:

@@ -44,7 +44,7 @@ def propagate_nonfinite(
         # A weight of a huge logit must not vanish by what the two are rounded by.
         L = tl.where(tl.abs(L) > SPEC.huge, L - tl.abs(L) * LAST_BITS, L)
         out_at = out + offset(batch, q_length, rows.start, SPEC.out_stride) + head * SPEC.value_dim
-        hits = tl.zeros([_FEW, SPEC.block_dv], tl.float32)
+        hits = tl.full([_FEW, SPEC.block_dv], 0.0, tl.float32)
         start, stop = visited.start * SPEC.block_k // _FEW, visited.stop * SPEC.block_k // _FEW
         for step in tl.range(start, stop, num_stages=1):
             key_start = step * _FEW
