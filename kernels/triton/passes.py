@@ -269,10 +269,6 @@ def _blocks(length: int, block: int) -> int:
     return -(-length // block)
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
 def _sizes(sizes: Sizes, kernel: str, call: Call) -> BlockSizes:
     asked = getattr(sizes.asked, kernel.removeprefix("backward_"), sizes.asked)
     if asked is not None:

@@ -8,9 +8,9 @@ class KernelSpec:
     """The sizes, features and constants that a kernel is compiled for, its one `tl.constexpr` parameter SPEC.
 
     It is hashable, so that equal calls share a compiled kernel. A field that a kernel does not read keeps its
-    default, for the same reason. Device functions read fields as `SPEC.block_q`. Triton 3.6 passes ints, floats
-    and bools of it on to another device function, but no strings and no lists of fields: `tl.zeros` is such a
-    function, `tl.full` is not.
+    default, for the same reason. Device functions read fields as `SPEC.block_q`. Triton 3.6 passes ints,
+    floats and bools of it on to another device function, but no strings and no lists of fields: `tl.zeros` is
+    such a function, `tl.full` is not.
 
     Sizes:
         head_dim, value_dim: the last dimensions of query and key, and of value.
