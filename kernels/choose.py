@@ -61,11 +61,8 @@ class Choice:
 
     def __repr__(self) -> str:
         """Short, and the same in every process: it is printed with the programs that JAX traces."""
-        return (
-            self.implementation.name
-            if self.device is None
-            else f"{self.implementation.name} on {self.device}"
-        )
+        name = self.implementation.name
+        return name if self.device is None else f"{name} on {self.device}"
 
 
 @cache

@@ -1,8 +1,8 @@
 """The refusal of a program that is lowered for a device for which its implementation was not chosen.
 
 The choice is made when a call is traced. `jax.jit` then lowers the program for the device of its arguments,
-and `jax.export` for the platforms that it is given. So a traced program carries an operation that refuses other
-devices when it is lowered. It leaves nothing in the lowered program.
+and `jax.export` for the platforms that it is given. So a traced program carries an operation that refuses
+other devices when it is lowered. It leaves nothing in the lowered program.
 """
 
 from dataclasses import replace
@@ -52,9 +52,9 @@ def _check(choice: Choice, platform: str) -> None:
     there = implementation_for(Device(backend), choice.call).name
     if there != name:
         raise NotImplementedError(
-            f"platform: got None when the call was traced for {choice.device.backend}, where {name!r} runs it, "
-            f"and the program is compiled for {platform}, where {there!r} does. Pass platform='xla', which runs "
-            "everywhere, or name one for each platform of the program in jax.lax.platform_dependent."
+            f"platform: got None when the call was traced for {choice.device.backend}, where {name!r} runs "
+            f"it, and the program is compiled for {platform}, where {there!r} does. Pass platform='xla', "
+            "which runs everywhere, or name one for each platform in jax.lax.platform_dependent."
         )
 
 
