@@ -53,8 +53,8 @@ def from_json(text: str, implementations: Sequence[Implementation] = IMPLEMENTAT
     """
     try:
         given = json.loads(text, object_pairs_hook=_without_repetition)
-    except (TypeError, RecursionError, json.JSONDecodeError) as error:
-        refuse("config", f"{shown(text)} ({type(error).__name__}: {error})", "JSON", _ADVICE)
+    except (TypeError, ValueError, RecursionError) as error:
+        refuse("config", shown(text), f"JSON with each field once ({error})", _ADVICE)
     by_name = {x.name: cls for x in implementations if (cls := x.config()) is not None}
     if not isinstance(given, dict):
         refuse("config", shown(given), f"an object with the field {_NAME!r}", _ADVICE)
@@ -81,8 +81,7 @@ def platform_of(config: Any, platform: str | Implementation | None) -> str | Imp
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            refuse("config", f"the field {shown(name)} twice", "each field once", "Remove one of them.")
-    return dict(pairs)
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a field is there twice")
+    return fields
