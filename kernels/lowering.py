@@ -54,7 +54,7 @@ def _check(choice: Choice, platform: str) -> None:
         raise NotImplementedError(
             f"platform: got None when the call was traced for {choice.device.backend}, where {name!r} runs "
             f"it, and the program is compiled for {platform}, where {there!r} does. Pass platform='xla', "
-            "which runs everywhere, or name one for each platform in jax.lax.platform_dependent."
+            f"which runs everywhere, or compile a program for {platform} alone with platform={there!r}."
         )
 
 
