@@ -114,7 +114,9 @@ def implementation_for(
     reason = why_not(chosen.capabilities, named=True)
     if reason is not None:
         others = " or ".join(repr(x.name) for x in able)
-        advice = f"Use {others}, or leave it out for the fastest that can." if able else "None can."
+        advice = (
+            f"Use {others}, or leave it out for the fastest that can." if able else "No other one can either."
+        )
         raise NotImplementedError(f"platform: {platform!r} {reason}. {advice}")
     return chosen
 

@@ -21,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 from attest import kernels
 from attest.kernels import choose, triton, xla
 from attest.kernels.choose import Device, Traits, implementation_for
-from attest.kernels.implementations import MOSAIC_GPU, PALLAS_TPU, TRITON, XLA
+from attest.kernels.implementations import IMPLEMENTATIONS, MOSAIC_GPU, PALLAS_TPU, TRITON, XLA
 from attest.kernels.options import FLOAT_DTYPES
 from attest.kernels.pallas import mosaic_gpu, tpu
 from attest.kernels.tables import read_table
@@ -123,7 +123,12 @@ def test_one_that_was_not_judged_on_this_version_of_jax_is_not_chosen(device, ve
             r"'mosaic_gpu' needs jax >=0\.11\.2,<0\.11\.3, and jax is 0\.11\.3\. Use 'triton' or 'xla'",
         ),
         (TPU, "pallas_tpu", (0, 10, 2), r"'pallas_tpu' needs jax >=0\.11\.2,<0\.11\.3, and jax is 0\.10\.2"),
-        (CPU, "xla", (0, 11, 0), r"'xla' needs jax >=0\.6,!=0\.11\.0,<0\.13, and jax is 0\.11\.0\. None can"),
+        (
+            CPU,
+            "xla",
+            (0, 11, 0),
+            r"'xla' needs jax >=0\.6,!=0\.11\.0,<0\.13, and jax is 0\.11\.0\. No other one can",
+        ),
         (
             CPU,
             None,
@@ -147,6 +152,12 @@ def test_the_versions_of_the_records_are_those_that_the_package_allows():
         requirements = [Requirement(x) for x in needed]
         allowed = next(x.specifier for x in requirements if x.name == "jax")
         assert SpecifierSet(str(record.capabilities.jax_versions)) == allowed
+
+
+def test_the_page_has_the_versions_of_the_records():
+    page = (Path(__file__).parents[2] / "docs/reference/kernels.md").read_text()
+    rows = re.findall(r'^\| `"(\w+)"` \|.*\| `([^`]*)` \|$', page, flags=re.MULTILINE)
+    assert dict(rows) == {x.name: str(x.capabilities.jax_versions) for x in IMPLEMENTATIONS}
 
 
 @pytest.mark.parametrize("device", [CPU, AMPERE, HOPPER, TPU, METAL], ids=str)

@@ -1,6 +1,8 @@
 """Configurations of every implementation: to JSON and back, and what is refused in broken JSON."""
 
 import json
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, asdict
 from typing import Any
 
@@ -85,6 +87,17 @@ def test_a_config_is_frozen(name):
     assert (config.forward, config.backward) == (None, None)
     with pytest.raises(FrozenInstanceError):
         config.forward = None
+
+
+@needs_compiler
+def test_reading_a_configuration_imports_no_kernel():
+    """So that any machine can read what another one measured."""
+    code = (
+        "import sys; from attest.kernels.config import from_json; "
+        f"[from_json('{{\"implementation\": \"' + name + '\"}}') for name in {list(CONFIGS)}]; "
+        "sys.exit(any(x in sys.modules for x in ('triton', 'jax_triton', 'jax.experimental.pallas')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_json_does_not_depend_on_the_order_or_the_type_of_numbers():
