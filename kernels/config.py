@@ -74,7 +74,7 @@ def platform_of(config: Any, platform: str | Implementation | None) -> str | Imp
         implementation_of(config, (platform,))
         return platform
     name = implementation_of(config).name
-    if platform not in (None, name):
+    if platform is not None and not (isinstance(platform, str) and platform == name):
         expected = f"that of platform={shown(platform)}, or no platform"
         refuse("config", f"a configuration of {name!r}", expected, "Leave platform out.")
     return name

@@ -1,7 +1,7 @@
 """The fields of frozen dataclasses: checked by their annotations, and built from JSON.
 
-An annotation is int (a positive integer), bool, a dataclass of such fields, a tuple of a fixed length, or one
-of these or None.
+An annotation is int (a positive integer of 32 bits), bool, a dataclass of such fields, a tuple of a fixed
+length, or one of these or None.
 """
 
 from dataclasses import MISSING, fields, is_dataclass
@@ -10,6 +10,9 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from attest.kernels.options import check_flag, check_size, refuse, shown
+
+# Kernels count in int32.
+_LARGEST = (1 << 31) - 1
 
 
 def check_fields(record: Any) -> None:
@@ -24,7 +27,7 @@ def check_fields(record: Any) -> None:
             object.__setattr__(record, name, value)
 
 
-def read_fields[R](cls: type[R], place: str, given: Any) -> R:
+def read_fields(cls: Any, place: str, given: Any) -> Any:
     """Return a record of a class from what `json.loads` made of it; fields with a default may be absent.
 
     Raises: ValueError that begins with `place`, for a field that is unknown, absent or not as its annotation
@@ -39,7 +42,7 @@ def read_fields[R](cls: type[R], place: str, given: Any) -> R:
             refuse(
                 place, f"the field {shown(name)}", f"fields among {known}", "Remove it, or correct its name."
             )
-    absent = [x.name for x in fields(cls) if x.name not in given and x.default is MISSING]  # pyright: ignore[reportArgumentType]
+    absent = [x.name for x in fields(cls) if x.name not in given and x.default is MISSING]
     if absent:
         refuse(place, f"no field {absent[0]!r}", f"a value of every field of {', '.join(absent)}", "Add it.")
     values = {
@@ -55,7 +58,7 @@ def read_fields[R](cls: type[R], place: str, given: Any) -> R:
 
 
 @cache
-def _kinds(cls: type) -> dict[str, tuple[Any, bool]]:
+def _kinds(cls: Any) -> dict[str, tuple[Any, bool]]:
     """The annotation of each field without None, and whether it may be None."""
     kinds: dict[str, tuple[Any, bool]] = {}
     for name, hint in get_type_hints(cls).items():
@@ -68,7 +71,10 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
     if kind is bool:
         return check_flag(name, value)
     if kind is int:
-        return check_size(name, value)
+        size = check_size(name, value)
+        if size > _LARGEST:
+            refuse(name, shown(size), f"at most {_LARGEST}", "Use a smaller number.")
+        return size
     if get_origin(kind) is tuple:
         kinds = get_args(kind)
         if not isinstance(value, list | tuple) or len(value) != len(kinds):
