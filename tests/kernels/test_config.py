@@ -304,7 +304,7 @@ def test_both_passes_of_a_call_read_their_part_of_a_config():
     [
         ({"config": CONFIG, "platform": "triton"}, r"config: got a configuration of 'xla'; .*triton"),
         ({"config": CONFIG, "platform": "cuda"}, r"config: got a configuration of 'xla'; .*cuda"),
-        ({"config": CONFIG, "platform": np.zeros(3)}, r"config: got a configuration of 'xla'; expected that of"),
+        ({"config": CONFIG, "platform": np.zeros(3)}, r"config: got a configuration of 'xla'"),
         ({"config": {"forward": None}}, r"config: got a dict; expected the Config of mosaic_gpu or triton"),
         ({"config": CONFIG, "fwd_params": CONFIG.forward}, r"fwd_params: got a ChunkSizes and a config"),
         ({"config": CONFIG, "bwd_params": 3, "platform": "xla"}, r"bwd_params: got a int and a config"),
