@@ -87,9 +87,8 @@ def flash_attention(
         origin: where a call on a part of larger arrays begins in them: batch entry, query head, row and key,
             the key a multiple of 4. Dropout then drops the pairs that it drops in the whole (S12, S23).
         platform: "mosaic_gpu", "triton", "pallas_tpu" or "xla"; by default the fastest that supports the
-            call on the device of the arrays, or on JAX's default device where they are traced. Without
-            platform, a program that is compiled for another device is refused if another one is the fastest
-            there. An
+            call on the device of the arrays, or on JAX's default device where they are traced. Compiling
+            the program for another device is then refused if the fastest one is another there. An
             `attest.kernels.implementation.Implementation` of your own runs on any device.
 
     A row that sees no key has out 0, gradients 0 and lse -inf, or the logsumexp of its sinks; padding has
@@ -102,7 +101,7 @@ def flash_attention(
     Raises:
         ValueError: an argument is malformed; the message names it (S20).
         NotImplementedError: the platform that is named does not support the call; the message says why and
-            names those that do.
+            names those that do. Also where no platform is named and none supports this version of JAX.
     """
     return flash_attention_with_lse(**locals())[0]
 

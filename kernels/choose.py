@@ -166,7 +166,7 @@ def traits_of(given: Mapping[str, Any]) -> Traits:
     }
     logits = {arrays["bias"].dtype.name} if "bias" in arrays else set[str]()
     if given.get("logits_dtype") is not None:
-        with suppress(TypeError, ValueError):
+        with suppress(Exception):  # NumPy raises what it likes for what is no dtype
             logits.add(jnp.dtype(given["logits_dtype"]).name)
     tensors = [x for name, x in arrays.items() if name != "bias"]
     return Traits(

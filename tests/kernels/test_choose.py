@@ -351,6 +351,13 @@ def test_a_traced_probability_is_no_reason(monkeypatch):
     assert not told[0].dropout
 
 
+class Hostile:
+    """It raises however its value is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
 MALFORMED = [
     ("query", {"query": 3}),
     ("query", {"query": None}),
@@ -362,6 +369,7 @@ MALFORMED = [
     ("bias", {"bias": 1.0}),
     ("logits_dtype", {"logits_dtype": [1, 2]}),
     ("logits_dtype", {"logits_dtype": "float64"}),
+    ("logits_dtype", {"logits_dtype": Hostile()}),
     ("dropout_prob", {"dropout_prob": "0.1"}),
     ("dropout_prob", {"dropout_prob": 1.5, "dropout_seed": 1}),
     ("dropout_seed", {"dropout_prob": 0.5}),
