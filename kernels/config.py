@@ -65,7 +65,7 @@ def from_json(text: str, implementations: Sequence[Implementation] = IMPLEMENTAT
     return read_fields(by_name[name], f"config of {name!r}", given)
 
 
-def platform_of(config: Any, platform: str | Implementation | None) -> str | Implementation:
+def platform_of(config: Any, platform: object) -> str | Implementation:
     """Return the platform of a call with a configuration: that of the configuration.
 
     Raises: ValueError if the call names another one.
