@@ -9,6 +9,7 @@ from attest.kernels.arguments import check_call
 from attest.kernels.batching import merged, split
 from attest.kernels.choose import check_supported, chosen, traits_of
 from attest.kernels.implementation import Implementation, Settings
+from attest.kernels.lowering import refused_elsewhere
 from attest.kernels.options import check_dtype, check_flag
 from attest.kernels.shared import attend
 
@@ -40,6 +41,7 @@ def flash_attention(
     q_positions: jax.Array | None = None,
     kv_positions: jax.Array | None = None,
     origin: Sequence[int] | jax.Array | None = None,
+    config: Any = None,
     platform: str | Implementation | None = None,
 ) -> jax.Array:
     """Compute attention in memory linear in the length: out [B, Sq, Hq, Dv], in the dtype of query.
@@ -65,6 +67,9 @@ def flash_attention(
         fwd_params: block sizes of the forward pass, of the implementation that `platform` names. Results
             depend on them by rounding alone (S18).
         bwd_params: the same of the backward pass.
+        config: a configuration of one implementation, in place of fwd_params and bwd_params: the `Config` of
+            its module, such as `attest.kernels.triton.Config`. It names the implementation, as platform does.
+            See `attest.kernels.config`.
         logits_soft_cap: c in c * tanh(logits / c) (S3).
         softmax_aux: float sink logits (S11): [1, n], shared by all heads, or [Hq, n]. [n] is shared too, and
             refused where it could be one sink a head.
@@ -82,7 +87,8 @@ def flash_attention(
         origin: where a call on a part of larger arrays begins in them: batch entry, query head, row and key,
             the key a multiple of 4. Dropout then drops the pairs that it drops in the whole (S12, S23).
         platform: "mosaic_gpu", "triton", "pallas_tpu" or "xla"; by default the fastest that supports the
-            call on the device of the arrays, or on JAX's default device where they are traced. An
+            call on the device of the arrays, or on JAX's default device where they are traced. Compiling
+            the program for another device is then refused if the fastest one is another there. An
             `attest.kernels.implementation.Implementation` of your own runs on any device.
 
     A row that sees no key has out 0, gradients 0 and lse -inf, or the logsumexp of its sinks; padding has
@@ -95,7 +101,7 @@ def flash_attention(
     Raises:
         ValueError: an argument is malformed; the message names it (S20).
         NotImplementedError: the platform that is named does not support the call; the message says why and
-            names those that do.
+            names those that do. Also where no platform is named and none supports this version of JAX.
     """
     return flash_attention_with_lse(**locals())[0]
 
@@ -127,6 +133,7 @@ def flash_attention_with_lse(
     q_positions: jax.Array | None = None,
     kv_positions: jax.Array | None = None,
     origin: Sequence[int] | jax.Array | None = None,
+    config: Any = None,
     platform: str | Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Compute attention and its logsumexp: out as `flash_attention` does, lse [B, Hq, Sq] float32.
@@ -137,28 +144,33 @@ def flash_attention_with_lse(
     arguments = dict(locals())
     del arguments["platform"]
     arguments, leading = merged(arguments)
-    implementation, traits = chosen(arguments, platform), traits_of(arguments)
-    passes = implementation.load()
+    choice = chosen(arguments, traits_of(arguments), platform)
+    passes = choice.implementation.load()
     own = {name: arguments.pop(name) for name in _SETTINGS}
     call = check_call(**arguments)
     normalize_output = check_flag("normalize_output", own["normalize_output"])
     precision = passes.check_precision(own["precision"])
     logits_dtype = _logits_dtype(own["logits_dtype"])
     # Now the call is well-formed; block sizes may depend on the device.
-    check_supported(implementation, traits)
+    check_supported(choice.implementation, choice.call)
+    forward, backward = own["fwd_params"], own["bwd_params"]
+    if own["config"] is not None:
+        forward, backward = own["config"].forward, own["config"].backward
     settings = Settings(
-        passes.check_forward(own["fwd_params"]),
-        passes.check_backward(own["bwd_params"]),
+        passes.check_forward(forward),
+        passes.check_backward(backward),
         normalize_output,
         precision,
         logits_dtype,
     )
+    if choice.device is not None:
+        passes = refused_elsewhere(passes, choice)
     out, lse = attend(passes, settings, call)
     return split(out, leading), split(lse, leading)
 
 
 # The arguments that `Settings` holds; `check_call` checks the others.
-_SETTINGS = ("fwd_params", "bwd_params", "normalize_output", "precision", "logits_dtype")
+_SETTINGS = ("fwd_params", "bwd_params", "config", "normalize_output", "precision", "logits_dtype")
 
 
 def _logits_dtype(dtype: Any) -> str:

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from attest.kernels.config import platform_of
 from attest.kernels.implementation import Capabilities, Implementation
-from attest.kernels.implementations import IMPLEMENTATIONS
+from attest.kernels.implementations import IMPLEMENTATIONS, XLA
 from attest.kernels.options import FLOAT_DTYPES, check_number, refuse, shown
+from attest.kernels.versions import Version
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,20 @@ class Traits:
     kv_positions: bool = False
 
 
+@dataclass(frozen=True, repr=False)
+class Choice:
+    """The implementation that runs a call, and the device that it was chosen for; None where it was named."""
+
+    implementation: Implementation
+    call: Traits
+    device: Device | None = None
+
+    def __repr__(self) -> str:
+        """Short, and the same in every process: it is printed with the programs that JAX traces."""
+        name = self.implementation.name
+        return name if self.device is None else f"{name} on {self.device}"
+
+
 @cache
 def _installed(package: str) -> bool:
     return find_spec(package) is not None
@@ -75,15 +91,20 @@ def implementation_for(
     call: Traits,
     platform: object = None,
     installed: Callable[[str], bool] = _installed,
+    jax_version: Version = jax.__version_info__,
 ) -> Implementation:
     """The fastest implementation that takes a call on a device, or the one that `platform` names.
 
     Raises: ValueError for a platform that does not exist; NotImplementedError if the one that is named does
-    not take the call (clause S20), which says the reason and names those that do.
+    not take the call (clause S20), which says the reason and names those that do, or if none does.
     """
-    why_not = partial(_why_not, device=device, call=call, installed=installed)
+    why_not = partial(_why_not, device=device, call=call, installed=installed, jax_version=jax_version)
     able = [x for x in IMPLEMENTATIONS if why_not(x.capabilities) is None]
     if platform is None:
+        if not able:
+            # XLA supports every call, so what it lacks is a version of JAX.
+            reason = why_not(XLA.capabilities)
+            raise NotImplementedError(f"platform: {XLA.name!r} {reason}. Install such a version of JAX.")
         return able[0]
     named = [x for x in IMPLEMENTATIONS if isinstance(platform, str) and x.name == platform]
     if not named:
@@ -93,29 +114,40 @@ def implementation_for(
     reason = why_not(chosen.capabilities, named=True)
     if reason is not None:
         others = " or ".join(repr(x.name) for x in able)
-        raise NotImplementedError(
-            f"platform: {platform!r} {reason}. Use {others}, or leave it out for the fastest that can."
+        advice = (
+            f"Use {others}, or leave it out for the fastest that can." if able else "No other one can either."
         )
+        raise NotImplementedError(f"platform: {platform!r} {reason}. {advice}")
     return chosen
 
 
-def chosen(arguments: Mapping[str, Any], platform: str | Implementation | None) -> Implementation:
-    """Return the implementation that runs a call, given the call's arguments by name.
+def chosen(arguments: Mapping[str, Any], call: Traits, platform: str | Implementation | None) -> Choice:
+    """Return the implementation that runs a call, given its arguments by name and its traits.
 
-    Raises: ValueError for block sizes without a platform; what `implementation_for` raises.
+    A call names one by `platform`, or by its configuration.
+
+    Raises: ValueError for block sizes without a platform, or beside a configuration; for a configuration of
+    another platform; what `implementation_for` raises.
     """
-    if isinstance(platform, Implementation):
-        return platform
+    config = arguments["config"]
     for name in ("fwd_params", "bwd_params"):
+        got = f"a {type(arguments[name]).__name__}"
+        if config is not None and arguments[name] is not None:
+            refuse(name, f"{got} and a config", "one of them", "Put the block sizes into the config.")
         if platform is None and arguments[name] is not None:
             refuse(
                 name,
-                f"a {type(arguments[name]).__name__}",
+                got,
                 "None where no platform is named",
                 'Block sizes belong to one implementation: name it, such as platform="triton".',
             )
-    arrays = (arguments[name] for name in ("query", "key", "value"))
-    return implementation_for(device_of(*arrays), traits_of(arguments), platform)
+    if config is not None:
+        platform = platform_of(config, platform)
+    if isinstance(platform, Implementation):
+        return Choice(platform, call)
+    device = device_of(*(arguments[name] for name in ("query", "key", "value")))
+    implementation = implementation_for(device, call, platform)
+    return Choice(implementation, call, device if platform is None else None)
 
 
 def check_supported(implementation: Implementation, call: Traits) -> None:
@@ -134,7 +166,7 @@ def traits_of(given: Mapping[str, Any]) -> Traits:
     }
     logits = {arrays["bias"].dtype.name} if "bias" in arrays else set[str]()
     if given.get("logits_dtype") is not None:
-        with suppress(TypeError, ValueError):
+        with suppress(Exception):  # NumPy raises what it likes for what is no dtype
             logits.add(jnp.dtype(given["logits_dtype"]).name)
     tensors = [x for name, x in arrays.items() if name != "bias"]
     return Traits(
@@ -159,6 +191,7 @@ def _why_not(
     device: Device,
     call: Traits,
     installed: Callable[[str], bool],
+    jax_version: Version,
 ) -> str | None:
     """Why an implementation does not support a call on a device, in one clause; or None."""
     backends = capabilities.backends
@@ -170,6 +203,9 @@ def _why_not(
     if device.backend == "gpu" and capability not in (None, device.compute_capability):
         got = device.compute_capability or "unknown"
         return f"runs on GPUs of compute capability {capability}, and JAX's is {got}"
+    if capabilities.jax_versions is not None and jax_version not in capabilities.jax_versions:
+        got = ".".join(map(str, jax_version))
+        return f"needs jax {capabilities.jax_versions}, and jax is {got}"
     missing = [package for package in capabilities.packages if not installed(package)]
     if missing:
         return f"needs the package {missing[0]}, which is not installed"

@@ -19,6 +19,7 @@ import jax
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
 from attest.kernels.options import FLOAT_DTYPES, refuse, shown
+from attest.kernels.versions import Versions
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Capabilities:
     kv_positions: bool = False
     # The packages that it needs beside JAX, by the names that Python imports.
     packages: tuple[str, ...] = ()
+    # The versions of JAX on which it was judged; None: any.
+    jax_versions: Versions | None = None
 
 
 @dataclass(frozen=True)
@@ -115,12 +118,15 @@ class Passes:
 class Implementation:
     """One implementation of flash attention.
 
-    name: the value of `platform` that names it. load: imports and returns its passes.
+    name: the value of `platform` that names it. load: imports and returns its passes. config: returns the
+    class of its configurations without importing its kernels, None if it has none; see
+    `attest.kernels.config`.
     """
 
     name: str
     capabilities: Capabilities
     load: Callable[[], Passes]
+    config: Callable[[], type[Any] | None] = lambda: None
 
 
 def check_precision[T](precision: Any, known: Mapping[Any, T], advice: str) -> T:

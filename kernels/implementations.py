@@ -2,23 +2,32 @@
 
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from attest.kernels.implementation import Capabilities, Implementation, Passes
+from attest.kernels.versions import Versions
+
+# Of TPUs and Hopper GPUs. Pallas changes from one version of JAX to the next.
+_PALLAS_VERSIONS = Versions((0, 11, 2), (0, 11, 3))
 
 
-def _loaded(name: str, module: str, capabilities: Capabilities) -> Implementation:
-    """Return an implementation whose module is imported when a call first runs it."""
+def _loaded(name: str, package: str, capabilities: Capabilities) -> Implementation:
+    """Return an implementation whose modules `passes` and `blocks` are imported when they are first used."""
 
     @cache
     def load() -> Passes:
-        return import_module(module).PASSES
+        return import_module(f"{package}.passes").PASSES
 
-    return Implementation(name, capabilities, load)
+    @cache
+    def config() -> type[Any]:
+        return import_module(f"{package}.blocks").Config
+
+    return Implementation(name, capabilities, load, config)
 
 
 MOSAIC_GPU = _loaded(
     "mosaic_gpu",
-    "attest.kernels.pallas.mosaic_gpu.passes",
+    "attest.kernels.pallas.mosaic_gpu",
     Capabilities(
         backends=("gpu",),
         named_on=("cpu",),
@@ -26,29 +35,44 @@ MOSAIC_GPU = _loaded(
         dtypes=("bfloat16", "float16"),
         largest_head_dim=256,
         dropout=False,
+        jax_versions=_PALLAS_VERSIONS,
     ),
 )
 
 TRITON = _loaded(
     "triton",
-    "attest.kernels.triton.passes",
+    "attest.kernels.triton",
     Capabilities(
-        backends=("gpu",), named_on=("cpu",), largest_head_dim=256, packages=("triton", "jax_triton")
+        backends=("gpu",),
+        named_on=("cpu",),
+        largest_head_dim=256,
+        packages=("triton", "jax_triton"),
+        # jax 0.12 removes the internals that jax-triton 0.4.1 is built on.
+        jax_versions=Versions((0, 11, 2), (0, 12)),
     ),
 )
 
 PALLAS_TPU = _loaded(
     "pallas_tpu",
-    "attest.kernels.pallas.tpu.passes",
+    "attest.kernels.pallas.tpu",
     Capabilities(
         backends=("tpu",),
         named_on=("cpu",),
         dtypes=("float32", "bfloat16"),
         logits_dtypes=("float32", "bfloat16"),
         largest_head_dim=256,
+        jax_versions=_PALLAS_VERSIONS,
     ),
 )
 
-XLA = _loaded("xla", "attest.kernels.xla.passes", Capabilities(kv_positions=True))
+XLA = _loaded(
+    "xla",
+    "attest.kernels.xla",
+    Capabilities(
+        kv_positions=True,
+        # XLA in jax 0.11.0 miscompiles gradients on CPUs.
+        jax_versions=Versions((0, 6), (0, 13), without=((0, 11, 0),)),
+    ),
+)
 
 IMPLEMENTATIONS = (MOSAIC_GPU, TRITON, PALLAS_TPU, XLA)

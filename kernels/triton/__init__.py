@@ -11,10 +11,10 @@ from functools import partial
 
 from attest.kernels import attention
 from attest.kernels.implementations import TRITON
-from attest.kernels.triton.blocks import BackwardSizes, BlockSizes
+from attest.kernels.triton.blocks import BackwardSizes, BlockSizes, Config
 
 # The public functions, with this implementation whatever the device.
 flash_attention = partial(attention.flash_attention, platform=TRITON)
 flash_attention_with_lse = partial(attention.flash_attention_with_lse, platform=TRITON)
 
-__all__ = ["BackwardSizes", "BlockSizes", "flash_attention", "flash_attention_with_lse"]
+__all__ = ["BackwardSizes", "BlockSizes", "Config", "flash_attention", "flash_attention_with_lse"]

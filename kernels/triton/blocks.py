@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from attest.kernels.options import check_size, refuse
+from attest.kernels.fields import check_fields
+from attest.kernels.options import refuse
 from attest.kernels.tables import read_table, select
 
 _TABLE = Path(__file__).with_name("blocks.toml")
@@ -16,7 +17,8 @@ WORK = ("plain", "edges", "short", "uneven", "segments", "dropout", "mixed", "pa
 class BlockSizes:
     """How one kernel is cut and scheduled: q query rows and k keys a tile, warps a program, pipeline stages.
 
-    q and k are powers of two of at least 16. Results do not depend on any of it beyond rounding (clause S18).
+    q and k are powers of two of at least 16, and their product is limited, as Triton's compiler limits it.
+    num_warps is a power of two. Results do not depend on any of it beyond rounding (clause S18).
     """
 
     q: int = 64
@@ -25,12 +27,18 @@ class BlockSizes:
     num_stages: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("q", "k", "num_warps", "num_stages"):
-            size = check_size(f"BlockSizes.{name}", getattr(self, name))
-            if name in ("q", "k") and (size < 16 or size & (size - 1)):
-                refuse(f"BlockSizes.{name}", size, "a power of two of at least 16", "Round it up.")
-            if name == "num_warps" and size & (size - 1):
-                refuse("BlockSizes.num_warps", size, "a power of two", "Use 4 or 8.")
+        check_fields(self)
+        limits = read_table(_TABLE)["limits"]
+        for name in ("q", "k"):
+            size, least = getattr(self, name), limits["smallest_block"]
+            if size < least or size & (size - 1):
+                refuse(f"BlockSizes.{name}", size, f"a power of two of at least {least}", "Round it up.")
+        if self.q * self.k > limits["pairs"]:
+            got, expected = f"q * k = {self.q * self.k}", f"at most {limits['pairs']}, Triton's largest tile"
+            refuse("BlockSizes.q and BlockSizes.k", got, expected, "Use smaller blocks.")
+        if self.num_warps > limits["warps"] or self.num_warps & (self.num_warps - 1):
+            expected = f"a power of two up to {limits['warps']}"
+            refuse("BlockSizes.num_warps", self.num_warps, expected, "Use 4 or 8.")
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,20 @@ class BackwardSizes:
     query: BlockSizes | None = None
     key: BlockSizes | None = None
     bias: BlockSizes | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The block sizes of a call; None lets the table choose. See `attest.kernels.config`."""
+
+    forward: BlockSizes | None = None
+    backward: BackwardSizes | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def choose(kernel: str, device: str, head_dim: int, itemsize: int, work: str) -> BlockSizes:

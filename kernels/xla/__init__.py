@@ -16,10 +16,10 @@ from attest.kernels.attention import flash_attention as _flash_attention
 from attest.kernels.attention import flash_attention_with_lse as _flash_attention_with_lse
 from attest.kernels.implementations import XLA
 from attest.kernels.xla.attention import attention
-from attest.kernels.xla.passes import ChunkSizes
+from attest.kernels.xla.blocks import ChunkSizes, Config
 
 # The public functions, with this implementation whatever the device.
 flash_attention = partial(_flash_attention, platform=XLA)
 flash_attention_with_lse = partial(_flash_attention_with_lse, platform=XLA)
 
-__all__ = ["ChunkSizes", "attention", "flash_attention", "flash_attention_with_lse"]
+__all__ = ["ChunkSizes", "Config", "attention", "flash_attention", "flash_attention_with_lse"]

@@ -9,7 +9,6 @@ Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Rabe and Staa
 in JAX); Dao, arXiv 2307.08691 (backward by recomputation from L and Delta).
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,10 +18,11 @@ from jax import lax
 
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
-from attest.kernels.implementation import Backward, Forward, Passes, Settings
-from attest.kernels.options import check_size, refuse, shown
+from attest.kernels.implementation import Backward, Forward, Passes, Settings, check_blocks
+from attest.kernels.options import refuse, shown
 from attest.kernels.varying import vary_together
 from attest.kernels.xla import whole
+from attest.kernels.xla.blocks import ChunkSizes
 from attest.kernels.xla.tiles import (
     Grid,
     RowChunks,
@@ -36,17 +36,6 @@ from attest.kernels.xla.tiles import (
     tile_dropout,
     tile_logits,
 )
-
-
-@dataclass(frozen=True)
-class ChunkSizes:
-    """How many query rows and key rows one tile holds; larger than a length means the whole length.
-
-    Results do not depend on it beyond rounding (clause S18). Temporary memory grows with heads * q * k.
-    """
-
-    q: int = 256
-    k: int = 256
 
 
 def _forward(settings: Settings, call: Call) -> Forward:
@@ -193,14 +182,6 @@ def _finite_or_zero(m: jax.Array) -> jax.Array:
     return jnp.where(m == -jnp.inf, jnp.float32(0), m)
 
 
-def _check_chunks(name: str, chunks: Any) -> ChunkSizes | None:
-    if chunks is None:
-        return None
-    if not isinstance(chunks, ChunkSizes):
-        refuse(name, f"a {type(chunks).__name__}", "ChunkSizes", "Build it as ChunkSizes(q=256, k=256).")
-    return ChunkSizes(check_size(f"{name}.q", chunks.q), check_size(f"{name}.k", chunks.k))
-
-
 def _check_precision(precision: Any) -> Any:
     """Anything `jax.lax.dot_general` takes, hashable."""
     if isinstance(precision, list):
@@ -216,6 +197,8 @@ def _check_precision(precision: Any) -> Any:
         )
     return precision
 
+
+_check_chunks = partial(check_blocks, expected=(ChunkSizes,), advice="Build it as ChunkSizes(q=256, k=256).")
 
 PASSES = Passes(
     forward=_forward,

@@ -5,6 +5,8 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import jax
@@ -13,11 +15,13 @@ import numpy as np
 import pytest
 from implementations import flash_kernels
 from kernel_cases import qkv
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from attest import kernels
 from attest.kernels import choose, triton, xla
 from attest.kernels.choose import Device, Traits, implementation_for
-from attest.kernels.implementations import MOSAIC_GPU, PALLAS_TPU, TRITON
+from attest.kernels.implementations import IMPLEMENTATIONS, MOSAIC_GPU, PALLAS_TPU, TRITON, XLA
 from attest.kernels.options import FLOAT_DTYPES
 from attest.kernels.pallas import mosaic_gpu, tpu
 from attest.kernels.tables import read_table
@@ -81,6 +85,79 @@ def test_without_its_packages_it_is_not_chosen(missing):
     assert implementation_for(HOPPER, traits(BF16), installed=installed).name == "mosaic_gpu"
     with pytest.raises(NotImplementedError, match=f"platform: 'triton' needs the package {missing}.*'xla'"):
         implementation_for(HOPPER, traits(F32), "triton", installed)
+
+
+@pytest.mark.parametrize(
+    ("device", "version", "expected"),
+    [
+        (HOPPER, (0, 11, 2), "mosaic_gpu"),
+        (HOPPER, (0, 11, 3), "triton"),
+        (HOPPER, (0, 11, 1), "xla"),
+        (HOPPER, (0, 12, 0), "xla"),
+        (TPU, (0, 11, 2), "pallas_tpu"),
+        (TPU, (0, 11, 3), "xla"),
+        (TPU, (0, 10, 2), "xla"),
+        (CPU, (0, 6, 0), "xla"),
+        (CPU, (0, 12, 9), "xla"),
+    ],
+)
+def test_one_that_was_not_judged_on_this_version_of_jax_is_not_chosen(device, version, expected):
+    chosen = implementation_for(device, traits(BF16), installed=EVERYTHING, jax_version=version)
+    assert chosen.name == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "platform", "version", "words"),
+    [
+        (
+            HOPPER,
+            "triton",
+            (0, 12, 0),
+            r"'triton' needs jax >=0\.11\.2,<0\.12, and jax is 0\.12\.0\. Use 'xla'",
+        ),
+        (CPU, "triton", (0, 11, 1), r"'triton' needs jax >=0\.11\.2,<0\.12, and jax is 0\.11\.1\. Use 'xla'"),
+        (
+            HOPPER,
+            "mosaic_gpu",
+            (0, 11, 3),
+            r"'mosaic_gpu' needs jax >=0\.11\.2,<0\.11\.3, and jax is 0\.11\.3\. Use 'triton' or 'xla'",
+        ),
+        (TPU, "pallas_tpu", (0, 10, 2), r"'pallas_tpu' needs jax >=0\.11\.2,<0\.11\.3, and jax is 0\.10\.2"),
+        (
+            CPU,
+            "xla",
+            (0, 11, 0),
+            r"'xla' needs jax >=0\.6,!=0\.11\.0,<0\.13, and jax is 0\.11\.0\. No other one can",
+        ),
+        (
+            CPU,
+            None,
+            (0, 11, 0),
+            r"'xla' needs jax >=0\.6,!=0\.11\.0,<0\.13, and jax is 0\.11\.0\. Install such",
+        ),
+        (HOPPER, None, (0, 5, 3), r"'xla' needs jax >=0\.6,.* and jax is 0\.5\.3\. Install such a version"),
+    ],
+    ids=str,
+)
+def test_one_that_was_not_judged_on_this_version_of_jax_is_refused_by_name(device, platform, version, words):
+    with pytest.raises(NotImplementedError, match=f"^platform: {words}"):
+        implementation_for(device, traits(BF16), platform, EVERYTHING, version)
+
+
+def test_the_versions_of_the_records_are_those_that_the_package_allows():
+    """Pip then installs no version of JAX on which nothing runs."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for record, needed in ((XLA, project["dependencies"]), (TRITON, extras["triton"])):
+        requirements = [Requirement(x) for x in needed]
+        allowed = next(x.specifier for x in requirements if x.name == "jax")
+        assert SpecifierSet(str(record.capabilities.jax_versions)) == allowed
+
+
+def test_the_page_has_the_versions_of_the_records():
+    page = (Path(__file__).parents[2] / "docs/reference/kernels.md").read_text()
+    rows = re.findall(r'^\| `"(\w+)"` \|.*\| `([^`]*)` \|$', page, flags=re.MULTILINE)
+    assert dict(rows) == {x.name: str(x.capabilities.jax_versions) for x in IMPLEMENTATIONS}
 
 
 @pytest.mark.parametrize("device", [CPU, AMPERE, HOPPER, TPU, METAL], ids=str)
@@ -274,6 +351,13 @@ def test_a_traced_probability_is_no_reason(monkeypatch):
     assert not told[0].dropout
 
 
+class Hostile:
+    """It raises however its value is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
 MALFORMED = [
     ("query", {"query": 3}),
     ("query", {"query": None}),
@@ -285,6 +369,7 @@ MALFORMED = [
     ("bias", {"bias": 1.0}),
     ("logits_dtype", {"logits_dtype": [1, 2]}),
     ("logits_dtype", {"logits_dtype": "float64"}),
+    ("logits_dtype", {"logits_dtype": Hostile()}),
     ("dropout_prob", {"dropout_prob": "0.1"}),
     ("dropout_prob", {"dropout_prob": 1.5, "dropout_seed": 1}),
     ("dropout_seed", {"dropout_prob": 0.5}),

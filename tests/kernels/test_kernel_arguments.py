@@ -148,9 +148,7 @@ def test_malformed_arguments_are_refused_by_name(name, words, options):
     ("name", "options"),
     [
         ("fwd_params", {"fwd_params": (64, 64)}),
-        ("fwd_params.q", {"fwd_params": ChunkSizes(q=0)}),
-        ("bwd_params.k", {"bwd_params": ChunkSizes(k=-1)}),
-        ("bwd_params.k", {"bwd_params": ChunkSizes(k=1.5)}),
+        ("bwd_params", {"bwd_params": 64}),
         ("normalize_output", {"normalize_output": 1}),
         ("precision", {"precision": "most"}),
         ("logits_dtype", {"logits_dtype": "int8"}),
@@ -160,6 +158,12 @@ def test_malformed_arguments_are_refused_by_name(name, words, options):
 def test_flash_attention_refuses_its_own(name, options):
     with pytest.raises(ValueError, match=f"^{name}: got "):
         flash_attention(Q, K, V, **options)
+
+
+@pytest.mark.parametrize(("name", "size"), [("q", 0), ("k", -1), ("k", 1.5), ("q", True)])
+def test_chunk_sizes_are_positive_integers(name, size):
+    with pytest.raises(ValueError, match=rf"^ChunkSizes\.{name}: got "):
+        ChunkSizes(**{name: size})
 
 
 @pytest.mark.parametrize(

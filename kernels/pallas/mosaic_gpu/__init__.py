@@ -11,10 +11,17 @@ from functools import partial
 
 from attest.kernels import attention
 from attest.kernels.implementations import MOSAIC_GPU
-from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, BackwardSizes, Blocks
+from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, BackwardSizes, Blocks, Config
 
 # The public functions, with this implementation whatever the device.
 flash_attention = partial(attention.flash_attention, platform=MOSAIC_GPU)
 flash_attention_with_lse = partial(attention.flash_attention_with_lse, platform=MOSAIC_GPU)
 
-__all__ = ["BackwardBlocks", "BackwardSizes", "Blocks", "flash_attention", "flash_attention_with_lse"]
+__all__ = [
+    "BackwardBlocks",
+    "BackwardSizes",
+    "Blocks",
+    "Config",
+    "flash_attention",
+    "flash_attention_with_lse",
+]

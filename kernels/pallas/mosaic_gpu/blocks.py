@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attest.kernels.fields import check_fields
+from attest.kernels.options import refuse
 from attest.kernels.tables import read_table, select
 
 _TABLE = Path(__file__).with_name("blocks.toml")
@@ -16,9 +18,10 @@ ROWS = 64  # the rows of one product of a warpgroup: WGMMA's only choice
 class Blocks:
     """How the forward kernel is cut and scheduled; results depend on none of it beyond rounding (S18).
 
-    k: keys a block. stages: slots of the K ring and of the V ring. consumers: warpgroups of 64 query rows
-    each. registers: of a thread of a consumer, and of the producer. partial_sums: whether a row's norm is
-    kept as 8 sums until the end. programs: how many share the tiles out among them; None is one for each.
+    k: keys a block, a multiple of 64. stages: slots of the K ring and of the V ring. consumers: warpgroups of
+    64 query rows each. registers: of a thread of a consumer, and of the producer; multiples of 8 that fit the
+    register file together. partial_sums: whether a row's norm is kept as 8 sums until the end. programs: how
+    many share the tiles out among them; None is one for each.
     """
 
     k: int
@@ -27,6 +30,10 @@ class Blocks:
     registers: tuple[int, int]
     partial_sums: bool
     programs: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_limits(self, "k")
 
     @property
     def own(self) -> int:
@@ -39,9 +46,9 @@ class BackwardBlocks:
     """How a backward kernel is cut and scheduled.
 
     step: the keys that a program of backward_query takes at a time, or the queries that one of the others
-    takes. stages: slots of each ring. consumers: warpgroups, of 64 query rows each in backward_query and of
-    64 keys in the others. registers: as in `Blocks`. ping_pong: whether barriers let consumers start products
-    one after another.
+    takes; a multiple of 64. stages: slots of each ring. consumers: warpgroups, of 64 query rows each in
+    backward_query and of 64 keys in the others. registers: as in `Blocks`. ping_pong: whether barriers let
+    consumers start products one after another.
     separate: whether backward_key sums dkey and dvalue by a launch each, where registers hold one sum.
     """
 
@@ -51,6 +58,10 @@ class BackwardBlocks:
     registers: tuple[int, int]
     ping_pong: bool = False
     separate: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_limits(self, "step")
 
     @property
     def own(self) -> int:
@@ -65,6 +76,20 @@ class BackwardSizes:
     backward_query: BackwardBlocks | None = None
     backward_key: BackwardBlocks | None = None
     backward_bias: BackwardBlocks | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The block sizes of a call; None lets the table choose. See `attest.kernels.config`."""
+
+    forward: Blocks | None = None
+    backward: BackwardSizes | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def choose(head_dim: int, work: Collection[str]) -> Blocks:
@@ -84,5 +109,29 @@ def head_dims() -> tuple[int, ...]:
 
 
 def _row(kernel: str, head_dim: int, work: Collection[str]) -> dict[str, Any]:
-    row = select(_TABLE, kernel, head_dim, work)
-    return row | {"registers": tuple(row["registers"])}
+    return select(_TABLE, kernel, head_dim, work)
+
+
+def _check_limits(blocks: Blocks | BackwardBlocks, block: str) -> None:
+    """Refuse what the kernels, their launch or the assembler would refuse.
+
+    block: the name of the field for the size of a block.
+
+    Raises: ValueError naming class and field.
+    """
+    of, limits = type(blocks).__name__, read_table(_TABLE)["limits"]
+    size, unit, most = getattr(blocks, block), limits["block_unit"], limits["largest_block"]
+    if size % unit or size > most:
+        refuse(f"{of}.{block}", size, f"a multiple of {unit} up to {most}", f"Use {unit} or {2 * unit}.")
+    if blocks.consumers > limits["consumers"]:
+        refuse(f"{of}.consumers", blocks.consumers, f"at most {limits['consumers']}", "Use 2 or 3.")
+    unit, (least, most) = limits["register_unit"], limits["registers"]
+    for registers in blocks.registers:
+        if registers % unit or not least <= registers <= most:
+            expected = f"multiples of {unit} from {least} to {most}"
+            refuse(f"{of}.registers", blocks.registers, expected, "Use the numbers of a row of blocks.toml.")
+    of_consumer, of_producer = blocks.registers
+    total, most = of_consumer * blocks.consumers + of_producer, limits["register_file"]
+    if total > most:
+        got = f"{blocks.registers} with {blocks.consumers} consumers, {total} in all"
+        refuse(f"{of}.registers", got, f"at most {most} in all", "Give each consumer fewer registers.")

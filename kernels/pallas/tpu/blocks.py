@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from attest.kernels.options import check_size, refuse
+from attest.kernels.fields import check_fields
+from attest.kernels.options import refuse
 from attest.kernels.tables import select
 
 _TABLE = Path(__file__).with_name("blocks.toml")
@@ -27,8 +28,9 @@ class BlockSizes:
     k: int = 512
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("q", "k"):
-            size = check_size(f"BlockSizes.{name}", getattr(self, name))
+            size = getattr(self, name)
             if size % SMALLEST:
                 refuse(f"BlockSizes.{name}", size, f"a multiple of {SMALLEST}", "Round it up.")
 
@@ -40,6 +42,20 @@ class BackwardSizes:
     query: BlockSizes | None = None
     key: BlockSizes | None = None
     bias: BlockSizes | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The block sizes of a call; None lets the table choose. See `attest.kernels.config`."""
+
+    forward: BlockSizes | None = None
+    backward: BackwardSizes | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def choose(kernel: str, head_dim: int, itemsize: int, q_length: int, k_length: int) -> BlockSizes:

@@ -1,0 +1,69 @@
+"""The refusal of a program that is lowered for a device for which its implementation was not chosen.
+
+The choice is made when a call is traced. `jax.jit` then lowers the program for the device of its arguments,
+and `jax.export` for the platforms that it is given. So a traced program carries an operation that refuses
+other devices when it is lowered. It leaves nothing in the lowered program.
+"""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from attest.kernels.arguments import Call
+from attest.kernels.choose import Choice, Device, implementation_for
+from attest.kernels.implementation import Forward, Passes, Settings
+
+# The backends of the platforms whose names differ.
+_BACKENDS = {"cuda": "gpu", "rocm": "gpu"}
+
+_chosen = Primitive("flash_attention_choice")
+
+
+@cache
+def refused_elsewhere(passes: Passes, choice: Choice) -> Passes:
+    """Return the passes of a choice, whose forward pass cannot be lowered where the choice is another one.
+
+    Lowering it then raises NotImplementedError with both names. Equal arguments return the same passes, so
+    that `jax.jit` does not compile them twice.
+    """
+
+    def forward(settings: Settings, call: Call) -> Forward:
+        return passes.forward(settings, replace(call, query=_chosen.bind(call.query, choice=choice)))
+
+    return replace(passes, forward=forward)
+
+
+def _lower(context: Any, query: Any, *, choice: Choice) -> list[Any]:
+    for platform in context.platforms or context.module_context.platforms:
+        _check(choice, platform)
+    return [query]
+
+
+def _check(choice: Choice, platform: str) -> None:
+    """Raise NotImplementedError if another implementation would be chosen on a platform of JAX."""
+    backend, name = _BACKENDS.get(platform, platform), choice.implementation.name
+    assert choice.device is not None
+    if backend == choice.device.backend:
+        return
+    there = implementation_for(Device(backend), choice.call).name
+    if there != name:
+        raise NotImplementedError(
+            f"platform: got None when the call was traced for {choice.device.backend}, where {name!r} runs "
+            f"it, and the program is compiled for {platform}, where {there!r} does. Pass platform='xla', "
+            f"which runs everywhere, or compile a program for {platform} alone with platform={there!r}."
+        )
+
+
+def _same(x: jax.Array, *, choice: Choice) -> jax.Array:
+    return x
+
+
+_chosen.def_impl(_same)
+_chosen.def_abstract_eval(_same)
+ad.deflinear2(_chosen, lambda cotangent, _, **params: [cotangent])
+batching.defvectorized(_chosen)
+mlir.register_lowering(_chosen, _lower)
