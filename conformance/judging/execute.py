@@ -80,11 +80,10 @@ def call_of(built: Built) -> Call:
     if built.integer_mask is not None:
         arrays["attention_mask"] = built.integer_mask
     fields = Problem.__dataclass_fields__
-    options = tuple(
-        (name, getattr(problem, name))
-        for name in _OPTION_SCALARS
-        if getattr(problem, name) != fields[name].default
-    )
+    scalars = {name: getattr(problem, name) for name in _OPTION_SCALARS}
+    if isinstance(problem.q_offset, np.ndarray):
+        arrays["q_offset"] = scalars.pop("q_offset")
+    options = tuple((name, value) for name, value in scalars.items() if value != fields[name].default)
     return Call(arrays, options)
 
 
