@@ -122,7 +122,9 @@ def test_an_offset_for_each_sequence(case: Case) -> None:
     assert offset.tolist() == [1, -2, 3]
     alone = find(simpler(case), lambda less: less.features == {"q_offset"})
     assert alone.q_offset == 0
-    varied = find(simpler(case), lambda less: isinstance(less.q_offset, tuple) and len(set(less.q_offset)) > 1)
+    varied = find(
+        simpler(case), lambda less: isinstance(less.q_offset, tuple) and len(set(less.q_offset)) > 1
+    )
     assert varied.sequences > 1
     for less in smallest(case):
         assert_has_nothing_more(case, less)

@@ -229,13 +229,17 @@ def test_offsets_are_drawn_for_each_sequence(name: str) -> None:
         assert usual not in offsets
         assert all(first != second for first, second in pairwise(offsets))
     one = replace(case, batch=1, lengths=None)
-    assert all(isinstance(offset_of(one, None, None, Dice(seed, "row"))["q_offset"], int) for seed in range(40))
+    assert all(
+        isinstance(offset_of(one, None, None, Dice(seed, "row"))["q_offset"], int) for seed in range(40)
+    )
 
 
 def test_one_offset_for_all_sequences_is_a_neighbour() -> None:
     """A kernel that reads the first offset alone must be told from a right one."""
     for case in (CASES["offsets"], CASES["packed offsets"]):
-        near = [other.q_offset for name, other in neighbours(build(case).problem, STANDARD) if name == "q_offset"]
+        near = [
+            other.q_offset for name, other in neighbours(build(case).problem, STANDARD) if name == "q_offset"
+        ]
         assert near == [None, 1]
     same = replace(WIDE, q_offset=(2, 2, 2))
     near = [other.q_offset for name, other in neighbours(build(same).problem, STANDARD) if name == "q_offset"]
