@@ -236,10 +236,10 @@ def _checked(subject: Subject, query: Any, value: Any, result: Any) -> tuple[Any
         if not (isinstance(result, (tuple, list)) and len(result) == 2):
             raise SubjectError(f"returned {type(result).__name__}, expected (out, lse) as it declares")
         out, lse = result
-    batch, q_len, q_heads, _ = query.shape
-    _check_array("out", out, (batch, q_len, q_heads, value.shape[3]), query.dtype)
+    *batch, q_len, q_heads, _ = query.shape
+    _check_array("out", out, (*batch, q_len, q_heads, value.shape[-1]), query.dtype)
     if lse is not None:
-        _check_array("lse", lse, (batch, q_heads, q_len), None)
+        _check_array("lse", lse, (*batch, q_heads, q_len), None)
     return out, lse
 
 

@@ -144,6 +144,62 @@ def test_a_wrong_kernel_fails(spoil: Spoil, message: str) -> None:
     assert message in finding.message
 
 
+OFFSETS = (frozenset(FEATURES) | set(COORDINATES)) - {"positions"}
+WITHOUT_POSITIONS = {name: case for name, case in CASES.items() if case.positions is None}
+
+
+@pytest.mark.parametrize("case", WITHOUT_POSITIONS.values(), ids=WITHOUT_POSITIONS)
+def test_a_right_kernel_without_positions_gets_offsets(case: Case) -> None:
+    posed: list[dict[str, Any]] = []
+
+    def spoil(given: dict[str, Any]) -> dict[str, Any]:
+        posed.append(given)
+        return given
+
+    finding = CHECK.run(Trial(subject(spoil, features=OFFSETS), case))
+    assert finding.verdict is Verdict.PASS, finding.message
+    assert len(finding.measurements) >= 5 * (3 if case.batch > 1 else 2)
+    assert not any("positions" in name for given in posed for name in given)
+    assert any(np.ndim(given.get("q_offset")) == 1 for given in posed)
+
+
+@pytest.mark.parametrize("name", ["offsets", "packed offsets", "padded"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        without("q_offset"),
+        lambda given: given | ({"q_offset": given["q_offset"] + 1} if "q_offset" in given else {}),
+        lambda given: (
+            given | ({"q_offset": given["q_offset"][:1].repeat(_sequences(given))} if _each(given) else {})
+        ),
+    ],
+    ids=["no offset", "one further", "the first for all"],
+)
+def test_a_wrong_offset_fails(name: str, spoil: Spoil) -> None:
+    finding = CHECK.run(Trial(subject(spoil, features=OFFSETS), CASES[name]))
+    assert finding.verdict is Verdict.FAIL
+
+
+def _each(given: dict[str, Any]) -> bool:
+    return np.ndim(given.get("q_offset")) == 1
+
+
+def _sequences(given: dict[str, Any]) -> int:
+    return len(given["q_offset"])
+
+
+def test_a_kernel_without_dropout_needs_no_origin() -> None:
+    features = frozenset({"causal", "window", "gqa", "q_offset"})
+    for case in (replace(WIDE, dropout=0.0), replace(WIDE, dropout=0.0, q_offset=(1, -2, 4))):
+        finding = CHECK.run(Trial(subject(without_origin, features=features), case))
+        assert finding.verdict is Verdict.PASS, finding.message
+
+
+def without_origin(given: dict[str, Any]) -> dict[str, Any]:
+    assert "origin" not in given
+    return given
+
+
 def test_the_pattern_alone_gives_dropout_away() -> None:
     """Values that are all equal show no error where as many weights are kept; the pattern does."""
 
@@ -184,7 +240,11 @@ def test_a_padded_call_of_one_entry_is_not_posed_to_those_who_take_none() -> Non
 
 def test_who_is_asked() -> None:
     assert CHECK.applies(subject()) is None
-    assert CHECK.applies(subject(features=frozenset(FEATURES))) == "does not declare origin and positions"
+    lacks = CHECK.applies(subject(features=frozenset(FEATURES)))
+    assert lacks == "does not declare origin and q_offset or positions"
+    assert CHECK.applies(subject(features=OFFSETS - {"origin"})) == "does not declare origin"
+    assert CHECK.applies(subject(features=OFFSETS - {"q_offset"})) == "does not declare q_offset or positions"
+    assert CHECK.applies(subject(features=OFFSETS - {"origin", "dropout"})) is None
     apart = CHECK.applies(subject(semantics=Semantics(causal="top_left")))
     assert apart is not None
     assert "aligns" in apart
