@@ -38,7 +38,7 @@ _BATCHED = (
 
 
 def batch_dims(batch: int) -> tuple[int, ...]:
-    """The batch dimensions that a batch is split into: none for one entry, else two, both above 1 if possible."""
+    """The dimensions that a batch is split into: none for one entry, else two, both above 1 if possible."""
     if batch == 1:
         return ()
     first = next((size for size in range(2, batch) if batch % size == 0), 1)

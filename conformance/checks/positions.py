@@ -136,7 +136,7 @@ def cut(built: Built, axis: str, here: slice) -> Built:
 
 
 def _moved(problem: Problem, axis: str, here: slice) -> dict[str, Array]:
-    """The offsets of the sequences of a part: rows that are cut off before a sequence's own move its first."""
+    """The offsets of the sequences of a part: those whose first rows are cut off begin later."""
     if not isinstance(problem.q_offset, np.ndarray) or axis == "heads":
         return {}
     if axis == "batch":

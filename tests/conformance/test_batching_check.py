@@ -53,8 +53,8 @@ def test_a_right_kernel_passes(batch: int) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (in_another_order, "batch dimensions (2, 3) in the place of (6,) changed out"),
-        (rounds_otherwise, "batch dimensions (2, 3) in the place of (6,) changed out"),
+        (in_another_order, "batch dimensions (2, 3) in the place of (6,) changed dkey, dquery, dvalue, out"),
+        (rounds_otherwise, "batch dimensions (2, 3) in the place of (6,) changed dkey, dquery, dvalue, out"),
         (toy_attention, "raised"),
     ],
 )
