@@ -26,7 +26,7 @@ from attest.reference.problem import Problem
 from attest.reference.visibility import key_positions, row_positions
 
 Array = NDArray[Any]
-_NOWHERE = (0, 0, 0, 0)
+_DEFAULT_ORIGIN = (0, 0, 0, 0)
 
 # A call with one-hot values shows what dropout does to as many keys as a value has elements.
 _PATTERN_CALLS = 4
@@ -224,7 +224,7 @@ def _as_declared(part: Built, subject: Subject) -> Built:
     """The part without its origin where the subject has no dropout, which alone reads it, and takes none."""
     if "origin" in subject.features:
         return part
-    return replace(part, problem=replace(part.problem, origin=_NOWHERE))
+    return replace(part, problem=replace(part.problem, origin=_DEFAULT_ORIGIN))
 
 
 def _lacks_packed(trial: Trial, axis: str, here: slice) -> bool:
