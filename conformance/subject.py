@@ -77,6 +77,9 @@ class Subject:
     length_multiple: Sq and Sk are multiples of this; the sequences that `cum_seqlens_q` and
         `cum_seqlens_k` lay out in them may have any length.
     seed_bits: dropout seeds are below 2**seed_bits.
+    origin_multiple: the key of an `origin` is a multiple of this.
+    batch_dims: whether arrays may have any number of batch dimensions (S27).
+    unjudged: features that it supports and declares nothing about: no case has them, no refusal is expected.
     sinks: "shared" for sinks that all heads have in common, "per_head" for each head's own, "any" for both.
     gradient_dtype: the dtype of the gradients that it returns: "input" for each input's own (S14), or
         "float32".
@@ -104,6 +107,9 @@ class Subject:
     window_sides: WindowSides = "both"
     length_multiple: int = 1
     seed_bits: int = 64
+    origin_multiple: int = 1
+    batch_dims: bool = False
+    unjudged: frozenset[str] = frozenset()
     sinks: Sinks = "any"
     gradient_dtype: GradientDtype = "input"
     validates: bool = True
@@ -136,6 +142,13 @@ class Subject:
             ),
             ("length_multiple", self.length_multiple, self.length_multiple >= 1, "at least 1"),
             ("seed_bits", self.seed_bits, 1 <= self.seed_bits <= 64, "1 to 64"),
+            ("origin_multiple", self.origin_multiple, self.origin_multiple >= 1, "at least 1"),
+            (
+                "unjudged",
+                sorted(self.unjudged),
+                self.unjudged <= set(ALL_FEATURES) - self.features,
+                f"some of {list(ALL_FEATURES)} that are not among its features",
+            ),
             *(
                 (
                     name,
@@ -191,6 +204,8 @@ class Subject:
             left, right = case.window
             if left is None or not (right == 0 or (right is None and case.causal)):
                 return "takes windows to the left of the diagonal"
+        if case.origin is not None and case.origin[3] % self.origin_multiple:
+            return f"takes origins whose key is a multiple of {self.origin_multiple}"
         if case.sinks and self.sinks == ("shared" if case.sinks_per_head else "per_head"):
             return f"takes {self.sinks} sinks"
         if case.poison and self.semantics.hidden_nonfinite == "leaks":

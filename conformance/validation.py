@@ -11,9 +11,9 @@ import numpy as np
 from jax.core import Tracer
 from numpy.typing import NDArray
 
-from attest.conformance.cases.features import FEATURES
+from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.subject import Subject
-from attest.reference.problem import make_problem
+from attest.reference.leading import fold
 from attest.reference.semantics import OPTIONS
 
 _QKV = ("query", "key", "value")
@@ -26,8 +26,11 @@ _ARRAYS = (
     "cum_seqlens_q",
     "cum_seqlens_k",
     "softmax_aux",
+    "q_positions",
+    "kv_positions",
 )
-_LENGTHS = ("cum_seqlens_q", "cum_seqlens_k")
+# Arrays whose values are checked where they are concrete.
+_CONCRETE = ("cum_seqlens_q", "cum_seqlens_k", "q_offset", "origin")
 _NUMBERS = ("softmax_scale", "logits_soft_cap", "dropout_prob")
 _FLAGS = ("causal", "normalize_output")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -38,12 +41,12 @@ def validate_call(
 ) -> None:
     """Refuse a malformed or unsupported attention call; call it first in a kernel's adapter.
 
-    query [B, Sq, Hq, D], key [B, Sk, Hkv, D], value [B, Sk, Hkv, Dv]. options: those of
-    docs/reference/semantics.md by name; None, and an option's default, mean that it is not given.
-    supports: what the kernel declares. Without it every well-formed call passes.
+    query [..., Sq, Hq, D], key [..., Sk, Hkv, D], value [..., Sk, Hkv, Dv], with any number of batch
+    dimensions (S27). options: those of docs/reference/semantics.md by name; None, and an option's default,
+    mean that it is not given. supports: what the kernel declares. Without it every well-formed call passes.
 
     Works on NumPy arrays, JAX arrays and tracers alike. Shapes, dtypes and options are always checked; of
-    values only concrete cumulative lengths are.
+    values only those of concrete cumulative lengths, offsets and origins are.
 
     Raises ValueError for a malformed argument, NotImplementedError for a call that `supports` does not
     declare, and TypeError for an option that does not exist. Each names the argument.
@@ -64,7 +67,7 @@ def validate_call(
         _check_window(given["sliding_window"])
     if "dropout_seed" in given:
         _check_seed(given["dropout_seed"])
-    make_problem(**_stand_ins(given, supports))
+    fold(**_stand_ins(given, supports))
     if supports is not None:
         for argument, sentence in _unsupported(given, supports):
             raise NotImplementedError(f"{argument}: {supports.name} {sentence}")
@@ -112,17 +115,19 @@ def _is_integer(array: Any) -> bool:
 
 
 def _stand_ins(given: Mapping[str, Any], supports: Subject | None) -> dict[str, Any]:
-    """The arguments for `make_problem`: arrays of their shapes and dtypes that take no memory.
+    """The arguments for `fold`: arrays of their shapes and dtypes that take no memory.
 
-    Concrete lengths stand for themselves. What is traced gets a value that is right.
+    Concrete lengths, offsets and origins stand for themselves. What is traced gets a value that is right.
     """
     found: dict[str, Any] = dict(given)
     for name in _ARRAYS:
         if name in given:
-            found[name] = np.broadcast_to(np.zeros((), given[name].dtype), given[name].shape)
-    for name in _LENGTHS:
-        if name in given and not isinstance(given[name], Tracer):
-            found[name] = np.asarray(given[name])
+            found[name] = _zeros(given[name])
+    for name in _CONCRETE:
+        if isinstance(given.get(name), jax.Array | np.ndarray):
+            found[name] = _concrete(given[name])
+    if isinstance(given.get("origin"), tuple | list):
+        found["origin"] = tuple(_start(start) for start in given["origin"])
     for name in _NUMBERS:
         if isinstance(given.get(name), Tracer):
             found[name] = 0.5
@@ -133,6 +138,20 @@ def _stand_ins(given: Mapping[str, Any], supports: Subject | None) -> dict[str, 
     return found
 
 
+def _zeros(array: Any) -> NDArray[Any]:
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
+
+
+def _concrete(array: Any) -> NDArray[Any]:
+    """The values of an array, 0 where it is traced."""
+    return _zeros(array) if isinstance(array, Tracer) else np.asarray(array)
+
+
+def _start(number: Any) -> Any:
+    """One number of an origin, which may be an array without axes."""
+    return _concrete(number)[()] if isinstance(number, jax.Array | np.ndarray) else number
+
+
 def _sinks(aux: NDArray[Any], query: Any, supports: Subject | None) -> NDArray[Any]:
     """The sinks as [n] or [Hq, n], once it is clear which of the two they are.
 
@@ -140,9 +159,9 @@ def _sinks(aux: NDArray[Any], query: Any, supports: Subject | None) -> NDArray[A
     one of the two is in no doubt.
     """
     form = "any" if supports is None else supports.sinks
-    if query.ndim != 4 or aux.ndim not in (1, 2):
+    if query.ndim < 3 or aux.ndim not in (1, 2):
         return aux
-    heads = query.shape[2]
+    heads = query.shape[-2]
     if aux.ndim == 1 and aux.shape[0] == heads > 1:
         if form == "any":
             expected = f"[1, {heads}] for sinks that all heads share, or [{heads}, 1] for one a head"
@@ -154,8 +173,8 @@ def _sinks(aux: NDArray[Any], query: Any, supports: Subject | None) -> NDArray[A
 def _unsupported(given: Mapping[str, Any], subject: Subject) -> Iterator[tuple[str, str]]:
     """(argument, what the subject does not take) for whatever of a well-formed call it does not declare."""
     on = _features(given)
-    for feature in FEATURES:
-        if feature in on - subject.features:
+    for feature in ALL_FEATURES:
+        if feature in on - subject.features - subject.unjudged:
             yield _argument(feature, given), f"does not support {feature}"
     for together in subject.excludes:
         if together <= on:
@@ -167,13 +186,15 @@ def _unsupported(given: Mapping[str, Any], subject: Subject) -> Iterator[tuple[s
     dtype = np.dtype(query.dtype).name
     if dtype not in subject.dtypes:
         yield "query", f"does not support dtype {dtype}, only {', '.join(subject.dtypes)}"
+    if query.ndim != 4 and not subject.batch_dims:
+        yield "query", f"takes one batch dimension, got shape {query.shape}"
     low, high = subject.head_dims
-    for name, size in (("query", query.shape[3]), ("value", value.shape[3])):
+    for name, size in (("query", query.shape[-1]), ("value", value.shape[-1])):
         if not low <= size <= high:
             yield name, f"takes head dims {low} to {high}, got {size}"
     multiple = subject.length_multiple
     for name in ("query", "key"):
-        length = given[name].shape[1]
+        length = given[name].shape[-3]
         if length % multiple:
             yield name, f"takes lengths that are multiples of {multiple}, got {length}"
     yield from _narrower(given, subject, on)
@@ -191,8 +212,12 @@ def _narrower(given: Mapping[str, Any], subject: Subject, on: frozenset[str]) ->
         seed = given["dropout_seed"]
         if isinstance(seed, Integral) and int(seed) >= 2**subject.seed_bits:
             yield "dropout_seed", f"takes seeds of {subject.seed_bits} bits, got {seed}"
+    if "origin" in on and not isinstance(given["origin"], Tracer):
+        key = given["origin"][3]
+        if not isinstance(key, Tracer) and int(key) % subject.origin_multiple:
+            yield "origin", f"takes keys that are multiples of {subject.origin_multiple}, got {key}"
     if "sinks" in on and subject.sinks != "any":
-        aux, heads = given["softmax_aux"], given["query"].shape[2]
+        aux, heads = given["softmax_aux"], given["query"].shape[-2]
         shapes = {
             "shared": aux.ndim == 1 or aux.shape[0] == 1,
             "per_head": aux.shape == (heads,) or (aux.ndim == 2 and aux.shape[0] == heads),
@@ -205,13 +230,19 @@ def _argument(feature: str, given: Mapping[str, Any]) -> str:
     """The arguments that a feature goes by, as far as they are given."""
     if feature in ("gqa", "value_dim"):
         return {"gqa": "key heads", "value_dim": "value head dim"}[feature]
-    return " and ".join(name for name in FEATURES[feature].arguments if name in given)
+    return " and ".join(name for name in ALL_FEATURES[feature].arguments if name in given)
+
+
+def _is_elsewhere(origin: Any) -> bool:
+    """Whether an origin may be another than the default, all zeros."""
+    return isinstance(origin, Tracer) or any(isinstance(start, Tracer) or start != 0 for start in origin)
 
 
 def _features(given: Mapping[str, Any]) -> frozenset[str]:
     """The features of `attest.conformance.cases.features` that a well-formed call switches on."""
     query, key, value = (given[name] for name in _QKV)
     rate = given.get("dropout_prob", 0.0)
+    packed = math.prod(query.shape[:-3]) == 1
     switches = {
         "scale": "softmax_scale" in given,
         "bias": "bias" in given,
@@ -221,12 +252,15 @@ def _features(given: Mapping[str, Any]) -> frozenset[str]:
         "causal": bool(given.get("causal", False)),
         "window": "sliding_window" in given,
         "segments": "q_segment_ids" in given,
-        "padded": "cum_seqlens_q" in given and query.shape[0] != 1,
-        "packed": "cum_seqlens_q" in given and query.shape[0] == 1,
+        "padded": "cum_seqlens_q" in given and not packed,
+        "packed": "cum_seqlens_q" in given and packed,
         "sinks": "softmax_aux" in given,
         "dropout": isinstance(rate, Tracer) or rate > 0,
         "unnormalized": not given.get("normalize_output", True),
-        "gqa": query.shape[2] != key.shape[2],
-        "value_dim": value.shape[3] != query.shape[3],
+        "gqa": query.shape[-2] != key.shape[-2],
+        "value_dim": value.shape[-1] != query.shape[-1],
+        "q_offset": "q_offset" in given,
+        "positions": "q_positions" in given or "kv_positions" in given,
+        "origin": "origin" in given and _is_elsewhere(given["origin"]),
     }
     return frozenset(name for name, on in switches.items() if on)

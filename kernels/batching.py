@@ -32,6 +32,7 @@ def merged(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Leading | None
 
     query [..., Sq, Hq, D] has none, two or more of them; with one the arguments are returned as they are,
     with None. [Sq, Hq, D] is a batch of one. A mask, bias or positions may have 1 for any of the dimensions.
+    Offsets [n] for n sequences have no batch dimensions where cumulative lengths say what the sequences are.
 
     Raises: ValueError naming the argument whose batch dimensions are others than those of query.
     """
@@ -40,8 +41,11 @@ def merged(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Leading | None
         return dict(arguments), None
     leading = tuple(query.shape[:-3])
     result = dict(arguments)
+    has_lengths = arguments.get("cum_seqlens_q") is not None
     for name, (axes, broadcasts) in _ARGUMENTS.items():
         x = arguments.get(name)
+        if name == "q_offset" and has_lengths and getattr(x, "ndim", None) == 1:
+            continue
         if isinstance(x, jax.Array | np.ndarray):
             result[name] = _merge(name, x, leading, axes, broadcasts)
     return result, leading

@@ -17,7 +17,7 @@ from attest.kernels.options import check_integer, refuse
 
 # A word of the counter of dropout's generator, and the keys that one call of it serves.
 _WORDS = 2**32
-_KEY_GROUP = 4
+KEY_GROUP = 4
 
 
 @jax.tree_util.register_dataclass
@@ -108,8 +108,8 @@ def _check_origin(origin: Any) -> jax.Array:
     known = [int(x) for x in origin]
     if not all(0 <= x < _WORDS for x in known):
         refuse("origin", str(known), "coordinates from 0 to below 2**32", advice)
-    if known[3] % _KEY_GROUP:
-        refuse("origin", f"key {known[3]}", f"a multiple of {_KEY_GROUP}", "Split keys at multiples of it.")
+    if known[3] % KEY_GROUP:
+        refuse("origin", f"key {known[3]}", f"a multiple of {KEY_GROUP}", "Split keys at multiples of it.")
     return jnp.asarray(np.array(known, np.uint32))
 
 

@@ -102,7 +102,7 @@ def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | N
         q_segment_ids=q_ids,
         kv_segment_ids=kv_ids,
         normalize_output=case.normalized,
-        q_offset=case.q_offset,
+        q_offset=np.array(case.q_offset, np.int32) if isinstance(case.q_offset, tuple) else case.q_offset,
         q_positions=q_positions,
         kv_positions=kv_positions,
         origin=case.origin,

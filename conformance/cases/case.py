@@ -18,6 +18,7 @@ from attest.reference.problem import POSITIONS
 Window = tuple[int | None, int | None]
 Lengths = tuple[tuple[int, int], ...]
 Origin = tuple[int, int, int, int]
+Offset = int | tuple[int, ...]
 
 MASK_AXES = ("11", "1h", "b1", "bh")
 BIAS_AXES = ("111", "11q", "1h1", "1hq", "b11", "b1q", "bh1", "bhq")
@@ -69,7 +70,8 @@ class Case:
     empty_rows: some query rows see nothing, hidden by the mask; needs a mask.
     poison: NaN and inf are stored wherever nothing may be read: under masks, past lengths.
     dropout_seed: None: one that follows from the seed.
-    q_offset: where the first query stands among the keys; None: so that the last stands at the last key.
+    q_offset: where the first query stands among the keys: one integer, or a tuple with one for each sequence,
+        which the kernel gets as an int32 array. None: so that the last query stands at the last key.
     positions: those of a "shard" in the middle of longer sequences, "shuffled", "repeated" by several tokens
         or "reversed"; one of POSITION_PATTERNS. None: as tokens are counted.
     origin: the batch entry, query head, row and key of the whole arrays at which the call begins, or None.
@@ -108,7 +110,7 @@ class Case:
     segment_pattern: str = "runs"
     sink_pattern: str = "ones"
     dropout_seed: int | None = None
-    q_offset: int | None = None
+    q_offset: Offset | None = None
     positions: str | None = None
     origin: Origin | None = None
 
@@ -128,6 +130,11 @@ class Case:
     def value_width(self) -> int:
         """Elements of a value vector."""
         return self.value_dim or self.head_dim
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that may have an offset each: those of the lengths, or else the batch entries."""
+        return self.batch if self.lengths is None else len(self.lengths)
 
     @property
     def features(self) -> frozenset[str]:
@@ -181,6 +188,8 @@ def case_from_json(data: object) -> Case:
         values["lengths"] = tuple((q, k) for q, k in values["lengths"])
     if values.get("origin") is not None:
         values["origin"] = tuple(values["origin"])
+    if isinstance(values.get("q_offset"), list):
+        values["q_offset"] = tuple(values["q_offset"])
     return Case(**values)
 
 
@@ -191,6 +200,8 @@ def _has_type(value: object, annotation: Any) -> bool:
         return value is None or _is_list(value, None, lambda pair: _is_list(pair, 2, _is_int))
     if annotation == Origin | None:
         return value is None or _is_list(value, 4, _is_int)
+    if annotation == Offset | None:
+        return value is None or _is_int(value) or _is_list(value, None, _is_int)
     if isinstance(value, bool):
         return annotation is bool
     options = get_args(annotation) or (annotation,)
@@ -293,12 +304,19 @@ def _faults(case: Case) -> list[tuple[str, bool, str]]:
 def _coordinate_faults(case: Case) -> list[tuple[str, bool, str]]:
     """The same of the fields that say where tokens stand."""
     least, most = POSITIONS[0], POSITIONS[-1] + 1 - case.q_len
+    each = case.q_offset if isinstance(case.q_offset, tuple) else None
+    offsets = (case.q_offset,) if isinstance(case.q_offset, int) else each or ()
     ends = zip(case.origin or (), (case.batch, case.q_heads, case.q_len, case.kv_len), strict=False)
     return [
         (
             "q_offset",
-            case.q_offset is not None and not least <= case.q_offset <= most,
-            f"an integer from {least} to {most}",
+            any(not least <= offset <= most for offset in offsets),
+            f"integers from {least} to {most}",
+        ),
+        (
+            "q_offset",
+            each is not None and len(each) != case.sequences,
+            f"an integer, or {case.sequences} of them, one for each sequence",
         ),
         ("q_offset", case.q_offset is not None and case.positions is not None, "none beside positions"),
         (

@@ -39,6 +39,11 @@ COORDINATES = {
 }
 ALL_FEATURES = FEATURES | COORDINATES
 
+# Features that change nothing without another one.
+NEEDS = {"integer_mask": "mask", "q_offset": "causal", "positions": "causal", "origin": "dropout"}
+# Features that no call has together.
+APART = (frozenset({"padded", "packed"}), frozenset({"q_offset", "positions"}))
+
 # What each clause says, in the words a failure prints.
 CLAUSES = {
     "S1": "logits are softmax_scale * (q . k); the default scale is 1 / sqrt(head dim)",
@@ -64,4 +69,5 @@ CLAUSES = {
     "S22": "eager, jit, vmap, grad and remat give the same answer",
     "S23": "causal and window compare positions as given; dropout counts from the origin in the whole arrays",
     "S26": "normalize_output=False: weights are exp(logit - the row's largest), not divided by their sum",
+    "S27": "further leading batch dimensions change no bit of the results, only their shapes",
 }

@@ -40,6 +40,8 @@ def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
     if case.positions is not None:
         for name, shape in zip(("q_positions", "kv_positions"), positions_shapes(case), strict=True):
             arrays[name] = Shape(shape, np.dtype(np.int32))
+    if isinstance(case.q_offset, tuple):
+        arrays["q_offset"] = Shape((len(case.q_offset),), np.dtype(np.int32))
     options = {
         "softmax_scale": case.scale,
         "dropout_prob": case.dropout or None,
@@ -48,7 +50,7 @@ def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
         "sliding_window": case.window,
         "logits_soft_cap": case.soft_cap,
         "normalize_output": None if case.normalized else False,
-        "q_offset": case.q_offset,
+        "q_offset": None if isinstance(case.q_offset, tuple) else case.q_offset,
         "origin": case.origin if any(case.origin or ()) else None,
     }
     return arrays, {name: value for name, value in options.items() if value is not None}

@@ -2,7 +2,8 @@
 
 Some batch entries, some heads and some query rows of a case are called by themselves. The outputs and
 gradients are held to the oracle's answer to that call, and those of the whole to the whole's. Dropout must
-keep the same weights in both, which one-hot values show.
+keep the same weights in both, which one-hot values show. The part gets the positions of its rows and keys, or
+an offset for each of its sequences where the subject declares `q_offset` alone: no part has some of the keys.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from attest.reference.problem import Problem
 from attest.reference.visibility import key_positions, row_positions
 
 Array = NDArray[Any]
-_NEEDED = frozenset({"positions", "origin"})
+_DEFAULT_ORIGIN = (0, 0, 0, 0)
 
 # A call with one-hot values shows what dropout does to as many keys as a value has elements.
 _PATTERN_CALLS = 4
@@ -47,13 +48,25 @@ class Part(Trial):
 
 
 def placed(problem: Problem, subject: Subject) -> Problem:
-    """The same problem with the positions of all its tokens given."""
+    """The same problem with the positions of all its tokens given, or the offsets of all its sequences."""
     alignment = subject.semantics.causal if problem.causal else subject.semantics.window
+    if "positions" not in subject.features:
+        return replace(problem, q_offset=_offsets(problem, alignment))
     entries = range(problem.batch)
     rows = [row_positions(problem, alignment, batch) for batch in entries]
     keys = [key_positions(problem, batch) for batch in entries]
     stacked = (np.stack(positions).astype(np.int32) for positions in (rows, keys))
     return replace(problem, q_offset=None, **dict(zip(("q_positions", "kv_positions"), stacked, strict=True)))
+
+
+def _offsets(problem: Problem, alignment: str) -> Array:
+    """The position of the first row of each sequence, any number for one without rows: int32 [sequences]."""
+    positions = [row_positions(problem, alignment, batch) for batch in range(problem.batch)]
+    if problem.cum_seqlens_q is not None and problem.batch == 1:
+        first = [positions[0][start : start + 1] for start in problem.cum_seqlens_q[:-1]]
+    else:
+        first = [rows[:1] for rows in positions]
+    return np.array([rows[0] if len(rows) else 0 for rows in first], np.int32)
 
 
 def middle(problem: Problem, axis: str, multiple: int = 1) -> slice | None:
@@ -71,7 +84,10 @@ def middle(problem: Problem, axis: str, multiple: int = 1) -> slice | None:
 
 
 def cut(built: Built, axis: str, here: slice) -> Built:
-    """Some of the batch entries, query heads or rows of a call that is `placed`, with their origin."""
+    """Some of the batch entries, query heads or rows of a call that is `placed`, with their origin.
+
+    What it is `placed` by goes with the rows: positions are cut, offsets move.
+    """
     problem = built.problem
     place = _AXES.index(axis)
     changes: dict[str, Any] = {}
@@ -106,7 +122,7 @@ def cut(built: Built, axis: str, here: slice) -> Built:
     else:
         for name in ("query", "q_segment_ids", "q_positions"):
             keep(name, 1)
-    changes |= _lengths(problem, axis, here)
+    changes |= _lengths(problem, axis, here) | _moved(problem, axis, here)
     origin = list(problem.origin)
     origin[place] += here.start
     part = replace(problem, **changes, origin=tuple(origin))
@@ -117,6 +133,17 @@ def cut(built: Built, axis: str, here: slice) -> Built:
         out[(slice(None),) * out_axis + (here,)], lse[(slice(None),) * lse_axis + (here,)]
     )
     return Built(part, cotangents)
+
+
+def _moved(problem: Problem, axis: str, here: slice) -> dict[str, Array]:
+    """The offsets of the sequences of a part: those whose first rows are cut off begin later."""
+    if not isinstance(problem.q_offset, np.ndarray) or axis == "heads":
+        return {}
+    if axis == "batch":
+        return {"q_offset": problem.q_offset[here]}
+    cum = problem.cum_seqlens_q
+    starts = 0 if cum is None or problem.batch > 1 else cum[:-1]
+    return {"q_offset": (problem.q_offset + np.maximum(here.start - starts, 0)).astype(np.int32)}
 
 
 def _lengths(problem: Problem, axis: str, here: slice) -> dict[str, Array]:
@@ -177,7 +204,7 @@ def _run(trial: Trial) -> Finding:
         if here is None or _lacks_packed(trial, axis, here):
             continue
         cuts += 1
-        part = Part(subject, trial.case, cut(whole, axis, here))
+        part = Part(subject, trial.case, _as_declared(cut(whole, axis, here), subject))
         finding = held_to_oracle(part, part.outputs, sorted(part.outputs))
         measurements += finding.measurements
         if finding.verdict is Verdict.FAIL:
@@ -193,6 +220,13 @@ def _run(trial: Trial) -> Finding:
     return Finding(Verdict.PASS, measurements)
 
 
+def _as_declared(part: Built, subject: Subject) -> Built:
+    """The part without its origin where the subject has no dropout, which alone reads it, and takes none."""
+    if "origin" in subject.features:
+        return part
+    return replace(part, problem=replace(part.problem, origin=_DEFAULT_ORIGIN))
+
+
 def _lacks_packed(trial: Trial, axis: str, here: slice) -> bool:
     """Whether one batch entry with a length remains, which is a packed call, and the subject takes none."""
     padded = trial.case.lengths is not None and trial.case.batch > 1
@@ -206,7 +240,9 @@ def _clauses(trial: Trial) -> tuple[str, ...]:
 
 
 def _applies(subject: Subject) -> str | None:
-    missing = sorted(_NEEDED - subject.features)
+    features = subject.features
+    missing = ["origin"] if "dropout" in features and "origin" not in features else []
+    missing += [] if features & {"q_offset", "positions"} else ["q_offset or positions"]
     if missing:
         return f"does not declare {' and '.join(missing)}"
     differ = subject.semantics.causal != subject.semantics.window

@@ -15,7 +15,7 @@ import numpy as np
 
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case
-from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.cases.features import ALL_FEATURES, APART, DTYPES, NEEDS
 from attest.conformance.checks import Check, Finding
 from attest.conformance.judging.execute import call_of, to_jax
 from attest.conformance.judging.malformed import MALFORMED, Arguments, Malformed
@@ -46,6 +46,9 @@ _ON: Mapping[str, Mapping[str, Any]] = {
     "unnormalized": {"normalized": False},
     "gqa": {"q_heads": 4, "kv_heads": 2},
     "value_dim": {"value_dim": 3},
+    "q_offset": {"causal": True, "q_offset": 1},
+    "positions": {"causal": True, "positions": "shard"},
+    "origin": {"dropout": 0.5, "dropout_seed": 1, "origin": (1, 2, 3, 4)},
 }
 # What a refusal may name where no argument is a feature's own.
 _OTHER_WORDS = {"gqa": ("head", "key"), "value_dim": ("value",), "integer_mask": ("mask",)}
@@ -54,7 +57,13 @@ _KEYWORD = "keyword"
 
 
 def _words(feature: str) -> tuple[str, ...]:
-    return _OTHER_WORDS.get(feature, FEATURES[feature].arguments)
+    return _OTHER_WORDS.get(feature, ALL_FEATURES[feature].arguments)
+
+
+def _refused_words(feature: str, subject: Subject) -> tuple[str, ...]:
+    """What the refusal of an undeclared feature may name: its arguments, or those of an undeclared need."""
+    needed = NEEDS.get(feature)
+    return _words(feature) + (() if needed is None or needed in subject.features else _words(needed))
 
 
 def said(error: BaseException) -> str:
@@ -125,9 +134,12 @@ def _malformed_check(name: str, malformed: Malformed) -> Check:
 def _undeclared_check(feature: str) -> Check:
     def run(trial: Trial) -> Finding:
         case = replace(trial.case, **_ON[feature])
-        return _judge(trial, _posed(trial, case), _words(feature), Verdict.UNSUPPORTED)
+        words = _refused_words(feature, trial.subject)
+        return _judge(trial, _posed(trial, case), words, Verdict.UNSUPPORTED)
 
     def applies(subject: Subject) -> str | None:
+        if feature in subject.unjudged:
+            return "supports it and declares nothing about it"
         return "declares it" if feature in subject.features else None
 
     return _validating(run, applies, f"undeclared_{feature}")
@@ -152,7 +164,7 @@ def _excluded(trial: Trial) -> Finding:
 
 def _excluded_cases(subject: Subject, base: Case) -> Iterator[tuple[frozenset[str], Case]]:
     for together in subject.excludes:
-        if not {"padded", "packed"} <= together:  # no call is both
+        if not any(apart <= together for apart in APART):
             change: dict[str, Any] = {}
             for feature in sorted(together):
                 change |= _ON[feature]
@@ -181,6 +193,11 @@ def _longer(trial: Trial) -> Arguments:
     return _posed(trial, replace(case, q_len=case.q_len + 1, kv_len=case.kv_len + 1))
 
 
+def _odd_origin(trial: Trial) -> Arguments:
+    key = trial.subject.origin_multiple + 1
+    return _posed(trial, replace(trial.case, dropout=0.5, dropout_seed=1, origin=(0, 0, 0, key)))
+
+
 def _long_seed(trial: Trial) -> Arguments:
     return call_of(trial.built).keywords() | {
         "dropout_prob": 0.5,
@@ -199,6 +216,11 @@ NARROW: Mapping[str, Narrow] = {
     ),
     "seed": Narrow(
         lambda subject: "dropout" in subject.features and subject.seed_bits < 64, _long_seed, ("seed",)
+    ),
+    "origin_key": Narrow(
+        lambda subject: "origin" in subject.features and subject.origin_multiple > 1,
+        _odd_origin,
+        ("origin",),
     ),
     "sinks_per_head": Narrow(
         lambda subject: "sinks" in subject.features and subject.sinks == "shared",
@@ -225,7 +247,7 @@ def _narrow_check(name: str, narrow: Narrow) -> Check:
 
 CHECKS = (
     *(_malformed_check(name, malformed) for name, malformed in MALFORMED.items()),
-    *(_undeclared_check(feature) for feature in FEATURES),
+    *(_undeclared_check(feature) for feature in ALL_FEATURES),
     *(_narrow_check(name, narrow) for name, narrow in NARROW.items()),
     _validating(
         _undeclared_dtype,

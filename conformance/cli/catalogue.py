@@ -59,6 +59,8 @@ def limits(subject: Subject) -> Iterator[str]:
         yield f"lengths that are multiples of {subject.length_multiple}"
     if subject.seed_bits < 64:
         yield f"dropout seeds of {subject.seed_bits} bits"
+    if subject.origin_multiple > 1:
+        yield f"origins whose key is a multiple of {subject.origin_multiple}"
     if subject.sinks != "any":
         yield {"shared": "sinks shared by all heads", "per_head": "sinks of each head"}[subject.sinks]
     if subject.gradient_dtype != "input":

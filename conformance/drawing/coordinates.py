@@ -12,10 +12,16 @@ _ORIGINS = ((0, 0, 0, 4), (1, 2, 3, 8), (0, 5, 4096, 0), (3, 0, 1 << 31, 1 << 20
 
 
 def _offset(case: Case, _row: object, _offer: object, dice: Dice) -> dict[str, Any]:
-    """Not the default, and in most rows neither before all keys nor behind them."""
+    """Not the default, and in most rows neither before all keys nor behind them.
+
+    Of several sequences, half of the cases have an offset for each, no two neighbours the same.
+    """
     usual = case.kv_len - case.q_len
-    offsets = (usual - 1, usual + 1, 0, -1, case.kv_len // 2)
-    return {"q_offset": dice.pick("q_offset", [offset for offset in offsets if offset != usual])}
+    offsets = [offset for offset in (usual - 1, usual + 1, 0, -1, case.kv_len // 2) if offset != usual]
+    if case.sequences > 1 and dice.chance("an offset for each sequence", 0.5):
+        distinct = dice.shuffled("q_offsets", list(dict.fromkeys(offsets)))
+        return {"q_offset": tuple(distinct[number % len(distinct)] for number in range(case.sequences))}
+    return {"q_offset": dice.pick("q_offset", offsets)}
 
 
 # The fields of a case for each of these features; from the case, two things that they need not, and dice.

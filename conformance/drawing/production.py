@@ -218,6 +218,9 @@ def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
             return cum
         return np.array([0, cum[block.batch + 1] - cum[block.batch]], np.int32)
 
+    offset = problem.q_offset
+    if isinstance(offset, np.ndarray) and problem.batch > 1:
+        offset = offset[batch]
     if mask is not None:
         mask = mask[batch if len(mask) > 1 else slice(None)]
         mask = mask[:, heads] if mask.shape[1] > 1 else mask
@@ -232,6 +235,7 @@ def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
         cum_seqlens_q=lengths(problem.cum_seqlens_q),
         cum_seqlens_k=lengths(problem.cum_seqlens_k),
         softmax_aux=aux if aux is None or problem.shares_sinks else aux[heads],
+        q_offset=offset,
         q_positions=ids(problem.q_positions),
         kv_positions=ids(problem.kv_positions),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attest.conformance.cases.case import BIAS_AXES, MASK_AXES, Case, Lengths, Window
-from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.cases.features import APART, DTYPES, FEATURES, NEEDS
 from attest.conformance.drawing.coordinates import COORDINATES
 from attest.conformance.drawing.covering import Facts, Model
 from attest.conformance.drawing.dice import Dice
@@ -68,8 +68,8 @@ def model(declared: frozenset[str] = frozenset()) -> Model:
     return Model(
         switches=tuple(sorted(declared.intersection(COORDINATES).union(FEATURES))),
         choices={"dtype": DTYPES, "family": tuple(drawing()["families"]), "lengths": LENGTH_CLASSES},
-        needs={"integer_mask": "mask", "q_offset": "causal", "positions": "causal", "origin": "dropout"},
-        excludes=(frozenset({"padded", "packed"}), frozenset({"q_offset", "positions"})),
+        needs=NEEDS,
+        excludes=APART,
         also=tuple(frozenset(facts) for facts in drawing()["together"]["sets"]),
     )
 

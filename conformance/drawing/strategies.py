@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from attest.conformance.cases.case import Case
+from attest.conformance.cases.case import Case, Offset
 
 
 @st.composite
@@ -42,7 +42,7 @@ def simpler(draw: st.DrawFn, case: Case) -> Case:
         value_dim=None if trimmed.value_dim is None else draw(st.integers(1, trimmed.value_dim)),
         lengths=lengths,
         window=None if trimmed.window is None else tuple(_side(draw, side) for side in trimmed.window),
-        q_offset=_towards_zero(draw, trimmed.q_offset),
+        q_offset=_simpler_offset(draw, trimmed.q_offset, batch if lengths is None else len(lengths)),
         origin=trimmed.origin and tuple(draw(st.integers(0, start)) for start in trimmed.origin),
         segments=draw(st.integers(1, trimmed.segments)) if trimmed.segments else trimmed.segments,
         sinks=draw(st.integers(1, trimmed.sinks)) if trimmed.sinks else 0,
@@ -93,6 +93,7 @@ def _with_only(case: Case, kept: frozenset[str], q_len: int, kv_len: int) -> Cas
         head_dim=min(case.head_dim, 2),
         value_dim=None if small.value_dim is None else 1,
         lengths=pairs,
+        q_offset=_first_offset(small.q_offset) if pairs is None else small.q_offset,
         segments=small.segments and 1,
         sinks=min(small.sinks, 1),
         window=None if small.window is None else tuple(side and min(side, 1) for side in small.window),
@@ -135,6 +136,8 @@ def _without(case: Case, features: Iterable[str]) -> Case:
     changes: dict[str, Any] = {
         name: getattr(plain, name) for feature in features for name in _FIELDS[feature]
     }
+    if "lengths" in changes and isinstance(case.q_offset, tuple):
+        changes.setdefault("q_offset", case.q_offset[: case.batch])
     return replace(case, **changes)
 
 
@@ -151,5 +154,17 @@ def _side(draw: st.DrawFn, side: int | None) -> int | None:
     return None if side is None else draw(st.integers(0, side))
 
 
-def _towards_zero(draw: st.DrawFn, number: int | None) -> int | None:
-    return None if number is None else draw(st.integers(min(number, 0), max(number, 0)))
+def _first_offset(offset: Offset | None) -> int | None:
+    return offset[0] if isinstance(offset, tuple) else offset
+
+
+def _simpler_offset(draw: st.DrawFn, offset: Offset | None, sequences: int) -> Offset | None:
+    """One offset for all sequences where that is enough, each nearer to 0."""
+    if isinstance(offset, tuple) and draw(st.booleans()):
+        return tuple(_towards_zero(draw, each) for each in offset[:sequences])
+    first = _first_offset(offset)
+    return None if first is None else _towards_zero(draw, first)
+
+
+def _towards_zero(draw: st.DrawFn, number: int) -> int:
+    return draw(st.integers(min(number, 0), max(number, 0)))

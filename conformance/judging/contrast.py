@@ -61,6 +61,9 @@ def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Pr
         yield "keys for each batch row", _with_keys(problem, np.s_[:1])
     if problem.q_offset is not None:
         yield "q_offset", replace(problem, q_offset=None)
+        first, *others = np.atleast_1d(problem.q_offset).tolist()
+        if any(other != first for other in others):
+            yield "q_offset", replace(problem, q_offset=first)
     if problem.q_positions is not None or problem.kv_positions is not None:
         yield "positions", replace(problem, q_positions=None, kv_positions=None)
     if any(problem.origin):

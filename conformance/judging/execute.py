@@ -80,11 +80,10 @@ def call_of(built: Built) -> Call:
     if built.integer_mask is not None:
         arrays["attention_mask"] = built.integer_mask
     fields = Problem.__dataclass_fields__
-    options = tuple(
-        (name, getattr(problem, name))
-        for name in _OPTION_SCALARS
-        if getattr(problem, name) != fields[name].default
-    )
+    scalars = {name: getattr(problem, name) for name in _OPTION_SCALARS}
+    if isinstance(problem.q_offset, np.ndarray):
+        arrays["q_offset"] = scalars.pop("q_offset")
+    options = tuple((name, value) for name, value in scalars.items() if value != fields[name].default)
     return Call(arrays, options)
 
 
@@ -237,10 +236,10 @@ def _checked(subject: Subject, query: Any, value: Any, result: Any) -> tuple[Any
         if not (isinstance(result, (tuple, list)) and len(result) == 2):
             raise SubjectError(f"returned {type(result).__name__}, expected (out, lse) as it declares")
         out, lse = result
-    batch, q_len, q_heads, _ = query.shape
-    _check_array("out", out, (batch, q_len, q_heads, value.shape[3]), query.dtype)
+    *batch, q_len, q_heads, _ = query.shape
+    _check_array("out", out, (*batch, q_len, q_heads, value.shape[-1]), query.dtype)
     if lse is not None:
-        _check_array("lse", lse, (batch, q_heads, q_len), None)
+        _check_array("lse", lse, (*batch, q_heads, q_len), None)
     return out, lse
 
 

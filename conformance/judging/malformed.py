@@ -102,6 +102,17 @@ def _four(_length: int) -> list[int]:
     return [0, 1, 2, 3, 4]
 
 
+# What can be wrong with an origin.
+_WRONG_ORIGINS: Mapping[str, Any] = {
+    "number": 4,
+    "short": (0, 0, 0),
+    "long": (0, 0, 0, 0, 0),
+    "negative": (0, 0, -1, 0),
+    "beyond_32_bits": (0, 2**32, 0, 0),
+    "float": (0, 0.5, 0, 0),
+    "nan": (float("nan"), 0, 0, 0),
+}
+
 # What can be wrong with the cumulative lengths of either side.
 _WRONG_SUMS: Mapping[str, Sums] = {
     "decreasing": lambda _length: [0, 4, 2],
@@ -131,6 +142,38 @@ def _numbers(option: str, words: tuple[str, ...], feature: str, **wrong: Any) ->
     """One entry for each wrong value of a number. A dropout seed goes with a dropout rate, and only there."""
     seed = {"dropout_seed": 1} if option == "dropout_prob" else {}
     return {name: Malformed(_set(**{option: value}, **seed), words, feature) for name, value in wrong.items()}
+
+
+def _positions(
+    side: str, *, extra: int = 0, batch: int | None = None, fill: float = 0, dtype: Any = np.int32
+) -> Spoil:
+    """Positions of one side, all `fill`, with `extra` tokens too many and another number of batch entries."""
+
+    def make(given: Arguments) -> Arguments:
+        entries, length = given[{"q": "query", "kv": "key"}[side]].shape[:2]
+        shape = (entries if batch is None else batch, length + extra)
+        return {f"{side}_positions": np.full(shape, fill, dtype)}
+
+    return make
+
+
+def _wrong_positions(side: str) -> dict[str, Malformed]:
+    """Every way to spoil the positions of one side."""
+    spoils = {
+        "shape": _positions(side, extra=1),
+        "batch": _positions(side, batch=3),
+        "rank": lambda given: {f"{side}_positions": _positions(side)(given)[f"{side}_positions"][0]},
+        "float": _positions(side, dtype=np.float32),
+        "nan": _positions(side, fill=np.nan, dtype=np.float32),
+    }
+    return {
+        f"{side}_positions_{wrong}": Malformed(spoil, (f"{side}_positions",), "positions")
+        for wrong, spoil in spoils.items()
+    }
+
+
+def _offset_and_positions(given: Arguments) -> Arguments:
+    return {"q_offset": 1} | _positions("q")(given)
 
 
 MALFORMED: Mapping[str, Malformed] = {
@@ -206,6 +249,26 @@ MALFORMED: Mapping[str, Malformed] = {
         dropout_beyond_float32=_BEYOND_FLOAT32,
         dropout_huge=_HUGE,
     ),
+    **_numbers(
+        "q_offset",
+        ("q_offset",),
+        "q_offset",
+        q_offset_float=0.5,
+        q_offset_nan=float("nan"),
+        q_offset_beyond_int32=2**31,
+        q_offset_float_array=np.zeros(2, np.float32),
+        q_offset_count=np.zeros(3, np.int32),
+        q_offset_rank=np.zeros((2, 1), np.int32),
+    ),
+    "q_offset_and_positions": Malformed(_offset_and_positions, ("q_offset", "q_positions"), "q_offset"),
+    **_wrong_positions("q"),
+    **_wrong_positions("kv"),
+    **{
+        f"origin_{wrong}": Malformed(
+            _set(dropout_prob=0.5, dropout_seed=1, origin=origin), ("origin",), "origin"
+        )
+        for wrong, origin in _WRONG_ORIGINS.items()
+    },
     "dropout_seedless": Malformed(_set(dropout_prob=0.5), ("seed", "rng"), "dropout"),
     "dropout_seed_range": Malformed(_set(dropout_prob=0.5, dropout_seed=2**64), ("seed",), "dropout"),
     "dropout_seed_negative": Malformed(_set(dropout_prob=0.5, dropout_seed=-1), ("seed",), "dropout"),

@@ -9,6 +9,7 @@ from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import ALL_FEATURES, DTYPES
 from attest.conformance.subject import Subject, Tiling
 from attest.conformance.subjects import mosaic_gpu, triton, xla
+from attest.conformance.subjects._declared import SHARED
 from attest.kernels import flash_attention_with_lse
 from attest.reference.numerics import Numerics
 
@@ -68,7 +69,9 @@ SUBJECTS = (
         call=flash_attention_with_lse,
         # Positions of keys run in XLA on every device, whose arithmetic on GPUs is not declared.
         features=frozenset(ALL_FEATURES) - {"positions"},
+        unjudged=frozenset({"positions"}),
         dtypes=DTYPES,
+        **SHARED,
         numerics=_numerics,
         returns_lse=True,
         ready=_why_not_ready,

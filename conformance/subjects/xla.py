@@ -4,7 +4,7 @@ from typing import Any
 
 from attest.conformance.cases.features import ALL_FEATURES, DTYPES
 from attest.conformance.subject import Subject, Tiling
-from attest.conformance.subjects._declared import declared
+from attest.conformance.subjects._declared import SHARED, declared
 from attest.kernels.implementations import XLA
 from attest.kernels.xla import ChunkSizes, attention, flash_attention_with_lse
 from attest.reference.numerics import Numerics
@@ -47,5 +47,6 @@ SUBJECTS = (
         features=frozenset(ALL_FEATURES) - {"unnormalized"},
         dtypes=DTYPES,
         numerics=_materialised_numerics,
+        **SHARED,
     ),
 )

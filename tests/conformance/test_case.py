@@ -85,7 +85,12 @@ COORDINATES = Case(
 
 @pytest.mark.parametrize(
     "case",
-    [COORDINATES, replace(COORDINATES, positions=None, q_offset=-3), replace(COORDINATES, positions="shard")],
+    [
+        COORDINATES,
+        replace(COORDINATES, positions=None, q_offset=-3),
+        replace(COORDINATES, positions=None, q_offset=(-3, 2)),
+        replace(COORDINATES, positions="shard"),
+    ],
 )
 def test_coordinates_survive_json_and_shrink(case: Case) -> None:
     again = case_from_json(json.loads(json.dumps(case.to_json())))
@@ -102,6 +107,33 @@ def test_coordinates_survive_json_and_shrink(case: Case) -> None:
         assert len(less.features) == 1
         assert less.q_offset in (None, 0)
         assert less.origin in (None, (0, 0, 0, 0))
+
+
+PACKED = Case(batch=1, q_len=6, kv_len=9, causal=True, lengths=((2, 3), (0, 4), (4, 2)), q_offset=(1, -2, 3))
+PADDED = replace(PACKED, batch=3)
+
+
+@pytest.mark.parametrize("case", [PACKED, PADDED, replace(PADDED, lengths=None)], ids=str)
+def test_an_offset_for_each_sequence(case: Case) -> None:
+    assert case_from_json(json.loads(json.dumps(case.to_json()))) == case
+    offset = build(case).problem.q_offset
+    assert isinstance(offset, np.ndarray)
+    assert offset.dtype == np.int32
+    assert offset.tolist() == [1, -2, 3]
+    alone = find(simpler(case), lambda less: less.features == {"q_offset"})
+    assert alone.q_offset == 0
+    varied = find(
+        simpler(case), lambda less: isinstance(less.q_offset, tuple) and len(set(less.q_offset)) > 1
+    )
+    assert varied.sequences > 1
+    for less in smallest(case):
+        assert_has_nothing_more(case, less)
+        assert isinstance(less.q_offset, tuple) == (less.lengths is not None and "q_offset" in less.features)
+
+
+def test_an_offset_for_each_sequence_is_wrong_for_another_number_of_them() -> None:
+    with pytest.raises(ValueError, match=r"q_offset: got \(1, -2, 3\), expected an integer, or 2 of them"):
+        replace(PADDED, batch=2, lengths=None)
 
 
 @pytest.mark.parametrize("pattern", POSITION_PATTERNS)
@@ -178,6 +210,12 @@ MALFORMED = [
     ("q_offset", {"q_offset": 1 << 30}),
     ("q_offset", {"q_offset": -(1 << 30) - 1}),
     ("q_offset", {"q_offset": 1, "positions": "shard"}),
+    ("q_offset", {"q_offset": [1, 1 << 30], "batch": 2}),
+    ("q_offset", {"q_offset": [1, 2], "positions": "shard", "batch": 2}),
+    ("q_offset", {"q_offset": [1, 2]}),
+    ("q_offset", {"q_offset": []}),
+    ("q_offset", {"q_offset": [True]}),
+    ("q_offset", {"q_offset": True}),
     ("positions", {"positions": "sorted"}),
     ("positions", {"positions": [1]}),
     ("origin", {"origin": [0, 0, 0]}),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ from attest.conformance.cases.case import POSITION_PATTERNS, Case
 from attest.conformance.cases.features import COORDINATES, FEATURES
 from attest.conformance.cases.shapes import shapes_of
 from attest.conformance.checks import all_checks
+from attest.conformance.drawing.coordinates import COORDINATES as DRAWN
 from attest.conformance.drawing.covering import covering_rows
+from attest.conformance.drawing.dice import Dice
 from attest.conformance.drawing.recipes import Blocks, Offer, fillings, model, poisoned
 from attest.conformance.judging.contrast import neighbours
 from attest.conformance.judging.execute import call_of
@@ -28,6 +31,7 @@ from attest.reference.semantics import STANDARD, Semantics
 from tests.alarms.callback import DIFFERENTIATED, Arrays, Passes, _attend
 
 CHECK = all_checks()["positions.shard"]
+offset_of = DRAWN["q_offset"]
 Options = tuple[tuple[str, Any], ...]
 Spoil = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -104,6 +108,8 @@ CASES = {
     "two entries": replace(WIDE, batch=2, lengths=((6, 9), (5, 8))),
     "elsewhere": replace(WIDE, positions="shuffled", origin=(2, 3, 70, 81)),
     "offset": replace(WIDE, q_offset=1),
+    "offsets": replace(WIDE, q_offset=(1, -2, 4)),
+    "packed offsets": replace(WIDE, batch=1, lengths=((2, 3), (3, 5)), q_offset=(1, -1)),
 }
 
 
@@ -136,6 +142,62 @@ def test_a_wrong_kernel_fails(spoil: Spoil, message: str) -> None:
     finding = CHECK.run(Trial(subject(spoil), WIDE))
     assert finding.verdict is Verdict.FAIL
     assert message in finding.message
+
+
+OFFSETS = (frozenset(FEATURES) | set(COORDINATES)) - {"positions"}
+WITHOUT_POSITIONS = {name: case for name, case in CASES.items() if case.positions is None}
+
+
+@pytest.mark.parametrize("case", WITHOUT_POSITIONS.values(), ids=WITHOUT_POSITIONS)
+def test_a_right_kernel_without_positions_gets_offsets(case: Case) -> None:
+    posed: list[dict[str, Any]] = []
+
+    def spoil(given: dict[str, Any]) -> dict[str, Any]:
+        posed.append(given)
+        return given
+
+    finding = CHECK.run(Trial(subject(spoil, features=OFFSETS), case))
+    assert finding.verdict is Verdict.PASS, finding.message
+    assert len(finding.measurements) >= 5 * (3 if case.batch > 1 else 2)
+    assert not any("positions" in name for given in posed for name in given)
+    assert any(np.ndim(given.get("q_offset")) == 1 for given in posed)
+
+
+@pytest.mark.parametrize("name", ["offsets", "packed offsets", "padded"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        without("q_offset"),
+        lambda given: given | ({"q_offset": given["q_offset"] + 1} if "q_offset" in given else {}),
+        lambda given: (
+            given | ({"q_offset": given["q_offset"][:1].repeat(_sequences(given))} if _each(given) else {})
+        ),
+    ],
+    ids=["no offset", "one further", "the first for all"],
+)
+def test_a_wrong_offset_fails(name: str, spoil: Spoil) -> None:
+    finding = CHECK.run(Trial(subject(spoil, features=OFFSETS), CASES[name]))
+    assert finding.verdict is Verdict.FAIL
+
+
+def _each(given: dict[str, Any]) -> bool:
+    return np.ndim(given.get("q_offset")) == 1
+
+
+def _sequences(given: dict[str, Any]) -> int:
+    return len(given["q_offset"])
+
+
+def test_a_kernel_without_dropout_needs_no_origin() -> None:
+    features = frozenset({"causal", "window", "gqa", "q_offset"})
+    for case in (replace(WIDE, dropout=0.0), replace(WIDE, dropout=0.0, q_offset=(1, -2, 4))):
+        finding = CHECK.run(Trial(subject(without_origin, features=features), case))
+        assert finding.verdict is Verdict.PASS, finding.message
+
+
+def without_origin(given: dict[str, Any]) -> dict[str, Any]:
+    assert "origin" not in given
+    return given
 
 
 def test_the_pattern_alone_gives_dropout_away() -> None:
@@ -178,7 +240,11 @@ def test_a_padded_call_of_one_entry_is_not_posed_to_those_who_take_none() -> Non
 
 def test_who_is_asked() -> None:
     assert CHECK.applies(subject()) is None
-    assert CHECK.applies(subject(features=frozenset(FEATURES))) == "does not declare origin and positions"
+    lacks = CHECK.applies(subject(features=frozenset(FEATURES)))
+    assert lacks == "does not declare origin and q_offset or positions"
+    assert CHECK.applies(subject(features=OFFSETS - {"origin"})) == "does not declare origin"
+    assert CHECK.applies(subject(features=OFFSETS - {"q_offset"})) == "does not declare q_offset or positions"
+    assert CHECK.applies(subject(features=OFFSETS - {"origin", "dropout"})) is None
     apart = CHECK.applies(subject(semantics=Semantics(causal="top_left")))
     assert apart is not None
     assert "aligns" in apart
@@ -211,6 +277,35 @@ def test_coordinates_are_drawn_for_those_who_declare_them() -> None:
         subject(features=frozenset({"rotations"}))
 
 
+@pytest.mark.parametrize("name", ["plain", "padded", "packed"])
+def test_offsets_are_drawn_for_each_sequence(name: str) -> None:
+    case = CASES[name]
+    drawn = [offset_of(case, None, None, Dice(seed, "row"))["q_offset"] for seed in range(40)]
+    each = [offsets for offsets in drawn if isinstance(offsets, tuple)]
+    assert 10 < len(each) < 30
+    usual = case.kv_len - case.q_len
+    for offsets in each:
+        assert len(offsets) == case.sequences
+        assert usual not in offsets
+        assert all(first != second for first, second in pairwise(offsets))
+    one = replace(case, batch=1, lengths=None)
+    assert all(
+        isinstance(offset_of(one, None, None, Dice(seed, "row"))["q_offset"], int) for seed in range(40)
+    )
+
+
+def test_one_offset_for_all_sequences_is_a_neighbour() -> None:
+    """A kernel that reads the first offset alone must be told from a right one."""
+    for case in (CASES["offsets"], CASES["packed offsets"]):
+        near = [
+            other.q_offset for name, other in neighbours(build(case).problem, STANDARD) if name == "q_offset"
+        ]
+        assert near == [None, 1]
+    same = replace(WIDE, q_offset=(2, 2, 2))
+    near = [other.q_offset for name, other in neighbours(build(same).problem, STANDARD) if name == "q_offset"]
+    assert near == [None]
+
+
 def test_no_window_is_taken_to_hide_keys_that_positions_may_show() -> None:
     window = Case(q_len=2, kv_len=9, causal=True, window=(1, None))
     assert poisoned(window, 0) is not None
@@ -218,7 +313,10 @@ def test_no_window_is_taken_to_hide_keys_that_positions_may_show() -> None:
         assert poisoned(replace(window, **change), 0) is None
 
 
-@pytest.mark.parametrize("case", [CASES["elsewhere"], CASES["offset"], replace(WIDE, positions="shard")])
+SHARD = replace(WIDE, positions="shard")
+
+
+@pytest.mark.parametrize("case", [CASES["elsewhere"], CASES["offset"], CASES["packed offsets"], SHARD])
 def test_shapes_and_neighbours_know_coordinates(case: Case) -> None:
     built = build(case)
     call = call_of(built)

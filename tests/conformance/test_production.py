@@ -34,6 +34,10 @@ CUT = {
     "segments": Case(batch=2, q_len=9, kv_len=9, q_heads=2, segments=3, window=(3, 1)),
     "padded": Case(batch=2, q_len=9, kv_len=12, q_heads=2, lengths=((5, 12), (9, 3)), sinks=2),
     "packed": Case(q_len=14, kv_len=12, q_heads=2, lengths=((5, 9), (7, 3)), causal=True),
+    "offsets": Case(batch=2, q_len=7, kv_len=9, q_heads=2, causal=True, q_offset=(3, -1)),
+    "packed offsets": Case(
+        q_len=14, kv_len=12, q_heads=2, lengths=((5, 9), (7, 3)), causal=True, q_offset=(3, 1)
+    ),
     "sinks": Case(batch=2, q_len=5, kv_len=6, q_heads=4, kv_heads=2, sinks=1, sinks_per_head=True),
     "dropout": Case(q_len=8, kv_len=9, q_heads=3, dropout=0.3),
 }

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from attest.conformance.cases.case import Case
-from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.cases.features import ALL_FEATURES, COORDINATES, DTYPES, FEATURES, NEEDS
 from attest.conformance.checks import all_checks
 from attest.conformance.checks.refusal import CHECKS, said
 from attest.conformance.judging.judge import judge
@@ -16,16 +16,22 @@ from attest.conformance.record import Result, Verdict
 from attest.conformance.running.plan import Restriction, load_profile, tasks
 from attest.conformance.subject import Subject
 from attest.conformance.validation import validate_call
-from tests.conformance.toy import toy
+from tests.conformance.toy import toy, toy_attention
 
 NAMES = sorted(check.name for check in CHECKS)
 NARROW = {
-    "excludes": (frozenset({"mask", "bias"}), frozenset({"padded", "packed"})),
+    "excludes": (
+        frozenset({"mask", "bias"}),
+        frozenset({"padded", "packed"}),
+        frozenset({"q_offset", "positions"}),
+        frozenset({"origin", "causal"}),
+    ),
+    "origin_multiple": 4,
     "window_sides": "left",
     "length_multiple": 8,
     "seed_bits": 32,
 }
-EVERYTHING = {"features": frozenset(FEATURES), "dtypes": DTYPES}
+EVERYTHING = {"features": frozenset(ALL_FEATURES), "dtypes": DTYPES}
 
 
 def swallow(query: Any, key: Any, value: Any, **_options: Any) -> Any:
@@ -62,6 +68,7 @@ SUBJECTS: dict[str, dict[str, Any]] = {
     "nothing": {"features": frozenset()},
     "narrow": EVERYTHING | NARROW | {"sinks": "shared"},
     "sinks of each head": {"features": frozenset({"sinks"}), "sinks": "per_head"},
+    "no coordinates": {"features": frozenset(FEATURES)},
     "one dtype": {"features": frozenset({"causal"}), "dtypes": ("bfloat16",)},
 }
 
@@ -86,6 +93,35 @@ def test_each_refusal_fails_a_kernel_that_swallows_everything(declared: str) -> 
 def test_every_check_is_posed_to_somebody() -> None:
     asked = {name for declared in SUBJECTS.values() for name in posed(subject_of(swallow, **declared))}
     assert asked == set(NAMES)
+
+
+def test_a_call_without_the_arguments_of_coordinates_refuses_them() -> None:
+    """The TypeError of Python names them; what another argument is named for does not count."""
+    subject = toy(call=toy_attention)
+    results = posed(subject)
+    for feature in COORDINATES:
+        assert results[f"refusal.undeclared_{feature}"].verdict is Verdict.UNSUPPORTED
+
+
+@pytest.mark.parametrize("feature", COORDINATES)
+def test_what_a_feature_needs_is_named_only_by_who_lacks_it(feature: str) -> None:
+    """A kernel that refuses causal order has refused causal order, not the offset that it goes with."""
+    needed = ALL_FEATURES[NEEDS[feature]].arguments[0]
+
+    def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        raise NotImplementedError(f"no {needed}")
+
+    name = f"refusal.undeclared_{feature}"
+    assert posed(subject_of(call, features=frozenset()))[name].verdict is Verdict.UNSUPPORTED
+    declares = subject_of(call, features=frozenset({NEEDS[feature]}))
+    assert f"names {' or '.join(ALL_FEATURES[feature].arguments)}" in posed(declares)[name].message
+
+
+def test_a_feature_that_is_not_judged_is_not_to_be_refused() -> None:
+    subject = subject_of(swallow, features=frozenset(FEATURES), unjudged=frozenset({"positions"}))
+    names = set(posed(subject))
+    assert "refusal.undeclared_origin" in names
+    assert not any("positions" in name for name in names)
 
 
 def test_a_subject_that_does_not_validate_is_asked_none() -> None:

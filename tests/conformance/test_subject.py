@@ -10,7 +10,7 @@ import pytest
 
 from attest.conformance import subject as subject_module
 from attest.conformance.cases.case import Case
-from attest.conformance.cases.features import FEATURES
+from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.checks import all_checks
 from attest.conformance.cli import catalogue
 from attest.conformance.judging.judge import judge
@@ -41,6 +41,9 @@ from tests.conformance.toy import toy, toy_attention
         ("length_multiple", {"length_multiple": 0}),
         ("seed_bits", {"seed_bits": 65}),
         ("seed_bits", {"seed_bits": 0}),
+        ("origin_multiple", {"origin_multiple": 0}),
+        ("unjudged", {"unjudged": frozenset({"telepathy"})}),
+        ("unjudged", {"features": frozenset({"causal"}), "unjudged": frozenset({"causal"})}),
         ("sinks", {"sinks": "per_batch"}),
         ("gradient_dtype", {"gradient_dtype": "float64"}),
     ],
@@ -68,9 +71,10 @@ def test_why_a_case_is_not_taken(case: Case, words: str | None) -> None:
 
 
 NARROW: dict[str, Any] = {
-    "features": frozenset(FEATURES),
+    "features": frozenset(ALL_FEATURES),
     "excludes": (frozenset({"mask", "bias"}), frozenset({"padded", "segments"})),
     "window_sides": "left",
+    "origin_multiple": 8,
     "length_multiple": 4,
 }
 
@@ -91,6 +95,8 @@ NARROW: dict[str, Any] = {
         (Case(q_len=4, kv_len=4, window=(2, None)), "left of the diagonal"),
         (Case(q_len=4, kv_len=4, window=(2, 1), causal=True), "left of the diagonal"),
         (Case(q_len=4, kv_len=4, window=(None, 0)), "left of the diagonal"),
+        (Case(q_len=4, kv_len=4, dropout=0.5, origin=(1, 2, 3, 8)), None),
+        (Case(q_len=4, kv_len=4, dropout=0.5, origin=(1, 2, 3, 4)), "key is a multiple of 8"),
     ],
 )
 def test_what_a_narrow_subject_does_not_take(case: Case, words: str | None) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from attest.conformance import validate_call
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case
-from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.cases.features import ALL_FEATURES, DTYPES, FEATURES
 from attest.conformance.judging.execute import call_of, to_jax
 from attest.conformance.subject import Subject
 
@@ -33,6 +33,9 @@ SWITCHES: dict[str, tuple[dict[str, Any], ...]] = {
     "unnormalized": ({"normalized": False},),
     "gqa": ({"q_heads": 4},),
     "value_dim": ({"value_dim": 3},),
+    "q_offset": ({"q_offset": 1, "positions": None}, {"q_offset": -3, "positions": None}),
+    "positions": ({"positions": "shard", "q_offset": None}, {"positions": "shuffled", "q_offset": None}),
+    "origin": ({"origin": (1, 0, 0, 4)}, {"origin": (0, 2, 3, 6)}),
 }
 NARROW: tuple[dict[str, Any], ...] = (
     {"window_sides": "left"},
@@ -42,6 +45,7 @@ NARROW: tuple[dict[str, Any], ...] = (
     {"excludes": (frozenset({"mask", "bias"}), frozenset({"causal", "window", "scale"}))},
     {"dtypes": ("bfloat16",)},
     {"head_dims": (4, 8)},
+    {"origin_multiple": 4},
 )
 
 
@@ -69,8 +73,8 @@ def subjects(draw: st.DrawFn) -> Subject:
     declared: dict[str, Any] = {"dtypes": DTYPES}
     for narrow in draw(st.lists(st.sampled_from(NARROW), max_size=2)):
         declared |= narrow
-    missing = draw(st.sets(st.sampled_from(sorted(FEATURES)), max_size=2))
-    return Subject("drawn", call=print, features=frozenset(FEATURES) - missing, **declared)
+    missing = draw(st.sets(st.sampled_from(sorted(ALL_FEATURES)), max_size=2))
+    return Subject("drawn", call=print, features=frozenset(ALL_FEATURES) - missing, **declared)
 
 
 @given(drawn_cases(), subjects(), st.booleans())
@@ -90,6 +94,7 @@ def test_it_refuses_what_the_subject_does_not_take(case: Case, subject: Subject,
         assert subject.why_not(case) is None
 
 
+SUMS = np.array([0, 1, 4], np.int32)
 ARRAY = np.ones((2, 4, 2, 4), np.float32)
 WELL_FORMED: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -107,6 +112,12 @@ WELL_FORMED: dict[str, dict[str, Any]] = {
     "the words of a seed": {"dropout_prob": 0.5, "dropout_seed": np.array([1, 2], np.uint32)},
     "a PRNG key": {"dropout_prob": 0.5, "dropout_seed": jax.random.key(3)},
     "the largest seed": {"dropout_prob": 0.5, "dropout_seed": 2**64 - 1},
+    "an offset": {"q_offset": np.int64(-3)},
+    "offsets": {"q_offset": jnp.array([1, -2], jnp.int32)},
+    "packed offsets": {"cum_seqlens_q": SUMS, "cum_seqlens_k": SUMS, "q_offset": np.array([1, 2], np.int32)},
+    "positions": {"q_positions": np.zeros((1, 4), np.int32), "kv_positions": np.zeros((2, 4), np.int32)},
+    "an origin": {"origin": (1, np.int64(2), jnp.uint32(3), 2**32 - 4)},
+    "the array of an origin": {"origin": jnp.array([1, 2, 3, 4], jnp.uint32)},
 }
 
 
@@ -125,6 +136,14 @@ REFUSED: dict[str, dict[str, Any]] = {
     r"softmax_aux: got shape \(2,\), expected \[1, 2\] for sinks .* \[2, 1\]": {
         "softmax_aux": np.ones(2, np.float32)
     },
+    r"q_offset: got shape \(3,\)": {"q_offset": np.zeros(3, np.int32)},
+    r"q_offset: got \[0, 1073741824\]": {"q_offset": jnp.array([0, 2**30], jnp.int32)},
+    "q_offset and q_positions: got both": {"q_offset": 1, "q_positions": np.zeros((1, 4), np.int32)},
+    "q_positions: got a list": {"q_positions": [[1, 2, 3, 4]]},
+    "kv_positions: got dtype float32": {"kv_positions": np.zeros((1, 4), np.float32)},
+    "origin: got 3": {"origin": 3},
+    "origin: got .* expected four integers": {"origin": np.zeros(4, np.float32)},
+    "origin: got .* expected four integers of at least 0": {"origin": (0, 0, jnp.int32(-1), 0)},
 }
 
 
@@ -152,6 +171,46 @@ def test_traced_lengths_and_numbers_are_taken_on_trust() -> None:
         validate(wrong, 2.0, 0.5)
 
 
+def test_traced_coordinates_are_taken_on_trust_but_for_their_form() -> None:
+    def validate(offset: Any, origin: Any) -> None:
+        validate_call(ARRAY, ARRAY, ARRAY, q_offset=offset, origin=origin)
+
+    far = jnp.array([2**31 - 1, 0], jnp.int32)
+    origin = jnp.array([0, 0, -1, 0], jnp.int32)
+    jax.eval_shape(validate, far, origin)
+    jax.eval_shape(validate, far, (0, origin[1], 2, origin[2]))
+    for arguments in ((far, origin), (0, origin)):
+        with pytest.raises(ValueError, match=r"q_offset: got|origin: got"):
+            validate(*arguments)
+    with pytest.raises(ValueError, match="q_offset"):
+        jax.eval_shape(validate, far[:1], origin)
+    with pytest.raises(ValueError, match="origin"):
+        jax.eval_shape(validate, far, origin[:3])
+
+
+BATCHES = np.ones((3, 2, 4, 2, 4), np.float32)
+
+
+def test_any_number_of_batch_dimensions() -> None:
+    mask, offsets = np.ones((1, 2, 1, 4, 4), bool), np.zeros((3, 2), np.int32)
+    subject = Subject("batches", call=print, features=frozenset(ALL_FEATURES), batch_dims=True)
+    validate_call(BATCHES, BATCHES, BATCHES, supports=subject, attention_mask=mask, q_offset=offsets)
+    validate_call(*[BATCHES[0, 0]] * 3, supports=subject, cum_seqlens_q=SUMS, cum_seqlens_k=SUMS)
+    with pytest.raises(ValueError, match="attention_mask: got shape"):
+        validate_call(BATCHES, BATCHES, BATCHES, supports=subject, attention_mask=mask[0])
+    with pytest.raises(ValueError, match="key: got shape"):
+        validate_call(BATCHES, BATCHES[0], BATCHES, supports=subject)
+    with pytest.raises(NotImplementedError, match="query: batches takes one batch dimension, got shape"):
+        validate_call(BATCHES, BATCHES, BATCHES, supports=replace(subject, batch_dims=False))
+
+
+def test_features_that_are_not_judged_are_not_refused() -> None:
+    subject = Subject("some", call=print, unjudged=frozenset({"q_offset"}))
+    validate_call(ARRAY, ARRAY, ARRAY, supports=subject, q_offset=1)
+    with pytest.raises(NotImplementedError, match="q_offset: some does not support q_offset"):
+        validate_call(ARRAY, ARRAY, ARRAY, supports=replace(subject, unjudged=frozenset()), q_offset=1)
+
+
 def test_lengths_that_a_trace_closes_over_are_concrete() -> None:
     wrong = jnp.array([0, 3, 1], jnp.int32)
     with pytest.raises(ValueError, match="cum_seqlens_q"):
@@ -173,6 +232,12 @@ def test_lengths_that_a_trace_closes_over_are_concrete() -> None:
         ),
         ({"window_sides": "left"}, {"sliding_window": 2}, r"sliding_window: narrow takes \(left, 0\)"),
         (
+            {"features": frozenset(FEATURES)},
+            {"kv_positions": np.zeros((1, 4), np.int32)},
+            "kv_positions: narrow does not support positions",
+        ),
+        ({"origin_multiple": 4}, {"origin": (0, 0, 0, 6)}, "origin: narrow takes .* multiples of 4, got 6"),
+        (
             {"seed_bits": 8},
             {"dropout_prob": 0.5, "dropout_seed": 256},
             "dropout_seed: narrow takes seeds of 8",
@@ -190,7 +255,7 @@ def test_lengths_that_a_trace_closes_over_are_concrete() -> None:
 def test_what_is_not_supported_is_named(
     declared: dict[str, Any], options: dict[str, Any], words: str
 ) -> None:
-    subject = Subject("narrow", call=print, **{"features": frozenset(FEATURES)} | declared)
+    subject = Subject("narrow", call=print, **{"features": frozenset(ALL_FEATURES)} | declared)
     with pytest.raises(NotImplementedError, match=words):
         validate_call(ARRAY, ARRAY, ARRAY, supports=subject, **options)
     validate_call(ARRAY, ARRAY, ARRAY, **options)

@@ -220,6 +220,20 @@ def test_a_sequence_without_a_batch_dimension_may_be_packed():
 
 
 @needs_compiler
+def test_offsets_of_sequences_have_no_batch_dimensions():
+    query, key, value = qkv(batch=1)
+    options = {**PACKED, "causal": True, "q_offset": jnp.arange(len(PACKED["cum_seqlens_q"]) - 1)}
+    want = flash_attention(query, key, value, **options)
+    np.testing.assert_array_equal(flash_attention(query[0], key[0], value[0], **options), want[0])
+    lengths = {f"cum_seqlens_{side}": np.arange(7) * 9 for side in "qk"}
+    offsets = {"causal": True, "q_offset": jnp.arange(6) - 2, **lengths}
+    query, key, value = qkv(batch=6)
+    want = flash_attention(query, key, value, **offsets)
+    got = flash_attention(*(x.reshape(2, 3, *x.shape[1:]) for x in (query, key, value)), **offsets)
+    np.testing.assert_array_equal(got, want.reshape(2, 3, *want.shape[1:]))
+
+
+@needs_compiler
 def test_a_random_key_is_the_seed_of_its_bits():
     key = jax.random.key(5)
     words = jax.random.bits(key, (2,), jnp.uint32)
