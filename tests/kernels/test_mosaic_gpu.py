@@ -116,6 +116,15 @@ def test_every_feature_lowers_for_cuda(name: str) -> None:
     assert ("flash_backward_bias" in program) == ("bias" in FEATURES[name])
 
 
+def test_one_query_takes_one_launch_where_nothing_hides() -> None:
+    """Causal order hides nothing from the last query; its program is that of a call without it."""
+    query, key, value = tensors(64)
+    run = export.export(jax.jit(partial(flash_attention, causal=True)), platforms=["cuda"])
+    program = run(query[:, :1], key, value).mlir_module()
+    assert "flash_forward" in program
+    assert "flash_repair" not in program
+
+
 def test_what_is_changed_in_place_is_kept_from_other_launches_results() -> None:
     """Of a launch in a scan, XLA puts its results where the scan stacks them, and changes those in place."""
     program = lowered(tensors(64), {"causal": True})
@@ -222,6 +231,25 @@ def assert_right(arrays: Any, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", FEATURES)
 def test_both_passes_are_those_of_the_clauses(name: str, head_dim: int) -> None:
     assert_right(tensors(head_dim), FEATURES[name])
+
+
+@needs_hopper
+@pytest.mark.parametrize("queries", [1, 17])
+@pytest.mark.parametrize("name", FEATURES)
+def test_few_queries_are_right(name: str, queries: int) -> None:
+    """They take parts of the keys, and their heads are packed: both passes are those of the clauses."""
+    query, key, value = tensors(128)
+    options = {option: of_first_rows(option, x, queries) for option, x in FEATURES[name].items()}
+    assert_right((query[:, :queries], key, value), options)
+
+
+def of_first_rows(name: str, x: Any, queries: int) -> Any:
+    """An option of a call with Q queries, for a call with the first of them."""
+    if name in ("attention_mask", "bias"):
+        return x[:, :, :queries]
+    if name == "q_segment_ids":
+        return x[:, :queries]
+    return np.minimum(x, queries * np.arange(len(x))).astype(np.int32) if name == "cum_seqlens_q" else x
 
 
 @needs_hopper

@@ -11,6 +11,10 @@ from attest.kernels.tables import read_table, select
 
 _TABLE = Path(__file__).with_name("blocks.toml")
 
+# To begin and end a tile takes as long as so many blocks of keys; more parts than these are never worth it.
+_TILE_BLOCKS = 3
+_MOST_PARTS = 64
+
 ROWS = 64  # the rows of one product of a warpgroup: WGMMA's only choice
 
 
@@ -95,6 +99,20 @@ class Config:
 def choose(head_dim: int, work: Collection[str]) -> Blocks:
     """The table's choice for the forward kernel. work: what `spec.work_of` says of the call."""
     return Blocks(**_row("forward", head_dim, work))
+
+
+def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:
+    """How many parts the keys of every tile are cut into, so that `programs` end soonest.
+
+    The parts are equal but for the last, which is not empty.
+    """
+    cuts = dict.fromkeys(-(-k_blocks // parts) for parts in range(1, min(k_blocks, _MOST_PARTS) + 1))
+
+    def ends(blocks: int) -> int:
+        parts = -(-k_blocks // blocks)
+        return -(-tiles * parts // programs) * (blocks + _TILE_BLOCKS)
+
+    return -(-k_blocks // min(cuts, key=ends))
 
 
 def choose_backward(kernel: str, head_dim: int, work: Collection[str]) -> BackwardBlocks:

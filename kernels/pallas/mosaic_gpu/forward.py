@@ -32,7 +32,7 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     warp_specialize,
 )
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
-from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys, rows_span
+from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys, part_span, rows_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
 
@@ -121,12 +121,12 @@ def scratch(spec: KernelSpec, blocks: Blocks) -> dict[str, Any]:
         "value_empty": empty,
         "ping_pong": barriers(blocks.consumers),
     }
-    return fields if blocks.programs is None else {**fields, "out": own}
+    return fields if blocks.programs is None or spec.partial else {**fields, "out": own}
 
 
 def tiles(spec: KernelSpec) -> int:
     """How many there are in a launch."""
-    return spec.batch * spec.heads * spec.q_blocks
+    return spec.entries * spec.heads * spec.q_blocks
 
 
 def flash_forward(
@@ -167,9 +167,14 @@ def _place(program: Any, programs: int, nth: Any) -> Any:
 
 
 def _locate(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
-    """The batch row, head and row block of a tile; the last row block is taken first: it may see most."""
-    batch, head, index = locate(tile, spec.q_blocks, spec.heads)
-    return batch, head, spec.q_blocks - 1 - index
+    """The entry, head and row block of a tile; the last row block is taken first: it may see most."""
+    entry, head, index = locate(tile, spec.q_blocks, spec.heads)
+    return entry, head, spec.q_blocks - 1 - index
+
+
+def batch_and_part(spec: KernelSpec, entry: Any) -> tuple[Any, Any]:
+    """The batch row, and the part of the keys, of an entry of the results."""
+    return (entry, 0) if spec.parts == 1 else (lax.rem(entry, spec.batch), lax.div(entry, spec.batch))
 
 
 def _visit(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> tuple[Any, Any, Any, Span]:
@@ -177,8 +182,9 @@ def _visit(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> tuple[Any,
 
     A row block that sees nothing takes one block of keys, all hidden: no case of its own.
     """
-    batch, head, block = _locate(spec, tile)
-    start, full_start, full_stop, stop = key_span(spec, arrays, batch, block)
+    entry, head, block = _locate(spec, tile)
+    batch, part = batch_and_part(spec, entry)
+    start, full_start, full_stop, stop = part_span(spec, part, key_span(spec, arrays, batch, block))
     return batch, head, block, (start, full_start, full_stop, jnp.maximum(stop, start + 1))
 
 
@@ -237,29 +243,37 @@ def _consume(
 
     acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, spec.head_dim), jnp.float32))
     # Anew, so that registers need not hold through the loop what follows from the number of the tile.
-    batch, head, block = _locate(spec, lax.optimization_barrier(tile))
+    entry, head, block = _locate(spec, lax.optimization_barrier(tile))
     rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
     if spec.hides:
-        outputs["leak"][batch, head, rows] = leaked(acc)
+        outputs["leak"][entry, head, rows] = leaked(acc)
     # Short of the maximum by up to SLACK where out is normalised; then all that is read of it is -inf.
-    outputs["row_max"][batch, head, rows] = jnp.where(norm == 0.0, -jnp.inf, m * LN2)
+    outputs["row_max"][entry, head, rows] = jnp.where(norm == 0.0, -jnp.inf, m if spec.partial else m * LN2)
     lse, factor = finish(spec, arrays, head, m, norm)
-    outputs["lse"][batch, head, rows] = lse
+    outputs["lse"][entry, head, rows] = lse
+    if spec.partial:
+        outputs["out"][entry, head, rows] = acc
+        return count
     room = shared.query.at[warpgroup]
     if blocks.programs is not None:
         room = shared.out.at[warpgroup]
         # The out of the tile before may still be on its way.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    room[...] = (acc * over_rows(factor, acc.shape)).astype(spec.dtype)
+    room[...] = scaled(acc, factor).astype(spec.dtype)
     plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(room, outputs["out"].at[batch, rows, head])
+    plgpu.copy_smem_to_gmem(room, outputs["out"].at[entry, rows, head])
     return count
 
 
 def finish(
     spec: KernelSpec, arrays: Mapping[str, Any], head: Any, m: jax.Array, norm: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The lse, and what the sums of P V are multiplied by, of each row (clauses S10, S11, S13)."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """The lse, and what the sums of P V are multiplied by, of each row (clauses S10, S11, S13).
+
+    Of partial results: the norm, and None for 1.
+    """
+    if spec.partial:
+        return norm, None
     rescale, largest = jnp.float32(1.0), m
     if spec.sinks:
         together = lax.broadcast(arrays["sinks"][0, head], (ROWS,))
@@ -273,6 +287,11 @@ def finish(
         # The unnormalised out is relative to the largest of all, and `together` is a sum.
         largest = jnp.maximum(m, lax.broadcast(arrays["sinks"][1, head], (ROWS,)))
     return lse, _share(m, largest) * rescale
+
+
+def scaled(acc: jax.Array, factor: jax.Array | None) -> jax.Array:
+    """The sums of P V times the factor of their rows."""
+    return acc if factor is None else acc * over_rows(factor, acc.shape)
 
 
 def _share(m: jax.Array, largest: jax.Array) -> jax.Array:

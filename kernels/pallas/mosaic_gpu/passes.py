@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
 from attest.kernels.exponents import LOG2E, in_units
+from attest.kernels.few_queries import Partial, finish, pack_heads
 from attest.kernels.implementation import (
     Backward,
     Forward,
@@ -24,11 +25,13 @@ from attest.kernels.implementation import (
 )
 from attest.kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
 from attest.kernels.pallas.mosaic_gpu.blocks import (
+    ROWS,
     BackwardBlocks,
     BackwardSizes,
     Blocks,
     choose,
     choose_backward,
+    choose_parts,
     head_dims,
 )
 from attest.kernels.pallas.mosaic_gpu.launch import Outputs, launch
@@ -50,12 +53,37 @@ _PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "
 
 
 def _forward(settings: Settings, call: Call) -> Forward:
-    head_dim = _head_dim(call)
-    q_length = call.query.shape[1]
-    blocks = settings.forward or choose(head_dim, work_of(call))
     with ahead(call):
         rows = describe_rows(call)
-        spec = describe(settings, call, rows, head_dim, blocks.own, blocks.k)
+    group = call.query.shape[2] // call.key.shape[2]
+    few = call.query.shape[1] * group <= ROWS and settings.normalize_output
+    blocks = settings.forward or choose(_head_dim(call), work_of(call, few))
+    return _forward_of_few(settings, call, rows, blocks) if few else _sums(settings, call, rows, blocks)
+
+
+def _forward_of_few(settings: Settings, call: Call, rows: Rows, blocks: Blocks) -> Forward:
+    """The forward pass of a call whose queries fit one tile for each key head."""
+    packed, rows = pack_heads(call, rows)
+    batch, rows_packed, heads, _ = packed.query.shape
+    programs = blocks.programs or batch * heads
+    parts = choose_parts(batch * heads, -(-call.key.shape[1] // blocks.k), programs)
+    total, norm, reference = _sums(settings, packed, rows, blocks, parts)[:3]
+    return finish(
+        Partial(
+            total.reshape(parts, batch, heads, rows_packed, -1),
+            norm.reshape(parts, batch, heads, rows_packed),
+            reference.reshape(parts, batch, heads, rows_packed),
+        ),
+        call,
+    )
+
+
+def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int | None = None) -> Forward:
+    """The forward kernel; of parts, their sums: totals for out, norms for lse, references for row_max."""
+    head_dim = _head_dim(call)
+    q_length = call.query.shape[1]
+    with ahead(call):
+        spec = describe(settings, call, rows, head_dim, blocks.own, blocks.k, parts)
         ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.uses_ranges else None
     arrays = {
         "query": require_hopper(tensor(spec, call.query)),
@@ -66,7 +94,10 @@ def _forward(settings: Settings, call: Call) -> Forward:
         **sinks(call),
     }
     of_row = _of_row(spec)
-    outputs = {"out": _of_tensor(spec, call.query), "lse": of_row, "row_max": of_row}
+    out = _of_tensor(spec, call.query)
+    if spec.partial:
+        out = jax.ShapeDtypeStruct((*of_row.shape, spec.head_dim), jnp.float32)
+    outputs = {"out": out, "lse": of_row, "row_max": of_row}
     tiles = forward.tiles(spec)
     filled = launch(
         partial(forward.flash_forward, spec, blocks),
@@ -80,7 +111,8 @@ def _forward(settings: Settings, call: Call) -> Forward:
     )
     lse, row_max = filled.pop("lse"), filled.pop("row_max")
     out = _repaired(spec, partial(repair.out, blocks), "flash_repair_out", arrays, filled)["out"]
-    out = out[:, :q_length, :, : call.value.shape[3]]
+    width = call.value.shape[3]
+    out = out[:, :, :q_length, :width] if spec.partial else out[:, :q_length, :, :width]
     return Forward(out, lse[..., :q_length], row_max[..., :q_length])
 
 
@@ -211,7 +243,7 @@ def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
 
 def _of_row(spec: KernelSpec) -> jax.ShapeDtypeStruct:
     q_length = spec.q_blocks * spec.q_block
-    return jax.ShapeDtypeStruct((spec.batch, spec.heads, q_length), jnp.float32)
+    return jax.ShapeDtypeStruct((spec.entries, spec.heads, q_length), jnp.float32)
 
 
 def _of_tensor(spec: KernelSpec, x: jax.Array) -> jax.ShapeDtypeStruct:

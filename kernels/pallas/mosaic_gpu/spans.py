@@ -39,6 +39,19 @@ def key_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
     return _unknown(zero, zero, jnp.minimum(whole, stop), stop)
 
 
+def part_span(spec: KernelSpec, part: Any, span: Span) -> Span:
+    """Those of a span's blocks that are in a part of the keys; one of the part if none is."""
+    if spec.parts == 1:
+        return span
+    low = part * spec.part_blocks
+    high = jnp.minimum(low + spec.part_blocks, spec.k_blocks)
+    start, full_start, full_stop, stop = span
+    start = jnp.clip(start, low, high - 1)
+    stop = jnp.clip(stop, start, high)
+    full_start = jnp.clip(full_start, start, stop)
+    return _unknown(start, full_start, jnp.clip(full_stop, full_start, stop), stop)
+
+
 def rows_span(spec: KernelSpec, span: Span, row: Any) -> Span:
     """The key blocks that 64 rows from `row` on need, of those that their block of queries visits.
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from attest.kernels.arguments import Call
 from attest.kernels.exponents import LOG2E
@@ -28,7 +29,8 @@ class KernelSpec:
     whether causal order alone decides what a row sees; else first, last and segments say which arrays do,
     and by_batch whether those have an entry for each batch row. mask, bias: None without; else which of
     their axes before the last have more than one entry. q_block, k_block: the queries and keys that a step
-    of a program deals with.
+    of a program deals with. parts: how many programs share the keys of a row, in the forward kernel. partial:
+    whether it returns the sums of each part, as `attest.kernels.few_queries.Partial` has them.
     """
 
     batch: int
@@ -52,6 +54,8 @@ class KernelSpec:
     sinks: bool
     q_block: int
     k_block: int
+    parts: int = 1
+    partial: bool = False
 
     @property
     def unit(self) -> float:
@@ -122,15 +126,30 @@ class KernelSpec:
     def k_blocks(self) -> int:
         return -(-self.k_length // self.k_block)
 
+    @property
+    def part_blocks(self) -> int:
+        """The key blocks of a part, but for the last, which may have fewer."""
+        return -(-self.k_blocks // self.parts)
 
-def work_of(call: Call) -> frozenset[str]:
+    @property
+    def entries(self) -> int:
+        """How many entries results have that have one for each part of each batch row, part by part."""
+        return self.parts * self.batch
+
+    @property
+    def out_dtype(self) -> Any:
+        return jnp.float32 if self.partial else self.dtype
+
+
+def work_of(call: Call, few: bool = False) -> frozenset[str]:
     """The kinds of work that the table of blocks tells apart.
 
-    "cap": a soft cap. "pairs": a mask or a bias. "ranges": arrays say what a row sees. "scale": one that
-    is not positive, or very small.
+    "few": few queries, see `attest.kernels.few_queries`. "cap": a soft cap. "pairs": a mask or a bias.
+    "ranges": arrays say what a row sees. "scale": one that is not positive, or very small.
     """
     pairs, lengths = (call.attention_mask, call.bias), (call.q_segment_ids, call.cum_seqlens_q)
     kinds = {
+        "few": few,
         "cap": call.logits_soft_cap is not None,
         "scale": call.softmax_scale < _SMALLEST_SCALE,
         "pairs": any(x is not None for x in pairs),
@@ -142,9 +161,18 @@ def work_of(call: Call) -> frozenset[str]:
 
 
 def describe(
-    settings: Settings, call: Call, rows: Rows, head_dim: int, q_block: int, k_block: int
+    settings: Settings,
+    call: Call,
+    rows: Rows,
+    head_dim: int,
+    q_block: int,
+    k_block: int,
+    parts: int | None = None,
 ) -> KernelSpec:
-    """The spec of a call whose rows are as `attest.kernels.visibility.describe_rows` says."""
+    """The spec of a call whose rows are as `attest.kernels.visibility.describe_rows` says.
+
+    parts: how many share the keys of a row and return their sums; None: one program finishes a row.
+    """
     placed = rows.padding is not None or call.positions.given
     alone = call.causal and not placed and call.sliding_window == (None, None)
     first, last = (None, None) if alone else (rows.first, rows.last)
@@ -172,6 +200,8 @@ def describe(
         sinks=call.softmax_aux is not None,
         q_block=q_block,
         k_block=k_block,
+        parts=parts or 1,
+        partial=parts is not None,
     )
 
 

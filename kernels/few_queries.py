@@ -1,0 +1,132 @@
+"""Calls with few queries, as in decoding: the heads of a group as rows of one tile, and sums in parts.
+
+A tile of the matrix unit has 64 rows or more. Where a call has a few queries, the query heads that read one
+key head become rows of one tile, so that keys and values are read once for all of them. And where there are
+fewer tiles than multiprocessors, each takes a part of the keys. `merge` makes their sums one.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from attest.kernels.arguments import Call
+from attest.kernels.exponents import LOG2E
+from attest.kernels.implementation import Forward
+from attest.kernels.positions import Positions
+from attest.kernels.visibility import Rows, ahead
+
+_LN2 = 1.0 / LOG2E
+
+
+class Partial(NamedTuple):
+    """Sums over a part of the keys, all float32: of a row, exp2(bits - reference) * value and its norm.
+
+    total: [P, B, H, S, Dv], a part after the other. norm: [P, B, H, S]. reference: [P, B, H, S], in bits,
+    -inf where a row sees no key of the part.
+    """
+
+    total: jax.Array
+    norm: jax.Array
+    reference: jax.Array
+
+
+def pack_heads(call: Call, rows: Rows) -> tuple[Call, Rows]:
+    """Return the call with key heads alone, and with the query heads of each as further rows.
+
+    [B, S, Hkv * G, D] becomes [B, G * S, Hkv, D], head by head. What a row sees by order, windows, lengths
+    and positions is in the rows that are returned, and no longer in the call. Sinks are left out: `finish`
+    adds them.
+    """
+    group = call.query.shape[2] // call.key.shape[2]
+
+    def by_row(x: jax.Array | None) -> jax.Array | None:
+        return None if x is None else jnp.tile(x, (1, group))
+
+    first = _restricting(rows.first, call, lambda first: first <= 0)
+    last = _restricting(rows.last, call, lambda last: last >= call.key.shape[1] - 1)
+
+    packed = replace(
+        call,
+        query=_packed(call.query, group),
+        attention_mask=_packed_pairs(call.attention_mask, call.query.shape[1], group),
+        bias=_packed_pairs(call.bias, call.query.shape[1], group),
+        q_segment_ids=by_row(call.q_segment_ids),
+        cum_seqlens_q=None,
+        cum_seqlens_k=None,
+        softmax_aux=None,
+        positions=Positions(),
+        causal=False,
+        sliding_window=(None, None),
+    )
+    return packed, Rows(by_row(first), by_row(last), by_row(rows.padding))
+
+
+def _restricting(
+    bound: jax.Array | None, call: Call, open_: Callable[[jax.Array], jax.Array]
+) -> jax.Array | None:
+    """A bound; None where it is known while tracing that no row is restricted by it."""
+    if bound is None or isinstance(bound, Tracer):
+        return bound
+    with ahead(call):
+        return None if bool(open_(bound).all()) else bound
+
+
+def _packed(x: jax.Array, group: int) -> jax.Array:
+    batch, length, heads, dim = x.shape
+    x = x.reshape(batch, length, heads // group, group, dim).transpose(0, 3, 1, 2, 4)
+    return x.reshape(batch, group * length, heads // group, dim)
+
+
+def _packed_pairs(x: jax.Array | None, rows: int, group: int) -> jax.Array | None:
+    """Of a mask or a bias [B or 1, Hq or 1, S or 1, Sk]."""
+    if x is None or group == 1:
+        return x
+    batch, heads, length, keys = x.shape
+    if heads > 1:
+        x = jnp.broadcast_to(x, (batch, heads, rows, keys))
+        return x.reshape(batch, heads // group, group * rows, keys)
+    return x if length == 1 else jnp.tile(x, (1, 1, group, 1))
+
+
+def merge(parts: Partial) -> Partial:
+    """Return the sums over all parts as one part: relative to the largest reference."""
+    largest = parts.reference.max(axis=0, keepdims=True)
+    # Where a row sees nothing in any part its sums are 0, and stay it.
+    known = jnp.where(largest == -jnp.inf, jnp.float32(0), largest)
+    weight = jnp.exp2(parts.reference - known)
+    total = (parts.total * weight[..., None]).sum(axis=0, keepdims=True)
+    return Partial(total, (parts.norm * weight).sum(axis=0, keepdims=True), largest)
+
+
+def finish(parts: Partial, call: Call) -> Forward:
+    """Return the forward pass of the call whose heads were packed: normalised, and with its sinks."""
+    merged = merge(parts)
+    group = call.query.shape[2] // call.key.shape[2]
+    total, norm, reference = (_unpacked(x[0], group) for x in merged)
+    row_max, largest = reference * _LN2, reference
+    if call.softmax_aux is not None:
+        sinks = call.softmax_aux.astype(jnp.float32)
+        together = (jax.nn.logsumexp(sinks, axis=-1) * LOG2E)[None, :, None]
+        largest = jnp.maximum(reference, together)
+        share = _share(reference, largest)
+        norm = norm * share + _share(together, largest)
+        total = total * share[..., None]
+    empty = norm == 0
+    lse = jnp.where(empty, -jnp.inf, largest * _LN2 + jnp.log(norm))
+    out = total / jnp.where(empty, jnp.float32(1), norm)[..., None]
+    return Forward(out.swapaxes(1, 2).astype(call.query.dtype), lse, row_max)
+
+
+def _share(reference: jax.Array, largest: jax.Array) -> jax.Array:
+    """exp2(reference - largest), 1 where both are -inf."""
+    return jnp.where(reference >= largest, jnp.float32(1), jnp.exp2(reference - largest))
+
+
+def _unpacked(x: jax.Array, group: int) -> jax.Array:
+    """[B, Hkv, G * S, ...] as [B, Hkv * G, S, ...]."""
+    batch, heads, rows, *rest = x.shape
+    return x.reshape(batch, heads * group, rows // group, *rest)
