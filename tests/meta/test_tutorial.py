@@ -1,4 +1,4 @@
-"""The tutorial runs as it is written, on fewer cases: its kernel has two bugs, and passes once both are fixed."""
+"""The tutorial runs as written, on fewer cases: its kernel has two bugs and passes once both are fixed."""
 
 import shlex
 import subprocess
