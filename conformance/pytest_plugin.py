@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--attest-profile",
         default="quick",
-        help="how much is asked: quick (the default), standard or nightly",
+        help="how many cases to judge: quick (the default), standard or nightly",
     )
     group.addoption("--attest-seed", type=int, default=0, help="of the drawn cases (default: 0)")
 

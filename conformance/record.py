@@ -8,7 +8,7 @@ from typing import Any
 
 from attest.conformance.cases.case import Case
 
-_NOTHING_JUDGED = "nothing was judged: no case fits what was asked"
+_NOTHING_JUDGED = "nothing was judged: no case matches the options"
 
 
 class Verdict(StrEnum):

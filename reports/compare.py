@@ -223,13 +223,13 @@ _RULES: tuple[Callable[[Comparison], Iterable[Regression]], ...] = (
 def _notes(comparison: Comparison) -> Iterable[str]:
     base, head = comparison.base, comparison.head
     for name in ("profile", "seed", "shard", "narrowed"):
-        before, after = (_asked(getattr(record, name)) for record in (base, head))
+        before, after = (_written(getattr(record, name)) for record in (base, head))
         if before != after:
-            yield f"{name}: base {before}, head {after}; the runs posed different cases"
+            yield f"{name}: base {before}, head {after}; the runs have different cases"
     lost = [p for p in comparison.of_fate(Fate.LOST) if p.head is None]
     if lost and head.complete:
         yield (
-            f"{plural(len(lost), 'passing case')} of base not in head, though both runs were asked the same:"
+            f"{plural(len(lost), 'passing case')} of base not in head, though the options are the same:"
             " a failing case was shrunk to another, a subject declares something else, or the cases of the"
             " suite changed; after either of the latter, record base again"
         )
@@ -250,7 +250,7 @@ def _notes(comparison: Comparison) -> Iterable[str]:
     yield from _novelties(comparison)
 
 
-def _asked(value: object) -> str:
+def _written(value: object) -> str:
     if isinstance(value, tuple):
         return "/".join(str(part) for part in value)
     return str(value) or "not at all"

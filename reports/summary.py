@@ -117,9 +117,9 @@ def _numbers(results: Iterable[Result]) -> list[Numbers]:
     ]
 
 
-def asked(record: RunRecord) -> str:
-    """Return what was run: profile, seed, shard, and what narrowed it."""
+def options_of(record: RunRecord) -> str:
+    """Return the options of a run in words: profile, seed, shard, and those that narrowed it."""
     number, count = record.shard
     shard = f", shard {number}/{count}" if count > 1 else ""
-    narrowed = f", narrowed by {record.narrowed}" if record.narrowed else ""
+    narrowed = f", {record.narrowed}" if record.narrowed else ""
     return f"profile {record.profile}, seed {record.seed}{shard}{narrowed}"

@@ -21,7 +21,7 @@ LEGEND = (
     "err/bound: the largest error over the bound of a correct kernel, at most 1. rms: the errors' root mean"
     " square over the predicted one, the largest and the median over cases. z: the largest error in predicted"
     " standard deviations. bias t: how one-sided the errors are, without its sign. Expected failures are not"
-    " counted; rms and bias only where there are elements enough to say anything."
+    " counted; rms and bias are judged only in outputs with enough elements."
 )
 
 

@@ -50,11 +50,11 @@ def _features(subject: Subject) -> str:
 
 
 def limits(subject: Subject) -> Iterator[str]:
-    """What a subject declares to take only in part, and what it leaves out, in words."""
+    """Yield the limits that a subject declares, in words."""
     for together in subject.excludes:
         yield f"not {' and '.join(sorted(together))} in one call"
     if subject.window_sides == "left":
-        yield "windows to the left of the diagonal"
+        yield "windows to the left only"
     if subject.length_multiple > 1:
         yield f"lengths that are multiples of {subject.length_multiple}"
     if subject.seed_bits < 64:
@@ -62,7 +62,7 @@ def limits(subject: Subject) -> Iterator[str]:
     if subject.origin_multiple > 1:
         yield f"origins whose key is a multiple of {subject.origin_multiple}"
     if subject.sinks != "any":
-        yield {"shared": "sinks shared by all heads", "per_head": "sinks of each head"}[subject.sinks]
+        yield {"shared": "sinks shared by all heads", "per_head": "sinks for each head"}[subject.sinks]
     if subject.gradient_dtype != "input":
         yield f"gradients in {subject.gradient_dtype}"
     if not subject.validates:

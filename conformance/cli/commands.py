@@ -1,7 +1,7 @@
 """The commands of `attest`, and their exit statuses.
 
-0: passed. 1: failed, was interrupted, judged nothing, or could not write what it found. 2: the
-request makes no sense. All but a failure are one sentence on stderr.
+0: passed. 1: failed, was interrupted, judged nothing, or could not write its results. 2: the
+command line is wrong. All but a failure are one sentence on stderr.
 The only file that sees `reports`. Heavy imports wait until a command needs them, and until the process
 that runs kernels is settled.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PASSED, FAILED, USAGE = 0, 1, 2
 
 app = typer.Typer(
-    help="Decides whether attention kernels are right.",
+    help="Judge attention kernels against a float64 oracle. A subject is a kernel with its declarations.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -88,7 +88,7 @@ def gate(
     base = None if baseline is None else _read(baseline)
     found = runnable_subjects(jax.default_backend())
     if not found.subjects:
-        raise UsageError("there is no subject that this machine can run: see `attest list`")
+        raise UsageError("no subject can run on this machine: see `attest list`")
     options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast)
     return _run(options_.request(dict(found.subjects), found.skipped), outputs, base, found.broken)
 
@@ -112,7 +112,7 @@ def check(
     markdown: options.Markdown = None,
     html: options.Html = None,
 ) -> int:
-    """Judge one subject, or a part of what it is held to."""
+    """Judge one subject, by all checks and cases or by some of them."""
     from attest.conformance.subject import find
 
     outputs = Outputs(json, junit, markdown, html)
@@ -127,18 +127,20 @@ def check(
 @app.command()
 def replay(
     case: Annotated[str, typer.Argument(help="A JSON file, or the JSON object that a failure prints.")],
-    subject: Annotated[str | None, typer.Option(help="Who is asked; a failure's own line says.")] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="The subject to judge, instead of the one that the JSON names.")
+    ] = None,
     check: options.Checks = None,
     allow_import: Annotated[
-        bool, typer.Option("--allow-import", help="Run the module that the JSON names as its subject.")
+        bool, typer.Option("--allow-import", help="Import the module that the JSON names as its subject.")
     ] = False,
     workers: Annotated[
-        int, typer.Option("-n", "--workers", min=0, max=1, help="0: in this process, for a debugger.")
+        int, typer.Option("-n", "--workers", min=0, max=1, help="0: run in this process, for a debugger.")
     ] = 1,
     timeout: options.Timeout = None,
     expectations: options.Expectations = None,
 ) -> int:
-    """Judge one case again and say everything about it."""
+    """Judge one case again and print the result in full."""
     from attest.conformance.cli.console import print_text
     from attest.conformance.cli.replay_request import read_replay_request
     from attest.conformance.judging.failure import explain
@@ -162,11 +164,11 @@ def replay(
 
 @app.command()
 def compare(
-    base: Annotated[Path, typer.Argument(help="The record of before.")],
-    head: Annotated[Path, typer.Argument(help="The record of after.")],
+    base: Annotated[Path, typer.Argument(help="The record before the change.")],
+    head: Annotated[Path, typer.Argument(help="The record after the change.")],
     markdown: options.Markdown = None,
 ) -> int:
-    """Say what a change of kernels did to the errors; exit 1 if anything became worse."""
+    """Compare two records; exit 1 if anything became worse."""
     from attest.conformance.cli.console import show
     from attest.reports.compare import compare_records
     from attest.reports.render.markdown import render_comparison
@@ -182,12 +184,12 @@ def compare(
 
 @app.command()
 def report(
-    record: Annotated[Path, typer.Argument(help="What a run wrote with --json.")],
+    record: Annotated[Path, typer.Argument(help="A file that a run wrote with --json.")],
     junit: options.Junit = None,
     markdown: options.Markdown = None,
     html: options.Html = None,
 ) -> int:
-    """Show a record again, or write it in other forms."""
+    """Print a record, or write it as JUnit XML, Markdown or HTML."""
     from attest.conformance.cli.console import show
     from attest.reports.render.terminal import print_run
 
@@ -211,7 +213,7 @@ def merge(
     markdown: options.Markdown = None,
     html: options.Html = None,
 ) -> int:
-    """Make one record of the shards of a run, and judge it as a whole."""
+    """Merge the records of a run's shards into one and judge it."""
     from attest.conformance.record import merge_records
     from attest.conformance.running.expectations import load_expectations
     from attest.conformance.running.gate import with_policy
@@ -226,15 +228,21 @@ def merge(
 
 @app.command("compile")
 def compile_kernels(
-    profile: Annotated[str, typer.Option(help="How much is compiled: quick or full.")] = "quick",
-    target: Annotated[list[str] | None, typer.Option(help="No other devices; repeatable.")] = None,
-    kernel: Annotated[list[str] | None, typer.Option(help="No other kernels; repeatable.")] = None,
+    profile: Annotated[str, typer.Option(help="Which configurations to compile: quick or full.")] = "quick",
+    target: Annotated[
+        list[str] | None, typer.Option(help="Compile for this device only; repeatable.")
+    ] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="Compile this kernel only; repeatable.")] = None,
     feature: options.Features = None,
-    head_dim: Annotated[list[int] | None, typer.Option(help="No other head dims; repeatable.")] = None,
+    head_dim: Annotated[
+        list[int] | None, typer.Option(help="Compile this head dim only; repeatable.")
+    ] = None,
     dtype: options.Dtypes = None,
     workers: Annotated[
         int | None,
-        typer.Option("-n", "--workers", min=0, show_default="the number of cores", help="Processes."),
+        typer.Option(
+            "-n", "--workers", min=0, show_default="the number of cores", help="Number of processes."
+        ),
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write every result here.")] = None,
 ) -> int:
@@ -268,7 +276,7 @@ def compile_kernels(
 
 @app.command("list")
 def list_subjects() -> int:
-    """Say which subjects there are, what they declare and where they run."""
+    """List all subjects, what they declare and where they run."""
     from attest.conformance.cli.catalogue import catalogue
     from attest.conformance.cli.console import print_text
 
@@ -334,18 +342,18 @@ def _conclude(
         journal.remove()
     elif journal is not None:
         journal.close()
-        faults.append(f"what was found is in {journal.path}")
+        faults.append(f"the results are in {journal.path}")
     try:
         show(*prints)
     except FileError as error:
         faults.append(str(error))
     if not record.complete:
-        where = f"; what was found until then is in {outputs.json}" if outputs.json and not faults else ""
+        where = f"; the results so far are in {outputs.json}" if outputs.json and not faults else ""
         faults.insert(0, f"{record.note}{where}")
     if faults:
         return _complain("; ".join(faults), FAILED)
     if journal is not None and journal.fault:
-        _complain(f"{journal.fault}, so the run went on without it", FAILED)
+        _complain(f"{journal.fault}, so the run continued without a journal", FAILED)
     return PASSED if record.status == "pass" else FAILED
 
 

@@ -70,7 +70,7 @@ def progress() -> Generator[Callable[[Progress], None], None, None]:
         task = bar.add_task("planning", total=None)
 
         def show(now: Progress) -> None:
-            red = f", {now.red} red" if now.red else ""
-            bar.update(task, description=now.stage + red, completed=now.done, total=now.total)
+            failing = f", {now.red} failing" if now.red else ""
+            bar.update(task, description=now.stage + failing, completed=now.done, total=now.total)
 
         yield show

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from attest.conformance.subject import Subject
 
 SubjectName = Annotated[str, typer.Argument(help="A name from `attest list`, or module:attribute.")]
-Profile = Annotated[str, typer.Option(help="How much is asked: quick, standard, nightly or production.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the drawn cases.")]
-Shard = Annotated[str, typer.Option(help="i/n: the i-th of n parts of the run, for `attest merge`.")]
+Profile = Annotated[str, typer.Option(help="How many cases: quick, standard, nightly or production.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random cases.")]
+Shard = Annotated[str, typer.Option(help="i/n: run part i of n; `attest merge` joins their records.")]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -29,36 +29,40 @@ Workers = Annotated[
         "--workers",
         min=0,
         show_default="the number of cores; 1 on an accelerator",
-        help="Processes that run kernels. 0: none but this one, without --timeout.",
+        help="Number of worker processes. 0: run in this process, without --timeout.",
     ),
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option(show_default="120", help="Seconds for one case, all its checks, before it counts as hung."),
+    typer.Option(show_default="120", help="Seconds for all checks of one case; beyond it, TIMEOUT."),
 ]
-Baseline = Annotated[Path | None, typer.Option(help="A record that this run may not be worse than.")]
+Baseline = Annotated[Path | None, typer.Option(help="A record; the run fails if it is worse than this.")]
 Json = Annotated[
     Path | None,
     typer.Option(
-        "--json", help="Write the record here; while the run goes on, a journal beside it, FILE.journal."
+        "--json", help="Write the record here. During a run, FILE.journal holds the results so far."
     ),
 ]
-FailFast = Annotated[bool, typer.Option("--fail-fast", help="End the run at its first red verdict.")]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first verdict that fails the run.")]
 Junit = Annotated[Path | None, typer.Option(help="Write a JUnit XML report here.")]
 Markdown = Annotated[Path | None, typer.Option(help="Write a Markdown report here.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report here.")]
 Expectations = Annotated[
     list[Path] | None,
-    typer.Option(help="A TOML file, or a folder of them, with known failures of your own; repeatable."),
+    typer.Option(help="A TOML file of known failures, or a folder of such files; repeatable."),
 ]
-Features = Annotated[list[str] | None, typer.Option("--feature", help="On in every case; repeatable.")]
-Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="No other dtypes; repeatable.")]
-Checks = Annotated[list[str] | None, typer.Option("--check", help="No other checks; repeatable.")]
-Examples = Annotated[int | None, typer.Option(min=1, help="Cases to draw, in all.")]
+Features = Annotated[
+    list[str] | None, typer.Option("--feature", help="Use only cases with this feature; repeatable.")
+]
+Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="Use only this dtype; repeatable.")]
+Checks = Annotated[list[str] | None, typer.Option("--check", help="Run only this check; repeatable.")]
+Examples = Annotated[
+    int | None, typer.Option(min=1, help="Draw this many cases, instead of the profile's number.")
+]
 
 
 class UsageError(Exception):
-    """The request makes no sense; the message is one sentence."""
+    """The command line is wrong; the message is one sentence."""
 
 
 @contextmanager
@@ -98,7 +102,7 @@ class Outputs:
             named = (*named, ("the journal of --json", journal_path(self.json)))
         for (name, path), (other, taken) in combinations(named, 2):
             if same_file(path, taken) and not is_special(path):
-                raise UsageError(f"{name} {path} and {other} {taken} are one file: name two")
+                raise UsageError(f"{name} {path} and {other} {taken} are the same file: name two")
 
     @property
     def named(self) -> tuple[tuple[str, Path], ...]:
@@ -110,7 +114,7 @@ class Outputs:
         for name, path in self.named:
             for read in inputs:
                 if same_file(path, read):
-                    raise UsageError(f"{name} {path}: is read, too, and would be lost: name another file")
+                    raise UsageError(f"{name} {path}: is an input, too, and would be lost: name another file")
 
 
 @dataclass(frozen=True)

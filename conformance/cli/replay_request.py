@@ -62,8 +62,8 @@ def read_replay_request(
     if subject is None and ":" in name and not allow_import:
         raise ValueError(
             sentence(
-                f"{where}: subject {name!r} runs the code of a module: if you trust it, add --allow-import,"
-                " or --subject and its name"
+                f"{where}: subject {name!r} is a module that would be imported: if you trust it, add"
+                " --allow-import, or --subject and its name"
             )
         )
     drawn = tuple(check.name for check in known.values() if check.kind is DRAWN)

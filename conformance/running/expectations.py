@@ -115,12 +115,12 @@ def load_expectations(extra: Sequence[Path] = ()) -> tuple[Expectation, ...]:
     found: list[Expectation] = []
     for path in [FOLDER, *extra]:
         if not os.path.exists(path):  # pathlib raises for names that are too long
-            raise ValueError(sentence(f"{path}: there is no such file or folder of expectations"))
+            raise ValueError(sentence(f"{path}: no such file or folder of expectations"))
         for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
             found.extend(_read(file))
     for number, entry in enumerate(found):
         if entry in found[:number]:
-            raise ValueError(sentence(f"expectation {entry.title!r} is written twice"))
+            raise ValueError(sentence(f"expectation {entry.title!r} appears twice: remove one"))
     return tuple(entry for entry in found if not entry.backends or jax.default_backend() in entry.backends)
 
 
@@ -151,7 +151,7 @@ def stale(record: RunRecord, expectations: Iterable[Expectation]) -> tuple[str, 
         return ()
     judged = {(result.subject, result.check) for result in record.results}
     return tuple(
-        f"stale expectation, nothing in this run shows it: {entry.title}; remove or correct it"
+        f"stale expectation, no result matches it: {entry.title}; remove or correct it"
         for entry in expectations
         if (entry.subject, entry.check) in judged
         and (entry.shows == "always" or any(entry.covers(result) for result in record.results))

@@ -1,4 +1,4 @@
-"""The fit of a request: what a subject does not support, or no profile poses, before a run begins."""
+"""The check of a request before a run: whether subject and profile have cases for the named checks."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ class RequestError(Exception):
 
 
 def refuse_unfit(subject: Subject, profile: Profile, only: Restriction) -> None:
-    """Raise RequestError for a check that was named and that no case of a profile would be judged by."""
+    """Raise RequestError for a named check for which the profile has no case of this subject."""
     known = all_checks()
     tables = profile.kinds_for(subject)
     for name in only.checks:
@@ -23,16 +23,14 @@ def refuse_unfit(subject: Subject, profile: Profile, only: Restriction) -> None:
         check = known[name]
         reason = check.applies(subject)
         table = check.kind.table
-        if reason is None and table not in tables:
-            others = [other for other in profile_names() if table in load_profile(other).kinds_for(subject)]
-            where = f"{' or '.join(others)} does" if others else "nor does any other"
-            reason = f"the profile {profile.name} poses no case to it, {where}"
         if reason is not None:
-            raise RequestError(f"--check {name} fits nothing: {subject.name} {_joined(reason)}")
-
-
-def _joined(reason: str) -> str:
-    return f"is not held to it, since {reason}" if reason.startswith("the profile") else reason
+            raise RequestError(f"--check {name} does not apply: {subject.name} {reason}")
+        if table not in tables:
+            others = [other for other in profile_names() if table in load_profile(other).kinds_for(subject)]
+            advice = f"use --profile {' or '.join(others)}" if others else "no other profile has any"
+            raise RequestError(
+                f"--check {name}: the profile {profile.name} has no cases of it for {subject.name}; {advice}"
+            )
 
 
 def not_judged(subject: Subject, results: Sequence[Result]) -> str | None:

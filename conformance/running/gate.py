@@ -59,7 +59,7 @@ def why_not_here(subject: Subject, backend: str) -> str | None:
         raise
     except BaseException as error:
         raise LookupError(
-            f"subject {subject.name!r} raised {describe(error)}, asked whether it can run here"
+            f"subject {subject.name!r} raised {describe(error)}, while checking whether it can run here"
         ) from error
 
 
@@ -83,7 +83,7 @@ def _untested(record: RunRecord) -> Iterable[str]:
     for name in sorted({result.subject for result in record.results}):
         verdicts = [result.verdict for result in record.results if result.subject == name]
         if Verdict.PASS not in verdicts:
-            yield f"{name}: not a single check passed, so nothing was tested"
+            yield f"{name}: no check passed, so nothing was tested"
         blind = verdicts.count(Verdict.INCONCLUSIVE)
         if blind > _inconclusive_share() * len(verdicts):
             yield f"{name}: {blind} of {len(verdicts)} verdicts are INCONCLUSIVE, more than the gate allows"

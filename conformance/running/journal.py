@@ -103,7 +103,7 @@ def read_journal(data: bytes, where: str) -> RunRecord:
         result_from_json(line, f"{where}: broken journal, line {number}")
         for number, line in enumerate(lines[:-1], start=2)
     ]
-    note = f"the run was killed: {where} has the {len(results)} results that it had found"
+    note = f"the run was killed: {where} holds its {len(results)} results so far"
     return replace(header, results=settled(results), note=note)
 
 

@@ -335,11 +335,11 @@ def _refuse_impossible(subject: Subject, only: Restriction) -> None:
             raise ValueError(f"unknown check {name!r}: known are {', '.join(sorted(known))}")
     missing = sorted(only.features - subject.features)
     if missing:
-        raise ValueError(f"subject {subject.name} does not declare {', '.join(missing)}")
+        raise ValueError(f"--feature: subject {subject.name} does not declare {', '.join(missing)}")
     for apart in model(subject.features).excludes:
         if apart <= only.features:
-            raise ValueError(f"no case has {' and '.join(sorted(apart))} at once: leave one of them out")
+            raise ValueError(f"--feature: no case combines {' and '.join(sorted(apart))}: remove one of them")
     if not _dtypes(subject, only):
         raise ValueError(
-            f"subject {subject.name} takes {', '.join(subject.dtypes)}, not {', '.join(only.dtypes)}"
+            f"--dtype: got {', '.join(only.dtypes)}, {subject.name} declares {', '.join(subject.dtypes)}"
         )

@@ -148,7 +148,7 @@ class Pool:
             outcome = None
         self._remove(worker)
         if self._deaths_at_start == _DEATHS_AT_START:
-            raise WorkerError(f"the workers cannot run: {fault} while it started")
+            raise WorkerError(f"worker processes cannot start: {fault} while it started")
         return outcome
 
     def _remove(self, worker: "_Worker") -> None:
@@ -214,7 +214,7 @@ class _Worker:
                     return Outcome(self.calls.pop(0), value, fault, phase=phase)
         late = time.monotonic() - self._began
         if not self.ready and late > limits()["start_seconds"]:
-            raise WorkerError(f"the workers cannot run: one did not start within {late:.0f} s")
+            raise WorkerError(f"worker processes cannot start: one did not start within {late:.0f} s")
         if not self.calls or not self.ready or late <= timeout:
             return None
         return self.cut_short(f"did not finish within {timeout:g} s", timed_out=True)

@@ -151,7 +151,7 @@ class _Found:
 
 
 def _judge_all(found: _Found) -> bool:
-    """Judge every task; False if the run ended at its first red verdict."""
+    """Judge every task; False if the run stopped at its first failing verdict."""
     request = found.request
     faults: Counter[str] = Counter()
     allowed = limits()["faults_per_subject"]
@@ -165,11 +165,11 @@ def _judge_all(found: _Found) -> bool:
             faults[outcome.job.subject] += bool(outcome.fault)
             found.add(_results(request, outcome))
             if request.fail_fast and found.red:
-                found.note = f"ended at the first red verdict, {found.place}"
+                found.note = f"stopped at the first failing verdict, {found.place}"
                 return False
     for name in sorted(name for name, count in faults.items() if count >= allowed):
         found.problems.append(
-            f"{name}: hung or died {faults[name]} times, so the rest of its tasks was left out"
+            f"{name}: hung or died {faults[name]} times, so its remaining tasks were skipped"
         )
     return True
 
@@ -204,7 +204,7 @@ def _next(found: _Found, name: str, posed: Iterator[Task]) -> Task | None:
         reason = describe(error)
     except BaseException as error:
         reason = describe(error)
-    found.problems.append(f"no cases can be drawn for {name}: {reason}")
+    found.problems.append(f"cannot draw cases for {name}: {reason}")
     return None
 
 

@@ -22,22 +22,22 @@ def print_matrix(matrix: Matrix, console: Console) -> None:
         words = f"FAIL {result.cell}: {'; '.join(result.faults)}{_configuration(result)}"
         plain(console, one_line(words, _WIDTH))
     if len(failing) > _LISTED:
-        plain(console, f"and {len(failing) - _LISTED} more failing: --json keeps them all")
+        plain(console, f"and {len(failing) - _LISTED} more failing: --json FILE writes all of them")
     if failing:
         console.print()
     for compiler in sorted({result.cell.compiler for result in matrix.results}):
         console.print(_worst([result for result in matrix.results if result.cell.compiler == compiler]))
         console.print()
-    plain(console, "Estimates, not measurements: what no kernel can beat at the peaks that vendors publish")
+    plain(console, "Estimates, not measurements: lower bounds on time from the vendors' published peaks")
     console.print(_rooflines(matrix))
     console.print()
     for sentence in matrix.left_out:
         plain(console, sentence)
-    asked = " ".join(filter(None, (f"profile {matrix.profile}", matrix.narrowed)))
+    options = " ".join(filter(None, (f"profile {matrix.profile}", matrix.narrowed)))
     counts = f"{plural(len(matrix.results), 'configuration')}, {plural(matrix.compilations, 'compilation')}"
     verdict = f"FAIL: {len(failing)} of" if failing else "PASS:"
     style = "bold red" if failing else "green"
-    plain(console, f"{verdict} {counts} in {matrix.seconds:.0f} s ({asked})", style)
+    plain(console, f"{verdict} {counts} in {matrix.seconds:.0f} s ({options})", style)
 
 
 def _configuration(result: Result) -> str:

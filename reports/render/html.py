@@ -5,7 +5,7 @@ from attest.conformance.record import RunRecord
 from attest.reports.render.plots import plots
 from attest.reports.render.template import fill
 from attest.reports.spread import STATISTICS
-from attest.reports.summary import asked, summarise
+from attest.reports.summary import options_of, summarise
 from attest.reports.words import LEGEND, environment
 
 
@@ -15,7 +15,7 @@ def render_run(record: RunRecord) -> str:
     return fill(
         "run.html.j2",
         summary=summary,
-        asked=asked(record),
+        options=options_of(record),
         explained=[(result, failure.explain(result)) for result in summary.red],
         plots=plots(record),
         settings=environment(record),

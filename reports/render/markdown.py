@@ -11,7 +11,7 @@ from attest.reports.compare import Comparison
 from attest.reports.pairing import Fate
 from attest.reports.render.template import fill
 from attest.reports.spread import ALL, STATISTICS, main_rows
-from attest.reports.summary import asked, summarise
+from attest.reports.summary import options_of, summarise
 from attest.reports.words import LEGEND, environment
 
 # GitHub refuses comments of more than 65,536 characters; in bytes, so that no way of counting refuses ours.
@@ -44,7 +44,7 @@ def render_run(record: RunRecord) -> str:
         lambda top: fill(
             "run.md.j2",
             summary=summary,
-            asked=asked(record),
+            options=options_of(record),
             tallies=sorted(summary.tallies, key=lambda tally: not tally.red),
             explained=explained,
             settings=list(environment(record).items()),
@@ -66,7 +66,7 @@ def render_comparison(comparison: Comparison) -> str:
         lambda top: fill(
             "comparison.md.j2",
             comparison=comparison,
-            asked=(asked(comparison.base), asked(comparison.head)),
+            options=(options_of(comparison.base), options_of(comparison.head)),
             settings=[entry for entry in settings if entry[1] != entry[2]],
             verdicts=verdicts,
             timeouts=comparison.of_fate(Fate.TIMED_OUT),
@@ -87,9 +87,7 @@ def _sections(comparison: Comparison) -> list[Section]:
     features = tuple(row for row in comparison.rows if row.base and row.head and row.feature != ALL)
     by_severity = tuple(sorted(features, key=lambda row: (-row.severity, row.key)))
     sections = [
-        _section(
-            "Explained: newly red, and the cases whose numbers became worst", "explained", "", explained
-        ),
+        _section("Explained: new failures, and the largest changes of numbers", "explained", "", explained),
         _section("Case by case: numbers that became worse", "shifts", "number", comparison.shifts),
         _section("Numbers by feature", "rows", "row", by_severity),
     ]

@@ -12,7 +12,7 @@ from attest.conformance.text import printable
 from attest.reports.compare import Comparison
 from attest.reports.pairing import Fate, Pair
 from attest.reports.spread import STATISTICS, Row, main_rows
-from attest.reports.summary import Summary, asked, summarise
+from attest.reports.summary import Summary, options_of, summarise
 from attest.reports.words import number, one_line, plural, recipe
 
 _LISTED = 20
@@ -39,17 +39,14 @@ def print_run(record: RunRecord, console: Console) -> None:
     inconclusive = record.counts[Verdict.INCONCLUSIVE]
     if inconclusive:
         console.print()
-        plain(
-            console,
-            f"{inconclusive} INCONCLUSIVE: such a case cannot tell right from wrong and is no pass",
-        )
+        why = "not counted as passed, since the case could not have shown a defect"
+        plain(console, f"{inconclusive} INCONCLUSIVE: {why}")
     for problem in record.problems:
         console.print()
         plain(console, f"problem: {problem}")
     console.print()
-    plain(
-        console, f"{summary.headline} ({asked(record)})", "green" if record.status == "pass" else "bold red"
-    )
+    style = "green" if record.status == "pass" else "bold red"
+    plain(console, f"{summary.headline} ({options_of(record)})", style)
 
 
 def _print_red(summary: Summary, console: Console) -> None:
@@ -61,15 +58,15 @@ def _print_red(summary: Summary, console: Console) -> None:
         console.print()
         plain(console, failure.explain(results[0]))
         if len(results) > 1:
-            others = f"{len(results) - 1} more"
-            plain(console, f"  and {others} failing in {subject}, {check}: --json keeps them all")
+            others = plural(len(results) - 1, "more failure")
+            plain(console, f"  and {others} of {subject}, {check}: --json FILE writes all of them")
 
 
 def _print_timeouts(summary: Summary, console: Console) -> None:
-    """Print what ran out of time, apart from what is wrong: the machine may have been too busy."""
+    """Print timeouts apart from failures: the machine may have been too busy."""
     if summary.timeouts:
         console.print()
-        plain(console, "Out of time, so neither right nor wrong:")
+        plain(console, "Timed out, so neither right nor wrong:")
     for result in summary.timeouts[:_LISTED]:
         plain(console, f"  {result.subject} {result.check}: {one_line(result.message)}")
         plain(console, f"    {failure.replay_line(result)}")
@@ -82,7 +79,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         plain(console, f"note: {note}", "yellow")
     worse = comparison.of_fate(Fate.BROKEN) + comparison.of_fate(Fate.LOST)
     _print_pairs("Verdicts that became worse", worse, console)
-    _print_pairs("Out of time", comparison.of_fate(Fate.TIMED_OUT), console)
+    _print_pairs("Timed out", comparison.of_fate(Fate.TIMED_OUT), console)
     _print_pairs("Fixed", comparison.of_fate(Fate.FIXED), console)
     rows = main_rows(comparison.rows)
     if rows:
@@ -164,9 +161,9 @@ def _print_pairs(title: str, pairs: tuple[Pair, ...], console: Console) -> None:
         return
     plain(console, f"{title}:")
     for pair in pairs[:_LISTED]:
-        question = f"{pair.result.subject} {pair.result.check} {pair.case_id}"
+        place = f"{pair.result.subject} {pair.result.check} {pair.case_id}"
         message = f": {one_line(pair.result.message)}" if pair.result.message else ""
-        plain(console, f"  {pair.before} -> {pair.after}  {question}  {recipe(pair.result.case)}{message}")
+        plain(console, f"  {pair.before} -> {pair.after}  {place}  {recipe(pair.result.case)}{message}")
     _print_more(len(pairs), "case", console)
     console.print()
 

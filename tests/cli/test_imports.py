@@ -51,7 +51,8 @@ def test_a_replay_line_runs_no_module(evil, inline):
     done = attest_in(evil, "replay", LINE if inline else "line.json")
     assert done.returncode == 2
     assert (
-        "subject 'evil:subject' runs the code of a module: if you trust it, add --allow-import" in done.stderr
+        "subject 'evil:subject' is a module that would be imported: if you trust it, add --allow-import"
+        in done.stderr
     )
     assert not (evil / "has run").exists()
 

@@ -77,7 +77,7 @@ def test_two_outputs_to_one_file_are_refused(attest, tmp_path, first, second):
     (tmp_path / "link").hardlink_to(tmp_path / "hard")
     done = attest(*CHECK, "--junit", f"{tmp_path}/{first}", "--json", f"{tmp_path}/{second}")
     assert done.status == 2
-    assert "are one file: name two" in done.err
+    assert "are the same file: name two" in done.err
 
 
 def test_what_is_read_is_not_written_over(attest, tmp_path):
@@ -92,7 +92,7 @@ def test_what_is_read_is_not_written_over(attest, tmp_path):
     ):
         done = attest(*command)
         assert done.status == 2
-        assert "is read, too, and would be lost" in done.err
+        assert "is an input, too, and would be lost" in done.err
     assert path.read_bytes() == before
 
 
@@ -127,7 +127,7 @@ def test_a_disk_that_fills_up_keeps_the_record_of_before_and_the_journal(attest,
     assert done.status == 1
     journal = journal_path(path)
     assert done.err == (
-        f"attest: {path}: cannot be written: No space left on device; what was found is in {journal}\n"
+        f"attest: {path}: cannot be written: No space left on device; the results are in {journal}\n"
     )
     assert path.read_bytes() == before
     assert {r.case for r in read_record(journal).results} == {r.case for r in read_record(path).results}
@@ -145,7 +145,7 @@ def test_a_journal_that_cannot_go_on_ends_no_run(attest, tmp_path, monkeypatch):
     assert done.status == 0
     assert done.err == (
         f"attest: {journal_path(path)}: cannot be written: No space left on device,"
-        " so the run went on without it\n"
+        " so the run continued without a journal\n"
     )
     assert len(read_record(path).results) == 2
     assert list(tmp_path.iterdir()) == [path]

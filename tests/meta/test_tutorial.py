@@ -1,4 +1,4 @@
-"""The tutorial runs as it is written, on fewer cases: its kernel fails, and passes once it is fixed."""
+"""The tutorial runs as written, on fewer cases: its kernel has two bugs and passes once both are fixed."""
 
 import shlex
 import subprocess
@@ -10,39 +10,81 @@ from tests.meta.fences import snippets
 from tests.meta.processes import ROOT, python
 
 PAGE = ROOT / "docs" / "tutorial" / "first-kernel.md"
-KERNEL, FIX, TEST = (snippet.text for snippet in snippets(PAGE, "python"))
-COMMANDS = [
-    snippet.text.removeprefix("attest ").strip() for snippet in snippets(PAGE, "bash") if snippet.runs
-]
+KERNEL, DIAGONAL, QUERY, OUT, TEST = (snippet.text for snippet in snippets(PAGE, "python"))
+COMMANDS = [snippet for snippet in snippets(PAGE, "bash") if snippet.runs]
+(FAILURE,) = (snippet.text for snippet in snippets(PAGE, "text") if "poison" in snippet.text)
 
 
 def attest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return python(folder, "-m", "attest", *arguments, JAX_PLATFORMS="cpu")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tutorial")
-    (folder / "my_kernel.py").write_text(KERNEL)
-    return folder
+def follow(folder: Path, number: int) -> str:
+    """Run a command of the page on few cases; returns what it prints."""
+    command = COMMANDS[number]
+    arguments = shlex.split(command.text.removeprefix("attest "))
+    done = attest(folder, *arguments, "--examples", "6", "-n", "0")
+    assert done.returncode == int(command.attributes.get("exit", "0")), done.stdout + done.stderr
+    return done.stdout
 
 
-def test_the_bug_is_found_replayed_and_fixed(folder: Path) -> None:
-    found, again = COMMANDS
-    red = attest(folder, *found.split(), "--examples", "10", "-n", "0")
-    assert red.returncode == 1, red.stderr
-    assert "FAIL my_kernel:subject: forward (the simplest failing case that was found)" in red.stdout
-    assert "S6: causal" in red.stdout
-    line = next(line for line in red.stdout.splitlines() if "replay: attest" in line)
-    one = shlex.split(line.partition("replay: attest ")[2])
-    assert attest(folder, *one).returncode == 1
+def status_of_replay(folder: Path, printed: str) -> int:
+    """The exit status of the line that replays the first failure."""
+    line = next(line for line in printed.splitlines() if "replay: attest" in line)
+    return attest(folder, *shlex.split(line.partition("replay: attest ")[2])).returncode
 
-    line = next(line for line in KERNEL.splitlines(keepends=True) if "visible = " in line)
-    (folder / "my_kernel.py").write_text(KERNEL.replace(line, FIX))
-    assert attest(folder, *one).returncode == 0
-    green = attest(folder, *again.split(), "--examples", "10", "-n", "0")
-    assert green.returncode == 0, green.stdout
-    assert "PASS: " in green.stdout
+
+def line_with(text: str, start: str) -> str:
+    """The first line of a kernel that begins so."""
+    return next(line for line in text.splitlines(keepends=True) if line.strip().startswith(start))
+
+
+def aligned(kernel: str) -> str:
+    """The kernel with the diagonal of step 4."""
+    return kernel.replace(line_with(kernel, "visible = jnp.arange"), DIAGONAL)
+
+
+def with_query(kernel: str) -> str:
+    """The kernel with the query of step 5."""
+    line = line_with(kernel, "logits = ")
+    return kernel.replace(line, QUERY + line)
+
+
+def with_out(kernel: str) -> str:
+    """The kernel with the out of step 5."""
+    line = line_with(kernel, "return out")
+    return kernel.replace(line, OUT + line)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "my_kernel.py").write_text(KERNEL)
+    return tmp_path
+
+
+def test_both_bugs_are_found_replayed_and_fixed(folder: Path) -> None:
+    kernel = folder / "my_kernel.py"
+    wrong_diagonal = follow(folder, 0)
+    assert "FAIL my_kernel:subject: forward (the simplest failing case that was found)" in wrong_diagonal
+    assert "S6: causal" in wrong_diagonal
+    assert status_of_replay(folder, wrong_diagonal) == 1
+
+    kernel.write_text(aligned(KERNEL))
+    assert status_of_replay(folder, wrong_diagonal) == 0
+    poisoned = follow(folder, 1)
+    assert FAILURE in poisoned
+    assert status_of_replay(folder, poisoned) == 1
+
+    kernel.write_text(with_out(with_query(aligned(KERNEL))))
+    assert status_of_replay(folder, poisoned) == 0
+    assert "PASS: " in follow(folder, 2)
+
+    kernel.write_text(with_out(with_query(KERNEL)))
+    assert status_of_replay(folder, wrong_diagonal) == 1, "the first fix is not needed"
+    kernel.write_text(with_query(aligned(KERNEL)))
+    assert status_of_replay(folder, poisoned) == 1, "out need not be replaced"
+    kernel.write_text(with_out(aligned(KERNEL)).replace(OUT, QUERY.splitlines(keepends=True)[0] + OUT))
+    assert status_of_replay(folder, poisoned) == 1, "the query need not be replaced"
 
 
 def test_the_test_of_the_last_step_runs_what_was_judged() -> None:

@@ -54,9 +54,7 @@ def test_the_last_line_is_the_status() -> None:
         example_base(), complete=False, note="interrupted", shard=(2, 3), narrowed="--dtype float32"
     )
     last = run_shown(cut).splitlines()[-1]
-    assert last.endswith(
-        "cut short (interrupted) (profile quick, seed 0, shard 2/3, narrowed by --dtype float32)"
-    )
+    assert last.endswith("cut short (interrupted) (profile quick, seed 0, shard 2/3, --dtype float32)")
 
 
 def test_terminals_are_not_commanded() -> None:

@@ -145,7 +145,7 @@ def test_an_entry_is_read_whole(tmp_path):
         ("expect = [3]", "entry 1: expected `object`, got `int`"),
         ("x = " + "[" * 4000, "nested more than"),
         ("x = " + "9" * 5000, "not readable as TOML"),
-        (ENTRY + ENTRY, "written twice"),
+        (ENTRY + ENTRY, "appears twice: remove one"),
     ],
 )
 def test_a_broken_entry_is_one_sentence(tmp_path, text, expected):

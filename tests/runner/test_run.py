@@ -150,7 +150,7 @@ def test_a_run_that_is_to_fail_fast_ends_at_its_first_red_verdict(monkeypatch):
     record = run(request(fail_fast=True))
     assert {r.case for r in record.results} == {CASES[0], CASES[1]}
     assert not record.complete
-    assert record.note == "ended at the first red verdict, judging: 2 of at least 2 tasks done"
+    assert record.note == "stopped at the first failing verdict, judging: 2 of at least 2 tasks done"
     assert searched == []
     judged(monkeypatch)
     assert run(request(fail_fast=True)).complete
@@ -200,7 +200,7 @@ def test_a_run_of_nothing_fails(monkeypatch):
     monkeypatch.setattr(runner, "tasks", lambda subject, profile, seed, only: iter(()))
     record = run(request())
     assert record.status == "fail"
-    assert record.problems == ("nothing was judged: no case fits what was asked",)
+    assert record.problems == ("nothing was judged: no case matches the options",)
 
 
 def test_two_runs_write_the_same_bytes(monkeypatch, tmp_path):

@@ -85,7 +85,7 @@ def test_a_search_for_a_simpler_case_that_hangs_keeps_the_failure(monkeypatch):
 
 def test_a_worker_that_cannot_start_is_one_sentence(monkeypatch):
     jobs = [Job("tests.ends_its_process:subject", _answer, 0)]
-    with pytest.raises(WorkerError, match="the workers cannot run: the process died with exit status 7"):
+    with pytest.raises(WorkerError, match="cannot start: the process died with exit status 7"):
         list(perform(jobs, {"tests.ends_its_process:subject": toys.right}, 1, 60.0))
 
 
