@@ -11,7 +11,7 @@ lse and delta are as in `backward_query`.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, matrix, vector, warp_specialize
+from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, matrix, warp_specialize
+from attest.kernels.pallas.mosaic_gpu.scratch import number_ring, slot_empty, tile_ring
 from attest.kernels.pallas.mosaic_gpu.spans import query_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import (
@@ -38,6 +39,15 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
+def _key_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    return matrix(spec, ROWS, blocks.stages * blocks.consumers)
+
+
+def _slot_full(_: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """Four tensors come once for a slot, key and value once for each consumer."""
+    return barriers(blocks.stages, arrivals=4 + 2 * blocks.consumers)
+
+
 @dataclass(frozen=True)
 class Shared:
     """What the warpgroups of a program share: rings of tiles, and barriers for full and for empty slots.
@@ -45,14 +55,14 @@ class Shared:
     key, value [stages * consumers, 64, D]; query, d_out [stages, step, D]; lse, delta [stages, step] float32.
     """
 
-    key: Any
-    value: Any
-    query: Any
-    d_out: Any
-    lse: Any
-    delta: Any
-    full: Any
-    empty: Any
+    key: Annotated[Any, _key_ring]
+    value: Annotated[Any, _key_ring]
+    query: Annotated[Any, tile_ring]
+    d_out: Annotated[Any, tile_ring]
+    lse: Annotated[Any, number_ring]
+    delta: Annotated[Any, number_ring]
+    full: Annotated[Any, _slot_full]
+    empty: Annotated[Any, slot_empty]
 
 
 @dataclass(frozen=True)
@@ -81,23 +91,6 @@ class _Visits:
         return batch if by_batch else rest, head, row_block
 
 
-def scratch(spec: KernelSpec, blocks: BackwardBlocks) -> dict[str, Any]:
-    """The fields of `Shared`."""
-    keys = matrix(spec, ROWS, blocks.stages * blocks.consumers)
-    queries = matrix(spec, blocks.step, blocks.stages)
-    numbers = vector(blocks.step, blocks.stages)
-    return {
-        "key": keys,
-        "value": keys,
-        "query": queries,
-        "d_out": queries,
-        "lse": numbers,
-        "delta": numbers,
-        "full": barriers(blocks.stages, arrivals=4 + 2 * blocks.consumers),
-        "empty": barriers(blocks.stages, arrivals=blocks.consumers),
-    }
-
-
 def programs(spec: KernelSpec) -> int:
     """How many there are in a launch."""
     by_batch, by_head, by_query = _axes(spec)
@@ -116,7 +109,7 @@ def backward_bias(
     visits = _visits(spec, arrays)
 
     def produce() -> None:
-        lax.fori_loop(0, visits.count, partial(_ask, blocks, arrays, shared, visits), None)
+        lax.fori_loop(0, visits.count, partial(_produce, blocks, arrays, shared, visits), None)
 
     def consume(warpgroup: Any) -> None:
         _consume(blocks, arrays, outputs["d_bias"], shared, warpgroup, visits)
@@ -146,7 +139,7 @@ def _visits(spec: KernelSpec, arrays: Mapping[str, Any]) -> _Visits:
     return _Visits(spec, (batch, head, key_block, row_block), start, stop - start, count)
 
 
-def _ask(
+def _produce(
     blocks: BackwardBlocks, arrays: Mapping[str, Any], shared: Shared, visits: _Visits, visit: Any, _: None
 ) -> None:
     """Start the copies of a visit's tensors, when its slot is empty."""

@@ -13,7 +13,7 @@ Papers: Dao, arXiv 2307.08691; Shah and others, arXiv 2407.08608.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,18 @@ from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
     barriers,
-    matrix,
     signal_next,
     start_copy,
     start_ping_pong,
-    vector,
     warp_specialize,
+)
+from attest.kernels.pallas.mosaic_gpu.scratch import (
+    consumer_signal,
+    number_ring,
+    own_rows,
+    pair_full,
+    slot_empty,
+    tile_ring,
 )
 from attest.kernels.pallas.mosaic_gpu.spans import Span, locate, over_queries, query_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
@@ -49,6 +55,11 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
+def _slot_full(_: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """A block comes with a number for each of its rows."""
+    return barriers(blocks.stages, arrivals=2)
+
+
 @dataclass(frozen=True)
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
@@ -58,18 +69,18 @@ class Shared:
     consumer.
     """
 
-    key: Any
-    value: Any
-    query: Any
-    d_out: Any
-    lse: Any
-    delta: Any
-    own_full: Any
-    query_full: Any
-    query_empty: Any
-    d_out_full: Any
-    d_out_empty: Any
-    ping_pong: Any
+    key: Annotated[Any, own_rows]
+    value: Annotated[Any, own_rows]
+    query: Annotated[Any, tile_ring]
+    d_out: Annotated[Any, tile_ring]
+    lse: Annotated[Any, number_ring]
+    delta: Annotated[Any, number_ring]
+    own_full: Annotated[Any, pair_full]
+    query_full: Annotated[Any, _slot_full]
+    query_empty: Annotated[Any, slot_empty]
+    d_out_full: Annotated[Any, _slot_full]
+    d_out_empty: Annotated[Any, slot_empty]
+    ping_pong: Annotated[Any, consumer_signal]
 
 
 @dataclass(frozen=True)
@@ -85,27 +96,6 @@ class _Consumer:
     tile: Tile
     of_key: Any = None
     of_value: Any = None
-
-
-def scratch(spec: KernelSpec, blocks: BackwardBlocks) -> dict[str, Any]:
-    """The fields of `Shared`."""
-    own = matrix(spec, ROWS, blocks.consumers)
-    ring, numbers = matrix(spec, blocks.step, blocks.stages), vector(blocks.step, blocks.stages)
-    full, empty = barriers(blocks.stages, arrivals=2), barriers(blocks.stages, arrivals=blocks.consumers)
-    return {
-        "key": own,
-        "value": own,
-        "query": ring,
-        "d_out": ring,
-        "lse": numbers,
-        "delta": numbers,
-        "own_full": barriers(blocks.consumers, arrivals=2),
-        "query_full": full,
-        "query_empty": empty,
-        "d_out_full": full,
-        "d_out_empty": empty,
-        "ping_pong": barriers(blocks.consumers),
-    }
 
 
 def backward_key(

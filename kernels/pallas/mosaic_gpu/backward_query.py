@@ -13,7 +13,7 @@ Papers: Dao, arXiv 2307.08691; Shah and others, arXiv 2407.08608.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,18 @@ from jax.experimental.pallas import mosaic_gpu
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
-    barriers,
-    matrix,
     signal_next,
-    start_copy,
+    start_key_value_copies,
     start_ping_pong,
     warp_specialize,
+)
+from attest.kernels.pallas.mosaic_gpu.scratch import (
+    consumer_signal,
+    own_rows,
+    pair_full,
+    slot_empty,
+    slot_full,
+    tile_ring,
 )
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
@@ -46,35 +52,16 @@ class Shared:
     slot; own_full and ping_pong, for each consumer.
     """
 
-    query: Any
-    d_out: Any
-    key: Any
-    value: Any
-    own_full: Any
-    key_full: Any
-    key_empty: Any
-    value_full: Any
-    value_empty: Any
-    ping_pong: Any
-
-
-def scratch(spec: KernelSpec, blocks: BackwardBlocks) -> dict[str, Any]:
-    """The fields of `Shared`."""
-    own = matrix(spec, ROWS, blocks.consumers)
-    ring = matrix(spec, blocks.step, blocks.stages)
-    full, empty = barriers(blocks.stages), barriers(blocks.stages, arrivals=blocks.consumers)
-    return {
-        "query": own,
-        "d_out": own,
-        "key": ring,
-        "value": ring,
-        "own_full": barriers(blocks.consumers, arrivals=2),
-        "key_full": full,
-        "key_empty": empty,
-        "value_full": full,
-        "value_empty": empty,
-        "ping_pong": barriers(blocks.consumers),
-    }
+    query: Annotated[Any, own_rows]
+    d_out: Annotated[Any, own_rows]
+    key: Annotated[Any, tile_ring]
+    value: Annotated[Any, tile_ring]
+    own_full: Annotated[Any, pair_full]
+    key_full: Annotated[Any, slot_full]
+    key_empty: Annotated[Any, slot_empty]
+    value_full: Annotated[Any, slot_full]
+    value_empty: Annotated[Any, slot_empty]
+    ping_pong: Annotated[Any, consumer_signal]
 
 
 def backward_query(
@@ -114,11 +101,7 @@ def _produce(
 
     def step(j: Any, _: None) -> None:
         at = (batch, pl.ds(j * blocks.step, blocks.step), key_head)
-        for copy, full, empty in (
-            ((arrays["key"].at[at], shared.key), shared.key_full, shared.key_empty),
-            ((arrays["value"].at[at], shared.value), shared.value_full, shared.value_empty),
-        ):
-            start_copy([copy], full, empty, j - start, blocks.stages)
+        start_key_value_copies(arrays, shared, at, j - start, blocks.stages)
 
     lax.fori_loop(start, stop, step, None)
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,11 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     barriers,
     matrix,
     signal_next,
-    start_copy,
+    start_key_value_copies,
     start_ping_pong,
     warp_specialize,
 )
+from attest.kernels.pallas.mosaic_gpu.scratch import consumer_signal, own_rows, slot_empty, slot_full
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys, part_span, rows_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
@@ -41,26 +42,38 @@ plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 LN2 = math.log(2.0)
 
 
+def _ring(spec: KernelSpec, blocks: Blocks) -> Any:
+    return matrix(spec, blocks.k, blocks.stages)
+
+
+def _query_empty(_: KernelSpec, blocks: Blocks) -> Any:
+    return barriers(1, arrivals=blocks.consumers)
+
+
+def _out(spec: KernelSpec, blocks: Blocks) -> Any:
+    return None if blocks.programs is None or spec.partial else own_rows(spec, blocks)
+
+
 @dataclass(frozen=True)
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
     query, out [consumers, 64, D]; key, value [stages, k, D]. out is None where a program has one tile: the
-    query then makes room for it. A ring's barriers have an entry for each slot; query_full and ping_pong, for
+    query then makes room for it; and where results are partial, which are stored from registers. A ring's barriers have an entry for each slot; query_full and ping_pong, for
     each consumer.
     """
 
-    query: Any
-    key: Any
-    value: Any
-    query_full: Any
-    query_empty: Any
-    key_full: Any
-    key_empty: Any
-    value_full: Any
-    value_empty: Any
-    ping_pong: Any
-    out: Any = None
+    query: Annotated[Any, own_rows]
+    key: Annotated[Any, _ring]
+    value: Annotated[Any, _ring]
+    query_full: Annotated[Any, consumer_signal]
+    query_empty: Annotated[Any, _query_empty]
+    key_full: Annotated[Any, slot_full]
+    key_empty: Annotated[Any, slot_empty]
+    value_full: Annotated[Any, slot_full]
+    value_empty: Annotated[Any, slot_empty]
+    ping_pong: Annotated[Any, consumer_signal]
+    out: Annotated[Any, _out] = None
 
 
 @dataclass(frozen=True)
@@ -102,26 +115,6 @@ class _Consumer:
 
     def with_score[T](self, run: Callable[[Any], T]) -> T:
         return pl.run_scoped(run, plgpu.ACC((ROWS, self.blocks.k), jnp.float32))
-
-
-def scratch(spec: KernelSpec, blocks: Blocks) -> dict[str, Any]:
-    """The fields of `Shared`."""
-    own = matrix(spec, ROWS, blocks.consumers)
-    ring = matrix(spec, blocks.k, blocks.stages)
-    full, empty = barriers(blocks.stages), barriers(blocks.stages, arrivals=blocks.consumers)
-    fields: dict[str, Any] = {
-        "query": own,
-        "key": ring,
-        "value": ring,
-        "query_full": barriers(blocks.consumers),
-        "query_empty": barriers(1, arrivals=blocks.consumers),
-        "key_full": full,
-        "key_empty": empty,
-        "value_full": full,
-        "value_empty": empty,
-        "ping_pong": barriers(blocks.consumers),
-    }
-    return fields if blocks.programs is None or spec.partial else {**fields, "out": own}
 
 
 def tiles(spec: KernelSpec) -> int:
@@ -203,11 +196,7 @@ def _produce(
 
     def step(j: Any, count: Any) -> Any:
         at = (batch, pl.ds(j * blocks.k, blocks.k), key_head)
-        for copy, full, empty in (
-            ((arrays["key"].at[at], shared.key), shared.key_full, shared.key_empty),
-            ((arrays["value"].at[at], shared.value), shared.value_full, shared.value_empty),
-        ):
-            start_copy([copy], full, empty, count, blocks.stages)
+        start_key_value_copies(arrays, shared, at, count, blocks.stages)
         return count + 1
 
     return lax.fori_loop(start, stop, step, count)

@@ -120,3 +120,18 @@ def start_copy(copies: Iterable[tuple[Any, Any]], full: Any, empty: Any, count: 
     pl.when(count >= stages)(partial(plgpu.barrier_wait, empty.at[slot]))
     for source, ring in copies:
         plgpu.copy_gmem_to_smem(source, ring.at[slot], full.at[slot])
+
+
+def start_key_value_copies(
+    arrays: Mapping[str, Any], shared: Any, at: tuple[Any, ...], count: Any, stages: int
+) -> None:
+    """Start the copies of a block of K and of V, each to the next slot of its ring, when that is empty.
+
+    shared: a record with key and value, rings, and key_full, key_empty, value_full and value_empty. at: where
+    the block is in the arrays. count: the blocks copied so far.
+    """
+    for copy, full, empty in (
+        ((arrays["key"].at[at], shared.key), shared.key_full, shared.key_empty),
+        ((arrays["value"].at[at], shared.value), shared.value_full, shared.value_empty),
+    ):
+        start_copy([copy], full, empty, count, stages)

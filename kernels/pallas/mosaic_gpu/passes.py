@@ -43,6 +43,7 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
     tensor_length,
     visibility,
 )
+from attest.kernels.pallas.mosaic_gpu.scratch import scratch
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.ranges import key_blocks, query_blocks
@@ -105,7 +106,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         "flash_forward",
         arrays,
         _with_leak(spec, outputs, of_row),
-        forward.scratch(spec, blocks),
+        scratch(forward.Shared, spec, blocks),
         tiles if blocks.programs is None else min(blocks.programs, tiles),
         blocks.consumers + 1,
     )
@@ -145,7 +146,7 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         "flash_backward_query",
         arrays,
         _with_leak(spec, {"d_query": _of_tensor(spec, call.query)}, _of_row(spec)),
-        backward_query.scratch(spec, blocks),
+        scratch(backward_query.Shared, spec, blocks),
         spec.batch * spec.heads * spec.q_blocks,
         blocks.consumers + 1,
     )
@@ -170,7 +171,7 @@ def _key_cotangents(
             "flash_backward_key",
             arrays,
             _with_leak(spec, dict.fromkeys(names, result), leak),
-            backward_key.scratch(spec, blocks),
+            scratch(backward_key.Shared, spec, blocks),
             spec.batch * spec.key_heads * spec.k_blocks,
             blocks.consumers + 1,
         )
@@ -196,7 +197,7 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
         "flash_backward_bias",
         arrays,
         {"d_bias": jax.ShapeDtypeStruct(shape, call.bias.dtype)},
-        backward_bias.scratch(spec, blocks),
+        scratch(backward_bias.Shared, spec, blocks),
         backward_bias.programs(spec),
         blocks.consumers + 1,
     )

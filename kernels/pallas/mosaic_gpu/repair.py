@@ -11,7 +11,7 @@ A program is one warpgroup that takes tiles of 64 by 64 one after the other.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jax.experimental.pallas import mosaic_gpu
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.forward import batch_and_part, finish, scaled
 from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, launch, matrix, vector
+from attest.kernels.pallas.mosaic_gpu.scratch import scratch
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import locate, part_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
@@ -50,11 +51,11 @@ class Shared:
     result: a tile [1, 64, D].
     """
 
-    own: Any
-    visited: Any
-    result: Any
-    numbers: Any
-    full: Any
+    own: Annotated[Any, lambda spec: matrix(spec, ROWS, 2)]
+    visited: Annotated[Any, lambda spec: matrix(spec, spec.k_block, 2)]
+    result: Annotated[Any, lambda spec: matrix(spec, ROWS, 1, spec.out_dtype)]
+    numbers: Annotated[Any, lambda _: vector(ROWS, 2)]
+    full: Annotated[Any, lambda _: barriers(1)]
 
 
 type Body = Callable[[KernelSpec, Mapping[str, Any], Shared, Any], None]
@@ -83,13 +84,7 @@ def repair(
         name,
         {**arrays, "leaked": leaked, **refs},
         {},
-        {
-            "own": matrix(spec, ROWS, 2),
-            "visited": matrix(spec, spec.k_block, 2),
-            "result": matrix(spec, ROWS, 1, spec.out_dtype),
-            "numbers": vector(ROWS, 2),
-            "full": barriers(1),
-        },
+        scratch(Shared, spec),
         PROGRAMS,
         warpgroups=1,
     )

@@ -1,0 +1,65 @@
+"""The shared memory of a Hopper program: a record says of each field what it holds, and is filled with it.
+
+A field is annotated with a function that describes it:
+
+    @dataclass(frozen=True)
+    class Shared:
+        key: Annotated[Any, tile_ring]
+        key_full: Annotated[Any, slot_full]
+
+`scratch(Shared, spec, blocks)` is then what a launch allocates, and the launch gives the kernel a `Shared`.
+"""
+
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks, Blocks
+from attest.kernels.pallas.mosaic_gpu.launch import barriers, matrix, vector
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
+
+
+def scratch(record: type, *sizes: Any) -> dict[str, Any]:
+    """Return what to allocate for each field of a record, by its name.
+
+    record: a dataclass whose every field is `Annotated[Any, describe]`. describe(*sizes) returns what
+    `matrix`, `vector` or `barriers` does, or None for a field that is not allocated, which then needs a
+    default. sizes: the spec, and the blocks of kernels that have a choice of them.
+    """
+    hints = get_type_hints(record, include_extras=True)
+    described = {field.name: hints[field.name].__metadata__[0](*sizes) for field in fields(record)}
+    return {name: room for name, room in described.items() if room is not None}
+
+
+def own_rows(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
+    """[consumers, 64, D]: the rows of each consumer."""
+    return matrix(spec, ROWS, blocks.consumers)
+
+
+def tile_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """[stages, step, D]: a slot for each block that is on its way or in use."""
+    return matrix(spec, blocks.step, blocks.stages)
+
+
+def number_ring(_: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """[stages, step] float32: a number for each row of a ring."""
+    return vector(blocks.step, blocks.stages)
+
+
+def slot_full(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
+    """[stages] barriers, each complete when one copy has arrived."""
+    return barriers(blocks.stages)
+
+
+def slot_empty(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
+    """[stages] barriers, each complete when every consumer has read the slot."""
+    return barriers(blocks.stages, arrivals=blocks.consumers)
+
+
+def consumer_signal(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
+    """[consumers] barriers, each complete when one copy or warpgroup has arrived."""
+    return barriers(blocks.consumers)
+
+
+def pair_full(_: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """[consumers] barriers, each complete when both tensors of a consumer have arrived."""
+    return barriers(blocks.consumers, arrivals=2)

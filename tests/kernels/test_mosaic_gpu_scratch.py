@@ -1,0 +1,107 @@
+"""The shared memory of the Hopper kernels: what a record describes is what a launch allocates."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+
+import pytest
+
+from attest.kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
+from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
+from attest.kernels.pallas.mosaic_gpu.launch import barriers, matrix, vector
+from attest.kernels.pallas.mosaic_gpu.scratch import scratch
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
+
+FORWARD = Blocks(k=128, stages=3, consumers=2, registers=(240, 24), partial_sums=False)
+BACKWARD = BackwardBlocks(step=128, stages=3, consumers=2, registers=(240, 24))
+
+
+@dataclass(frozen=True)
+class Toy:
+    """One field that is always allocated, and one that is not where its size is 0."""
+
+    numbers: Annotated[Any, lambda size: vector(64, 2)]
+    spare: Annotated[Any, lambda size: vector(64, size) if size else None] = None
+
+
+def spec(k_block: int) -> KernelSpec:
+    return KernelSpec(
+        batch=1,
+        heads=1,
+        group=1,
+        q_length=128,
+        k_length=128,
+        head_dim=64,
+        dtype="bfloat16",
+        scale=0.125,
+        cap=None,
+        rounded=None,
+        normalize=True,
+        causal=False,
+        first=False,
+        last=False,
+        segments=False,
+        by_batch=False,
+        mask=None,
+        bias=None,
+        sinks=False,
+        q_block=128,
+        k_block=k_block,
+    )
+
+
+def test_each_field_is_allocated_as_it_is_described() -> None:
+    assert scratch(Toy, 3) == {"numbers": vector(64, 2), "spare": vector(64, 3)}
+
+
+def test_a_field_that_is_described_as_none_is_not_allocated() -> None:
+    allocated = scratch(Toy, 0)
+    assert allocated == {"numbers": vector(64, 2)}
+    assert Toy(**allocated).spare is None
+
+
+@pytest.mark.parametrize(
+    ("record", "blocks"),
+    [
+        (forward.Shared, replace(FORWARD, programs=4)),
+        (backward_query.Shared, BACKWARD),
+        (backward_key.Shared, BACKWARD),
+        (backward_bias.Shared, BACKWARD),
+    ],
+)
+def test_a_launch_fills_every_field_of_a_record(record: type[Any], blocks: Blocks | BackwardBlocks) -> None:
+    allocated = scratch(record, spec(128), blocks)
+    assert list(allocated) == [field.name for field in fields(record)]
+
+
+def test_only_a_persistent_kernel_has_room_of_its_own_for_out() -> None:
+    persistent = scratch(forward.Shared, spec(128), replace(FORWARD, programs=4))
+    assert persistent.pop("out") == matrix(spec(128), 64, 2)
+    assert scratch(forward.Shared, spec(128), FORWARD) == persistent
+
+
+@pytest.mark.parametrize(
+    ("record", "blocks", "name", "expected"),
+    [
+        (forward.Shared, FORWARD, "query", matrix(spec(128), 64, 2)),
+        (forward.Shared, FORWARD, "key", matrix(spec(128), 128, 3)),
+        (forward.Shared, FORWARD, "query_full", barriers(2)),
+        (forward.Shared, FORWARD, "query_empty", barriers(1, arrivals=2)),
+        (forward.Shared, FORWARD, "key_full", barriers(3)),
+        (forward.Shared, FORWARD, "key_empty", barriers(3, arrivals=2)),
+        (backward_query.Shared, BACKWARD, "own_full", barriers(2, arrivals=2)),
+        (backward_key.Shared, BACKWARD, "lse", vector(128, 3)),
+        (backward_key.Shared, BACKWARD, "query_full", barriers(3, arrivals=2)),
+        (backward_bias.Shared, BACKWARD, "key", matrix(spec(128), 64, 6)),
+        (backward_bias.Shared, BACKWARD, "full", barriers(3, arrivals=8)),
+    ],
+)
+def test_sizes_and_arrivals_follow_the_blocks(
+    record: type[Any], blocks: Blocks | BackwardBlocks, name: str, expected: Any
+) -> None:
+    assert scratch(record, spec(128), blocks)[name] == expected
+
+
+def test_a_repair_visits_blocks_of_the_fast_kernels_keys() -> None:
+    allocated = scratch(repair.Shared, spec(256))
+    assert list(allocated) == [field.name for field in fields(repair.Shared)]
+    assert allocated["visited"] == matrix(spec(256), 256, 2)
