@@ -59,8 +59,8 @@ class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
     query, out [consumers, 64, D]; key, value [stages, k, D]. out is None where a program has one tile: the
-    query then makes room for it; and where results are partial, which are stored from registers. A ring's barriers have an entry for each slot; query_full and ping_pong, for
-    each consumer.
+    query then makes room for it. It is None, too, where results are partial: those are stored from registers.
+    A ring's barriers have an entry for each slot; query_full and ping_pong, for each consumer.
     """
 
     query: Annotated[Any, own_rows]
