@@ -317,7 +317,7 @@ def test_both_passes_of_a_call_read_their_part_of_a_config():
             r"config: got a Config; expected the Config of no implementation",
         ),
     ],
-    ids=str,
+    ids=lambda x: x if isinstance(x, str) else "call",
 )  # fmt: skip
 def test_a_config_that_contradicts_the_call_is_refused(options, words):
     with pytest.raises(ValueError, match=f"^{words}"):
