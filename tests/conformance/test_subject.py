@@ -186,7 +186,7 @@ def test_the_catalogue_names_every_limit(monkeypatch) -> None:
     text = " ".join(catalogue.catalogue().split())
     for words in (
         "not bias and mask in one call",
-        "windows to the left of the diagonal",
+        "windows to the left only",
         "multiples of 4",
         "seeds of 32 bits",
         "sinks shared by all heads",
