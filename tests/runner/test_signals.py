@@ -11,6 +11,8 @@ from tests import toys
 
 
 def test_what_is_under_way_is_ended_first():
+    # A shell starts background processes with SIGINT ignored.
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.getsignal(signal.SIGINT)
     reached = []
 
@@ -19,10 +21,13 @@ def test_what_is_under_way_is_ended_first():
             signal.raise_signal(signal.SIGINT)
             reached.append("the end")
 
-    with pytest.raises(KeyboardInterrupt):
-        ended()
-    assert reached == ["the end"]
-    assert signal.getsignal(signal.SIGINT) is before
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ended()
+        assert reached == ["the end"]
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, outside)
 
 
 def test_the_handler_of_outside_is_called_once():
