@@ -237,7 +237,7 @@ def test_both_passes_are_those_of_the_clauses(name: str, head_dim: int) -> None:
 @pytest.mark.parametrize("queries", [1, 17])
 @pytest.mark.parametrize("name", FEATURES)
 def test_few_queries_are_right(name: str, queries: int) -> None:
-    """They take parts of the keys, and their heads are packed: both passes are those of the clauses."""
+    """Both passes are those of the clauses, whether heads are packed, where nothing is hidden, or not."""
     query, key, value = tensors(128)
     options = {option: of_first_rows(option, x, queries) for option, x in FEATURES[name].items()}
     assert_right((query[:, :queries], key, value), options)

@@ -56,39 +56,34 @@ _PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "
 def _forward(settings: Settings, call: Call) -> Forward:
     with ahead(call):
         rows = describe_rows(call)
-    few = settings.normalize_output and _is_few(call, rows)
-    blocks = settings.forward or choose(_head_dim(call), work_of(call, few))
-    return _forward_of_few(settings, call, rows, blocks) if few else _sums(settings, call, rows, blocks)
+    few = _few(call, rows) if settings.normalize_output else None
+    blocks = settings.forward or choose(_head_dim(call), work_of(call, few is not None))
+    if few is None:
+        return _sums(settings, call, rows, blocks)
+    return finish(_partial(settings, *few, blocks), call)
 
 
-def _is_few(call: Call, rows: Rows) -> bool:
-    """Whether the queries of each key head fit one tile, and see every key.
+def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
+    """The call with packed heads, if the queries of each key head fit one tile and see every key.
 
     Packed heads and parts have been timed, and judged with both passes, for calls that hide nothing alone.
     """
     group = call.query.shape[2] // call.key.shape[2]
     pairs = (call.attention_mask, call.bias, call.q_segment_ids)
     if call.query.shape[1] * group > ROWS or any(x is not None for x in pairs):
-        return False
-    _, packed = pack_heads(call, rows)
-    return packed.first is None and packed.last is None
+        return None
+    packed, packed_rows = pack_heads(call, rows)
+    return (packed, packed_rows) if packed_rows.first is None and packed_rows.last is None else None
 
 
-def _forward_of_few(settings: Settings, call: Call, rows: Rows, blocks: Blocks) -> Forward:
-    """The forward pass of a call with few queries that hides nothing."""
-    packed, rows = pack_heads(call, rows)
-    batch, rows_packed, heads, _ = packed.query.shape
+def _partial(settings: Settings, call: Call, rows: Rows, blocks: Blocks) -> Partial:
+    """The sums of a call with packed heads over parts of its keys, one tile for each part and head."""
+    batch, _, heads, _ = call.query.shape
     programs = blocks.programs or batch * heads
     parts = choose_parts(batch * heads, -(-call.key.shape[1] // blocks.k), programs)
-    total, norm, reference = _sums(settings, packed, rows, blocks, parts)[:3]
-    return finish(
-        Partial(
-            total.reshape(parts, batch, heads, rows_packed, -1),
-            norm.reshape(parts, batch, heads, rows_packed),
-            reference.reshape(parts, batch, heads, rows_packed),
-        ),
-        call,
-    )
+    sums = _sums(settings, call, rows, blocks, parts)
+    total, norm, reference = (x.reshape(parts, batch, *x.shape[1:]) for x in sums[:3])
+    return Partial(total, norm, reference)
 
 
 def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int | None = None) -> Forward:

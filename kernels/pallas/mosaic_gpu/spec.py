@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from attest.kernels.arguments import Call
 from attest.kernels.exponents import LOG2E
@@ -30,7 +29,8 @@ class KernelSpec:
     and by_batch whether those have an entry for each batch row. mask, bias: None without; else which of
     their axes before the last have more than one entry. q_block, k_block: the queries and keys that a step
     of a program deals with. parts: how many programs share the keys of a row, in the forward kernel. partial:
-    whether it returns the sums of each part, as `attest.kernels.few_queries.Partial` has them.
+    whether it returns the sums of each part, as `attest.kernels.few_queries.Partial` has them; such a call
+    hides nothing.
     """
 
     batch: int
@@ -135,10 +135,6 @@ class KernelSpec:
     def entries(self) -> int:
         """How many entries results have that have one for each part of each batch row, part by part."""
         return self.parts * self.batch
-
-    @property
-    def out_dtype(self) -> Any:
-        return jnp.float32 if self.partial else self.dtype
 
 
 def work_of(call: Call, few: bool = False) -> frozenset[str]:
