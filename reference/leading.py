@@ -17,7 +17,7 @@ from attest.reference.problem import Problem, make_problem
 Array = NDArray[Any]
 
 # The axes of an argument beside its batch dimensions. Other arguments have no batch dimensions.
-_AXES = {
+BATCHED = {
     "query": 3,
     "key": 3,
     "value": 3,
@@ -84,8 +84,8 @@ def fold(query: Array, key: Array, value: Array, **options: Any) -> Folded:
     batch = query.shape[:-3]
     given = {"query": query, "key": key, "value": value} | options
     folded = {
-        name: _flat(name, array, batch, _AXES[name])
-        if name in _AXES and isinstance(array, np.ndarray)
+        name: _flat(name, array, batch, BATCHED[name])
+        if name in BATCHED and isinstance(array, np.ndarray)
         else array
         for name, array in given.items()
     }

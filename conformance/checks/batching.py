@@ -19,22 +19,9 @@ from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import TRANSFORMED
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
+from attest.reference.leading import BATCHED
 
 Array = NDArray[Any]
-
-# The arrays with batch dimensions: of the size of the batch, or 1. An offset for each sequence has them, too,
-# where the sequences are those of the batch and not of lengths.
-_BATCHED = (
-    "query",
-    "key",
-    "value",
-    "attention_mask",
-    "bias",
-    "q_segment_ids",
-    "kv_segment_ids",
-    "q_positions",
-    "kv_positions",
-)
 
 
 def batch_dims(batch: int) -> tuple[int, ...]:
@@ -47,7 +34,8 @@ def batch_dims(batch: int) -> tuple[int, ...]:
 
 def split(arrays: Mapping[str, Array], dims: tuple[int, ...]) -> dict[str, Array]:
     """The arrays of a call, with these batch dimensions in the place of one."""
-    batched = {*_BATCHED, *(() if "cum_seqlens_q" in arrays else ("q_offset",))}
+    # An offset for each sequence has them, too, where the sequences are those of the batch, not of lengths.
+    batched = {*BATCHED, *(() if "cum_seqlens_q" in arrays else ("q_offset",))}
     return {name: _split(array, dims) if name in batched else array for name, array in arrays.items()}
 
 

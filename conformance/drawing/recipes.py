@@ -19,8 +19,6 @@ from attest.conformance.drawing.covering import Facts, Model
 from attest.conformance.drawing.dice import Dice
 
 LENGTH_CLASSES = ("few", "edge", "many", "tall", "long")
-# Features that hide a key from every row, in the patterns that `poisoned` chooses.
-_HIDING = frozenset({"mask", "segments", "padded", "packed", "bias"})
 # Features that show only in rows of several keys.
 _WEIGHING = frozenset({"bias", "mask", "scale", "soft_cap"})
 _LONG_KEYS = (1024, 1025, 1151, 1280)
@@ -104,28 +102,6 @@ def _first(tries: Iterator[Case], tells: Callable[[Case], bool]) -> Case:
             return case
         case = another
     return case
-
-
-def poisoned(case: Case, seed: int) -> Case | None:
-    """The case with poison in keys that no row sees and in rows that see no key; None if it has neither."""
-    third = Dice(seed, "poison").pick("third", ("first", "middle", "last"))
-    changes: dict[str, Any] = {"poison": True}
-    if case.mask is not None:
-        changes["mask_pattern"] = third
-    elif case.bias is not None:
-        changes["bias_pattern"] = third
-    hides = case.features & _HIDING or _sides_hide(case)
-    return replace(case, **changes) if hides else None
-
-
-def _sides_hide(case: Case) -> bool:
-    """Whether unequal lengths leave a key before every window, or a row before every key."""
-    if case.lengths is not None or case.features & set(COORDINATES):
-        return False
-    left, right = case.window or (None, None)
-    right = 0 if case.causal else right
-    keys_before = case.kv_len - case.q_len
-    return (left is not None and keys_before > left) or (right is not None and -keys_before > right)
 
 
 def _blocks(row: Facts, offer: Offer, dice: Dice) -> Blocks:

@@ -11,7 +11,8 @@ from typing import Any
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.drawing.covering import Facts
-from attest.conformance.drawing.recipes import Offer, fillings, poisoned
+from attest.conformance.drawing.poison import poisoned
+from attest.conformance.drawing.recipes import Offer, fillings
 from attest.conformance.judging.trial import Trial
 from attest.conformance.subject import Subject
 

@@ -18,7 +18,8 @@ from attest.conformance.checks import all_checks
 from attest.conformance.drawing.coordinates import COORDINATES as DRAWN
 from attest.conformance.drawing.covering import covering_rows
 from attest.conformance.drawing.dice import Dice
-from attest.conformance.drawing.recipes import Blocks, Offer, fillings, model, poisoned
+from attest.conformance.drawing.poison import poisoned
+from attest.conformance.drawing.recipes import Blocks, Offer, fillings, model
 from attest.conformance.judging.contrast import neighbours
 from attest.conformance.judging.execute import call_of
 from attest.conformance.judging.trial import Trial

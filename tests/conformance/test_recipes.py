@@ -13,7 +13,8 @@ from attest.conformance.cases.families import FAMILIES, usual_largest_logit
 from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.drawing.covering import covering_rows
 from attest.conformance.drawing.dice import Dice
-from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, fillings, model, poisoned
+from attest.conformance.drawing.poison import poisoned
+from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, fillings, model
 from attest.conformance.judging.execute import call_of
 from tests.conformance.drawn import ROWS
 

@@ -1,0 +1,33 @@
+"""Cases with NaN and inf wherever nothing may be read: keys that no row sees, rows that see no key."""
+
+from dataclasses import replace
+from typing import Any
+
+from attest.conformance.cases.case import Case
+from attest.conformance.drawing.coordinates import COORDINATES
+from attest.conformance.drawing.dice import Dice
+
+# Features that hide a key from every row, in the patterns that `poisoned` chooses.
+_HIDING = frozenset({"mask", "segments", "padded", "packed", "bias"})
+
+
+def poisoned(case: Case, seed: int) -> Case | None:
+    """The case with poison in keys that no row sees and in rows that see no key; None if it has neither."""
+    third = Dice(seed, "poison").pick("third", ("first", "middle", "last"))
+    changes: dict[str, Any] = {"poison": True}
+    if case.mask is not None:
+        changes["mask_pattern"] = third
+    elif case.bias is not None:
+        changes["bias_pattern"] = third
+    hides = case.features & _HIDING or _sides_hide(case)
+    return replace(case, **changes) if hides else None
+
+
+def _sides_hide(case: Case) -> bool:
+    """Whether unequal lengths leave a key before every window, or a row before every key."""
+    if case.lengths is not None or case.features & set(COORDINATES):
+        return False
+    left, right = case.window or (None, None)
+    right = 0 if case.causal else right
+    keys_before = case.kv_len - case.q_len
+    return (left is not None and keys_before > left) or (right is not None and -keys_before > right)
