@@ -122,10 +122,17 @@ def alarms(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def nightly(session: nox.Session) -> None:
+    """Nightly: the tests of tests/nightly.toml, which are too slow for every change."""
+    _install(session, "test", "hopper", "tpu")
+    session.env.update(_PLATFORMS)
+    session.run("pytest", "-m", "nightly", "-n", "auto", *session.posargs, env=_COMPILE_QUICKLY)
+
+
+@nox.session(default=False)
 def defects(session: nox.Session) -> None:
     """Nightly: plant each known defect in a clean kernel and see that the standard profile kills it."""
     _install(session, "test")
-    session.run("pytest", "-m", "nightly", "-n", "auto", env=_COMPILE_QUICKLY)
     options = ["--profile", "standard", "--seed", "0", "1", "2", "--workers", str(os.cpu_count() or 1)]
     session.run("python", "-m", "tests.mutants.score", *options, *session.posargs)
 

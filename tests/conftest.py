@@ -1,8 +1,15 @@
-"""Strictness for every test: no silent promotion in JAX, and in CI the same examples on every run."""
+"""Strictness for every test: no silent promotion in JAX, and in CI the same examples on every run.
+
+Tests that nightly.toml names are marked `nightly`.
+"""
 
 import logging
 import os
+import re
+import tomllib
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Read when JAX is first imported, so that tests without JAX do not wait for it; processes started by a test
@@ -21,3 +28,15 @@ settings.register_profile("dev", deadline=None, suppress_health_check=_SLOW_IS_F
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None, print_blob=True)
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=2000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of nightly.toml; where all tests are collected, every pattern must find some."""
+    moved = tomllib.loads((Path(__file__).parent / "nightly.toml").read_text())["moved"]
+    for pattern in (pattern for group in moved for pattern in group["tests"]):
+        found = [item for item in items if re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), item.nodeid)]
+        for item in found:
+            item.add_marker("nightly")
+        if not found and not config.option.file_or_dir:
+            raise pytest.UsageError(f"tests/nightly.toml: {pattern!r} is the id of no test")
