@@ -35,7 +35,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark the tests of nightly.toml; where all tests are collected, every pattern must find some."""
     moved = tomllib.loads((Path(__file__).parent / "nightly.toml").read_text())["moved"]
     for pattern in (pattern for group in moved for pattern in group["tests"]):
-        found = [item for item in items if re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), item.nodeid)]
+        found = [
+            item for item in items if re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), item.nodeid)
+        ]
         for item in found:
             item.add_marker("nightly")
         if not found and not config.option.file_or_dir:

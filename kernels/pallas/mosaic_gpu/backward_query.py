@@ -3,9 +3,9 @@
 One warpgroup, the producer, copies K and V blocks, into a ring of slots each; each of the others holds 64
 rows of Q and dO, recomputes P from the lse, and sums dS K. Every sum has one owner and one order (S17).
 
-`lse` is in bits, +inf for rows that see no key, whose P is then 0; `delta` is rowsum(dO * O) less the
-cotangent of lse. Both are subtracted before the products that they belong to, where nothing comes between:
-accumulators begin at them.
+`lse` is in units of `KernelSpec.reference_unit`, +inf for rows that see no key, whose P is then 0; `delta` is
+rowsum(dO * O) less the cotangent of lse. Both are subtracted before the products that they belong to, where
+nothing comes between: accumulators begin at them.
 
 Papers: Dao, arXiv 2307.08691; Shah and others, arXiv 2407.08608.
 """

@@ -165,7 +165,7 @@ def _locate(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     return entry, head, spec.q_blocks - 1 - index
 
 
-def _batch_and_part(spec: KernelSpec, entry: Any) -> tuple[Any, Any]:
+def batch_and_part(spec: KernelSpec, entry: Any) -> tuple[Any, Any]:
     """The batch row, and the part of the keys, of an entry of the results."""
     return (entry, 0) if spec.parts == 1 else (lax.rem(entry, spec.batch), lax.div(entry, spec.batch))
 
@@ -176,7 +176,7 @@ def _visit(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> tuple[Any,
     A row block that sees nothing takes one block of keys, all hidden: no case of its own.
     """
     entry, head, block = _locate(spec, tile)
-    batch, part = _batch_and_part(spec, entry)
+    batch, part = batch_and_part(spec, entry)
     start, full_start, full_stop, stop = part_span(spec, part, key_span(spec, arrays, batch, block))
     return batch, head, block, (start, full_start, full_stop, jnp.maximum(stop, start + 1))
 
@@ -236,21 +236,20 @@ def _consume(
     rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
     if spec.hides:
         outputs["leak"][entry, head, rows] = leaked(acc)
-    if spec.partial:
-        outputs["row_max"][entry, head, rows] = jnp.where(norm == 0.0, -jnp.inf, m)
-        outputs["lse"][entry, head, rows] = norm
-        outputs["out"][entry, head, rows] = acc
-        return count
     # Short of the maximum by up to SLACK where out is normalised; then all that is read of it is -inf.
-    outputs["row_max"][entry, head, rows] = jnp.where(norm == 0.0, -jnp.inf, m * LN2)
+    nats = m if spec.partial else m * (LN2 * spec.reference_unit)
+    outputs["row_max"][entry, head, rows] = jnp.where(norm == 0.0, -jnp.inf, nats)
     lse, factor = finish(spec, arrays, head, m, norm)
     outputs["lse"][entry, head, rows] = lse
+    if spec.partial:
+        outputs["out"][entry, head, rows] = acc
+        return count
     room = shared.query.at[warpgroup]
     if blocks.programs is not None:
         room = shared.out.at[warpgroup]
         # The out of the tile before may still be on its way.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    room[...] = (acc * over_rows(factor, acc.shape)).astype(spec.dtype)
+    room[...] = scaled(acc, factor).astype(spec.dtype)
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(room, outputs["out"].at[entry, rows, head])
     return count
@@ -258,30 +257,40 @@ def _consume(
 
 def finish(
     spec: KernelSpec, arrays: Mapping[str, Any], head: Any, m: jax.Array, norm: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The lse, and what the sums of P V are multiplied by, of each row (clauses S10, S11, S13)."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """The lse, and what the sums of P V are multiplied by, of each row (clauses S10, S11, S13).
+
+    Of partial results: the norm, and None for 1.
+    """
+    if spec.partial:
+        return norm, None
     rescale, largest = jnp.float32(1.0), m
     if spec.sinks:
         together = lax.broadcast(arrays["sinks"][0, head], (ROWS,))
         largest = jnp.maximum(m, together)
-        norm = norm * _share(m, largest) + jnp.exp2(together - largest)
+        norm = norm * _share(spec, m, largest) + _share(spec, together, largest)
     empty = norm == 0.0
-    lse = jnp.where(empty, -jnp.inf, largest * LN2 + jnp.log(norm))
+    lse = jnp.where(empty, -jnp.inf, largest * (LN2 * spec.reference_unit) + jnp.log(norm))
     if spec.normalize:
         rescale = 1.0 / jnp.where(empty, 1.0, norm)
     elif spec.sinks:
         # The unnormalised out is relative to the largest of all, and `together` is a sum.
         largest = jnp.maximum(m, lax.broadcast(arrays["sinks"][1, head], (ROWS,)))
-    return lse, _share(m, largest) * rescale
+    return lse, _share(spec, m, largest) * rescale
 
 
-def _share(m: jax.Array, largest: jax.Array) -> jax.Array:
-    """Two to the power of m - largest, at most 1.
+def scaled(acc: jax.Array, factor: jax.Array | None) -> jax.Array:
+    """The sums of P V times the factor of their rows."""
+    return acc if factor is None else acc * over_rows(factor, acc.shape)
+
+
+def _share(spec: KernelSpec, m: jax.Array, largest: jax.Array) -> jax.Array:
+    """Two to the power of m - largest in bits, at most 1.
 
     m is a product. The compiler may fuse it with the subtraction, which leaves the rounding of the product.
     Of a row that has seen nothing, and of huge logits, that is more than any exponent.
     """
-    return jnp.where(m >= largest, 1.0, jnp.exp2(m - largest))
+    return jnp.where(m >= largest, 1.0, jnp.exp2((m - largest) * spec.reference_unit))
 
 
 def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
@@ -305,7 +314,7 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     plgpu.wgmma_wait(0)
     plgpu.barrier_arrive(shared.value_empty.at[slot])
     norm = known.whole_norm()
-    return consumer.acc[...], known.bits(spec), norm, count
+    return consumer.acc[...], known.level(spec), norm, count
 
 
 def _weights(consumer: _Consumer, score: jax.Array, block: Any, compared: bool, known: Softmax) -> Weights:

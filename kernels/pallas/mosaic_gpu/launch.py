@@ -60,12 +60,16 @@ def launch[S](
     return dict(zip(outputs, run(*arrays.values()), strict=True))
 
 
-def matrix(spec: KernelSpec, rows: int, count: int) -> Any:
-    """[count, rows, D] in shared memory, in the layout that TMA writes and WGMMA reads."""
-    itemsize = jnp.dtype(spec.dtype).itemsize
+def matrix(spec: KernelSpec, rows: int, count: int, dtype: Any = None) -> Any:
+    """[count, rows, D] in shared memory, in the layout that TMA writes and WGMMA reads.
+
+    dtype: that of the spec by default.
+    """
+    dtype = spec.dtype if dtype is None else dtype
+    itemsize = jnp.dtype(dtype).itemsize
     swizzle = plgpu.find_swizzle(spec.head_dim * itemsize * 8)
     layout = (plgpu.TilingTransform((TMA_ROWS, swizzle // itemsize)), plgpu.SwizzleTransform(swizzle))
-    return plgpu.SMEM((count, rows, spec.head_dim), spec.dtype, transforms=layout)
+    return plgpu.SMEM((count, rows, spec.head_dim), dtype, transforms=layout)
 
 
 def vector(size: int, count: int) -> Any:

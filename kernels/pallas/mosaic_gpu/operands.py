@@ -74,10 +74,10 @@ def pairs(spec: KernelSpec, call: Call, transposed: bool) -> dict[str, jax.Array
     return arrays
 
 
-def sinks(call: Call) -> dict[str, jax.Array]:
-    """[2, Hq] float32, in bits: the logsumexp of each head's sinks, and the largest of them."""
+def sinks(spec: KernelSpec, call: Call) -> dict[str, jax.Array]:
+    """[2, Hq] float32, as references are: the logsumexp of each head's sinks, and the largest of them."""
     if call.softmax_aux is None:
         return {}
     aux = call.softmax_aux.astype(jnp.float32)
     of_head = jnp.stack((jax.nn.logsumexp(aux, axis=-1), aux.max(axis=-1)))
-    return {"sinks": jnp.broadcast_to(of_head, (2, call.query.shape[2])) * LOG2E}
+    return {"sinks": jnp.broadcast_to(of_head, (2, call.query.shape[2])) * (LOG2E / spec.reference_unit)}

@@ -64,16 +64,13 @@ def _forward(settings: Settings, call: Call) -> Forward:
 
 
 def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
-    """The call with packed heads, if the queries of each key head fit one tile and see every key.
+    """The call with packed heads, if the queries of each key head fit one tile.
 
-    Packed heads and parts have been timed, and judged with both passes, for calls that hide nothing alone.
+    Partial results are in bits, which the lowest biases are past.
     """
     group = call.query.shape[2] // call.key.shape[2]
-    pairs = (call.attention_mask, call.bias, call.q_segment_ids)
-    if call.query.shape[1] * group > ROWS or any(x is not None for x in pairs):
-        return None
-    packed, packed_rows = pack_heads(call, rows)
-    return (packed, packed_rows) if packed_rows.first is None and packed_rows.last is None else None
+    few = call.query.shape[1] * group <= ROWS and call.bias is None
+    return pack_heads(call, rows) if few else None
 
 
 def _partial(settings: Settings, call: Call, rows: Rows, blocks: Blocks) -> Partial:
@@ -99,7 +96,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         "value": tensor(spec, call.value),
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call, transposed=False),
-        **sinks(call),
+        **sinks(spec, call),
     }
     of_row = _of_row(spec)
     out = _of_tensor(spec, call.query)
@@ -241,8 +238,8 @@ def _repaired(
 
 
 def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
-    """What each row's accumulators begin at, or its lse in bits where that is subtracted later."""
-    unit = -1.0 / spec.scale if spec.folds else LOG2E
+    """What each row's accumulators begin at, or its lse where that is subtracted later, as references are."""
+    unit = -1.0 / spec.scale if spec.folds else LOG2E / spec.reference_unit
     return {
         "lse": per_query(spec, in_units(terms.lse, unit), -jnp.inf if spec.folds else jnp.inf),
         "delta": per_query(spec, -terms.delta, 0.0),

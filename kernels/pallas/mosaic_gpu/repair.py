@@ -20,11 +20,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
-from attest.kernels.pallas.mosaic_gpu.forward import finish
+from attest.kernels.pallas.mosaic_gpu.forward import batch_and_part, finish, scaled
 from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, launch, matrix, vector
 from attest.kernels.pallas.mosaic_gpu.scratch import scratch
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, nothing_known, online_softmax, rescaled
-from attest.kernels.pallas.mosaic_gpu.spans import locate
+from attest.kernels.pallas.mosaic_gpu.spans import locate, part_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
@@ -53,7 +53,7 @@ class Shared:
 
     own: Annotated[Any, lambda spec: matrix(spec, ROWS, 2)]
     visited: Annotated[Any, lambda spec: matrix(spec, spec.k_block, 2)]
-    result: Annotated[Any, lambda spec: matrix(spec, ROWS, 1)]
+    result: Annotated[Any, lambda spec: matrix(spec, ROWS, 1, spec.out_dtype)]
     numbers: Annotated[Any, lambda _: vector(ROWS, 2)]
     full: Annotated[Any, lambda _: barriers(1)]
 
@@ -99,11 +99,12 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
     Values that are not finite are left out; then the rows that give one of them weight are NaN there. Which
     do is found with values that are 1 in their places and 0 elsewhere.
     """
-    batch, head, block = locate(tile_index, spec.q_blocks, spec.heads)
+    entry, head, block = locate(tile_index, spec.q_blocks, spec.heads)
+    batch, part = batch_and_part(spec, entry)
+    begin, _, _, end = part_span(spec, part, (0, 0, 0, spec.k_blocks))
     tile = Tile(spec, arrays, batch, head, block * ROWS, key=None)
     tile = replace(tile, bounds=load_bounds(tile))
-    own = (batch, tile.queries, head)
-    _fetch(shared, arrays["query"].at[own], shared.own.at[0])
+    _fetch(shared, arrays["query"].at[batch, tile.queries, head], shared.own.at[0])
 
     def step(nonfinite: bool, acc: Any, channels: Any, j: Any, known: Softmax) -> Softmax:
         here = replace(tile, key=j * blocks.k)
@@ -124,18 +125,19 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
     def total(nonfinite: bool, acc: Any, channels: Any) -> jax.Array:
         acc[...] = jnp.zeros(acc.shape, jnp.float32)
         start = nothing_known(spec, blocks.partial_sums)
-        known = lax.fori_loop(0, spec.k_blocks, partial(step, nonfinite, acc, channels), start)
+        known = lax.fori_loop(begin, end, partial(step, nonfinite, acc, channels), start)
         if nonfinite:
             return acc[...]
-        _, factor = finish(spec, arrays, head, known.bits(spec), known.whole_norm())
-        return acc[...] * over_rows(factor, acc.shape)
+        _, factor = finish(spec, arrays, head, known.level(spec), known.whole_norm())
+        return scaled(acc[...], factor)
 
     _sum(spec, shared.own.at[1], partial(total, True))
     _sum(spec, shared.result.at[0], partial(total, False))
     _change(
         shared.result.at[0], lambda x, nonfinite: jnp.where(nonfinite > 0.0, jnp.nan, x), shared.own.at[1]
     )
-    _write(shared.result.at[0], arrays["out"].at[own])
+    target = (entry, head, tile.queries) if spec.partial else (entry, tile.queries, head)
+    _write(shared.result.at[0], arrays["out"].at[target])
 
 
 def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
@@ -210,7 +212,7 @@ def _program(
     """Tiles of a program, none where nothing leaked."""
     by_key = body is d_key
     blocks, heads = (spec.k_blocks, spec.key_heads) if by_key else (spec.q_blocks, spec.heads)
-    tiles, program = spec.batch * heads * blocks, lax.axis_index(PROGRAM)
+    tiles, program = spec.entries * heads * blocks, lax.axis_index(PROGRAM)
     mine = jnp.where(arrays["leaked"][0] > 0, lax.div(tiles - program + PROGRAMS - 1, PROGRAMS), 0)
 
     def one(i: Any, _: None) -> None:

@@ -18,14 +18,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attest.kernels.exponents import LOG2E
+from attest.kernels.exponents import LOG2E, LOWEST
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tanh import Cap, any_above
 from attest.kernels.pallas.mosaic_gpu.tile import BY_ROW, COLUMNS, TILE, Tile, hidden_pairs, logits, over_rows
 
 SLACK = 8.0  # P is at most 2^8, which sums of float32 and P in float16 have room for
-_LOWEST = -3.4e38  # the reference in bits of a row that has seen nothing: a difference is still a number
+# The reference in bits of a row that has seen nothing: a difference is still a number. With a bias a logit
+# may be lower, and a row begins at the lowest number.
+_LOWEST = -3.4e38
 # Bits of a reference from which on its own rounding is past what P has room for: see `_row_unit`.
 _HUGE = {"bfloat16": 2.0**29, "float16": 2.0**27}
 
@@ -45,9 +47,9 @@ class Softmax(NamedTuple):
     unit: jax.Array | None
     norm: jax.Array
 
-    def bits(self, spec: KernelSpec) -> jax.Array:
-        """[64], the reference in bits."""
-        return self.reference if _bare(spec) else self.reference * spec.unit
+    def level(self, spec: KernelSpec) -> jax.Array:
+        """[64], the reference in units of `KernelSpec.reference_unit`."""
+        return self.reference if _bare(spec) or spec.in_nats else self.reference * spec.unit
 
     def whole_norm(self) -> jax.Array:
         """[64], its parts summed."""
@@ -83,6 +85,8 @@ def nothing_known(spec: KernelSpec, partial_sums: bool) -> Softmax:
         norm = plgpu.layout_cast(jnp.zeros((ROWS, COLUMNS), jnp.float32), TILE)
     if _bare(spec):
         return Softmax(_by_row(_LOWEST), None, norm)
+    if spec.in_nats:
+        return Softmax(_by_row(LOWEST), _by_row(_power(spec)), norm)
     return Softmax(_by_row(_LOWEST / max(spec.unit, 1.0)), _by_row(spec.unit), norm)
 
 
@@ -173,9 +177,13 @@ def _row_unit(spec: KernelSpec, reference: jax.Array) -> jax.Array:
     whole numbers that makes 0 or inf of the largest weight. There a power of two, of which both are exact,
     stands in for the unit: logits that differ at all are far apart.
     """
-    power = 2.0 ** math.floor(math.log2(spec.unit / LOG2E))
     huge = jnp.abs(reference * spec.unit) > _HUGE[jnp.dtype(spec.dtype).name]
-    return jnp.where(huge, power, spec.unit)
+    return jnp.where(huge, _power(spec), spec.unit)
+
+
+def _power(spec: KernelSpec) -> float:
+    """The unit of rows of a huge reference."""
+    return 2.0 ** math.floor(math.log2(spec.unit / LOG2E))
 
 
 def _unmoved(_: Any, row: _Row) -> tuple[_Row, jax.Array]:

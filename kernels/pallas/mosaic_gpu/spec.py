@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from attest.kernels.arguments import Call
 from attest.kernels.exponents import LOG2E
@@ -29,8 +30,7 @@ class KernelSpec:
     and by_batch whether those have an entry for each batch row. mask, bias: None without; else which of
     their axes before the last have more than one entry. q_block, k_block: the queries and keys that a step
     of a program deals with. parts: how many programs share the keys of a row, in the forward kernel. partial:
-    whether it returns the sums of each part, as `attest.kernels.few_queries.Partial` has them; such a call
-    hides nothing.
+    whether it returns the sums of each part, as `attest.kernels.few_queries.Partial` has them.
     """
 
     batch: int
@@ -80,6 +80,16 @@ class KernelSpec:
     def folds(self) -> bool:
         """Whether the lse may be subtracted before the product: nothing comes between it and the exponent."""
         return self.cap is None and not self._scales_first and self.scale >= _SMALLEST_SCALE
+
+    @property
+    def in_nats(self) -> bool:
+        """Whether references and lse are in nats: the lowest biases, in bits, are below all of float32."""
+        return self.bias is not None and self.cap is None
+
+    @property
+    def reference_unit(self) -> float:
+        """Bits of a unit of the references and of the lse."""
+        return LOG2E if self.in_nats else 1.0
 
     @property
     def bare_cap(self) -> bool:
@@ -135,6 +145,10 @@ class KernelSpec:
     def entries(self) -> int:
         """How many entries results have that have one for each part of each batch row, part by part."""
         return self.parts * self.batch
+
+    @property
+    def out_dtype(self) -> Any:
+        return jnp.float32 if self.partial else self.dtype
 
 
 def work_of(call: Call, few: bool = False) -> frozenset[str]:

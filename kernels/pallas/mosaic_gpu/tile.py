@@ -187,12 +187,16 @@ def logits(tile: Tile, s: jax.Array, compared: bool) -> tuple[jax.Array, Hiding]
 def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Array, jax.Array | None]:
     """P of a tile, 0 where hidden, and the slope of the cap, None without one: float32, from the product s.
 
-    lse: of each query, in bits; None where it has been subtracted already (`KernelSpec.folds`).
+    lse: of each query, in units of `KernelSpec.reference_unit`; None where it has been subtracted already
+    (`KernelSpec.folds`).
     """
     spec = tile.spec
     u, hiding = logits(tile, s, compared)
-    bits = u * spec.unit
-    exponents = bits if lse is None else bits - tile.by_query(lse)
+    if spec.in_nats:
+        exponents = (u - tile.by_query(lse)) * spec.unit
+    else:
+        bits = u * spec.unit
+        exponents = bits if lse is None else bits - tile.by_query(lse)
     # No weight is above 1: see `attest.kernels.exponents`.
     p = hiding.apply(jnp.exp2(jnp.minimum(exponents, 0.0)), 0.0)
     return p, None if spec.cap is None else 1.0 - u * u
