@@ -52,11 +52,12 @@ def _processor() -> str:
 def _commit(folder: Path) -> str:
     """The commit that is checked out, "+dirty" if files differ from it; "" outside a checkout.
 
-    The variable ATTEST_COMMIT holds it where the files were copied without their history.
+    The variable ATTEST_COMMIT holds it where the files were copied there without their history.
     """
+    copied = os.environ.get("ATTEST_COMMIT", "")
     head = _git(folder, ("rev-parse", "HEAD"))
-    if not head:
-        return os.environ.get("ATTEST_COMMIT", "")
+    if copied or not head:
+        return copied
     return f"{head}+dirty" if _git(folder, ("status", "--porcelain", "--untracked-files=no")) else head
 
 
