@@ -15,7 +15,7 @@ JUDGEMENTS = {
     "rms": "the errors together are larger than rounding explains",
     "z": "an element is further off than chance allows",
     "bias": "the errors lean to one side",
-    "semantics": "the error is larger than any defect of precision explains",
+    "semantics": "the error is larger than any loss of precision explains",
 }
 
 # Fields that the readable line has in words of its own, or that only matter for replaying.
