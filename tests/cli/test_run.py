@@ -166,7 +166,7 @@ MISBEHAVIOUR = {
     "interrupts": ("forward", "raised KeyboardInterrupt: not the user"),
     "gives_up": ("forward", "raised GeneratorExit"),
     "speaks_badly": ("forward", "raised SpeechlessError: (its text cannot be read: ZeroDivisionError)"),
-    "wants_memory": ("forward", "(other workers may hold this memory: -n 1 leaves it to one)"),
+    "wants_memory": ("forward", "(other workers may hold this memory: use -n 1)"),
     "exits": ("forward", "raised SystemExit: no"),
     "one_query_short": ("forward", "returned out of shape (1, 1, 1, 1), expected (1, 2, 1, 1)"),
     "another_dtype": ("forward", "returned out of dtype float16, expected float32"),
