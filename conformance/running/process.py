@@ -27,7 +27,7 @@ class WorkerError(Exception):
 
 
 def settle() -> None:
-    """Make this process steady, and those that it starts; what the user has set is left alone."""
+    """Set the environment of this process and those that it starts; settings of the user are kept."""
     for name, value in _STEADY.items():
         os.environ.setdefault(name, value)
     flags = os.environ.get("XLA_FLAGS", "")

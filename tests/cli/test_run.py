@@ -114,7 +114,7 @@ def test_a_case_with_rows_that_a_dialect_leaves_open_is_not_judged(attest):
         (("--check", "lse"), "--check lse does not apply: toys.right does not return lse"),
         (
             ("--check", "forward", "--check", "production"),
-            "--check production: the profile quick has no cases of it for toys.right;"
+            "--check production: the profile quick has no such cases for toys.right;"
             " use --profile production",
         ),
     ],
