@@ -1,4 +1,4 @@
-"""Judging one subject on one case: one Result for each check, whatever happens."""
+"""Judging one subject on one case: one Result for each check, even if the check raises."""
 
 from collections.abc import Sequence
 
