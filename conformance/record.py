@@ -47,7 +47,7 @@ class Measurement:
     output: out, lse, dquery, dkey, dvalue, dbias or dsoftmax_aux. elements: how many were judged.
     worst_ratio: the largest err / bound. rms_ratio: rms(err) / rms(std). largest_z: of err / std.
     bias_t: the signed statistic. broken: the judgements that failed: bound, rms, z, bias; and "semantics"
-    where no defect of precision explains so large an error.
+    where no loss of precision explains so large an error.
     worst: the element of the largest err / bound.
     """
 

@@ -24,7 +24,7 @@ from attest.conformance.subject import Subject
 class Finding:
     """What a check found: PASS, FAIL or UNSUPPORTED, with numbers and a sentence where there are any.
 
-    clauses: what was broken, where it is not what the check tests.
+    clauses: the broken clauses, if they are not those that the check tests.
     """
 
     verdict: Verdict
@@ -38,8 +38,9 @@ class Check:
     """One property.
 
     kind: how cases are chosen for it, one of conformance/kinds.py.
-    clauses: what it tests on a case. applies: None, or why the subject is not held to it.
-    run: judges; may raise SubjectError, which is a FAIL.
+    clauses: the clauses that it tests on a case.
+    applies: None, or the reason why the check does not apply to a subject.
+    run: judges a trial; a SubjectError that it raises is a FAIL.
     needs_contrast: a PASS counts only if the case is sensitive enough to show a defect.
     """
 
@@ -59,7 +60,7 @@ def all_checks() -> dict[str, Check]:
 
 
 def held_to_oracle(trial: Trial, outputs: Mapping[str, NDArray[Any]], names: Iterable[str]) -> Finding:
-    """Measure those of `names` that are among the outputs and the oracle's: PASS if no judgement broke."""
+    """Judge those of `names` that both the outputs and the oracle have: PASS if no judgement is broken."""
     wanted = trial.answer.items()
     return judged(
         tuple(
@@ -71,7 +72,7 @@ def held_to_oracle(trial: Trial, outputs: Mapping[str, NDArray[Any]], names: Ite
 
 
 def _measured(trial: Trial, name: str, got: NDArray[Any], want: NDArray[np.float64]) -> Measurement:
-    """Measure one output; what independent roundings do not explain is measured with repeated ones."""
+    """Measure one output, with repeated roundings where independent ones do not explain its errors."""
     measurement = measure(name, got, want, trial.predictions[name], trial.case)
     if set(measurement.broken) - {"bound"}:
         measurement = measure(name, got, want, trial.repeated_predictions[name], trial.case)
@@ -81,7 +82,7 @@ def _measured(trial: Trial, name: str, got: NDArray[Any], want: NDArray[np.float
 
 
 def judged(measurements: tuple[Measurement, ...]) -> Finding:
-    """Return PASS if no judgement broke, or a FAIL that names those that did."""
+    """Return PASS if no judgement is broken, or a FAIL that names the broken ones."""
     wrong = [f"{m.output} ({', '.join(m.broken)})" for m in measurements if m.broken]
     verdict = Verdict.FAIL if wrong else Verdict.PASS
     return Finding(verdict, measurements, f"outside the error model: {', '.join(wrong)}" if wrong else "")

@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 
 def batch_dims(batch: int) -> tuple[int, ...]:
-    """The dimensions that a batch is split into: none for one entry, else two, both above 1 if possible."""
+    """Return the dimensions of a split batch: none for one entry, else two, both above 1 if possible."""
     if batch == 1:
         return ()
     first = next((size for size in range(2, batch) if batch % size == 0), 1)
@@ -33,7 +33,7 @@ def batch_dims(batch: int) -> tuple[int, ...]:
 
 
 def split(arrays: Mapping[str, Array], dims: tuple[int, ...]) -> dict[str, Array]:
-    """The arrays of a call, with these batch dimensions in the place of one."""
+    """Return the arrays of a call with these batch dimensions instead of one."""
     # An offset for each sequence has them, too, where the sequences are those of the batch, not of lengths.
     batched = {*BATCHED, *(() if "cum_seqlens_q" in arrays else ("q_offset",))}
     return {name: _split(array, dims) if name in batched else array for name, array in arrays.items()}
@@ -55,9 +55,7 @@ def _run(trial: Trial) -> Finding:
         outputs = to_numpy(function(to_jax(split(call.arrays, dims)), d_out, d_lse))
     changed = [name for name, array in trial.outputs.items() if outputs[name].tobytes() != array.tobytes()]
     if changed:
-        message = (
-            f"batch dimensions {dims} in the place of {(trial.case.batch,)} changed {', '.join(changed)}"
-        )
+        message = f"batch dimensions {dims} instead of {(trial.case.batch,)} changed {', '.join(changed)}"
         return Finding(Verdict.FAIL, message=message)
     return Finding(Verdict.PASS)
 

@@ -14,24 +14,24 @@ from attest.conformance.kinds import DRAWN
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
 
-# What no program has unless this implementation is in it; one that has none of them is XLA's alone.
+# Primitives that only programs of this implementation have. A program without any of them is XLA's.
 MARKS: Mapping[str, str] = {
     "triton_kernel_call": "triton",
     "pure_callback": "triton",  # in Triton's interpreter
 }
-# What every kernel of Pallas is, on any device; its parameters say for which.
+# The primitives of every Pallas kernel, on any device; their parameters name the device.
 LAUNCHES = ("pallas_call", "mpmd_map")
 UNMARKED = "xla"
 
 
 def implementations(jaxpr: Jaxpr) -> frozenset[str]:
-    """The implementations that a program runs, by their marks."""
+    """Return the implementations that a program runs, by their marks."""
     marked = {mark for equation in _equations(jaxpr) if (mark := _mark(equation)) is not None}
     return frozenset(marked or {UNMARKED})
 
 
 def _mark(equation: JaxprEqn) -> str | None:
-    """The implementation that an equation belongs to, None where any program may have it."""
+    """Return the implementation that an equation belongs to; None if any program may have it."""
     name = equation.primitive.name
     if name not in LAUNCHES:
         return MARKS.get(name)
@@ -39,8 +39,8 @@ def _mark(equation: JaxprEqn) -> str | None:
 
 
 def _for_gpus(params: Mapping[str, Any]) -> bool:
-    """Whether Mosaic GPU is to compile a launch: the types of its options and meshes are that compiler's."""
-    # Not before a program has such a launch, so that listing the checks imports no Pallas.
+    """Whether Mosaic GPU compiles a launch: its options and meshes then have types of that compiler."""
+    # Imported only for a program with such a launch, so that listing the checks does not import Pallas.
     from jax.experimental.pallas import mosaic_gpu
 
     own: Any = (mosaic_gpu.CompilerParams, mosaic_gpu.Mesh)
@@ -56,7 +56,7 @@ def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def _passes(trial: Trial) -> dict[str, Jaxpr]:
-    """The programs of the two passes, traced and not run; the forward alone where there are no gradients."""
+    """Trace the programs of the two passes, only the forward one if there are no gradients."""
     subject, call = trial.subject, call_of(trial.built)
     arrays = to_jax(call.arrays)
     varied = {name: arrays.pop(name) for name in differentiated(subject, call)}
@@ -80,15 +80,15 @@ def _run(trial: Trial) -> Finding:
     assert trial.subject.implementation is not None
     case = trial.case
     if 0 in (case.q_len, case.kv_len):
-        return Finding(Verdict.INCONCLUSIVE, message="no pair of a query and a key: nothing need be launched")
+        return Finding(Verdict.INCONCLUSIVE, message="the case has no pair of a query and a key")
     meant = trial.subject.implementation(case)
-    strangers = [
-        f"{' and '.join(sorted(ran))} ran its {name}"
+    others = [
+        f"{' and '.join(sorted(ran))} ran the {name} pass"
         for name, program in _passes(trial).items()
         if (ran := implementations(program)) != frozenset({meant})
     ]
-    if strangers:
-        return Finding(Verdict.FAIL, message=f"{meant} was meant to run, and {', '.join(strangers)}")
+    if others:
+        return Finding(Verdict.FAIL, message=f"{meant} should have run, but {', '.join(others)}")
     return Finding(Verdict.PASS)
 
 

@@ -1,4 +1,4 @@
-"""Accuracy: out, lse and the gradients are the oracle's, within the declared error."""
+"""Accuracy: out, lse and the gradients agree with the oracle's within the declared error."""
 
 from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.checks import Check, Finding, held_to_oracle
@@ -15,7 +15,7 @@ _GRADIENTS = (("dquery", "dkey", "dvalue", "dbias", "dsoftmax_aux"), ("S14",))
 
 
 def feature_clauses(trial: Trial, always: tuple[str, ...]) -> tuple[str, ...]:
-    """`always`, then the clauses of the features that the case switches on."""
+    """Return `always`, then the clauses of the features that the case switches on."""
     case = trial.case
     clauses = [*always, *(ALL_FEATURES[name].clause for name in sorted(case.features))]
     if case.empty_rows or case.kv_len < case.q_len:
@@ -28,7 +28,7 @@ def feature_clauses(trial: Trial, always: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _right_plainly(trial: Trial, outputs: tuple[str, ...]) -> bool:
-    """Whether the same call is right where nothing is differentiated."""
+    """Whether the same call without differentiation is right."""
     try:
         return held_to_oracle(trial, trial.plain.outputs, outputs).verdict is Verdict.PASS
     except SubjectError:
@@ -44,10 +44,10 @@ def _check(name: str, group: tuple[tuple[str, ...], tuple[str, ...]]) -> Check:
             wanted = trial.answer.items()
             missing = [output for output in outputs if output in wanted and output not in returned]
             if missing:
-                raise SubjectError(f"gave no gradient {', '.join(missing)}")
+                raise SubjectError(f"returned no gradient {', '.join(missing)}")
         finding = held_to_oracle(trial, returned, outputs)
         if finding.verdict is Verdict.FAIL and name != "gradients" and _right_plainly(trial, outputs):
-            message = f"under differentiation alone, {finding.message}"
+            message = f"only under differentiation: {finding.message}"
             return Finding(Verdict.FAIL, finding.measurements, message, ("S22",))
         return finding
 

@@ -1,7 +1,7 @@
 """Poison: NaN stored where nothing may be read reaches no result (S4).
 
-The case runs twice, with NaN and inf stored under masks and past lengths and with ordinary values there;
-every output and every gradient must be equal, those of the poisoned places included.
+The case runs twice: with NaN and inf stored under masks and past lengths, and with ordinary values there.
+Every output and every gradient must be equal, including those of the poisoned places.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ def _run(trial: Trial) -> Finding:
     if leaked:
         return Finding(Verdict.FAIL, message=f"NaN and inf stored under the mask changed {', '.join(leaked)}")
     if not _stored(poisoned, clean):
-        return Finding(Verdict.INCONCLUSIVE, message="the case hides nothing that poison could be stored in")
+        return Finding(Verdict.INCONCLUSIVE, message="the case hides nothing: no place for poison")
     return Finding(Verdict.PASS)
 
 

@@ -1,9 +1,10 @@
 """Positions: a part of a call, with its tokens' positions and its origin, gives that part of the whole (S23).
 
-Some batch entries, some heads and some query rows of a case are called by themselves. The outputs and
-gradients are held to the oracle's answer to that call, and those of the whole to the whole's. Dropout must
-keep the same weights in both, which one-hot values show. The part gets the positions of its rows and keys, or
-an offset for each of its sequences where the subject declares `q_offset` alone: no part has some of the keys.
+Some batch entries, some heads and some query rows of a case are called by themselves. The results of each
+part must agree with the oracle's answer to that call, and those of the whole with its answer to the whole.
+Dropout must keep the same weights in both, which one-hot values show. A part gets the positions of its rows
+and keys. If the subject declares only `q_offset`, it gets an offset for each of its sequences instead, which
+is enough because every part has all keys.
 """
 
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ _AXES = ("batch", "heads", "rows")
 
 @dataclass(frozen=True)
 class Part(Trial):
-    """A trial of arrays that no case stands for: some of those of its case."""
+    """A trial of some of the arrays of its case."""
 
     given: Built
 
@@ -48,7 +49,7 @@ class Part(Trial):
 
 
 def placed(problem: Problem, subject: Subject) -> Problem:
-    """The same problem with the positions of all its tokens given, or the offsets of all its sequences."""
+    """Return the same problem with explicit positions of all tokens, or explicit offsets of all sequences."""
     alignment = subject.semantics.causal if problem.causal else subject.semantics.window
     if "positions" not in subject.features:
         return replace(problem, q_offset=_offsets(problem, alignment))
@@ -60,7 +61,7 @@ def placed(problem: Problem, subject: Subject) -> Problem:
 
 
 def _offsets(problem: Problem, alignment: str) -> Array:
-    """The position of the first row of each sequence, any number for one without rows: int32 [sequences]."""
+    """Return the position of the first row of each sequence, 0 for one without rows: int32 [sequences]."""
     positions = [row_positions(problem, alignment, batch) for batch in range(problem.batch)]
     if problem.cum_seqlens_q is not None and problem.batch == 1:
         first = [positions[0][start : start + 1] for start in problem.cum_seqlens_q[:-1]]
@@ -70,10 +71,10 @@ def _offsets(problem: Problem, alignment: str) -> Array:
 
 
 def middle(problem: Problem, axis: str, multiple: int = 1) -> slice | None:
-    """The query heads, batch entries or rows of the middle third; the last of two; None of one.
+    """Return the middle third of the batch entries, heads or rows; the second of two; None if there is one.
 
-    Not the first, which need no origin, and not the last rows, which stand where they do by default. Heads
-    are cut between key heads if there are several; rows at multiples of a number.
+    The first ones need no origin, and the last rows are at their default positions. Heads are cut between
+    key heads if there are several, and rows at multiples of `multiple`.
     """
     size = {"batch": problem.batch, "heads": problem.q_heads, "rows": problem.q_len}[axis]
     unit = {"batch": 1, "heads": problem.group if problem.kv_heads > 1 else 1, "rows": multiple}[axis]
@@ -84,9 +85,9 @@ def middle(problem: Problem, axis: str, multiple: int = 1) -> slice | None:
 
 
 def cut(built: Built, axis: str, here: slice) -> Built:
-    """Some of the batch entries, query heads or rows of a call that is `placed`, with their origin.
+    """Return some of the batch entries, query heads or rows of a `placed` call, with their origin.
 
-    What it is `placed` by goes with the rows: positions are cut, offsets move.
+    Positions are cut with the rows, and offsets are moved.
     """
     problem = built.problem
     place = _AXES.index(axis)
@@ -136,7 +137,7 @@ def cut(built: Built, axis: str, here: slice) -> Built:
 
 
 def _moved(problem: Problem, axis: str, here: slice) -> dict[str, Array]:
-    """The offsets of the sequences of a part: those whose first rows are cut off begin later."""
+    """Return the offsets of the sequences of a part: a sequence whose first rows are cut off begins later."""
     if not isinstance(problem.q_offset, np.ndarray) or axis == "heads":
         return {}
     if axis == "batch":
@@ -162,9 +163,9 @@ def _lengths(problem: Problem, axis: str, here: slice) -> dict[str, Array]:
 
 
 def kept(trial: Trial, keys: slice) -> Array:
-    """Which weights of some keys dropout keeps: bool [B, Sq, Hq, keys], by values that single the keys out.
+    """Return which weights of some keys dropout keeps, by one-hot values: bool [B, Sq, Hq, keys].
 
-    Queries are zero, so that no weight is so small that it is lost.
+    Queries are zero, so that no weight is too small to show.
     """
     problem = trial.built.problem
     value = np.zeros_like(problem.value)
@@ -221,14 +222,14 @@ def _run(trial: Trial) -> Finding:
 
 
 def _as_declared(part: Built, subject: Subject) -> Built:
-    """The part without its origin where the subject has no dropout, which alone reads it, and takes none."""
+    """Remove the origin of a part if the subject does not declare it. Only dropout reads an origin."""
     if "origin" in subject.features:
         return part
     return replace(part, problem=replace(part.problem, origin=_DEFAULT_ORIGIN))
 
 
 def _lacks_packed(trial: Trial, axis: str, here: slice) -> bool:
-    """Whether one batch entry with a length remains, which is a packed call, and the subject takes none."""
+    """Whether one batch entry with a length remains: a packed call, which the subject does not support."""
     padded = trial.case.lengths is not None and trial.case.batch > 1
     return (
         padded and axis == "batch" and here.stop - here.start == 1 and "packed" not in trial.subject.features
@@ -246,7 +247,7 @@ def _applies(subject: Subject) -> str | None:
     if missing:
         return f"does not declare {' and '.join(missing)}"
     differ = subject.semantics.causal != subject.semantics.window
-    return "aligns causal and windows apart, which no positions do" if differ else None
+    return "aligns causal order and windows differently, which positions cannot express" if differ else None
 
 
 CHECKS = (Check("positions.shard", kind=TRANSFORMED, clauses=_clauses, run=_run, applies=_applies),)

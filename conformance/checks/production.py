@@ -23,7 +23,7 @@ def _run(trial: Trial) -> Finding:
     parts, wanted = posed.part(outputs), answer.items()
     for name in wanted:
         if name not in parts and (name != "lse" or subject.returns_lse):
-            raise SubjectError(f"gave no {name}")
+            raise SubjectError(f"returned no {name}")
     finding = judged(
         tuple(
             _placed(posed, measure(name, parts[name], wanted[name], predictions[name], trial.case))
@@ -35,12 +35,12 @@ def _run(trial: Trial) -> Finding:
     if not stray:
         return finding
     shown = ", ".join(str(row) for row in stray[:_NAMED])
-    message = f"dquery is not 0 in {len(stray)} rows whose cotangents are, such as (batch, row) {shown}"
+    message = f"dquery is not 0 in {len(stray)} rows whose cotangents are 0, such as (batch, row) {shown}"
     return Finding(Verdict.FAIL, finding.measurements, "; ".join(filter(None, (message, finding.message))))
 
 
 def _placed(posed: Posed, measurement: Measurement) -> Measurement:
-    """With the worst element's place in the whole output."""
+    """Return the measurement with the index of its worst element in the whole output."""
     worst = measurement.worst
     if worst is None:
         return measurement

@@ -1,8 +1,8 @@
 """Refusals: unsupported and malformed calls are rejected by name, never silently ignored (S20).
 
-One small well-formed call is spoiled in one way a check. A kernel passes if it raises and the text of the
-exception names the argument. An undeclared feature or form that is refused so is UNSUPPORTED, as the
-kernel declared. A subject that declares not to validate is asked none of this.
+Each check makes one small well-formed call malformed in one way. A kernel passes if it raises an exception
+whose text names the argument. A refusal of an undeclared feature or form is UNSUPPORTED, as the kernel
+declared. The checks do not apply to a subject that declares that it does not validate its arguments.
 """
 
 import warnings
@@ -26,7 +26,7 @@ from attest.conformance.running.phases import phase
 from attest.conformance.subject import Subject
 from attest.conformance.text import exception_text, message_of
 
-# Every other exception is an accident of the kernel's code, not a refusal.
+# Any other exception is a defect of the kernel, not a refusal.
 _REFUSALS = (ValueError, TypeError, NotImplementedError)
 
 # The smallest change to a case that switches a feature on, for calls that should be refused.
@@ -50,9 +50,9 @@ _ON: Mapping[str, Mapping[str, Any]] = {
     "positions": {"causal": True, "positions": "shard"},
     "origin": {"dropout": 0.5, "dropout_seed": 1, "origin": (1, 2, 3, 4)},
 }
-# What a refusal may name where no argument is a feature's own.
+# The words that a refusal may contain, for features without an argument of their own.
 _OTHER_WORDS = {"gqa": ("head", "key"), "value_dim": ("value",), "integer_mask": ("mask",)}
-# Holds the name of an argument and does not mean it.
+# This word contains the name of an argument, `key`, but does not mean it.
 _KEYWORD = "keyword"
 
 
@@ -61,13 +61,13 @@ def _words(feature: str) -> tuple[str, ...]:
 
 
 def _refused_words(feature: str, subject: Subject) -> tuple[str, ...]:
-    """What the refusal of an undeclared feature may name: its arguments, or those of an undeclared need."""
+    """Return what the refusal of a feature may name: its arguments, or those of a feature that it needs."""
     needed = NEEDS.get(feature)
     return _words(feature) + (() if needed is None or needed in subject.features else _words(needed))
 
 
 def said(error: BaseException) -> str:
-    """The whole text of an exception in lower case: type, message, notes, and the same of its causes.
+    """Return the text of an exception in lower case: type, message, notes, and the same of its causes.
 
     The names of Python's own types are left out: ValueError would name `value`.
     """
@@ -83,14 +83,14 @@ def said(error: BaseException) -> str:
 
 
 def _judge(trial: Trial, given: Arguments, names: tuple[str, ...], good: Verdict) -> Finding:
-    """Call with the arguments, which should raise and name one of `names`."""
+    """Make the call, which should raise an exception that names one of `names`."""
     arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
     keywords = given | to_jax(arrays) | dict(trial.subject.tilings[trial.case.tiling].options)
     query, key, value = (keywords.pop(name) for name in ("query", "key", "value"))
     wanted = " or ".join(names)
     try:
         with phase("running"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of overflow, on the way to a refusal or to its absence
+            warnings.simplefilter("ignore")  # of overflow, before or instead of a refusal
             jax.block_until_ready(trial.subject.call(query, key, value, **keywords))
     except _REFUSALS as error:
         if any(name.lower() in said(error) for name in names):
@@ -126,7 +126,7 @@ def _malformed_check(name: str, malformed: Malformed) -> Check:
     def applies(subject: Subject) -> str | None:
         if malformed.feature is not None and malformed.feature not in subject.features:
             return f"does not declare {malformed.feature}"
-        return None if malformed.applies(subject) else "is not malformed for what it declares"
+        return None if malformed.applies(subject) else "declares that it supports this call"
 
     return _validating(run, applies, name)
 
@@ -139,8 +139,8 @@ def _undeclared_check(feature: str) -> Check:
 
     def applies(subject: Subject) -> str | None:
         if feature in subject.unjudged:
-            return "supports it and declares nothing about it"
-        return "declares it" if feature in subject.features else None
+            return "supports the feature without declaring anything about it"
+        return "declares the feature" if feature in subject.features else None
 
     return _validating(run, applies, f"undeclared_{feature}")
 
@@ -152,7 +152,7 @@ def _undeclared_dtype(trial: Trial) -> Finding:
 
 
 def _excluded(trial: Trial) -> Finding:
-    """Every set of features that the subject excludes, in one call each; the first that is not refused."""
+    """Judge one call for each set of features that the subject excludes; return the first failure."""
     finding = Finding(Verdict.UNSUPPORTED)
     for together, case in _excluded_cases(trial.subject, trial.case):
         names = tuple(name for feature in sorted(together) for name in _words(feature))
@@ -173,10 +173,10 @@ def _excluded_cases(subject: Subject, base: Case) -> Iterator[tuple[frozenset[st
 
 @dataclass(frozen=True)
 class Narrow:
-    """A form of a declared feature that a subject declares not to take.
+    """A form of a declared feature that a subject may declare as unsupported.
 
-    declares: whether it does. call: the arguments to add to a well-formed call, from the subject. names:
-    words one of which the refusal must hold.
+    declares: whether a subject declares that. call: the arguments of the call that it must refuse.
+    names: the refusal must contain one of these words.
     """
 
     declares: Callable[[Subject], bool]
@@ -240,7 +240,7 @@ def _narrow_check(name: str, narrow: Narrow) -> Check:
         return _judge(trial, narrow.call(trial), narrow.names, Verdict.UNSUPPORTED)
 
     def applies(subject: Subject) -> str | None:
-        return None if narrow.declares(subject) else "declares it, or nothing like it"
+        return None if narrow.declares(subject) else "declares this form, or not the feature at all"
 
     return _validating(run, applies, f"undeclared_{name}")
 

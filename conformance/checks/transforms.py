@@ -42,7 +42,7 @@ def _arguments(built: Built) -> tuple[dict[str, Any], Any, Any]:
 
 
 def _sibling(trial: Trial) -> Trial:
-    """The same recipe with other values, whose static options and lengths are the same."""
+    """The same recipe with another seed: other values, the same static options and lengths."""
     return Trial(trial.subject, replace(trial.case, seed=trial.case.seed ^ 1))
 
 
@@ -60,7 +60,7 @@ def _stacked(trial: Trial) -> tuple[Any, ...]:
 
 
 def _vmap(trial: Trial) -> Outputs:
-    """The case is the first of a stack of two; the second would show if rows were mixed."""
+    """Map over a stack of the case and its sibling; a kernel that mixes the two would fail."""
     return _first(jax.jit(jax.vmap(_function(trial)))(*_stacked(trial)))
 
 
@@ -78,7 +78,7 @@ def _first(outputs: Mapping[str, Any]) -> Outputs:
 
 
 def _grad_under_jit(trial: Trial) -> Outputs:
-    """The gradients of a scalar loss that both cotangents enter."""
+    """Return the gradients of a scalar loss that uses both cotangents."""
     call = call_of(trial.built)
     wanted = differentiated(trial.subject, call)
     arrays, d_out, d_lse = _arguments(trial.built)
@@ -125,7 +125,7 @@ jax.monitoring.register_event_duration_secs_listener(_note)
 
 
 def _run_retrace(trial: Trial) -> Finding:
-    """A first call, forward and backward, may compile as often as it likes; a second one may not at all."""
+    """The first call, forward and backward, may compile any number of times; a second one may not."""
     with blaming(trial.subject):
         jax.block_until_ready(_eager(trial))
         sibling = _arguments(_sibling(trial).built)

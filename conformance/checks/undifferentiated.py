@@ -1,6 +1,6 @@
-"""Plain calls: out and lse are the oracle's where nothing is differentiated, too (S22).
+"""Plain calls: out and lse agree with the oracle's also without differentiation (S22).
 
-Every other check differentiates; a kernel with a derivative of its own has a forward pass for each.
+Every other check differentiates. A kernel with its own derivative has a second forward pass for that.
 """
 
 from attest.conformance.checks import Check, Finding, held_to_oracle
@@ -17,7 +17,7 @@ def _run(trial: Trial) -> Finding:
         return Finding(
             Verdict.FAIL,
             finding.measurements,
-            f"without differentiation alone, {finding.message}",
+            f"only without differentiation: {finding.message}",
             ("S22",),
         )
     return finding

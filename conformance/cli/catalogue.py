@@ -1,4 +1,4 @@
-"""The text of `attest list`: each subject, where it runs, what it supports and how its answers differ."""
+"""The text of `attest list`: each subject, where it runs, what it supports, and its semantics."""
 
 import textwrap
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _INDENT = " " * 12
 
 
 def catalogue() -> str:
-    """Return every subject in a paragraph of its own; with the reason where one cannot be loaded."""
+    """Return a paragraph for each subject, with the reason if it cannot be loaded."""
     return "\n\n".join("\n".join(_paragraph(name)) for name in sorted(discover()))
 
 
@@ -70,7 +70,7 @@ def limits(subject: Subject) -> Iterator[str]:
 
 
 def differences(semantics: Semantics) -> list[str]:
-    """Where a dialect differs from the standard, in words."""
+    """Return in words where a dialect differs from the standard."""
     found = [(f.name, getattr(semantics, f.name), getattr(STANDARD, f.name)) for f in fields(Semantics)]
     return [_difference(name, got, standard) for name, got, standard in found if got != standard]
 

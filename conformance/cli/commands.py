@@ -1,9 +1,9 @@
 """The commands of `attest`, and their exit statuses.
 
 0: passed. 1: failed, was interrupted, judged nothing, or could not write its results. 2: the
-command line is wrong. All but a failure are one sentence on stderr.
-The only file that sees `reports`. Heavy imports wait until a command needs them, and until the process
-that runs kernels is settled.
+command line is wrong. Everything but a failed verdict is reported in one sentence on stderr.
+Only this file imports `reports`. The commands import heavy modules themselves, after `settle` has set the
+environment of the process.
 """
 
 import os
@@ -39,7 +39,7 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status."""
     hold_streams()
     settle()
     try:
@@ -247,7 +247,7 @@ def compile_kernels(
     json: Annotated[Path | None, typer.Option("--json", help="Write every result here.")] = None,
 ) -> int:
     """Cross-compile every kernel for every device; no device is needed."""
-    # Nothing is run: no process takes an accelerator, or looks for one.
+    # Nothing runs, so no process needs to take an accelerator or look for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from attest.conformance.cli.console import progress, show
     from attest.conformance.compiling.matrix import Narrowing, compile_matrix
@@ -309,7 +309,7 @@ def _run(
 
 
 def _begun(request: "Request", record: Path | None) -> "Journal | None":
-    """The journal of a run whose record goes to a file."""
+    """Begin the journal of a run whose record goes to a file."""
     from attest.conformance.files import is_special
     from attest.conformance.running.journal import Journal, journal_path
     from attest.conformance.running.limits import limits
@@ -326,7 +326,7 @@ def _conclude(
     base: "RunRecord | None" = None,
     journal: "Journal | None" = None,
 ) -> int:
-    """Write and print a record; its exit status. What cannot be written takes nothing else with it."""
+    """Write and print a record; return the exit status. One failed write does not prevent the others."""
     from attest.conformance.cli.console import show
     from attest.conformance.record import with_problems
     from attest.reports.compare import compare_records
@@ -358,7 +358,7 @@ def _conclude(
 
 
 def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
-    """Write the record in every form that is requested; return a sentence for each that could not be."""
+    """Write the record in every requested form; return a sentence for each form that could not be written."""
     from attest.conformance.record_file import record_text
     from attest.reports.render import html, junit, markdown
 

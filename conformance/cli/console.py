@@ -1,6 +1,6 @@
 """The console: reports on stdout, sentences on stderr, and a progress bar during a run.
 
-No control character of anybody's text reaches a terminal, and what cannot be written is one sentence.
+Control characters in texts do not reach the terminal. A failed write is reported in one sentence.
 """
 
 import io
@@ -20,7 +20,7 @@ from attest.conformance.text import printable, sentence
 
 def show(*prints: Callable[[Console], None]) -> None:
     """Print reports: coloured on terminals only, and not under NO_COLOR. Raises FileError."""
-    page = io.StringIO()  # written as a whole, so that what goes wrong then is seen in one place
+    page = io.StringIO()  # written as a whole, so that errors of writing occur in one place
     on_terminal = sys.stdout is not None and sys.stdout.isatty()  # type: ignore[reportUnnecessaryComparison]
     console = Console(file=page, force_terminal=on_terminal or None, highlight=False)
     for print_it in prints:
@@ -34,7 +34,7 @@ def print_text(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Print what is wrong on stderr, in one line; nothing where stderr is closed."""
+    """Print an error on stderr, in one line; nothing if stderr is closed."""
     if sys.stderr is not None:  # type: ignore[reportUnnecessaryComparison] - it is None where it is closed
         with suppress(OSError):
             print(f"attest: {sentence(text)}", file=sys.stderr)
@@ -52,7 +52,7 @@ def _write(text: str) -> None:
 
 
 def _give_up_stdout() -> None:
-    """Python would write what is left in its buffer once more when it ends."""
+    """Keep Python from writing the rest of its buffer again when it ends."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

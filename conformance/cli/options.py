@@ -67,9 +67,9 @@ class UsageError(Exception):
 
 @contextmanager
 def as_usage_errors() -> Generator[None, None, None]:
-    """Turn errors of reading what the user named into usage errors.
+    """Turn errors in names and files of the command line into usage errors.
 
-    So is a module that ends the process when it is imported.
+    A module that ends the process when it is imported is a usage error, too.
     """
     try:
         yield
@@ -110,7 +110,7 @@ class Outputs:
         return tuple((f"--{name}", path) for name, path in vars(self).items() if path is not None)
 
     def spare(self, *inputs: Path) -> None:
-        """Raise UsageError if one of the files is also read."""
+        """Raise UsageError if one of the files is also an input."""
         for name, path in self.named:
             for read in inputs:
                 if same_file(path, read):
@@ -166,7 +166,7 @@ class RunOptions:
 def restriction(
     features: Sequence[str], dtypes: Sequence[str], checks: Sequence[str], examples: int | None
 ) -> "tuple[Restriction, str]":
-    """Return what narrows a run, and the same as typed. Raises UsageError."""
+    """Return the restriction of a run, and the same as typed. Raises UsageError."""
     from attest.conformance.cases.features import ALL_FEATURES, DTYPES
     from attest.conformance.running.plan import Restriction
 
@@ -189,5 +189,5 @@ def _parse_shard(text: str) -> tuple[int, int]:
 
 
 def _default_workers(backend: str) -> int:
-    """Cores are shared out; an accelerator's memory is not."""
+    """Return the number of cores; 1 on an accelerator, whose memory several workers would share."""
     return (os.cpu_count() or 1) if backend == "cpu" else 1

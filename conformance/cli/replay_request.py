@@ -33,10 +33,10 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 def read_replay_request(
     text: str, subject: str | None, checks: tuple[str, ...], allow_import: bool = False
 ) -> ReplayRequest:
-    """Read the JSON object in `text`, or in the file that it names; `subject` and `checks` go before its own.
+    """Read the JSON object in `text`, or in the file that it names; `subject` and `checks` override its own.
 
-    A Case by itself needs `subject`; without checks, all those of drawn cases judge it.
-    allow_import: whether the object may name a `module:attribute`, whose module is then run.
+    A Case by itself needs `subject`. Without checks, all checks of drawn cases judge it.
+    allow_import: whether the object may name a `module:attribute`, whose module is then imported.
     Raises ValueError with one sentence.
     """
     inline = text.lstrip().startswith("{")

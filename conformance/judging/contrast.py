@@ -27,13 +27,13 @@ _SEED_BITS = (1, 1 << 32)
 
 
 def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Problem]]:
-    """Yield each feature of the problem by name, with problems that differ in it alone."""
+    """Yield each feature of the problem by name, with problems that differ only in that feature."""
     if problem.causal:
         yield "causal", replace(problem, causal=False)
     if problem.sliding_window is not None:
         yield "window", replace(problem, sliding_window=None)
         for wider in _wider(problem, problem.sliding_window):
-            # A side that ends beyond the keys may as well end one further.
+            # A side that ends beyond the keys hides nothing, one token longer or not.
             if not _see_alike(problem, wider, semantics):
                 yield "window", wider
     if problem.attention_mask is not None:
@@ -109,8 +109,8 @@ def blind_spots(
 ) -> tuple[str, ...]:
     """Return the features that the case cannot show: none of `outputs` of a neighbour is far enough away.
 
-    predictions: of out and lse. gradients: called only for a neighbour that is equal forward: most are not,
-    and forward takes a third of the time.
+    predictions: of out and lse. gradients: called only for a neighbour with the same forward results. Most
+    have others, and the forward pass takes a third of the time.
     """
     forward = {name: array for name, array in near.answer.items().items() if name in outputs}
     blind: list[str] = []
@@ -125,7 +125,7 @@ def blind_spots(
 
 
 def _sees_any_key(problem: Problem, semantics: Semantics, batches: Iterable[int]) -> bool:
-    """Whether some row of these batch rows sees a key; else it is nothing to them whose keys they read."""
+    """Whether some row of these batch entries sees a key. If not, it does not matter which keys it reads."""
     rows = np.arange(problem.q_len, dtype=np.int64)
     return any(
         allowed(problem, semantics, batch, head, rows).any()
@@ -168,7 +168,7 @@ def _differs(other: Answer, wanted: Mapping[str, Floats], predictions: Mapping[s
 
 
 def _wider(problem: Problem, window: tuple[int | None, int | None]) -> Iterator[Problem]:
-    """The problem with each side of its window one token longer."""
+    """Yield the problem with each side of its window one token longer."""
     left, right = window
     if left is not None:
         yield replace(problem, sliding_window=(left + 1, right))
@@ -177,7 +177,7 @@ def _wider(problem: Problem, window: tuple[int | None, int | None]) -> Iterator[
 
 
 def _see_alike(problem: Problem, other: Problem, semantics: Semantics) -> bool:
-    """Whether the same keys are visible in both, a mask left aside."""
+    """Whether the same keys are visible in both problems, without their masks."""
     rows = np.arange(problem.q_len, dtype=np.int64)
     first, second = (replace(p, attention_mask=None) for p in (problem, other))
     return all(
@@ -187,17 +187,17 @@ def _see_alike(problem: Problem, other: Problem, semantics: Semantics) -> bool:
 
 
 def _with_keys(problem: Problem, chosen: tuple[slice, ...] | slice) -> Problem:
-    """The problem with some of its keys and values in the place of all."""
+    """Return the problem with some of its keys and values in place of all."""
     key, value = (np.broadcast_to(array[chosen], array.shape) for array in (problem.key, problem.value))
     return replace(problem, key=key, value=value)
 
 
 def _with_heads(problem: Problem, heads: NDArray[np.int64]) -> Problem:
-    """The problem in which each query head reads the key head that is listed for it."""
+    """Return the problem in which each query head reads the key head that is listed for it."""
     return replace(problem, key=problem.key[:, :, heads], value=problem.value[:, :, heads])
 
 
 def _without_bias(bias: Array) -> Array:
-    """A bias that only hides what the given one hides, so that its finite values are what is compared."""
+    """Return a bias that hides the same pairs and is 0 elsewhere, so that only finite values differ."""
     hides = np.isneginf(bias.astype(np.float64))
     return np.where(hides, bias, np.zeros_like(bias))

@@ -44,13 +44,13 @@ _OPTION_SCALARS = (
     "origin",
 )
 
-_NO_ROOM = "RESOURCE_EXHAUSTED"  # in what XLA raises where a device's memory is full
+_NO_ROOM = "RESOURCE_EXHAUSTED"  # in the exception of XLA when the memory of a device is full
 
 
 class SubjectError(Exception):
-    """The subject raised, or did or returned what it must not; the message is one sentence for the verdict.
+    """The subject raised an exception or broke its contract; the message is one sentence for the verdict.
 
-    clauses: what it broke, where that is known whatever was being tested.
+    clauses: the broken clauses, where they do not depend on the check.
     """
 
     def __init__(self, message: str, clauses: tuple[str, ...] = ()) -> None:
@@ -71,7 +71,7 @@ class Call:
 
 
 def call_of(built: Built) -> Call:
-    """Return the arguments that a case switches on; what stands at its default is not passed at all."""
+    """Return the arguments that a case switches on; an argument at its default is not passed."""
     problem = built.problem
     arrays = {"query": problem.query, "key": problem.key, "value": problem.value}
     for name in _OPTION_ARRAYS:
@@ -116,7 +116,7 @@ class Plain:
 
 
 def call_plainly(subject: Subject, built: Built, tiling: int) -> Plain:
-    """Call the subject as its user does who differentiates nothing. Raises SubjectError."""
+    """Call the subject eagerly, without differentiation. Raises SubjectError."""
     call = call_of(built)
     inputs = {name: jnp.array(array, copy=True) for name, array in call.arrays.items()}
     with blaming(subject):
@@ -137,7 +137,7 @@ def call_plainly(subject: Subject, built: Built, tiling: int) -> Plain:
 
 
 def invoke(subject: Subject, tiling: int, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call the subject once, as it is, and check what it returned; (out, lse), lse None if not returned."""
+    """Call the subject once, check its results and return (out, lse); lse is None if not returned."""
     keywords = {**arrays, **options, **subject.tilings[tiling].options}
     query, key, value = (keywords.pop(name) for name in ("query", "key", "value"))
     with phase("running"):
@@ -187,11 +187,11 @@ def to_numpy(outputs: Mapping[str, Any]) -> dict[str, Array]:
 
 @contextmanager
 def blaming(subject: Subject) -> Generator[None]:
-    """Turn whatever the subject raises within the block, and every violation, into a SubjectError.
+    """Turn every exception and every violation of the subject within the block into a SubjectError.
 
-    The block must wait for what it computes, or a later one is blamed.
+    The block must wait for its results. Otherwise a later block is blamed for them.
     """
-    subject.violations()  # those of earlier calls, refused ones among them, are not this block's
+    subject.violations()  # drop those of earlier calls, such as refused ones
     try:
         with phase("running"):
             yield
@@ -201,9 +201,9 @@ def blaming(subject: Subject) -> Generator[None]:
         raise SubjectError("returned a tracer of another call, so it keeps state between calls") from error
     except Interrupted:
         raise
-    except BaseException as error:  # a subject may raise SystemExit, and must not end the run
+    except BaseException as error:  # a subject may raise SystemExit, which must not end the run
         text = exception_text(error)
-        advice = " (other workers may hold this memory: -n 1 leaves it to one)" if _NO_ROOM in text else ""
+        advice = " (other workers may hold this memory: use -n 1)" if _NO_ROOM in text else ""
         raise SubjectError(f"raised {text}{advice}") from error
     violations = "; ".join(map(str, subject.violations()))
     if violations:
@@ -211,7 +211,7 @@ def blaming(subject: Subject) -> Generator[None]:
 
 
 class _Hashable:
-    """A subject as a cache key: subjects hold dicts, but each is one object."""
+    """A subject as a cache key, by identity: subjects hold dicts and have no hash."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject

@@ -15,10 +15,10 @@ JUDGEMENTS = {
     "rms": "the errors together are larger than rounding explains",
     "z": "an element is further off than chance allows",
     "bias": "the errors lean to one side",
-    "semantics": "the error is larger than any defect of precision explains",
+    "semantics": "the error is larger than any loss of precision explains",
 }
 
-# Fields that the readable line has in words of its own, or that only matter for replaying.
+# Fields that the readable line describes in words.
 _SHAPE = ("dtype", "batch", "q_len", "kv_len", "q_heads", "kv_heads", "head_dim", "value_dim")
 _VALUES = ("family", "seed")
 
@@ -26,7 +26,7 @@ _VALUES = ("family", "seed")
 def explain(result: Result, replay: str | None = None) -> str:
     """Return everything about one verdict as plain text, without a newline at its end.
 
-    replay: the line that repeats it, where `attest replay` cannot find the subject.
+    replay: the line that replays it, if `attest replay` cannot find the subject.
     """
     lines = [f"{result.verdict} {result.subject}: {result.check}" + _how_small(result)]
     lines += result.message.splitlines()
@@ -44,9 +44,10 @@ def explain(result: Result, replay: str | None = None) -> str:
 
 
 def replay_line(result: Result) -> str:
-    """Return the command that judges this case again; a subject that is a module's attribute is named apart.
+    """Return the command that judges this case again.
 
-    So it can be seen that its module runs: see `read_replay_request`.
+    A subject `module:attribute` is an option of its own, so that the reader sees which module is imported:
+    see `read_replay_request`.
     """
     request: dict[str, Any] = {"check": result.check, "case": result.case.to_json()}
     if ":" not in result.subject:

@@ -1,4 +1,4 @@
-"""Judging one subject on one case: one Result for each check, whatever happens."""
+"""Judging one subject on one case: one Result for each check, even if the check raises."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from attest.conformance.text import exception_text
 
 
 def judge(subject: Subject, case: Case, checks: Sequence[str]) -> list[Result]:
-    """Run checks on one case. A subject that raises FAILs; a harness that raises is an ERROR.
+    """Run checks on one case. An exception of the subject is a FAIL, one of the harness an ERROR.
 
     Raises LookupError for a check that does not exist.
     """
@@ -36,12 +36,14 @@ def _judge_one(trial: Trial, check: Check) -> Result:
         with checking(check.name):
             clauses = check.clauses(trial)
             finding = _finding(trial, check)
-    except Exception as error:  # the run must go on: the harness is at fault
+    except Exception as error:  # a fault of the harness, which must not end the run
         finding = Finding(Verdict.ERROR, message=f"the check itself raised {exception_text(error)}")
         clauses = ()
     except Interrupted:
         raise
-    except BaseException as error:  # SystemExit and its like: no harness raises them, and they end nothing
+    except (
+        BaseException
+    ) as error:  # such as SystemExit, which the harness never raises: it must not end the run
         clauses, finding = (), Finding(Verdict.FAIL, message=f"raised {exception_text(error)}")
     return result_of(trial.subject, check.name, trial.case, finding, clauses)
 
@@ -60,13 +62,13 @@ def _finding(trial: Trial, check: Check) -> Finding:
         return Finding(
             Verdict.INCONCLUSIVE,
             finding.measurements,
-            f"the case cannot tell a kernel without {', '.join(trial.blind_spots)} from a right one",
+            f"the case cannot distinguish a kernel without {', '.join(trial.blind_spots)} from a correct one",
         )
     return finding
 
 
 def _unspecified(trial: Trial, check: Check) -> str | None:
-    """Return why nothing is promised on a case (S10). Listed cases have no empty rows and may be large."""
+    """Return why a subject declares nothing for a case (S10); None for listed cases, which may be large."""
     if check.kind.listed or not trial.unspecified:
         return None
     return "declares that rows which see no key are unspecified, and the case has some"

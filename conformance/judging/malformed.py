@@ -1,4 +1,4 @@
-"""Malformed attention calls: each spoils one argument of a well-formed call.
+"""Malformed attention calls: each replaces arguments of a well-formed call by malformed ones.
 
 The well-formed call has a batch of 2, 2 query and key heads, and equal numbers of queries and keys.
 """
@@ -19,11 +19,11 @@ Sums = Callable[[int], list[int]]  # cumulative lengths, from the length of thei
 
 @dataclass(frozen=True)
 class Malformed:
-    """One way to spoil a call.
+    """One way to make a call malformed.
 
     spoil: from the well-formed arguments to those that replace them. names: the refusal must contain one of
-    these words. feature: what the subject must support for this to make sense. applies: the subjects to
-    which the call is malformed at all.
+    these words. feature: what the subject must support for this to make sense. applies: the
+    subjects for which the call is malformed.
     """
 
     spoil: Spoil
@@ -123,7 +123,7 @@ _WRONG_SUMS: Mapping[str, Sums] = {
 
 
 def _wrong_lengths(start: str, *, packed: bool) -> dict[str, Malformed]:
-    """Every way to spoil cumulative lengths; padded in a batch of 2, or two packed sequences."""
+    """Return every malformed pair of cumulative lengths: a padded batch of 2, or 2 packed sequences."""
 
     def one(q: Sums | None, k: Sums | None, dtype: str = "int32") -> Malformed:
         return Malformed(_sums(q, k, packed=packed, dtype=dtype), _LENGTH, "packed" if packed else "padded")
@@ -139,7 +139,7 @@ def _wrong_lengths(start: str, *, packed: bool) -> dict[str, Malformed]:
 
 
 def _numbers(option: str, words: tuple[str, ...], feature: str, **wrong: Any) -> dict[str, Malformed]:
-    """One entry for each wrong value of a number. A dropout seed goes with a dropout rate, and only there."""
+    """Return one entry for each wrong value of a number. A dropout rate is given with a dropout seed."""
     seed = {"dropout_seed": 1} if option == "dropout_prob" else {}
     return {name: Malformed(_set(**{option: value}, **seed), words, feature) for name, value in wrong.items()}
 
@@ -158,7 +158,7 @@ def _positions(
 
 
 def _wrong_positions(side: str) -> dict[str, Malformed]:
-    """Every way to spoil the positions of one side."""
+    """Return every malformed array of positions of one side."""
     spoils = {
         "shape": _positions(side, extra=1),
         "batch": _positions(side, batch=3),
@@ -286,7 +286,7 @@ MALFORMED: Mapping[str, Malformed] = {
     "sinks_scalar": Malformed(_set(softmax_aux=np.array(1.0, np.float32)), _SINK, "sinks"),
     "sinks_none": Malformed(_set(softmax_aux=np.ones((2, 0), np.float32)), _SINK, "sinks"),
     "sinks_int": Malformed(_set(softmax_aux=np.ones((2, 1), np.int32)), _SINK, "sinks"),
-    # As many sinks as heads: shared by all, or one for each. A kernel that takes only one of the two knows.
+    # As many sinks as heads: shared by all, or one for each. Ambiguous only for a kernel that supports both.
     "sinks_ambiguous": Malformed(
         _set(softmax_aux=np.ones(2, np.float32)), _SINK, "sinks", lambda subject: subject.sinks == "any"
     ),

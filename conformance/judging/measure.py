@@ -35,7 +35,7 @@ def measure(
 def beyond_precision(got: NDArray[Any], want: NDArray[np.float64], coarse: Prediction) -> bool:
     """Return whether an output is further off than a kernel that loses precision everywhere would be.
 
-    coarse: what is predicted of such a kernel. NaN and infinities in the wrong places count as further off.
+    coarse: the prediction for such a kernel. NaN and infinities in the wrong places count as further off.
     """
     statistics = judgements.measure(got.astype(np.float64), want, coarse)
     return not (statistics.worst_ratio <= 1 and statistics.largest_z <= judgements.coarse_limit())

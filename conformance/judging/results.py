@@ -1,4 +1,4 @@
-"""Results: what a check, a worker or a search found, in the form that records keep."""
+"""Results: the findings of checks, workers and searches, in the form of records."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from attest.conformance.subject import Subject
 def result_of(
     subject: Subject, check: str, case: Case, finding: Finding, clauses: tuple[str, ...], phase: str = ""
 ) -> Result:
-    """Return the result of a check on a case; clauses: where the finding names none itself."""
+    """Return the result of a check on a case; `clauses` count if the finding names none."""
     return Result(
         subject=subject.name,
         check=check,
@@ -29,7 +29,7 @@ def result_of(
 def late(
     subject: Subject, checks: Sequence[str], case: Case, fault: str, phase: str, check: str
 ) -> list[Result]:
-    """Return the one TIMEOUT of a case that ran out of time; `check` is where, the first one if not known."""
+    """Return the one TIMEOUT of a case that ran out of time in `check`, or in the first one if unknown."""
     check = check if check in checks else checks[0]
     left_out = [name for name in checks if name != check]
     rest = f"; {', '.join(left_out)} not judged on this case" if left_out else ""
@@ -49,7 +49,7 @@ def died(subject: Subject, checks: Sequence[str], case: Case, fault: str, phase:
 
 
 def simplest(failing: Result, found: Result) -> Result:
-    """Return what a search for a simpler failing case found, as the minimal result of the failing one."""
+    """Return the result of a search for a simpler failing case, as the minimal result of the failing one."""
     return replace(found, subject=failing.subject, minimal=True, shrunk_from=failing.case.id)
 
 
@@ -68,5 +68,5 @@ def late_search(failing: Result, fault: str) -> Result:
 def _clauses(subject: Subject, check: str, case: Case) -> tuple[str, ...]:
     try:
         return all_checks()[check].clauses(Trial(subject, case))
-    except Exception:  # it has been blamed already
+    except Exception:  # the failure itself is reported already
         return ()

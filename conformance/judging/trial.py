@@ -26,7 +26,7 @@ from attest.reference.numerics import Numerics, coarse
 from attest.reference.oracle import OUTPUTS, Answer, attention
 from attest.reference.semantics import Semantics
 
-# A case is chosen, judged, and posed once more, with few others between.
+# A case is chosen, judged and used once more, with few others in between.
 _KEPT = 4
 
 
@@ -41,7 +41,7 @@ class Trial:
     def built(self) -> Built:
         """The case's arrays; the cotangent of an lse that is not returned is 0.
 
-        The dropout seed loses the bits that the subject does not take.
+        The dropout seed is cut to the bits that the subject supports.
         """
         built = _built(self.case, self.subject.semantics, self.subject.seed_bits)
         if self.subject.returns_lse:
@@ -61,17 +61,17 @@ class Trial:
 
     @cached_property
     def predictions(self) -> dict[str, Prediction]:
-        """How far a correct kernel may be off, all its roundings independent."""
+        """How far a correct kernel may be off, if all its roundings are independent."""
         return self._predict(self.numerics, repeats=False)
 
     @cached_property
     def repeated_predictions(self) -> dict[str, Prediction]:
-        """The same where nearly equal values share their rounding: no deviation is smaller."""
+        """The same if nearly equal values share their rounding: no deviation is smaller."""
         return self._predict(self.numerics, repeats=True)
 
     @cached_property
     def coarse_predictions(self) -> dict[str, Prediction]:
-        """How far a kernel may be off that loses precision wherever one can be lost."""
+        """How far a kernel may be off that loses precision in every step."""
         return self._predict(coarse(self.numerics), repeats=False)
 
     def _predict(self, numerics: Numerics, repeats: bool) -> dict[str, Prediction]:
@@ -83,9 +83,9 @@ class Trial:
         """The features that the case cannot show; empty where it can show any defect."""
         semantics = self.subject.semantics
         names = OUTPUTS if self.subject.returns_lse else OUTPUTS[:1]
-        # No tiling changes what is exact.
+        # The exact answer does not depend on the tiling.
         near = _neighbourhood(replace(self.case, tiling=0), semantics, self.subject.seed_bits)
-        # Those of out and lse alone take little time, where nothing has been judged yet.
+        # Predictions of only out and lse take little time, if nothing has been judged yet.
         known = vars(self).get("predictions")
         return blind_spots(
             near,
@@ -101,17 +101,17 @@ class Trial:
 
     @cached_property
     def unspecified(self) -> bool:
-        """Whether the case has rows that see nothing, of which the subject promises nothing (S10)."""
+        """Whether the case has rows that see no key, for which the subject declares nothing (S10)."""
         return self.subject.semantics.empty_rows == "unspecified" and self.has_empty_rows
 
     @cached_property
     def plain(self) -> Plain:
-        """What an eager call without differentiation did. Raises SubjectError."""
+        """The results of an eager call without differentiation. Raises SubjectError."""
         return call_plainly(self.subject, self.built, self.case.tiling)
 
     @cached_property
     def outputs(self) -> dict[str, NDArray[Any]]:
-        """What the kernel returned, out, lse and gradients. Raises SubjectError."""
+        """The results of the kernel: out, lse and gradients. Raises SubjectError."""
         return execute(self.subject, self.built, self.case.tiling)
 
 
@@ -126,5 +126,5 @@ def _built(case: Case, semantics: Semantics, seed_bits: int) -> Built:
 
 @lru_cache(maxsize=_KEPT)
 def _neighbourhood(case: Case, semantics: Semantics, seed_bits: int) -> Neighbourhood:
-    """The exact answers around a case, of arrays that no kernel is handed: some write into their inputs."""
+    """Return the exact answers around a case, from arrays that no kernel gets: some write to their inputs."""
     return neighbourhood(_built(case, semantics, seed_bits).problem, semantics)

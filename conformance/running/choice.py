@@ -1,7 +1,7 @@
-"""Draws: what a plan poses, as a recipe; the case itself is chosen where it is judged.
+"""Draws: recipes of the cases of a plan; the process that judges a case chooses it.
 
-A filling has a few tries, and the first that is sensitive enough to show a defect is posed. To find it takes
-the oracle, whose exact answers the process that judges the case uses once more.
+A filling has a few tries. The first one that is sensitive enough to show a defect is used. The choice needs
+the oracle's exact answers, and the same process uses them again to judge the case.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from attest.conformance.drawing.recipes import Offer, fillings
 from attest.conformance.judging.trial import Trial
 from attest.conformance.subject import Subject
 
-# Logits of the largest case that is looked at before it is posed: larger ones are costly, and seldom blind.
+# Cases with more logits are used without a test of their sensitivity: it is costly, and they rarely lack it.
 _LOOKED_AT = 40_000
 
 
@@ -24,7 +24,7 @@ _LOOKED_AT = 40_000
 class Filling:
     """A filling of a row of a covering array, by number, as `attest.conformance.drawing.recipes` draws it.
 
-    poison: that case with whole keys hidden and poison there.
+    poison: the same case with whole keys hidden and poison stored there.
     """
 
     row: Facts
@@ -35,53 +35,53 @@ class Filling:
 
 
 @dataclass(frozen=True)
-class IfTelling:
-    """A listed case that is posed only if it is sensitive enough to show a defect."""
+class IfSensitive:
+    """A listed case that is used only if it is sensitive enough to show a defect."""
 
     case: Case
 
 
-Draw = Case | Filling | IfTelling
+Draw = Case | Filling | IfSensitive
 
 
 def chosen(draw: Draw) -> Case | None:
-    """Return the case that is posed; None if there is none."""
-    if isinstance(draw, IfTelling):
-        return draw.case if telling(draw.case) else None
-    return draw if isinstance(draw, Case) else _drawn(draw, telling)
+    """Return the case of a draw; None if there is none."""
+    if isinstance(draw, IfSensitive):
+        return draw.case if is_sensitive(draw.case) else None
+    return draw if isinstance(draw, Case) else _drawn(draw, is_sensitive)
 
 
 def first_try(draw: Draw) -> Case | None:
-    """Return a case of the same shapes, options and features as the one that is posed; takes no oracle."""
-    if isinstance(draw, IfTelling):
+    """Return a case of the same shapes, options and features as `chosen` does, without the oracle."""
+    if isinstance(draw, IfSensitive):
         return draw.case
     return draw if isinstance(draw, Case) else _drawn(draw, lambda _case: True)
 
 
-def telling(case: Case) -> bool:
-    """Return whether a case is sensitive enough to show a defect of a kernel of the usual arithmetic.
+def is_sensitive(case: Case) -> bool:
+    """Return whether a case is sensitive enough to show a defect of a kernel with default arithmetic.
 
-    The same for every subject, so that the cases are the same. For a subject that declares another arithmetic
-    the case may be INCONCLUSIVE all the same.
+    The answer is the same for every subject, so that all get the same cases. For a subject that declares
+    another arithmetic, the case may still be INCONCLUSIVE.
     """
     if case.batch * case.q_heads * case.q_len * case.kv_len > _LOOKED_AT:
         return True
-    return _tells(replace(case, tiling=0))
+    return _shows_defects(replace(case, tiling=0))
 
 
-def _drawn(filling: Filling, tells: Any) -> Case | None:
+def _drawn(filling: Filling, accept: Any) -> Case | None:
     number, seed = filling.number, filling.seed
-    case = fillings(filling.row, filling.offer, seed, number + 1, tells)[number]
+    case = fillings(filling.row, filling.offer, seed, number + 1, accept)[number]
     return poisoned(case, seed) if filling.poison else case
 
 
 @lru_cache(maxsize=1 << 14)
-def _tells(case: Case) -> bool:
+def _shows_defects(case: Case) -> bool:
     return not Trial(_USUAL, case).blind_spots
 
 
 def _not_called(*_: Any, **__: Any) -> Any:
-    raise AssertionError("what is drawn calls no kernel")
+    raise AssertionError("drawing a case must not call a kernel")
 
 
 _USUAL = Subject("usual", _not_called, frozenset(FEATURES), dtypes=DTYPES)

@@ -1,4 +1,4 @@
-"""The environment of a run: device, versions, flags and commit, and no time."""
+"""The environment of a run: device, versions, flags and commit, without a timestamp."""
 
 import os
 import platform
@@ -64,7 +64,7 @@ def _commit(folder: Path) -> str:
 def _git(folder: Path, arguments: Sequence[str]) -> str:
     try:
         done = subprocess.run(
-            # A repository may name a program to run for `git status`: that of somebody else is not run.
+            # A repository can make `git status` run a program, which may be somebody else's.
             ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,

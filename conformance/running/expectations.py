@@ -1,7 +1,7 @@
 """Expectations: known failures as TOML entries, each with a reason and a public link.
 
-An entry names a subject, a check and a condition on the case. A FAIL that it describes becomes XFAIL; a
-PASS in its place is XPASS, which fails the run; so does an entry that matches nothing in a complete run.
+An entry names a subject, a check and a condition on the case. A FAIL that it describes becomes XFAIL. A PASS
+in its place is XPASS, which fails the run. An entry that matches nothing in a complete run also fails it.
 docs/how-to/expectations.md has the fields.
 """
 
@@ -60,12 +60,13 @@ class _Switches(msgspec.Struct):
 class Expectation:
     """One known failure.
 
-    subject, check: whose. reason: why it fails, in a sentence. link: the public report, or a page of docs/.
+    subject, check: as in the verdict. reason: why it fails, in a sentence.
+    link: the public report, or a page of docs/.
     case: fields of the Case and the values that they must have: one, any of a list, or {min, max}.
     features: all on in the case. without: all off.
-    outputs: nothing else may be wrong; any if empty. message_contains: so must the verdict's message.
+    outputs: no other output may be wrong; any if empty. message_contains: text of the verdict's message.
     shows: "always": every such case fails; "sometimes": one in a run is enough.
-    profiles: where it must show itself; in others it may.
+    profiles: in these, the entry must match a result; in others, it may.
     backends: of JAX, where the failure is known; any if empty.
     """
 
@@ -108,7 +109,7 @@ class Expectation:
 
 
 def load_expectations(extra: Sequence[Path] = ()) -> tuple[Expectation, ...]:
-    """The project's entries that hold on this machine's backend, and those of further files and folders.
+    """Return the entries for this machine's backend: the project's, and those of further files and folders.
 
     Raises ValueError with one sentence: the file, the entry and what is wrong with it.
     """
@@ -125,7 +126,7 @@ def load_expectations(extra: Sequence[Path] = ()) -> tuple[Expectation, ...]:
 
 
 def expect(result: Result, expectations: Iterable[Expectation]) -> Result:
-    """Return the result in the light of what is expected: FAIL may become XFAIL, PASS may become XPASS."""
+    """Apply the expectations to a result: FAIL may become XFAIL, PASS may become XPASS."""
     if result.verdict is Verdict.FAIL:
         for entry in expectations:
             if entry.describes(result):
@@ -142,10 +143,10 @@ def expect(result: Result, expectations: Iterable[Expectation]) -> Result:
 
 
 def stale(record: RunRecord, expectations: Iterable[Expectation]) -> tuple[str, ...]:
-    """Return a sentence for each entry that should have shown itself in the record and did not.
+    """Return a sentence for each entry that should match a result of the record and does not.
 
-    A run that was cut short or narrowed, or is one shard of several, gives none. An entry that shows
-    sometimes gives none in a run that poses no case of it: the seed may draw none.
+    There is none for a run that was cut short or narrowed, or is one shard of several. There is none for an
+    entry that shows sometimes if the run has no case of it: the seed may draw none.
     """
     if not record.whole:
         return ()
@@ -215,7 +216,7 @@ def _entry(where: str, table: object) -> Expectation:
 def _faults(
     entry: _Entry, switches: _Switches, conditions: Mapping[str, Any]
 ) -> Iterable[tuple[str, object, bool, str]]:
-    """(key, what was got, whether it is right, what was expected), for what types cannot express."""
+    """Yield (key, what was got, whether it is right, what was expected) for rules beyond types."""
     known = {"check": all_checks(), "profiles": profile_names(), "backends": BACKENDS}
     for name, words in known.items():
         got = getattr(entry, name)

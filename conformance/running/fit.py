@@ -14,7 +14,7 @@ class RequestError(Exception):
 
 
 def refuse_unfit(subject: Subject, profile: Profile, only: Restriction) -> None:
-    """Raise RequestError for a named check for which the profile has no case of this subject."""
+    """Raise RequestError for a named check if the profile has no case of it for this subject."""
     known = all_checks()
     tables = profile.kinds_for(subject)
     for name in only.checks:
@@ -27,16 +27,16 @@ def refuse_unfit(subject: Subject, profile: Profile, only: Restriction) -> None:
             raise RequestError(f"--check {name} does not apply: {subject.name} {reason}")
         if table not in tables:
             others = [other for other in profile_names() if table in load_profile(other).kinds_for(subject)]
-            advice = f"use --profile {' or '.join(others)}" if others else "no other profile has any"
+            advice = f"use --profile {' or '.join(others)}" if others else "no other profile has them"
             raise RequestError(
-                f"--check {name}: the profile {profile.name} has no cases of it for {subject.name}; {advice}"
+                f"--check {name}: the profile {profile.name} has no such cases for {subject.name}; {advice}"
             )
 
 
 def not_judged(subject: Subject, results: Sequence[Result]) -> str | None:
-    """Return why not a single check judged a case that was replayed, in one clause; None if one did.
+    """Return why no check judged a replayed case, in one clause; None if one did.
 
-    A refusal of what a subject does not declare is UNSUPPORTED, too, and was judged.
+    The refusal of an undeclared feature is UNSUPPORTED, too, but it was judged.
     """
     known = all_checks()
     for result in results:

@@ -1,4 +1,4 @@
-"""The gate: the subjects that it runs, and what fails it beyond single verdicts."""
+"""The gate: the subjects that it runs, and the rules that a whole run must keep."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ class RunnableSubjects:
     """The subjects of a gate.
 
     subjects: those that this machine can run, by name. skipped: the others, with the reason.
-    broken: a sentence for each that is installed and cannot be loaded.
+    broken: a sentence for each installed subject that cannot be loaded.
     """
 
     subjects: Mapping[str, Subject] = field(default_factory=dict[str, Subject])
@@ -27,7 +27,7 @@ class RunnableSubjects:
 
 
 def runnable_subjects(backend: str) -> RunnableSubjects:
-    """Return every subject that can be found, sorted by whether this process can run it on a backend."""
+    """Return every installed subject, divided by whether this process can run it on a backend."""
     subjects: dict[str, Subject] = {}
     skipped: dict[str, str] = {}
     broken: list[str] = []
@@ -79,7 +79,7 @@ def _inconclusive_share() -> float:
 
 
 def _untested(record: RunRecord) -> Iterable[str]:
-    """Subjects that the run has not tested: no PASS at all, or too many INCONCLUSIVE verdicts."""
+    """Yield a sentence for each subject without a PASS or with too many INCONCLUSIVE verdicts."""
     for name in sorted({result.subject for result in record.results}):
         verdicts = [result.verdict for result in record.results if result.subject == name]
         if Verdict.PASS not in verdicts:

@@ -1,7 +1,7 @@
 """The journal of a run: JSON lines beside the record, one for each result, as it is found.
 
-The first line holds the request, each further one a result. A line is handed to the system at once, so
-that a run that is killed loses only what it had not found yet.
+The first line holds the request, each further one a result. A line is handed to the system at once, so that
+a killed run keeps all results that it had found.
 """
 
 import json
@@ -29,15 +29,15 @@ _ENDING = ".journal"
 
 
 def journal_path(record: Path) -> Path:
-    """Return where the journal of a record is while its run goes on."""
+    """Return the path of the journal of a record, which exists during its run."""
     return Path(f"{record}{_ENDING}")
 
 
 class Journal:
-    """The file of one run, begun with the request of the run; where it cannot be begun, raises FileError.
+    """The file of one run, which starts with the run's request. Raises FileError if it cannot be created.
 
-    sync_seconds: how long the disk may lag behind what was written. fault: why a later line could not be
-    written, a sentence; the run goes on without its journal then.
+    sync_seconds: how long the disk may lag behind what was written. fault: a sentence that says why a later
+    line could not be written; the run then continues without its journal.
     """
 
     def __init__(self, path: Path, header: RunRecord, sync_seconds: float) -> None:
@@ -65,7 +65,7 @@ class Journal:
         self._file.close()
 
     def remove(self) -> None:
-        """Remove the file, in whose place there is a record, or nothing was found."""
+        """Remove the file: a record has replaced it, or nothing was found."""
         self.close()
         with suppress(OSError):
             self.path.unlink()
@@ -94,7 +94,7 @@ def is_journal(data: bytes) -> bool:
 def read_journal(data: bytes, where: str) -> RunRecord:
     """Return the partial record that a journal's bytes hold.
 
-    A last line without an end was being written when its run was killed, and is left out.
+    A last line without an end is left out: the run was killed while it wrote the line.
     Raises ValueError with one sentence for any other line that is broken.
     """
     first, *lines = data.split(b"\n")
@@ -108,7 +108,7 @@ def read_journal(data: bytes, where: str) -> RunRecord:
 
 
 def _created(path: Path) -> FileIO:
-    """A new file that no other run writes; what a killed run left there is replaced."""
+    """Create a file that no other run writes; replace one that a killed run left."""
     file = FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "a")
     try:
         _lock(file.fileno())
@@ -122,7 +122,7 @@ def _created(path: Path) -> FileIO:
 def _lock(descriptor: int) -> None:
     try:
         import fcntl
-    except ImportError:  # where there are no such locks, two runs are the user's to keep apart
+    except ImportError:  # without such locks, the user must keep two runs apart
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The phase of a task, which the message of a task that is cut short names.
+"""The phase of a task, named in the message of a task that is cut short.
 
 A worker writes it into a small file, which stays readable when the worker is killed.
 """

@@ -20,7 +20,7 @@ from attest.conformance.drawing.production import load_production
 from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, model
 from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import DRAWN, POISONED, PRODUCTION, REFUSED, REPEATED, TRANSFORMED, Kind
-from attest.conformance.running.choice import Draw, Filling, IfTelling, chosen, first_try
+from attest.conformance.running.choice import Draw, Filling, IfSensitive, chosen, first_try
 from attest.conformance.subject import Subject, Tiling
 
 _PROFILES = Path(__file__).parent / "profiles.toml"
@@ -30,9 +30,9 @@ _SHORT_BLOCK = 16  # stands in for the block of a tiling that works in one piece
 
 @dataclass(frozen=True)
 class Profile:
-    """How many cases a run poses, by kind of check; see conformance/running/profiles.toml.
+    """How many cases a run has, by kind of check; see conformance/running/profiles.toml.
 
-    task_seconds: for one case, where that is not the limit of conformance/running/runner.toml.
+    task_seconds: for one case, if it differs from the limit of conformance/running/runner.toml.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Profile:
     task_seconds: float | None = None
 
     def kinds_for(self, subject: Subject) -> Mapping[str, Mapping[str, Any]]:
-        """The kinds of a subject: fewer for one that hands its calls to others."""
+        """Return the kinds for a subject: fewer for one that passes its calls on to other kernels."""
         if subject.implementation is None:
             return self.kinds
         return self.kinds.get("delegated", self.kinds)
@@ -51,8 +51,8 @@ class Profile:
 class Restriction:
     """What the command line narrows a run to; empty means everything.
 
-    features: all on in every case. dtypes, checks: no others. examples: cases to draw in all, instead of
-    the profile's numbers.
+    features: all on in every case. dtypes, checks: no others. examples: the total number of cases to draw,
+    instead of the profile's numbers.
     """
 
     features: frozenset[str] = frozenset()
@@ -80,7 +80,7 @@ class Task:
 
     @property
     def posed(self) -> tuple[tuple[Case, tuple[str, ...]], ...]:
-        """Every case with its checks; the oracle chooses it."""
+        """Every case with its checks, chosen with the oracle."""
         cases = ((chosen(draw), checks) for draw, checks in self.draws)
         return tuple((case, checks) for case, checks in cases if case is not None)
 
@@ -90,7 +90,7 @@ class Task:
         return self.posed[0][0]
 
     def apart(self) -> Iterator["Task"]:
-        """Each case as a task of its own."""
+        """Yield each case as a task of its own."""
         for case, checks in self.posed:
             yield Task(self.subject, case, checks)
 
@@ -102,7 +102,7 @@ def profile_names() -> tuple[str, ...]:
 
 
 def load_profile(name: str) -> Profile:
-    """Read one profile. Raises ValueError naming those that there are."""
+    """Read one profile. Raises ValueError that names the known ones."""
     if name not in profile_names():
         raise ValueError(f"unknown profile {name!r}: expected one of {', '.join(profile_names())}")
     table = tomllib.loads(_PROFILES.read_text())[name]
@@ -113,7 +113,7 @@ def load_profile(name: str) -> Profile:
 def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Restriction()) -> Iterator[Task]:
     """Yield every task of a subject, the same for the same arguments.
 
-    Raises ValueError if the restriction leaves no case, naming what does not fit.
+    Raises ValueError if the restriction leaves no case; the message names what does not fit.
     """
     _refuse_impossible(subject, only)
     profile = replace(profile, kinds=profile.kinds_for(subject))
@@ -131,7 +131,7 @@ def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Res
 
 
 def _unposed(tasks: Iterator[Task]) -> Iterator[Task]:
-    """The tasks without a draw that has been posed to the same checks."""
+    """Yield the tasks without the draws that an earlier task has, with the same checks."""
     posed: set[tuple[Draw, tuple[str, ...]]] = set()
     for task in tasks:
         left: list[tuple[Draw, tuple[str, ...]]] = []
@@ -146,7 +146,7 @@ def _unposed(tasks: Iterator[Task]) -> Iterator[Task]:
 def _groups(
     subject: Subject, profile: Profile, seed: int, only: Restriction, wanted: Mapping[Kind, tuple[str, ...]]
 ) -> Iterator[Task]:
-    """One task for each row of the covering arrays, then the known bugs."""
+    """Yield one task for each row of the covering arrays, then the known bugs."""
     numbers = profile.kinds[DRAWN.table]
     left = sys.maxsize if only.examples is None else only.examples
     for place, (number, row, salt) in enumerate(_rows(subject, numbers, seed, only)):
@@ -173,7 +173,7 @@ def _groups(
 
 
 def _edges(subject: Subject, only: Restriction) -> Iterator[Case]:
-    """The listed cases at the ends of what arguments may be, each in a dtype that the subject takes."""
+    """Yield the listed cases at the limits of arguments, each in a dtype that the subject supports."""
     for number, table in enumerate(drawing()["edges"]):
         case = case_from_json({"dtype": subject.dtypes[number % len(subject.dtypes)], **table})
         promised = subject.semantics.empty_rows == "zero" or not Trial(subject, case).has_empty_rows
@@ -185,12 +185,11 @@ def _edges(subject: Subject, only: Restriction) -> Iterator[Case]:
 def _rows(
     subject: Subject, numbers: Mapping[str, Any], seed: int, only: Restriction
 ) -> Iterator[tuple[int, Facts, int]]:
-    """(number, facts, seed) of every row of the covering arrays, less what the subject lacks.
+    """Yield (number, facts, seed) of every row of the covering arrays, without what the subject lacks.
 
     Rows are numbered within their class of lengths.
 
-    A row is left out if each of its pairs of facts has been posed to the subject before. There is no end
-    where examples are counted.
+    A row is left out if earlier rows have each of its pairs of facts. With `examples`, rows never end.
     """
     lacking, every = frozenset(FEATURES) - subject.features, model(subject.features)
     numbered: Counter[str] = Counter()
@@ -213,12 +212,12 @@ def _rows(
 
 
 def _offer(subject: Subject, row: Facts, number: int, only: Restriction) -> Offer:
-    """What the subject takes of a row: one tiling after the other, the last one for long cases."""
+    """Return what the subject supports of a row: one tiling after the other, the last one for long cases."""
     dtypes = _dtypes(subject, only)
     explicit = [index for index, tiling in enumerate(subject.tilings) if tiling.options]
     tilings = explicit if subject.tilings[-1].options else [*explicit, -1]
     if row & {"many", "tall"}:
-        # Several blocks both ways: the smaller ones are as good, and cheaper.
+        # Several blocks in both directions: smaller blocks are as good, and cheaper.
         smallest = min(explicit, key=lambda index: _tokens(subject.tilings[index]), default=-1)
         tilings = [smallest, tilings[-1]] if tilings[-1] == -1 else [smallest]
     tiling = -1 if "long" in row else tilings[number % len(tilings)]
@@ -245,20 +244,20 @@ def _tokens(tiling: Tiling) -> int:
 
 
 def _known(kind: Kind, subject: Subject, only: Restriction) -> Iterator[Draw]:
-    """The known bugs that a kind of check sees, each in a dtype that the subject takes."""
+    """Yield the known bugs that a kind of check finds, each in a dtype that the subject supports."""
     if only.examples is not None:
         return
     for entry in load_corpus():
         if entry.kind != kind.table or not only.features <= entry.case.features:
             continue
         as_reported = entry.case.dtype in subject.dtypes
-        draw = entry.case if as_reported else IfTelling(replace(entry.case, dtype=subject.dtypes[0]))
+        draw = entry.case if as_reported else IfSensitive(replace(entry.case, dtype=subject.dtypes[0]))
         if _askable(subject, draw, only):
             yield draw
 
 
 def _transformed(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Draw]:
-    """The first short rows, with many features each, one after the other in the dtypes of the profile."""
+    """Yield the first short rows, each with many features, in turn in the dtypes of the profile."""
     numbers = profile.kinds[TRANSFORMED.table]
     dtypes = [dtype for dtype in _dtypes(subject, only) if dtype in numbers.get("dtypes", subject.dtypes)]
     numbers = {"strength": 2, "arrays": 1, "alone": 0, **numbers}
@@ -275,7 +274,7 @@ def _transformed(subject: Subject, profile: Profile, seed: int, only: Restrictio
 
 
 def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
-    """One small well-formed call, from which each malformed one is made."""
+    """Yield one small well-formed call, from which each malformed one is made."""
     low, high = subject.head_dims
     head_dim = min(max(4, low), high)
     dtype = _dtypes(subject, only)[0]
@@ -292,7 +291,7 @@ def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction)
 
 
 def _production(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
-    """The listed problems that the subject takes, with its production blocks."""
+    """Yield the listed problems that the subject supports, with its production blocks."""
     for listed in load_production():
         case = replace(listed, tiling=len(subject.tilings) - 1)
         wanted = only.features <= case.features and case.dtype in _dtypes(subject, only)
@@ -312,19 +311,19 @@ def _dtypes(subject: Subject, only: Restriction) -> list[str]:
 
 
 def _askable(subject: Subject, draw: Draw, only: Restriction) -> bool:
-    """Whether the subject takes what is drawn, in a dtype that is left, and promises something of it."""
+    """Whether the subject supports a draw, in a dtype of the run, and declares results for it."""
     case = first_try(draw)
     if case is None or subject.why_not(case) is not None or (only.dtypes and case.dtype not in only.dtypes):
         return False
     if subject.semantics.empty_rows != "unspecified":
         return True
-    # Which rows see no key depends on the values: for such a dialect alone a case is chosen here, too.
+    # Which rows see no key depends on the values. Only for such a dialect is a case chosen here, too.
     case = chosen(draw)
     return case is not None and not Trial(subject, case).unspecified
 
 
 def _salt(seed: int, *words: str) -> int:
-    """A seed of its own for each purpose, so that more of one kind moves no other."""
+    """Return a separate seed for each purpose, so that more cases of one kind do not change the others."""
     return zlib.crc32(" ".join((str(seed), *words)).encode())
 
 

@@ -1,7 +1,7 @@
 """A pool of processes that run one job at a time and can be killed at any moment.
 
-A process and its parent share a pipe and a file for the phase, and no lock: whatever dies, nothing waits for
-it, and its death is seen at once.
+A process and its parent share a pipe and a file for the phase, but no lock. So nothing waits for a process
+that has died, and its death is noticed at once.
 """
 
 import multiprocessing
@@ -27,10 +27,10 @@ from attest.conformance.running.signals import Interrupted
 from attest.conformance.subject import Subject
 from attest.conformance.text import exception_text
 
-# Compiled kernels stay in the memory of the process that compiled them: begin afresh now and then.
+# Compiled kernels stay in the memory of the process that compiled them, so processes are replaced.
 _JOBS_PER_PROCESS = 100
 
-# A process has died in starting so many times in a row: the next one would, too.
+# After so many deaths at the start in a row, the next process would die, too.
 _DEATHS_AT_START = 3
 
 # A process begins with these blocked, so that Ctrl-C, which goes to its whole group, prints nothing.
@@ -44,9 +44,9 @@ _SPAWN = multiprocessing.get_context("spawn")
 class Job:
     """Calls of `work` in a worker, with a subject and one argument after the other; each has an outcome.
 
-    subject: the name or `module:attribute` that finds it in another process; "" for work that takes None in
-    its place. work: a function of a module.
-    also: the arguments after the first, which share with it what is compiled.
+    subject: the name or `module:attribute` that finds it in another process; "" if `work` gets None instead.
+    work: a function of a module.
+    also: the arguments after the first. They share its compiled programs.
     """
 
     subject: str
@@ -67,9 +67,9 @@ def _joined(calls: "Sequence[Job]") -> Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one call of a job: a value; or `fault`, what happened instead.
+    """The outcome of one call of a job: a value, or a `fault` that says why there is none.
 
-    timed_out: whether its time ran out. phase, check: where it was when it was cut short.
+    timed_out: whether its time ran out. phase, check: where the call was when it was cut short.
     """
 
     job: Job
@@ -83,7 +83,7 @@ class Outcome:
 class Pool:
     """At most `workers` processes, started when there is a job for them. `timeout`: seconds for one call.
 
-    left: what was left of jobs when their process ended in the middle; it is to be given again.
+    left: the rest of jobs whose process ended in the middle; it must be given again.
     """
 
     def __init__(self, names: Sequence[str], workers: int, timeout: float) -> None:
@@ -102,26 +102,26 @@ class Pool:
 
     @property
     def busy(self) -> bool:
-        """Whether there is a job whose outcome is not known."""
+        """Whether a job is still without an outcome."""
         return any(worker.calls for worker in self._workers)
 
     def give(self, job: Job) -> None:
-        """Begin a job. Only where the pool is idle; raises WorkerError if no process can be started."""
+        """Begin a job, only while the pool is idle. Raises WorkerError if no process can be started."""
         for worker in [worker for worker in self._workers if not worker.calls]:
             if worker.begin(job):
                 return
             self._remove(worker)
         worker = _Worker(self._names, self._folder)
         self._workers.append(worker)
-        worker.begin(job)  # one that has died already is noticed like any other
+        worker.begin(job)  # its death, if it has died already, is noticed later
 
     def outcomes(self, patience: float) -> Generator[Outcome, None, None]:
-        """The outcomes that are there, after waiting for one for at most `patience` seconds."""
+        """Yield the available outcomes, after waiting for one for at most `patience` seconds."""
         watched = [thing for worker in self._workers for thing in worker.watched]
         if watched:
             wait(watched, patience)
         for worker in tuple(self._workers):
-            alive = worker.alive  # read first, so that what it sent before it died is received
+            alive = worker.alive  # read first, so that everything it sent before it died is received
             outcome = worker.outcome(self._timeout)
             if outcome is None and not alive:
                 outcome = self._buried(worker)
@@ -131,14 +131,14 @@ class Pool:
                 yield outcome
 
     def stop(self) -> None:
-        """Kill every process, whatever it does."""
+        """Kill every process."""
         for worker in self._workers:
             worker.kill()
         self._workers.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _buried(self, worker: "_Worker") -> Outcome | None:
-        """Remove a process that has died; the outcome of its call, or none if it had not begun."""
+        """Remove a process that has died. Return the outcome of its call; None if it had not begun."""
         fault = worker.died
         if worker.ready:
             self._deaths_at_start = 0
@@ -159,10 +159,10 @@ class Pool:
 
 
 class _Worker:
-    """One process, seen by its parent."""
+    """The parent's view of one process."""
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
-        self.calls: list[Job] = []  # whose outcomes are not known, the one at hand first
+        self.calls: list[Job] = []  # without an outcome yet, the current one first
         self.ready = False
         self._jobs = 0
         self._began = time.monotonic()
@@ -189,7 +189,7 @@ class _Worker:
         return not self.calls and self._jobs >= _JOBS_PER_PROCESS
 
     def begin(self, job: Job) -> bool:
-        """Hand a job over; False if an idle process has gone, so that nobody is there to take it."""
+        """Send a job; return False if the idle process has died."""
         self._began = time.monotonic()
         self._phase.unlink(missing_ok=True)
         try:
@@ -201,7 +201,7 @@ class _Worker:
         return True
 
     def outcome(self, timeout: float) -> Outcome | None:
-        """What has become of the call at hand, if that is known."""
+        """Return the outcome of the current call, if there is one."""
         with suppress(EOFError, OSError):  # a process that has died sends nothing more
             while self._connection.poll():
                 sent: tuple[Any, str, str] | None = self._connection.recv()
@@ -220,18 +220,18 @@ class _Worker:
         return self.cut_short(f"did not finish within {timeout:g} s", timed_out=True)
 
     def cut_short(self, fault: str, timed_out: bool = False) -> Outcome:
-        """The outcome of the call at hand, which has none of its own; those after it are left."""
+        """Return the outcome of the current call, which is cut short; the calls after it are left."""
         phase, check = read_phase(self._phase)
         return Outcome(self.calls.pop(0), None, fault, timed_out, phase, check)
 
     @property
     def died(self) -> str:
-        """How the process has died."""
+        """A clause that says how the process died."""
         status = self._process.exitcode or 0
         return f"the process died {f'of signal {-status}' if status < 0 else f'with exit status {status}'}"
 
     def kill(self) -> None:
-        """End the process, and what it has started."""
+        """End the process and those that it has started."""
         if self._process.is_alive():
             with suppress(OSError):
                 os.killpg(self._process.pid or 0, signal.SIGKILL)
@@ -242,7 +242,7 @@ class _Worker:
 
 
 def guarded(job: Job, subject: Subject | None) -> Outcome:
-    """Do a job here. What is raised, SystemExit and KeyboardInterrupt too, is its fault and ends nothing."""
+    """Do a job in this process. Any exception, even SystemExit, becomes its fault and ends no run."""
     try:
         return Outcome(job, job.work(subject, job.argument))
     except Interrupted:
@@ -252,7 +252,7 @@ def guarded(job: Job, subject: Subject | None) -> Outcome:
 
 
 def _serve(connection: Connection, names: Sequence[str]) -> None:
-    """Run jobs from the parent, one after the other, until there is no parent."""
+    """Run jobs from the parent, one after the other, until the parent ends."""
     with suppress(OSError):
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -269,7 +269,7 @@ def _serve(connection: Connection, names: Sequence[str]) -> None:
 
 
 def _done(job: Job) -> tuple[Any, str, str]:
-    """The outcome of a call without the call, which the parent has."""
+    """Return the value, fault and phase of a call."""
     try:
         subject = _subject(job.subject) if job.subject else None
     except LookupError as error:
@@ -286,7 +286,7 @@ def _end_with_parent() -> None:
 
 
 def _begin(names: Sequence[str]) -> None:
-    """Load what every task needs before the first one's time starts to run."""
+    """Load everything that tasks need, before the time of the first one starts."""
     settle()
     hush()
     notice_compiling()

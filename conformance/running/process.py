@@ -1,6 +1,6 @@
-"""Settings of processes that run kernels: quiet, one thread of linear algebra, alike in every run.
+"""Settings of processes that run kernels: quiet, one thread of linear algebra, the same in every run.
 
-Imports neither NumPy nor JAX: their settings must stand before either is loaded.
+Imports neither NumPy nor JAX: the settings must be made before either is loaded.
 """
 
 import logging
@@ -14,7 +14,7 @@ _STEADY = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # XLA and absl write to stderr of their own accord; only errors are worth a reader's time.
+    # XLA and absl write much to stderr; a reader needs only the errors.
     "TF_CPP_MIN_LOG_LEVEL": "3",
     # Several workers share one accelerator, so none may take most of its memory at once.
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -27,7 +27,7 @@ class WorkerError(Exception):
 
 
 def settle() -> None:
-    """Make this process steady, and those that it starts; what the user has set is left alone."""
+    """Set the environment of this process and those that it starts; settings of the user are kept."""
     for name, value in _STEADY.items():
         os.environ.setdefault(name, value)
     flags = os.environ.get("XLA_FLAGS", "")
@@ -36,7 +36,7 @@ def settle() -> None:
 
 
 def hush() -> None:
-    """Silence this process for good: warnings and logs of kernels; what they print goes to stderr."""
+    """Silence warnings and logs of kernels in this process; send their prints to stderr."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     os.dup2(2, 1)
@@ -52,14 +52,14 @@ def hold_streams() -> None:
 
 
 def see_folder() -> None:
-    """Let `module:attribute` name modules of the folder that the user is in."""
+    """Let `module:attribute` name modules of the user's current folder."""
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
 
 def hide_folder() -> None:
-    """Undo that `python -m` puts the user's folder on the path, unless attest itself is there."""
+    """Remove the user's folder, which `python -m` adds, from the path, unless attest itself is there."""
     folder = os.getcwd()
     home = Path(__file__).absolute().parents[3]
     if not sys.flags.safe_path and sys.path[:1] == [folder] and not os.path.samefile(folder, home):

@@ -1,4 +1,4 @@
-"""The runner: it poses every task to its subject, keeps the results and shrinks the failures."""
+"""The runner: judges every task of a run, keeps the results and shrinks the failures."""
 
 import hashlib
 from collections import Counter
@@ -30,7 +30,7 @@ class Request:
     """The request of a run.
 
     subjects: by the name or `module:attribute` that finds each in another process.
-    only: what narrows the run; narrowed: the same as typed, for the record. shard: (number, of how many).
+    only: the restriction of the run; narrowed: the same as typed, for the record. shard: (number, total).
     workers: processes, 0 to stay in this one. timeout: seconds for one task.
     fail_fast: end at the first red verdict.
     environment: for the record.
@@ -69,10 +69,10 @@ def run(
     watch: Watch = lambda _progress: None,
     keep: Keep = lambda _results: None,
 ) -> RunRecord:
-    """Judge what is requested. A run that is interrupted returns the partial record of what it had found.
+    """Judge a request. An interrupted run returns the partial record of its results so far.
 
-    keep: is handed results as soon as they are found. Raises RequestError, before anything is found, if
-    nothing fits what narrows the run; WorkerError; and what `keep` raises.
+    keep: called with results as soon as they are found. Raises RequestError, before any result, if no case
+    fits the restriction; WorkerError; and what `keep` raises.
     """
     for subject in request.subjects.values():
         refuse_unfit(subject, request.profile, request.only)
@@ -109,7 +109,7 @@ def replay(request: Request, case: Case, checks: Sequence[str]) -> list[Result]:
 
 
 def in_shard(name: str, task: Task, shard: tuple[int, int]) -> bool:
-    """Return whether a task belongs to a shard: by its content alone, so that no other task matters."""
+    """Return whether a task belongs to a shard, which depends only on the content of the task."""
     number, count = shard
     case = first_try(task.draw)
     content = " ".join((name, case.id if case else "", *task.checks))
@@ -175,7 +175,7 @@ def _judge_all(found: _Found) -> bool:
 
 
 def _results(request: Request, outcome: Outcome) -> list[Result]:
-    """Named as the subject can be found again, which its own name may not do."""
+    """Return results that name the subject so that it can be found again; its own name may not do that."""
     name = outcome.job.subject
     results = _blamed(outcome, request.subjects[name]) if outcome.fault else outcome.value
     return [expect(replace(result, subject=name), request.expectations) for result in results]
@@ -193,7 +193,7 @@ def _judge_jobs(found: _Found) -> Iterator[Job]:
 
 
 def _next(found: _Found, name: str, posed: Iterator[Task]) -> Task | None:
-    """The next task of a subject, None after the last; its declarations are code that may raise anything."""
+    """Return the next task of a subject, None after the last. Its declarations are code and may raise."""
     try:
         return next(posed, None)
     except Interrupted:
@@ -216,7 +216,7 @@ def _judge(subject: Subject, posed: Posed) -> list[Result]:
 
 
 def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
-    """The results of a case that was cut short."""
+    """Return the results of a case that was cut short."""
     posed: Posed = outcome.job.argument
     draw, checks = posed
     case = chosen(draw)
@@ -228,7 +228,7 @@ def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
 
 
 def _shrink_failures(found: _Found) -> None:
-    """Find the simplest failing case of each check of each subject; what hung or died is left as it is."""
+    """Find the simplest failing case of each check of each subject; cases that hung or died are kept."""
     chosen = to_shrink(found.results)
     request = found.request
     evaluations = request.profile.shrink_evaluations
@@ -246,11 +246,11 @@ def _shrink_failures(found: _Found) -> None:
 
 
 def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
-    """The simplest failing case that a search has found, if it is a new failure; TIMEOUT if it hung."""
+    """Return the simplest failing case of a search, if it is a new failure; a TIMEOUT if the search hung."""
     failing: Result = outcome.job.argument[0]
     if isinstance(outcome.value, Result):
         minimal = simplest(failing, outcome.value)
-        # A simpler case of a known failure does not show what is new about this one.
+        # If the simpler case is a known failure, it does not show this new one.
         return [minimal] if expect(minimal, request.expectations).verdict is Verdict.FAIL else []
     return [late_search(failing, outcome.fault)] if outcome.timed_out else []
 

@@ -18,9 +18,9 @@ from attest.conformance.subject import Subject
 def shrink(subject: Subject, failing: Result, evaluations: int, stays_of_precision: bool = False) -> Result:
     """Search the simpler cases with at most `evaluations` calls of the kernel; return the simplest's result.
 
-    A failure of meaning stays one of meaning. One of precision may turn out one of meaning on a case whose
-    values hide less; `stays_of_precision` is for where a failure of meaning is shown beside it. A case that
-    is not sensitive enough to show a defect does not count: once the kernel is mended, the case must pass.
+    A failure of semantics stays one of semantics. A failure of precision may become one of semantics on a
+    simpler case. `stays_of_precision` prevents that, for a run that also reports a failure of semantics. A
+    case that is not sensitive enough to show a defect does not count: it must pass once the kernel is fixed.
     """
     simplest = failing
     known: dict[Case, bool] = {failing.case: True}
@@ -55,11 +55,11 @@ def shrink(subject: Subject, failing: Result, evaluations: int, stays_of_precisi
 
 
 class _StillFailsError(AssertionError):
-    """A failing case: what Hypothesis shrinks towards simplicity."""
+    """Raised for a failing case, which Hypothesis then shrinks."""
 
 
 def _size(case: Case) -> tuple[int, ...]:
-    """What makes a case hard to read, most important first."""
+    """Return what makes a case hard to read, most important first."""
     return (
         case.batch * (case.q_len + case.kv_len),
         len(case.features),

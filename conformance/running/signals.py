@@ -13,15 +13,15 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """SIGINT or SIGTERM came."""
+    """SIGINT or SIGTERM arrived."""
 
 
 @contextmanager
 def interruptible() -> Generator[None, None, None]:
-    """Raise Interrupted at the first SIGINT or SIGTERM within the block; later ones change nothing.
+    """Raise Interrupted at the first SIGINT or SIGTERM within the block; ignore later ones.
 
-    Also where SIGINT is ignored, as it is for what a shell starts in the background. Elsewhere than in the
-    main thread, where no signal arrives, nothing changes.
+    This also holds where SIGINT is ignored, as in commands that a shell starts in the background. Threads
+    other than the main one get no signals, and nothing changes there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -42,7 +42,7 @@ def interruptible() -> Generator[None, None, None]:
 def postponed() -> Generator[Callable[[], bool], None, None]:
     """Postpone the first SIGINT or SIGTERM within the block until the block is left.
 
-    Gives a function that returns whether one came, for blocks that can end early.
+    Gives a function that returns whether one arrived, for blocks that can end early.
     """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():

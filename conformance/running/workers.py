@@ -1,6 +1,6 @@
 """The execution of tasks, in processes that can be killed and replaced, or in this one.
 
-A kernel that hangs or takes its process down costs its own task, and no other.
+A kernel that hangs or ends its process costs only its own task.
 """
 
 import queue
@@ -13,7 +13,7 @@ from attest.conformance.running.pool import Job, Outcome, Pool, guarded
 from attest.conformance.running.signals import postponed
 from attest.conformance.subject import Subject
 
-# Seconds within which a run that waits for its workers notices that it is to end.
+# Seconds within which a run that waits for its workers notices a signal.
 _PATIENCE = 0.2
 
 # Jobs that are drawn ahead, for each worker.
@@ -33,7 +33,7 @@ def perform(
     """Yield the outcome of every call of every job, as they come; jobs are drawn while earlier ones run.
 
     subjects: by the name in the jobs. workers 0: in this process, where nothing can be timed out.
-    wanted: whether a job still matters, called when its turn comes; one that does not has no outcome.
+    wanted: whether a job is still needed, called just before it begins; others have no outcome.
     Raises WorkerError, and what drawing a job raises. Closing the iterator stops the workers.
     """
     if workers == 0:
@@ -55,7 +55,7 @@ def _elsewhere(
 ) -> Generator[Outcome, None, None]:
     drawing = _Drawing(jobs, _DRAWN_AHEAD * workers)
     waiting: deque[Job] = deque()
-    # A signal waits for the end of the turn, so that no outcome is lost half-way into the record.
+    # A signal takes effect between two rounds of the loop, so that no outcome is lost.
     with postponed() as to_end:
         pool = Pool(names, workers, timeout)
         try:
@@ -82,7 +82,7 @@ class _Raised:
 
 
 class _Drawing:
-    """Draws jobs in a thread of its own: whoever waits for outcomes takes each as soon as it is there."""
+    """Draws jobs in its own thread, so that drawing does not delay the outcomes."""
 
     def __init__(self, jobs: Iterable[Job], ahead: int) -> None:
         self.ended = False
@@ -93,7 +93,7 @@ class _Drawing:
         self._thread.start()
 
     def fetch(self, waiting: deque[Job]) -> bool:
-        """Move one job that is drawn into `waiting`, if there is any; raises what drawing raised."""
+        """Move one drawn job into `waiting`, if there is one. Raises the exception of the drawing thread."""
         try:
             return not self.ended and self._take(self._drawn.get_nowait(), waiting)
         except queue.Empty:

@@ -114,7 +114,7 @@ def test_a_case_with_rows_that_a_dialect_leaves_open_is_not_judged(attest):
         (("--check", "lse"), "--check lse does not apply: toys.right does not return lse"),
         (
             ("--check", "forward", "--check", "production"),
-            "--check production: the profile quick has no cases of it for toys.right;"
+            "--check production: the profile quick has no such cases for toys.right;"
             " use --profile production",
         ),
     ],
@@ -166,7 +166,7 @@ MISBEHAVIOUR = {
     "interrupts": ("forward", "raised KeyboardInterrupt: not the user"),
     "gives_up": ("forward", "raised GeneratorExit"),
     "speaks_badly": ("forward", "raised SpeechlessError: (its text cannot be read: ZeroDivisionError)"),
-    "wants_memory": ("forward", "(other workers may hold this memory: -n 1 leaves it to one)"),
+    "wants_memory": ("forward", "(other workers may hold this memory: use -n 1)"),
     "exits": ("forward", "raised SystemExit: no"),
     "one_query_short": ("forward", "returned out of shape (1, 1, 1, 1), expected (1, 2, 1, 1)"),
     "another_dtype": ("forward", "returned out of dtype float16, expected float32"),

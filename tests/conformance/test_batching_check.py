@@ -53,8 +53,8 @@ def test_a_right_kernel_passes(batch: int) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (in_another_order, "batch dimensions (2, 3) in the place of (6,) changed dkey, dquery, dvalue, out"),
-        (rounds_otherwise, "batch dimensions (2, 3) in the place of (6,) changed dkey, dquery, dvalue, out"),
+        (in_another_order, "batch dimensions (2, 3) instead of (6,) changed dkey, dquery, dvalue, out"),
+        (rounds_otherwise, "batch dimensions (2, 3) instead of (6,) changed dkey, dquery, dvalue, out"),
         (toy_attention, "raised"),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_wrong_kernel_fails(call: Any, message: str) -> None:
 
 def test_a_sequence_without_a_batch_dimension_is_posed() -> None:
     result = judged(rounds_otherwise, replace(CASE, batch=1))
-    assert "batch dimensions () in the place of (1,)" in result.message
+    assert "batch dimensions () instead of (1,)" in result.message
 
 
 def test_who_is_asked() -> None:

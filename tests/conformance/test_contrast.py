@@ -12,7 +12,7 @@ from attest.conformance.cases.features import FEATURES
 from attest.conformance.drawing.corpus import load_corpus
 from attest.conformance.judging.contrast import has_empty_rows, neighbours
 from attest.conformance.judging.trial import Trial
-from attest.conformance.running.choice import telling
+from attest.conformance.running.choice import is_sensitive
 from attest.conformance.subject import Subject
 from attest.reference.semantics import STANDARD
 
@@ -72,7 +72,7 @@ def test_a_window_has_a_neighbour_for_each_side_that_hides_something() -> None:
 
 @pytest.mark.parametrize("entry", load_corpus(), ids=lambda entry: entry.name)
 def test_known_bugs_can_be_told(entry: Any) -> None:
-    assert telling(entry.case)
+    assert is_sensitive(entry.case)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_plan_takes_no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     def called(*_: Any) -> NoReturn:
         raise AssertionError("the process that judges a case chooses it")
 
-    monkeypatch.setattr(choice, "telling", called)
+    monkeypatch.setattr(choice, "is_sensitive", called)
     monkeypatch.setattr(trial, "build", called)
     for subject in (SUBJECT, replace(SUBJECT, dtypes=("float16",))):
         planned = [*tasks(subject, replace(SMALL, kinds={"drawn": {**NUMBERS, "corpus": True}}), 0)]

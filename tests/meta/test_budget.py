@@ -1,11 +1,14 @@
-"""The budget of the project's CI: its parts are those of the nox session `tests`, and they fit."""
+"""What runs when: the parts of the nox session `tests` fit their budget, and a page lists what left it."""
 
 import re
 import tomllib
+from typing import Any
 
 from tests.meta.processes import ROOT
 
 MINUTES = tomllib.loads((ROOT / "tests" / "budget.toml").read_text())["minutes"]
+MOVED = tomllib.loads((ROOT / "tests" / "nightly.toml").read_text())["moved"]
+PAGE = (ROOT / "docs" / "reference" / "what-runs-when.md").read_text()
 # What a change may wait for: 20 minutes of two cores.
 TOTAL = 40
 
@@ -18,3 +21,19 @@ def test_the_parts_fit_the_whole() -> None:
 def test_the_parts_are_those_of_the_session() -> None:
     parts = re.findall(r'_part\(session, "([^"]+)"\)', (ROOT / "noxfile.py").read_text())
     assert parts == list(MINUTES)
+
+
+def row(group: dict[str, Any]) -> str:
+    """A group of moved tests in the table of the page: the tests by name, and what guards main."""
+    names = dict.fromkeys(pattern.partition("[")[0].rstrip("*") for pattern in group["tests"])
+    shown = ", ".join(f"`{name.replace('::', '`: `')}`" for name in names)
+    return f"| {shown} | {group['guard']} |"
+
+
+def test_the_page_lists_what_left_main_and_what_guards_it() -> None:
+    table = "\n".join(["| tests | what guards `main` |", "|---|---|", *map(row, MOVED)])
+    assert PAGE.endswith(f"\n\n{table}\n"), table
+
+
+def test_the_page_names_the_parts() -> None:
+    assert re.findall(r"^\| ([a-z ]+) \|", PAGE.partition("## At night")[0], re.M)[1:] == list(MINUTES)
