@@ -72,7 +72,7 @@ def _check_offset(offset: Any, sequences: int) -> jax.Array:
     check_is_array("q_offset", offset)
     if not jnp.issubdtype(offset.dtype, jnp.integer):
         refuse("q_offset", f"dtype {offset.dtype}", "an integer dtype", advice)
-    if offset.shape not in ((), (1,), (sequences,)):
+    if offset.shape not in ((), (sequences,)):
         refuse("q_offset", f"shape {offset.shape}", f"() or ({sequences},)", advice)
     return _as_int32("q_offset", offset.reshape(-1))
 

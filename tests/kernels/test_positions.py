@@ -108,6 +108,7 @@ def test_positions_do_not_overflow(rows, keys, left, right, causal):
         ("q_offset", {"q_offset": 1, "q_positions": np.zeros((1, 40), int)}),
         ("q_offset", {"q_offset": 1.0}),
         ("q_offset", {"q_offset": np.array([1, 2, 3])}),
+        ("q_offset", {"q_offset": np.array([1])}),
         ("q_offset", {"q_offset": np.array([0.5])}),
         ("q_offset", {"q_offset": 2**31}),
         ("q_offset", {"q_offset": True}),
