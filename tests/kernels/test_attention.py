@@ -91,3 +91,36 @@ def test_what_is_returned_is_shown():
     returned = {"flash_attention": jax.Array, "flash_attention_with_lse": tuple[jax.Array, jax.Array]}
     for name, what in returned.items():
         assert get_type_hints(getattr(kernels, name))["return"] == what
+
+
+@pytest.mark.parametrize(
+    ("function", "spoilt", "words"),
+    [
+        (
+            triton.flash_attention,
+            {"head_dim": 300},
+            "triton: takes head dims up to 256, and the call has 300",
+        ),
+        (
+            mosaic_gpu.flash_attention,
+            {"dtype": "float32"},
+            "mosaic_gpu: takes bfloat16 and float16, .* float32",
+        ),
+        (
+            mosaic_gpu.flash_attention,
+            {"dtype": "bfloat16", "dropout": True},
+            "mosaic_gpu: takes no dropout_prob",
+        ),
+        (tpu.flash_attention, {"dtype": "float16"}, "pallas_tpu: takes float32 and bfloat16, .* float16"),
+        (tpu.flash_attention, {"dtype": "float32", "positions": True}, "pallas_tpu: takes no kv_positions"),
+    ],
+)
+def test_an_implementation_refuses_what_its_capabilities_exclude(function, spoilt, words):
+    query = np.zeros((1, 3, 1, spoilt.get("head_dim", 8)), np.float32).astype(spoilt.get("dtype", "float32"))
+    options = {}
+    if "dropout" in spoilt:
+        options = {"dropout_prob": 0.5, "dropout_seed": 1}
+    if "positions" in spoilt:
+        options = {"kv_positions": np.zeros((1, 3), np.int32)}
+    with pytest.raises(NotImplementedError, match=f"^{words}.* Use platform='xla'"):
+        function(query, query, query, **options)

@@ -22,7 +22,6 @@ from attest.kernels import choose, triton, xla
 from attest.kernels.choose import Device, Traits, implementation_for
 from attest.kernels.implementations import IMPLEMENTATIONS, MOSAIC_GPU, PALLAS_TPU, TRITON, XLA
 from attest.kernels.options import FLOAT_DTYPES
-from attest.kernels.pallas import mosaic_gpu, tpu
 from attest.kernels.tables import read_table
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 
@@ -273,31 +272,6 @@ def test_what_is_declared_of_the_hopper_kernels_is_theirs():
     )
     assert MOSAIC_GPU.capabilities.largest_head_dim == max(blocks.head_dims())
     assert MOSAIC_GPU.capabilities.compute_capability == target.CAPABILITY
-
-
-@pytest.mark.parametrize(
-    ("function", "spoilt", "words"),
-    [
-        (
-            triton.flash_attention,
-            {"head_dim": 300},
-            "triton: takes head dims up to 256, and the call has 300",
-        ),
-        (mosaic_gpu.flash_attention, {"dtype": F32}, "mosaic_gpu: takes bfloat16 and float16, .* float32"),
-        (mosaic_gpu.flash_attention, {"dtype": BF16, "dropout": True}, "mosaic_gpu: takes no dropout_prob"),
-        (tpu.flash_attention, {"dtype": F16}, "pallas_tpu: takes float32 and bfloat16, .* float16"),
-        (tpu.flash_attention, {"dtype": F32, "positions": True}, "pallas_tpu: takes no kv_positions"),
-    ],
-)
-def test_an_implementation_refuses_what_its_capabilities_exclude(function, spoilt, words):
-    query = np.zeros((1, 3, 1, spoilt.get("head_dim", 8)), np.float32).astype(spoilt.get("dtype", F32))
-    options = {}
-    if "dropout" in spoilt:
-        options = {"dropout_prob": 0.5, "dropout_seed": 1}
-    if "positions" in spoilt:
-        options = {"kv_positions": np.zeros((1, 3), np.int32)}
-    with pytest.raises(NotImplementedError, match=f"^{words}.* Use platform='xla'"):
-        function(query, query, query, **options)
 
 
 def described(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *leading: Any) -> tuple[Any, ...]:
