@@ -14,7 +14,7 @@ from attest.conformance.running.gate import with_policy
 from attest.conformance.running.plan import Task
 from attest.conformance.running.runner import run
 from attest.conformance.schema import record_to_json
-from tests.runner.fakes import planned, request, result
+from tests.conformance.running.fakes import planned, request, result
 
 IMPRECISE = (Measurement("out", 1, 2.0, 1.0, 1.0, 0.0, broken=("bound",)),)
 MEANINGLESS = (Measurement("out", 1, 2.0, 1.0, 1.0, 0.0, broken=("bound", "semantics")),)

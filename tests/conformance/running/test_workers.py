@@ -15,7 +15,7 @@ from attest.conformance.running.process import WorkerError
 from attest.conformance.running.runner import run
 from attest.conformance.running.workers import Job, perform
 from tests import toys
-from tests.runner.fakes import planned, request
+from tests.conformance.running.fakes import planned, request
 
 LIMITS = runner.limits()
 PLAIN, CAUSAL = Case(q_len=2, kv_len=2), Case(q_len=2, kv_len=2, causal=True)

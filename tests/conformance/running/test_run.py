@@ -16,7 +16,7 @@ from attest.conformance.running.plan import Restriction, Task
 from attest.conformance.running.runner import in_shard, run
 from attest.conformance.schema import record_to_json
 from tests import toys
-from tests.runner.fakes import CASES, judged, planned, request, result, shrunk
+from tests.conformance.running.fakes import CASES, judged, planned, request, result, shrunk
 
 KNOWN = Expectation("toys.right", "forward", "known to fail", "https://example.org/1", case={"q_len": 9})
 

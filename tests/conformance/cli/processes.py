@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # A module of the user's own: a kernel that is stuck in the second shape, and one that is right.
 SCRIPT = """

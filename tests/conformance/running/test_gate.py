@@ -8,8 +8,8 @@ from attest.conformance.running import gate
 from attest.conformance.running.gate import runnable_subjects, with_policy
 from attest.conformance.subject import Subject
 from tests import toys
-from tests.runner.fakes import result
-from tests.runner.test_expectations import STALE
+from tests.conformance.running.fakes import result
+from tests.conformance.running.test_expectations import STALE
 
 
 def record(*verdicts: Verdict, **more) -> RunRecord:

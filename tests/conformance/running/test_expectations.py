@@ -7,7 +7,7 @@ import pytest
 from attest.conformance.cases.case import Case
 from attest.conformance.record import Measurement, RunRecord, Verdict
 from attest.conformance.running.expectations import Expectation, expect, load_expectations, stale
-from tests.runner.fakes import result
+from tests.conformance.running.fakes import result
 
 ENTRY = """
 [[expect]]

@@ -10,7 +10,7 @@ from attest.conformance.record import Measurement, Verdict
 from attest.conformance.running import shrink as shrinking
 from attest.conformance.running.shrink import shrink
 from tests import toys
-from tests.runner.fakes import result
+from tests.conformance.running.fakes import result
 
 LARGE = Case(q_len=6, kv_len=4, causal=True, head_dim=4, seed=5)
 

@@ -31,7 +31,7 @@ from attest.conformance.running.plan import Profile, Restriction, load_profile, 
 from attest.conformance.running.runner import in_shard
 from attest.conformance.subject import Subject, Tiling
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # When recipes, families or the oracle's judgement of a case change on purpose, the failure says what to
 # write here. Records of before then have other cases: baselines are to be made anew.
@@ -69,7 +69,7 @@ def test_literals_in_loaded_modules_change_no_case(tmp_path: Path) -> None:
     odd = random.Random(0)
     literals = [odd.randrange(100, 2**32) for _ in range(900)]
     (tmp_path / "full_of_literals.py").write_text(f"LITERALS = {literals}\n")
-    plans = "from tests.conformance.test_plan import planned_ids; print(*planned_ids())"
+    plans = "from tests.conformance.running.test_plan import planned_ids; print(*planned_ids())"
     done = subprocess.run(
         [sys.executable, "-c", f"import full_of_literals; {plans}"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))},

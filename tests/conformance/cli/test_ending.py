@@ -15,7 +15,7 @@ from attest.conformance.running.journal import journal_path
 from attest.conformance.running.plan import Restriction, load_profile, tasks
 from attest.conformance.subject import Subject
 from tests import toys
-from tests.cli.processes import started, until
+from tests.conformance.cli.processes import started, until
 
 # Cases of several shapes, the second of which hangs.
 CHECK = ("check", "mine:slow", "--examples", "12", "--check", "forward")

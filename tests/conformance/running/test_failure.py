@@ -15,7 +15,7 @@ from attest.conformance.cli.replay_request import read_replay_request
 from attest.conformance.judging.failure import describe_case, explain, replay_line
 from attest.conformance.record import Element, Measurement, Verdict
 from attest.conformance.running.environment import environment
-from tests.runner.fakes import result
+from tests.conformance.running.fakes import result
 
 CASE = Case(
     dtype="bfloat16",

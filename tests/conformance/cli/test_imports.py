@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attest.conformance.cases.case import Case
-from tests.cli.processes import ROOT
+from tests.conformance.cli.processes import ROOT
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('has run').touch()\nsubject = 3\n"
 LINE = json.dumps({"subject": "evil:subject", "check": "forward", "case": Case(q_len=2).to_json()})
