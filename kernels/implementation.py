@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
@@ -49,20 +50,30 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is static beside the call; block sizes and precision are as the implementation reads them."""
+    """What is static beside the call; block sizes and precision are as the implementation reads them.
+
+    unrounded: whether out and gradients are float32, as they are before their last rounding. So are the parts
+        of a sum over several calls, see `attest.kernels.partial`.
+    """
 
     forward: Any
     backward: Any
     normalize_output: bool
     precision: Any
     logits_dtype: str
+    unrounded: bool = False
+
+    def result_dtype(self, dtype: Any) -> Any:
+        """Return the dtype of a result that is rounded to `dtype` where results are rounded."""
+        return jnp.dtype("float32") if self.unrounded else dtype
 
 
 class Forward(NamedTuple):
     """What a forward pass returns.
 
-    out: [B, Sq, Hq, Dv] in the dtype of query. lse: [B, Hq, Sq] float32. row_max: [B, Hq, Sq] float32, the
-    maximum over visible keys alone, -inf where a row sees none. kept: what else the backward pass uses.
+    out: [B, Sq, Hq, Dv] in the dtype of query, or float32 if `Settings.unrounded`. lse: [B, Hq, Sq] float32.
+    row_max: [B, Hq, Sq] float32, the maximum over visible keys alone, -inf where a row sees none. kept: what
+    else the backward pass uses.
     """
 
     out: jax.Array
@@ -72,7 +83,10 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """What a backward pass returns: gradients in any float dtype, of the shapes of their arguments."""
+    """What a backward pass returns: gradients of the shapes of their arguments.
+
+    They may have any float dtype; if `Settings.unrounded`, they are float32 sums that were never rounded.
+    """
 
     query: jax.Array
     key: jax.Array

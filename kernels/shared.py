@@ -49,7 +49,7 @@ _differentiable.defvjp(_with_residuals, _cotangents)
 
 
 def _forward(passes: Passes, settings: Settings, call: Call) -> Forward:
-    result = passes.forward(settings, call) if _has_pairs(call) else _sinks_alone(call)
+    result = passes.forward(settings, call) if _has_pairs(call) else _sinks_alone(settings, call)
     if call.softmax_aux is None:
         return result
     # Padding has no sinks (S9); an empty row, which otherwise looks like it, has (S11).
@@ -64,10 +64,11 @@ def _has_pairs(call: Call) -> bool:
     return 0 not in (*call.query.shape[:2], call.key.shape[1])
 
 
-def _sinks_alone(call: Call) -> Forward:
+def _sinks_alone(settings: Settings, call: Call) -> Forward:
     """The forward pass of a call without queries or keys: out 0, the lse of the sinks (S10, S11)."""
     batch, q_length, q_heads, _ = call.query.shape
-    out = jnp.zeros((batch, q_length, q_heads, call.value.shape[3]), call.query.dtype)
+    dtype = settings.result_dtype(call.query.dtype)
+    out = jnp.zeros((batch, q_length, q_heads, call.value.shape[3]), dtype)
     nothing = jnp.full((batch, q_heads, q_length), -jnp.inf, jnp.float32)
     if call.softmax_aux is None:
         return Forward(out, nothing, nothing)

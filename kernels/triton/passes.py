@@ -79,7 +79,7 @@ class _Visible:
 def _forward(settings: Settings, call: Call) -> Forward:
     batch, q_length, q_heads, _ = call.query.shape
     k_length, _, value_dim = call.value.shape[1:]
-    out = jax.ShapeDtypeStruct((batch, q_length, q_heads, value_dim), call.query.dtype)
+    out = jax.ShapeDtypeStruct((batch, q_length, q_heads, value_dim), settings.result_dtype(call.query.dtype))
     rows = jax.ShapeDtypeStruct((batch, q_heads, q_length), jnp.float32)
     sizes = _sizes(settings.forward, "forward", call)
     with ahead(call):
@@ -147,7 +147,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
             Launch(
                 kernel=kernel,
                 arguments=arguments,
-                outputs=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs),
+                outputs=tuple(jax.ShapeDtypeStruct(x.shape, settings.result_dtype(x.dtype)) for x in outputs),
                 constants={"SPEC": spec},
                 grid=(grid,),
                 num_warps=sizes.num_warps,

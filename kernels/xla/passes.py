@@ -91,7 +91,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
         lse = _finite_or_zero(m) + jnp.log(norm)
         if settings.normalize_output:
             acc = acc / jnp.where(norm == 0, jnp.float32(1), norm)[..., None]
-        return acc.astype(call.query.dtype), lse, row_max
+        return acc.astype(settings.result_dtype(call.query.dtype)), lse, row_max
 
     steps = jnp.arange(grid.batch * grid.q_count, dtype=jnp.int32)
     out, lse, row_max = lax.map(row_chunk, (steps, grid.split_rows(call.query), cut_rows(call, grid)))
@@ -136,7 +136,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, kept: Any) -> Bac
         dQ, sums = lax.fori_loop(
             row.k_start, row.k_stop, key_tile, (vary_together((jnp.zeros_like(Q), Q))[0], sums)
         )
-        return sums, (dQ * call.softmax_scale).astype(call.query.dtype)
+        return sums, (dQ * call.softmax_scale).astype(settings.result_dtype(call.query.dtype))
 
     steps = jnp.arange(grid.batch * grid.q_count, dtype=jnp.int32)
     sums = (

@@ -71,7 +71,7 @@ def forward(settings: Settings, call: Call) -> Forward:
         divisor = norm if visible is None else jnp.where(norm == 0, jnp.float32(1), norm)
         out = out / divisor.reshape(*out.shape[:3], 1)
     lse, row_max = (x.reshape(x.shape[0], -1, x.shape[3]) for x in (lse, row_max))
-    out = _by_token(call, out).astype(call.query.dtype)
+    out = _by_token(call, out).astype(settings.result_dtype(call.query.dtype))
     return Forward(out, lse, row_max, Weighed(norm, P, slope, keep))
 
 

@@ -54,6 +54,7 @@ _PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "
 
 
 def _forward(settings: Settings, call: Call) -> Forward:
+    _refuse_unrounded(settings)
     with ahead(call):
         rows = describe_rows(call)
     few = _few(call, rows) if settings.normalize_output else None
@@ -121,7 +122,13 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
     return Forward(out, lse[..., :q_length], row_max[..., :q_length])
 
 
+def _refuse_unrounded(settings: Settings) -> None:
+    if settings.unrounded:
+        raise NotImplementedError("mosaic_gpu: rounds its results. Use platform='xla' for unrounded ones.")
+
+
 def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
+    _refuse_unrounded(settings)
     with ahead(call):
         rows = describe_rows(call)
     terms = _normalized(terms)

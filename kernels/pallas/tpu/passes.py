@@ -64,7 +64,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
             scalars,
             {**queries, "value": cut.keys(value)},
             {
-                "out": _output(shape, call.query.dtype, cut.sizes.q),
+                "out": _output(shape, settings.result_dtype(call.query.dtype), cut.sizes.q),
                 "stats": _output((*shape[:2], 2, shape[3]), jnp.float32, cut.sizes.q),
             },
             {"m": (1, cut.sizes.q), "norm": (1, cut.sizes.q), "acc": (shape[2], cut.sizes.q), **cut.kept()},
@@ -120,7 +120,7 @@ def _query_cotangent(settings: Settings, call: Call, terms: RowTerms, hides: boo
         schedule,
         cut.scalars(ranges),
         _backward_inputs(cut, terms, hides),
-        {"d_query": _output(shape, call.query.dtype, cut.sizes.q)},
+        {"d_query": _output(shape, settings.result_dtype(call.query.dtype), cut.sizes.q)},
         {"total": (channels(head_dim), cut.sizes.q), **cut.kept()},
     )
     return jnp.moveaxis(filled["d_query"][:, :, :head_dim, :q_length], 3, 1)
@@ -138,7 +138,7 @@ def _key_cotangents(
     def output(channels: int) -> Blocked:
         shape = (batch, k_heads, cut.k_blocks * cut.sizes.k, channels)
         return Blocked(
-            jax.ShapeDtypeStruct(shape, call.key.dtype),
+            jax.ShapeDtypeStruct(shape, settings.result_dtype(call.key.dtype)),
             (None, None, cut.sizes.k, channels),
             lambda at: (at.batch, cut.key_head(at), at.k, 0),
         )
@@ -171,7 +171,7 @@ def _bias_cotangent(settings: Settings, call: Call, terms: RowTerms, hides: bool
         ranges = (key_blocks if per_row else query_blocks)(call, cut.rows, cut.sizes.q, cut.sizes.k)
     steps = 1 if per_row else _steps(ranges, cut.q_blocks)
     padded = (*shape[:2], cut.q_blocks * cut.sizes.q if per_row else 1, cut.k_blocks * cut.sizes.k)
-    bias = cut.pairs(jax.ShapeDtypeStruct(padded, call.bias.dtype))
+    bias = cut.pairs(jax.ShapeDtypeStruct(padded, settings.result_dtype(call.bias.dtype)))
     filled = launch(
         partial(backward_bias, cut.tile),
         "flash_backward_bias",
