@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class Kind:
     """How cases are chosen for a check.
 
-    table: the table of conformance/running/profiles.toml that says how many; without it no case is posed.
-    by_row: from the rows of covering arrays; the cases of a row share programs and are posed together.
+    table: the table of conformance/running/profiles.toml that says how many; without it no case is drawn.
+    by_row: from the rows of covering arrays; the cases of a row share programs and are judged together.
     listed: from a list. None has rows that see no key, and a simpler case would test something else: none is
         searched for.
     """

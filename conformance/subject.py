@@ -64,7 +64,7 @@ class Subject:
     backend: where it runs, one of BACKENDS. head_dims: the smallest and the largest that it takes.
     tilings: the choices of block sizes to test, the production one last.
     longest: the most query or key tokens that it computes in reasonable time. Problems of production
-        size are posed to subjects that declare enough.
+        size are given to subjects that declare enough.
     ready: None, or why this process cannot run it, in one clause.
     implementation: from a case to the name of the implementation that should run, one of
         `attest.conformance.checks.implementation`; for a subject that hands its calls to kernels which are

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from attest.conformance.checks import Check, Finding, judged
 from attest.conformance.checks.oracle import feature_clauses
-from attest.conformance.drawing.production import Posed, pose
+from attest.conformance.drawing.production import SampledProblem, build_sampled
 from attest.conformance.judging.execute import SubjectError, execute
 from attest.conformance.judging.measure import measure
 from attest.conformance.judging.trial import Trial
@@ -17,21 +17,21 @@ _NAMED = 3
 
 def _run(trial: Trial) -> Finding:
     subject = trial.subject
-    posed = pose(trial.case, subject.returns_lse)
-    outputs = execute(subject, posed.built, trial.case.tiling)
-    answer, predictions = posed.truth(subject.semantics, trial.numerics)
-    parts, wanted = posed.part(outputs), answer.items()
+    sampled = build_sampled(trial.case, subject.returns_lse)
+    outputs = execute(subject, sampled.built, trial.case.tiling)
+    answer, predictions = sampled.truth(subject.semantics, trial.numerics)
+    parts, wanted = sampled.part(outputs), answer.items()
     for name in wanted:
         if name not in parts and (name != "lse" or subject.returns_lse):
             raise SubjectError(f"returned no {name}")
     finding = judged(
         tuple(
-            _placed(posed, measure(name, parts[name], wanted[name], predictions[name], trial.case))
+            _placed(sampled, measure(name, parts[name], wanted[name], predictions[name], trial.case))
             for name in parts
             if name in wanted
         )
     )
-    stray = posed.stray_rows(outputs["dquery"]) if "dquery" in outputs else []
+    stray = sampled.stray_rows(outputs["dquery"]) if "dquery" in outputs else []
     if not stray:
         return finding
     shown = ", ".join(str(row) for row in stray[:_NAMED])
@@ -39,12 +39,12 @@ def _run(trial: Trial) -> Finding:
     return Finding(Verdict.FAIL, finding.measurements, "; ".join(filter(None, (message, finding.message))))
 
 
-def _placed(posed: Posed, measurement: Measurement) -> Measurement:
+def _placed(sampled: SampledProblem, measurement: Measurement) -> Measurement:
     """Return the measurement with the index of its worst element in the whole output."""
     worst = measurement.worst
     if worst is None:
         return measurement
-    return replace(measurement, worst=replace(worst, index=posed.place(measurement.output, worst.index)))
+    return replace(measurement, worst=replace(worst, index=sampled.place(measurement.output, worst.index)))
 
 
 CHECKS = (

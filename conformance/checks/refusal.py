@@ -104,7 +104,7 @@ def _judge(trial: Trial, given: Arguments, names: tuple[str, ...], good: Verdict
     return Finding(Verdict.FAIL, message=f"silently accepted; expected a refusal that names {wanted}")
 
 
-def _posed(trial: Trial, case: Case) -> Arguments:
+def _arguments(trial: Trial, case: Case) -> Arguments:
     return call_of(build(case, trial.subject.semantics)).keywords()
 
 
@@ -135,7 +135,7 @@ def _undeclared_check(feature: str) -> Check:
     def run(trial: Trial) -> Finding:
         case = replace(trial.case, **_ON[feature])
         words = _refused_words(feature, trial.subject)
-        return _judge(trial, _posed(trial, case), words, Verdict.UNSUPPORTED)
+        return _judge(trial, _arguments(trial, case), words, Verdict.UNSUPPORTED)
 
     def applies(subject: Subject) -> str | None:
         if feature in subject.unjudged:
@@ -148,7 +148,7 @@ def _undeclared_check(feature: str) -> Check:
 def _undeclared_dtype(trial: Trial) -> Finding:
     dtype = next(dtype for dtype in DTYPES if dtype not in trial.subject.dtypes)
     case = replace(trial.case, dtype=dtype)
-    return _judge(trial, _posed(trial, case), ("dtype", dtype, "query"), Verdict.UNSUPPORTED)
+    return _judge(trial, _arguments(trial, case), ("dtype", dtype, "query"), Verdict.UNSUPPORTED)
 
 
 def _excluded(trial: Trial) -> Finding:
@@ -156,7 +156,7 @@ def _excluded(trial: Trial) -> Finding:
     finding = Finding(Verdict.UNSUPPORTED)
     for together, case in _excluded_cases(trial.subject, trial.case):
         names = tuple(name for feature in sorted(together) for name in _words(feature))
-        finding = _judge(trial, _posed(trial, case), names, Verdict.UNSUPPORTED)
+        finding = _judge(trial, _arguments(trial, case), names, Verdict.UNSUPPORTED)
         if finding.verdict is Verdict.FAIL:
             return replace(finding, message=f"{' and '.join(sorted(together))}: {finding.message}")
     return finding
@@ -185,17 +185,17 @@ class Narrow:
 
 
 def _with(**change: Any) -> Callable[[Trial], Arguments]:
-    return lambda trial: _posed(trial, replace(trial.case, **change))
+    return lambda trial: _arguments(trial, replace(trial.case, **change))
 
 
 def _longer(trial: Trial) -> Arguments:
     case = trial.case
-    return _posed(trial, replace(case, q_len=case.q_len + 1, kv_len=case.kv_len + 1))
+    return _arguments(trial, replace(case, q_len=case.q_len + 1, kv_len=case.kv_len + 1))
 
 
 def _odd_origin(trial: Trial) -> Arguments:
     key = trial.subject.origin_multiple + 1
-    return _posed(trial, replace(trial.case, dropout=0.5, dropout_seed=1, origin=(0, 0, 0, key)))
+    return _arguments(trial, replace(trial.case, dropout=0.5, dropout_seed=1, origin=(0, 0, 0, key)))
 
 
 def _long_seed(trial: Trial) -> Arguments:

@@ -1,1 +1,1 @@
-"""Which Cases are posed: covering arrays, seeded draws, known bugs and problems of production size."""
+"""The Cases of a run: covering arrays, seeded draws, known bugs and problems of production size."""

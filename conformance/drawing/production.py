@@ -48,7 +48,7 @@ class SampledBlock:
 
 
 @dataclass(frozen=True)
-class Posed:
+class SampledProblem:
     """A problem of production size, with cotangents in the blocks alone."""
 
     built: Built
@@ -136,7 +136,7 @@ def host_gib(case: Case) -> float:
     return (elements * np.dtype(DTYPES[case.dtype]).itemsize + mask) / 2**30
 
 
-def pose(case: Case, returns_lse: bool) -> Posed:
+def build_sampled(case: Case, returns_lse: bool) -> SampledProblem:
     """Make the arrays of a case and choose the blocks, both by its seed."""
     problem = build_bulk(case)
     blocks = _choose(case, problem)
@@ -149,7 +149,7 @@ def pose(case: Case, returns_lse: bool) -> Posed:
         d_out[block.batch, block.rows, heads] = out.normal((*shape, problem.value_dim)).astype(d_out.dtype)
         if returns_lse:
             d_lse[block.batch][heads, block.rows] = lse.normal(shape[::-1]).astype(np.float32)
-    return Posed(Built(problem, Cotangents(d_out, d_lse)), blocks)
+    return SampledProblem(Built(problem, Cotangents(d_out, d_lse)), blocks)
 
 
 def _choose(case: Case, problem: Problem) -> tuple[SampledBlock, ...]:

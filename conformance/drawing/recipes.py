@@ -73,11 +73,11 @@ def model(declared: frozenset[str] = frozenset()) -> Model:
 
 
 def fillings(
-    row: Facts, offer: Offer, seed: int, count: int, tells: Callable[[Case], bool] = lambda _case: True
+    row: Facts, offer: Offer, seed: int, count: int, is_sensitive: Callable[[Case], bool] = lambda _case: True
 ) -> list[Case]:
     """`count` cases of a row that share one program, each of another group of families than the one before.
 
-    Of a few tries for each the first that `tells` right from wrong, or else the last.
+    Of a few tries for each the first that `is_sensitive` accepts, or else the last.
     """
     dice = Dice(seed, "row")
     static = _static(row, offer, dice)
@@ -90,13 +90,13 @@ def fillings(
             _filled(static, group, _blocks(row, offer, dice), Dice(seed, f"filling {number} {attempt}"))
             for attempt in range(_TRIES)
         )
-        cases.append(_first(tries, tells))
+        cases.append(_first(tries, is_sensitive))
     return cases
 
 
-def _first(tries: Iterator[Case], tells: Callable[[Case], bool]) -> Case:
+def _first(tries: Iterator[Case], is_sensitive: Callable[[Case], bool]) -> Case:
     case = next(tries)
-    while not tells(case):
+    while not is_sensitive(case):
         another = next(tries, None)
         if another is None:
             return case

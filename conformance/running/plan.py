@@ -79,7 +79,7 @@ class Task:
         return ((self.draw, self.checks), *self.also)
 
     @property
-    def posed(self) -> tuple[tuple[Case, tuple[str, ...]], ...]:
+    def cases(self) -> tuple[tuple[Case, tuple[str, ...]], ...]:
         """Every case with its checks, chosen with the oracle."""
         cases = ((chosen(draw), checks) for draw, checks in self.draws)
         return tuple((case, checks) for case, checks in cases if case is not None)
@@ -87,11 +87,11 @@ class Task:
     @property
     def case(self) -> Case:
         """The first case."""
-        return self.posed[0][0]
+        return self.cases[0][0]
 
     def apart(self) -> Iterator["Task"]:
         """Yield each case as a task of its own."""
-        for case, checks in self.posed:
+        for case, checks in self.cases:
             yield Task(self.subject, case, checks)
 
 
@@ -123,21 +123,21 @@ def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Res
         if wanted_here and check.kind.table in profile.kinds and check.applies(subject) is None:
             wanted[check.kind] = (*wanted.get(check.kind, ()), name)
     if any(kind.by_row for kind in wanted):
-        yield from _unposed(_groups(subject, profile, seed, only, wanted))
+        yield from _without_repeats(_groups(subject, profile, seed, only, wanted))
     for kind in wanted:
-        if kind in _POSED:
-            found = _POSED[kind](subject, profile, seed, only)
-            yield from _unposed(Task(subject.name, draw, wanted[kind]) for draw in found)
+        if kind in _DRAWS:
+            found = _DRAWS[kind](subject, profile, seed, only)
+            yield from _without_repeats(Task(subject.name, draw, wanted[kind]) for draw in found)
 
 
-def _unposed(tasks: Iterator[Task]) -> Iterator[Task]:
+def _without_repeats(tasks: Iterator[Task]) -> Iterator[Task]:
     """Yield the tasks without the draws that an earlier task has, with the same checks."""
-    posed: set[tuple[Draw, tuple[str, ...]]] = set()
+    planned: set[tuple[Draw, tuple[str, ...]]] = set()
     for task in tasks:
         left: list[tuple[Draw, tuple[str, ...]]] = []
         for draw in task.draws:
-            if draw not in posed:
-                posed.add(draw)
+            if draw not in planned:
+                planned.add(draw)
                 left.append(draw)
         if left:
             yield Task(task.subject, *left[0], also=tuple(left[1:]))
@@ -152,16 +152,16 @@ def _groups(
     for place, (number, row, salt) in enumerate(_rows(subject, numbers, seed, only)):
         offer = _offer(subject, row, number, only)
         fillings = (Filling(row, offer, salt, filling) for filling in range(min(numbers["fillings"], left)))
-        drawn = [filling for filling in fillings if _askable(subject, filling, only)]
+        drawn = [filling for filling in fillings if _is_supported(subject, filling, only)]
         left -= len(drawn)
-        posed = [(filling, DRAWN) for filling in drawn]
+        planned = [(filling, DRAWN) for filling in drawn]
         hidden = replace(drawn[0], poison=True) if drawn else None
-        if hidden is not None and _askable(subject, hidden, only):
-            posed.append((hidden, POISONED))
+        if hidden is not None and _is_supported(subject, hidden, only):
+            planned.append((hidden, POISONED))
         repeated = profile.kinds.get(REPEATED.table)
         if drawn and repeated is not None and place % repeated["one_in"] == 0:
-            posed.append((drawn[-1], REPEATED))
-        draws = [(filling, wanted[kind]) for filling, kind in posed if kind in wanted]
+            planned.append((drawn[-1], REPEATED))
+        draws = [(filling, wanted[kind]) for filling, kind in planned if kind in wanted]
         if draws:
             yield Task(subject.name, *draws[0], also=tuple(draws[1:]))
         if left <= 0:
@@ -178,7 +178,7 @@ def _edges(subject: Subject, only: Restriction) -> Iterator[Case]:
         case = case_from_json({"dtype": subject.dtypes[number % len(subject.dtypes)], **table})
         promised = subject.semantics.empty_rows == "zero" or not Trial(subject, case).has_empty_rows
         narrowed = only.examples is not None or not only.features <= case.features
-        if promised and not narrowed and _askable(subject, case, only):
+        if promised and not narrowed and _is_supported(subject, case, only):
             yield case
 
 
@@ -252,7 +252,7 @@ def _known(kind: Kind, subject: Subject, only: Restriction) -> Iterator[Draw]:
             continue
         as_reported = entry.case.dtype in subject.dtypes
         draw = entry.case if as_reported else IfSensitive(replace(entry.case, dtype=subject.dtypes[0]))
-        if _askable(subject, draw, only):
+        if _is_supported(subject, draw, only):
             yield draw
 
 
@@ -266,7 +266,7 @@ def _transformed(subject: Subject, profile: Profile, seed: int, only: Restrictio
     for number, row, salt in _rows(subject, numbers, _salt(seed, "transformed"), narrowed):
         if left > 0 and "long" not in row:
             filling = Filling(row, _offer(subject, row, number, narrowed), salt)
-            if _askable(subject, filling, narrowed):
+            if _is_supported(subject, filling, narrowed):
                 left -= 1
                 yield filling
     if numbers.get("corpus", False):
@@ -299,7 +299,7 @@ def _production(subject: Subject, _profile: Profile, _seed: int, only: Restricti
             yield case
 
 
-_POSED: dict[Kind, Callable[[Subject, Profile, int, Restriction], Iterator[Draw]]] = {
+_DRAWS: dict[Kind, Callable[[Subject, Profile, int, Restriction], Iterator[Draw]]] = {
     TRANSFORMED: _transformed,
     REFUSED: _refused,
     PRODUCTION: _production,
@@ -310,7 +310,7 @@ def _dtypes(subject: Subject, only: Restriction) -> list[str]:
     return [dtype for dtype in subject.dtypes if not only.dtypes or dtype in only.dtypes]
 
 
-def _askable(subject: Subject, draw: Draw, only: Restriction) -> bool:
+def _is_supported(subject: Subject, draw: Draw, only: Restriction) -> bool:
     """Whether the subject supports a draw, in a dtype of the run, and declares results for it."""
     case = first_try(draw)
     if case is None or subject.why_not(case) is not None or (only.dtypes and case.dtype not in only.dtypes):

@@ -59,7 +59,7 @@ class Progress:
     red: int
 
 
-Posed = tuple[Draw, tuple[str, ...]]  # a case as it is drawn, and the checks that judge it
+Planned = tuple[Draw, tuple[str, ...]]  # a case as it is drawn, and the checks that judge it
 Watch = Callable[[Progress], None]
 Keep = Callable[[Sequence[Result]], None]
 
@@ -125,12 +125,12 @@ class _Found:
         self.problems: list[str] = []
         self.note = ""
         self.stage = "judging"
-        self.done = self.posed = self.red = 0
+        self.done = self.planned = self.red = 0
         self._watch, self._keep = watch, keep
 
     @property
     def place(self) -> str:
-        return f"{self.stage}: {self.done} of at least {self.posed} tasks done"
+        return f"{self.stage}: {self.done} of at least {self.planned} tasks done"
 
     def record(self, note: str) -> RunRecord:
         record = replace(
@@ -138,8 +138,8 @@ class _Found:
         )
         return with_problems(record, self.problems)
 
-    def begin(self, stage: str, posed: int = 0) -> None:
-        self.stage, self.done, self.posed = stage, 0, posed
+    def begin(self, stage: str, planned: int = 0) -> None:
+        self.stage, self.done, self.planned = stage, 0, planned
 
     def add(self, results: Sequence[Result]) -> None:
         """Take the results of one task."""
@@ -147,7 +147,7 @@ class _Found:
         self._keep(results)
         self.red += sum(result.verdict.red for result in results)
         self.done += 1
-        self._watch(Progress(self.stage, self.done, self.posed, self.red))
+        self._watch(Progress(self.stage, self.done, self.planned, self.red))
 
 
 def _judge_all(found: _Found) -> bool:
@@ -184,18 +184,18 @@ def _results(request: Request, outcome: Outcome) -> list[Result]:
 def _judge_jobs(found: _Found) -> Iterator[Job]:
     request = found.request
     for name, subject in request.subjects.items():
-        posed = tasks(subject, request.profile, request.seed, request.only)
-        while (task := _next(found, name, posed)) is not None:
+        planned = tasks(subject, request.profile, request.seed, request.only)
+        while (task := _next(found, name, planned)) is not None:
             if in_shard(name, task, request.shard):
-                found.posed += len(task.draws)
+                found.planned += len(task.draws)
                 first, *others = task.draws
                 yield Job(name, _judge, first, tuple(others))
 
 
-def _next(found: _Found, name: str, posed: Iterator[Task]) -> Task | None:
+def _next(found: _Found, name: str, planned: Iterator[Task]) -> Task | None:
     """Return the next task of a subject, None after the last. Its declarations are code and may raise."""
     try:
-        return next(posed, None)
+        return next(planned, None)
     except Interrupted:
         raise
     except ValueError as error:
@@ -208,8 +208,8 @@ def _next(found: _Found, name: str, posed: Iterator[Task]) -> Task | None:
     return None
 
 
-def _judge(subject: Subject, posed: Posed) -> list[Result]:
-    draw, checks = posed
+def _judge(subject: Subject, planned: Planned) -> list[Result]:
+    draw, checks = planned
     with phase("drawing"):
         case = chosen(draw)
     return [] if case is None else judge(subject, case, checks)
@@ -217,8 +217,8 @@ def _judge(subject: Subject, posed: Posed) -> list[Result]:
 
 def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
     """Return the results of a case that was cut short."""
-    posed: Posed = outcome.job.argument
-    draw, checks = posed
+    planned: Planned = outcome.job.argument
+    draw, checks = planned
     case = chosen(draw)
     if case is None:
         return []

@@ -64,7 +64,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--subjects", nargs="*", default=["all"], help="names, or the starts of names")
-    parser.add_argument("--per-case", type=int, default=4, help="outsiders that each case is posed to")
+    parser.add_argument("--per-case", type=int, default=4, help="outsiders that each case is given to")
     parser.add_argument("--out", default="alarms.jsonl")
     parser.add_argument("--evidence", help="a JSON file of the summary alone, as docs/evidence/alarms.json")
     return parser.parse_args(arguments)
@@ -128,9 +128,9 @@ def _collect(
 
 
 def _work(setting: tuple[list[str], str, list[int], int], results: Any, stop: Any) -> None:
-    """What one process does: pose the tasks of its seeds, in an order of chance, and report each case."""
+    """What one process does: plan the tasks of its seeds, in an order of chance, and report each case."""
     from attest.conformance.running.plan import load_profile
-    from tests.alarms.pose import drawn_tasks, drop_caches, judge_together
+    from tests.alarms.planned import drawn_tasks, drop_caches, judge_together
     from tests.alarms.subjects import choose
 
     names, profile, seeds, per_case = setting
@@ -138,12 +138,12 @@ def _work(setting: tuple[list[str], str, list[int], int], results: Any, stop: An
     done = 0
     # Processes begin with different groups, since most end before they have been through one.
     for seed, group in ((number, group) for number in seeds for group in _from(groups, number)):
-        posed = drawn_tasks(group[0], load_profile(profile), seed, stop)
-        random.Random(seed).shuffle(posed)
-        for task in posed:
+        planned = drawn_tasks(group[0], load_profile(profile), seed, stop)
+        random.Random(seed).shuffle(planned)
+        for task in planned:
             turn = [group[(done * per_case + k) % len(group)] for k in range(min(per_case, len(group)))]
             # The cases of a task share what is compiled.
-            for case, checks in task.posed:
+            for case, checks in task.cases:
                 if stop.is_set():
                     return
                 tally = Tally()

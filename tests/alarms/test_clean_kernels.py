@@ -10,7 +10,7 @@ from attest.conformance.kinds import REFUSED
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
 from tests.alarms.emulated import SUBJECTS as EMULATED
-from tests.alarms.pose import judge_together
+from tests.alarms.planned import judge_together
 from tests.alarms.subjects import OUTSIDERS, choose
 
 # Each feature at least once, lengths that cross blocks, and rows that see nothing.

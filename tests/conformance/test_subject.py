@@ -116,7 +116,7 @@ def test_sinks_are_taken_as_declared(sinks: Any) -> None:
     assert subject.why_not(Case()) is None
 
 
-def test_a_leak_that_is_declared_is_not_posed() -> None:
+def test_a_leak_that_is_declared_is_not_planned() -> None:
     case = Case(q_len=2, kv_len=3, causal=True, poison=True)
     leaks = replace(STANDARD, hidden_nonfinite="leaks")
     assert toy().why_not(case) is None
@@ -134,12 +134,12 @@ def test_seeds_fit_the_declared_bits() -> None:
     assert narrow == whole % 2**16
 
 
-def test_a_run_poses_nothing_that_a_narrow_subject_does_not_take() -> None:
+def test_a_run_plans_nothing_that_a_narrow_subject_does_not_take() -> None:
     declared = NARROW | {"sinks": "per_head", "semantics": replace(STANDARD, hidden_nonfinite="leaks")}
     subject = Subject("narrow", call=print, **declared)
-    posed = [task.case for task in tasks(subject, load_profile("quick"), seed=0)]
-    assert {subject.why_not(case) for case in posed} == {None}
-    assert frozenset().union(*(case.features for case in posed)) == subject.features
+    planned = [task.case for task in tasks(subject, load_profile("quick"), seed=0)]
+    assert {subject.why_not(case) for case in planned} == {None}
+    assert frozenset().union(*(case.features for case in planned)) == subject.features
 
 
 def with_float32_gradients(query: Any, key: Any, value: Any) -> Any:

@@ -64,8 +64,8 @@ from attest.conformance.running.plan import Restriction, load_profile, tasks
 from my_attention.attest_subject import subject
 
 names = tuple(check.name for check in CHECKS if check.applies(subject) is None)
-posed = tasks(subject, load_profile("quick"), 0, Restriction(checks=names))
-results = [result for task in posed for result in judge(subject, task.case, task.checks)]
+planned = tasks(subject, load_profile("quick"), 0, Restriction(checks=names))
+results = [result for task in planned for result in judge(subject, task.case, task.checks)]
 print(json.dumps({result.check: result.verdict.value for result in results}))
 """
 

@@ -30,7 +30,7 @@ from attest.conformance.running.plan import load_profile, tasks
 from tests.alarms.processes import SINGLE_THREADED
 from tests.mutants.planting import Mutant, Planted, load, planted_kernel
 
-Posed = tuple[Case, tuple[str, ...]]
+Planned = tuple[Case, tuple[str, ...]]
 
 KILLS = Path(__file__).with_name("kills.json")
 # Cases whose arrays and exact answers are kept for the next defect.
@@ -117,18 +117,20 @@ def _bits(kernel: Planted, case: Case) -> dict[str, bytes]:
     return {name: hashlib.sha256(np.ascontiguousarray(x)).digest() for name, x in answer.items()}
 
 
-def score(judge: Judge, mutant: Mutant, kernel: Planted, posed: Sequence[Posed]) -> tuple[int, Result | None]:
+def score(
+    judge: Judge, mutant: Mutant, kernel: Planted, planned: Sequence[Planned]
+) -> tuple[int, Result | None]:
     """How many cases were judged, and the first red result.
 
     First come the questions most like those that killed the defect before. Then the checks of answers alone,
     on the cases where the defect changes an answer: on others they say what they say of a clean kernel. Then
     the other checks.
     """
-    for number, (case, check) in enumerate(_promising(mutant.name, posed), start=1):
+    for number, (case, check) in enumerate(_promising(mutant.name, planned), start=1):
         red = judge.first_red(kernel, case, [check])
         if red is not None:
             return number, red
-    ordered = sorted(posed, key=lambda one: _rank(mutant, one))
+    ordered = sorted(planned, key=lambda one: _rank(mutant, one))
     if kernel.answer is not None:
         for number, (case, checks) in enumerate(ordered, start=1):
             asked = [check for check in checks if check in _OF_ANSWERS]
@@ -144,7 +146,7 @@ def score(judge: Judge, mutant: Mutant, kernel: Planted, posed: Sequence[Posed])
     return len(ordered), None
 
 
-def _promising(name: str, posed: Sequence[Posed]) -> list[tuple[Case, str]]:
+def _promising(name: str, planned: Sequence[Planned]) -> list[tuple[Case, str]]:
     """The questions of a profile that differ least from those that killed the defect with other seeds."""
     killers: dict[str, list[dict[str, Any]]] = {}
     for seeds in _kills().get(name, {}).values():
@@ -160,7 +162,7 @@ def _promising(name: str, posed: Sequence[Posed]) -> list[tuple[Case, str]]:
         )
         return min(differ), case.id, check
 
-    questions = [(case, check) for case, checks in posed for check in checks if check in killers]
+    questions = [(case, check) for case, checks in planned for check in checks if check in killers]
     return sorted(questions, key=distance)[:_PROMISING]
 
 
@@ -168,29 +170,29 @@ def _kills() -> dict[str, dict[str, dict[str, Any]]]:
     return json.loads(KILLS.read_text(encoding="utf-8"))
 
 
-def drawn(mutant: Mutant, profile: str, seed: int) -> list[Posed]:
+def drawn(mutant: Mutant, profile: str, seed: int) -> list[Planned]:
     """The cases of a profile, each with its checks, for a mutant; they depend on its declarations alone."""
     return _drawn(mutant.lacks, mutant.variant, profile, seed)
 
 
 @cache
-def _drawn(lacks: tuple[str, ...], variant: str, profile: str, seed: int) -> list[Posed]:
+def _drawn(lacks: tuple[str, ...], variant: str, profile: str, seed: int) -> list[Planned]:
     with planted_kernel(Mutant("", "", (), lacks=lacks, variant=variant)) as kernel:
-        return [one for task in tasks(kernel.subject, load_profile(profile), seed) for one in task.posed]
+        return [one for task in tasks(kernel.subject, load_profile(profile), seed) for one in task.cases]
 
 
-def _rank(mutant: Mutant, posed: Posed) -> tuple[bool, int, str]:
+def _rank(mutant: Mutant, planned: Planned) -> tuple[bool, int, str]:
     """Cases near the defect first, then the cheap ones."""
-    case, checks = posed
+    case, checks = planned
     near = not mutant.near or bool(case.features & set(mutant.near))
     pairs = case.batch * case.q_heads * (case.q_len + 64) * (case.kv_len + 64) * len(checks)
     return not near, pairs, case.id
 
 
-def _work(argument: tuple[Mutant, str, int, list[Posed]]) -> Score:
-    mutant, profile, seed, posed = argument
+def _work(argument: tuple[Mutant, str, int, list[Planned]]) -> Score:
+    mutant, profile, seed, planned = argument
     with planted_kernel(mutant) as kernel:
-        cases, red = score(_judge(), mutant, kernel, posed)
+        cases, red = score(_judge(), mutant, kernel, planned)
     if red is None:
         return Score(mutant.name, profile, seed, False, cases)
     crashed = red.message.startswith(_CRASHES)

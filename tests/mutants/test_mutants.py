@@ -36,8 +36,8 @@ def kills(name: str) -> list[tuple[str, int, str, Case]]:
 
 
 @cache
-def posed(lacks: tuple[str, ...], variant: str, profile: str, seed: int) -> frozenset[tuple[str, str]]:
-    """(case, check) of everything that a profile poses to a mutant."""
+def planned(lacks: tuple[str, ...], variant: str, profile: str, seed: int) -> frozenset[tuple[str, str]]:
+    """(case, check) of everything that a profile plans for a mutant."""
     cases = drawn(Mutant("", "", (), lacks=lacks, variant=variant), profile, seed)
     return frozenset((case.id, check) for case, checks in cases for check in checks)
 
@@ -79,10 +79,10 @@ def test_a_defect_is_killed_by_the_cases_that_killed_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY_RUN)
-def test_the_profile_still_poses_the_cases_that_killed(name: str) -> None:
+def test_the_profile_still_plans_the_cases_that_killed(name: str) -> None:
     defect = DEFECTS[name]
     for profile, seed, check, case in kills(name):
-        assert (case.id, check) in posed(defect.lacks, defect.variant, profile, seed), (profile, seed, case)
+        assert (case.id, check) in planned(defect.lacks, defect.variant, profile, seed), (profile, seed, case)
 
 
 @pytest.mark.nightly

@@ -64,7 +64,7 @@ def test_a_wrong_kernel_fails(call: Any, message: str) -> None:
     assert message in result.message
 
 
-def test_a_sequence_without_a_batch_dimension_is_posed() -> None:
+def test_a_sequence_without_a_batch_dimension_is_planned() -> None:
     result = judged(rounds_otherwise, replace(CASE, batch=1))
     assert "batch dimensions () instead of (1,)" in result.message
 
@@ -100,7 +100,7 @@ SPLIT = {
 
 
 @pytest.mark.parametrize("case", SPLIT.values(), ids=SPLIT)
-def test_what_is_posed_is_the_same_call(case: Case) -> None:
+def test_what_is_planned_is_the_same_call(case: Case) -> None:
     """By the reference's own reading of batch dimensions."""
     call = call_of(build(case))
     arrays = split(call.arrays, batch_dims(case.batch))

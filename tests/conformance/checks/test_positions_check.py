@@ -151,17 +151,17 @@ WITHOUT_POSITIONS = {name: case for name, case in CASES.items() if case.position
 
 @pytest.mark.parametrize("case", WITHOUT_POSITIONS.values(), ids=WITHOUT_POSITIONS)
 def test_a_right_kernel_without_positions_gets_offsets(case: Case) -> None:
-    posed: list[dict[str, Any]] = []
+    planned: list[dict[str, Any]] = []
 
     def spoil(given: dict[str, Any]) -> dict[str, Any]:
-        posed.append(given)
+        planned.append(given)
         return given
 
     finding = CHECK.run(Trial(subject(spoil, features=OFFSETS), case))
     assert finding.verdict is Verdict.PASS, finding.message
     assert len(finding.measurements) >= 5 * (3 if case.batch > 1 else 2)
-    assert not any("positions" in name for given in posed for name in given)
-    assert any(np.ndim(given.get("q_offset")) == 1 for given in posed)
+    assert not any("positions" in name for given in planned for name in given)
+    assert any(np.ndim(given.get("q_offset")) == 1 for given in planned)
 
 
 @pytest.mark.parametrize("name", ["offsets", "packed offsets", "padded"])
@@ -232,7 +232,7 @@ def test_rows_are_cut_where_lengths_may_end() -> None:
     assert "rows 4 to 8 alone" in finding.message
 
 
-def test_a_padded_call_of_one_entry_is_not_posed_to_those_who_take_none() -> None:
+def test_a_padded_call_of_one_entry_is_not_planned_to_those_who_take_none() -> None:
     features = (frozenset(FEATURES) | set(COORDINATES)) - {"packed"}
     trial = Trial(subject(features=features), CASES["two entries"])
     measured = CHECK.run(trial).measurements
@@ -267,12 +267,12 @@ def test_coordinates_are_drawn_for_those_who_declare_them() -> None:
     assert all(case.q_offset != case.kv_len - case.q_len for case in drawn)
     quick = load_profile("quick")
     narrowed = Restriction(features=frozenset({"origin"}), examples=2, checks=("forward",))
-    posed = [case for task in tasks(subject(), quick, 0, narrowed) for case, _ in task.posed]
-    assert all("origin" in case.features for case in posed)
+    planned = [case for task in tasks(subject(), quick, 0, narrowed) for case, _ in task.cases]
+    assert all("origin" in case.features for case in planned)
     others = tasks(
         subject(features=frozenset(FEATURES)), quick, 0, Restriction(examples=2, checks=("forward",))
     )
-    assert not any(case.features & set(COORDINATES) for task in others for case, _ in task.posed)
+    assert not any(case.features & set(COORDINATES) for task in others for case, _ in task.cases)
     assert model(frozenset(FEATURES)) == model()
     with pytest.raises(ValueError, match="expected some of"):
         subject(features=frozenset({"rotations"}))

@@ -10,7 +10,7 @@ import pytest
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.large_inputs import build_bulk
 from attest.conformance.drawing import production
-from attest.conformance.drawing.production import host_gib, load_production, memory_limit, pose
+from attest.conformance.drawing.production import build_sampled, host_gib, load_production, memory_limit
 from attest.conformance.judging.judge import judge
 from attest.conformance.record import Result, Verdict
 from attest.conformance.running.plan import Restriction, load_profile, tasks
@@ -51,16 +51,16 @@ def judged(call: Any = flash_attention_with_lse, case: Case = LONG) -> Result:
 @pytest.mark.parametrize("title", CUT)
 def test_the_blocks_hold_the_whole_answer(title: str) -> None:
     case = replace(CUT[title], seed=5)
-    posed = pose(case, returns_lse=True)
-    whole = attention(posed.built.problem, STANDARD, posed.built.cotangents)
-    answer, predictions = posed.truth(STANDARD, Numerics("float32"))
-    expected = posed.part(whole.items())
+    sampled = build_sampled(case, returns_lse=True)
+    whole = attention(sampled.built.problem, STANDARD, sampled.built.cotangents)
+    answer, predictions = sampled.truth(STANDARD, Numerics("float32"))
+    expected = sampled.part(whole.items())
     assert set(answer.items()) == set(predictions) == {"out", "lse", "dquery", "dkey", "dvalue"}
     for name, array in answer.items().items():
         np.testing.assert_allclose(array, expected[name], rtol=1e-12, atol=1e-13, err_msg=name)
         assert predictions[name].bound.shape == array.shape
         for index in np.ndindex(array.shape):
-            assert whole.items()[name][posed.place(name, index)] == expected[name][index]
+            assert whole.items()[name][sampled.place(name, index)] == expected[name][index]
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,15 @@ def test_a_defect_at_large_offsets_is_found(call: Any, outputs: set[str]) -> Non
 
 
 def test_a_stray_gradient_is_found() -> None:
-    posed = pose(LONG, returns_lse=True)
-    d_query = np.zeros_like(posed.built.problem.query)
-    assert posed.stray_rows(d_query) == []
-    dead = next(row for row in range(5, 2048) if row not in posed.blocks[0].rows)
+    sampled = build_sampled(LONG, returns_lse=True)
+    d_query = np.zeros_like(sampled.built.problem.query)
+    assert sampled.stray_rows(d_query) == []
+    dead = next(row for row in range(5, 2048) if row not in sampled.blocks[0].rows)
     d_query[0, dead, 3, 7] = -0.0
-    d_query[0, posed.blocks[0].rows[1], 0, 0] = 1.0
-    assert posed.stray_rows(d_query) == []
+    d_query[0, sampled.blocks[0].rows[1], 0, 0] = 1.0
+    assert sampled.stray_rows(d_query) == []
     d_query[0, dead, 3, 7] = np.nan
-    assert posed.stray_rows(d_query) == [(0, dead)]
+    assert sampled.stray_rows(d_query) == [(0, dead)]
 
 
 def test_values_are_the_same_everywhere() -> None:
@@ -176,11 +176,11 @@ def test_dropout_of_many_heads_is_refused(monkeypatch) -> None:
         load_production.__wrapped__()
 
 
-def test_they_are_posed_to_those_who_take_such_lengths() -> None:
+def test_they_are_given_to_those_who_take_such_lengths() -> None:
     profile = load_profile("production")
     assert list(tasks(XLA, profile, 0)) == []
-    posed = [task.case for task in tasks(find("triton.cuda"), profile, 0)]
-    assert [replace(case, tiling=0) for case in posed] == list(load_production())
-    assert {case.tiling for case in posed} == {1}
+    sampled = [task.case for task in tasks(find("triton.cuda"), profile, 0)]
+    assert [replace(case, tiling=0) for case in sampled] == list(load_production())
+    assert {case.tiling for case in sampled} == {1}
     half = list(tasks(find("triton.cuda"), profile, 0, Restriction(dtypes=("float16",))))
     assert {task.case.dtype for task in half} == {"float16"}

@@ -54,7 +54,7 @@ def validating(**declared: Any) -> Subject:
     return subject
 
 
-def posed(subject: Subject) -> dict[str, Result]:
+def planned(subject: Subject) -> dict[str, Result]:
     """What a run says of the refusals of a subject, by check."""
     only = Restriction(checks=tuple(NAMES))
     results: list[Result] = []
@@ -75,7 +75,7 @@ SUBJECTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("declared", SUBJECTS)
 def test_one_line_of_validation_passes_every_refusal(declared: str) -> None:
-    results = posed(validating(**SUBJECTS[declared]))
+    results = planned(validating(**SUBJECTS[declared]))
     assert results
     for name, result in results.items():
         malformed = name.removeprefix("refusal.") in MALFORMED
@@ -85,20 +85,20 @@ def test_one_line_of_validation_passes_every_refusal(declared: str) -> None:
 
 @pytest.mark.parametrize("declared", SUBJECTS)
 def test_each_refusal_fails_a_kernel_that_swallows_everything(declared: str) -> None:
-    for name, result in posed(subject_of(swallow, **SUBJECTS[declared])).items():
+    for name, result in planned(subject_of(swallow, **SUBJECTS[declared])).items():
         assert result.verdict is Verdict.FAIL, name
         assert "silently accepted" in result.message
 
 
-def test_every_check_is_posed_to_somebody() -> None:
-    asked = {name for declared in SUBJECTS.values() for name in posed(subject_of(swallow, **declared))}
+def test_every_check_is_planned_to_somebody() -> None:
+    asked = {name for declared in SUBJECTS.values() for name in planned(subject_of(swallow, **declared))}
     assert asked == set(NAMES)
 
 
 def test_a_call_without_the_arguments_of_coordinates_refuses_them() -> None:
     """The TypeError of Python names them; what another argument is named for does not count."""
     subject = toy(call=toy_attention)
-    results = posed(subject)
+    results = planned(subject)
     for feature in COORDINATES:
         assert results[f"refusal.undeclared_{feature}"].verdict is Verdict.UNSUPPORTED
 
@@ -112,21 +112,21 @@ def test_what_a_feature_needs_is_named_only_by_who_lacks_it(feature: str) -> Non
         raise NotImplementedError(f"no {needed}")
 
     name = f"refusal.undeclared_{feature}"
-    assert posed(subject_of(call, features=frozenset()))[name].verdict is Verdict.UNSUPPORTED
+    assert planned(subject_of(call, features=frozenset()))[name].verdict is Verdict.UNSUPPORTED
     declares = subject_of(call, features=frozenset({NEEDS[feature]}))
-    assert f"names {' or '.join(ALL_FEATURES[feature].arguments)}" in posed(declares)[name].message
+    assert f"names {' or '.join(ALL_FEATURES[feature].arguments)}" in planned(declares)[name].message
 
 
 def test_a_feature_that_is_not_judged_is_not_to_be_refused() -> None:
     subject = subject_of(swallow, features=frozenset(FEATURES), unjudged=frozenset({"positions"}))
-    names = set(posed(subject))
+    names = set(planned(subject))
     assert "refusal.undeclared_origin" in names
     assert not any("positions" in name for name in names)
 
 
 def test_a_subject_that_does_not_validate_is_asked_none() -> None:
     subject = subject_of(swallow, validates=False, **EVERYTHING | NARROW)
-    assert posed(subject) == {}
+    assert planned(subject) == {}
     known = all_checks()
     assert all(known[name].applies(subject) is not None for name in NAMES)
 
@@ -152,7 +152,7 @@ def test_a_broadcast_key_of_batch_1_is_seen() -> None:
         weights = jnp.matmul(query.swapaxes(1, 2), key.transpose(0, 2, 3, 1))
         return jnp.matmul(weights, value.swapaxes(1, 2)).swapaxes(1, 2)
 
-    results = posed(subject_of(broadcasts))
+    results = planned(subject_of(broadcasts))
     for name in ("refusal.key_batch", "refusal.key_value_batch"):
         assert "silently accepted" in results[name].message
 

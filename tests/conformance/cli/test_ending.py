@@ -80,12 +80,12 @@ def test_a_killed_run_loses_only_what_was_in_flight(attest, tmp_path, workers):
     assert not path.exists()
     journal = journal_path(path)
     record = read_record(journal)
-    posed = posed_by_check()
+    planned = planned_by_check()
     found = len(record.results)
     assert found > 0
-    assert {result.case for result in record.results} == set(posed[:found])
+    assert {result.case for result in record.results} == set(planned[:found])
     last = (tmp_path / "calls").read_text().splitlines()[-1].split()
-    assert [int(size) for size in last[:2]] == [posed[found].batch, posed[found].q_len]
+    assert [int(size) for size in last[:2]] == [planned[found].batch, planned[found].q_len]
     done = attest("report", journal)
     assert done.status == 0
     assert "cut short (the run was killed" in done.out
@@ -95,11 +95,11 @@ def test_a_killed_run_loses_only_what_was_in_flight(attest, tmp_path, workers):
     assert len(read_record(tmp_path / "merged.json").results) == len(record.results)
 
 
-def posed_by_check() -> list[Case]:
+def planned_by_check() -> list[Case]:
     """The cases of CHECK, in their order."""
     only = Restriction(checks=("forward",), examples=12)
     slow = Subject("mine.slow", toys.right.call)
-    return [case for task in tasks(slow, load_profile("quick"), 0, only) for case, _ in task.posed]
+    return [case for task in tasks(slow, load_profile("quick"), 0, only) for case, _ in task.cases]
 
 
 def test_the_last_line_of_a_journal_may_be_cut(attest, tmp_path):

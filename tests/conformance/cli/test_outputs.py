@@ -19,8 +19,8 @@ CHECK = ("check", "tests.toys:right", "-n", 0)
 
 @pytest.fixture(autouse=True)
 def _small_plan(monkeypatch):
-    posed = [Task("", Case(q_len=length, kv_len=length), ("purity",)) for length in (2, 3)]
-    monkeypatch.setattr(runner, "tasks", lambda subject, profile, seed, only: iter(posed))
+    planned = [Task("", Case(q_len=length, kv_len=length), ("purity",)) for length in (2, 3)]
+    monkeypatch.setattr(runner, "tasks", lambda subject, profile, seed, only: iter(planned))
 
 
 @pytest.fixture

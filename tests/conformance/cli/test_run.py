@@ -21,8 +21,8 @@ CASES = (Case(q_len=2, kv_len=3, causal=True), Case(q_len=3, kv_len=2, causal=Tr
 @pytest.fixture(autouse=True)
 def _small_plan(monkeypatch):
     """Two cases in place of a profile's dozens; workers are processes that would not see this."""
-    posed = [Task("", case, ("forward",)) for case in CASES]
-    monkeypatch.setattr(runner, "tasks", lambda subject, profile, seed, only: iter(posed))
+    planned = [Task("", case, ("forward",)) for case in CASES]
+    monkeypatch.setattr(runner, "tasks", lambda subject, profile, seed, only: iter(planned))
 
 
 def question(name: str, case: Case, check: str = "forward") -> str:

@@ -76,7 +76,7 @@ def test_a_case_is_as_large_as_its_class_allows(row: frozenset[str], offer: Offe
         assert case.batch > 4
 
 
-def posed(count: int) -> list[Case]:
+def planned(count: int) -> list[Case]:
     """The cases of some arrays, for a kernel that chooses its own blocks."""
     found: list[Case] = []
     for seed in range(count):
@@ -86,7 +86,7 @@ def posed(count: int) -> list[Case]:
 
 
 def test_every_value_of_the_tables_is_drawn() -> None:
-    cases = posed(8)
+    cases = planned(8)
     arguments = drawing()["arguments"]
     for field, table in (("sinks", "sinks"), ("segments", "segments"), ("dropout", "dropouts")):
         assert set(arguments[table]) <= {getattr(case, field) for case in cases}
@@ -102,11 +102,11 @@ def test_windows_end_at_edges_of_blocks_and_beside_them() -> None:
     """The first key that the first row sees, against blocks of 16."""
     edges = {
         (case.kv_len - case.q_len - case.window[0]) % 16
-        for case in posed(8)
+        for case in planned(8)
         if case.window is not None and case.window[0] is not None and not case.lengths
     }
     assert {0, 1, 15} <= edges
-    sides = [case.window for case in posed(4) if case.window is not None]
+    sides = [case.window for case in planned(4) if case.window is not None]
     assert any(left is None for left, _ in sides)
     assert any(right is None for _, right in sides)
     assert any(left == 0 for left, _ in sides)
@@ -114,7 +114,7 @@ def test_windows_end_at_edges_of_blocks_and_beside_them() -> None:
 
 
 def test_lengths_are_unequal_unsorted_and_some_are_zero() -> None:
-    lengths = [case.lengths for case in posed(4) if case.lengths is not None]
+    lengths = [case.lengths for case in planned(4) if case.lengths is not None]
     assert any(q != k for pairs in lengths for q, k in pairs)
     assert any([k for _, k in pairs] != sorted(k for _, k in pairs) for pairs in lengths)
     assert any(pairs[0][1] == 0 for pairs in lengths)
@@ -123,7 +123,7 @@ def test_lengths_are_unequal_unsorted_and_some_are_zero() -> None:
 
 
 def test_dropout_seeds_need_both_words() -> None:
-    drawn = {case.dropout_seed for case in posed(4) if case.dropout}
+    drawn = {case.dropout_seed for case in planned(4) if case.dropout}
     assert {0, 2**64 - 1} <= drawn
 
 

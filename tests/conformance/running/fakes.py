@@ -26,10 +26,10 @@ def request(**more) -> Request:
     return Request(**{"subjects": {"toys.right": toys.right}, "profile": PROFILE, "seed": 0, **more})
 
 
-def planned(monkeypatch: pytest.MonkeyPatch, *posed: Task) -> None:
-    """Let every run pose these tasks; without any, one task with two checks for each of CASES."""
-    posed = posed or tuple(Task("toys.right", case, ("forward", "gradients")) for case in CASES)
-    monkeypatch.setattr(runner, "tasks", lambda subject, profile, seed, only: iter(posed))
+def planned(monkeypatch: pytest.MonkeyPatch, *these: Task) -> None:
+    """Let every run plan these tasks; without any, one task with two checks for each of CASES."""
+    these = these or tuple(Task("toys.right", case, ("forward", "gradients")) for case in CASES)
+    monkeypatch.setattr(runner, "tasks", lambda subject, profile, seed, only: iter(these))
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, *failing: tuple[Case, str]) -> None:

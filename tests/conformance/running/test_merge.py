@@ -31,15 +31,15 @@ KINDS = st.sampled_from(["PASS", "imprecise", "meaningless", "raised", "died", "
 
 
 @given(
-    posed=st.dictionaries(CASES, KINDS, max_size=12),
+    kinds=st.dictionaries(CASES, KINDS, max_size=12),
     simplest=st.dictionaries(CASES, CASES, max_size=12),
     count=st.integers(1, 4),
 )
-def test_merged_shards_are_the_run(posed, simplest, count):
+def test_merged_shards_are_the_run(kinds, simplest, count):
     """Searches end at any case, drawn or not: what counts is that each begins with the same one."""
 
     def judge(subject, case, checks):
-        kind = posed[case]
+        kind = kinds[case]
         if kind == "PASS":
             return [result(case, check) for check in checks]
         numbers = {"imprecise": IMPRECISE, "meaningless": MEANINGLESS}.get(kind, ())
@@ -52,7 +52,7 @@ def test_merged_shards_are_the_run(posed, simplest, count):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "judge", judge)
         patch.setattr(runner, "shrink", shrink)
-        planned(patch, *(Task("toys.right", case, ("forward", "gradients")) for case in posed))
+        planned(patch, *(Task("toys.right", case, ("forward", "gradients")) for case in kinds))
         parts = [run(request(shard=(number, count), expectations=(KNOWN,))) for number in range(1, count + 1)]
         whole = with_policy(run(request(expectations=(KNOWN,))), ())
     assert record_to_json(with_policy(merge_records(parts), ())) == record_to_json(whole)

@@ -43,7 +43,7 @@ def _not_called(*_: Any, **__: Any) -> NoReturn:
 
 
 SUBJECT = Subject(
-    name="planned",
+    name="posed",
     call=_not_called,
     features=frozenset(FEATURES),
     dtypes=DTYPES,
@@ -57,7 +57,7 @@ PAIRS = replace(SMALL, kinds={"drawn": {**NUMBERS, "strength": 2, "fillings": 1}
 def drawn(subject: Subject, profile: Profile = SMALL, seed: int = 0, only: Any = None) -> list[Case]:
     """Every case of a plan that is held to the oracle."""
     found = tasks(subject, profile, seed, only or Restriction())
-    return [case for task in found for case, checks in task.posed if "gradients" in checks]
+    return [case for task in found for case, checks in task.cases if "gradients" in checks]
 
 
 @cache
@@ -142,9 +142,9 @@ def facts_of(case: Case) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 7])
-def test_the_quick_profile_poses_every_pair_of_features_and_each_with_each_dtype(seed: int) -> None:
-    posed = drawn(SUBJECT, load_profile("quick"), seed)
-    held = {facts_of(case) for case in posed}
+def test_the_quick_profile_plans_every_pair_of_features_and_each_with_each_dtype(seed: int) -> None:
+    planned = drawn(SUBJECT, load_profile("quick"), seed)
+    held = {facts_of(case) for case in planned}
     told = {*FEATURES, *DTYPES, "long"}
     for wanted in wanted_sets(model(), 2):
         if wanted <= told and wanted & {*FEATURES}:
@@ -152,40 +152,42 @@ def test_the_quick_profile_poses_every_pair_of_features_and_each_with_each_dtype
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_every_profile_poses_what_kernels_count_beyond_their_small_numbers(seed: int) -> None:
-    posed = drawn(SUBJECT, load_profile("quick"), seed)
-    assert any(case.q_heads == case.kv_heads > 1 for case in posed)
-    assert any(case.kv_heads > 1 for case in posed if "gqa" in case.features)
-    assert any(case.batch > 4 for case in posed)
-    assert any(case.sinks > 4 for case in posed)
-    assert any(case.q_len > 64 and case.family == "huge" for case in posed)
+def test_every_profile_plans_what_kernels_count_beyond_their_small_numbers(seed: int) -> None:
+    planned = drawn(SUBJECT, load_profile("quick"), seed)
+    assert any(case.q_heads == case.kv_heads > 1 for case in planned)
+    assert any(case.kv_heads > 1 for case in planned if "gqa" in case.features)
+    assert any(case.batch > 4 for case in planned)
+    assert any(case.sinks > 4 for case in planned)
+    assert any(case.q_len > 64 and case.family == "huge" for case in planned)
     for feature in ("window", "padded", "packed"):
-        assert any(case.kv_len > 4 * 64 and feature in case.features for case in posed)
-    assert any(case.q_len > case.kv_len for case in posed)
-    assert any(0 in pair for case in posed for pair in case.lengths or ())
+        assert any(case.kv_len > 4 * 64 and feature in case.features for case in planned)
+    assert any(case.q_len > case.kv_len for case in planned)
+    assert any(0 in pair for case in planned for pair in case.lengths or ())
 
 
 def test_a_row_takes_what_a_subject_declares() -> None:
     narrow = replace(SUBJECT, dtypes=("bfloat16",), head_dims=(64, 128), longest=512)
-    posed = drawn(narrow, PAIRS)
-    assert {case.dtype for case in posed} == {"bfloat16"}
-    assert all(min(case.head_dim, case.value_width) >= 64 for case in posed)
-    assert all(max(case.head_dim, case.value_width) <= 128 for case in posed)
-    assert max(max(case.q_len, case.kv_len) for case in posed) <= 512
-    assert frozenset().union(*(case.features for case in posed)) == narrow.features
+    planned = drawn(narrow, PAIRS)
+    assert {case.dtype for case in planned} == {"bfloat16"}
+    assert all(min(case.head_dim, case.value_width) >= 64 for case in planned)
+    assert all(max(case.head_dim, case.value_width) <= 128 for case in planned)
+    assert max(max(case.q_len, case.kv_len) for case in planned) <= 512
+    assert frozenset().union(*(case.features for case in planned)) == narrow.features
 
 
 def test_features_on_the_command_line_are_in_every_case() -> None:
-    posed = drawn(SUBJECT, only=Restriction(features=frozenset({"sinks", "window"}), examples=7))
-    assert len(posed) == 7
-    assert all({"sinks", "window"} <= case.features for case in posed)
+    planned = drawn(SUBJECT, only=Restriction(features=frozenset({"sinks", "window"}), examples=7))
+    assert len(planned) == 7
+    assert all({"sinks", "window"} <= case.features for case in planned)
 
 
-def test_poison_is_posed_where_it_hides_something() -> None:
+def test_poison_is_planned_where_it_hides_something() -> None:
     profile = replace(PAIRS, kinds={**PAIRS.kinds, "poisoned": {}})
-    posed = [case for task in tasks(SUBJECT, profile, 0) for case, checks in task.posed if "poison" in checks]
-    assert len(posed) > 5
-    for case in posed:
+    planned = [
+        case for task in tasks(SUBJECT, profile, 0) for case, checks in task.cases if "poison" in checks
+    ]
+    assert len(planned) > 5
+    for case in planned:
         arrays, others = (call_of(build(replace(case, poison=poison))).arrays for poison in (True, False))
         assert any(arrays[name].tobytes() != others[name].tobytes() for name in arrays), case.to_json()
 
@@ -200,7 +202,7 @@ def test_the_cases_of_a_task_share_what_is_compiled() -> None:
                     (name, array.shape, array.dtype) for name, array in call_of(build(case)).arrays.items()
                 ),
             )
-            for case, _ in task.posed
+            for case, _ in task.cases
         }
         assert len(programs) == 1
 
@@ -216,9 +218,9 @@ def test_numbers_are_drawn_from_the_whole_of_their_range() -> None:
     assert 150 < sum(flags) < 350
 
 
-def posed(subject: Subject, kind: str, numbers: dict[str, Any]) -> list[Case]:
+def planned(subject: Subject, kind: str, numbers: dict[str, Any]) -> list[Case]:
     profile = Profile("known", 0, {kind: numbers})
-    return [case for task in tasks(subject, profile, 0) for case, _ in task.posed]
+    return [case for task in tasks(subject, profile, 0) for case, _ in task.cases]
 
 
 def test_every_table_of_a_profile_and_every_known_bug_has_a_kind_of_check() -> None:
@@ -229,7 +231,7 @@ def test_every_table_of_a_profile_and_every_known_bug_has_a_kind_of_check() -> N
     assert {entry.kind for entry in load_corpus()} <= tables
 
 
-def test_known_bugs_are_posed_to_the_checks_that_see_them() -> None:
+def test_known_bugs_are_given_to_the_checks_that_see_them() -> None:
     subject = replace(SUBJECT, dtypes=("float32", "bfloat16", "float16"), head_dims=(1, 128))
     nothing_drawn = {
         "arrays": 0,
@@ -241,33 +243,33 @@ def test_known_bugs_are_posed_to_the_checks_that_see_them() -> None:
         "edges": False,
     }
     for kind in ("drawn", "transformed"):
-        given = posed(subject, kind, nothing_drawn)
+        given = planned(subject, kind, nothing_drawn)
         assert given
         assert set(given) <= {entry.case for entry in load_corpus() if entry.kind == kind}
 
 
-def test_cases_at_the_ends_of_arguments_are_posed_to_who_promises_something_of_them() -> None:
+def test_cases_at_the_ends_of_arguments_are_given_to_who_promises_something_of_them() -> None:
     nothing_drawn = {"arrays": 0, "strength": 1, "fillings": 1, "alone": 0, "corpus": False, "edges": True}
-    standard = posed(SUBJECT, "drawn", nothing_drawn)
+    standard = planned(SUBJECT, "drawn", nothing_drawn)
     assert {0} <= {case.q_len for case in standard} & {case.kv_len for case in standard}
     assert len(standard) == len(drawing()["edges"])
     dialect = replace(SUBJECT, semantics=replace(SUBJECT.semantics, empty_rows="nan"))
-    assert all(case.kv_len for case in posed(dialect, "drawn", nothing_drawn))
+    assert all(case.kv_len for case in planned(dialect, "drawn", nothing_drawn))
 
 
 def test_a_dialect_that_leaves_empty_rows_open_gets_no_case_with_some() -> None:
-    """All others do; and a count of examples is one of cases that are posed."""
+    """All others do; and a count of examples is one of cases that are planned."""
     subject = replace(SUBJECT, semantics=replace(SUBJECT.semantics, empty_rows="unspecified"))
     only = Restriction(features=frozenset({"mask"}), examples=9)
-    posed = drawn(subject, only=only)
-    assert len(posed) == 9
-    assert not any(Trial(subject, case).has_empty_rows for case in posed)
+    planned = drawn(subject, only=only)
+    assert len(planned) == 9
+    assert not any(Trial(subject, case).has_empty_rows for case in planned)
     assert any(Trial(SUBJECT, case).has_empty_rows for case in drawn(SUBJECT, only=only))
 
 
-def test_known_bugs_are_posed_in_a_dtype_that_the_subject_takes() -> None:
+def test_known_bugs_are_planned_in_a_dtype_that_the_subject_takes() -> None:
     subject = replace(SUBJECT, dtypes=("float16",))
     nothing_drawn = {"arrays": 0, "strength": 1, "fillings": 1, "alone": 0, "corpus": True, "edges": False}
-    cases_posed = posed(subject, "drawn", nothing_drawn)
-    assert {case.dtype for case in cases_posed} == {"float16"}
-    assert len(cases_posed) > len([entry for entry in load_corpus() if entry.case.dtype == "float16"])
+    cases_planned = planned(subject, "drawn", nothing_drawn)
+    assert {case.dtype for case in cases_planned} == {"float16"}
+    assert len(cases_planned) > len([entry for entry in load_corpus() if entry.case.dtype == "float16"])

@@ -112,17 +112,17 @@ def test_the_small_blocks_fit_at_the_largest_head_dim() -> None:
 def test_the_quick_gate_asks_all_that_it_declares() -> None:
     """Every clause and feature but dropout, which must be refused; in each dtype across blocks both ways."""
     checks = all_checks()
-    posed = tuple(tasks(SUBJECT, load_profile("quick"), seed=0))
+    planned = tuple(tasks(SUBJECT, load_profile("quick"), seed=0))
     covered = {
         clause
-        for task in posed
-        for case, names in task.posed
+        for task in planned
+        for case, names in task.cases
         for name in names
         for clause in checks[name].clauses(Trial(SUBJECT, case))
     }
     assert covered == set(CLAUSES) - {"S12"}
-    assert any("refusal.undeclared_dropout" in task.checks for task in posed)
-    held = [task.case for task in posed if "gradients" in task.checks]
+    assert any("refusal.undeclared_dropout" in task.checks for task in planned)
+    held = [task.case for task in planned if "gradients" in task.checks]
     assert frozenset().union(*(case.features for case in held)) == SUBJECT.features
     for dtype in SUBJECT.dtypes:
         asked = [case for case in held if case.dtype == dtype]
@@ -130,8 +130,8 @@ def test_the_quick_gate_asks_all_that_it_declares() -> None:
         assert any(case.kv_len >= 1024 for case in asked), "too short for the statistics of rounding errors"
 
 
-def test_every_problem_of_production_size_that_it_declares_is_posed() -> None:
-    posed = [task.case for task in tasks(SUBJECT, load_profile("production"), seed=0)]
+def test_every_problem_of_production_size_that_it_declares_is_planned() -> None:
+    planned = [task.case for task in tasks(SUBJECT, load_profile("production"), seed=0)]
     declared = [case for case in load_production() if case.dtype != "float32" and not case.dropout]
-    assert [replace(case, tiling=0) for case in posed] == declared
-    assert {case.tiling for case in posed} == {len(SUBJECT.tilings) - 1}
+    assert [replace(case, tiling=0) for case in planned] == declared
+    assert {case.tiling for case in planned} == {len(SUBJECT.tilings) - 1}

@@ -68,7 +68,7 @@ def test_the_quick_gate_covers_every_clause() -> None:
     covered = {
         clause
         for task in quick()
-        for case, names in task.posed
+        for case, names in task.cases
         for name in names
         for clause in checks[name].clauses(Trial(INTERPRETED, case))
     }
@@ -107,6 +107,6 @@ def test_the_declared_blocks_are_those_of_the_kernels() -> None:
 def test_a_subject_is_asked_for_no_more_tokens_than_it_takes() -> None:
     profile = load_profile("quick")
     for longest in (512, 1280):
-        posed = [task.case for task in tasks(replace(INTERPRETED, longest=longest), profile, seed=0)]
-        assert max(max(case.q_len, case.kv_len) for case in posed) <= longest
-    assert any(case.kv_len >= 1024 for case in posed)
+        planned = [task.case for task in tasks(replace(INTERPRETED, longest=longest), profile, seed=0)]
+        assert max(max(case.q_len, case.kv_len) for case in planned) <= longest
+    assert any(case.kv_len >= 1024 for case in planned)
