@@ -52,8 +52,9 @@ class Capabilities:
 class Settings:
     """What is static beside the call; block sizes and precision are as the implementation reads them.
 
-    unrounded: whether out and gradients are float32, as they are before their last rounding. So are the parts
-        of a sum over several calls, see `attest.kernels.partial`.
+    unrounded: whether both passes return float32, as it is before the last rounding. It is for calls on a
+        part of the keys, whose results are merged: see `attest.kernels.partial`. The lse of `RowTerms` is
+        then that of all keys, and forward keeps nothing that depends on its own.
     """
 
     forward: Any
@@ -64,16 +65,16 @@ class Settings:
     unrounded: bool = False
 
     def result_dtype(self, dtype: Any) -> Any:
-        """Return the dtype of a result that is rounded to `dtype` where results are rounded."""
-        return jnp.dtype("float32") if self.unrounded else dtype
+        """Return the dtype of out or of a gradient, from the one that it is otherwise rounded to."""
+        return jnp.dtype(jnp.float32) if self.unrounded else dtype
 
 
 class Forward(NamedTuple):
     """What a forward pass returns.
 
-    out: [B, Sq, Hq, Dv] in the dtype of query, or float32 if `Settings.unrounded`. lse: [B, Hq, Sq] float32.
-    row_max: [B, Hq, Sq] float32, the maximum over visible keys alone, -inf where a row sees none. kept: what
-    else the backward pass uses.
+    out: [B, Sq, Hq, Dv] in the dtype of query, float32 if it is unrounded. lse: [B, Hq, Sq] float32. row_max:
+    [B, Hq, Sq] float32, the maximum over visible keys alone, -inf where a row sees none. kept: what else the
+    backward pass uses.
     """
 
     out: jax.Array
@@ -85,7 +86,7 @@ class Forward(NamedTuple):
 class Backward(NamedTuple):
     """What a backward pass returns: gradients of the shapes of their arguments.
 
-    They may have any float dtype; if `Settings.unrounded`, they are float32 sums that were never rounded.
+    They have any float dtype, float32 if they are unrounded.
     """
 
     query: jax.Array

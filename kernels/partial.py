@@ -1,7 +1,8 @@
-"""Parts of one attention: the results of a call on some of the keys each, merged to those of a call on all.
+"""The merge of results on parts of the keys: of splits of one call, and of the steps of ring attention.
 
-A part is what `Passes.forward` returns with `Settings.unrounded`: float32, so that no part is rounded to the
-dtype of query before the merge. Gradients of parts are summed; each part is given the lse of the whole.
+Each part is a call of its own with `Settings.unrounded`, so that its results are float32 and nothing is
+rounded before the last sum. Gradients need no merge: with the lse of all keys in `RowTerms`, those of the
+query are the sum over parts, and those of a key and its value belong to the part that has them.
 """
 
 import jax
@@ -9,14 +10,18 @@ import jax.numpy as jnp
 
 
 def merge_parts(outs: jax.Array, lses: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return out and lse over the keys of all parts, which have no key in common.
+    """Return out and lse of all keys, from those of disjoint sets of keys, all float32.
 
-    outs: [P, B, Sq, H, Dv] float32, normalised. lses: [P, B, H, Sq] float32, -inf for a row that sees no key
-    of a part, whose out counts for nothing. A row that sees no key of any part has out 0 and lse -inf.
+    outs: [P, B, Sq, H, Dv], normalised. lses: [P, B, H, Sq], -inf where a row sees no key of the part. Sinks
+    belong to the lse of one part alone. A row that sees no key of any part has out 0 and lse -inf.
     """
-    lse = jax.nn.logsumexp(lses, axis=0)
-    finite = jnp.where(lse == -jnp.inf, jnp.float32(0), lse)
-    share = jnp.where(lses == -jnp.inf, jnp.float32(0), jnp.exp(lses - finite[None]))
-    by_row = jnp.moveaxis(share, 2, 3)[..., None]
-    parts = jnp.where(by_row == 0, jnp.float32(0), outs * by_row)
-    return parts.sum(axis=0), lse
+    largest = lses.max(axis=0, keepdims=True)
+    known = jnp.where(largest == -jnp.inf, jnp.float32(0), largest)
+    # Relative to the largest lse and not to their sum's, whose rounding would be an error of every weight.
+    # Natural exponents, unlike in `few_queries.merge`: to convert them to bits would round them.
+    weights = jnp.exp(lses - known)
+    norm = weights.sum(axis=0, keepdims=True)
+    shares = (weights / jnp.where(norm == 0, jnp.float32(1), norm)).swapaxes(2, 3)[..., None]
+    # What is stored where a part has no weight counts for nothing, NaN included.
+    out = jnp.where(shares == 0, jnp.float32(0), outs * shares).sum(axis=0)
+    return out, (known + jnp.log(norm))[0]

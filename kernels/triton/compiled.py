@@ -107,12 +107,16 @@ def check_room(launch: Launch) -> None:
 
 
 def _most_shared_bytes(launch: Launch) -> int:
-    """More than any kernel of ours takes: tiles of rows, one side's for every stage, and tiles of pairs."""
+    """More than any kernel of ours takes: tiles of rows, one side's for every stage, and tiles of pairs.
+
+    A tile that is stored wider than the inputs are takes the difference more.
+    """
     blocks, stages = launch.blocks, launch.num_stages
     q, k, width = blocks["BLOCK_Q"], blocks["BLOCK_K"], blocks["BLOCK_D"] + blocks["BLOCK_DV"]
     query: Any = launch.arguments[0]
     rows = (stages * max(q, k) + min(q, k)) * width * query.dtype.itemsize
-    return rows + (stages + 1) * 8 * q * k
+    wider = launch.outputs[0].dtype.itemsize - query.dtype.itemsize
+    return rows + (stages + 1) * 8 * q * k + max(q, k) * width * max(wider, 0)
 
 
 @lru_cache(maxsize=1024)

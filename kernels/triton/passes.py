@@ -79,7 +79,8 @@ class _Visible:
 def _forward(settings: Settings, call: Call) -> Forward:
     batch, q_length, q_heads, _ = call.query.shape
     k_length, _, value_dim = call.value.shape[1:]
-    out = jax.ShapeDtypeStruct((batch, q_length, q_heads, value_dim), settings.result_dtype(call.query.dtype))
+    dtype = settings.result_dtype(call.query.dtype)
+    out = jax.ShapeDtypeStruct((batch, q_length, q_heads, value_dim), dtype)
     rows = jax.ShapeDtypeStruct((batch, q_heads, q_length), jnp.float32)
     sizes = _sizes(settings.forward, "forward", call)
     with ahead(call):

@@ -42,14 +42,12 @@ def takes(call: Call) -> bool:
 
 
 def forward(settings: Settings, call: Call) -> Forward:
-    """Return the results of the pass; it keeps `Weighed`, its arrays [b, h, g, q, k]."""
+    """Return the results of the pass; it keeps `Weighed`, its arrays [b, h, g, q, k], unless unrounded."""
     dot = partial(jnp.einsum, precision=settings.precision)
     rows = describe_rows(call)
-    bias = _by_pair(call, call.bias)
     visible = _visible(call, rows)
     query, key, value = _by_head(call)
-    products = scaled_products(dot, "bhrd,bhkd->bhrk", call, query, key)
-    S, slope = restricted_logits(call, _split_rows(call, products), bias, visible, settings.logits_dtype)
+    S, slope = _logits(settings, call, visible, query, key)
 
     row_max = S.max(axis=-1)
     m = row_max
@@ -63,27 +61,26 @@ def forward(settings: Settings, call: Call) -> Forward:
     if sinks is not None:
         norm = norm + jnp.exp(sinks - shift[..., None]).sum(axis=-1)
     lse = shift + jnp.log(norm)
-    keep = None
-    if call.dropout_seed is not None:
-        keep = whole_keep_mask(call, call.dropout_seed).reshape(P.shape)
+    keep = _keep(call, P)
     out = _weigh(dot, _rows(_dropped(call, keep, P)), value, visible is not None or keep is not None)
     if settings.normalize_output:
         divisor = norm if visible is None else jnp.where(norm == 0, jnp.float32(1), norm)
         out = out / divisor.reshape(*out.shape[:3], 1)
     lse, row_max = (x.reshape(x.shape[0], -1, x.shape[3]) for x in (lse, row_max))
     out = _by_token(call, out).astype(settings.result_dtype(call.query.dtype))
-    return Forward(out, lse, row_max, Weighed(norm, P, slope, keep))
+    return Forward(out, lse, row_max, None if settings.unrounded else Weighed(norm, P, slope, keep))
 
 
-def backward(settings: Settings, call: Call, terms: RowTerms, kept: Weighed) -> Backward:
+def backward(settings: Settings, call: Call, terms: RowTerms, kept: Weighed | None) -> Backward:
     """Return the gradients of a call's float arrays in float32 (S14, S15)."""
     dot = partial(jnp.einsum, precision=settings.precision)
     rows = describe_rows(call)
     visible = _visible(call, rows)
-    hides = visible is not None or kept.keep is not None
     query, key, value = _by_head(replace(call, query=terms.query))
-    if hides:
+    if visible is not None or call.dropout_seed is not None:
         key, value = (jnp.where(jnp.isfinite(x), x, jnp.float32(0)) for x in (key, value))
+    if kept is None:
+        kept = _weighed_by_lse(call, terms.lse, *_logits(settings, call, visible, query, key))
 
     # P is relative to the row maximum: what it is divided by goes to the rows of dO and Delta.
     divisor = kept.norm
@@ -113,6 +110,28 @@ def backward(settings: Settings, call: Call, terms: RowTerms, kept: Weighed) -> 
         d_bias = by_head.sum(axis=broadcast, keepdims=True)
     dQ, dK, dV = _by_token(call, dQ), dK.transpose(0, 2, 1, 3), dV.transpose(0, 2, 1, 3)
     return Backward(dQ, dK, dV, d_bias)
+
+
+def _logits(
+    settings: Settings, call: Call, visible: jax.Array | None, query: jax.Array, key: jax.Array
+) -> tuple[jax.Array, jax.Array | None]:
+    """The logits [b, h, g, q, k] of query and key by head, and the derivative of the cap."""
+    dot = partial(jnp.einsum, precision=settings.precision)
+    products = _split_rows(call, scaled_products(dot, "bhrd,bhkd->bhrk", call, query, key))
+    return restricted_logits(call, products, _by_pair(call, call.bias), visible, settings.logits_dtype)
+
+
+def _weighed_by_lse(call: Call, lse: jax.Array, S: jax.Array, slope: jax.Array | None) -> Weighed:
+    """What the forward pass would keep, from the lse of `RowTerms`: the weights are normalised by it."""
+    L = lse.reshape(S.shape[:-1])
+    # No weight is above 1: see `RowTerms`.
+    P = jnp.exp(jnp.minimum(S - L[..., None], jnp.float32(0)))
+    return Weighed(jnp.ones_like(L), P, slope, _keep(call, P))
+
+
+def _keep(call: Call, P: jax.Array) -> jax.Array | None:
+    """The pairs that dropout keeps, in the shape of P; None without dropout."""
+    return None if call.dropout_seed is None else whole_keep_mask(call, call.dropout_seed).reshape(P.shape)
 
 
 def _by_head(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -1,140 +1,350 @@
-"""Unrounded results: they round to the ordinary ones, and those of parts of the keys merge to the whole's."""
+"""Unrounded results on parts of the keys: float32, and merged to what the call on all keys gives."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_cases import normal, qkv
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from attest.kernels import triton, xla
-from attest.kernels.arguments import check_call
-from attest.kernels.cotangents import row_terms
-from attest.kernels.implementation import Implementation, Settings
-from attest.kernels.implementations import MOSAIC_GPU, PALLAS_TPU, TRITON, XLA
+from attest.kernels.arguments import Call, check_call
+from attest.kernels.cotangents import RowTerms, row_terms
+from attest.kernels.few_queries import Partial, merge
+from attest.kernels.implementation import Backward, Forward, Passes, Settings
+from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.pallas import tpu
 from attest.kernels.partial import merge_parts
-from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
-from tests.kernels.test_pallas_interpreter import needs_interpreter as needs_tpu_interpreter
-from tests.kernels.test_pallas_interpreter import needs_none, run_in_interpreter
+from attest.kernels.shared import attend
+from attest.kernels.triton.launch import INTERPRETED as IN_TRITON
+from attest.kernels.visibility import hides_pairs
+from tests.kernels.interpreted import run_interpreted
+from tests.kernels.test_pallas_interpreter import INTERPRETED as IN_PALLAS
+from tests.kernels.test_pallas_interpreter import run_in_interpreter
+
+BATCH, Q, K, K_HEADS, GROUP, DIM, VALUE_DIM = 1, 20, 32, 1, 2, 16, 8
+HEADS = K_HEADS * GROUP
+# Two roundings of a float32 sum of terms below 4, with some to spare. A rounding to bfloat16 is 2**-9.
+TOLERANCE: dict[str, float] = {"rtol": 2e-6, "atol": 4e-6}
+RNG = np.random.default_rng(7)
+
+needs_neither = pytest.mark.skipif(IN_TRITON or IN_PALLAS, reason="runs in a process without an interpreter")
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """An implementation, its block sizes, and what jits a function of it."""
-
-    implementation: Implementation
-    sizes: Any
-    jit: Callable[[Any], Any] = jax.jit
-
-    def settings(self, unrounded: bool) -> Settings:
-        passes = self.implementation.load()
-        forward, backward = passes.check_forward(self.sizes), passes.check_backward(self.sizes)
-        return Settings(forward, backward, True, passes.check_precision("highest"), "float32", unrounded)
+def normal(*shape: int) -> jax.Array:
+    return jnp.asarray(RNG.normal(size=shape), jnp.bfloat16)
 
 
-def _interpreted(function: Any) -> Any:
-    from attest.kernels.pallas.interpreter import interpreted
+def small(*shape: int) -> jax.Array:
+    """-1, 0 and 1: with a scale of log(2), weights are powers of two.
 
-    def run(*arguments: Any) -> Any:
-        with interpreted(1):
-            return jax.jit(function)(*arguments)
+    Rounding weights to bfloat16, as kernels do before they multiply values, then changes none. So parts
+    differ from the whole by the order of float32 sums alone, whatever their references are.
+    """
+    return jnp.asarray(RNG.integers(-1, 2, shape), jnp.bfloat16)
 
-    return run
+
+QUERY, KEY = small(BATCH, Q, HEADS, DIM), small(BATCH, K, K_HEADS, DIM)
+VALUE, D_OUT = normal(BATCH, K, K_HEADS, VALUE_DIM), normal(BATCH, Q, HEADS, VALUE_DIM)
+BIAS = small(1, HEADS, Q, K) * jnp.bfloat16(0.5)
+SCALE = float(np.log(2))
+# Two parts of one length, so that one program runs both.
+PARTS = slice(0, 16), slice(16, K)
+# Rows 0 to 3 see no key of the second part, row 19 none of any.
+SEGMENTS: dict[str, Any] = {
+    "q_segment_ids": np.array([[0] * 4 + [1] * 15 + [5]], np.int32),
+    "kv_segment_ids": np.array([[0] * 8 + [1] * 24], np.int32),
+}
+DROPOUT: dict[str, Any] = {"dropout_prob": 0.25, "dropout_seed": 3, "causal": True}
+
+
+@needs_neither
+@pytest.mark.parametrize("run", [run_interpreted, run_in_interpreter], ids=["triton", "pallas tpu"])
+def test_interpreted_kernels_in_processes_of_their_own(run: Callable[[str], None]) -> None:
+    run(__file__)
+
+
+@pytest.fixture(autouse=True)
+def no_violations_of_tpu_kernels() -> Generator[None]:
+    yield
+    if IN_PALLAS:
+        from attest.kernels.pallas.interpreter import drain_violations
+
+        assert [str(violation) for violation in drain_violations()] == []
+
+
+KERNELS: dict[str, tuple[str, Any, Any]] = {
+    "xla": ("xla", xla.ChunkSizes(16, 12), xla.ChunkSizes(12, 17)),
+    "xla in one piece": ("xla", None, None),
+    "triton": ("triton", triton.BlockSizes(16, 16), triton.BlockSizes(16, 16)),
+    "pallas tpu": ("pallas_tpu", tpu.BlockSizes(24, 16), tpu.BlockSizes(24, 16)),
+}
+
+
+def _here(name: str) -> bool:
+    return (name == "triton") == IN_TRITON and (name == "pallas tpu") == IN_PALLAS
 
 
 kernels = pytest.mark.parametrize(
-    "kernel",
-    [
-        pytest.param(Kernel(XLA, xla.ChunkSizes(16, 12)), id="xla", marks=needs_compiler),
-        pytest.param(Kernel(XLA, None), id="xla in one piece", marks=needs_compiler),
-        pytest.param(Kernel(TRITON, triton.BlockSizes(16, 16)), id="triton", marks=needs_interpreter),
-        pytest.param(
-            Kernel(PALLAS_TPU, tpu.BlockSizes(16, 16), _interpreted), id="tpu", marks=needs_tpu_interpreter
-        ),
-    ],
+    "name", [pytest.param(x, marks=pytest.mark.skipif(not _here(x), reason="not here")) for x in KERNELS]
 )
 
 
-@needs_compiler
-def test_triton_in_a_process_of_its_own() -> None:
-    run_interpreted(__file__)
+def prepared(name: str, **more: Any) -> tuple[Passes, Settings]:
+    """The passes of a kernel, and its settings with blocks that cut the lengths."""
+    platform, forward, backward = KERNELS[name]
+    passes = next(x for x in IMPLEMENTATIONS if x.name == platform).load()
+    settings = Settings(
+        passes.check_forward(forward),
+        passes.check_backward(backward),
+        normalize_output=True,
+        precision=passes.check_precision(None),
+        logits_dtype="float32",
+        unrounded=True,
+    )
+    return passes, replace(settings, **more)
 
 
-@needs_none
-def test_tpu_in_a_process_of_its_own() -> None:
-    run_in_interpreter(__file__)
+def interpreting() -> Any:
+    if not IN_PALLAS:
+        return nullcontext()
+    from attest.kernels.pallas.interpreter import interpreted
+
+    return interpreted(1)
 
 
-def both_passes(kernel: Kernel, call: Any, unrounded: bool) -> dict[str, Any]:
-    """out and the gradients of a call, the latter from terms that are those of the rounded out."""
-    passes = kernel.implementation.load()
-    rounded, settings = kernel.settings(False), kernel.settings(unrounded)
+@lru_cache
+def _jitted_forward(passes: Passes, settings: Settings) -> Callable[[Call], Forward]:
+    return jax.jit(partial(passes.forward, settings))
 
-    def run(call: Any) -> dict[str, Any]:
-        kept = passes.forward(rounded, call)
-        d_out = normal(*kept.out.shape, dtype=kept.out.dtype)
-        d_lse = normal(*kept.lse.shape, seed=2)
-        terms = row_terms(call, *kept[:3], d_out, d_lse, True, hides=True)
-        gradients = passes.backward(settings, call, terms, kept.kept)
-        return {"out": passes.forward(settings, call).out} | gradients._asdict()
 
-    return kernel.jit(run)(call)
+def forward(passes: Passes, settings: Settings, call: Call) -> Forward:
+    with interpreting():
+        return _jitted_forward(passes, settings)(call)
+
+
+@lru_cache
+def _jitted_backward(passes: Passes, settings: Settings) -> Callable[..., Backward]:
+    # A `RowTerms` is no pytree, so its fields are the arguments.
+    def run(call: Call, terms: dict[str, Any], kept: Any) -> Backward:
+        return passes.backward(settings, call, RowTerms(**terms), kept)
+
+    return jax.jit(run)
+
+
+def backward(passes: Passes, settings: Settings, call: Call, terms: RowTerms, kept: Any) -> Backward:
+    with interpreting():
+        return _jitted_backward(passes, settings)(call, vars(terms), kept)
+
+
+def whole(**options: Any) -> Call:
+    return check_call(QUERY, KEY, VALUE, softmax_scale=SCALE, **options)
+
+
+def sliced(keys: slice, **options: Any) -> Call:
+    """The call on some neighbouring keys, which stand where they do in the whole."""
+    if "kv_segment_ids" in options:
+        options["kv_segment_ids"] = options["kv_segment_ids"][:, keys]
+    if "bias" in options:
+        options["bias"] = options["bias"][..., keys]
+    place = {"q_offset": K - Q - keys.start, "origin": (0, 0, 0, keys.start)}
+    return check_call(QUERY, KEY[:, keys], VALUE[:, keys], softmax_scale=SCALE, **options, **place)
+
+
+def positioned(chosen: np.ndarray, query: Any, key: Any, value: Any, **options: Any) -> Call:
+    """The call on any keys, by their positions."""
+    positions = chosen[None].astype(np.int32)
+    arrays = query, key[:, chosen], value[:, chosen]
+    return check_call(*arrays, kv_positions=positions, q_offset=K - Q, **options)
+
+
+def merged(parts: list[Forward]) -> tuple[jax.Array, jax.Array]:
+    return merge_parts(jnp.stack([x.out for x in parts]), jnp.stack([x.lse for x in parts]))
+
+
+def rounded(x: Forward) -> Forward:
+    return x._replace(out=x.out.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+def assert_merges(parts: list[Forward], full: Forward) -> None:
+    """The parts merge to the whole, and would not if one of them were rounded to bfloat16."""
+    assert {x.dtype for part in [*parts, full] for x in part[:3]} == {np.dtype(np.float32)}
+    out, lse = merged(parts)
+    assert (out.dtype, lse.dtype) == (jnp.float32, jnp.float32)
+    np.testing.assert_allclose(out, full.out, **TOLERANCE)
+    np.testing.assert_allclose(lse, full.lse, **TOLERANCE)
+    out, _ = merged([rounded(parts[0]), *parts[1:]])
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(out, full.out, **TOLERANCE)
 
 
 @kernels
-def test_unrounded_results_round_to_the_ordinary_ones(kernel: Kernel) -> None:
-    """To the bit; and some bits are lost by it, so that they were not rounded before."""
-    query, key, value = qkv(1, 20, 26, 2, 1, dtype="bfloat16")
-    bias = normal(1, 2, 20, 26, dtype="bfloat16")
-    call = check_call(query=query, key=key, value=value, bias=bias, causal=True)
-    ordinary, unrounded = (both_passes(kernel, call, way) for way in (False, True))
-    assert set(unrounded) == {"out", "query", "key", "value", "bias"}
-    for name, x in unrounded.items():
-        assert x.dtype == jnp.float32, name
-        rounded = x.astype(jnp.bfloat16)
-        np.testing.assert_array_equal(rounded, ordinary[name].astype(jnp.bfloat16), err_msg=name)
-        assert (rounded.astype(jnp.float32) != x).any(), name
+@pytest.mark.parametrize("options", [DROPOUT, SEGMENTS], ids=["dropout, causal", "segments"])
+def test_parts_merge_to_the_whole(name: str, options: dict[str, Any]) -> None:
+    passes, settings = prepared(name)
+    full = forward(passes, settings, whole(**options))
+    parts = [forward(passes, settings, sliced(keys, **options)) for keys in PARTS]
+    assert_merges(parts, full)
+    if options is SEGMENTS:
+        assert (parts[1].lse[..., :4] == -jnp.inf).all()
+        out, lse = merged(parts)
+        np.testing.assert_array_equal(out[:, 19], 0.0)
+        np.testing.assert_array_equal(lse[..., 19], -np.inf)
+
+
+@needs_neither
+@pytest.mark.parametrize("name", ["xla", "xla in one piece"])
+@hypothesis_settings(max_examples=10)
+@given(order=st.permutations(range(K)), seed=st.integers(0, 99))
+def test_keys_in_any_parts_merge_to_the_whole(name: str, order: list[int], seed: int) -> None:
+    """XLA keeps weights in float32, so any arrays do, and knows the positions of keys."""
+    passes, settings = prepared(name)
+    rng = np.random.default_rng(seed)
+    arrays = [jnp.asarray(rng.normal(size=x.shape), jnp.bfloat16) for x in (QUERY, KEY, VALUE)]
+    call = partial(positioned, query=arrays[0], key=arrays[1], value=arrays[2], causal=True)
+    full = forward(passes, settings, call(np.arange(K)))
+    parts = [forward(passes, settings, call(np.sort(order[keys]))) for keys in PARTS]
+    assert_merges(parts, full)
 
 
 @kernels
-def test_parts_merge_to_the_whole(kernel: Kernel) -> None:
-    """Rows that see no key of a part, or of any, included."""
-    query, key, value = qkv(1, 20, 26, 2, 1)
-    offset = -3  # the first rows see no key
-    passes, settings = kernel.implementation.load(), kernel.settings(True)
+def test_unrounded_gradients_of_parts_sum_to_those_of_the_whole(name: str) -> None:
+    """With the lse and Delta of the whole; those of keys, values and the bias stand side by side."""
+    passes, settings = prepared(name)
+    options = {"causal": True, "bias": BIAS}
+    full = whole(**options)
+    result = forward(passes, settings, full)
 
-    def of_keys(keys: slice) -> Any:
-        call = check_call(
-            query=query, key=key[:, keys], value=value[:, keys], causal=True, q_offset=offset - keys.start
-        )
-        return kernel.jit(lambda call: passes.forward(settings, call)[:2])(call)
+    def gradients(call: Call, kept: Any) -> Backward:
+        hides = hides_pairs(call) and not passes.cleans_rows
+        d_lse = jnp.zeros_like(result.lse)
+        terms = row_terms(call, result.out, result.lse, result.row_max, D_OUT, d_lse, True, hides)
+        return backward(passes, settings, call, terms, kept)
 
-    whole = of_keys(slice(0, 26))
-    parts = [of_keys(keys) for keys in (slice(0, 7), slice(7, 26))]
-    merged = merge_parts(*(jnp.stack(x) for x in zip(*parts, strict=True)))
-    for got, want in zip(merged, whole, strict=True):
-        np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6)
-    rounded = [(out.astype(jnp.bfloat16).astype(jnp.float32), lse) for out, lse in parts]
-    worse = merge_parts(*(jnp.stack(x) for x in zip(*rounded, strict=True)))[0]
-    assert float(jnp.abs(worse - whole[0]).max()) > 1e-4
-
-
-def test_a_part_that_a_row_does_not_see_counts_for_nothing() -> None:
-    """Whatever is stored there."""
-    outs = jnp.array([[[[[1.0]], [[jnp.nan]]]], [[[[3.0]], [[jnp.inf]]]]])
-    lses = jnp.log(jnp.array([[[[1.0, 0.0]]], [[[3.0, 0.0]]]]))
-    out, lse = merge_parts(outs, lses)
-    np.testing.assert_allclose(out[0, :, 0, 0], [2.5, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(lse[0, 0], [np.log(4.0), -np.inf], rtol=1e-6)
+    want = gradients(full, result.kept)
+    parts = [gradients(sliced(keys, **options), None) for keys in PARTS]
+    found = {
+        "query": parts[0].query + parts[1].query,
+        "key": jnp.concatenate([x.key for x in parts], axis=1),
+        "value": jnp.concatenate([x.value for x in parts], axis=1),
+        "bias": jnp.concatenate([jnp.asarray(x.bias) for x in parts], axis=3),
+    }
+    for which, x in found.items():
+        expected = jnp.asarray(getattr(want, which))
+        assert {x.dtype, expected.dtype} == {np.dtype(np.float32)}
+        np.testing.assert_allclose(x, expected, rtol=4e-6, atol=1e-5)
+        # They are unrounded: most numbers have bits that bfloat16 does not hold.
+        narrow = expected.astype(jnp.bfloat16).astype(jnp.float32)
+        assert (narrow != expected)[expected != 0].mean() > 0.9
 
 
-def test_the_hopper_kernels_refuse_by_name() -> None:
-    query, key, value = qkv(head_dim=64, value_dim=64, dtype="bfloat16")
-    call = check_call(query=query, key=key, value=value)
-    settings = Kernel(MOSAIC_GPU, None).settings(True)
-    with pytest.raises(NotImplementedError, match="mosaic_gpu: rounds its results"):
-        MOSAIC_GPU.load().forward(settings, call)
+@kernels
+def test_rounding_last_gives_the_ordinary_results(name: str) -> None:
+    """The numerator too, where out is not normalised."""
+    passes, settings = prepared(name, normalize_output=False)
+    call = whole(causal=True)
+    ordinary, exact = (
+        forward(passes, replace(settings, unrounded=unrounded), call) for unrounded in (False, True)
+    )
+    assert ordinary.out.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(ordinary.out, exact.out.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(ordinary.lse, exact.lse)
+    np.testing.assert_array_equal(ordinary.row_max, exact.row_max)
+
+
+@needs_neither
+@pytest.mark.parametrize("name", ["xla", "xla in one piece"])
+@pytest.mark.parametrize("keys", [K, 0])
+def test_an_unrounded_call_is_differentiable(name: str, keys: int) -> None:
+    """Its out is float32, without keys too; cotangents have the dtypes of the arguments."""
+    passes, settings = prepared(name)
+
+    def run(settings: Settings, query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array]:
+        return attend(passes, settings, check_call(query, key, value, softmax_scale=SCALE))
+
+    arrays = QUERY, KEY[:, :keys], VALUE[:, :keys]
+    (out, lse), pull = jax.vjp(partial(run, settings), *arrays)
+    found = pull((D_OUT.astype(jnp.float32), lse * 0 if keys else jnp.zeros_like(lse)))
+    (ordinary, _), pull = jax.vjp(partial(run, replace(settings, unrounded=False)), *arrays)
+    assert (out.dtype, ordinary.dtype) == (jnp.float32, jnp.bfloat16)
+    for one, other in zip(found, pull((D_OUT, jnp.zeros_like(lse))), strict=True):
+        assert one.dtype == jnp.bfloat16
+        np.testing.assert_allclose(*(x.astype(jnp.float32) for x in (one, other)), rtol=2e-2, atol=2e-2)
+
+
+@needs_neither
+def test_kernels_without_unrounded_results_refuse_them() -> None:
+    passes = next(x for x in IMPLEMENTATIONS if x.name == "mosaic_gpu").load()
+    settings = Settings(None, None, True, passes.check_precision(None), "float32", unrounded=True)
+    with pytest.raises(NotImplementedError, match=r"^mosaic_gpu: returns no unrounded results"):
+        passes.forward(settings, whole())
+
+
+@needs_neither
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rows_that_see_nothing_merge_to_nothing(parts: int) -> None:
+    """Whatever is stored in out."""
+    out, lse = merge_parts(jnp.full((parts, 1, 2, 3, 4), jnp.nan), jnp.full((parts, 1, 3, 2), -jnp.inf))
+    np.testing.assert_array_equal(out, np.zeros((1, 2, 3, 4)))
+    np.testing.assert_array_equal(lse, np.full((1, 3, 2), -np.inf))
+
+
+@needs_neither
+def test_equal_parts_of_huge_lse_have_equal_shares() -> None:
+    """The lse of the whole is rounded by 1/32 here; its shares are not."""
+    out, lse = merge_parts(jnp.ones((3, 1, 1, 1, 1)), jnp.full((3, 1, 1, 1), 1e6))
+    np.testing.assert_allclose(out, 1.0, rtol=3e-7)
+    np.testing.assert_allclose(lse, 1e6 + np.log(3), rtol=1e-7)
+
+
+@needs_neither
+def test_a_part_that_a_row_does_not_see_changes_no_bit() -> None:
+    out, lse = jnp.asarray(RNG.normal(size=(1, 1, 2, 3, 4)), jnp.float32), jnp.full((1, 1, 3, 2), 1e6)
+    with_nothing = merge_parts(
+        jnp.concatenate([jnp.zeros_like(out), out]), jnp.concatenate([jnp.full_like(lse, -jnp.inf), lse])
+    )
+    np.testing.assert_array_equal(with_nothing[0], out[0])
+    np.testing.assert_array_equal(with_nothing[1], lse[0])
+
+
+LSES = st.lists(st.floats(-1e3, 1e3, width=32) | st.just(-np.inf), min_size=1, max_size=5)
+
+
+@needs_neither
+@given(LSES)
+def test_a_merge_is_that_of_float64(lses: list[float]) -> None:
+    parts = len(lses)
+    values = np.linspace(-1, 1, parts, dtype=np.float32) if parts > 1 else np.ones(1, np.float32)
+    values = np.where(np.equal(lses, -np.inf), np.float32(0), values)
+    logits = np.array(lses, np.float32)
+    out, lse = merge_parts(
+        jnp.asarray(values).reshape(parts, 1, 1, 1, 1), jnp.asarray(logits).reshape(parts, 1, 1, 1)
+    )
+    wide = logits.astype(np.float64)
+    if (wide == -np.inf).all():
+        assert (out.item(), lse.item()) == (0.0, -np.inf)
+        return
+    weights = np.exp(wide - wide.max())
+    np.testing.assert_allclose(out.item(), (weights * values).sum() / weights.sum(), rtol=0, atol=5e-7)
+    np.testing.assert_allclose(lse.item(), wide.max() + np.log(weights.sum()), rtol=3e-7, atol=3e-7)
+
+
+@needs_neither
+def test_the_merge_of_sums_is_that_of_normalised_results() -> None:
+    """`few_queries.merge` takes sums in bits, `merge_parts` what an implementation returns."""
+    shape = (3, BATCH, HEADS, Q)
+    norm = jnp.asarray(RNG.uniform(0.5, 2, shape), jnp.float32)
+    bits = jnp.asarray(RNG.normal(size=shape), jnp.float32)
+    total = jnp.asarray(RNG.normal(size=(*shape, VALUE_DIM)), jnp.float32)
+    sums = merge(Partial(total, norm, bits))
+    outs = (total / norm[..., None]).swapaxes(2, 3)
+    out, lse = merge_parts(outs, bits * SCALE + jnp.log(norm))
+    np.testing.assert_allclose(out.swapaxes(1, 2), sums.total[0] / sums.norm[0][..., None], **TOLERANCE)
+    np.testing.assert_allclose(lse, sums.reference[0] * SCALE + jnp.log(sums.norm[0]), **TOLERANCE)

@@ -124,7 +124,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
 
 def _refuse_unrounded(settings: Settings) -> None:
     if settings.unrounded:
-        raise NotImplementedError("mosaic_gpu: rounds its results. Use platform='xla' for unrounded ones.")
+        raise NotImplementedError("mosaic_gpu: returns no unrounded results; use another implementation.")
 
 
 def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:

@@ -129,7 +129,9 @@ def cut_call(settings: Settings, asked: Any, kernel: str, call: Call) -> Cut:
     q_length, k_length = call.query.shape[1], call.key.shape[1]
     if sizes is None:
         dim = max(call.query.shape[3], call.value.shape[3])
-        sizes = choose(kernel, dim, call.query.dtype.itemsize, q_length, k_length)
+        # The blocks of float32 inputs have room for float32 results, too.
+        itemsize = settings.result_dtype(call.query.dtype).itemsize
+        sizes = choose(kernel, dim, itemsize, q_length, k_length)
     elif not interpreting() and (sizes.q % LANES or sizes.k % LANES):
         raise NotImplementedError(
             f"attest.kernels.pallas.tpu: {sizes} is not supported on a TPU, where blocks are multiples of "
