@@ -32,7 +32,7 @@ from tests.kernels.test_pallas_interpreter import run_in_interpreter
 BATCH, Q, K, K_HEADS, GROUP, DIM, VALUE_DIM = 1, 20, 32, 1, 2, 16, 8
 HEADS = K_HEADS * GROUP
 # Two roundings of a float32 sum of terms below 4, with some to spare. A rounding to bfloat16 is 2**-9.
-TOLERANCE: dict[str, float] = {"rtol": 2e-6, "atol": 4e-6}
+TOLERANCE: dict[str, Any] = {"rtol": 2e-6, "atol": 4e-6}
 RNG = np.random.default_rng(7)
 
 needs_neither = pytest.mark.skipif(IN_TRITON or IN_PALLAS, reason="runs in a process without an interpreter")

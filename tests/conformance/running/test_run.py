@@ -214,8 +214,8 @@ def test_two_runs_write_the_same_bytes(monkeypatch, tmp_path):
 
 
 def test_shards_share_out_every_task_once(monkeypatch):
-    planned = [Task("toys.right", Case(seed=seed), ("forward",)) for seed in range(60)]
-    planned(monkeypatch, *planned)
+    each = [Task("toys.right", Case(seed=seed), ("forward",)) for seed in range(60)]
+    planned(monkeypatch, *each)
     judged(monkeypatch)
     parts = [run(request(shard=(number, 3))) for number in (1, 2, 3)]
     assert all(len(part.results) > 10 for part in parts)
