@@ -41,7 +41,7 @@ def _cotangents(
     call, (out, lse, row_max, kept) = residuals
     hides = hides_pairs(call) and not passes.cleans_rows
     d_out, d_lse = cotangents
-    d_out = d_out.astype(call.query.dtype)
+    d_out = d_out.astype(call.query.dtype)  # float32 where out is unrounded
     terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides)
     sums = passes.backward(settings, call, terms, kept) if _has_pairs(call) else _without_pairs(call)
     return (cotangent_call(call, *sums, sink_cotangent(call, lse, terms.delta)),)

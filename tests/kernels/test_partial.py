@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from implementations import TRITON, WHOLE, XLA
 
-from attest.kernels import triton, xla
 from attest.kernels.arguments import Call, check_call
 from attest.kernels.cotangents import RowTerms, row_terms
 from attest.kernels.few_queries import Partial, merge
@@ -80,11 +80,12 @@ def no_violations_of_tpu_kernels() -> Generator[None]:
         assert [str(violation) for violation in drain_violations()] == []
 
 
-KERNELS: dict[str, tuple[str, Any, Any]] = {
-    "xla": ("xla", xla.ChunkSizes(16, 12), xla.ChunkSizes(12, 17)),
-    "xla in one piece": ("xla", None, None),
-    "triton": ("triton", triton.BlockSizes(16, 16), triton.BlockSizes(16, 16)),
-    "pallas tpu": ("pallas_tpu", tpu.BlockSizes(24, 16), tpu.BlockSizes(24, 16)),
+TPU_BLOCKS = {"fwd_params": tpu.BlockSizes(24, 16), "bwd_params": tpu.BlockSizes(24, 16)}
+KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "xla": ("xla", XLA.blocks),
+    "xla in one piece": ("xla", WHOLE.blocks),
+    "triton": ("triton", TRITON.blocks),
+    "pallas tpu": ("pallas_tpu", TPU_BLOCKS),
 }
 
 
@@ -99,11 +100,11 @@ kernels = pytest.mark.parametrize(
 
 def prepared(name: str, **more: Any) -> tuple[Passes, Settings]:
     """The passes of a kernel, and its settings with blocks that cut the lengths."""
-    platform, forward, backward = KERNELS[name]
+    platform, blocks = KERNELS[name]
     passes = next(x for x in IMPLEMENTATIONS if x.name == platform).load()
     settings = Settings(
-        passes.check_forward(forward),
-        passes.check_backward(backward),
+        passes.check_forward(blocks.get("fwd_params")),
+        passes.check_backward(blocks.get("bwd_params")),
         normalize_output=True,
         precision=passes.check_precision(None),
         logits_dtype="float32",

@@ -237,8 +237,8 @@ def _consume(
     if spec.hides:
         outputs["leak"][entry, head, rows] = leaked(acc)
     # Short of the maximum by up to SLACK where out is normalised; then all that is read of it is -inf.
-    nats = m if spec.partial else m * (LN2 * spec.reference_unit)
-    outputs["row_max"][entry, head, rows] = jnp.where(norm == 0.0, -jnp.inf, nats)
+    row_max = m if spec.partial else m * (LN2 * spec.reference_unit)
+    outputs["row_max"][entry, head, rows] = jnp.where(norm == 0.0, -jnp.inf, row_max)
     lse, factor = finish(spec, arrays, head, m, norm)
     outputs["lse"][entry, head, rows] = lse
     if spec.partial:

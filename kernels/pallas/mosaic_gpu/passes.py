@@ -67,7 +67,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
 def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
     """The call with packed heads, if the queries of each key head fit one tile.
 
-    Partial results are in bits, which the lowest biases are past.
+    Not with a bias: partial results have their references in bits, where the lowest biases overflow.
     """
     group = call.query.shape[2] // call.key.shape[2]
     few = call.query.shape[1] * group <= ROWS and call.bias is None
