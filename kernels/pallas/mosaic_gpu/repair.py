@@ -53,7 +53,7 @@ class Shared:
 
     own: Annotated[Any, lambda spec: matrix(spec, ROWS, 2)]
     visited: Annotated[Any, lambda spec: matrix(spec, spec.k_block, 2)]
-    result: Annotated[Any, lambda spec: matrix(spec, ROWS, 1, spec.out_dtype)]
+    result: Annotated[Any, lambda spec: matrix(spec, ROWS, 1, spec.result_dtype)]
     numbers: Annotated[Any, lambda _: vector(ROWS, 2)]
     full: Annotated[Any, lambda _: barriers(1)]
 
