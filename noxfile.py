@@ -49,8 +49,8 @@ def tests(session: nox.Session) -> None:
         _docs(session)
     with _part(session, "gates"):
         session.run("attest", "gate")
-        _gate_triton_interpret(session)
-        # The slowest of the gates; its own session runs all of it.
+        # Interpreters are slow; sessions of their own run all cases.
+        _gate_triton_interpret(session, "--shard", "1/2")
         _gate_pallas_tpu_interpret(session, "--shard", "1/2")
     with _part(session, "compile matrix"):
         session.run("attest", "compile")
@@ -124,10 +124,12 @@ def alarms(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
-    """Nightly: the tests of tests/nightly.toml, which are too slow for every change."""
+    """Nightly: the tests of tests/nightly.toml, which are too slow for every change; properties of many examples."""
     _install(session, "test", "hopper", "tpu")
     session.env.update(_PLATFORMS)
     session.run("pytest", "-m", "nightly", "-n", "auto", *session.posargs, env=_COMPILE_QUICKLY)
+    many = {**_COMPILE_QUICKLY, "HYPOTHESIS_PROFILE": "nightly"}
+    session.run("pytest", "-m", "hypothesis", "-n", "auto", *session.posargs, env=many)
 
 
 @nox.session(default=False)

@@ -11,6 +11,7 @@ from kernel_cases import visible_pairs
 from attest.kernels.arguments import check_call
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.visibility import describe_rows
+from tests.examples import examples
 
 # (queries, keys, queries a block, keys a block); few, since JAX compiles for each.
 SHAPES = st.sampled_from([(13, 18, 4, 5), (18, 13, 5, 4), (16, 24, 8, 8), (3, 20, 8, 4)])
@@ -82,6 +83,7 @@ VIEWS = pytest.mark.parametrize("view", [key_blocks, query_blocks])
 
 
 @VIEWS
+@examples(40)
 @given(calls("any"))
 def test_what_is_visible_is_visited_and_what_is_whole_is_visible(view, drawn):
     call, blocks, visible = drawn

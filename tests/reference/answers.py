@@ -1,9 +1,6 @@
 """Answers of the oracle in tests: how they are computed, compared, and held to the second opinion."""
 
-import os
-
 import numpy as np
-from hypothesis import settings
 
 from attest.reference.oracle import Answer, Cotangents, Sample, attention
 from attest.reference.problem import make_problem
@@ -16,12 +13,6 @@ from tests.reference.second_opinion import (
 from tests.reference.strategies import Drawn
 
 TOLERANCE = {"out": 1e-13, "lse": 1e-13} | dict.fromkeys(("d" + name for name in INPUTS), 1e-12)
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-
-
-def examples(number: int) -> settings:
-    """So many examples in CI, twenty times as many at night."""
-    return settings(max_examples=20 * number if NIGHTLY else number)
 
 
 def assert_agrees(drawn: Drawn) -> None:

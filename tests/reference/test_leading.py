@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from attest.reference.leading import fold
 from attest.reference.oracle import Cotangents, Sample, attention
 from attest.reference.problem import Problem
-from tests.reference.answers import answer_of, assert_equal, examples, simple
+from tests.examples import examples
+from tests.reference.answers import answer_of, assert_equal, simple
 from tests.reference.strategies import Drawn, drawn_problems
 
 BATCHED = ("query", "key", "value", "attention_mask", "bias", "q_segment_ids", "kv_segment_ids")

@@ -18,7 +18,8 @@ from mpmath import mpf
 from attest.reference.oracle import Answer, Cotangents, attention
 from attest.reference.problem import Problem, make_problem
 from attest.reference.semantics import STANDARD, Semantics
-from tests.reference.answers import answer_of, assert_agrees, assert_equal, examples, simple
+from tests.examples import examples
+from tests.reference.answers import answer_of, assert_agrees, assert_equal, simple
 from tests.reference.second_opinion import (
     INPUTS,
     Place,

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from attest.reference import rows
 from attest.reference.oracle import Answer, Cotangents, Sample, attention
 from attest.reference.semantics import STANDARD, Semantics
+from tests.examples import examples
 from tests.reference.answers import (
     answer_of,
     assert_agrees,
     assert_equal,
-    examples,
     simple,
 )
 from tests.reference.second_pairs import is_padding, visible

@@ -17,7 +17,8 @@ from attest.reference.numerics import Numerics
 from attest.reference.oracle import Answer, Cotangents, Sample, attention
 from attest.reference.problem import Problem, make_problem
 from attest.reference.semantics import Semantics
-from tests.reference.answers import answer_of, assert_equal, examples, simple
+from tests.examples import examples
+from tests.reference.answers import answer_of, assert_equal, simple
 from tests.reference.second_pairs import row_position
 from tests.reference.strategies import Drawn, drawn_problems
 

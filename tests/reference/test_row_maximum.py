@@ -8,7 +8,8 @@ from hypothesis import given
 
 from attest.reference.rows import row_blocks
 from attest.reference.semantics import STANDARD
-from tests.reference.answers import answer_of, assert_agrees, examples, simple
+from tests.examples import examples
+from tests.reference.answers import answer_of, assert_agrees, simple
 from tests.reference.strategies import Drawn, drawn_problems
 
 DIFFERENTIATED = replace(STANDARD, row_max_gradient="differentiated")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -25,6 +25,7 @@ from attest.conformance.schema import result_to_json, run_to_json
 from attest.reports.compare import compare_records
 from attest.reports.render import html, junit, markdown
 from attest.reports.render.terminal import print_comparison, print_run
+from tests.examples import examples
 from tests.reports.records import example_base, example_head
 
 # A record of schema 1.
@@ -129,7 +130,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "file"
 
 
-@settings(max_examples=400)
+@examples(80)
 @given(data=changed(RECORDS))
 def test_records_with_other_values(path: Path, data: Any) -> None:
     record = read(path, json.dumps(data).encode())
@@ -139,7 +140,7 @@ def test_records_with_other_values(path: Path, data: Any) -> None:
         assert record_text(read_record(path)) == record_text(record)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(data=changed(RECORDS))
 def test_records_with_other_values_as_pages(path: Path, data: Any) -> None:
     record = read(path, json.dumps(data).encode())
@@ -147,7 +148,7 @@ def test_records_with_other_values_as_pages(path: Path, data: Any) -> None:
         html.render_run(record).encode()
 
 
-@settings(max_examples=300)
+@examples(60)
 @given(data=scrambled(record_text(example_head()).encode()))
 @example(b"[" * 100_000)
 @example(b'{"schema": "attest.run/2", "environment": ' + b'{"a":' * 100_000)
@@ -159,7 +160,7 @@ def test_records_with_other_bytes(path: Path, data: bytes) -> None:
         use(record)
 
 
-@settings(max_examples=300)
+@examples(60)
 @given(data=scrambled(baseline_text(example_head()).encode()))
 def test_baselines_with_other_bytes(path: Path, data: bytes) -> None:
     record = read(path, data)
@@ -174,7 +175,7 @@ def journal() -> list[Any]:
     return [run_to_json(head), *({"result": result_to_json(result)} for result in head.results[:6])]
 
 
-@settings(max_examples=200)
+@examples(40)
 @given(lines=changed([journal()]), cut=st.integers(0, 30))
 def test_journals(path: Path, lines: Any, cut: int) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -183,7 +184,7 @@ def test_journals(path: Path, lines: Any, cut: int) -> None:
         use(record)
 
 
-@settings(max_examples=100)
+@examples(20)
 @given(data=scrambled("".join(json.dumps(line) + "\n" for line in journal()).encode()))
 def test_journals_with_other_bytes(data: bytes) -> None:
     try:
@@ -237,7 +238,7 @@ def changed_toml(draw: st.DrawFn) -> bytes:
     return "\n".join(draw(st.permutations(lines)) if draw(st.booleans()) else lines).encode()
 
 
-@settings(max_examples=400)
+@examples(80)
 @given(
     data=changed_toml()
     | scrambled(KNOWN.encode())
@@ -274,7 +275,7 @@ LINES = [
 ]
 
 
-@settings(max_examples=400)
+@examples(80)
 @given(data=changed(LINES))
 @example({"case": {}, "subject": "a:b", "check": "forward"})
 def test_replay_lines(data: Any) -> None:
@@ -286,7 +287,7 @@ def test_replay_lines(data: Any) -> None:
         assert ":" not in asked.subject
 
 
-@settings(max_examples=200)
+@examples(40)
 @given(data=scrambled(json.dumps(LINES[0]).encode()) | st.text(string.printable, max_size=30).map(str.encode))
 def test_replay_lines_with_other_bytes(path: Path, data: bytes) -> None:
     path.write_bytes(data)
@@ -358,7 +359,7 @@ OPTIONS = st.sampled_from(
 COMMANDS = st.sampled_from(["check", "replay", "report", "compare", "merge", "gaet"])
 
 
-@settings(max_examples=200)
+@examples(40)
 @given(
     command=COMMANDS,
     words=st.lists(WORDS, max_size=3),

@@ -1,0 +1,12 @@
+"""How many examples a property has."""
+
+import os
+
+from hypothesis import settings
+
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+
+
+def examples(number: int) -> settings:
+    """So many examples in CI, twenty times as many at night."""
+    return settings(max_examples=20 * number if NIGHTLY else number)
