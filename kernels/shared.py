@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
+from attest.kernels.dispatch import on_mesh
 from attest.kernels.implementation import Backward, Forward, Passes, Settings
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import ahead, describe_rows, hides_pairs
@@ -16,7 +17,11 @@ from attest.kernels.visibility import ahead, describe_rows, hides_pairs
 @partial(jax.jit, static_argnums=(0, 1))
 def attend(passes: Passes, settings: Settings, call: Call) -> tuple[jax.Array, jax.Array]:
     """Return out [B, Sq, Hq, Dv] and lse [B, Hq, Sq] float32 of a checked call, differentiable once."""
-    return _differentiable(passes, settings, vary_together(call))
+
+    def run(call: Call) -> tuple[jax.Array, jax.Array]:
+        return _differentiable(passes, settings, vary_together(call))
+
+    return on_mesh(run, call)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

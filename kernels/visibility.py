@@ -127,10 +127,15 @@ def hides_pairs(call: Call) -> bool:
 
 
 def ahead(call: Call) -> AbstractContextManager[None]:
-    """Visibility that no array decides is computed once, while tracing, and is a constant of the program."""
+    """Visibility that no array decides is computed once, while tracing, and is a constant of the program.
+
+    Not inside `jax.shard_map`, where JAX computes nothing while it traces.
+    """
     arrays = (call.q_segment_ids, call.cum_seqlens_q)
     fixed = all(x is None for x in arrays) and not call.positions.given
-    return jax.ensure_compile_time_eval() if fixed else nullcontext()
+    if not fixed or jax.sharding.get_abstract_mesh().manual_axes:
+        return nullcontext()
+    return jax.ensure_compile_time_eval()
 
 
 def visible_tile(

@@ -1,0 +1,193 @@
+"""The dispatcher: how a checked call runs on the devices of the mesh that its arrays are on.
+
+On an explicit mesh the types of arrays say which axes of them are sharded. There each device computes its own
+batch entries and heads by `jax.shard_map`, and no array is gathered. Inside `jax.shard_map`, on an automatic
+mesh and on one device a call runs as it is. It is the same for all implementations: what they are given is a
+call, in coordinates of the whole (S21, S23).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+from attest.kernels.arguments import Call
+
+type Axes = tuple[str, ...]
+type Results = tuple[jax.Array, jax.Array]
+
+# What the axes of each array of a call are: a batch entry, a query or key head, or what is never sharded.
+_LAYOUTS: dict[str, str] = {
+    "query": "b.h.",
+    "key": "b.k.",
+    "value": "b.k.",
+    "attention_mask": "bh..",
+    "bias": "bh..",
+    "q_segment_ids": "b.",
+    "kv_segment_ids": "b.",
+    "cum_seqlens_q": ".",
+    "cum_seqlens_k": ".",
+    "softmax_aux": "h.",
+    "dropout_seed": ".",
+    "q_offset": "b",
+    "q": "b.",
+    "kv": "b.",
+    "origin": ".",
+}
+# The names of positions as users give them.
+_GIVEN = {"q": "q_positions", "kv": "kv_positions"}
+_AXES = {"b": "the batch", "h": "the heads", "k": "the heads"}
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """Which axes of a mesh the batch and the heads of a call are sharded over; explicit: all such axes."""
+
+    mesh: Any
+    explicit: frozenset[str]
+    batch: Axes
+    heads: Axes
+
+    def of(self, kind: str) -> Axes:
+        return {"b": self.batch, "h": self.heads, "k": self.heads}.get(kind, ())
+
+    def shards(self, axes: Axes) -> int:
+        """Over how many devices these axes spread what they shard."""
+        return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+def on_mesh(run: Callable[[Call], Results], call: Call) -> Results:
+    """Return out and lse of a call, computed by `run` on one device, or on each of an explicit mesh.
+
+    Gradients of what several devices read, as a mask or keys that they share, are summed over them.
+
+    Raises: NotImplementedError naming the argument that is sharded in another way than by batch and heads.
+    """
+    placement = _placement_of(call)
+    if placement is None:
+        return run(call)
+    if not hasattr(jax, "shard_map"):
+        raise NotImplementedError(
+            f"query: got arrays on an explicit mesh; expected an automatic one with jax {jax.__version__}, "
+            "which has no jax.shard_map. Install jax 0.7 or later."
+        )
+    whole = frozenset(name for name in ("key", "value") if not _sharded(getattr(call, name))[2])
+
+    def local(call: Call) -> Results:
+        return run(_own_part(placement, whole, call))
+
+    specs = _mapped(call, lambda name, x: PartitionSpec(*_axes_of(placement, name, x)))
+    batch, heads = placement.batch or None, placement.heads or None
+    return jax.shard_map(
+        local,
+        mesh=placement.mesh,
+        in_specs=(specs,),
+        out_specs=(PartitionSpec(batch, None, heads, None), PartitionSpec(batch, heads, None)),
+        axis_names=set(placement.explicit),
+    )(call)
+
+
+def _placement_of(call: Call) -> _Placement | None:
+    """Where a call is sharded; None without an explicit mesh."""
+    for x in jax.tree.leaves(call):
+        mesh: Any = jax.typeof(x).sharding.mesh
+        explicit = frozenset(
+            name
+            for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+            if kind == AxisType.Explicit
+        )
+        if explicit:
+            batch, _, heads, _ = _sharded(call.query)
+            return _Placement(mesh, explicit, batch, heads)
+    return None
+
+
+def _sharded(x: jax.Array) -> tuple[Axes, ...]:
+    """The explicit axes of the mesh over which each axis of an array is sharded."""
+    spec: Any = jax.typeof(x).sharding.spec
+    entries = [
+        () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in spec
+    ]
+    return (*entries, *((),) * (x.ndim - len(entries)))
+
+
+def _axes_of(placement: _Placement, name: str, x: jax.Array) -> tuple[Axes | None, ...]:
+    """How an array is sharded, if it can be so: like the query, or not at all along an axis."""
+    found = _sharded(x)
+    for axis, (kind, own) in enumerate(zip(_LAYOUTS[name], found, strict=True)):
+        if own and own != placement.of(kind):
+            alike = f"{_AXES[kind]} sharded as those of query are, or " if kind in _AXES else ""
+            raise NotImplementedError(
+                f"{_GIVEN.get(name, name)}: got axis {axis} sharded over {', '.join(own)}; expected "
+                f"{alike}all of it on every device. Batch and heads alone may be sharded: use "
+                "jax.sharding.reshard."
+            )
+    return tuple(own or None for own in found)
+
+
+def _mapped(call: Call, change: Callable[[str, jax.Array], Any]) -> Call:
+    """The call with another value for each array that it has."""
+
+    def changed(record: Any) -> dict[str, Any]:
+        found = {name: getattr(record, name) for name in _LAYOUTS if hasattr(record, name)}
+        return {name: change(name, x) for name, x in found.items() if x is not None}
+
+    return replace(call, **changed(call), positions=replace(call.positions, **changed(call.positions)))
+
+
+def _own_part(placement: _Placement, whole: frozenset[str], call: Call) -> Call:
+    """What a device reads of the arrays that are not sharded, and where its part begins in the whole.
+
+    whole: which of key and value have all their heads on every device.
+    """
+    batch, _, heads, _ = call.query.shape
+    own = {"b": batch, "h": heads}
+    first = {kind: _index(placement.of(kind)) * size for kind, size in own.items()}
+
+    def part(name: str, x: jax.Array) -> jax.Array:
+        if name in whole and placement.heads:
+            x = _own_key_heads(placement, x, heads, first["h"])
+        if name.startswith("cum_seqlens"):
+            return _own_lengths(x, batch, first["b"]) if placement.shards(placement.batch) > 1 else x
+        for axis, kind in enumerate(_LAYOUTS[name]):
+            size = own.get(kind)
+            if size is not None and x.shape[axis] == size * placement.shards(placement.of(kind)) > size:
+                x = lax.dynamic_slice_in_dim(x, first[kind], size, axis)
+        return x
+
+    call = _mapped(call, part)
+    if call.dropout_seed is None:
+        return call
+    begin = jnp.stack([jnp.asarray(x, jnp.uint32) for x in (first["b"], first["h"], 0, 0)])
+    origin = call.positions.origin
+    origin = begin if origin is None else origin + begin
+    return replace(call, positions=replace(call.positions, origin=origin))
+
+
+def _index(axes: Axes) -> Any:
+    """The number of this device among those of some axes."""
+    return lax.axis_index(axes) if axes else 0
+
+
+def _own_lengths(cumulative: jax.Array, batch: int, first: Any) -> jax.Array:
+    """[batch + 1]: those of the own batch entries, from 0."""
+    own = lax.dynamic_slice_in_dim(cumulative, first, batch + 1)
+    return own - own[:1]
+
+
+def _own_key_heads(placement: _Placement, x: jax.Array, heads: int, first: Any) -> jax.Array:
+    """The key heads that the own query heads read, of keys or values that are whole on every device.
+
+    Where the devices divide no group, each of their query heads has a key head of its own.
+    """
+    group = heads * placement.shards(placement.heads) // x.shape[2]
+    if heads % group == 0:
+        return lax.dynamic_slice_in_dim(x, first // group, heads // group, 2)
+    if group % heads == 0:
+        return lax.dynamic_slice_in_dim(x, first // group, 1, 2)
+    return jnp.take(x, (first + jnp.arange(heads)) // group, axis=2)

@@ -1,0 +1,233 @@
+"""Calls on explicit meshes: each device computes its own batch entries and heads, and nothing is gathered."""
+
+import re
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from kernel_cases import normal
+
+from attest.kernels import xla
+from tests.kernels.alone import run_alone
+
+DEVICES = 8
+BATCH, Q, K, DIM, VALUE_DIM = 4, 12, 16, 8, 4
+
+here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
+
+
+@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
+def test_all_of_this_in_a_process_of_eight_devices() -> None:
+    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
+
+
+def mesh_of(batch: int, heads: int) -> Any:
+    return jax.make_mesh((batch, heads), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+
+
+def ids(length: int) -> np.ndarray:
+    return np.repeat(np.array([[0, 1], [2, 0], [1, -1], [0, 0]], np.int32), length // 2, axis=1)
+
+
+# name: options that are arrays, with the axes that are a batch and that are heads; and those that are static.
+OPTIONS: dict[str, tuple[dict[str, tuple[Any, tuple[str | None, ...]]], dict[str, Any]]] = {
+    "causal, dropout": ({}, {"causal": True, "dropout_prob": 0.4, "dropout_seed": 5}),
+    "dropout from an origin": ({}, {"dropout_prob": 0.4, "dropout_seed": 5, "origin": (2, 3, 4, 8)}),
+    "bias, sinks": (
+        {"bias": (normal(BATCH, 4, 1, K), ("data", "model")), "softmax_aux": (normal(4, 2), ("model",))},
+        {},
+    ),
+    "mask of all heads": (
+        {"attention_mask": (np.random.default_rng(2).random((BATCH, 1, Q, K)) < 0.7, ("data",))},
+        {},
+    ),
+    "segments": (
+        {"q_segment_ids": (ids(Q), ("data",)), "kv_segment_ids": (ids(K), ("data",))},
+        {"causal": True},
+    ),
+    "lengths": (
+        {
+            "cum_seqlens_q": (np.array([0, 3, 3, 15, 20], np.int32), ()),
+            "cum_seqlens_k": (np.array([0, 16, 20, 30, 40], np.int32), ()),
+        },
+        {"causal": True},
+    ),
+    "offsets": ({"q_offset": (np.array([-2, 0, 4, 30], np.int32), ("data",))}, {"causal": True}),
+    "positions": (
+        {"kv_positions": (np.arange(K, dtype=np.int32)[None, ::-1], ())},
+        {"sliding_window": (5, 2)},
+    ),
+}
+
+
+def tensors(heads: int, key_heads: int) -> dict[str, jax.Array]:
+    return {
+        "query": normal(BATCH, Q, heads, DIM),
+        "key": normal(BATCH, K, key_heads, DIM, seed=2),
+        "value": normal(BATCH, K, key_heads, VALUE_DIM, seed=3),
+    }
+
+
+def both_passes(options: dict[str, Any], floats: dict[str, Any], others: dict[str, Any]) -> Any:
+    def call(floats: dict[str, Any]) -> Any:
+        return xla.flash_attention_with_lse(**floats, **others, **options)
+
+    (out, lse), pull = jax.vjp(call, floats)
+    return (out, lse), pull((jnp.sin(out), jnp.where(lse == -jnp.inf, 0.0, jnp.cos(lse))))[0]
+
+
+def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    names = ("query", "key", "value", "bias", "softmax_aux")
+    floats = {name: x for name, x in options.items() if name in names}
+    return floats, {name: x for name, x in options.items() if name not in names}
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Within the order of float32 sums: the same pairs are visible, and the same ones are dropped."""
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-5)
+
+
+def collectives(run: Any, *arguments: Any) -> Counter[str]:
+    program = run.lower(*arguments).compile().as_text()
+    return Counter(
+        re.findall(r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", program)
+    )
+
+
+@here
+@pytest.mark.parametrize(
+    ("name", "placed"), [*((name, True) for name in OPTIONS), ("bias, sinks", False), ("segments", False)]
+)
+def test_each_device_computes_its_own(name: str, placed: bool) -> None:
+    """placed: whether the options are sharded, too; else they are whole on every device."""
+    arrays, static = OPTIONS[name]
+    mesh = mesh_of(4, 2)
+    given = tensors(4, 2)
+    wanted = jax.jit(partial(both_passes, static))(*split(given | {key: x for key, (x, _) in arrays.items()}))
+    axes = dict.fromkeys(given, ("data", None, "model")) | {
+        key: own if placed else () for key, (_, own) in arrays.items()
+    }
+    values = given | {key: x for key, (x, _) in arrays.items()}
+    with jax.set_mesh(mesh):
+        sharded = {key: jax.device_put(x, NamedSharding(mesh, P(*axes[key]))) for key, x in values.items()}
+        run = jax.jit(partial(both_passes, static))
+        found = run(*split(sharded))
+        assert_same(found, wanted)
+        for key, x in found[1].items():
+            assert jax.typeof(x).sharding.spec == jax.typeof(sharded[key]).sharding.spec
+        counted = collectives(run, *split(sharded))
+    # A gradient of what several devices read is summed over each axis of the mesh that they are on.
+    shared = sum(key in ("bias", "softmax_aux") and axes[key] != ("data", "model") for key in values)
+    assert set(counted) <= {"all-reduce"}
+    assert counted["all-reduce"] <= 2 * shared
+
+
+@here
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "devices"),
+    [
+        pytest.param(8, 2, 4, id="two devices share a key head"),
+        pytest.param(8, 1, 2, id="one key head"),
+        pytest.param(6, 3, 2, id="groups lie on two devices"),
+    ],
+)
+def test_key_heads_that_devices_share_are_whole_on_each(heads: int, key_heads: int, devices: int) -> None:
+    mesh = mesh_of(8 // devices if devices == 4 else 4, devices)
+    given = tensors(heads, key_heads)
+    options = {"causal": True, "dropout_prob": 0.3, "dropout_seed": 5}
+    wanted = jax.jit(partial(both_passes, options))(given, {})
+    with jax.set_mesh(mesh):
+        axes = {"query": P("data", None, "model"), "key": P("data"), "value": P("data")}
+        sharded = {name: jax.device_put(x, NamedSharding(mesh, axes[name])) for name, x in given.items()}
+        assert_same(jax.jit(partial(both_passes, options))(sharded, {}), wanted)
+
+
+@here
+def test_packed_sequences_are_not_cut_where_one_device_has_the_batch() -> None:
+    mesh = mesh_of(1, 2)
+    given = {name: x[:1] for name, x in tensors(4, 2).items()}
+    lengths = {
+        "cum_seqlens_q": np.array([0, 5, 12], np.int32),
+        "cum_seqlens_k": np.array([0, 9, 16], np.int32),
+    }
+    wanted = jax.jit(partial(both_passes, {"causal": True}))(given, lengths)
+    with jax.set_mesh(mesh):
+        sharding = NamedSharding(mesh, P("data", None, "model"))
+        sharded = {name: jax.device_put(x, sharding) for name, x in given.items()}
+        assert_same(jax.jit(partial(both_passes, {"causal": True}))(sharded, lengths), wanted)
+
+
+def of_scan(call: Any) -> Any:
+    return lambda *arrays: jax.lax.scan(lambda carry, _: (carry, call(*arrays)), None, None, length=1)[1][0]
+
+
+def of_vmap(call: Any) -> Any:
+    return lambda *arrays: jax.vmap(call)(*(x[None] for x in arrays))[0]
+
+
+@here
+@pytest.mark.parametrize("way", [jax.checkpoint, of_scan, of_vmap, lambda call: call])
+def test_every_transform_gives_the_same_answer(way: Any) -> None:
+    """The last one is eager."""
+    mesh = mesh_of(2, 4)
+    given = tuple(tensors(4, 4).values())
+
+    def gradients(call: Any, arrays: Any) -> Any:
+        out, pull = jax.vjp(call, *arrays)
+        return out, pull(jnp.sin(out))
+
+    call = partial(xla.flash_attention, causal=True)
+    wanted = gradients(call, given)
+    with jax.set_mesh(mesh):
+        sharding = NamedSharding(mesh, P("data", None, "model"))
+        sharded = tuple(jax.device_put(x, sharding) for x in given)
+        assert_same(gradients(way(call), sharded), wanted)
+
+
+@here
+def test_inside_shard_map_a_call_runs_as_it_is() -> None:
+    """Whatever the mesh is, and where visibility depends on no array."""
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
+        call = partial(xla.flash_attention, causal=True)
+        given = tuple(tensors(2, 1).values())
+        wanted = call(*given)
+        with jax.set_mesh(mesh):
+            sharded = tuple(jax.device_put(x, NamedSharding(mesh, P("data"))) for x in given)
+            run = jax.jit(jax.shard_map(call, in_specs=(P("data"),) * 3, out_specs=P("data")))
+            assert_same(run(*sharded), wanted)
+
+
+@here
+@pytest.mark.parametrize(
+    ("name", "spec", "words"),
+    [
+        (
+            "query",
+            P(None, "data"),
+            r"^query: got axis 1 sharded over data; expected all of it on every device\.",
+        ),
+        ("key", P(None, None, None, "model"), r"^key: got axis 3 sharded over model"),
+        (
+            "value",
+            P("model"),
+            r"^value: got axis 0 sharded over model; expected the batch sharded as those of query",
+        ),
+    ],
+)
+def test_what_is_sharded_otherwise_is_refused_by_name(name: str, spec: Any, words: str) -> None:
+    mesh = mesh_of(4, 2)
+    with jax.set_mesh(mesh):
+        arrays = {
+            key: jax.device_put(x, NamedSharding(mesh, spec if key == name else P()))
+            for key, x in tensors(2, 2).items()
+        }
+        with pytest.raises(NotImplementedError, match=words):
+            xla.flash_attention(**arrays)
