@@ -124,7 +124,7 @@ def alarms(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
-    """Nightly: the tests of tests/nightly.toml, which are too slow for every change; properties of many examples."""
+    """Nightly: the tests of tests/nightly.toml, too slow for every change; properties with many examples."""
     _install(session, "test", "hopper", "tpu")
     session.env.update(_PLATFORMS)
     session.run("pytest", "-m", "nightly", "-n", "auto", *session.posargs, env=_COMPILE_QUICKLY)
