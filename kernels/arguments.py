@@ -131,7 +131,7 @@ def check_call(
         logits_soft_cap=check_soft_cap(logits_soft_cap),
         dropout_prob=probability,
         causal=check_flag("causal", causal),
-        sliding_window=_check_window(sliding_window),
+        sliding_window=check_window(sliding_window),
     )
 
 
@@ -250,7 +250,8 @@ def _check_seed(seed: Any, dropout_prob: float) -> jax.Array | None:
     return jnp.asarray(words) if dropout_prob > 0.0 else None
 
 
-def _check_window(window: Any) -> Window:
+def check_window(window: Any) -> Window:
+    """Return the sides of a sliding window (S7)."""
     if window is None:
         return None, None
     sides: tuple[Any, ...]

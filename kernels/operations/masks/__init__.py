@@ -1,0 +1,1 @@
+"""One description of which keys each query row sees, and its conversions."""

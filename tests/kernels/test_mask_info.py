@@ -1,0 +1,397 @@
+"""MaskInfo shows what the oracle shows: as a mask, as arguments, as segment ids, under transforms."""
+
+from dataclasses import dataclass, fields
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import qkv
+
+from attest import flash_attention
+from attest.kernels.operations import MaskInfo
+from attest.reference.problem import make_problem
+from attest.reference.semantics import STANDARD
+from attest.reference.visibility import allowed, key_positions, padding_rows, row_positions
+
+# Batch, query heads, Sq, Sk: few, as each shape is compiled anew.
+SHAPES = ((2, 2, 3, 4), (1, 2, 4, 4))
+CONDITIONS = ("mask", "tokens", "segments", "lengths", "kv_lengths", "causal", "window", "chunk")
+LETTERS = {"bhqk": "bhqk", "bqk": "bqk", "hqk": "hqk", "qk": "qk", "bk": "bk"}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was applied, in its order; where tokens stand; and the sizes."""
+
+    shape: tuple[int, int, int, int]
+    steps: tuple[tuple[str, object], ...]
+    places: dict[str, object]
+
+
+@st.composite
+def drawn(draw):
+    shape = batch, _, q_length, k_length = draw(st.sampled_from(SHAPES))
+    # The batch of all that need not have that of the call: each mixture is compiled anew.
+    entries = draw(st.sampled_from((1, batch)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    names = draw(st.lists(st.sampled_from(CONDITIONS), max_size=4))
+    steps = []
+    for name in names:
+        before = [other for other, _ in steps]
+        if name == "mask":
+            axes = draw(st.sampled_from(sorted(LETTERS)))
+            sizes = dict(zip("bhqk", shape, strict=True))
+            own = tuple(1 if draw(st.booleans()) else sizes[axis] for axis in axes)
+            steps.append((name, ((rng.random(own) < 0.7) * rng.integers(1, 5), axes)))
+        elif name == "tokens" and q_length == k_length:
+            steps.append((name, rng.random((entries, q_length)) < 0.7))
+        elif name == "segments" and not {"segments", "tokens"} & set(before):
+            sides = [(entries, length) for length in (q_length, k_length)]
+            steps.append((name, tuple(rng.integers(-1, 2, side).astype(np.int8) for side in sides)))
+        elif name == "lengths" and name not in before:
+            packed = batch == 1
+            count = draw(st.integers(1, 3)) if packed else batch
+            steps.append((name, tuple(_cumulative(rng, count, n, packed) for n in (q_length, k_length))))
+        elif name == "kv_lengths":
+            # Beyond the last key, too, which hides nothing.
+            steps.append((name, rng.integers(0, k_length + 2, entries)))
+        elif name == "causal":
+            steps.append((name, None))
+        elif name == "window":
+            side = st.sampled_from((None, 0, 1, 2, 2**40))
+            steps.append((name, draw(st.one_of(st.tuples(side, side), st.integers(0, 2)))))
+        elif name == "chunk":
+            steps.append((name, draw(st.sampled_from((1, 2, 3, 4, 2**40)))))
+    return Drawn(shape, tuple(steps), _places(draw, rng, shape, entries, dict(steps)))
+
+
+def _cumulative(rng, count, length, packed):
+    if packed:
+        return np.concatenate([[0], np.sort(rng.integers(0, length + 1, count))]).astype(np.int32)
+    return np.concatenate([[0], np.cumsum(rng.integers(0, length + 1, count))]).astype(np.int32)
+
+
+def _places(draw, rng, shape, entries, steps):
+    batch, _, q_length, k_length = shape
+    places = {}
+    if draw(st.booleans()):
+        places["kv_positions"] = rng.integers(-3, 4, (entries, k_length))
+    kind = draw(st.sampled_from(("default", "offset", "offsets", "positions")))
+    sequences = len(steps["lengths"][0]) - 1 if "lengths" in steps else batch
+    if kind == "offset":
+        places["q_offset"] = int(rng.integers(-3, 4))
+    elif kind == "offsets":
+        places["q_offset"] = rng.integers(-3, 4, sequences)
+    elif kind == "positions":
+        places["q_positions"] = rng.integers(-3, 4, (entries, q_length))
+    return places
+
+
+def built(case):
+    """The MaskInfo of what was drawn."""
+    info = MaskInfo()
+    lengths = dict(case.steps).get("lengths")
+    if lengths is not None:
+        info = MaskInfo.from_cu_seqlens(*lengths, padded=case.shape[0] > 1)
+    for name, what in case.steps:
+        if name == "mask":
+            info = info.apply_attention_mask(what[0], axes=what[1])
+        elif name == "tokens":
+            info = info.apply_attention_mask(what)
+        elif name == "segments":
+            info = info.apply_segments(*what)
+        elif name == "kv_lengths":
+            info = info.apply_kv_lengths(what)
+        elif name == "causal":
+            info = info.apply_causal()
+        elif name == "window":
+            info = info.apply_sliding_window(what)
+        elif name == "chunk":
+            info = info.apply_chunked(what)
+    return info.with_positions(**case.places)
+
+
+def problem_of(shape, **options):
+    batch, heads, q_length, k_length = shape
+    keys = np.zeros((batch, k_length, 1, 1), np.float32)
+    return make_problem(np.zeros((batch, q_length, heads, 1), np.float32), keys, keys, **options)
+
+
+def expected(case):
+    """The problem with equal arguments: what the oracle has no argument for is in its mask."""
+    batch, _, q_length, k_length = shape = case.shape
+    mask = np.ones(shape, bool)
+    options = dict(case.places)
+    ids = None
+    left, right = [], []
+    steps = dict(case.steps)
+    if "lengths" in steps:
+        options["cum_seqlens_q"], options["cum_seqlens_k"] = steps["lengths"]
+    bare = problem_of(shape, **options)
+    rows, keys = positions(bare)
+    for name, what in case.steps:
+        if name == "mask":
+            array, axes = what
+            mask &= array.reshape([dict(zip(axes, array.shape, strict=True)).get(a, 1) for a in "bhqk"]) != 0
+        elif name == "segments":
+            ids = [np.broadcast_to(x, (batch, x.shape[1])).astype(np.int32) for x in what]
+        elif name == "tokens":
+            ids = [np.zeros((batch, q_length), np.int32)] * 2 if ids is None else ids
+            ids = [np.where(what, x, -1).astype(np.int32) for x in ids]
+        elif name == "kv_lengths":
+            mask &= (np.arange(k_length) < what[:, None])[:, None, None, :]
+        elif name == "causal":
+            options["causal"] = True
+        elif name == "window":
+            one, other = (what, what) if isinstance(what, int) else what
+            left += [one] if one is not None else []
+            right += [other] if other is not None else []
+        elif name == "chunk":
+            mask &= (rows[:, :, None] // what == keys[:, None, :] // what)[:, None]
+    if ids is not None:
+        options["q_segment_ids"], options["kv_segment_ids"] = ids
+    options["sliding_window"] = min(left, default=None), min(right, default=None)
+    return problem_of(shape, attention_mask=mask, **options)
+
+
+def positions(problem):
+    entries = range(problem.batch)
+    rows = [row_positions(problem, "bottom_right", entry) for entry in entries]
+    return np.stack(rows), np.stack([key_positions(problem, entry) for entry in entries])
+
+
+def shown(problem):
+    """The visible pairs [B, Hq, Sq, Sk] and the padding rows [B, Sq] of the oracle."""
+    rows = np.arange(problem.q_len)
+    pairs = [
+        [allowed(problem, STANDARD, entry, head, rows) for head in range(problem.q_heads)]
+        for entry in range(problem.batch)
+    ]
+    padding = [padding_rows(problem, STANDARD, entry) for entry in range(problem.batch)]
+    return np.array(pairs), np.array(padding)
+
+
+def like_arrays(shape):
+    batch, heads, q_length, k_length = shape
+    query = jax.ShapeDtypeStruct((batch, q_length, heads, 8), jnp.float32)
+    return query, jax.ShapeDtypeStruct((batch, k_length, 1, 8), jnp.float32)
+
+
+def as_numpy(arguments):
+    return {name: np.asarray(x) if isinstance(x, jax.Array) else x for name, x in arguments.items()}
+
+
+@settings(max_examples=80)
+@given(drawn())
+def test_the_mask_and_the_arguments_show_what_the_oracle_shows(case):
+    info, problem = built(case), expected(case)
+    visible, padding = shown(problem)
+    mask = info.get_or_compute_attention_mask(*case.shape[2:])
+    np.testing.assert_array_equal(np.broadcast_to(mask, case.shape), visible)
+    arguments = as_numpy(info.arguments(*like_arrays(case.shape)))
+    again, padding_again = shown(problem_of(case.shape, **arguments))
+    np.testing.assert_array_equal(again, visible)
+    np.testing.assert_array_equal(padding_again, padding)
+    whole = info.get_or_compute_positions(*case.shape[2:])
+    tokens = ~padding
+    for got, of_oracle, counted in zip(whole, positions(problem), (tokens, None), strict=True):
+        got = np.broadcast_to(got, of_oracle.shape)
+        counted = slice(None) if counted is None else counted
+        np.testing.assert_array_equal(got[counted], of_oracle[counted])
+
+
+@settings(max_examples=30)
+@given(drawn())
+def test_segment_ids_make_the_mask_or_are_refused(case):
+    """Masks that no ids make are refused: where two rows share some of their keys, or heads differ."""
+    info = built(case)
+    if info.q_segment_ids is not None:
+        assert info.get_or_compute_segment_ids() == (info.q_segment_ids, info.kv_segment_ids)
+        return
+    mask = info.get_or_compute_attention_mask(*case.shape[2:])
+    visible = np.broadcast_to(mask, case.shape)
+    overlap = (visible[:, :, :, None] & visible[:, :, None]).any(-1)
+    same = (visible[:, :, :, None] == visible[:, :, None]).all(-1)
+    if (overlap & ~same).any() or (visible != visible[:, :1]).any():
+        with pytest.raises(ValueError, match="mask_info: got"):
+            info.get_or_compute_segment_ids(*case.shape[2:])
+    else:
+        ids = info.get_or_compute_segment_ids(*case.shape[2:])
+        again = MaskInfo.from_segments(*ids).get_or_compute_attention_mask()
+        np.testing.assert_array_equal(np.broadcast_to(again, case.shape), visible)
+
+
+def test_a_row_that_sees_no_key_does_not_become_padding():
+    """S11: it counts its sinks."""
+    mask = np.array([[[1, 1, 0], [0, 0, 0], [0, 0, 1]]], bool)
+    q_ids, kv_ids = MaskInfo.from_attention_mask(mask).get_or_compute_segment_ids()
+    np.testing.assert_array_equal(q_ids, [[0, 2, 1]])
+    np.testing.assert_array_equal(kv_ids, [[0, 0, 1]])
+    _, kv_ids = MaskInfo.from_attention_mask(mask[:, :1]).get_or_compute_segment_ids(1)
+    np.testing.assert_array_equal(kv_ids, [[0, 0, -1]])
+
+
+IDS = np.array([[0, 0, 1, 1, -1], [0, 1, 1, 1, 1]])
+PADDED = np.array([0, 4, 7])
+PACKED = np.array([0, 2, 5])
+ONE_MASK = np.ones((2, 1, 5, 5), bool)
+KEY_MASK = np.array([1, 1, 0, 1, 1] * 2, bool).reshape(2, 1, 1, 5)
+SEGMENTS = {"q_segment_ids", "kv_segment_ids"}
+LENGTHS = {"cum_seqlens_q", "cum_seqlens_k"}
+
+
+@pytest.mark.parametrize(
+    ("info", "names"),
+    [
+        (MaskInfo(), set()),
+        (MaskInfo().apply_causal(), {"causal"}),
+        (MaskInfo().apply_sliding_window((2, None)), {"sliding_window"}),
+        (MaskInfo.from_segments(IDS).apply_causal(), {"causal"} | SEGMENTS),
+        (MaskInfo.from_attention_mask(KEY_MASK), SEGMENTS),
+        (MaskInfo.from_attention_mask(KEY_MASK[:, 0, 0]), SEGMENTS),
+        (MaskInfo.from_segments(IDS).apply_attention_mask(KEY_MASK), SEGMENTS),
+        (MaskInfo.from_attention_mask(ONE_MASK), {"attention_mask"}),
+        (MaskInfo.from_attention_mask(ONE_MASK[:, :, :, :1]), {"attention_mask"}),
+        (MaskInfo().apply_chunked(2), SEGMENTS),
+        (MaskInfo.from_segments(IDS).apply_chunked(2), SEGMENTS | {"attention_mask"}),
+        (MaskInfo().apply_chunked(2).apply_chunked(3), SEGMENTS | {"attention_mask"}),
+        (MaskInfo().apply_chunked(2).apply_chunked(4), SEGMENTS),
+        (MaskInfo.from_cu_seqlens(PADDED, padded=True), LENGTHS),
+        (MaskInfo.from_cu_seqlens(PADDED, padded=True).apply_kv_lengths(3), LENGTHS | SEGMENTS),
+        (MaskInfo().apply_kv_lengths(3), LENGTHS),
+        (MaskInfo().apply_kv_lengths(3).apply_causal(), LENGTHS | {"causal", "q_offset"}),
+        (MaskInfo().with_positions(q_offset=3), set()),
+        (MaskInfo().with_positions(q_offset=3).apply_causal(), {"causal", "q_offset"}),
+    ],
+)
+def test_structure_stays_structure(info, names):
+    """A dense mask is what nothing else says; positions that nothing compares are not passed."""
+    arguments = info.arguments(*like_arrays((2, 1, 5, 5)))
+    assert set(arguments) == names
+    if "attention_mask" in names:
+        assert arguments["attention_mask"].shape[2:] == (5, 5)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        MaskInfo.from_attention_mask(KEY_MASK).apply_causal(),
+        MaskInfo()
+        .apply_kv_lengths(np.array([3, 5]))
+        .with_positions(q_offset=np.array([0, 2]))
+        .apply_causal(),
+        MaskInfo.from_segments(IDS[:, :3], IDS).apply_chunked(2).apply_sliding_window(1),
+    ],
+    ids=["key mask", "decoding", "chunks"],
+)
+def test_a_call_with_the_arguments_computes_what_the_mask_says(info):
+    query, key, value = qkv(q_length=3, k_length=5)
+    out = jax.jit(lambda info, *arrays: flash_attention(*arrays, **info.arguments(*arrays[:2])))(
+        info, query, key, value
+    )
+    mask = jnp.broadcast_to(info.get_or_compute_attention_mask(3, 5), (2, 1, 3, 5))
+    np.testing.assert_allclose(out, flash_attention(query, key, value, mask), rtol=1e-5, atol=1e-6)
+    bias = jnp.broadcast_to(info.bias(3, 5), (2, 1, 3, 5))
+    np.testing.assert_allclose(out, flash_attention(query, key, value, bias=bias), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("leading", "lengths"),
+    [((), False), ((2, 1), False), ((1, 2), True)],
+    ids=["none", "two", "with lengths"],
+)
+def test_arguments_have_the_batch_dimensions_of_the_call(leading, lengths):
+    """S27. With lengths an offset is one of each sequence, and has no batch dimensions."""
+    batch = 2 if leading else 1
+    query, key, value = qkv(batch=batch, q_length=5, k_length=5)
+    info = MaskInfo().apply_causal().apply_sliding_window((2, 0))
+    if lengths:
+        info = info.apply_kv_lengths(3)
+    else:
+        info = info.apply_attention_mask(ONE_MASK[:batch]).apply_segments(IDS[:batch])
+    info = info.with_positions(q_offset=np.arange(batch))
+    whole = flash_attention(query, key, value, **info.arguments(query, key))
+    parts = [x.reshape(*leading, *x.shape[1:]) for x in (query, key, value)]
+    out = flash_attention(*parts, **info.arguments(*parts[:2]))
+    np.testing.assert_array_equal(out.reshape(whole.shape), whole)
+
+
+def test_what_all_batch_entries_share_may_have_batch_1():
+    """Beside arrays with an entry each."""
+    info = MaskInfo.from_segments(IDS[:1], IDS).apply_attention_mask(KEY_MASK[:1]).apply_kv_lengths(4)
+    keys = np.where([1, 1, 0, 1, 0], IDS, -1)
+    expected = (IDS[:1, :, None] == keys[:, None]) & (keys >= 0)[:, None]
+    np.testing.assert_array_equal(info.get_or_compute_attention_mask()[:, 0], expected)
+    arguments = info.arguments(*like_arrays((2, 1, 5, 5)))
+    np.testing.assert_array_equal(arguments["q_segment_ids"], IDS[[0, 0]])
+    np.testing.assert_array_equal(arguments["kv_segment_ids"], keys)
+
+
+def test_a_mask_of_keys_keeps_its_axes_of_size_1():
+    """A mask of 1 GB would be one of 32 KB."""
+    mask = MaskInfo.from_attention_mask(KEY_MASK).get_or_compute_attention_mask()
+    np.testing.assert_array_equal(mask, KEY_MASK)
+    assert MaskInfo.from_attention_mask(KEY_MASK).get_or_compute_attention_mask(3).shape == (2, 1, 3, 5)
+    assert MaskInfo().get_or_compute_attention_mask(3, 5).all()
+    assert MaskInfo.from_attention_mask(KEY_MASK).bias(dtype="bfloat16").dtype == jnp.bfloat16
+
+
+FULL = (
+    MaskInfo.from_cu_seqlens(PADDED, padded=True)
+    .apply_attention_mask(ONE_MASK)
+    .apply_segments(IDS)
+    .apply_kv_lengths(np.array([4, 5]))
+    .with_positions(IDS, IDS)
+    .apply_causal()
+    .apply_sliding_window((3, 1))
+    .apply_chunked(2)
+)
+
+
+def test_it_is_a_pytree_of_its_arrays():
+    leaves, structure = jax.tree.flatten(FULL)
+    assert len(leaves) == 8
+    again = jax.tree.unflatten(structure, leaves)
+    assert all(getattr(again, field.name) is getattr(FULL, field.name) for field in fields(MaskInfo))
+    other = jax.tree.structure(FULL.apply_sliding_window(1))
+    assert hash(structure) == hash(jax.tree.structure(again))
+    assert structure != other
+
+
+def test_it_goes_through_jit_vmap_scan_and_grad():
+    given_masks = np.random.default_rng(0).random((3, 2, 1, 4, 4)) < 0.6
+    infos = jax.vmap(lambda mask: MaskInfo.from_attention_mask(mask).apply_causal())(given_masks)
+    masks = jax.jit(jax.vmap(lambda info: info.get_or_compute_attention_mask()))(infos)
+    np.testing.assert_array_equal(masks, given_masks & np.tril(np.ones((4, 4), bool)))
+    carried, scanned = jax.lax.scan(
+        lambda carry, info: (carry, info.get_or_compute_attention_mask()), infos, infos
+    )
+    np.testing.assert_array_equal(scanned, masks)
+    assert carried.causal
+    query, key, value = qkv(q_length=4, k_length=4)
+    info = jax.tree.map(lambda x: x[0], infos)
+
+    def total(query, info):
+        return flash_attention(query, key, value, **info.arguments(query, key)).sum()
+
+    expected = jax.grad(lambda query: flash_attention(query, key, value, masks[0]).sum())(query)
+    np.testing.assert_allclose(jax.grad(total)(query, info), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_stored_ids_and_lengths_become_ids_under_jit_and_masks_are_refused():
+    ids = jax.jit(lambda info: info.get_or_compute_segment_ids())(MaskInfo.from_segments(IDS).apply_causal())
+    np.testing.assert_array_equal(ids, [IDS, IDS])
+    packed = MaskInfo.from_cu_seqlens(PACKED)
+    ids = jax.jit(lambda info: info.get_or_compute_segment_ids(6, 6))(packed)
+    np.testing.assert_array_equal(ids[0], [[0, 0, 1, 1, 1, -1]])
+    with pytest.raises(ValueError, match=r"mask_info: got a traced mask; .*outside of jax\.jit"):
+        jax.jit(lambda info: info.get_or_compute_segment_ids())(MaskInfo.from_attention_mask(ONE_MASK))
+
+
+def test_ids_of_a_constant_mask_are_computed_while_tracing():
+    info = MaskInfo.from_attention_mask(ONE_MASK)
+    ids = jax.jit(info.get_or_compute_segment_ids)()
+    np.testing.assert_array_equal(ids, np.zeros((2, 2, 5)))
