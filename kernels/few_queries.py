@@ -7,7 +7,7 @@ fewer tiles than multiprocessors, each takes a part of the keys. `merge` makes t
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,8 +102,11 @@ def merge(parts: Partial) -> Partial:
     return Partial(total, (parts.norm * weight).sum(axis=0, keepdims=True), largest)
 
 
-def finish(parts: Partial, call: Call) -> Forward:
-    """Return the forward pass of the call whose heads were packed: normalised, and with its sinks."""
+def finish(parts: Partial, call: Call, dtype: Any) -> Forward:
+    """Return the forward pass of the call whose heads were packed: normalised, and with its sinks.
+
+    dtype: of out.
+    """
     merged = merge(parts)
     group = call.query.shape[2] // call.key.shape[2]
     total, norm, reference = (_unpacked(x[0], group) for x in merged)
@@ -118,7 +121,7 @@ def finish(parts: Partial, call: Call) -> Forward:
     empty = norm == 0
     lse = jnp.where(empty, -jnp.inf, largest * _LN2 + jnp.log(norm))
     out = total / jnp.where(empty, jnp.float32(1), norm)[..., None]
-    return Forward(out.swapaxes(1, 2).astype(call.query.dtype), lse, row_max)
+    return Forward(out.swapaxes(1, 2).astype(dtype), lse, row_max)
 
 
 def _share(reference: jax.Array, largest: jax.Array) -> jax.Array:

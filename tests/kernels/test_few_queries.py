@@ -90,7 +90,7 @@ def test_packed_heads_and_merged_parts_are_the_call_itself(name: str) -> None:
     rows_with_lse = np.ones((BATCH, Q), bool) if padding is None else ~np.asarray(padding)
     kept = np.broadcast_to(rows_with_lse[:, None], lse.shape)
     for edges in ([0, K], [0, 16, 32, 48, K], [0, 1, 49, K]):
-        found = finish(partial_sums(packed, rows, edges), call)
+        found = finish(partial_sums(packed, rows, edges), call, jnp.float32)
         np.testing.assert_allclose(found.out, out, rtol=2e-5, atol=2e-6)
         np.testing.assert_allclose(found.lse[kept], lse[kept], rtol=2e-6, atol=2e-6)
 
@@ -106,7 +106,7 @@ def test_what_restricts_no_row_is_dropped() -> None:
 def test_values_that_are_not_finite_stay_so_where_they_are_seen() -> None:
     call = check_call(QUERY, KEY, VALUE.at[0, 40, 0].set(jnp.inf))
     packed, rows = pack_heads(call, describe_rows(call))
-    out = finish(partial_sums(packed, rows, [0, 20, K]), call).out
+    out = finish(partial_sums(packed, rows, [0, 20, K]), call, jnp.float32).out
     assert not np.isfinite(out[0, :, :GROUP]).any()
     assert np.isfinite(out[0, :, GROUP:]).all()
     assert np.isfinite(out[1]).all()

@@ -177,9 +177,14 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
     if spec.hides:
         leak = sum(leaked(total) for total in totals.values())
         outputs["leak"][tile.batch, key_head, tile.keys] = leak
+    if "d_key" in totals:
+        totals["d_key"] = totals["d_key"] * spec.scale
+    if spec.unrounded:
+        for name, total in totals.items():
+            outputs[name][own] = total
+        return
     for name, total in totals.items():
-        scaled = total * spec.scale if name == "d_key" else total
-        rooms[name][...] = scaled.astype(spec.dtype)
+        rooms[name][...] = total.astype(spec.dtype)
     plgpu.commit_smem()
     for name in totals:
         plgpu.copy_smem_to_gmem(rooms[name], outputs[name].at[own])

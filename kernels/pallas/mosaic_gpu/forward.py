@@ -257,6 +257,9 @@ def _consume(
     if spec.partial:
         outputs["out"][entry, head, rows] = acc
         return count
+    if spec.unrounded:
+        outputs["out"][entry, rows, head] = scaled(acc, factor)
+        return count
     room = shared.query.at[warpgroup]
     if blocks.programs is not None:
         room = shared.out.at[warpgroup]

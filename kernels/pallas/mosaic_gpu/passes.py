@@ -54,14 +54,13 @@ _PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "
 
 
 def _forward(settings: Settings, call: Call) -> Forward:
-    _refuse_unrounded(settings)
     with ahead(call):
         rows = describe_rows(call)
     few = _few(call, rows) if settings.normalize_output else None
     blocks = settings.forward or choose(*_dims(call), work_of(call, few is not None))
     if few is None:
         return _sums(settings, call, rows, blocks)
-    return finish(_partial(settings, *few, blocks), call)
+    return finish(_partial(settings, *few, blocks), call, settings.result_dtype(call.query.dtype))
 
 
 def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
@@ -99,7 +98,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         **sinks(spec, call),
     }
     of_row = _of_row(spec)
-    out = _of_tensor(call.query, spec.value_dim)
+    out = _of_queries(spec, call.query, spec.value_dim)
     if spec.partial:
         out = jax.ShapeDtypeStruct((*of_row.shape, spec.value_dim), jnp.float32)
     outputs = {"out": out, "lse": of_row, "row_max": of_row}
@@ -121,13 +120,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
     return Forward(out, lse[..., :q_length], row_max[..., :q_length])
 
 
-def _refuse_unrounded(settings: Settings) -> None:
-    if settings.unrounded:
-        raise NotImplementedError("mosaic_gpu: returns no unrounded results; use another implementation.")
-
-
 def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
-    _refuse_unrounded(settings)
     with ahead(call):
         rows = describe_rows(call)
     terms = _normalized(terms)
@@ -155,7 +148,7 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         backward_query.Shared,
         "flash_backward_query",
         arrays,
-        _with_leak(spec, {"d_query": _of_tensor(call.query, spec.head_dim)}, _of_row(spec)),
+        _with_leak(spec, {"d_query": _of_queries(spec, call.query, spec.head_dim)}, _of_row(spec)),
         scratch(backward_query.Shared, spec, blocks),
         spec.batch * spec.heads * spec.q_blocks,
         blocks.consumers + 1,
@@ -170,9 +163,10 @@ def _key_cotangents(
 ) -> tuple[jax.Array, jax.Array]:
     blocks = _blocks(settings, "backward_key", call)
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
+    whole_blocks = spec.k_blocks * blocks.own
     results = {
-        "d_key": _of_tensor(call.key, spec.head_dim),
-        "d_value": _of_tensor(call.value, spec.value_dim),
+        "d_key": _of_tensor(spec, call.key, spec.head_dim, whole_blocks),
+        "d_value": _of_tensor(spec, call.value, spec.value_dim, whole_blocks),
     }
     leak = jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * blocks.own), jnp.float32)
 
@@ -209,7 +203,7 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
         backward_bias.Shared,
         "flash_backward_bias",
         arrays,
-        {"d_bias": jax.ShapeDtypeStruct(shape, call.bias.dtype)},
+        {"d_bias": jax.ShapeDtypeStruct(shape, settings.result_dtype(call.bias.dtype))},
         scratch(backward_bias.Shared, spec, blocks),
         backward_bias.programs(spec),
         blocks.consumers + 1,
@@ -260,9 +254,18 @@ def _of_row(spec: KernelSpec) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((spec.entries, spec.heads, q_length), jnp.float32)
 
 
-def _of_tensor(x: jax.Array, head_dim: int) -> jax.ShapeDtypeStruct:
+def _of_queries(spec: KernelSpec, query: jax.Array, head_dim: int) -> jax.ShapeDtypeStruct:
+    return _of_tensor(spec, query, head_dim, spec.q_blocks * spec.q_block)
+
+
+def _of_tensor(spec: KernelSpec, x: jax.Array, head_dim: int, whole_blocks: int) -> jax.ShapeDtypeStruct:
+    """A result for each row and head of an array. whole_blocks: the length that unrounded ones have.
+
+    Those are written from registers, in whole blocks. The TMA unit writes the others, no row past the end.
+    """
     batch, length, heads, _ = x.shape
-    return jax.ShapeDtypeStruct((batch, tensor_length(length), heads, head_dim), x.dtype)
+    length = whole_blocks if spec.unrounded else tensor_length(length)
+    return jax.ShapeDtypeStruct((batch, length, heads, head_dim), spec.result_dtype)
 
 
 def _with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) -> Outputs:

@@ -65,7 +65,7 @@ class Shared:
     own_value: Annotated[Any, lambda spec: matrix(spec.dtype, 1, ROWS, spec.value_dim)]
     visited: Annotated[Any, lambda spec: matrix(spec.dtype, 1, spec.k_block, spec.head_dim)]
     visited_value: Annotated[Any, lambda spec: matrix(spec.dtype, 1, spec.k_block, spec.value_dim)]
-    result: Annotated[Any, lambda spec: matrix(spec.out_dtype, 1, ROWS, spec.head_dim)]
+    result: Annotated[Any, lambda spec: matrix(spec.result_dtype, 1, ROWS, spec.head_dim)]
     numbers: Annotated[Any, lambda _: vector(ROWS, 2)]
     full: Annotated[Any, lambda _: barriers(1)]
 

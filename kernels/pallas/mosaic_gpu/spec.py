@@ -31,7 +31,8 @@ class KernelSpec:
     None without; else which of their axes before the last have more than one entry. q_block, k_block: the
     queries and keys that a step of a program deals with. parts: how many programs share the keys of a row, in
     the forward kernel. partial: whether it returns the sums of each part, as
-    `attest.kernels.few_queries.Partial` has them.
+    `attest.kernels.few_queries.Partial` has them. unrounded: as `attest.kernels.implementation.Settings`
+    says.
     """
 
     batch: int
@@ -58,6 +59,7 @@ class KernelSpec:
     k_block: int
     parts: int = 1
     partial: bool = False
+    unrounded: bool = False
 
     @property
     def unit(self) -> float:
@@ -149,8 +151,9 @@ class KernelSpec:
         return self.parts * self.batch
 
     @property
-    def out_dtype(self) -> Any:
-        return jnp.float32 if self.partial else self.dtype
+    def result_dtype(self) -> Any:
+        """Of out and of the gradients of query, key and value."""
+        return jnp.float32 if self.partial or self.unrounded else self.dtype
 
 
 def work_of(call: Call, few: bool = False) -> frozenset[str]:
@@ -216,6 +219,7 @@ def describe(
         k_block=k_block,
         parts=parts or 1,
         partial=parts is not None,
+        unrounded=settings.unrounded,
     )
 
 

@@ -1,0 +1,97 @@
+"""Unrounded results of the Hopper kernels: float32, and rounded they are the ordinary ones, to the bit."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from kernel_cases import normal
+
+from attest.kernels.arguments import check_call
+from attest.kernels.cotangents import row_terms
+from attest.kernels.implementation import Settings
+from attest.kernels.pallas.mosaic_gpu.passes import PASSES
+from tests.kernels.test_mosaic_gpu import DIMS, FEATURES, needs_hopper, of_first_rows, poisoned, tensors
+
+# What `Settings` holds; the other options are of the call.
+OF_SETTINGS = {"normalize_output": True, "logits_dtype": "float32"}
+
+
+def settings_of(options: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    given = OF_SETTINGS | {name: x for name, x in options.items() if name in OF_SETTINGS}
+    rest = {name: x for name, x in options.items() if name not in OF_SETTINGS}
+    return Settings(None, None, precision=PASSES.check_precision(None), **given), rest
+
+
+def both_passes(options: dict[str, Any], unrounded: bool, query: Any, key: Any, value: Any) -> dict[str, Any]:
+    """The results of both passes; the gradients are of the ordinary out."""
+    settings, rest = settings_of(options)
+    call = check_call(query, key, value, **rest)
+    ordinary = PASSES.forward(settings, call)
+    d_out = normal(*ordinary.out.shape, seed=5, dtype=query.dtype)
+    terms = row_terms(
+        call,
+        ordinary.out,
+        ordinary.lse,
+        ordinary.row_max,
+        d_out,
+        normal(*ordinary.lse.shape, seed=6),
+        settings.normalize_output,
+        hides=False,
+    )
+    settings = replace(settings, unrounded=unrounded)
+    forward, backward = PASSES.forward(settings, call), PASSES.backward(settings, call, terms, None)
+    names = ("query", "key", "value", "bias")
+    return {"out": forward.out, **{f"d_{name}": getattr(backward, name) for name in names}}
+
+
+def assert_unrounded(options: dict[str, Any], arrays: Any) -> None:
+    run = jax.jit(partial(both_passes, options), static_argnums=0)
+    ordinary, unrounded = run(False, *arrays), run(True, *arrays)
+    for name, x in unrounded.items():
+        rounded = ordinary[name]
+        if x is None:
+            assert rounded is None
+            continue
+        assert x.dtype == jnp.float32
+        assert x.shape == rounded.shape
+        # NumPy takes NaN for equal in its own dtypes alone, of which bfloat16 is none.
+        narrow = rounded.astype(jnp.float32)
+        np.testing.assert_array_equal(x.astype(rounded.dtype).astype(jnp.float32), narrow, err_msg=name)
+        if rounded.dtype == jnp.bfloat16 and np.isfinite(x).all():
+            # Most numbers have bits that bfloat16 does not hold.
+            assert (narrow != x)[np.asarray(x) != 0].mean() > 0.5, name
+
+
+@pytest.mark.parametrize("queries", [None, 1])
+def test_unrounded_results_lower_for_cuda(queries: int | None) -> None:
+    query, key, value = tensors(64)
+    run = export.export(jax.jit(partial(both_passes, {"causal": True}, True)), platforms=["cuda"])
+    assert "flash_forward" in run(query[:, :queries], key, value).mlir_module()
+
+
+@needs_hopper
+@DIMS
+@pytest.mark.parametrize("name", FEATURES)
+def test_rounding_last_gives_the_ordinary_results(name: str, dims: tuple[int, int]) -> None:
+    assert_unrounded(FEATURES[name], tensors(*dims))
+
+
+@needs_hopper
+@pytest.mark.parametrize("name", ["plain", "causal", "mask", "bias, cap, window"])
+def test_few_queries_are_unrounded(name: str) -> None:
+    query, key, value = tensors(64)
+    options = {option: of_first_rows(option, x, 17) for option, x in FEATURES[name].items()}
+    assert_unrounded(options, (query[:, :17], key, value))
+
+
+@needs_hopper
+@pytest.mark.parametrize("where", ["keys", "queries"])
+@DIMS
+def test_what_is_recomputed_is_unrounded(dims: tuple[int, int], where: str) -> None:
+    """A NaN that some rows see has the results computed anew (S4)."""
+    assert_unrounded({"causal": True}, poisoned(tensors(*dims), where))
