@@ -5,6 +5,7 @@ one that is absent fits every call:
 
 - kernel: its name;
 - head_dim: fits head dims up to this one;
+- value_dim: fits head dims of value up to this one;
 - bytes: of an element of query, key and value;
 - devices: fits these devices, such as "sm_90";
 - any: kinds of work, of which the call has at least one;
@@ -19,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_SELECTING = frozenset({"kernel", "head_dim", "bytes", "devices", "any", "all"})
+_SELECTING = frozenset({"kernel", "head_dim", "value_dim", "bytes", "devices", "any", "all"})
 
 
 @cache
@@ -35,15 +36,19 @@ def select(
     work: Collection[str] = (),
     itemsize: int | None = None,
     device: str | None = None,
+    value_dim: int | None = None,
 ) -> dict[str, Any]:
     """Return the block sizes and the schedule of the first row that fits a call.
 
     Raises: LookupError if no row does, naming what was looked for.
     """
     for row in read_table(path)["sizes"]:
-        if _fits(row, kernel, head_dim, work, itemsize, device):
+        if _fits(row, kernel, head_dim, work, itemsize, device, value_dim):
             return {name: value for name, value in row.items() if name not in _SELECTING}
-    looked_for = [kernel, f"head_dim {head_dim}", *([] if itemsize is None else [f"{itemsize} bytes"]), *work]
+    looked_for = [kernel, f"head_dim {head_dim}"]
+    looked_for += [] if value_dim is None else [f"value_dim {value_dim}"]
+    looked_for += [] if itemsize is None else [f"{itemsize} bytes"]
+    looked_for += work
     raise LookupError(f"{path.name} has no row for {', '.join(looked_for)}")
 
 
@@ -54,11 +59,13 @@ def _fits(
     work: Collection[str],
     itemsize: int | None = None,
     device: str | None = None,
+    value_dim: int | None = None,
 ) -> bool:
     """Whether a row is for such a call."""
     return (
         row["kernel"] == kernel
         and head_dim <= row["head_dim"]
+        and (value_dim is None or value_dim <= row.get("value_dim", value_dim))
         and row.get("bytes", itemsize) == itemsize
         and device in row.get("devices", (device,))
         and ("any" not in row or not set(row["any"]).isdisjoint(work))

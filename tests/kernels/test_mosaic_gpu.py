@@ -40,6 +40,12 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
+DIMS = pytest.mark.parametrize("dims", head_dims(), ids=lambda dims: "-".join(map(str, dict.fromkeys(dims))))
+OTHER_DIMS = pytest.mark.parametrize(
+    ("head_dim", "value_dim", "dtype"), [(40, 96, "float16"), (130, 24, "bfloat16")]
+)
+
+
 def ids(length: int) -> np.ndarray:
     return np.repeat(np.array([[0, 1, 2, -1]] * BATCH, np.int32), length // 4, axis=1)
 
@@ -88,7 +94,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-def tensors(head_dim: int, dtype: str = "bfloat16", value_dim: int | None = None) -> Any:
+def tensors(head_dim: int, value_dim: int | None = None, dtype: str = "bfloat16") -> Any:
     query = normal(BATCH, Q, HEADS, head_dim, dtype=dtype)
     key = normal(BATCH, K, K_HEADS, head_dim, seed=1, dtype=dtype)
     return query, key, normal(BATCH, K, K_HEADS, value_dim or head_dim, seed=2, dtype=dtype)
@@ -135,31 +141,31 @@ def test_what_is_changed_in_place_is_kept_from_other_launches_results() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("head_dim", head_dims())
-def test_blocks_fit(head_dim: int, schedule: str) -> None:
-    if head_dim == 256 and schedule != "table":
+@DIMS
+def test_blocks_fit(dims: tuple[int, int], schedule: str) -> None:
+    if dims[0] > 128 and schedule != "table":
         pytest.skip("two slots of a ring do not fit")
     options = {"bias": normal(1, 1, Q, K), **SCHEDULES[schedule]}
-    assert "flash_backward_bias" in lowered(tensors(head_dim), options)
+    assert "flash_backward_bias" in lowered(tensors(*dims), options)
 
 
-@pytest.mark.parametrize(("head_dim", "value_dim", "dtype"), [(40, 96, "float16"), (130, 24, "bfloat16")])
+@OTHER_DIMS
 def test_other_head_dims_are_padded(head_dim: int, value_dim: int, dtype: str) -> None:
-    assert "flash_forward" in lowered(tensors(head_dim, dtype, value_dim), {"causal": True})
+    assert "flash_forward" in lowered(tensors(head_dim, value_dim, dtype), {"causal": True})
 
 
 def test_the_table_has_blocks_for_all_work() -> None:
     """The first row that fits is taken; what asks for nothing special fits a row without a name."""
-    assert choose(128, ["cap", "pairs"]).k < choose(128, ["cap"]).k == choose(128, []).k
-    assert choose_backward("backward_key", 128, ["pairs", "cap"]).separate
-    assert not choose_backward("backward_key", 128, []).separate
-    assert choose_backward("backward_key", 256, []).separate
+    assert choose(128, 128, ["cap", "pairs"]).k < choose(128, 128, ["cap"]).k == choose(128, 128, []).k
+    assert choose_backward("backward_key", 128, 128, ["pairs", "cap"]).separate
+    assert not choose_backward("backward_key", 128, 128, []).separate
+    assert choose_backward("backward_key", 256, 256, []).separate
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "float32": (tensors(64, "float32"), {}, "takes bfloat16 and float16, and the call has float32"),
+    "float32": (tensors(64, dtype="float32"), {}, "takes bfloat16 and float16, and the call has float32"),
     "head_dim": (tensors(264), {}, "takes head dims up to 256, and the call has 264"),
-    "value head_dim": (tensors(64, value_dim=264), {}, "takes head dims up to 256, and the call has 264"),
+    "value head_dim": (tensors(64, 264), {}, "takes head dims up to 256, and the call has 264"),
     "dropout": (tensors(64), {"dropout_prob": 0.1, "dropout_seed": 1}, "takes no dropout_prob above 0"),
 }
 
@@ -229,10 +235,10 @@ def assert_right(arrays: Any, options: dict[str, Any]) -> None:
 
 
 @needs_hopper
-@pytest.mark.parametrize("head_dim", head_dims())
+@DIMS
 @pytest.mark.parametrize("name", FEATURES)
-def test_both_passes_are_those_of_the_clauses(name: str, head_dim: int) -> None:
-    assert_right(tensors(head_dim), FEATURES[name])
+def test_both_passes_are_those_of_the_clauses(name: str, dims: tuple[int, int]) -> None:
+    assert_right(tensors(*dims), FEATURES[name])
 
 
 @needs_hopper
@@ -243,6 +249,13 @@ def test_few_queries_are_right(name: str, queries: int) -> None:
     query, key, value = tensors(128)
     options = {option: of_first_rows(option, x, queries) for option, x in FEATURES[name].items()}
     assert_right((query[:, :queries], key, value), options)
+
+
+@needs_hopper
+@DIMS
+def test_few_queries_are_right_at_each_head_dim(dims: tuple[int, int]) -> None:
+    query, key, value = tensors(*dims)
+    assert_right((query[:, :17], key, value), {"causal": True})
 
 
 def of_first_rows(name: str, x: Any, queries: int) -> Any:
@@ -262,9 +275,9 @@ def test_schedules_change_nothing(name: str, schedule: str) -> None:
 
 
 @needs_hopper
-@pytest.mark.parametrize(("head_dim", "value_dim", "dtype"), [(40, 96, "float16"), (130, 24, "bfloat16")])
+@OTHER_DIMS
 def test_padded_head_dims_change_nothing(head_dim: int, value_dim: int, dtype: str) -> None:
-    assert_right(tensors(head_dim, dtype, value_dim), {"causal": True})
+    assert_right(tensors(head_dim, value_dim, dtype), {"causal": True})
 
 
 def poisoned(arrays: Any, name: str) -> Any:
@@ -276,13 +289,13 @@ def poisoned(arrays: Any, name: str) -> Any:
 
 
 @needs_hopper
-@pytest.mark.parametrize("head_dim", head_dims())
-def test_what_nobody_sees_changes_nothing(head_dim: int) -> None:
+@DIMS
+def test_what_nobody_sees_changes_nothing(dims: tuple[int, int]) -> None:
     """S4, in every second operand: of out, dquery, dkey and dvalue."""
     mask = np.ones((BATCH, 1, Q, K), bool)
     mask[..., 290] = False
     mask[:, :, 3] = False
-    arrays = tensors(head_dim)
+    arrays = tensors(*dims)
     run = jax.jit(partial(both_passes, flash_attention_with_lse, {"attention_mask": mask}))
     want = run(arrays, {})
     for name in ("keys", "queries"):
@@ -338,10 +351,11 @@ def test_a_cap_is_the_same_beside_what_is_large_or_hidden() -> None:
 
 
 @needs_hopper
-@pytest.mark.parametrize("head_dim", head_dims())
-def test_a_scan_stacks_what_a_call_gives(head_dim: int) -> None:
+@DIMS
+def test_a_scan_stacks_what_a_call_gives(dims: tuple[int, int]) -> None:
     """S22, for head dims and lengths of which nothing is cut off behind the kernels."""
-    stack = tuple(normal(2, BATCH, 256, HEADS, head_dim, seed=i, dtype="bfloat16") for i in range(3))
+    widths = (dims[0], dims[0], dims[1])
+    stack = tuple(normal(2, BATCH, 256, HEADS, x, seed=i, dtype="bfloat16") for i, x in enumerate(widths))
     run = partial(both_passes, flash_attention_with_lse, {"causal": True})
     stacked = jax.jit(lambda stack: jax.lax.scan(lambda _, x: (None, run(x, {})), None, stack)[1])(stack)
     for i in range(2):

@@ -23,7 +23,7 @@ class Toy:
     spare: Annotated[Any, lambda size: vector(64, size) if size else None] = None
 
 
-def spec(k_block: int) -> KernelSpec:
+def spec(k_block: int, value_dim: int = 64) -> KernelSpec:
     return KernelSpec(
         batch=1,
         heads=1,
@@ -31,6 +31,7 @@ def spec(k_block: int) -> KernelSpec:
         q_length=128,
         k_length=128,
         head_dim=64,
+        value_dim=value_dim,
         dtype="bfloat16",
         scale=0.125,
         cap=None,
@@ -47,6 +48,10 @@ def spec(k_block: int) -> KernelSpec:
         q_block=128,
         k_block=k_block,
     )
+
+
+def rows(count: int, rows: int, channels: int = 64) -> Any:
+    return matrix("bfloat16", count, rows, channels)
 
 
 def test_each_field_is_allocated_as_it_is_described() -> None:
@@ -75,15 +80,15 @@ def test_a_launch_fills_every_field_of_a_record(record: type[Any], blocks: Block
 
 def test_only_a_persistent_kernel_has_room_of_its_own_for_out() -> None:
     persistent = scratch(forward.Shared, spec(128), replace(FORWARD, programs=4))
-    assert persistent.pop("out") == matrix(spec(128), 64, 2)
+    assert persistent.pop("out") == rows(2, 64)
     assert scratch(forward.Shared, spec(128), FORWARD) == persistent
 
 
 @pytest.mark.parametrize(
     ("record", "blocks", "name", "expected"),
     [
-        (forward.Shared, FORWARD, "query", matrix(spec(128), 64, 2)),
-        (forward.Shared, FORWARD, "key", matrix(spec(128), 128, 3)),
+        (forward.Shared, FORWARD, "query", rows(2, 64)),
+        (forward.Shared, FORWARD, "key", rows(3, 128)),
         (forward.Shared, FORWARD, "query_full", barriers(2)),
         (forward.Shared, FORWARD, "query_empty", barriers(1, arrivals=2)),
         (forward.Shared, FORWARD, "key_full", barriers(3)),
@@ -91,7 +96,7 @@ def test_only_a_persistent_kernel_has_room_of_its_own_for_out() -> None:
         (backward_query.Shared, BACKWARD, "own_full", barriers(2, arrivals=2)),
         (backward_key.Shared, BACKWARD, "lse", vector(128, 3)),
         (backward_key.Shared, BACKWARD, "query_full", barriers(3, arrivals=2)),
-        (backward_bias.Shared, BACKWARD, "key", matrix(spec(128), 64, 6)),
+        (backward_bias.Shared, BACKWARD, "key", rows(6, 64)),
         (backward_bias.Shared, BACKWARD, "full", barriers(3, arrivals=8)),
     ],
 )
@@ -101,7 +106,26 @@ def test_sizes_and_arrivals_follow_the_blocks(
     assert scratch(record, spec(128), blocks)[name] == expected
 
 
+@pytest.mark.parametrize(
+    ("record", "wide", "narrow"),
+    [
+        (forward.Shared, {"query": 2, "key": 3}, {"value": 3, "out": 2}),
+        (backward_query.Shared, {"query": 2, "key": 3}, {"d_out": 2, "value": 3}),
+        (backward_key.Shared, {"key": 2, "query": 3}, {"value": 2, "d_out": 3}),
+        (backward_bias.Shared, {"key": 6, "query": 3}, {"value": 6, "d_out": 3}),
+    ],
+)
+def test_value_and_out_have_the_head_dim_of_value(
+    record: type[Any], wide: dict[str, int], narrow: dict[str, int]
+) -> None:
+    blocks = replace(FORWARD, programs=4) if record is forward.Shared else BACKWARD
+    allocated = scratch(record, spec(128, value_dim=32), blocks)
+    for counts, channels in ((wide, 64), (narrow, 32)):
+        for name, count in counts.items():
+            assert allocated[name].shape[::2] == (count, channels)
+
+
 def test_a_repair_visits_blocks_of_the_fast_kernels_keys() -> None:
     allocated = scratch(repair.Shared, spec(256))
     assert list(allocated) == [field.name for field in fields(repair.Shared)]
-    assert allocated["visited"] == matrix(spec(256), 256, 2)
+    assert allocated["visited"] == rows(1, 256)

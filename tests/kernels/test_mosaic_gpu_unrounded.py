@@ -14,9 +14,8 @@ from kernel_cases import normal
 from attest.kernels.arguments import check_call
 from attest.kernels.cotangents import row_terms
 from attest.kernels.implementation import Settings
-from attest.kernels.pallas.mosaic_gpu.blocks import head_dims
 from attest.kernels.pallas.mosaic_gpu.passes import PASSES
-from tests.kernels.test_mosaic_gpu import FEATURES, needs_hopper, of_first_rows, poisoned, tensors
+from tests.kernels.test_mosaic_gpu import DIMS, FEATURES, needs_hopper, of_first_rows, poisoned, tensors
 
 # What `Settings` holds; the other options are of the call.
 OF_SETTINGS = {"normalize_output": True, "logits_dtype": "float32"}
@@ -76,10 +75,10 @@ def test_unrounded_results_lower_for_cuda(queries: int | None) -> None:
 
 
 @needs_hopper
-@pytest.mark.parametrize("head_dim", head_dims())
+@DIMS
 @pytest.mark.parametrize("name", FEATURES)
-def test_rounding_last_gives_the_ordinary_results(name: str, head_dim: int) -> None:
-    assert_unrounded(FEATURES[name], tensors(head_dim))
+def test_rounding_last_gives_the_ordinary_results(name: str, dims: tuple[int, int]) -> None:
+    assert_unrounded(FEATURES[name], tensors(*dims))
 
 
 @needs_hopper
@@ -92,7 +91,7 @@ def test_few_queries_are_unrounded(name: str) -> None:
 
 @needs_hopper
 @pytest.mark.parametrize("where", ["keys", "queries"])
-@pytest.mark.parametrize("head_dim", head_dims())
-def test_what_is_recomputed_is_unrounded(head_dim: int, where: str) -> None:
+@DIMS
+def test_what_is_recomputed_is_unrounded(dims: tuple[int, int], where: str) -> None:
     """A NaN that some rows see has the results computed anew (S4)."""
-    assert_unrounded({"causal": True}, poisoned(tensors(head_dim), where))
+    assert_unrounded({"causal": True}, poisoned(tensors(*dims), where))

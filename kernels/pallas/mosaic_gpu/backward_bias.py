@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, matrix, warp_specialize
-from attest.kernels.pallas.mosaic_gpu.scratch import number_ring, slot_empty, tile_ring
+from attest.kernels.pallas.mosaic_gpu.scratch import number_ring, slot_empty, tile_ring, value_ring
 from attest.kernels.pallas.mosaic_gpu.spans import query_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import (
@@ -40,7 +40,11 @@ plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
 def _key_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    return matrix(spec, ROWS, blocks.stages * blocks.consumers)
+    return matrix(spec.dtype, blocks.stages * blocks.consumers, ROWS, spec.head_dim)
+
+
+def _value_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    return matrix(spec.dtype, blocks.stages * blocks.consumers, ROWS, spec.value_dim)
 
 
 def _slot_full(_: KernelSpec, blocks: BackwardBlocks) -> Any:
@@ -52,13 +56,14 @@ def _slot_full(_: KernelSpec, blocks: BackwardBlocks) -> Any:
 class Shared:
     """What the warpgroups of a program share: rings of tiles, and barriers for full and for empty slots.
 
-    key, value [stages * consumers, 64, D]; query, d_out [stages, step, D]; lse, delta [stages, step] float32.
+    key [stages * consumers, 64, D]; value [stages * consumers, 64, Dv]; query [stages, step, D]; d_out
+    [stages, step, Dv]; lse, delta [stages, step] float32.
     """
 
     key: Annotated[Any, _key_ring]
-    value: Annotated[Any, _key_ring]
+    value: Annotated[Any, _value_ring]
     query: Annotated[Any, tile_ring]
-    d_out: Annotated[Any, tile_ring]
+    d_out: Annotated[Any, value_ring]
     lse: Annotated[Any, number_ring]
     delta: Annotated[Any, number_ring]
     full: Annotated[Any, _slot_full]

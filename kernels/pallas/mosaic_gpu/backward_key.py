@@ -34,9 +34,11 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
     number_ring,
     own_rows,
+    own_value_rows,
     pair_full,
     slot_empty,
     tile_ring,
+    value_ring,
 )
 from attest.kernels.pallas.mosaic_gpu.spans import Span, locate, over_queries, query_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
@@ -64,15 +66,15 @@ def _slot_full(_: KernelSpec, blocks: BackwardBlocks) -> Any:
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    key, value [consumers, 64, D]; query, d_out [stages, step, D]; lse, delta [stages, step] float32, which
-    come with query and d_out. A ring's barriers have an entry for each slot; own_full and ping_pong, for each
-    consumer.
+    key [consumers, 64, D]; value [consumers, 64, Dv]; query [stages, step, D]; d_out [stages, step, Dv]; lse,
+    delta [stages, step] float32, which come with query and d_out. A ring's barriers have an entry for each
+    slot; own_full and ping_pong, for each consumer.
     """
 
     key: Annotated[Any, own_rows]
-    value: Annotated[Any, own_rows]
+    value: Annotated[Any, own_value_rows]
     query: Annotated[Any, tile_ring]
-    d_out: Annotated[Any, tile_ring]
+    d_out: Annotated[Any, value_ring]
     lse: Annotated[Any, number_ring]
     delta: Annotated[Any, number_ring]
     own_full: Annotated[Any, pair_full]
@@ -85,7 +87,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class _Consumer:
-    """A consumer at work. of_key, of_value: [64, D] float32, the sums, which the products accumulate.
+    """A consumer at work. of_key [64, D], of_value [64, Dv]: float32 sums, which the products accumulate.
 
     A sum that is not asked for is None.
     """
@@ -170,8 +172,8 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
         lax.fori_loop(0, spec.group, over_head, jnp.int32(0))
         return {name: acc[...] for name, acc in accs.items()}
 
-    acc = plgpu.ACC((ROWS, spec.head_dim), jnp.float32)
-    totals = pl.run_scoped(run, **dict.fromkeys(sums, acc))
+    accs = {name: plgpu.ACC((ROWS, rooms[name].shape[1]), jnp.float32) for name in sums}
+    totals = pl.run_scoped(run, **accs)
     if spec.hides:
         leak = sum(leaked(total) for total in totals.values())
         outputs["leak"][tile.batch, key_head, tile.keys] = leak

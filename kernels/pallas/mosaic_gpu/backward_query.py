@@ -32,10 +32,12 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
     own_rows,
+    own_value_rows,
     pair_full,
     slot_empty,
     slot_full,
     tile_ring,
+    value_ring,
 )
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
@@ -48,14 +50,14 @@ plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    query, d_out [consumers, 64, D]; key, value [stages, step, D]. A ring's barriers have an entry for each
-    slot; own_full and ping_pong, for each consumer.
+    query [consumers, 64, D]; d_out [consumers, 64, Dv]; key [stages, step, D]; value [stages, step, Dv]. A
+    ring's barriers have an entry for each slot; own_full and ping_pong, for each consumer.
     """
 
     query: Annotated[Any, own_rows]
-    d_out: Annotated[Any, own_rows]
+    d_out: Annotated[Any, own_value_rows]
     key: Annotated[Any, tile_ring]
-    value: Annotated[Any, tile_ring]
+    value: Annotated[Any, value_ring]
     own_full: Annotated[Any, pair_full]
     key_full: Annotated[Any, slot_full]
     key_empty: Annotated[Any, slot_empty]

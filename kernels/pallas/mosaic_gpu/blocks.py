@@ -3,7 +3,6 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from attest.kernels.fields import check_fields
 from attest.kernels.options import refuse
@@ -96,9 +95,9 @@ class Config:
         check_fields(self)
 
 
-def choose(head_dim: int, work: Collection[str]) -> Blocks:
+def choose(head_dim: int, value_dim: int, work: Collection[str]) -> Blocks:
     """The table's choice for the forward kernel. work: what `spec.work_of` says of the call."""
-    return Blocks(**_row("forward", head_dim, work))
+    return Blocks(**select(_TABLE, "forward", head_dim, work, value_dim=value_dim))
 
 
 def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:
@@ -115,19 +114,21 @@ def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:
     return -(-k_blocks // min(cuts, key=ends))
 
 
-def choose_backward(kernel: str, head_dim: int, work: Collection[str]) -> BackwardBlocks:
+def choose_backward(kernel: str, head_dim: int, value_dim: int, work: Collection[str]) -> BackwardBlocks:
     """The table's choice for a backward kernel, by name."""
-    return BackwardBlocks(**_row(kernel, head_dim, work))
+    return BackwardBlocks(**select(_TABLE, kernel, head_dim, work, value_dim=value_dim))
 
 
-def head_dims() -> tuple[int, ...]:
-    """The head dims that the table has rows for, ascending: others are padded to the next."""
+def head_dims() -> tuple[tuple[int, int], ...]:
+    """The head dims that the table has rows for, ascending: of query and key, and of value."""
     rows = read_table(_TABLE)["sizes"]
-    return tuple(sorted({row["head_dim"] for row in rows if row["kernel"] == "forward"}))
+    dims = {(row["head_dim"], row.get("value_dim", row["head_dim"])) for row in rows}
+    return tuple(sorted(dims))
 
 
-def _row(kernel: str, head_dim: int, work: Collection[str]) -> dict[str, Any]:
-    return select(_TABLE, kernel, head_dim, work)
+def pad_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
+    """The first head dims of the table that are not below these: what tensors are padded to."""
+    return next(dims for dims in head_dims() if dims[0] >= head_dim and dims[1] >= value_dim)
 
 
 def _check_limits(blocks: Blocks | BackwardBlocks, block: str) -> None:

@@ -25,13 +25,21 @@ from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
     barriers,
+    first_channels,
     matrix,
     signal_next,
     start_key_value_copies,
     start_ping_pong,
+    start_store,
     warp_specialize,
 )
-from attest.kernels.pallas.mosaic_gpu.scratch import consumer_signal, own_rows, slot_empty, slot_full
+from attest.kernels.pallas.mosaic_gpu.scratch import (
+    consumer_signal,
+    own_rows,
+    own_value_rows,
+    slot_empty,
+    slot_full,
+)
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys, part_span, rows_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
@@ -42,8 +50,12 @@ plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 LN2 = math.log(2.0)
 
 
-def _ring(spec: KernelSpec, blocks: Blocks) -> Any:
-    return matrix(spec, blocks.k, blocks.stages)
+def _key_ring(spec: KernelSpec, blocks: Blocks) -> Any:
+    return matrix(spec.dtype, blocks.stages, blocks.k, spec.head_dim)
+
+
+def _value_ring(spec: KernelSpec, blocks: Blocks) -> Any:
+    return matrix(spec.dtype, blocks.stages, blocks.k, spec.value_dim)
 
 
 def _query_empty(_: KernelSpec, blocks: Blocks) -> Any:
@@ -51,21 +63,22 @@ def _query_empty(_: KernelSpec, blocks: Blocks) -> Any:
 
 
 def _out(spec: KernelSpec, blocks: Blocks) -> Any:
-    return None if blocks.programs is None or spec.partial else own_rows(spec, blocks)
+    return None if blocks.programs is None or spec.partial else own_value_rows(spec, blocks)
 
 
 @dataclass(frozen=True)
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    query, out [consumers, 64, D]; key, value [stages, k, D]. out is None where a program has one tile: the
-    query then makes room for it. It is None, too, where results are partial: those are stored from registers.
-    A ring's barriers have an entry for each slot; query_full and ping_pong, for each consumer.
+    query [consumers, 64, D]; out [consumers, 64, Dv]; key [stages, k, D]; value [stages, k, Dv]. out is None
+    where a program has one tile: the query then makes room for it. It is None, too, where results are
+    partial: those are stored from registers. A ring's barriers have an entry for each slot; query_full and
+    ping_pong, for each consumer.
     """
 
     query: Annotated[Any, own_rows]
-    key: Annotated[Any, _ring]
-    value: Annotated[Any, _ring]
+    key: Annotated[Any, _key_ring]
+    value: Annotated[Any, _value_ring]
     query_full: Annotated[Any, consumer_signal]
     query_empty: Annotated[Any, _query_empty]
     key_full: Annotated[Any, slot_full]
@@ -78,7 +91,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class _Consumer:
-    """A consumer at work on a tile. acc: [64, D] float32, the sum of P V, which the products accumulate."""
+    """A consumer at work on a tile. acc: [64, Dv] float32, the sum of P V, which the products accumulate."""
 
     spec: KernelSpec
     blocks: Blocks
@@ -230,7 +243,7 @@ def _consume(
             lax.fori_loop(own[3], span[3], lambda _, taken: consumer.skip_block(taken), taken),
         )
 
-    acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, spec.head_dim), jnp.float32))
+    acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, spec.value_dim), jnp.float32))
     # Anew, so that registers need not hold through the loop what follows from the number of the tile.
     entry, head, block = _locate(spec, lax.optimization_barrier(tile))
     rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
@@ -252,9 +265,9 @@ def _consume(
         room = shared.out.at[warpgroup]
         # The out of the tile before may still be on its way.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    room[...] = scaled(acc, factor).astype(spec.dtype)
+    first_channels(room, spec.value_dim)[...] = scaled(acc, factor).astype(spec.dtype)
     plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(room, outputs["out"].at[entry, rows, head])
+    start_store(room, spec.value_dim, outputs["out"].at[entry, rows, head])
     return count
 
 

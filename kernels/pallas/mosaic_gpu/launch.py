@@ -11,7 +11,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
-from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 
 plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
 
@@ -60,16 +59,34 @@ def launch[S](
     return dict(zip(outputs, run(*arrays.values()), strict=True))
 
 
-def matrix(spec: KernelSpec, rows: int, count: int, dtype: Any = None) -> Any:
-    """[count, rows, D] in shared memory, in the layout that TMA writes and WGMMA reads.
+def matrix(dtype: Any, count: int, rows: int, channels: int) -> Any:
+    """[count, rows, channels] in shared memory, in the layout that TMA writes and WGMMA reads.
 
-    dtype: that of the spec by default.
+    Rows are cut into parts of 128, 64 or 32 bytes, the largest of these that divides a row.
     """
-    dtype = spec.dtype if dtype is None else dtype
     itemsize = jnp.dtype(dtype).itemsize
-    swizzle = plgpu.find_swizzle(spec.head_dim * itemsize * 8)
+    swizzle = plgpu.find_swizzle(channels * itemsize * 8)
     layout = (plgpu.TilingTransform((TMA_ROWS, swizzle // itemsize)), plgpu.SwizzleTransform(swizzle))
-    return plgpu.SMEM((count, rows, spec.head_dim), dtype, transforms=layout)
+    return plgpu.SMEM((count, rows, channels), dtype, transforms=layout)
+
+
+def first_channels(room: Any, channels: int) -> Any:
+    """The first channels of [rows, D] in shared memory."""
+    return room if room.shape[1] == channels else room.at[:, pl.ds(0, channels)]
+
+
+def start_store(room: Any, channels: int, target: Any) -> None:
+    """Start the copy of the first channels of [rows, D] in shared memory to `target` in memory.
+
+    The TMA unit takes what is contiguous: all channels of all rows, or a part of those of eight rows.
+    """
+    rows, width = room.shape
+    if channels == width:
+        plgpu.copy_smem_to_gmem(room, target)
+        return
+    for i in range(0, rows, TMA_ROWS):
+        few = pl.ds(i, TMA_ROWS)
+        plgpu.copy_smem_to_gmem(room.at[few, pl.ds(0, channels)], target.at[few])
 
 
 def vector(size: int, count: int) -> Any:

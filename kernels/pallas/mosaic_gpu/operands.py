@@ -16,9 +16,9 @@ from attest.kernels.pallas.padding import padded
 from attest.kernels.visibility import Rows
 
 
-def tensor(spec: KernelSpec, x: jax.Array) -> jax.Array:
-    """[B, S, H, D] with a length and a head dim that the kernels take: a copy where they are none."""
-    return padded(padded(x, 1, tensor_length(x.shape[1]), 0), 3, spec.head_dim, 0)
+def tensor(x: jax.Array, head_dim: int) -> jax.Array:
+    """[B, S, H, head_dim] with a length that the kernels take: a copy where x has another shape."""
+    return padded(padded(x, 1, tensor_length(x.shape[1]), 0), 3, head_dim, 0)
 
 
 def tensor_length(length: int) -> int:

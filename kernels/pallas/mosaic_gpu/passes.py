@@ -32,7 +32,7 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
     choose,
     choose_backward,
     choose_parts,
-    head_dims,
+    pad_dims,
 )
 from attest.kernels.pallas.mosaic_gpu.launch import Outputs, launch
 from attest.kernels.pallas.mosaic_gpu.operands import (
@@ -57,7 +57,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
     with ahead(call):
         rows = describe_rows(call)
     few = _few(call, rows) if settings.normalize_output else None
-    blocks = settings.forward or choose(_head_dim(call), work_of(call, few is not None))
+    blocks = settings.forward or choose(*_dims(call), work_of(call, few is not None))
     if few is None:
         return _sums(settings, call, rows, blocks)
     return finish(_partial(settings, *few, blocks), call, settings.result_dtype(call.query.dtype))
@@ -85,23 +85,22 @@ def _partial(settings: Settings, call: Call, rows: Rows, blocks: Blocks) -> Part
 
 def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int | None = None) -> Forward:
     """The forward kernel; of parts, their sums: totals for out, norms for lse, references for row_max."""
-    head_dim = _head_dim(call)
     q_length = call.query.shape[1]
     with ahead(call):
-        spec = describe(settings, call, rows, head_dim, blocks.own, blocks.k, parts)
+        spec = describe(settings, call, rows, _dims(call), blocks.own, blocks.k, parts)
         ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.uses_ranges else None
     arrays = {
-        "query": require_hopper(tensor(spec, call.query)),
-        "key": tensor(spec, call.key),
-        "value": tensor(spec, call.value),
+        "query": require_hopper(tensor(call.query, spec.head_dim)),
+        "key": tensor(call.key, spec.head_dim),
+        "value": tensor(call.value, spec.value_dim),
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call, transposed=False),
         **sinks(spec, call),
     }
     of_row = _of_row(spec)
-    out = _of_queries(spec, call.query)
+    out = _of_queries(spec, call.query, spec.value_dim)
     if spec.partial:
-        out = jax.ShapeDtypeStruct((*of_row.shape, spec.head_dim), jnp.float32)
+        out = jax.ShapeDtypeStruct((*of_row.shape, spec.value_dim), jnp.float32)
     outputs = {"out": out, "lse": of_row, "row_max": of_row}
     tiles = forward.tiles(spec)
     filled = launch(
@@ -149,7 +148,7 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         backward_query.Shared,
         "flash_backward_query",
         arrays,
-        _with_leak(spec, {"d_query": _of_queries(spec, call.query)}, _of_row(spec)),
+        _with_leak(spec, {"d_query": _of_queries(spec, call.query, spec.head_dim)}, _of_row(spec)),
         scratch(backward_query.Shared, spec, blocks),
         spec.batch * spec.heads * spec.q_blocks,
         blocks.consumers + 1,
@@ -164,7 +163,11 @@ def _key_cotangents(
 ) -> tuple[jax.Array, jax.Array]:
     blocks = _blocks(settings, "backward_key", call)
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
-    result = _of_tensor(spec, call.key, spec.k_blocks * blocks.own)
+    whole_blocks = spec.k_blocks * blocks.own
+    results = {
+        "d_key": _of_tensor(spec, call.key, spec.head_dim, whole_blocks),
+        "d_value": _of_tensor(spec, call.value, spec.value_dim, whole_blocks),
+    }
     leak = jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * blocks.own), jnp.float32)
 
     sums: dict[str, jax.Array] = {}
@@ -174,7 +177,7 @@ def _key_cotangents(
             backward_key.Shared,
             "flash_backward_key",
             arrays,
-            _with_leak(spec, dict.fromkeys(names, result), leak),
+            _with_leak(spec, {name: results[name] for name in names}, leak),
             scratch(backward_key.Shared, spec, blocks),
             spec.batch * spec.key_heads * spec.k_blocks,
             blocks.consumers + 1,
@@ -215,14 +218,14 @@ def _backward_spec(
     """The spec of a backward kernel, and what it reads; by_key: whether its programs own keys."""
     q_block, k_block = (blocks.step, blocks.own) if by_key else (blocks.own, blocks.step)
     with ahead(call):
-        spec = describe(settings, call, rows, _head_dim(call), q_block, k_block)
+        spec = describe(settings, call, rows, _dims(call), q_block, k_block)
         visited = query_blocks if by_key else key_blocks
         ranges = visited(call, rows, q_block, k_block) if spec.uses_ranges else None
     return spec, {
-        "query": tensor(spec, terms.query),
-        "key": tensor(spec, call.key),
-        "value": tensor(spec, call.value),
-        "d_out": tensor(spec, terms.d_out),
+        "query": tensor(terms.query, spec.head_dim),
+        "key": tensor(call.key, spec.head_dim),
+        "value": tensor(call.value, spec.value_dim),
+        "d_out": tensor(terms.d_out, spec.value_dim),
         **_row_numbers(spec, terms),
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call, transposed=by_key),
@@ -251,18 +254,18 @@ def _of_row(spec: KernelSpec) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((spec.entries, spec.heads, q_length), jnp.float32)
 
 
-def _of_queries(spec: KernelSpec, query: jax.Array) -> jax.ShapeDtypeStruct:
-    return _of_tensor(spec, query, spec.q_blocks * spec.q_block)
+def _of_queries(spec: KernelSpec, query: jax.Array, head_dim: int) -> jax.ShapeDtypeStruct:
+    return _of_tensor(spec, query, head_dim, spec.q_blocks * spec.q_block)
 
 
-def _of_tensor(spec: KernelSpec, x: jax.Array, whole_blocks: int) -> jax.ShapeDtypeStruct:
-    """A result of an array's shape. whole_blocks: the length that unrounded ones have.
+def _of_tensor(spec: KernelSpec, x: jax.Array, head_dim: int, whole_blocks: int) -> jax.ShapeDtypeStruct:
+    """A result for each row and head of an array. whole_blocks: the length that unrounded ones have.
 
     Those are written from registers, in whole blocks. The TMA unit writes the others, no row past the end.
     """
     batch, length, heads, _ = x.shape
     length = whole_blocks if spec.unrounded else tensor_length(length)
-    return jax.ShapeDtypeStruct((batch, length, heads, spec.head_dim), spec.result_dtype)
+    return jax.ShapeDtypeStruct((batch, length, heads, head_dim), spec.result_dtype)
 
 
 def _with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) -> Outputs:
@@ -272,13 +275,12 @@ def _with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) -
 
 def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:
     asked = None if settings.backward is None else getattr(settings.backward, kernel)
-    return asked or choose_backward(kernel, _head_dim(call), work_of(call))
+    return asked or choose_backward(kernel, *_dims(call), work_of(call))
 
 
-def _head_dim(call: Call) -> int:
-    """What head dims are padded to."""
-    widest = max(call.query.shape[3], call.value.shape[3])
-    return min(dim for dim in head_dims() if dim >= widest)
+def _dims(call: Call) -> tuple[int, int]:
+    """What the head dims of query and key, and of value, are padded to."""
+    return pad_dims(call.query.shape[3], call.value.shape[3])
 
 
 PASSES = Passes(

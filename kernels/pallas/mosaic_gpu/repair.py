@@ -8,6 +8,7 @@ time, with what may not be seen taken out of the second product.
 A program is one warpgroup that takes tiles of 64 by 64 one after the other.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,15 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.forward import batch_and_part, finish, scaled
-from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, launch, matrix, vector
+from attest.kernels.pallas.mosaic_gpu.launch import (
+    PROGRAM,
+    barriers,
+    first_channels,
+    launch,
+    matrix,
+    start_store,
+    vector,
+)
 from attest.kernels.pallas.mosaic_gpu.scratch import scratch
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import locate, part_span
@@ -46,14 +55,17 @@ CHANNELS = 128  # the most of whose sums the registers hold
 
 @dataclass(frozen=True)
 class Shared:
-    """Tiles [2, 64, D] of the rows that a tile owns and of those that it visits, with two numbers of each.
+    """Tiles of the rows that a tile owns and of those that it visits, with two numbers of each.
 
-    result: a tile [1, 64, D].
+    own, visited [1, rows, D]: of query and key. own_value, visited_value [1, rows, Dv]: of value and the
+    cotangent of out. result [1, 64, D].
     """
 
-    own: Annotated[Any, lambda spec: matrix(spec, ROWS, 2)]
-    visited: Annotated[Any, lambda spec: matrix(spec, spec.k_block, 2)]
-    result: Annotated[Any, lambda spec: matrix(spec, ROWS, 1, spec.result_dtype)]
+    own: Annotated[Any, lambda spec: matrix(spec.dtype, 1, ROWS, spec.head_dim)]
+    own_value: Annotated[Any, lambda spec: matrix(spec.dtype, 1, ROWS, spec.value_dim)]
+    visited: Annotated[Any, lambda spec: matrix(spec.dtype, 1, spec.k_block, spec.head_dim)]
+    visited_value: Annotated[Any, lambda spec: matrix(spec.dtype, 1, spec.k_block, spec.value_dim)]
+    result: Annotated[Any, lambda spec: matrix(spec.result_dtype, 1, ROWS, spec.head_dim)]
     numbers: Annotated[Any, lambda _: vector(ROWS, 2)]
     full: Annotated[Any, lambda _: barriers(1)]
 
@@ -117,9 +129,9 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
             p = jnp.where(p > 0.0, 1.0, 0.0)  # however small a weight is, its dtype holds it
         else:
             acc[...] = rescaled(acc[...], found)
-        _fetch(shared, arrays["value"].at[at], shared.visited.at[1])
-        _change(shared.visited.at[1], _is_nonfinite if nonfinite else _finite_or_zero)
-        _add(acc, p, shared.visited.at[1, :, channels])
+        _fetch(shared, arrays["value"].at[at], shared.visited_value.at[0])
+        _change(shared.visited_value.at[0], _is_nonfinite if nonfinite else _finite_or_zero)
+        _add(acc, p, shared.visited_value.at[0, :, channels])
         return found.known
 
     def total(nonfinite: bool, acc: Any, channels: Any) -> jax.Array:
@@ -131,13 +143,12 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
         _, factor = finish(spec, arrays, head, known.level(spec), known.whole_norm())
         return scaled(acc[...], factor)
 
-    _sum(spec, shared.own.at[1], partial(total, True))
-    _sum(spec, shared.result.at[0], partial(total, False))
-    _change(
-        shared.result.at[0], lambda x, nonfinite: jnp.where(nonfinite > 0.0, jnp.nan, x), shared.own.at[1]
-    )
+    result = first_channels(shared.result.at[0], spec.value_dim)
+    _sum(spec, shared.own_value.at[0], partial(total, True))
+    _sum(spec, result, partial(total, False))
+    _change(result, lambda x, nonfinite: jnp.where(nonfinite > 0.0, jnp.nan, x), shared.own_value.at[0])
     target = (entry, head, tile.queries) if spec.partial else (entry, tile.queries, head)
-    _write(shared.result.at[0], arrays["out"].at[target])
+    _write(shared.result.at[0], spec.value_dim, arrays["out"].at[target])
 
 
 def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
@@ -147,14 +158,14 @@ def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_in
     tile = replace(tile, bounds=load_bounds(tile))
     own, of_row = (batch, tile.queries, head), (batch, head, tile.queries)
     _fetch(shared, arrays["query"].at[own], shared.own.at[0])
-    _fetch(shared, arrays["d_out"].at[own], shared.own.at[1])
+    _fetch(shared, arrays["d_out"].at[own], shared.own_value.at[0])
     lse, delta = (tile.load_by_query(arrays[name].at[of_row]) for name in ("lse", "delta"))
 
     def step(acc: Any, channels: Any, j: Any, _: None) -> None:
         here = replace(tile, key=j * ROWS)
         at = (batch, here.keys, lax.div(head, spec.group))
         _fetch(shared, arrays["key"].at[at], shared.visited.at[0])
-        _fetch(shared, arrays["value"].at[at], shared.visited.at[1])
+        _fetch(shared, arrays["value"].at[at], shared.visited_value.at[0])
         ds = _cotangents(here, shared, lse, delta)
         _change(shared.visited.at[0], _finite_or_zero)
         _add(acc, ds, shared.visited.at[0, :, channels])
@@ -164,7 +175,7 @@ def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_in
         return acc[...] * spec.scale
 
     _sum(spec, shared.result.at[0], total)
-    _write(shared.result.at[0], arrays["d_query"].at[own])
+    _write(shared.result.at[0], spec.head_dim, arrays["d_query"].at[own])
 
 
 def d_key(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
@@ -176,7 +187,7 @@ def d_key(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_inde
     tile = Tile(spec, arrays, batch, key_head, row=None, key=block * ROWS, transposed=True)
     own = (batch, tile.keys, key_head)
     _fetch(shared, arrays["key"].at[own], shared.own.at[0])
-    _fetch(shared, arrays["value"].at[own], shared.own.at[1])
+    _fetch(shared, arrays["value"].at[own], shared.own_value.at[0])
 
     def step(name: str, acc: Any, channels: Any, visit: Any, _: None) -> None:
         head = key_head * spec.group + lax.div(visit, spec.q_blocks)
@@ -184,26 +195,26 @@ def d_key(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_inde
         here = replace(here, bounds=load_bounds(here))
         at, of_row = (batch, here.queries, head), (batch, head, here.queries)
         _fetch(shared, arrays["query"].at[at], shared.visited.at[0])
-        _fetch(shared, arrays["d_out"].at[at], shared.visited.at[1])
+        _fetch(shared, arrays["d_out"].at[at], shared.visited_value.at[0])
         for i, number in enumerate(("lse", "delta")):
             _fetch(shared, arrays[number].at[of_row], shared.numbers.at[i])
         lse, delta = (load(shared.numbers.at[i], BY_COLUMN) for i in range(2))
         if name == "d_key":
-            left, right = _cotangents(here, shared, lse, delta), 0
+            left, right = _cotangents(here, shared, lse, delta), shared.visited
         else:
-            left, right = _weights(here, shared, lse)[0], 1
+            left, right = _weights(here, shared, lse)[0], shared.visited_value
         sound = load(shared.numbers.at[0], BY_ROW) * 0.0 == 0.0
-        _change(shared.visited.at[right], lambda x: jnp.where(over_rows(sound, x.shape), x, 0.0))
-        _add(acc, left, shared.visited.at[right, :, channels])
+        _change(right.at[0], lambda x: jnp.where(over_rows(sound, x.shape), x, 0.0))
+        _add(acc, left, right.at[0, :, channels])
 
     def total(name: str, acc: Any, channels: Any) -> jax.Array:
         lax.fori_loop(0, spec.q_blocks * spec.group, partial(step, name, acc, channels), None)
         return acc[...] * (spec.scale if name == "d_key" else 1.0)
 
-    for name in ("d_key", "d_value"):
+    for name, channels in (("d_key", spec.head_dim), ("d_value", spec.value_dim)):
         if name in arrays:
-            _sum(spec, shared.result.at[0], partial(total, name))
-            _write(shared.result.at[0], arrays[name].at[own])
+            _sum(spec, first_channels(shared.result.at[0], channels), partial(total, name))
+            _write(shared.result.at[0], channels, arrays[name].at[own])
 
 
 def _program(
@@ -222,16 +233,16 @@ def _program(
 
 
 def _weights(tile: Tile, shared: Shared, lse: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-    """P of a tile whose Q and K are the first of those that it owns and visits, and the slope of the cap."""
+    """P of a tile whose Q and K are those that it owns and visits, and the slope of the cap."""
     folds = tile.spec.folds
     score = _product(tile, shared.own.at[0], shared.visited.at[0], lse if folds else None)
     return weights(tile, score, None if folds else lse, compared=True)
 
 
 def _cotangents(tile: Tile, shared: Shared, lse: jax.Array, delta: jax.Array) -> jax.Array:
-    """dS of a tile whose dO and V are the second of those that it owns and visits."""
+    """dS of a tile whose dO and V are those that it owns and visits."""
     p, slope = _weights(tile, shared, lse)
-    dp = _product(tile, shared.own.at[1], shared.visited.at[1], delta)
+    dp = _product(tile, shared.own_value.at[0], shared.visited_value.at[0], delta)
     return cotangents(p, slope, dp, compared=True)
 
 
@@ -259,9 +270,11 @@ def _add(acc: Any, left: jax.Array, right: Any) -> None:
 
 
 def _sum(spec: KernelSpec, room: Any, total: Callable[[Any, Any], jax.Array]) -> None:
-    """room = total(acc, channels), as many channels at a time as the registers hold; acc begins at 0."""
-    width = min(spec.head_dim, CHANNELS)
-    for i in range(0, spec.head_dim, width):
+    """room = total(acc, channels), in parts that the registers hold; acc begins at 0."""
+    dim = spec.head_dim
+    # Equal parts: with one of 128 and one of 64 channels, the kernel holds the addresses of both, and spills.
+    width = dim if dim <= CHANNELS else math.gcd(dim, CHANNELS)
+    for i in range(0, room.shape[1], width):
         channels = pl.ds(i, width)
 
         def run(acc: Any, channels: Any = channels) -> jax.Array:
@@ -273,11 +286,11 @@ def _sum(spec: KernelSpec, room: Any, total: Callable[[Any, Any], jax.Array]) ->
 
 
 def _change(room: Any, change: Callable[..., jax.Array], *others: Any) -> None:
-    """room = change(room, *others), in squares, for which there are registers."""
+    """room = change(room, *others), at most a square of 64 at a time, for which there are registers."""
     rows, columns = room.shape
     for i in range(0, rows, ROWS):
         for j in range(0, columns, ROWS):
-            at = (pl.ds(i, ROWS), pl.ds(j, ROWS))
+            at = (pl.ds(i, ROWS), pl.ds(j, min(ROWS, columns - j)))
             x, *given = (load(ref.at[at], TILE).astype(jnp.float32) for ref in (room, *others))
             room[at] = change(x, *given).astype(room.dtype)
     plgpu.commit_smem()
@@ -291,6 +304,6 @@ def _finite_or_zero(x: jax.Array) -> jax.Array:
     return jnp.where(x * 0.0 == 0.0, x, 0.0)
 
 
-def _write(room: Any, target: Any) -> None:
-    plgpu.copy_smem_to_gmem(room, target)
+def _write(room: Any, channels: int, target: Any) -> None:
+    start_store(room, channels, target)
     plgpu.wait_smem_to_gmem(0)

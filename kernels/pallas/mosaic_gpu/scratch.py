@@ -31,13 +31,23 @@ def scratch(record: type, *sizes: Any) -> dict[str, Any]:
 
 
 def own_rows(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[consumers, 64, D]: the rows of each consumer."""
-    return matrix(spec, ROWS, blocks.consumers)
+    """[consumers, 64, D]: the rows of each consumer, of a tensor with the head dim of query and key."""
+    return matrix(spec.dtype, blocks.consumers, ROWS, spec.head_dim)
+
+
+def own_value_rows(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
+    """[consumers, 64, Dv]: the rows of each consumer, of a tensor with the head dim of value."""
+    return matrix(spec.dtype, blocks.consumers, ROWS, spec.value_dim)
 
 
 def tile_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """[stages, step, D]: a slot for each block that is on its way or in use."""
-    return matrix(spec, blocks.step, blocks.stages)
+    """[stages, step, D]: a slot for each block of query or key that is on its way or in use."""
+    return matrix(spec.dtype, blocks.stages, blocks.step, spec.head_dim)
+
+
+def value_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """[stages, step, Dv]: the same for value or the cotangent of out."""
+    return matrix(spec.dtype, blocks.stages, blocks.step, spec.value_dim)
 
 
 def number_ring(_: KernelSpec, blocks: BackwardBlocks) -> Any:

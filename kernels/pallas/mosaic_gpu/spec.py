@@ -25,13 +25,14 @@ _BARE_SCALES = (1e-4, 1e4)
 class KernelSpec:
     """One launch. S, the product of query and key, becomes u; u * unit is the logit in bits.
 
-    head_dim: of the padded arrays. rounded: the dtype that logits are rounded to, None for none. causal:
-    whether causal order alone decides what a row sees; else first, last and segments say which arrays do,
-    and by_batch whether those have an entry for each batch row. mask, bias: None without; else which of
-    their axes before the last have more than one entry. q_block, k_block: the queries and keys that a step
-    of a program deals with. parts: how many programs share the keys of a row, in the forward kernel. partial:
-    whether it returns the sums of each part, as `attest.kernels.few_queries.Partial` has them. unrounded: as
-    `attest.kernels.implementation.Settings` says.
+    head_dim: of the padded query and key. value_dim: of the padded value. rounded: the dtype that logits are
+    rounded to, None for none. causal: whether causal order alone decides what a row sees; else first, last
+    and segments say which arrays do, and by_batch whether those have an entry for each batch row. mask, bias:
+    None without; else which of their axes before the last have more than one entry. q_block, k_block: the
+    queries and keys that a step of a program deals with. parts: how many programs share the keys of a row, in
+    the forward kernel. partial: whether it returns the sums of each part, as
+    `attest.kernels.few_queries.Partial` has them. unrounded: as `attest.kernels.implementation.Settings`
+    says.
     """
 
     batch: int
@@ -40,6 +41,7 @@ class KernelSpec:
     q_length: int
     k_length: int
     head_dim: int
+    value_dim: int
     dtype: Any
     scale: float
     cap: float | None
@@ -177,14 +179,15 @@ def describe(
     settings: Settings,
     call: Call,
     rows: Rows,
-    head_dim: int,
+    dims: tuple[int, int],
     q_block: int,
     k_block: int,
     parts: int | None = None,
 ) -> KernelSpec:
     """The spec of a call whose rows are as `attest.kernels.visibility.describe_rows` says.
 
-    parts: how many share the keys of a row and return their sums; None: one program finishes a row.
+    dims: head_dim and value_dim of the spec. parts: how many share the keys of a row and return their sums;
+    None: one program finishes a row.
     """
     placed = rows.padding is not None or call.positions.given
     alone = call.causal and not placed and call.sliding_window == (None, None)
@@ -197,7 +200,8 @@ def describe(
         group=heads // call.key.shape[2],
         q_length=q_length,
         k_length=call.key.shape[1],
-        head_dim=head_dim,
+        head_dim=dims[0],
+        value_dim=dims[1],
         dtype=call.query.dtype,
         scale=call.softmax_scale,
         cap=call.logits_soft_cap,

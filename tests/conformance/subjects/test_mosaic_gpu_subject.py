@@ -88,12 +88,12 @@ def test_a_tiling_gives_every_kernel_its_blocks(monkeypatch: pytest.MonkeyPatch)
 def test_the_declared_blocks_are_those_of_the_kernels() -> None:
     from attest.kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims
 
-    chosen = choose(128, ())
+    chosen = choose(128, 128, ())
     assert (chosen.own, chosen.k) == PRODUCTION_BLOCKS
     steps: set[int] = set()
-    for head_dim in head_dims():
+    for dims in head_dims():
         for work in ((), ("cap",), ("cap", "pairs", "ranges")):
-            steps |= {choose(head_dim, work).k, choose_backward("backward_query", head_dim, work).step}
+            steps |= {choose(*dims, work).k, choose_backward("backward_query", *dims, work).step}
     assert min(steps) == FEWEST_KEYS
     assert all(SUBJECT.numerics("float16", tiling).key_block == FEWEST_KEYS for tiling in SUBJECT.tilings)
 
