@@ -77,8 +77,8 @@ def cotangent_call(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    bias: jax.Array | None,
-    softmax_aux: jax.Array | None,
+    bias: jax.Array | None = None,
+    softmax_aux: jax.Array | None = None,
 ) -> Call:
     """The cotangent of a call: those of its float arrays, rounded to their dtypes; the others have none."""
     return replace(

@@ -22,7 +22,7 @@ type Axes = tuple[str, ...]
 type Results = tuple[jax.Array, jax.Array]
 
 # What the axes of each array of a call are: a batch entry, a query or key head, or what is never sharded.
-_LAYOUTS: dict[str, str] = {
+LAYOUTS: dict[str, str] = {
     "query": "b.h.",
     "key": "b.k.",
     "value": "b.k.",
@@ -45,7 +45,7 @@ _AXES = {"b": "the batch", "h": "the heads", "k": "the heads"}
 
 
 @dataclass(frozen=True)
-class _Placement:
+class Placement:
     """Which axes of a mesh the batch and the heads of a call are sharded over; explicit: all such axes."""
 
     mesh: Any
@@ -79,9 +79,9 @@ def on_mesh(run: Callable[[Call], Results], call: Call) -> Results:
     whole = frozenset(name for name in ("key", "value") if not _sharded(getattr(call, name))[2])
 
     def local(call: Call) -> Results:
-        return run(_own_part(placement, whole, call))
+        return run(own_part(placement, whole, call))
 
-    specs = _mapped(call, lambda name, x: PartitionSpec(*_axes_of(placement, name, x)))
+    specs = mapped(call, lambda name, x: PartitionSpec(*_axes_of(placement, name, x)))
     batch, heads = placement.batch or None, placement.heads or None
     return jax.shard_map(
         local,
@@ -92,7 +92,7 @@ def on_mesh(run: Callable[[Call], Results], call: Call) -> Results:
     )(call)
 
 
-def _placement_of(call: Call) -> _Placement | None:
+def _placement_of(call: Call) -> Placement | None:
     """Where a call is sharded; None without an explicit mesh."""
     for x in jax.tree.leaves(call):
         mesh: Any = jax.typeof(x).sharding.mesh
@@ -103,7 +103,7 @@ def _placement_of(call: Call) -> _Placement | None:
         )
         if explicit:
             batch, _, heads, _ = _sharded(call.query)
-            return _Placement(mesh, explicit, batch, heads)
+            return Placement(mesh, explicit, batch, heads)
     return None
 
 
@@ -116,10 +116,10 @@ def _sharded(x: jax.Array) -> tuple[Axes, ...]:
     return (*entries, *((),) * (x.ndim - len(entries)))
 
 
-def _axes_of(placement: _Placement, name: str, x: jax.Array) -> tuple[Axes | None, ...]:
+def _axes_of(placement: Placement, name: str, x: jax.Array) -> tuple[Axes | None, ...]:
     """How an array is sharded, if it can be so: like the query, or not at all along an axis."""
     found = _sharded(x)
-    for axis, (kind, own) in enumerate(zip(_LAYOUTS[name], found, strict=True)):
+    for axis, (kind, own) in enumerate(zip(LAYOUTS[name], found, strict=True)):
         if own and own != placement.of(kind):
             alike = f"{_AXES[kind]} sharded as those of query are, or " if kind in _AXES else ""
             raise NotImplementedError(
@@ -130,17 +130,17 @@ def _axes_of(placement: _Placement, name: str, x: jax.Array) -> tuple[Axes | Non
     return tuple(own or None for own in found)
 
 
-def _mapped(call: Call, change: Callable[[str, jax.Array], Any]) -> Call:
+def mapped(call: Call, change: Callable[[str, jax.Array], Any]) -> Call:
     """The call with another value for each array that it has."""
 
     def changed(record: Any) -> dict[str, Any]:
-        found = {name: getattr(record, name) for name in _LAYOUTS if hasattr(record, name)}
+        found = {name: getattr(record, name) for name in LAYOUTS if hasattr(record, name)}
         return {name: change(name, x) for name, x in found.items() if x is not None}
 
     return replace(call, **changed(call), positions=replace(call.positions, **changed(call.positions)))
 
 
-def _own_part(placement: _Placement, whole: frozenset[str], call: Call) -> Call:
+def own_part(placement: Placement, whole: frozenset[str], call: Call) -> Call:
     """What a device reads of the arrays that are not sharded, and where its part begins in the whole.
 
     whole: which of key and value have all their heads on every device.
@@ -154,13 +154,13 @@ def _own_part(placement: _Placement, whole: frozenset[str], call: Call) -> Call:
             x = _own_key_heads(placement, x, heads, first["h"])
         if name.startswith("cum_seqlens"):
             return _own_lengths(x, batch, first["b"]) if placement.shards(placement.batch) > 1 else x
-        for axis, kind in enumerate(_LAYOUTS[name]):
+        for axis, kind in enumerate(LAYOUTS[name]):
             size = own.get(kind)
             if size is not None and x.shape[axis] == size * placement.shards(placement.of(kind)) > size:
                 x = lax.dynamic_slice_in_dim(x, first[kind], size, axis)
         return x
 
-    call = _mapped(call, part)
+    call = mapped(call, part)
     if call.dropout_seed is None:
         return call
     begin = jnp.stack([jnp.asarray(x, jnp.uint32) for x in (first["b"], first["h"], 0, 0)])
@@ -180,7 +180,7 @@ def _own_lengths(cumulative: jax.Array, batch: int, first: Any) -> jax.Array:
     return own - own[:1]
 
 
-def _own_key_heads(placement: _Placement, x: jax.Array, heads: int, first: Any) -> jax.Array:
+def _own_key_heads(placement: Placement, x: jax.Array, heads: int, first: Any) -> jax.Array:
     """The key heads that the own query heads read, of keys or values that are whole on every device.
 
     Where the devices divide no group, each of their query heads has a key head of its own.

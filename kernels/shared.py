@@ -1,6 +1,7 @@
 """What all implementations share around their two passes: the computation and differentiation of a call."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from attest.kernels.arguments import Call
 from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
 from attest.kernels.dispatch import on_mesh
 from attest.kernels.implementation import Backward, Forward, Passes, Settings
+from attest.kernels.partitioned import backward, forward, is_partitioned
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import ahead, describe_rows, hides_pairs
 
@@ -44,18 +46,36 @@ def _cotangents(
     cotangents: tuple[jax.Array, jax.Array],
 ) -> tuple[Call]:
     call, (out, lse, row_max, kept) = residuals
-    hides = hides_pairs(call) and not passes.cleans_rows
     d_out, d_lse = cotangents
     d_out = d_out.astype(call.query.dtype)  # float32 where out is unrounded
-    terms = row_terms(call, out, lse, row_max, d_out, d_lse, settings.normalize_output, hides)
-    sums = passes.backward(settings, call, terms, kept) if _has_pairs(call) else _without_pairs(call)
-    return (cotangent_call(call, *sums, sink_cotangent(call, lse, terms.delta)),)
+    given = {"out": out, "lse": lse, "row_max": row_max, "d_out": d_out, "d_lse": d_lse}
+    if is_partitioned():
+        return (cotangent_call(call, **backward(partial(_backward, passes, settings), call, given)),)
+    return (cotangent_call(call, **_backward(passes, settings, call, given, kept)),)
 
 
 _differentiable.defvjp(_with_residuals, _cotangents)
 
 
+def _backward(
+    passes: Passes, settings: Settings, call: Call, given: dict[str, jax.Array], kept: Any = None
+) -> dict[str, jax.Array]:
+    """The gradients of the float arrays of a call, by name; given: as `partitioned.backward` says."""
+    hides = hides_pairs(call) and not passes.cleans_rows
+    terms = row_terms(call, **given, normalize_output=settings.normalize_output, hides=hides)
+    sums = passes.backward(settings, call, terms, kept) if _has_pairs(call) else _without_pairs(call)
+    found = {**sums._asdict(), "softmax_aux": sink_cotangent(call, given["lse"], terms.delta)}
+    return {name: x for name, x in found.items() if x is not None}
+
+
 def _forward(passes: Passes, settings: Settings, call: Call) -> Forward:
+    if is_partitioned():
+        return forward(partial(_alone, passes, settings), call)
+    return _alone(passes, settings, call)
+
+
+def _alone(passes: Passes, settings: Settings, call: Call) -> Forward:
+    """The forward pass, on one device."""
     result = passes.forward(settings, call) if _has_pairs(call) else _sinks_alone(settings, call)
     if call.softmax_aux is None:
         return result

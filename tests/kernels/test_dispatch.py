@@ -1,8 +1,8 @@
-"""Calls on explicit meshes: each device computes its own batch entries and heads, and nothing is gathered."""
+"""Calls on a mesh: each device computes its own batch entries and heads, and nothing is gathered."""
 
 import re
 from collections import Counter
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -27,8 +27,11 @@ def test_all_of_this_in_a_process_of_eight_devices() -> None:
     run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
 
 
-def mesh_of(batch: int, heads: int) -> Any:
-    return jax.make_mesh((batch, heads), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+kinds = pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=["explicit", "automatic"])
+
+
+def mesh_of(batch: int, heads: int, kind: AxisType = AxisType.Explicit) -> Any:
+    return jax.make_mesh((batch, heads), ("data", "model"), axis_types=(kind,) * 2)
 
 
 def ids(length: int) -> np.ndarray:
@@ -94,35 +97,41 @@ def assert_same(found: Any, wanted: Any) -> None:
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-5)
 
 
-def collectives(run: Any, *arguments: Any) -> Counter[str]:
-    program = run.lower(*arguments).compile().as_text()
+@lru_cache
+def on_one_device(name: str) -> Any:
+    arrays, static = OPTIONS[name]
+    given = tensors(4, 2) | {key: x for key, (x, _) in arrays.items()}
+    return jax.jit(partial(both_passes, static))(*split(given))
+
+
+def collectives(program: str) -> Counter[str]:
     return Counter(
         re.findall(r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", program)
     )
 
 
 @here
-@pytest.mark.parametrize(
-    ("name", "placed"), [*((name, True) for name in OPTIONS), ("bias, sinks", False), ("segments", False)]
-)
-def test_each_device_computes_its_own(name: str, placed: bool) -> None:
+@kinds
+@pytest.mark.parametrize(("name", "placed"), [*((name, True) for name in OPTIONS), ("bias, sinks", False)])
+def test_each_device_computes_its_own(name: str, placed: bool, kind: AxisType) -> None:
     """placed: whether the options are sharded, too; else they are whole on every device."""
     arrays, static = OPTIONS[name]
-    mesh = mesh_of(4, 2)
+    mesh = mesh_of(4, 2, kind)
     given = tensors(4, 2)
-    wanted = jax.jit(partial(both_passes, static))(*split(given | {key: x for key, (x, _) in arrays.items()}))
     axes = dict.fromkeys(given, ("data", None, "model")) | {
         key: own if placed else () for key, (_, own) in arrays.items()
     }
     values = given | {key: x for key, (x, _) in arrays.items()}
     with jax.set_mesh(mesh):
         sharded = {key: jax.device_put(x, NamedSharding(mesh, P(*axes[key]))) for key, x in values.items()}
-        run = jax.jit(partial(both_passes, static))
+        run = jax.jit(partial(both_passes, static)).lower(*split(sharded)).compile()
         found = run(*split(sharded))
-        assert_same(found, wanted)
+    assert_same(found, on_one_device(name))
+    assert found[0][0].sharding.is_equivalent_to(NamedSharding(mesh, P("data", None, "model")), 4)
+    if kind == AxisType.Explicit:
         for key, x in found[1].items():
             assert jax.typeof(x).sharding.spec == jax.typeof(sharded[key]).sharding.spec
-        counted = collectives(run, *split(sharded))
+    counted = collectives(run.as_text())
     # A gradient of what several devices read is summed over each axis of the mesh that they are on.
     shared = sum(key in ("bias", "softmax_aux") and axes[key] != ("data", "model") for key in values)
     assert set(counted) <= {"all-reduce"}
@@ -138,8 +147,11 @@ def test_each_device_computes_its_own(name: str, placed: bool) -> None:
         pytest.param(6, 3, 2, id="groups lie on two devices"),
     ],
 )
-def test_key_heads_that_devices_share_are_whole_on_each(heads: int, key_heads: int, devices: int) -> None:
-    mesh = mesh_of(8 // devices if devices == 4 else 4, devices)
+@kinds
+def test_key_heads_that_devices_share_are_whole_on_each(
+    heads: int, key_heads: int, devices: int, kind: AxisType
+) -> None:
+    mesh = mesh_of(8 // devices, devices, kind)
     given = tensors(heads, key_heads)
     options = {"causal": True, "dropout_prob": 0.3, "dropout_seed": 5}
     wanted = jax.jit(partial(both_passes, options))(given, {})
@@ -147,6 +159,24 @@ def test_key_heads_that_devices_share_are_whole_on_each(heads: int, key_heads: i
         axes = {"query": P("data", None, "model"), "key": P("data"), "value": P("data")}
         sharded = {name: jax.device_put(x, NamedSharding(mesh, axes[name])) for name, x in given.items()}
         assert_same(jax.jit(partial(both_passes, options))(sharded, {}), wanted)
+
+
+@here
+@kinds
+def test_gradients_of_bfloat16(kind: AxisType) -> None:
+    """Whole keys and a bias that all batch entries share: their gradients are sums over devices."""
+    mesh = mesh_of(4, 2, kind)
+    given = {name: x.astype(jnp.bfloat16) for name, x in tensors(4, 1).items()}
+    given["bias"] = normal(1, 4, Q, K, dtype="bfloat16")
+    wanted = jax.jit(partial(both_passes, {}))(given, {})
+    with jax.set_mesh(mesh):
+        axes = {"query": P("data", None, "model"), "key": P("data"), "value": P("data"), "bias": P()}
+        sharded = {name: jax.device_put(x, NamedSharding(mesh, axes[name])) for name, x in given.items()}
+        found = jax.jit(partial(both_passes, {}))(sharded, {})
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert a.dtype == b.dtype
+        a, b = (np.asarray(x.astype(jnp.float32)) for x in (a, b))
+        np.testing.assert_allclose(a, b, rtol=2e-2, atol=2e-2)
 
 
 @here
@@ -173,10 +203,11 @@ def of_vmap(call: Any) -> Any:
 
 
 @here
+@kinds
 @pytest.mark.parametrize("way", [jax.checkpoint, of_scan, of_vmap, lambda call: call])
-def test_every_transform_gives_the_same_answer(way: Any) -> None:
+def test_every_transform_gives_the_same_answer(way: Any, kind: AxisType) -> None:
     """The last one is eager."""
-    mesh = mesh_of(2, 4)
+    mesh = mesh_of(2, 4, kind)
     given = tuple(tensors(4, 4).values())
 
     def gradients(call: Any, arrays: Any) -> Any:
@@ -231,3 +262,28 @@ def test_what_is_sharded_otherwise_is_refused_by_name(name: str, spec: Any, word
         }
         with pytest.raises(NotImplementedError, match=words):
             xla.flash_attention(**arrays)
+
+
+@here
+def test_what_devices_cannot_divide_is_computed_by_each() -> None:
+    """Three heads on two devices: XLA gathers them, and the batch stays where it is."""
+    mesh = mesh_of(4, 2, AxisType.Auto)
+    given = tensors(3, 3)
+    wanted = jax.jit(partial(both_passes, {"causal": True}))(given, {})
+    sharding = NamedSharding(mesh, P("data"))
+    constrained = NamedSharding(mesh, P("data", None, "model"))
+
+    def run(given: Any) -> Any:
+        query = jax.lax.with_sharding_constraint(given["query"], constrained)
+        return both_passes({"causal": True}, given | {"query": query}, {})
+
+    sharded = {name: jax.device_put(x, sharding) for name, x in given.items()}
+    assert_same(jax.jit(run)(sharded), wanted)
+
+
+@here
+def test_a_program_of_one_device_is_the_pass_itself() -> None:
+    """In a process of several devices, too."""
+    given = tuple(tensors(2, 1).values())
+    program = jax.jit(xla.flash_attention).lower(*given).as_text()
+    assert "CustomSPMDPartitioning" not in program

@@ -1,0 +1,222 @@
+"""Calls that XLA partitions, on automatic meshes: each device computes its own batch entries and heads.
+
+Under `jax.jit` XLA decides how arrays are sharded, and gathers what it cannot partition, such as a loop over
+the batch. So either pass of a call is one operation to XLA, with a rule of what is sharded together and the
+computation of one device. In a program for one device and under `jax.vmap` the operation is the pass itself.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count, permutations
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from attest.kernels.arguments import Call
+from attest.kernels.dispatch import LAYOUTS, Axes, Placement, mapped, own_part
+from attest.kernels.implementation import Forward
+
+type Arrays = dict[str, jax.Array]
+# From where the call is sharded, None for one device, and its operands to the results.
+type Compute = Callable[[Placement | None, Arrays], Arrays]
+
+# The results of the forward pass, and their cotangents, as LAYOUTS has them.
+_RESULTS = {"out": "b.h.", "lse": "bh.", "row_max": "bh."}
+_COTANGENTS = {"d_out": "b.h.", "d_lse": "bh."}
+_FLOATS = ("query", "key", "value", "bias", "softmax_aux")
+
+
+def is_partitioned() -> bool:
+    """Whether XLA may spread the program that is being traced over devices."""
+    several = jax.device_count() > 1 and getattr(jax.config, "jax_use_shardy_partitioner", False)
+    return several and not jax.sharding.get_abstract_mesh().manual_axes
+
+
+def forward(run: Callable[[Call], Forward], call: Call) -> Forward:
+    """Return the results of `run`, without what it keeps."""
+
+    def compute(placement: Placement | None, arrays: Arrays) -> Arrays:
+        part = _with_arrays(call, arrays)
+        if placement is not None:
+            part = own_part(placement, _whole(placement, call), part)
+        found = run(part)
+        return {"out": found.out, "lse": found.lse, "row_max": found.row_max}
+
+    batch, length, heads, _ = call.query.shape
+    shapes = {"out": (batch, length, heads, call.value.shape[3])}
+    shapes |= dict.fromkeys(("lse", "row_max"), (batch, heads, length))
+    return Forward(**_operation(compute, call, _arrays_of(call), shapes))
+
+
+def backward(run: Callable[[Call, Arrays], Arrays], call: Call, given: Arrays) -> Arrays:
+    """Return the cotangents of the float arrays of a call, by name.
+
+    given: out, lse and row_max of the forward pass, and d_out and d_lse. run: from a call and what is given
+    to the cotangents of its float arrays.
+    """
+    floats = tuple(name for name in _FLOATS if getattr(call, name) is not None)
+
+    def compute(placement: Placement | None, arrays: Arrays) -> Arrays:
+        sharded, here = _with_arrays(call, arrays), {name: arrays[name] for name in given}
+        if placement is None:
+            return run(sharded, here)
+        whole = _whole(placement, call)
+        found = run(own_part(placement, whole, sharded), here)
+
+        def read(floats: Arrays) -> Arrays:
+            part = own_part(placement, whole, replace(sharded, **floats))
+            return {name: getattr(part, name) for name in floats}
+
+        # The transpose of reading a part puts its cotangent in its place, between zeros. In float32, so that
+        # sums over devices are rounded once.
+        wide = {name: getattr(sharded, name).astype(jnp.float32) for name in floats}
+        _, put = jax.vjp(read, wide)
+        (cotangents,) = put({name: found[name].astype(jnp.float32) for name in floats})
+        return {name: _summed(placement, call, name, cotangents[name], found[name].dtype) for name in floats}
+
+    shapes = {name: getattr(call, name).shape for name in floats}
+    return _operation(compute, call, _arrays_of(call) | given, shapes)
+
+
+def _operation(compute: Compute, call: Call, operands: Arrays, results: dict[str, tuple[int, ...]]) -> Arrays:
+    """The results of `compute`, by name, in an operation that XLA partitions. results: their shapes."""
+    layouts = LAYOUTS | _RESULTS | _COTANGENTS
+
+    def alone(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        found = compute(None, dict(zip(operands, arrays, strict=True)))
+        return tuple(found[name] for name in results)
+
+    def partition(mesh: Any, arguments: Any, _: Any) -> Any:
+        placement = _placement_of(call, mesh, arguments[list(operands).index("query")].sharding)
+
+        def sharding(name: str, shape: tuple[int, ...]) -> NamedSharding:
+            axes = _axes_of(placement, call, layouts[name], shape)
+            return NamedSharding(placement.mesh, PartitionSpec(*(x or None for x in axes)))
+
+        def local(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+            found = compute(placement, dict(zip(operands, arrays, strict=True)))
+            return tuple(found[name] for name in results)
+
+        of_results = tuple(sharding(name, shape) for name, shape in results.items())
+        of_operands = tuple(sharding(name, x.shape) for name, x in zip(operands, arguments, strict=True))
+        return placement.mesh, local, of_results, of_operands
+
+    operation = custom_partitioning(alone)
+    operation.def_partition(
+        partition,
+        # JAX's own names cannot say that an axis of the mesh is split between key heads and those of a group.
+        decode_shardings=False,
+        **_rule(
+            call,
+            [(layouts[name], x.shape) for name, x in operands.items()],
+            [(layouts[name], shape) for name, shape in results.items()],
+        ),
+    )
+    batched = custom_vmap(operation)
+
+    @batched.def_vmap
+    def _(_size: int, in_batch: Any, *arrays: jax.Array) -> Any:
+        found = jax.vmap(alone, in_axes=tuple(0 if own else None for own in in_batch))(*arrays)
+        return found, tuple(True for _ in found)
+
+    return dict(zip(results, batched(*operands.values()), strict=True))
+
+
+def _arrays_of(call: Call) -> Arrays:
+    found: Arrays = {}
+    mapped(call, found.setdefault)
+    return found
+
+
+def _with_arrays(call: Call, arrays: Arrays) -> Call:
+    return mapped(call, lambda name, _: arrays[name])
+
+
+def _placement_of(call: Call, mesh: Any, sharding: Any) -> Placement:
+    """Where XLA has the query; what it does not divide evenly is not sharded.
+
+    sharding: as XLA says it, which knows of no names: those are found by where the query is on each device.
+    """
+    # Of a larger shape, which they divide evenly.
+    shape = tuple(mesh.size * size for size in call.query.shape)
+    here = sharding.devices_indices_map(shape)
+
+    def starts(indices: Any, axis: int) -> np.ndarray:
+        return np.vectorize(lambda device: indices[device][axis].start or 0, [int])(mesh.devices)
+
+    def axes(axis: int) -> Axes:
+        found = starts(here, axis)
+        moving = [name for i, name in enumerate(mesh.axis_names) if (found != found.take([0], axis=i)).any()]
+        for order in permutations(moving):
+            named = NamedSharding(mesh, PartitionSpec(*(None,) * axis, order))
+            if call.query.shape[axis] % math.prod(mesh.shape[name] for name in order):
+                return ()
+            if (starts(named.devices_indices_map(shape), axis) == found).all():
+                return order
+        return ()
+
+    return Placement(mesh, frozenset(), axes(0), axes(2))
+
+
+def _whole(placement: Placement, call: Call) -> frozenset[str]:
+    """Which of key and value have all their heads on every device."""
+    shared = call.key.shape[2] % placement.shards(placement.heads)
+    return frozenset(("key", "value") if shared else ())
+
+
+def _axes_of(placement: Placement, call: Call, layout: str, shape: tuple[int, ...]) -> tuple[Axes, ...]:
+    """Over what each axis of an array is sharded: only those with one entry for each batch entry or head."""
+    sizes = {"b": call.query.shape[0], "h": call.query.shape[2], "k": call.key.shape[2]}
+    entries: list[Axes] = []
+    for kind, size in zip(layout, shape, strict=True):
+        axes = placement.of(kind) if size == sizes.get(kind) else ()
+        entries.append(axes if size % placement.shards(axes) == 0 else ())
+    return tuple(entries)
+
+
+def _summed(placement: Placement, call: Call, name: str, cotangent: jax.Array, dtype: Any) -> jax.Array:
+    """The cotangent of an array, from all devices that read the same entries of it, rounded to a dtype."""
+    shape = getattr(call, name).shape
+    own = {axis for axes in _axes_of(placement, call, LAYOUTS[name], shape) for axis in axes}
+    shared = tuple(axis for axis in (*placement.batch, *placement.heads) if axis not in own)
+    return (lax.psum(cotangent, shared) if shared else cotangent).astype(dtype)
+
+
+def _rule(
+    call: Call, operands: list[tuple[str, tuple[int, ...]]], results: list[tuple[str, tuple[int, ...]]]
+) -> dict[str, Any]:
+    """The arguments of `def_partition` that say what is sharded together, from layouts and shapes.
+
+    Query heads are key heads times those of a group; all other axes but the batch are whole on every device.
+    """
+    group = call.query.shape[2] // call.key.shape[2]
+    sizes = {"b": call.query.shape[0], "h": call.query.shape[2], "k": call.key.shape[2]}
+    factors = {"b": "b", "h": "(k g)" if 1 < group < call.query.shape[2] else "k", "k": "k"}
+    if group > 1 and group == call.query.shape[2]:
+        sizes["k"] = 0  # one key head, which is whole on every device
+    whole: list[str] = []
+    numbers = count()
+
+    def words(layout: str, shape: tuple[int, ...]) -> str:
+        found: list[str] = []
+        for kind, size in zip(layout, shape, strict=True):
+            if size == sizes.get(kind):
+                found.append(factors[kind])
+            else:
+                whole.append(f"w{next(numbers)}")
+                found.append(whole[-1])
+        return " ".join(found)
+
+    sides = [", ".join(words(*each) for each in side) for side in (operands, results)]
+    return {
+        "sharding_rule": " -> ".join(sides),
+        "need_replication_factors": tuple(whole),
+        **({"g": group} if factors["h"] == "(k g)" else {}),
+    }
