@@ -108,7 +108,8 @@ def _operation(compute: Compute, call: Call, operands: Arrays, results: dict[str
         of_operands = tuple(sharding(name, x.shape) for name, x in zip(operands, arguments, strict=True))
         return placement.mesh, local, of_results, of_operands
 
-    operation = custom_partitioning(alone)
+    # Jitted, as it may have constants, which custom_partitioning does not take.
+    operation = custom_partitioning(jax.jit(alone))
     operation.def_partition(
         partition,
         # JAX's own names cannot say that an axis of the mesh is split between key heads and those of a group.
@@ -126,7 +127,10 @@ def _operation(compute: Compute, call: Call, operands: Arrays, results: dict[str
         found = jax.vmap(alone, in_axes=tuple(0 if own else None for own in in_batch))(*arrays)
         return found, tuple(True for _ in found)
 
-    return dict(zip(results, batched(*operands.values()), strict=True))
+    # Of a second derivative, which XLA partitions as it likes.
+    differentiable = jax.custom_jvp(batched)
+    differentiable.defjvp(lambda primals, tangents: jax.jvp(alone, primals, tangents))
+    return dict(zip(results, differentiable(*operands.values()), strict=True))
 
 
 def _arrays_of(call: Call) -> Arrays:
