@@ -93,7 +93,7 @@ def flash_attention(
 
     A row that sees no key has out 0, gradients 0 and lse -inf, or the logsumexp of its sinks; padding has
     -inf with sinks, too (S9 to S11). Hidden keys contribute nothing, whatever is stored in them (S4).
-    On an explicit mesh the batch and the heads may be sharded, and no array is gathered; a sequence may not.
+    Batch and heads may be sharded over a mesh: no array is gathered. On an explicit mesh a sequence may not.
     Numerics are those of the implementation that runs. The clauses S1 to S27 are in
     docs/reference/semantics.md.
 

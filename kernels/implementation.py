@@ -119,6 +119,8 @@ class Passes:
     check_precision: the same for precision. All three raise ValueError naming the argument.
     cleans_rows: whether the backward pass itself stops NaN rows (NaN in query or lse) from reaching keys that
         they do not see. If not, `RowTerms` has zeros in their query and d_out.
+    partitioned: whether XLA may partition both passes on automatic meshes. JAX lowers nothing there that has
+        references to arrays which are changed in place.
     """
 
     forward: Callable[[Settings, Call], Forward]
@@ -127,6 +129,7 @@ class Passes:
     check_backward: Callable[[Any], Any] = _NO_BACKWARD_SIZES
     check_precision: Callable[[Any], Any] = _fixed_precision
     cleans_rows: bool = False
+    partitioned: bool = True
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ _COTANGENTS = {"d_out": "b.h.", "d_lse": "bh."}
 _FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 
 
-def is_partitioned() -> bool:
+def spreads() -> bool:
     """Whether XLA may spread the program that is being traced over devices."""
     several = jax.device_count() > 1 and getattr(jax.config, "jax_use_shardy_partitioner", False)
     return several and not jax.sharding.get_abstract_mesh().manual_axes

@@ -10,7 +10,7 @@ from attest.kernels.arguments import Call
 from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
 from attest.kernels.dispatch import on_mesh
 from attest.kernels.implementation import Backward, Forward, Passes, Settings
-from attest.kernels.partitioned import backward, forward, is_partitioned
+from attest.kernels.partitioned import backward, forward, spreads
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import ahead, describe_rows, hides_pairs
 
@@ -49,7 +49,7 @@ def _cotangents(
     d_out, d_lse = cotangents
     d_out = d_out.astype(call.query.dtype)  # float32 where out is unrounded
     given = {"out": out, "lse": lse, "row_max": row_max, "d_out": d_out, "d_lse": d_lse}
-    if is_partitioned():
+    if passes.partitioned and spreads():
         return (cotangent_call(call, **backward(partial(_backward, passes, settings), call, given)),)
     return (cotangent_call(call, **_backward(passes, settings, call, given, kept)),)
 
@@ -64,12 +64,14 @@ def _backward(
     hides = hides_pairs(call) and not passes.cleans_rows
     terms = row_terms(call, **given, normalize_output=settings.normalize_output, hides=hides)
     sums = passes.backward(settings, call, terms, kept) if _has_pairs(call) else _without_pairs(call)
+    # What a launch returns need not say over which axes it varies.
+    _, sums = vary_together((call, sums))
     found = {**sums._asdict(), "softmax_aux": sink_cotangent(call, given["lse"], terms.delta)}
     return {name: x for name, x in found.items() if x is not None}
 
 
 def _forward(passes: Passes, settings: Settings, call: Call) -> Forward:
-    if is_partitioned():
+    if passes.partitioned and spreads():
         return forward(partial(_alone, passes, settings), call)
     return _alone(passes, settings, call)
 
@@ -77,6 +79,7 @@ def _forward(passes: Passes, settings: Settings, call: Call) -> Forward:
 def _alone(passes: Passes, settings: Settings, call: Call) -> Forward:
     """The forward pass, on one device."""
     result = passes.forward(settings, call) if _has_pairs(call) else _sinks_alone(settings, call)
+    _, result = vary_together((call, result))
     if call.softmax_aux is None:
         return result
     # Padding has no sinks (S9); an empty row, which otherwise looks like it, has (S11).

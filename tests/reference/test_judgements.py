@@ -1,14 +1,17 @@
 """The four statistics of an output's errors, and their limits."""
 
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from attest.reference import judgements
 from attest.reference.error_model import Prediction
-from attest.reference.judgements import Statistics, exceeded, limits, measure
+from attest.reference.judgements import Statistics, coarse_limit, exceeded, limits, measure
 
 
 def predicted(bound: float, std: float, shape: tuple[int, ...]) -> Prediction:
@@ -118,3 +121,8 @@ def test_each_statistic_is_held_to_its_limit() -> None:
         ("bias_t", -45.0),
     ):
         assert exceeded(replace(good, **{field: value}), limit) == (field,)
+
+
+def test_limits_are_read_from_the_file_of_thresholds() -> None:
+    thresholds = Path(judgements.__file__).with_name("thresholds.toml").read_text()
+    assert coarse_limit() == tomllib.loads(thresholds)["coarse"]["z"]

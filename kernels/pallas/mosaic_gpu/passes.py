@@ -303,4 +303,6 @@ PASSES = Passes(
     ),
     # Rows without a number are recomputed only where one has reached a key that is hidden from it.
     cleans_rows=True,
+    # What is recomputed is changed in place.
+    partitioned=False,
 )

@@ -251,4 +251,6 @@ PASSES = Passes(
     check_precision=partial(
         check_precision, known=_PRECISIONS, advice="None is float32, 'default' is bfloat16."
     ),
+    # What compiles for TPUs that are not here cannot call back to say how it is partitioned.
+    partitioned=False,
 )
