@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_cases import qkv
 
@@ -184,8 +184,22 @@ def as_numpy(arguments):
     return {name: np.asarray(x) if isinstance(x, jax.Array) else x for name, x in arguments.items()}
 
 
+def lengths(q_lengths, k_lengths):
+    return "lengths", (np.array(q_lengths, np.int32), np.array(k_lengths, np.int32))
+
+
+CAUSAL = ("causal", None)
+UNEQUAL = lengths([0, 1, 4], [0, 3, 4])
+ENTRIES = lengths([0, 2, 5], [0, 4, 5])
+OFFSETS = {"q_offset": np.array([1, -1])}
+
+
 @settings(max_examples=80)
 @given(drawn())
+@example(Drawn((1, 2, 4, 4), (UNEQUAL, CAUSAL), {}))
+@example(Drawn((1, 2, 4, 4), (UNEQUAL, CAUSAL, ("kv_lengths", np.array([2]))), OFFSETS))
+@example(Drawn((2, 2, 3, 4), (ENTRIES, CAUSAL, ("chunk", 2)), OFFSETS))
+@example(Drawn((2, 2, 3, 4), (("kv_lengths", np.array([2, 4])), ("window", 1)), {}))
 def test_the_mask_and_the_arguments_show_what_the_oracle_shows(case):
     info, problem = built(case), expected(case)
     visible, padding = shown(problem)
@@ -328,6 +342,16 @@ def test_what_all_batch_entries_share_may_have_batch_1():
     arguments = info.arguments(*like_arrays((2, 1, 5, 5)))
     np.testing.assert_array_equal(arguments["q_segment_ids"], IDS[[0, 0]])
     np.testing.assert_array_equal(arguments["kv_segment_ids"], keys)
+
+
+def test_there_may_be_no_queries():
+    info = MaskInfo.from_attention_mask(ONE_MASK[:, :, :0]).apply_chunked(2).apply_kv_lengths(3)
+    arguments = info.arguments(*like_arrays((2, 1, 0, 5)))
+    assert {name: arguments[name].shape for name in SEGMENTS} == {
+        "q_segment_ids": (2, 0),
+        "kv_segment_ids": (2, 5),
+    }
+    assert [ids.shape for ids in info.get_or_compute_segment_ids()] == [(2, 0), (2, 5)]
 
 
 def test_a_mask_of_keys_keeps_its_axes_of_size_1():
