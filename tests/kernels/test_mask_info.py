@@ -199,6 +199,7 @@ HEADS = ("mask", (np.array([[1, 1, 0, 1], [0, 1, 1, 1]]).reshape(1, 2, 1, 4), "b
 @given(drawn())
 @example(Drawn((1, 2, 4, 4), (UNEQUAL, CAUSAL), {}))
 @example(Drawn((1, 2, 4, 4), (HEADS,), {}))
+@example(Drawn((1, 2, 4, 4), (("mask", (np.tri(4, dtype=int), "qk")), HEADS), {}))
 @example(Drawn((1, 2, 4, 4), (UNEQUAL, CAUSAL, ("kv_lengths", np.array([2]))), OFFSETS))
 @example(Drawn((2, 2, 3, 4), (ENTRIES, CAUSAL, ("chunk", 2)), OFFSETS))
 @example(Drawn((2, 2, 3, 4), (("kv_lengths", np.array([2, 4])), ("window", 1)), {}))
