@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_cases import qkv
 
@@ -184,8 +184,25 @@ def as_numpy(arguments):
     return {name: np.asarray(x) if isinstance(x, jax.Array) else x for name, x in arguments.items()}
 
 
+def lengths(q_lengths, k_lengths):
+    return "lengths", (np.array(q_lengths, np.int32), np.array(k_lengths, np.int32))
+
+
+CAUSAL = ("causal", None)
+UNEQUAL = lengths([0, 1, 4], [0, 3, 4])
+ENTRIES = lengths([0, 2, 5], [0, 4, 5])
+OFFSETS = {"q_offset": np.array([1, -1])}
+HEADS = ("mask", (np.array([[1, 1, 0, 1], [0, 1, 1, 1]]).reshape(1, 2, 1, 4), "bhqk"))
+
+
 @settings(max_examples=80)
 @given(drawn())
+@example(Drawn((1, 2, 4, 4), (UNEQUAL, CAUSAL), {}))
+@example(Drawn((1, 2, 4, 4), (HEADS,), {}))
+@example(Drawn((1, 2, 4, 4), (("mask", (np.tri(4, dtype=int), "qk")), HEADS), {}))
+@example(Drawn((1, 2, 4, 4), (UNEQUAL, CAUSAL, ("kv_lengths", np.array([2]))), OFFSETS))
+@example(Drawn((2, 2, 3, 4), (ENTRIES, CAUSAL, ("chunk", 2)), OFFSETS))
+@example(Drawn((2, 2, 3, 4), (("kv_lengths", np.array([2, 4])), ("window", 1)), {}))
 def test_the_mask_and_the_arguments_show_what_the_oracle_shows(case):
     info, problem = built(case), expected(case)
     visible, padding = shown(problem)
@@ -299,20 +316,18 @@ def test_a_call_with_the_arguments_computes_what_the_mask_says(info):
 
 
 @pytest.mark.parametrize(
-    ("leading", "lengths"),
-    [((), False), ((2, 1), False), ((1, 2), True)],
-    ids=["none", "two", "with lengths"],
+    ("leading", "packed"), [((), False), ((2, 1), False), ((1, 1), True)], ids=["none", "two", "packed"]
 )
-def test_arguments_have_the_batch_dimensions_of_the_call(leading, lengths):
-    """S27. With lengths an offset is one of each sequence, and has no batch dimensions."""
-    batch = 2 if leading else 1
+def test_arguments_have_the_batch_dimensions_of_the_call(leading, packed):
+    """S27. Where sequences are packed an offset is one of each, and has no batch dimensions."""
+    batch = 2 if leading == (2, 1) else 1
     query, key, value = qkv(batch=batch, q_length=5, k_length=5)
-    info = MaskInfo().apply_causal().apply_sliding_window((2, 0))
-    if lengths:
-        info = info.apply_kv_lengths(3)
+    if packed:
+        info = MaskInfo.from_cu_seqlens(PACKED).with_positions(q_offset=np.arange(2))
     else:
-        info = info.apply_attention_mask(ONE_MASK[:batch]).apply_segments(IDS[:batch])
-    info = info.with_positions(q_offset=np.arange(batch))
+        info = MaskInfo.from_attention_mask(ONE_MASK[:batch]).apply_segments(IDS[:batch])
+        info = info.with_positions(q_offset=np.arange(batch))
+    info = info.apply_causal().apply_sliding_window((2, 0))
     whole = flash_attention(query, key, value, **info.arguments(query, key))
     parts = [x.reshape(*leading, *x.shape[1:]) for x in (query, key, value)]
     out = flash_attention(*parts, **info.arguments(*parts[:2]))
@@ -328,6 +343,16 @@ def test_what_all_batch_entries_share_may_have_batch_1():
     arguments = info.arguments(*like_arrays((2, 1, 5, 5)))
     np.testing.assert_array_equal(arguments["q_segment_ids"], IDS[[0, 0]])
     np.testing.assert_array_equal(arguments["kv_segment_ids"], keys)
+
+
+def test_there_may_be_no_queries():
+    info = MaskInfo.from_attention_mask(ONE_MASK[:, :, :0]).apply_chunked(2).apply_kv_lengths(3)
+    arguments = info.arguments(*like_arrays((2, 1, 0, 5)))
+    assert {name: arguments[name].shape for name in SEGMENTS} == {
+        "q_segment_ids": (2, 0),
+        "kv_segment_ids": (2, 5),
+    }
+    assert [ids.shape for ids in info.get_or_compute_segment_ids()] == [(2, 0), (2, 5)]
 
 
 def test_a_mask_of_keys_keeps_its_axes_of_size_1():

@@ -41,7 +41,7 @@ def check_mask(mask: Any, axes: Any) -> tuple[jax.Array, bool]:
         if axes is None:
             refuse(name, f"shape {mask.shape}", "2 to 4 axes", "Name them with axes, as in axes='bhqk'.")
     if axes not in _AXES:
-        refuse("axes", repr(axes), f"one of {', '.join(_AXES)}", "b, h, q, k, t: see from_attention_mask.")
+        refuse("axes", repr(axes), f"one of {', '.join(_AXES)}", "See MaskInfo.apply_attention_mask.")
     if mask.ndim != len(axes):
         refuse(name, f"shape {mask.shape}", f"{len(axes)} axes, {axes}", "Name the axes that it has.")
     # Compared in its own dtype: a 64-bit mask narrowed first could lose its only set bit.
