@@ -1,9 +1,9 @@
 """The dispatcher: how a checked call runs on the devices of the mesh that its arrays are on.
 
 On an explicit mesh the types of arrays say which axes of them are sharded. There each device computes its own
-batch entries and heads by `jax.shard_map`, and no array is gathered. Inside `jax.shard_map`, on an automatic
-mesh and on one device a call runs as it is. It is the same for all implementations: what they are given is a
-call, in coordinates of the whole (S21, S23).
+batch entries and heads by `jax.shard_map`, and no array is gathered. It is the same for all implementations:
+what they are given is a call, in coordinates of the whole (S21, S23). Inside `jax.shard_map` and on one
+device a call runs as it is; automatic meshes are the matter of `attest.kernels.partitioned`.
 """
 
 import math

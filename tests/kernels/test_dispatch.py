@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import fields
 from functools import lru_cache, partial
 from typing import Any
 
@@ -14,6 +15,9 @@ from jax.sharding import PartitionSpec as P
 from kernel_cases import normal
 
 from attest.kernels import xla
+from attest.kernels.arguments import Call
+from attest.kernels.dispatch import LAYOUTS
+from attest.kernels.positions import Positions
 from tests.kernels.alone import run_alone
 
 DEVICES = 8
@@ -287,3 +291,9 @@ def test_a_program_of_one_device_is_the_pass_itself() -> None:
     given = tuple(tensors(2, 1).values())
     program = jax.jit(xla.flash_attention).lower(*given).as_text()
     assert "CustomSPMDPartitioning" not in program
+
+
+def test_every_array_of_a_call_has_a_layout() -> None:
+    arrays = [field.name for field in fields(Call) if not field.metadata.get("static")]
+    arrays += [field.name for field in fields(Positions)]
+    assert sorted(LAYOUTS) == sorted(set(arrays) - {"positions"})
