@@ -10,6 +10,8 @@ from attest.kernels.batching import merged, split
 from attest.kernels.choose import check_supported, chosen, traits_of
 from attest.kernels.implementation import Implementation, Settings
 from attest.kernels.lowering import refused_elsewhere
+from attest.kernels.masks.given import with_mask_info
+from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.options import check_dtype, check_flag
 from attest.kernels.shared import attend
 
@@ -41,6 +43,7 @@ def flash_attention(
     q_positions: jax.Array | None = None,
     kv_positions: jax.Array | None = None,
     origin: Sequence[int] | jax.Array | None = None,
+    mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
 ) -> jax.Array:
@@ -86,6 +89,8 @@ def flash_attention(
         kv_positions: [B or 1, Sk] integer positions of the keys; by default key j of a sequence stands at j.
         origin: where a call on a part of larger arrays begins in them: batch entry, query head, row and key,
             the key a multiple of 4. Dropout then drops the pairs that it drops in the whole (S12, S23).
+        mask_info: an `attest.kernels.operations.MaskInfo`, whose conditions count beside all others. With
+            several batch dimensions its arrays have one, of all entries.
         platform: "mosaic_gpu", "triton", "pallas_tpu" or "xla"; by default the fastest that supports the
             call on the device of the arrays, or on JAX's default device where they are traced. Compiling
             the program for another device is then refused if the fastest one is another there. An
@@ -134,6 +139,7 @@ def flash_attention_with_lse(
     q_positions: jax.Array | None = None,
     kv_positions: jax.Array | None = None,
     origin: Sequence[int] | jax.Array | None = None,
+    mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -143,8 +149,9 @@ def flash_attention_with_lse(
     results are differentiable. The arguments and the errors are those of `flash_attention`.
     """
     arguments = dict(locals())
-    del arguments["platform"]
+    del arguments["platform"], arguments["mask_info"]
     arguments, leading = merged(arguments)
+    arguments = with_mask_info(arguments, mask_info)
     choice = chosen(arguments, traits_of(arguments), platform)
     passes = choice.implementation.load()
     own = {name: arguments.pop(name) for name in _SETTINGS}

@@ -1,5 +1,5 @@
 """Operations: attention as model code calls it, above the kernels. `MaskInfo` describes who sees whom."""
 
-from attest.kernels.operations.masks.mask_info import MaskInfo
+from attest.kernels.masks.mask_info import MaskInfo
 
 __all__ = ["MaskInfo"]

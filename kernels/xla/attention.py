@@ -14,6 +14,8 @@ from jax import lax
 
 from attest.kernels.arguments import Call, check_call
 from attest.kernels.batching import merged, split
+from attest.kernels.masks.given import with_mask_info
+from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.options import check_dtype, check_flag, refuse, shown
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import describe_rows, visible_tile
@@ -47,6 +49,7 @@ def attention(
     q_positions: jax.Array | None = None,
     kv_positions: jax.Array | None = None,
     origin: Sequence[int] | jax.Array | None = None,
+    mask_info: MaskInfo | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Materialised attention: (out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk]), both in `dtype`.
 
@@ -101,7 +104,7 @@ def attention(
             "origin": origin,
         }
     )
-    call = check_call(**arguments)
+    call = check_call(**with_mask_info(arguments, mask_info))
     out_dtype = call.query.dtype.name if dtype is None else check_dtype("dtype", dtype)
     wide = "float32" if softmax_dtype is None else check_dtype("softmax_dtype", softmax_dtype)
     out, weights = _attend(out_dtype, wide, vary_together(call))

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.operations.masks.sizes import Sizes
-from attest.kernels.operations.masks.visibility import tokens_of, visible_pairs, within
+from attest.kernels.masks.sizes import Sizes
+from attest.kernels.masks.visibility import tokens_of, visible_pairs, within
 from attest.kernels.options import refuse
 
 if TYPE_CHECKING:
-    from attest.kernels.operations.masks.mask_info import MaskInfo
+    from attest.kernels.masks.mask_info import MaskInfo
 
 PADDING = -1
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attest.kernels.operations.masks.sizes import Sizes
+from attest.kernels.masks.sizes import Sizes
 
 if TYPE_CHECKING:
-    from attest.kernels.operations.masks.mask_info import MaskInfo
+    from attest.kernels.masks.mask_info import MaskInfo
 
 # Positions lie in [-2**30, 2**30): their differences reach no farther, and larger sizes change nothing.
 _FARTHEST = 2**31 - 1

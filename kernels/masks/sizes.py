@@ -7,7 +7,7 @@ from attest.kernels.options import check_integer, refuse
 from attest.kernels.sequences import check_lengths
 
 if TYPE_CHECKING:
-    from attest.kernels.operations.masks.mask_info import MaskInfo
+    from attest.kernels.masks.mask_info import MaskInfo
 
 # The axes of each array. One with a question mark may be 1, and is then shared.
 AXES = {

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from attest.kernels.operations.masks.segments import hide_keys
-from attest.kernels.operations.masks.sizes import Sizes, sizes_of
-from attest.kernels.operations.masks.visibility import chunk_of, positions_of, same_chunk, within
+from attest.kernels.masks.segments import hide_keys
+from attest.kernels.masks.sizes import Sizes, sizes_of
+from attest.kernels.masks.visibility import chunk_of, positions_of, same_chunk, within
 from attest.kernels.options import refuse
 
 if TYPE_CHECKING:
-    from attest.kernels.operations.masks.mask_info import MaskInfo
+    from attest.kernels.masks.mask_info import MaskInfo
 
 _INT32 = 2**31 - 1
 # The axes of each argument behind its batch dimensions.

@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 
 from attest.kernels.arguments import Window, check_window
-from attest.kernels.operations.masks.call import flash_attention_arguments
-from attest.kernels.operations.masks.checks import (
+from attest.kernels.masks.call import flash_attention_arguments
+from attest.kernels.masks.checks import (
     check_cumulative,
     check_ids,
     check_kv_lengths,
     check_mask,
     check_places,
 )
-from attest.kernels.operations.masks.segments import hide_keys, segment_ids_of
-from attest.kernels.operations.masks.shardings import AxisName, partition_specs
-from attest.kernels.operations.masks.sizes import sizes_of
-from attest.kernels.operations.masks.visibility import positions_of, visible_pairs
+from attest.kernels.masks.segments import hide_keys, segment_ids_of
+from attest.kernels.masks.shardings import AxisName, partition_specs
+from attest.kernels.masks.sizes import sizes_of
+from attest.kernels.masks.visibility import positions_of, visible_pairs
 from attest.kernels.options import check_dtype, check_size, refuse
 
 _STATIC: dict[str, Any] = {"static": True}

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import jax
 from jax.sharding import PartitionSpec
 
-from attest.kernels.operations.masks.sizes import AXES
+from attest.kernels.masks.sizes import AXES
 from attest.kernels.options import refuse
 
 if TYPE_CHECKING:
-    from attest.kernels.operations.masks.mask_info import MaskInfo
+    from attest.kernels.masks.mask_info import MaskInfo
 
 # One axis of a mesh, several, or none.
 type AxisName = str | tuple[str, ...] | None

@@ -1,0 +1,54 @@
+"""`mask_info` beside the other arguments of a call: all conditions count (S5)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from attest.kernels.arrays import check_pair
+from attest.kernels.masks.mask_info import MaskInfo
+from attest.kernels.options import check_flag, refuse
+
+_POSITIONS = ("q_offset", "q_positions", "kv_positions")
+_REPLACED = ("attention_mask", "q_segment_ids", "kv_segment_ids", "sliding_window", *_POSITIONS)
+
+
+def with_mask_info(arguments: Mapping[str, Any], mask_info: Any) -> dict[str, Any]:
+    """Return the arguments of a call with one batch dimension, with what a MaskInfo says added to them.
+
+    The MaskInfo may be None. Positions and segment ids may be given once, in either; cumulative lengths in
+    the MaskInfo alone. What is malformed is left for the checks of the call.
+
+    Raises: ValueError naming the argument.
+    """
+    if mask_info is None:
+        return dict(arguments)
+    if not isinstance(mask_info, MaskInfo):
+        advice = "Build it from attest.kernels.operations.MaskInfo."
+        refuse("mask_info", f"a {type(mask_info).__name__}", "a MaskInfo", advice)
+    query, key = arguments["query"], arguments["key"]
+    if not all(isinstance(x, jax.Array | np.ndarray) and x.ndim == 4 for x in (query, key)):
+        return dict(arguments)
+    said = _with_arguments(mask_info, arguments).arguments(query, key)
+    return {**arguments, **dict.fromkeys(_REPLACED), **said}
+
+
+def _with_arguments(info: MaskInfo, given: Mapping[str, Any]) -> MaskInfo:
+    """The MaskInfo with the conditions of the other arguments: how one is passed on depends on the others."""
+    if given["cum_seqlens_q"] is not None or given["cum_seqlens_k"] is not None:
+        refuse("cum_seqlens_q", "lengths beside mask_info", "None", "Use MaskInfo.from_cu_seqlens.")
+    for name in _POSITIONS:
+        stored = (info.q_offset, info.q_positions) if name.startswith("q") else (info.kv_positions,)
+        if given[name] is not None and any(x is not None for x in stored):
+            refuse(name, "positions beside those of mask_info", "one of them", "Leave one out.")
+    if check_flag("causal", given["causal"]):
+        info = info.apply_causal()
+    if given["sliding_window"] is not None:
+        info = info.apply_sliding_window(given["sliding_window"])
+    if given["attention_mask"] is not None:
+        info = info.apply_attention_mask(given["attention_mask"], axes="bhqk")
+    q_ids, kv_ids = given["q_segment_ids"], given["kv_segment_ids"]
+    if check_pair("q_segment_ids", q_ids, "kv_segment_ids", kv_ids):
+        info = info.apply_segments(q_ids, kv_ids)
+    return info.with_positions(given["q_positions"], given["kv_positions"], q_offset=given["q_offset"])
