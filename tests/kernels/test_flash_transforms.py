@@ -114,8 +114,8 @@ def test_shard_map_with_lengths_and_dropout(kernel):
 def test_second_call_does_not_retrace(kernel, monkeypatch):
     """Eager calls share one trace per signature, whatever the seed."""
     traces = []
-    of_a_trace = shared.vary_together
-    monkeypatch.setattr(shared, "vary_together", lambda call: traces.append(call) or of_a_trace(call))
+    of_a_trace = shared.on_mesh
+    monkeypatch.setattr(shared, "on_mesh", lambda run, call: traces.append(call) or of_a_trace(run, call))
     # A signature that no other test has.
     arrays = qkv(q_length=3, k_length=2)
     for seed in (1, 2, 2**63):
