@@ -27,9 +27,11 @@ BATCHED = {
     "kv_segment_ids": 1,
     "q_positions": 1,
     "kv_positions": 1,
+    "kv_start": 1,
+    "kv_end": 1,
 }
 # Those whose batch dimensions may be 1 where the query's are not.
-_BROADCAST = frozenset({"attention_mask", "bias", "q_positions", "kv_positions"})
+_BROADCAST = frozenset({"attention_mask", "bias", "q_positions", "kv_positions", "kv_start", "kv_end"})
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,10 @@ def fold(query: Array, key: Array, value: Array, **options: Any) -> Folded:
 
     query [..., Sq, Hq, D], key [..., Sk, Hkv, D], value [..., Sk, Hkv, Dv]: the dots are the batch
     dimensions, the same in all three, or none for a batch of one. attention_mask and bias [..., heads, rows,
-    keys] and positions [..., S] have as many, each of which may be 1; segment ids [..., S] have the same. A
-    `q_offset` is an integer or has the shape of the batch dimensions; beside packed lengths, [n]. Other
-    options are those of `make_problem`: lengths, and the first number of an origin, count batch entries in
-    the order of the array's elements.
+    keys], positions and ranges [..., S] have as many, each of which may be 1; segment ids [..., S] have the
+    same. A `q_offset` is an integer or has the shape of the batch dimensions; beside packed lengths, [n].
+    Other options are those of `make_problem`: lengths, and the first number of an origin, count batch
+    entries in the order of the array's elements.
 
     Raises ValueError and TypeError as `make_problem` does.
     """

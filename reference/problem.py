@@ -33,6 +33,8 @@ class Problem:
     q_offset: int, or int [B], one a sequence; None: the last query stands where the last key does.
     q_positions: int [B|1, Sq]. kv_positions: int [B|1, Sk]. None: as tokens are counted in their sequence.
     origin: where the first batch entry, query head, row and key of this call stand in the whole arrays.
+    chunk_size: positions in a chunk. kv_start, kv_end: int [B|1, Sq], the first key that a row may see and
+        the one after the last, as keys are counted in the array; None where that side is open.
     """
 
     query: Array
@@ -56,6 +58,9 @@ class Problem:
     q_positions: Array | None = None
     kv_positions: Array | None = None
     origin: tuple[int, int, int, int] = (0, 0, 0, 0)
+    chunk_size: int | None = None
+    kv_start: Array | None = None
+    kv_end: Array | None = None
 
     @property
     def batch(self) -> int:
@@ -139,6 +144,9 @@ def make_problem(query: Array, key: Array, value: Array, **options: Any) -> Prob
     canonical["q_offset"] = _check_offset(options, shape)
     for name, length in (("q_positions", shape[2]), ("kv_positions", shape[3])):
         _check_positions(name, options.get(name), shape[0], length)
+    for name in ("kv_start", "kv_end"):
+        _check_tokens(name, options.get(name), shape[0], shape[2])
+    canonical["chunk_size"] = _check_chunk(options.get("chunk_size"))
     canonical["origin"] = _check_origin(options.get("origin"), shape)
     return Problem(query, key, value, **canonical)
 
@@ -295,19 +303,34 @@ def _check_offset(options: Mapping[str, Any], shape: tuple[int, int, int, int]) 
     return int(offset) if offset.ndim == 0 else offset
 
 
+def _check_tokens(name: str, numbers: Any, batch: int, length: int) -> None:
+    """An integer for each token."""
+    if numbers is None:
+        return
+    if not isinstance(numbers, np.ndarray):
+        raise TypeError(f"{name}: got {type(numbers).__name__}, expected an array of integers")
+    if numbers.dtype.kind != "i":
+        raise _wrong(name, f"dtype {numbers.dtype}", "a signed int dtype")
+    if numbers.shape not in ((1, length), (batch, length)):
+        raise _wrong(name, f"shape {numbers.shape}", f"{(batch, length)}, the first axis of which may be 1")
+
+
 def _check_positions(name: str, positions: Any, batch: int, length: int) -> None:
+    _check_tokens(name, positions, batch, length)
     if positions is None:
         return
-    if not isinstance(positions, np.ndarray):
-        raise TypeError(f"{name}: got {type(positions).__name__}, expected an array of integers")
-    if positions.dtype.kind != "i":
-        raise _wrong(name, f"dtype {positions.dtype}", "a signed int dtype")
-    if positions.shape not in ((1, length), (batch, length)):
-        raise _wrong(name, f"shape {positions.shape}", f"{(batch, length)}, the first axis of which may be 1")
     outside = (positions < POSITIONS[0]) | (positions > POSITIONS[-1])
     if outside.any():
         expected = f"positions from {POSITIONS[0]} to {POSITIONS[-1]}"
         raise _wrong(name, int(positions[outside][0]), expected)
+
+
+def _check_chunk(size: Any) -> int | None:
+    if size is None:
+        return None
+    if not _is_integer(size) or not 0 < int(size) < 2**31:
+        raise _wrong("chunk_size", size, "an integer above 0 that 32 bits hold, or None")
+    return int(size)
 
 
 def _check_origin(origin: Any, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

@@ -27,6 +27,9 @@ OPTIONS = (
     "q_positions",
     "kv_positions",
     "origin",
+    "chunk_size",
+    "kv_start",
+    "kv_end",
 )
 # Who ignores the first must ignore the second, or its answer has no meaning.
 _TOGETHER = (

@@ -1,4 +1,4 @@
-"""The keys that each query row sees (S5 to S9, S23).
+"""The keys that each query row sees (S5 to S9, S23, S24, S28).
 
 Causal and window compare two positions: each key has the one it holds in its sequence, and each query row
 has the one it would hold on the keys' axis, unless the call gives others. Both are plain vectors, so that
@@ -59,7 +59,7 @@ def padding_rows(problem: Problem, semantics: Semantics, batch: int) -> Bools:
 
 
 def allowed(problem: Problem, semantics: Semantics, batch: int, head: int, rows: Ints) -> Bools:
-    """The keys that mask, causal, window, segments and lengths let `rows` of a head see: bool [rows, Sk].
+    """The keys that all but the bias let `rows` of a head see: bool [rows, Sk].
 
     A bias of -inf hides a key too; `attest.reference.rows` adds it, since it acts on the logits.
     """
@@ -69,6 +69,11 @@ def allowed(problem: Problem, semantics: Semantics, batch: int, head: int, rows:
         seen &= q_ids == kv_ids
         if semantics.segments == "non_negative":
             seen &= kv_ids >= 0
+    key = np.arange(problem.kv_len, dtype=np.int64)
+    if problem.kv_start is not None:
+        seen &= _of_entry(problem.kv_start, batch)[rows][:, None] <= key
+    if problem.kv_end is not None:
+        seen &= key < _of_entry(problem.kv_end, batch)[rows][:, None]
     if problem.attention_mask is not None and not _mask_ignored(problem, semantics):
         seen &= pick(problem.attention_mask, batch, head, rows)
     return seen
@@ -103,6 +108,9 @@ def _by_position(problem: Problem, semantics: Semantics, batch: int, rows: Ints)
             if side is None or (side == 0 and semantics.window_zero == "unbounded"):
                 continue
             seen &= outward <= side if semantics.window_edges == "inclusive" else outward < side
+    if problem.chunk_size is not None:
+        row_position = row_positions(problem, semantics.window, batch)[rows]
+        seen &= k_position // problem.chunk_size == (row_position // problem.chunk_size)[:, None]
     return seen
 
 
@@ -128,8 +136,8 @@ def row_positions(problem: Problem, alignment: str, batch: int) -> Ints:
     return q.index + (_bottom_right_offset(problem)[sequence] if alignment == "bottom_right" else 0)
 
 
-def _of_entry(positions: NDArray[Any], batch: int) -> Ints:
-    return positions[batch if len(positions) > 1 else 0].astype(np.int64)
+def _of_entry(numbers: NDArray[Any], batch: int) -> Ints:
+    return numbers[batch if len(numbers) > 1 else 0].astype(np.int64)
 
 
 def _bottom_right_offset(problem: Problem) -> Ints:

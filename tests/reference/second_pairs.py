@@ -15,7 +15,7 @@ def visible(problem: Problem, semantics: Semantics, b: int, h: int, i: int, j: i
 
 
 def permitted(problem: Problem, semantics: Semantics, b: int, h: int, i: int, j: int) -> bool:
-    """Whether mask, causal, window, segments and lengths let row i of head h see key j."""
+    """Whether all but the bias lets row i of head h see key j."""
     q_len, k_len = problem.query.shape[1], problem.key.shape[1]
     q_place = _place(problem.cum_seqlens_q, problem.query.shape[0], b, i, q_len)
     k_place = _place(problem.cum_seqlens_k, problem.query.shape[0], b, j, k_len)
@@ -46,7 +46,14 @@ def permitted(problem: Problem, semantics: Semantics, b: int, h: int, i: int, j:
         q_id, k_id = int(problem.q_segment_ids[b, i]), int(problem.kv_segment_ids[b, j])
         if q_id != k_id or (semantics.segments == "non_negative" and q_id < 0):
             return False
-    return True
+    if problem.chunk_size is not None:
+        row = row_position(problem, semantics.window, b, i)
+        if mp.floor(mpf(row) / problem.chunk_size) != mp.floor(mpf(column) / problem.chunk_size):
+            return False
+    start, end = problem.kv_start, problem.kv_end
+    if start is not None and j < int(start[b % len(start), i]):
+        return False
+    return end is None or j < int(end[b % len(end), i])
 
 
 def row_position(problem: Problem, alignment: str, b: int, i: int) -> int:

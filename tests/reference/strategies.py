@@ -29,6 +29,8 @@ FEATURES = (
     "q_offset",
     "positions",
     "origin",
+    "chunks",
+    "ranges",
 )
 
 # Each choice of a dialect and the features without which it makes no difference.
@@ -62,6 +64,7 @@ DIALECTS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
             frozenset({"cum_seqlens_q", "cum_seqlens_k", "sliding_window"}),
             frozenset({"q_segment_ids", "kv_segment_ids", "normalize_output"}),
             frozenset({"q_offset", "q_positions", "kv_positions", "origin"}),
+            frozenset({"chunk_size", "kv_start", "kv_end"}),
         ),
         (),
     ),
@@ -147,6 +150,10 @@ def drawn_problems(draw: st.DrawFn, dialects: bool = False, largest: int = 6) ->
         options["q_offset"] = draw(st.sampled_from((each, each.astype(np.int8), int(each[0]))))
     if "positions" in features:
         options |= _positions(draw, rng, batch, q_len, kv_len, beside_offset="q_offset" in features)
+    if "chunks" in features:
+        options["chunk_size"] = draw(st.sampled_from((1, 2, 3, 5, 2**31 - 1)))
+    if "ranges" in features:
+        options |= _ranges(draw, rng, batch, q_len, kv_len)
     # A linear offset needs the shape of the whole array.
     if "origin" in features and chosen.dropout != "linear_offset":
         options["origin"] = tuple(draw(st.sampled_from((0, 1, 5, 2**32 - 100))) for _ in range(4))
@@ -177,6 +184,18 @@ def _positions(
     dtype = draw(st.sampled_from((np.int32, np.int8, np.int64)))
     return {
         name: rng.integers(-2, kv_len + 2, (draw(st.sampled_from((1, batch))), sides[name])).astype(dtype)
+        for name in sorted(given)
+    }
+
+
+def _ranges(
+    draw: st.DrawFn, rng: np.random.Generator, batch: int, q_len: int, kv_len: int
+) -> dict[str, np.ndarray]:
+    """The first key of each row, the end of its keys, or both: beyond all keys and empty, too."""
+    given = draw(st.sets(st.sampled_from(("kv_start", "kv_end")), min_size=1))
+    dtype = draw(st.sampled_from((np.int32, np.int8, np.int64)))
+    return {
+        name: rng.integers(-2, kv_len + 3, (draw(st.sampled_from((1, batch))), q_len)).astype(dtype)
         for name in sorted(given)
     }
 

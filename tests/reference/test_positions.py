@@ -90,6 +90,10 @@ def lengths_of(problem: Problem, cum: np.ndarray, tokens: slice | None, entries:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
+# Arrays that all batch entries may have in common.
+_SHARED = ("q_positions", "kv_positions", "kv_start", "kv_end")
+
+
 def shard(drawn: Drawn, axis: str, here: slice) -> Drawn:
     """Some batch entries, KV heads with their queries, rows or keys of a problem `with_positions`."""
     problem = drawn.problem
@@ -110,13 +114,18 @@ def shard(drawn: Drawn, axis: str, here: slice) -> Drawn:
         ("kv_segment_ids", {"batch": (0, here), "keys": (1, here)}),
         ("q_positions", {"batch": (0, here), "rows": (1, here)}),
         ("kv_positions", {"batch": (0, here), "keys": (1, here)}),
+        ("kv_start", {"batch": (0, here), "rows": (1, here)}),
+        ("kv_end", {"batch": (0, here), "rows": (1, here)}),
     ):
         if axis in place:
             along, some = place[axis]
             array = getattr(problem, name)
-            broadcast = array is not None and along == 0 and "positions" in name and len(array) == 1
+            broadcast = array is not None and along == 0 and name in _SHARED and len(array) == 1
             if array is not None and not broadcast:
                 changed[name] = array[(slice(None),) * along + (some,)]
+    if axis == "keys":  # which ranges count, as they do not count positions
+        starts = {name: getattr(problem, name) for name in ("kv_start", "kv_end")}
+        changed |= {name: array - here.start for name, array in starts.items() if array is not None}
     if axis == "heads" and problem.softmax_aux is not None and not problem.shares_sinks:
         changed["softmax_aux"] = problem.softmax_aux[heads]
     if problem.cum_seqlens_q is not None and problem.cum_seqlens_k is not None:

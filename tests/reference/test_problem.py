@@ -133,6 +133,13 @@ OPTIONS_REFUSED = [
         "kv_positions: got 1073741824, expected positions from -1073741824 to 1073741823",
     ),
     ({"q_positions": np.array([[0, 1, -(2**30) - 1]])}, "q_positions: got -1073741825"),
+    ({"kv_start": np.zeros((2, 3))}, "kv_start: got dtype float64, expected a signed int dtype"),
+    ({"kv_end": np.zeros((2, 6), int)}, r"kv_end: got shape \(2, 6\), expected \(2, 3\), the first"),
+    ({"kv_end": np.zeros(3, int)}, r"kv_end: got shape \(3,\)"),
+    ({"chunk_size": 0}, "chunk_size: got 0, expected an integer above 0"),
+    ({"chunk_size": 2.0}, "chunk_size: got 2.0"),
+    ({"chunk_size": True}, "chunk_size: got True"),
+    ({"chunk_size": 2**31}, "chunk_size: got 2147483648"),
     ({"origin": (0, 0, 0)}, r"origin: got \(0, 0, 0\), expected four integers of at least 0"),
     ({"origin": 0}, "origin: got 0"),
     ({"origin": (0, 0, -1, 0)}, "origin: got"),
@@ -169,6 +176,7 @@ def test_packed_lengths_have_to_fit_together() -> None:
         ({"q_offset": [0, 1]}, "q_offset: got"),
         ({"q_positions": [[0, 1, 2]]}, "q_positions: got list, expected an array of integers"),
         ({"kv_positions": 1}, "kv_positions: got int, expected an array of integers"),
+        ({"kv_end": 1}, "kv_end: got int, expected an array of integers"),
     ],
 )
 def test_types_refused(options: dict[str, Any], message: str) -> None:

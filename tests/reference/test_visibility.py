@@ -216,6 +216,61 @@ CLAUSES: list[tuple[str, list[str], tuple[int, int], Semantics, dict[str, Any]]]
             "kv_positions": ids([5, 3, 3, 4, 1]),
         },
     ),
+    ("S24 chunks", ["xxx...", "...xxx", "...xxx"], (3, 6), STANDARD, {"chunk_size": 3, "q_offset": 2}),
+    ("S24 chunks, aligned with the last key", ["..xx.", "....x"], (2, 5), STANDARD, {"chunk_size": 2}),
+    ("S24 chunks from the top left", ["xx...", "xx..."], (2, 5), TOP_LEFT, {"chunk_size": 2}),
+    (
+        "S24 chunks of positions below 0 and in any order, causal",
+        [".xx.", "...x", "x..x"],
+        (3, 4),
+        STANDARD,
+        {
+            "chunk_size": 3,
+            "causal": True,
+            "q_positions": ids([-1, 1, 2]),
+            "kv_positions": ids([2, -3, -1, 0]),
+        },
+    ),
+    (
+        "S24 chunks of packed sequences",
+        ["xx...", "..xx.", "....x"],
+        (3, 5),
+        STANDARD,
+        {
+            "cum_seqlens_q": ids([0, 1, 3])[0],
+            "cum_seqlens_k": ids([0, 2, 5])[0],
+            "chunk_size": 2,
+            "q_positions": ids([1, 0, 3]),
+        },
+    ),
+    (
+        "S28 ranges",
+        [".xx..", ".....", "xxxxx", "....."],
+        (4, 5),
+        STANDARD,
+        {"kv_start": ids([1, 2, -3, 7]), "kv_end": ids([3, 2, 9, 9])},
+    ),
+    (
+        "S28 a start alone, causal",
+        ["x..", ".x.", "..x"],
+        (3, 3),
+        STANDARD,
+        {"causal": True, "kv_start": ids([0, 1, 2])},
+    ),
+    ("S28 an end alone", ["xx.", "..."], (2, 3), STANDARD, {"kv_end": ids([2, 0])}),
+    (
+        "S28 ranges count the keys of the array, of packed sequences, too, whatever their positions",
+        [".x...", "..x..", "....."],
+        (3, 5),
+        STANDARD,
+        {
+            "cum_seqlens_q": ids([0, 1, 3])[0],
+            "cum_seqlens_k": ids([0, 2, 5])[0],
+            "kv_start": ids([1, 1, 0]),
+            "kv_end": ids([4, 3, 2]),
+            "kv_positions": ids([9, 8, 7, 6, 5]),
+        },
+    ),
     (
         "S5 all at once",
         ["x...", ".x..", "...."],
@@ -241,6 +296,12 @@ def test_clauses(
     want: list[str], sizes: tuple[int, int], semantics: Semantics, options: dict[str, Any]
 ) -> None:
     assert seen(*sizes, semantics, **options) == want
+
+
+def test_ranges_are_each_entries_own() -> None:
+    ranges = {"kv_start": ids([0, 1], [1, 2]), "kv_end": ids([1, 3])}
+    assert seen(2, 3, batch=2, **ranges) == ["x..", ".xx"]
+    assert seen(2, 3, batch=2, of=(1, 0), **ranges) == ["...", "..x"]
 
 
 def test_padded_lengths_are_each_rows_own() -> None:
