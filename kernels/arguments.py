@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attest.kernels.arrays import check_broadcast, check_float, check_is_array
+from attest.kernels.key_ranges import check_chunk_size, check_ranges
 from attest.kernels.options import (
     check_dropout_prob,
     check_flag,
@@ -56,11 +57,14 @@ class Call:
     softmax_aux: jax.Array | None  # [1, num_sinks], which all heads share, or [Hq, num_sinks], float
     dropout_seed: jax.Array | None  # [2] uint32: low and high word; None where nothing is dropped
     positions: Positions
+    kv_start: jax.Array | None  # [B or 1, Sq] int32, from 0 to Sk
+    kv_end: jax.Array | None  # [B or 1, Sq] int32, from 0 to Sk
     softmax_scale: float = field(metadata=_STATIC)
     logits_soft_cap: float | None = field(metadata=_STATIC)
     dropout_prob: float = field(metadata=_STATIC)
     causal: bool = field(metadata=_STATIC)
     sliding_window: Window = field(metadata=_STATIC)
+    chunk_size: int | None = field(metadata=_STATIC)
 
 
 def check_call(
@@ -85,8 +89,11 @@ def check_call(
     q_positions: Any = None,
     kv_positions: Any = None,
     origin: Any = None,
+    chunk_size: Any = None,
+    kv_start: Any = None,
+    kv_end: Any = None,
 ) -> Call:
-    """Return the arguments that all kernels share, checked and in canonical form (S1 to S12, S20, S23).
+    """Return the arguments that all kernels share, checked and in canonical form (S1 to S28).
 
     Shapes are those of `Call`. Further forms accepted: an integer `attention_mask` (non-zero may attend);
     `softmax_aux` of shape [num_sinks], shared by all heads, where that is not as many as heads; segment ids
@@ -105,6 +112,7 @@ def check_call(
     segments = check_segments(q_segment_ids, kv_segment_ids, batch, q_length, k_length)
     lengths = check_lengths(cum_seqlens_q, cum_seqlens_k, batch, q_length, k_length)
     probability = check_dropout_prob(dropout_prob)
+    start, end = check_ranges(kv_start, kv_end, batch, q_length, k_length)
     return Call(
         query=query,
         key=key,
@@ -127,11 +135,14 @@ def check_call(
             q_length=q_length,
             k_length=k_length,
         ),
+        kv_start=start,
+        kv_end=end,
         softmax_scale=scale,
         logits_soft_cap=check_soft_cap(logits_soft_cap),
         dropout_prob=probability,
         causal=check_flag("causal", causal),
         sliding_window=check_window(sliding_window),
+        chunk_size=check_chunk_size(chunk_size),
     )
 
 

@@ -43,6 +43,9 @@ def flash_attention(
     q_positions: jax.Array | None = None,
     kv_positions: jax.Array | None = None,
     origin: Sequence[int] | jax.Array | None = None,
+    chunk_size: int | None = None,
+    kv_start: jax.Array | None = None,
+    kv_end: jax.Array | None = None,
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
@@ -83,12 +86,16 @@ def flash_attention(
         q_segment_ids: [B, Sq] integer; a row sees the keys with its own id. Negative is padding (S8).
         kv_segment_ids: [B, Sk] integer.
         q_offset: the position of the first row, an integer or one for each sequence; row i stands at i +
-            q_offset. Causal order and windows compare positions (S23). By default the last row stands where
-            the last key does.
+            q_offset. Causal order, windows and chunks compare positions (S23). By default the last row stands
+            where the last key does.
         q_positions: [B or 1, Sq] integer positions of the rows, in place of q_offset.
         kv_positions: [B or 1, Sk] integer positions of the keys; by default key j of a sequence stands at j.
         origin: where a call on a part of larger arrays begins in them: batch entry, query head, row and key,
             the key a multiple of 4. Dropout then drops the pairs that it drops in the whole (S12, S23).
+        chunk_size: how many positions a chunk has; a row sees the keys of its own chunk alone (S24).
+        kv_start: [B or 1, Sq] int32 or int64, the first key that a row may see, counted in key (S28). Blocks
+            of keys outside of all ranges are skipped.
+        kv_end: [B or 1, Sq] int32 or int64, the key after the last one that a row may see.
         mask_info: an `attest.kernels.operations.MaskInfo`, whose conditions count beside all others. With
             several batch dimensions its arrays have one, of all entries.
         platform: "mosaic_gpu", "triton", "pallas_tpu" or "xla"; by default the fastest that supports the
@@ -99,7 +106,7 @@ def flash_attention(
     A row that sees no key has out 0, gradients 0 and lse -inf, or the logsumexp of its sinks; padding has
     -inf with sinks, too (S9 to S11). Hidden keys contribute nothing, whatever is stored in them (S4).
     Batch and heads may be sharded over a mesh: no array is gathered. On an explicit mesh a sequence may not.
-    Numerics are those of the implementation that runs. The clauses S1 to S27 are in
+    Numerics are those of the implementation that runs. The clauses S1 to S28 are in
     docs/reference/semantics.md.
 
     Differentiable once in reverse mode, in query, key, value, bias and softmax_aux.
@@ -139,6 +146,9 @@ def flash_attention_with_lse(
     q_positions: jax.Array | None = None,
     kv_positions: jax.Array | None = None,
     origin: Sequence[int] | jax.Array | None = None,
+    chunk_size: int | None = None,
+    kv_start: jax.Array | None = None,
+    kv_end: jax.Array | None = None,
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,

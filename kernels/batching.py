@@ -21,6 +21,8 @@ _ARGUMENTS = {
     "kv_segment_ids": (1, False),
     "q_positions": (1, True),
     "kv_positions": (1, True),
+    "kv_start": (1, True),
+    "kv_end": (1, True),
     "q_offset": (0, False),
 }
 
@@ -31,7 +33,8 @@ def merged(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Leading | None
     """Return the arguments of a call with one batch dimension, and the batch dimensions that were given.
 
     query [..., Sq, Hq, D] has none, two or more of them; with one the arguments are returned as they are,
-    with None. [Sq, Hq, D] is a batch of one. A mask, bias or positions may have 1 for any of the dimensions.
+    with None. [Sq, Hq, D] is a batch of one. A mask, bias, positions or ranges may have 1 for any
+    of the dimensions.
     Offsets [n] for n sequences have no batch dimensions where cumulative lengths say what the sequences are.
 
     Raises: ValueError naming the argument whose batch dimensions are others than those of query.

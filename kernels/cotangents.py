@@ -95,6 +95,8 @@ def cotangent_call(
         cum_seqlens_k=None,
         dropout_seed=None,
         positions=Positions(),
+        kv_start=None,
+        kv_end=None,
     )
 
 

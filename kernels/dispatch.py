@@ -38,6 +38,8 @@ LAYOUTS: dict[str, str] = {
     "q": "b.",
     "kv": "b.",
     "origin": ".",
+    "kv_start": "b.",
+    "kv_end": "b.",
 }
 # The names of positions as users give them.
 _GIVEN = {"q": "q_positions", "kv": "kv_positions"}

@@ -37,9 +37,9 @@ class Partial(NamedTuple):
 def pack_heads(call: Call, rows: Rows) -> tuple[Call, Rows]:
     """Return the call with key heads alone, and with the query heads of each as further rows.
 
-    [B, S, Hkv * G, D] becomes [B, G * S, Hkv, D], head by head. What a row sees by order, windows, lengths
-    and positions is in the rows that are returned, and no longer in the call. Sinks are left out: `finish`
-    adds them.
+    [B, S, Hkv * G, D] becomes [B, G * S, Hkv, D], head by head. What a row sees by order, windows, chunks,
+    lengths, positions and ranges is in the rows that are returned, and no longer in the call. Sinks are left
+    out: `finish` adds them.
     """
     group = call.query.shape[2] // call.key.shape[2]
 
@@ -59,8 +59,11 @@ def pack_heads(call: Call, rows: Rows) -> tuple[Call, Rows]:
         cum_seqlens_k=None,
         softmax_aux=None,
         positions=Positions(),
+        kv_start=None,
+        kv_end=None,
         causal=False,
         sliding_window=(None, None),
+        chunk_size=None,
     )
     return packed, Rows(by_row(first), by_row(last), by_row(rows.padding))
 

@@ -1,9 +1,9 @@
 """Visibility: an interval of keys for each query row, segment ids, a mask and a bias.
 
-Causal order, windows and sequence lengths (clauses S6, S7, S9) all reduce to one closed interval of key
-indices [first, last] per query row, because the tokens of a sequence are contiguous. Positions of rows only
-move the interval; positions of keys (S23) are compared key by key. An interval is O(S) to
-store, gives any tile of the visibility by two comparisons, and tells which key blocks a block of rows can
+Causal order, windows, sequence lengths, chunks and ranges (clauses S6, S7, S9, S24, S28) all reduce to one
+closed interval of key indices [first, last] per query row, as the tokens of a sequence are contiguous.
+Positions of rows only move the interval; positions of keys (S23) are compared key by key. An interval is O(S)
+to store, gives any tile of the visibility by two comparisons, and tells which key blocks a block of rows can
 skip.
 
 Padding rows (past a length, past the last cumulative length, or with a negative segment id) are told apart
@@ -54,7 +54,7 @@ class _Sequences:
 
 
 def describe_rows(call: Call) -> Rows:
-    """The interval of keys and the padding flag of every query row of `call` (clauses S6 to S9, S23)."""
+    """The interval of keys and the padding flag of every query row of `call` (S6 to S9, S23, S24, S28)."""
     k_length = call.key.shape[1]
     sequences = _sequences(call)
     first, last, padding = sequences.first, sequences.last, sequences.padding
@@ -68,6 +68,10 @@ def describe_rows(call: Call) -> Rows:
             last = _both(jnp.minimum, last, _plus(high, sequences.key_start))
     else:
         lowest, highest = low, high
+    if call.kv_start is not None:
+        first = _both(jnp.maximum, first, call.kv_start)
+    if call.kv_end is not None:
+        last = _both(jnp.minimum, last, call.kv_end - 1)
     if call.q_segment_ids is not None:
         padding = _both(jnp.logical_or, padding, call.q_segment_ids < 0)
     if last is not None:
@@ -78,7 +82,7 @@ def describe_rows(call: Call) -> Rows:
 
 
 def _position_limits(call: Call, sequences: _Sequences) -> tuple[jax.Array | None, jax.Array | None]:
-    """The lowest and the highest position that each row sees by causal order and windows (S6, S7, S23)."""
+    """The lowest and highest position that each row sees by order, windows and chunks (S6, S7, S23, S24)."""
     left, right = call.sliding_window
     if call.positions.given:
         # Two positions are less than 2**32 apart.
@@ -100,6 +104,11 @@ def _position_limits(call: Call, sequences: _Sequences) -> tuple[jax.Array | Non
         high = _plus_static(position, right)
     if call.causal:
         high = position
+    if call.chunk_size is not None:
+        # How far the row stands behind the first position of its chunk, below 0, too.
+        behind = position % call.chunk_size
+        low = _both(jnp.maximum, low, _plus(position, -behind))
+        high = _both(jnp.minimum, high, _plus(position, jnp.int32(call.chunk_size - 1) - behind))
     return low, high
 
 
@@ -123,7 +132,13 @@ def _plus_static(x: jax.Array, n: int) -> jax.Array:
 def hides_pairs(call: Call) -> bool:
     """Return whether some pair within the lengths may be hidden."""
     arrays = (call.cum_seqlens_q, call.q_segment_ids, call.attention_mask, call.bias)
-    return call.causal or call.sliding_window != (None, None) or any(x is not None for x in arrays)
+    arrays += (call.kv_start, call.kv_end)
+    return call.causal or windowed(call) or any(x is not None for x in arrays)
+
+
+def windowed(call: Call) -> bool:
+    """Return whether rows see a window around their position, or a chunk."""
+    return call.sliding_window != (None, None) or call.chunk_size is not None
 
 
 def ahead(call: Call) -> AbstractContextManager[None]:
@@ -131,7 +146,7 @@ def ahead(call: Call) -> AbstractContextManager[None]:
 
     Not inside `jax.shard_map`, where JAX computes nothing while it traces.
     """
-    arrays = (call.q_segment_ids, call.cum_seqlens_q)
+    arrays = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
     fixed = all(x is None for x in arrays) and not call.positions.given
     if not fixed or jax.sharding.get_abstract_mesh().manual_axes:
         return nullcontext()

@@ -25,6 +25,8 @@ _BEHIND = {
     "q_positions": 1,
     "kv_positions": 1,
     "q_offset": 0,
+    "kv_start": 1,
+    "kv_end": 1,
 }
 
 
@@ -48,15 +50,18 @@ def flash_attention_arguments(info: "MaskInfo", query: Any, key: Any) -> dict[st
         kv_length=key.shape[-3],
     )
     info = replace(info, kv_lengths=_clipped(info, sizes))
-    ids, rest = _segment_ids(info, sizes)
-    arguments: dict[str, Any] = {}
+    chunk, rest = _chunk(info)
+    ids, rest = _segment_ids(rest, sizes)
+    arguments: dict[str, Any] = {} if chunk is None else {"chunk_size": chunk}
     if ids is not None:
         arguments["q_segment_ids"], arguments["kv_segment_ids"] = ids
     mask = _dense(rest, sizes)
     if mask is not None:
         arguments["attention_mask"] = mask
     arguments |= _lengths(rest, sizes)
-    arguments |= _order(rest, sizes)
+    arguments |= _order(rest, sizes, chunk is not None)
+    ranges = {"kv_start": rest.kv_start, "kv_end": rest.kv_end}
+    arguments |= {name: ends for name, ends in ranges.items() if ends is not None}
     return arguments if len(leading) == 1 else _with_leading(arguments, leading)
 
 
@@ -65,6 +70,18 @@ def _clipped(info: "MaskInfo", sizes: Sizes) -> jax.Array | None:
     if info.kv_lengths is None:
         return None
     return jnp.clip(info.kv_lengths, 0, sizes.keys())
+
+
+def _chunk(info: "MaskInfo") -> tuple[int | None, "MaskInfo"]:
+    """The size of chunks that the call is given, and what it does not say.
+
+    None where keys have positions, which few implementations take: ids make the same pairs visible there.
+    """
+    if not info.chunk_sizes or info.kv_positions is not None:
+        return None, info
+    chunk, *others = info.chunk_sizes
+    # Positions reach less far: a larger size changes nothing.
+    return min(chunk, _INT32), replace(info, chunk_sizes=tuple(others))
 
 
 def _segment_ids(info: "MaskInfo", sizes: Sizes) -> tuple[tuple[jax.Array, jax.Array] | None, "MaskInfo"]:
@@ -129,14 +146,14 @@ def _lengths(rest: "MaskInfo", sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def _order(rest: "MaskInfo", sizes: Sizes) -> dict[str, Any]:
-    """Causal order and the window, and the positions that they compare."""
+def _order(rest: "MaskInfo", sizes: Sizes, chunked: bool) -> dict[str, Any]:
+    """Causal order and the window, and the positions that they compare, or chunks do."""
     order: dict[str, Any] = {}
     if rest.causal:
         order["causal"] = True
     if rest.sliding_window != (None, None):
         order["sliding_window"] = rest.sliding_window
-    if not order:
+    if not (order or chunked):
         return {}
     if rest.q_positions is not None:
         order["q_positions"] = rest.q_positions

@@ -102,6 +102,23 @@ def check_kv_lengths(lengths: Any) -> jax.Array:
     return jnp.asarray(lengths, jnp.int32)
 
 
+def check_end(name: str, ends: Any, before: jax.Array | None) -> jax.Array | None:
+    """Return one side of the ranges of keys as int32 [B or 1, Sq]; before: what it is combined with."""
+    if ends is None:
+        return None
+    _check_axes(name, ends, ("batch", "queries"))
+    if not jnp.issubdtype(ends.dtype, jnp.integer):
+        refuse(name, f"dtype {ends.dtype}", "an integer dtype", "Give one index of a key for each row.")
+    if before is not None:
+        (batch, length), known = ends.shape, before.shape
+        if length != known[1] or len({batch, known[0], 1}) > 2:
+            refuse(name, f"shape {ends.shape}", f"the batch or 1, and {known[1]} rows", f"It was {known}.")
+    # An index beyond all keys is as good as their end.
+    top = min(_LONGEST, jnp.iinfo(ends.dtype).max)
+    ends = ends.clip(0, top) if isinstance(ends, np.ndarray) else jnp.clip(ends, 0, top)
+    return jnp.asarray(ends, jnp.int32)
+
+
 def check_places(q_positions: Any, kv_positions: Any, q_offset: Any) -> Positions:
     """Return positions as int32, [B or 1, Sq] and [B or 1, Sk], and the offset as [1], [B] or [n] (S23)."""
     shapes: list[tuple[int, ...]] = []

@@ -11,7 +11,16 @@ from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.options import check_flag, refuse
 
 _POSITIONS = ("q_offset", "q_positions", "kv_positions")
-_REPLACED = ("attention_mask", "q_segment_ids", "kv_segment_ids", "sliding_window", *_POSITIONS)
+_REPLACED = (
+    "attention_mask",
+    "q_segment_ids",
+    "kv_segment_ids",
+    "sliding_window",
+    "chunk_size",
+    "kv_start",
+    "kv_end",
+    *_POSITIONS,
+)
 
 
 def with_mask_info(arguments: Mapping[str, Any], mask_info: Any) -> dict[str, Any]:
@@ -48,6 +57,9 @@ def _with_arguments(info: MaskInfo, given: Mapping[str, Any]) -> MaskInfo:
         info = info.apply_sliding_window(given["sliding_window"])
     if given["attention_mask"] is not None:
         info = info.apply_attention_mask(given["attention_mask"], axes="bhqk")
+    if given["chunk_size"] is not None:
+        info = info.apply_chunked(given["chunk_size"])
+    info = info.apply_kv_ranges(given["kv_start"], given["kv_end"])
     q_ids, kv_ids = given["q_segment_ids"], given["kv_segment_ids"]
     if check_pair("q_segment_ids", q_ids, "kv_segment_ids", kv_ids):
         info = info.apply_segments(q_ids, kv_ids)

@@ -11,6 +11,7 @@ from attest.kernels.arguments import Window, check_window
 from attest.kernels.masks.call import flash_attention_arguments
 from attest.kernels.masks.checks import (
     check_cumulative,
+    check_end,
     check_ids,
     check_kv_lengths,
     check_mask,
@@ -49,6 +50,8 @@ class MaskInfo:
     cum_seqlens_q: jax.Array | None = None  # [n + 1] int32
     cum_seqlens_k: jax.Array | None = None  # [n + 1] int32
     kv_lengths: jax.Array | None = None  # [B or 1] int32
+    kv_start: jax.Array | None = None  # [B or 1, Sq] int32
+    kv_end: jax.Array | None = None  # [B or 1, Sq] int32
     causal: bool = field(default=False, metadata=_STATIC)
     sliding_window: Window = field(default=(None, None), metadata=_STATIC)
     chunk_sizes: tuple[int, ...] = field(default=(), metadata=_STATIC)
@@ -203,6 +206,28 @@ class MaskInfo:
             lengths = jnp.minimum(self.kv_lengths, lengths)
         return replace(self, kv_lengths=lengths)
 
+    def apply_kv_ranges(
+        self, kv_start: jax.Array | None = None, kv_end: jax.Array | None = None
+    ) -> "MaskInfo":
+        """Hide the keys outside kv_start[b, i] <= j < kv_end[b, i] from row i: [B or 1, Sq], integer (S28).
+
+        j is the index of a key in the array, whatever its position. None leaves a side open. Of several
+        ranges the narrowest counts.
+
+        Raises: ValueError naming the argument.
+        """
+        start = check_end("kv_start", kv_start, self.kv_start)
+        end = check_end("kv_end", kv_end, self.kv_end)
+        if start is not None and self.kv_start is not None:
+            start = jnp.maximum(start, self.kv_start)
+        if end is not None and self.kv_end is not None:
+            end = jnp.minimum(end, self.kv_end)
+        return replace(
+            self,
+            kv_start=self.kv_start if start is None else start,
+            kv_end=self.kv_end if end is None else end,
+        )
+
     def with_positions(
         self,
         q_positions: jax.Array | None = None,
@@ -286,8 +311,9 @@ class MaskInfo:
         """Return keyword arguments of `attest.flash_attention` that make exactly these pairs visible.
 
         query and key are the arrays of the call, or their `jax.ShapeDtypeStruct`. Causal order, windows,
-        lengths, segments and positions are passed as such; masks of keys, chunks and lengths beside segments
-        as segment ids. What is left becomes a mask [B or 1, Hq or 1, Sq, Sk]. Padding stays padding.
+        lengths, ranges, segments, positions and the smallest chunk are passed as such; masks of keys, lengths
+        beside segments and chunks of keys with positions as segment ids. What is left becomes a mask
+        [B or 1, Hq or 1, Sq, Sk]. Padding stays padding.
 
         Raises: ValueError naming the array whose size is not that of the call.
         """

@@ -25,7 +25,7 @@ def segment_ids_of(info: "MaskInfo", sizes: Sizes) -> tuple[jax.Array, jax.Array
 
     Raises: ValueError where no ids make the mask, or where it is traced, so that nobody can tell.
     """
-    others = (info.attention_mask, info.q_segment_ids)
+    others = (info.attention_mask, info.q_segment_ids, info.kv_start, info.kv_end)
     by_position = info.causal or info.chunk_sizes or info.sliding_window != (None, None)
     if by_position or any(x is not None for x in others):
         return _from_values(info, sizes)

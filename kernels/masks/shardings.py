@@ -56,6 +56,8 @@ def _check_lengths(info: "MaskInfo", names: dict[str, AxisName]) -> None:
                 _refuse(name, names, "cumulative lengths, which have no parts")
     if info.kv_lengths is not None and names["kv_length"] is not None:
         _refuse("kv_length", names, "kv_lengths, which count from the first key of the whole")
+    if (info.kv_start is not None or info.kv_end is not None) and names["kv_length"] is not None:
+        _refuse("kv_length", names, "ranges, which count from the first key of the whole")
 
 
 def _check_order(info: "MaskInfo", names: dict[str, AxisName]) -> None:

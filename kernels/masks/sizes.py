@@ -17,6 +17,8 @@ AXES = {
     "q_positions": ("batch?", "q_length"),
     "kv_positions": ("batch?", "kv_length"),
     "kv_lengths": ("batch?",),
+    "kv_start": ("batch?", "q_length"),
+    "kv_end": ("batch?", "q_length"),
 }
 
 

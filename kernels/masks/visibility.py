@@ -1,4 +1,4 @@
-"""Positions and visibility of a MaskInfo, as arrays (clauses S5 to S9, S23, S24)."""
+"""Positions and visibility of a MaskInfo, as arrays (clauses S5 to S9, S23, S24, S28)."""
 
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
@@ -92,8 +92,16 @@ def visible_pairs(info: "MaskInfo", sizes: Sizes) -> jax.Array | None:
         conditions.append(_same(rows.sequence, keys.sequence))
     if info.kv_lengths is not None:
         conditions.append(across(within(info.kv_lengths, sizes.keys())))
+    if info.kv_start is not None:
+        conditions.append(down(info.kv_start) <= _index(sizes))
+    if info.kv_end is not None:
+        conditions.append(_index(sizes) < down(info.kv_end))
     conditions += _by_position(info, sizes)
     return reduce(jnp.logical_and, conditions) if conditions else None
+
+
+def _index(sizes: Sizes) -> jax.Array:
+    return across(jnp.arange(sizes.keys(), dtype=jnp.int32)[None])
 
 
 def within(lengths: jax.Array, length: int) -> jax.Array:

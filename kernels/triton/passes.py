@@ -33,7 +33,7 @@ from attest.kernels.triton.compiled import check_room
 from attest.kernels.triton.forward import forward
 from attest.kernels.triton.launch import Launch, launch, recording_id, target_device
 from attest.kernels.triton.spec import KernelSpec
-from attest.kernels.visibility import ahead, describe_rows, hides_pairs
+from attest.kernels.visibility import ahead, describe_rows, hides_pairs, windowed
 
 # A scale from here on is multiplied with before anything else.
 _LARGEST_UNIT = 2.0**100
@@ -301,9 +301,10 @@ def _work(call: Call) -> str:
         return "uneven"
     if segments:
         return "segments"
-    if call.sliding_window != (None, None):
+    if windowed(call):
         return "short"
-    edges = call.causal or call.logits_soft_cap is not None
+    edges = call.causal or call.logits_soft_cap is not None or call.kv_start is not None
+    edges = edges or call.kv_end is not None
     return "edges" if edges or any(length % LARGEST_BLOCK for length in lengths) else "plain"
 
 

@@ -49,6 +49,9 @@ def attention(
     q_positions: jax.Array | None = None,
     kv_positions: jax.Array | None = None,
     origin: Sequence[int] | jax.Array | None = None,
+    chunk_size: int | None = None,
+    kv_start: jax.Array | None = None,
+    kv_end: jax.Array | None = None,
     mask_info: MaskInfo | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Materialised attention: (out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk]), both in `dtype`.
@@ -102,6 +105,9 @@ def attention(
             "q_positions": q_positions,
             "kv_positions": kv_positions,
             "origin": origin,
+            "chunk_size": chunk_size,
+            "kv_start": kv_start,
+            "kv_end": kv_end,
         }
     )
     call = check_call(**with_mask_info(arguments, mask_info))

@@ -176,7 +176,8 @@ def _by_pair(call: Call, x: jax.Array | None) -> jax.Array | None:
 def _visible(call: Call, rows: Rows) -> jax.Array | None:
     """Which pairs are visible, broadcast only as far as needed; None where all are."""
     # A single query is the last token, unless it has a position of its own: nothing comes after it.
-    sees_the_last = call.query.shape[1] == 1 and rows.padding is None and not call.positions.given
+    placed = rows.padding is not None or call.positions.given or call.kv_end is not None
+    sees_the_last = call.query.shape[1] == 1 and not placed
     last = None if sees_the_last else rows.last
 
     def spread(x: jax.Array | None) -> jax.Array | None:

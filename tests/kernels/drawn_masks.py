@@ -14,7 +14,7 @@ from attest.reference.visibility import allowed, key_positions, padding_rows, ro
 
 # Batch, query heads, Sq, Sk: few, as each shape is compiled anew.
 SHAPES = ((2, 2, 3, 4), (1, 2, 4, 4))
-CONDITIONS = ("mask", "tokens", "segments", "lengths", "kv_lengths", "causal", "window", "chunk")
+CONDITIONS = ("mask", "tokens", "segments", "lengths", "kv_lengths", "causal", "window", "chunk", "ranges")
 LETTERS = {"bhqk": "bhqk", "bqk": "bqk", "hqk": "hqk", "qk": "qk", "bk": "bk"}
 
 
@@ -61,6 +61,10 @@ def drawn(draw):
             steps.append((name, draw(st.one_of(st.tuples(side, side), st.integers(0, 2)))))
         elif name == "chunk":
             steps.append((name, draw(st.sampled_from((1, 2, 3, 4, 2**40)))))
+        elif name == "ranges":
+            given = draw(st.sampled_from((("kv_start",), ("kv_end",), ("kv_start", "kv_end"))))
+            ends = {side: rng.integers(-1, k_length + 2, (entries, q_length)) for side in given}
+            steps.append((name, ends))
     return Drawn(shape, tuple(steps), _places(draw, rng, shape, entries, dict(steps)))
 
 
@@ -107,6 +111,8 @@ def built(case):
             info = info.apply_sliding_window(what)
         elif name == "chunk":
             info = info.apply_chunked(what)
+        elif name == "ranges":
+            info = info.apply_kv_ranges(**what)
     return info.with_positions(**case.places)
 
 
@@ -147,6 +153,10 @@ def expected(case):
             right += [other] if other is not None else []
         elif name == "chunk":
             mask &= (rows[:, :, None] // what == keys[:, None, :] // what)[:, None]
+        elif name == "ranges":
+            index = np.arange(k_length)
+            mask &= (what.get("kv_start", np.int64([[0]]))[..., None] <= index)[:, None]
+            mask &= (index < what.get("kv_end", np.int64([[k_length]]))[..., None])[:, None]
     if ids is not None:
         options["q_segment_ids"], options["kv_segment_ids"] = ids
     options["sliding_window"] = min(left, default=None), min(right, default=None)

@@ -83,6 +83,27 @@ FEATURES = {
         {"batch": 3},
         {**PADDED, "q_positions": POSITIONS[None, :40], "causal": True, "softmax_aux": normal(1, 2)},
     ),
+    "ranges, sinks": (
+        {},
+        {
+            "kv_start": (STARTS := np.random.default_rng(12).integers(-9, 45, (2, 40))),
+            "kv_end": STARTS[::-1] + 9,
+            "softmax_aux": normal(4, 1),
+        },
+    ),
+    "a first key, causal, cap": (
+        {},
+        {"kv_start": np.arange(40)[None], "causal": True, "logits_soft_cap": 1.5},
+    ),
+    "a last key, packed lengths": (
+        {"batch": 1},
+        {**PACKED, "kv_end": np.arange(12, 52, dtype=np.int32)[None]},
+    ),
+    "chunks, causal, one key head": ({"k_heads": 1}, {"chunk_size": 18, "causal": True}),
+    "chunks of rows in any order, padded lengths": (
+        {"batch": 3},
+        {**PADDED, "chunk_size": 7, "q_positions": POSITIONS[None, :40] - 9},
+    ),
     "origin, dropout, causal": ({}, {**DROPOUT, "causal": True, "origin": (3, 5, 70, 2**30 + 8)}),
 }
 
@@ -100,6 +121,10 @@ KEY_POSITIONS = {
             "sliding_window": (1500, 700),
             "softmax_aux": normal(1, 2),
         },
+    ),
+    "positions of keys, chunks, ranges": (
+        {},
+        {"kv_positions": POSITIONS[None] - 20, "chunk_size": 12, "kv_start": np.arange(40)[None] // 2},
     ),
     "positions of keys, packed lengths": (
         {"batch": 1},

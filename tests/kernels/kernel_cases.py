@@ -39,7 +39,7 @@ def normal(*shape, seed=1, dtype="float32"):
 
 
 def visible_pairs(query, key, options):
-    """(visible [B, Hq, Sq, Sk], padding [B, Sq]) by the words of S5 to S9 and S23."""
+    """(visible [B, Hq, Sq, Sk], padding [B, Sq]) by the words of S5 to S9, S23, S24 and S28."""
     batch, q_length, q_heads, _ = query.shape
     k_length = key.shape[1]
     visible = np.zeros((batch, q_heads, q_length, k_length), bool)
@@ -51,6 +51,10 @@ def visible_pairs(query, key, options):
         None if x is None else np.broadcast_to(np.asarray(x), visible.shape)
         for x in (options.get("attention_mask"), options.get("bias"))
     )
+    starts, ends = (
+        options.get(name, np.array([[default]])) for name, default in (("kv_start", 0), ("kv_end", k_length))
+    )
+    chunk = options.get("chunk_size")
     for b in range(batch):
         sequences = _sequences(b, batch, q_length, k_length, options)
         for i in range(q_length):
@@ -82,6 +86,9 @@ def visible_pairs(query, key, options):
                     and (left is None or position >= aligned - left)
                     and (right is None or position <= aligned + right)
                     and (q_ids is None or q_ids[b, i] == k_ids[b, j])
+                    and (chunk is None or position // chunk == aligned // chunk)
+                    and starts[b % len(starts), i % starts.shape[1]] <= j
+                    and j < ends[b % len(ends), i % ends.shape[1]]
                 )
     if mask is not None:
         visible &= mask != 0

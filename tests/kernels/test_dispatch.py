@@ -66,6 +66,13 @@ OPTIONS: dict[str, tuple[dict[str, tuple[Any, tuple[str | None, ...]]], dict[str
         {"causal": True},
     ),
     "offsets": ({"q_offset": (np.array([-2, 0, 4, 30], np.int32), ("data",))}, {"causal": True}),
+    "ranges, chunks": (
+        {
+            "kv_start": (np.arange(BATCH * Q, dtype=np.int32).reshape(BATCH, Q) % 5, ("data",)),
+            "kv_end": (np.arange(4, 4 + Q, dtype=np.int32)[None], ()),
+        },
+        {"chunk_size": 9},
+    ),
     "positions": (
         {"kv_positions": (np.arange(K, dtype=np.int32)[None, ::-1], ())},
         {"sliding_window": (5, 2)},

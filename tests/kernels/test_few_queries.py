@@ -34,6 +34,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cap": {"logits_soft_cap": 1.5, "softmax_scale": 2.0},
     "offsets": {"causal": True, "q_offset": np.array([-2, 20], np.int32)},
     "positions": {"causal": True, "q_positions": np.array([[5, 1, 70]], np.int32)},
+    "ranges": {
+        "kv_start": np.array([[0, 7, 30]]),
+        "kv_end": np.array([[50, 9, 50], [3, 7, 31]]),
+        "causal": True,
+    },
+    "chunks": {"chunk_size": 9, "q_offset": np.array([-2, 20], np.int32)},
     "lengths": {
         "cum_seqlens_q": np.array([0, 3, 5], np.int32),
         "cum_seqlens_k": np.array([0, 31, 31], np.int32),

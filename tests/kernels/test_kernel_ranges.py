@@ -43,6 +43,17 @@ def _ids(draw, length, batch, contiguous):
 
 
 @st.composite
+def _ranges(draw, q_length, k_length, batch):
+    """A first key of each row, the end of its keys, or both; some rows see nothing."""
+    given = draw(st.sets(st.sampled_from(("kv_start", "kv_end")), min_size=1))
+    numbers = st.lists(st.integers(-2, k_length + 2), min_size=q_length, max_size=q_length)
+    return {
+        name: np.array([draw(numbers) for _ in range(draw(st.sampled_from((1, batch))))])
+        for name in sorted(given)
+    }
+
+
+@st.composite
 def calls(draw, kind):
     """(call, blocks, visible pairs [N, Sq, Sk]); kind: "intervals", "contiguous" segments, or "any"."""
     q_length, k_length, block_q, block_k = draw(SHAPES)
@@ -51,6 +62,10 @@ def calls(draw, kind):
     if kind != "contiguous":
         options["causal"] = draw(st.booleans())
         options["sliding_window"] = draw(st.none() | st.tuples(SIDE, SIDE))
+        if draw(st.booleans()):
+            options["chunk_size"] = draw(st.integers(1, 20))
+        if draw(st.booleans()):
+            options |= draw(_ranges(q_length, k_length, batch))
         if draw(st.booleans()):
             options |= draw(_lengths(q_length, k_length, batch))
     if kind == "contiguous" or (kind == "any" and draw(st.booleans())):

@@ -108,10 +108,18 @@ LENGTHS = {"cum_seqlens_q", "cum_seqlens_k"}
         (MaskInfo.from_segments(IDS).apply_attention_mask(KEY_MASK), SEGMENTS),
         (MaskInfo.from_attention_mask(ONE_MASK), {"attention_mask"}),
         (MaskInfo.from_attention_mask(ONE_MASK[:, :, :, :1]), {"attention_mask"}),
-        (MaskInfo().apply_chunked(2), SEGMENTS),
-        (MaskInfo.from_segments(IDS).apply_chunked(2), SEGMENTS | {"attention_mask"}),
-        (MaskInfo().apply_chunked(2).apply_chunked(3), SEGMENTS | {"attention_mask"}),
-        (MaskInfo().apply_chunked(2).apply_chunked(4), SEGMENTS),
+        (MaskInfo().apply_chunked(2), {"chunk_size"}),
+        (MaskInfo().apply_chunked(2).with_positions(q_offset=3), {"chunk_size", "q_offset"}),
+        (MaskInfo().apply_chunked(2).with_positions(None, IDS), SEGMENTS),
+        (MaskInfo().apply_kv_ranges(IDS), {"kv_start"}),
+        (MaskInfo().apply_kv_ranges(None, IDS).apply_kv_ranges(IDS, IDS), {"kv_start", "kv_end"}),
+        (MaskInfo.from_segments(IDS).apply_chunked(2), SEGMENTS | {"chunk_size"}),
+        (MaskInfo().apply_chunked(2).apply_chunked(3), SEGMENTS | {"chunk_size"}),
+        (
+            MaskInfo().apply_chunked(2).apply_chunked(3).apply_chunked(5),
+            SEGMENTS | {"chunk_size", "attention_mask"},
+        ),
+        (MaskInfo().apply_chunked(2).apply_chunked(4), {"chunk_size"}),
         (MaskInfo.from_cu_seqlens(PADDED, padded=True), LENGTHS),
         (MaskInfo.from_cu_seqlens(PADDED, padded=True).apply_kv_lengths(3), LENGTHS | SEGMENTS),
         (MaskInfo().apply_kv_lengths(3), LENGTHS),
@@ -183,6 +191,7 @@ def test_what_all_batch_entries_share_may_have_batch_1():
 
 def test_there_may_be_no_queries():
     info = MaskInfo.from_attention_mask(ONE_MASK[:, :, :0]).apply_chunked(2).apply_kv_lengths(3)
+    info = info.with_positions(None, IDS)
     arguments = info.arguments(*like_arrays((2, 1, 0, 5)))
     assert {name: arguments[name].shape for name in SEGMENTS} == {
         "q_segment_ids": (2, 0),

@@ -55,6 +55,16 @@ CUM = np.array([0, 2, 4])
             lambda: MaskInfo().apply_kv_lengths(np.ones(2, int)).apply_kv_lengths(np.ones(3, int)),
             "kv_lengths: got shape .*batch 1 or 2",
         ),
+        (lambda: MaskInfo().apply_kv_ranges(Q_IDS[0]), r"kv_start: got shape \(4,\); .*Add the axes"),
+        (lambda: MaskInfo().apply_kv_ranges(None, np.ones((1, 4))), "kv_end: got dtype float64"),
+        (
+            lambda: MaskInfo().apply_kv_ranges(Q_IDS).apply_kv_ranges(KV_IDS),
+            "kv_start: got shape .* and 4 rows",
+        ),
+        (
+            lambda: MaskInfo().apply_kv_ranges(Q_IDS).apply_kv_ranges(np.ones((3, 4), int)),
+            "kv_start: got shape",
+        ),
         (lambda: MaskInfo().with_positions(Q_IDS, q_offset=1), "q_offset: got both"),
         (lambda: MaskInfo().with_positions(Q_IDS + 2**30), "q_positions: got values .*Count from nearer"),
         (lambda: MaskInfo().with_positions(q_offset=-(2**31)), "q_offset: got values"),
@@ -171,6 +181,7 @@ def test_shardings_split_the_axes_that_are_not_1():
         ),
         (MaskInfo.from_cu_seqlens(CUM, padded=True), {"batch": "d"}, "batch: got .*from_segments"),
         (MaskInfo().apply_kv_lengths(3), {"kv_length": "s"}, "kv_length: got mesh axis 's' and kv_lengths"),
+        (MaskInfo().apply_kv_ranges(Q_IDS), {"kv_length": "s"}, "kv_length: got mesh axis 's' and ranges"),
         (MaskInfo().apply_causal(), {"q_length": "s"}, "q_length: got .*with_positions"),
         (
             MaskInfo.from_segments(Q_IDS).apply_chunked(2),

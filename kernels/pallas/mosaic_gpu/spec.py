@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from attest.kernels.arguments import Call
 from attest.kernels.exponents import LOG2E
 from attest.kernels.implementation import Settings
-from attest.kernels.visibility import Rows
+from attest.kernels.visibility import Rows, windowed
 
 # A scale below this is not divided by: the quotient could overflow.
 _SMALLEST_SCALE = 1e-6
@@ -162,14 +162,15 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
     "few": few queries, see `attest.kernels.few_queries`. "cap": a soft cap. "pairs": a mask or a bias.
     "ranges": arrays say what a row sees. "scale": one that is not positive, or very small.
     """
-    pairs, lengths = (call.attention_mask, call.bias), (call.q_segment_ids, call.cum_seqlens_q)
+    pairs = (call.attention_mask, call.bias)
+    rows = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
     kinds = {
         "few": few,
         "cap": call.logits_soft_cap is not None,
         "scale": call.softmax_scale < _SMALLEST_SCALE,
         "pairs": any(x is not None for x in pairs),
-        "ranges": call.sliding_window != (None, None)
-        or any(x is not None for x in lengths)
+        "ranges": windowed(call)
+        or any(x is not None for x in rows)
         or (call.causal and call.positions.given),
     }
     return frozenset(name for name, found in kinds.items() if found)
@@ -190,7 +191,8 @@ def describe(
     None: one program finishes a row.
     """
     placed = rows.padding is not None or call.positions.given
-    alone = call.causal and not placed and call.sliding_window == (None, None)
+    ranges = call.kv_start is not None or call.kv_end is not None
+    alone = call.causal and not (placed or ranges or windowed(call))
     first, last = (None, None) if alone else (rows.first, rows.last)
     segments = call.q_segment_ids is not None
     batch, q_length, heads, _ = call.query.shape
