@@ -28,6 +28,8 @@ _ARRAYS = (
     "softmax_aux",
     "q_positions",
     "kv_positions",
+    "kv_start",
+    "kv_end",
 )
 # Arrays whose values are checked where they are concrete.
 _CONCRETE = ("cum_seqlens_q", "cum_seqlens_k", "q_offset", "origin")
@@ -262,5 +264,7 @@ def _features(given: Mapping[str, Any]) -> frozenset[str]:
         "q_offset": "q_offset" in given,
         "positions": "q_positions" in given or "kv_positions" in given,
         "origin": "origin" in given and _is_elsewhere(given["origin"]),
+        "chunks": "chunk_size" in given,
+        "ranges": "kv_start" in given or "kv_end" in given,
     }
     return frozenset(name for name, on in switches.items() if on)

@@ -33,6 +33,7 @@ _STREAMS = (
     "dropout",
     "integers",
     "positions",
+    "ranges",
 )
 
 _VISIBLE_SHARE = 0.75
@@ -84,6 +85,7 @@ def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | N
     cum_q, cum_k = _cumulative_lengths(case)
     q_ids, kv_ids = _segment_ids(case, streams["segments"])
     q_positions, kv_positions = _positions(case, streams["positions"])
+    ranges = _ranges(case, streams["ranges"])
     return make_problem(
         query,
         key,
@@ -106,6 +108,9 @@ def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | N
         q_positions=q_positions,
         kv_positions=kv_positions,
         origin=case.origin,
+        chunk_size=case.chunk_size,
+        kv_start=ranges.get("kv_start"),
+        kv_end=ranges.get("kv_end"),
     )
 
 
@@ -255,6 +260,34 @@ def _positions(case: Case, stream: Stream) -> tuple[Array | None, Array | None]:
     else:
         q, k = case.kv_len - 1 - q, case.kv_len - 1 - k
     return q.astype(np.int32), k.astype(np.int32)
+
+
+def range_shapes(case: Case) -> dict[str, tuple[int, int]]:
+    """The shapes of the ends of ranges that a case has, by name."""
+    if case.ranges is None:
+        return {}
+    if case.ranges == "starts":
+        return {"kv_start": (1, case.q_len)}
+    both = {"kv_start": (case.batch, case.q_len), "kv_end": (case.batch, case.q_len)}
+    return {"kv_end": both["kv_end"]} if case.ranges == "ends" else both
+
+
+def _ranges(case: Case, stream: Stream) -> dict[str, Array]:
+    """The ends of each row's keys, int32. With "starts" or "ends" no row sees the first, or last, sixth."""
+    shapes, keys = range_shapes(case), case.kv_len
+    if case.ranges in ("band", "scattered"):
+        shape = shapes["kv_start"]
+        if case.ranges == "scattered":
+            return {name: stream.integers(-2, keys + 3, shape).astype(np.int32) for name in shapes}
+        middle = np.arange(case.q_len) + (keys - case.q_len)
+        start = middle - stream.integers(0, keys // 4 + 2, shape)
+        end = middle + 1 + stream.integers(0, keys // 4 + 2, shape)
+        return {"kv_start": start.astype(np.int32), "kv_end": end.astype(np.int32)}
+    least, most = (keys // 6, 2 * keys // 3) if case.ranges == "starts" else (keys // 3, keys - keys // 6)
+    return {
+        name: stream.integers(least, max(most, least) + 1, shape).astype(np.int32)
+        for name, shape in shapes.items()
+    }
 
 
 def _cumulative_lengths(case: Case) -> tuple[Array | None, Array | None]:

@@ -28,6 +28,8 @@ SEGMENT_PATTERNS = ("runs", "mixed")
 SINK_PATTERNS = ("ones", "logits", "extreme")
 POSITION_PATTERNS = ("shard", "shuffled", "repeated", "reversed")
 
+RANGE_PATTERNS = ("band", "starts", "ends", "scattered")
+
 # The largest values of fields that decide how much is allocated: beyond any model, below any machine.
 LIMITS = {
     "batch": 1 << 12,
@@ -75,6 +77,10 @@ class Case:
     positions: those of a "shard" in the middle of longer sequences, "shuffled", "repeated" by several tokens
         or "reversed"; one of POSITION_PATTERNS. None: as tokens are counted.
     origin: the batch entry, query head, row and key of the whole arrays at which the call begins, or None.
+    chunk_size: positions in a chunk, or None.
+    ranges: both ends of each row's keys, around the diagonal in a "band" or "scattered" anywhere, where some
+        are empty; only "starts", which all batch entries share, or only "ends"; one of RANGE_PATTERNS, or
+        None.
     tiling: which of the subject's tilings runs; -1 is the last, the production one. seed: of all values.
     """
 
@@ -113,6 +119,8 @@ class Case:
     q_offset: Offset | None = None
     positions: str | None = None
     origin: Origin | None = None
+    chunk_size: int | None = None
+    ranges: str | None = None
 
     def __post_init__(self) -> None:
         if self.value_dim == self.head_dim:  # one recipe, one name
@@ -159,6 +167,8 @@ class Case:
             "q_offset": self.q_offset is not None,
             "positions": self.positions is not None,
             "origin": self.origin is not None,
+            "chunks": self.chunk_size is not None,
+            "ranges": self.ranges is not None,
         }
         return frozenset(name for name, on in switches.items() if on)
 
@@ -296,6 +306,12 @@ def _faults(case: Case) -> list[tuple[str, bool, str]]:
         ("dropout_seed", case.dropout_seed is not None and not case.dropout, "none without dropout"),
         ("dropout_seed", not 0 <= (case.dropout_seed or 0) < 2**64, "an integer of 64 bits"),
         *_coordinate_faults(case),
+        (
+            "chunk_size",
+            not 1 <= (case.chunk_size or 1) <= WIDEST_SIDE or case.chunk_size == 0,
+            f"a size from 1 to {WIDEST_SIDE}",
+        ),
+        ("ranges", case.ranges not in (None, *RANGE_PATTERNS), f"one of {', '.join(RANGE_PATTERNS)}"),
         ("tiling", case.tiling < -1, "at least -1"),
         ("seed", not 0 <= case.seed < 2**64, "an integer of 64 bits"),
     ]

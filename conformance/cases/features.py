@@ -31,13 +31,18 @@ FEATURES = {
     "value_dim": Feature("S16", ()),
 }
 
-# Where a call's tokens stand. Beside FEATURES, all of which a kernel may have without any of these.
+# Where a call's tokens stand.
 COORDINATES = {
     "q_offset": Feature("S23", ("q_offset",)),
     "positions": Feature("S23", ("q_positions", "kv_positions")),
     "origin": Feature("S23", ("origin",)),
 }
-ALL_FEATURES = FEATURES | COORDINATES
+# Features beside FEATURES, all of which a kernel may have without any of these.
+OPTIONAL = COORDINATES | {
+    "chunks": Feature("S24", ("chunk_size",)),
+    "ranges": Feature("S28", ("kv_start", "kv_end")),
+}
+ALL_FEATURES = FEATURES | OPTIONAL
 
 # Features that change nothing without another one.
 NEEDS = {"integer_mask": "mask", "q_offset": "causal", "positions": "causal", "origin": "dropout"}
@@ -50,7 +55,7 @@ CLAUSES = {
     "S2": "the bias is added to the logits after the scale and before the cap",
     "S3": "soft cap: cap * tanh(logits / cap), after the bias and before masking",
     "S4": "a hidden key has weight exactly 0 and contributes nothing, whatever is stored there",
-    "S5": "a key is visible only if mask, causal, window, segments and lengths all say so",
+    "S5": "a key is visible only if mask, causal, window, chunks, segments, lengths and ranges all say so",
     "S6": "causal: row i sees keys j <= i + (Sk - Sq), the diagonal ends in the bottom-right corner",
     "S7": "window (left, right): i' - left <= j <= i' + right with i' = i + (Sk - Sq), both ends inclusive",
     "S8": "segments: a key is visible iff the ids are equal and non-negative",
@@ -68,6 +73,8 @@ CLAUSES = {
     "S20": "what is unsupported or malformed is refused by name, never silently ignored",
     "S22": "eager, jit, vmap, grad and remat give the same answer",
     "S23": "causal and window compare positions as given; dropout counts from the origin in the whole arrays",
+    "S24": "chunks: a row sees the keys whose positions are in its own chunk of chunk_size positions",
     "S26": "normalize_output=False: weights are exp(logit - the row's largest), not divided by their sum",
     "S27": "further leading batch dimensions change no bit of the results, only their shapes",
+    "S28": "ranges: a row sees keys kv_start <= j < kv_end, beside every other condition",
 }

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from attest.conformance.cases.build import DTYPES, positions_shapes, sinks_shape
+from attest.conformance.cases.build import DTYPES, positions_shapes, range_shapes, sinks_shape
 from attest.conformance.cases.case import Case
 
 Shape = jax.ShapeDtypeStruct
@@ -40,6 +40,8 @@ def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
     if case.positions is not None:
         for name, shape in zip(("q_positions", "kv_positions"), positions_shapes(case), strict=True):
             arrays[name] = Shape(shape, np.dtype(np.int32))
+    for name, shape in range_shapes(case).items():
+        arrays[name] = Shape(shape, np.dtype(np.int32))
     if isinstance(case.q_offset, tuple):
         arrays["q_offset"] = Shape((len(case.q_offset),), np.dtype(np.int32))
     options = {
@@ -52,6 +54,7 @@ def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
         "normalize_output": None if case.normalized else False,
         "q_offset": None if isinstance(case.q_offset, tuple) else case.q_offset,
         "origin": case.origin if any(case.origin or ()) else None,
+        "chunk_size": case.chunk_size,
     }
     return arrays, {name: value for name, value in options.items() if value is not None}
 

@@ -109,6 +109,8 @@ def cut(built: Built, axis: str, here: slice) -> Built:
             "kv_segment_ids",
             "q_positions",
             "kv_positions",
+            "kv_start",
+            "kv_end",
         ):
             keep(name, 0)
     elif axis == "heads":
@@ -121,7 +123,7 @@ def cut(built: Built, axis: str, here: slice) -> Built:
             one = problem.softmax_aux[None] if problem.softmax_aux.ndim == 1 else problem.softmax_aux
             changes["softmax_aux"] = one if len(one) == 1 else one[here]
     else:
-        for name in ("query", "q_segment_ids", "q_positions"):
+        for name in ("query", "q_segment_ids", "q_positions", "kv_start", "kv_end"):
             keep(name, 1)
     changes |= _lengths(problem, axis, here) | _moved(problem, axis, here)
     origin = list(problem.origin)

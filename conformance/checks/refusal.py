@@ -49,6 +49,8 @@ _ON: Mapping[str, Mapping[str, Any]] = {
     "q_offset": {"causal": True, "q_offset": 1},
     "positions": {"causal": True, "positions": "shard"},
     "origin": {"dropout": 0.5, "dropout_seed": 1, "origin": (1, 2, 3, 4)},
+    "chunks": {"chunk_size": 2},
+    "ranges": {"ranges": "scattered"},
 }
 # The words that a refusal may contain, for features without an argument of their own.
 _OTHER_WORDS = {"gqa": ("head", "key"), "value_dim": ("value",), "integer_mask": ("mask",)}

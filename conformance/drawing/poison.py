@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from attest.conformance.cases.case import Case
-from attest.conformance.drawing.coordinates import COORDINATES
+from attest.conformance.cases.features import OPTIONAL
 from attest.conformance.drawing.dice import Dice
 
 # Features that hide a key from every row, in the patterns that `poisoned` chooses.
@@ -19,13 +19,13 @@ def poisoned(case: Case, seed: int) -> Case | None:
         changes["mask_pattern"] = third
     elif case.bias is not None:
         changes["bias_pattern"] = third
-    hides = case.features & _HIDING or _sides_hide(case)
+    hides = case.features & _HIDING or case.ranges in ("starts", "ends") or _sides_hide(case)
     return replace(case, **changes) if hides else None
 
 
 def _sides_hide(case: Case) -> bool:
     """Whether unequal lengths leave a key before every window, or a row before every key."""
-    if case.lengths is not None or case.features & set(COORDINATES):
+    if case.lengths is not None or case.features & set(OPTIONAL):
         return False
     left, right = case.window or (None, None)
     right = 0 if case.causal else right

@@ -238,6 +238,8 @@ def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
         q_offset=offset,
         q_positions=ids(problem.q_positions),
         kv_positions=ids(problem.kv_positions),
+        kv_start=ids(problem.kv_start),
+        kv_end=ids(problem.kv_end),
     )
     d_out, d_lse = built.cotangents.out, built.cotangents.lse
     return cut, Cotangents(d_out[batch, :, heads], None if d_lse is None else d_lse[batch, heads])

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from attest.conformance.cases.case import BIAS_AXES, MASK_AXES, Case, Lengths, Window
-from attest.conformance.cases.features import APART, DTYPES, FEATURES, NEEDS
+from attest.conformance.cases.features import APART, DTYPES, FEATURES, NEEDS, OPTIONAL
 from attest.conformance.drawing.coordinates import COORDINATES
 from attest.conformance.drawing.covering import Facts, Model
 from attest.conformance.drawing.dice import Dice
+from attest.conformance.drawing.intervals import INTERVALS
 
 LENGTH_CLASSES = ("few", "edge", "many", "tall", "long")
 # Features that show only in rows of several keys.
@@ -62,9 +63,9 @@ def drawing() -> dict[str, Any]:
 
 @cache
 def model(declared: frozenset[str] = frozenset()) -> Model:
-    """What rows are made of: features, of COORDINATES those declared, a dtype, families and lengths."""
+    """What rows are made of: features, of OPTIONAL those declared, a dtype, families and lengths."""
     return Model(
-        switches=tuple(sorted(declared.intersection(COORDINATES).union(FEATURES))),
+        switches=tuple(sorted(declared.intersection(OPTIONAL).union(FEATURES))),
         choices={"dtype": DTYPES, "family": tuple(drawing()["families"]), "lengths": LENGTH_CLASSES},
         needs=NEEDS,
         excludes=APART,
@@ -290,6 +291,7 @@ _STATIC: dict[str, Callable[[Case, Facts, Offer, Dice], dict[str, Any]]] = {
     "value_dim": _gap,
     "window": _window,
     **COORDINATES,
+    **INTERVALS,
 }
 
 

@@ -44,6 +44,7 @@ def simpler(draw: st.DrawFn, case: Case) -> Case:
         window=None if trimmed.window is None else tuple(_side(draw, side) for side in trimmed.window),
         q_offset=_simpler_offset(draw, trimmed.q_offset, batch if lengths is None else len(lengths)),
         origin=trimmed.origin and tuple(draw(st.integers(0, start)) for start in trimmed.origin),
+        chunk_size=draw(st.integers(1, trimmed.chunk_size)) if trimmed.chunk_size else None,
         segments=draw(st.integers(1, trimmed.segments)) if trimmed.segments else trimmed.segments,
         sinks=draw(st.integers(1, trimmed.sinks)) if trimmed.sinks else 0,
         mask_pattern=draw(st.sampled_from(_plain_first(trimmed.mask_pattern, plain.mask_pattern))),
@@ -96,6 +97,7 @@ def _with_only(case: Case, kept: frozenset[str], q_len: int, kv_len: int) -> Cas
         q_offset=_first_offset(small.q_offset) if pairs is None else small.q_offset,
         segments=small.segments and 1,
         sinks=min(small.sinks, 1),
+        chunk_size=small.chunk_size and min(small.chunk_size, 2),
         window=None if small.window is None else tuple(side and min(side, 1) for side in small.window),
         mask_pattern=plain.mask_pattern,
         bias_pattern=plain.bias_pattern,
@@ -127,6 +129,8 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "q_offset": ("q_offset",),
     "positions": ("positions",),
     "origin": ("origin",),
+    "chunks": ("chunk_size",),
+    "ranges": ("ranges",),
 }
 
 

@@ -66,6 +66,16 @@ def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Pr
             yield "q_offset", replace(problem, q_offset=first)
     if problem.q_positions is not None or problem.kv_positions is not None:
         yield "positions", replace(problem, q_positions=None, kv_positions=None)
+    if problem.chunk_size is not None:
+        yield "chunks", replace(problem, chunk_size=None)
+        other = replace(problem, chunk_size=problem.chunk_size + 1)
+        if not _see_alike(problem, other, semantics):
+            yield "chunks", other
+    if problem.kv_start is not None or problem.kv_end is not None:
+        yield "ranges", replace(problem, kv_start=None, kv_end=None)
+        for wider in _longer(problem):
+            if not _see_alike(problem, wider, semantics):
+                yield "ranges", wider
     if any(problem.origin):
         yield "origin", replace(problem, origin=(0, 0, 0, 0))
     if not problem.normalize_output:
@@ -174,6 +184,14 @@ def _wider(problem: Problem, window: tuple[int | None, int | None]) -> Iterator[
         yield replace(problem, sliding_window=(left + 1, right))
     if right is not None:
         yield replace(problem, sliding_window=(left, right + 1))
+
+
+def _longer(problem: Problem) -> Iterator[Problem]:
+    """Yield the problem with each end of its ranges one key further."""
+    if problem.kv_start is not None:
+        yield replace(problem, kv_start=problem.kv_start - 1)
+    if problem.kv_end is not None:
+        yield replace(problem, kv_end=problem.kv_end + 1)
 
 
 def _see_alike(problem: Problem, other: Problem, semantics: Semantics) -> bool:

@@ -31,6 +31,8 @@ _OPTION_ARRAYS = (
     "kv_segment_ids",
     "q_positions",
     "kv_positions",
+    "kv_start",
+    "kv_end",
 )
 _OPTION_SCALARS = (
     "softmax_scale",
@@ -42,6 +44,7 @@ _OPTION_SCALARS = (
     "normalize_output",
     "q_offset",
     "origin",
+    "chunk_size",
 )
 
 _NO_ROOM = "RESOURCE_EXHAUSTED"  # in the exception of XLA when the memory of a device is full

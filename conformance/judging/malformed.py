@@ -172,6 +172,16 @@ def _wrong_positions(side: str) -> dict[str, Malformed]:
     }
 
 
+def _ends(*, extra: int = 0, batch: int | None = None, dtype: Any = np.int32) -> Spoil:
+    """Ends of ranges, all 1, with `extra` rows too many and another number of batch entries."""
+
+    def make(given: Arguments) -> Arguments:
+        entries, length = given["query"].shape[:2]
+        return {"kv_end": np.ones((entries if batch is None else batch, length + extra), dtype)}
+
+    return make
+
+
 def _offset_and_positions(given: Arguments) -> Arguments:
     return {"q_offset": 1} | _positions("q")(given)
 
@@ -263,6 +273,19 @@ MALFORMED: Mapping[str, Malformed] = {
     "q_offset_and_positions": Malformed(_offset_and_positions, ("q_offset", "q_positions"), "q_offset"),
     **_wrong_positions("q"),
     **_wrong_positions("kv"),
+    "kv_end_shape": Malformed(_ends(extra=1), ("kv_end",), "ranges"),
+    "kv_end_batch": Malformed(_ends(batch=3), ("kv_end",), "ranges"),
+    "kv_end_float": Malformed(_ends(dtype=np.float32), ("kv_end",), "ranges"),
+    "kv_start_rank": Malformed(_set(kv_start=np.zeros(3, np.int32)), ("kv_start",), "ranges"),
+    **_numbers(
+        "chunk_size",
+        ("chunk_size",),
+        "chunks",
+        chunk_size_zero=0,
+        chunk_size_negative=-3,
+        chunk_size_float=2.5,
+        chunk_size_beyond_int32=2**31,
+    ),
     **{
         f"origin_{wrong}": Malformed(
             _set(dropout_prob=0.5, dropout_seed=1, origin=origin), ("origin",), "origin"

@@ -36,6 +36,8 @@ SWITCHES: dict[str, tuple[dict[str, Any], ...]] = {
     "q_offset": ({"q_offset": 1, "positions": None}, {"q_offset": -3, "positions": None}),
     "positions": ({"positions": "shard", "q_offset": None}, {"positions": "shuffled", "q_offset": None}),
     "origin": ({"origin": (1, 0, 0, 4)}, {"origin": (0, 2, 3, 6)}),
+    "chunks": ({"chunk_size": 2}, {"chunk_size": 7}),
+    "ranges": ({"ranges": "band"}, {"ranges": "starts"}, {"ranges": "ends"}),
 }
 NARROW: tuple[dict[str, Any], ...] = (
     {"window_sides": "left"},
@@ -137,6 +139,10 @@ REFUSED: dict[str, dict[str, Any]] = {
         "softmax_aux": np.ones(2, np.float32)
     },
     r"q_offset: got shape \(3,\)": {"q_offset": np.zeros(3, np.int32)},
+    r"kv_start: got shape \(3,\)": {"kv_start": np.zeros(3, np.int32)},
+    r"kv_end: got dtype float32": {"kv_end": np.zeros((1, 4), np.float32)},
+    r"kv_end: got a int, expected an array": {"kv_end": 3},
+    r"chunk_size: got 0": {"chunk_size": 0},
     r"q_offset: got \[0, 1073741824\]": {"q_offset": jnp.array([0, 2**30], jnp.int32)},
     "q_offset and q_positions: got both": {"q_offset": 1, "q_positions": np.zeros((1, 4), np.int32)},
     "q_positions: got a list": {"q_positions": [[1, 2, 3, 4]]},

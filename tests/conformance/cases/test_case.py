@@ -10,10 +10,13 @@ from hypothesis import find, given
 from hypothesis import strategies as st
 
 from attest.conformance.cases.build import build
-from attest.conformance.cases.case import LIMITS, POSITION_PATTERNS, Case, case_from_json
+from attest.conformance.cases.case import LIMITS, POSITION_PATTERNS, RANGE_PATTERNS, Case, case_from_json
 from attest.conformance.cases.families import FAMILIES
+from attest.conformance.cases.shapes import shapes_of
 from attest.conformance.drawing.corpus import load_corpus
 from attest.conformance.drawing.strategies import simpler, smallest
+from attest.reference.semantics import STANDARD
+from attest.reference.visibility import allowed
 from tests.conformance.drawn import drawn_cases
 
 drawn = drawn_cases()
@@ -49,6 +52,8 @@ def test_a_case_switches_on_what_its_features_say(case: Case) -> None:
         "q_offset": problem.q_offset is not None,
         "positions": problem.q_positions is not None and problem.kv_positions is not None,
         "origin": any(problem.origin),
+        "chunks": problem.chunk_size is not None,
+        "ranges": problem.kv_start is not None or problem.kv_end is not None,
     }
     assert case.features == {name for name, on in found.items() if on}
 
@@ -107,6 +112,30 @@ def test_coordinates_survive_json_and_shrink(case: Case) -> None:
         assert len(less.features) == 1
         assert less.q_offset in (None, 0)
         assert less.origin in (None, (0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("pattern", RANGE_PATTERNS)
+def test_chunks_and_ranges_survive_json_and_shrink(pattern: str) -> None:
+    case = Case(q_len=30, kv_len=36, batch=2, chunk_size=9, ranges=pattern)
+    assert case_from_json(json.loads(json.dumps(case.to_json()))) == case
+    assert case.features == {"chunks", "ranges"}
+    assert {less.features for less in smallest(case)} >= {frozenset({name}) for name in case.features}
+    assert find(simpler(case), lambda less: less.features == {"chunks"}).chunk_size == 1
+    built = build(case).problem
+    ends = {"starts": {"kv_start"}, "ends": {"kv_end"}}.get(pattern, {"kv_start", "kv_end"})
+    arrays, _ = shapes_of(case)
+    for name in ("kv_start", "kv_end"):
+        array = getattr(built, name)
+        assert (array is not None) == (name in ends) == (name in arrays)
+        if array is not None:
+            assert (array.shape, array.dtype) == (arrays[name].shape, arrays[name].dtype)
+            assert len(np.unique(array)) > 5
+    rows = np.arange(case.q_len)
+    seen = [allowed(replace(built, chunk_size=None), STANDARD, batch, 0, rows) for batch in range(2)]
+    unseen = ~np.any(seen, axis=(0, 1))
+    assert unseen[:6].all() == (pattern == "starts")
+    assert unseen[-6:].all() == (pattern == "ends")
+    assert (pattern == "scattered") == any((~each.any(axis=1)).any() for each in seen)
 
 
 PACKED = Case(batch=1, q_len=6, kv_len=9, causal=True, lengths=((2, 3), (0, 4), (4, 2)), q_offset=(1, -2, 3))
