@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attest.kernels.arrays import check_broadcast, check_float, check_is_array
-from attest.kernels.key_ranges import check_chunk_size, check_ranges
+from attest.kernels.arrays import check_float, check_is_array, check_pairs
+from attest.kernels.key_ranges import check_chunk_size, check_ranges, hide_rows
 from attest.kernels.options import (
     check_dropout_prob,
     check_flag,
@@ -48,8 +48,8 @@ class Call:
     query: jax.Array  # [B, Sq, Hq, D] float
     key: jax.Array  # [B, Sk, Hkv, D], dtype of query
     value: jax.Array  # [B, Sk, Hkv, Dv], dtype of query
-    attention_mask: jax.Array | None  # [B or 1, Hq or 1, Sq, Sk] bool
-    bias: jax.Array | None  # [B or 1, Hq or 1, Sq or 1, Sk] float
+    attention_mask: jax.Array | None  # [B or 1, Hq or 1, Sq or 1, Sk or 1] bool
+    bias: jax.Array | None  # [B or 1, Hq or 1, Sq or 1, Sk or 1] float
     q_segment_ids: jax.Array | None  # [B, Sq] int32
     kv_segment_ids: jax.Array | None  # [B, Sk] int32
     cum_seqlens_q: jax.Array | None  # [n + 1] int32
@@ -95,7 +95,8 @@ def check_call(
 ) -> Call:
     """Return the arguments that all kernels share, checked and in canonical form (S1 to S28).
 
-    Shapes are those of `Call`. Further forms accepted: an integer `attention_mask` (non-zero may attend);
+    Shapes are those of `Call`. Further forms accepted: an integer `attention_mask` (non-zero may attend); a
+    mask or bias of 2 or 3 axes, which lacks the first ones; a mask that hides whole rows becomes ranges;
     `softmax_aux` of shape [num_sinks], shared by all heads, where that is not as many as heads; segment ids
     of any integer dtype; lengths as int64; `sliding_window` an int w, meaning (w, w); `dropout_seed` a Python
     int in [0, 2**64), or a uint32 array [2] of its (low, high) words, the form to use where the seed is
@@ -113,12 +114,16 @@ def check_call(
     lengths = check_lengths(cum_seqlens_q, cum_seqlens_k, batch, q_length, k_length)
     probability = check_dropout_prob(dropout_prob)
     start, end = check_ranges(kv_start, kv_end, batch, q_length, k_length)
+    whole = (batch, q_heads, q_length, k_length)
+    mask = _check_mask(attention_mask, whole)
+    if mask is not None and mask.shape[1] == mask.shape[3] == 1 < k_length:
+        mask, end = None, hide_rows(end, mask[:, 0, :, 0], q_length, k_length)
     return Call(
         query=query,
         key=key,
         value=value,
-        attention_mask=_check_mask(attention_mask, batch, q_heads, q_length, k_length),
-        bias=_check_bias(bias, batch, q_heads, q_length, k_length),
+        attention_mask=mask,
+        bias=_check_bias(bias, whole),
         q_segment_ids=segments[0],
         kv_segment_ids=segments[1],
         cum_seqlens_q=lengths[0],
@@ -195,26 +200,29 @@ def _check_qkv(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, 
     return jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
 
 
-def _check_mask(mask: Any, batch: int, heads: int, q_length: int, k_length: int) -> jax.Array | None:
+def _check_mask(mask: Any, whole: tuple[int, int, int, int]) -> jax.Array | None:
     if mask is None:
         return None
     check_is_array("attention_mask", mask)
     if mask.dtype != np.bool_ and not jnp.issubdtype(mask.dtype, jnp.integer):
         refuse(
-            "attention_mask", f"dtype {mask.dtype}", "bool or an integer dtype", "Add float values as bias."
+            "attention_mask",
+            f"dtype {mask.dtype}",
+            "bool or an integer dtype",
+            "A mask of 0 and 1? Pass it as bool, mask != 0. Values to add to the logits are a bias.",
         )
-    check_broadcast("attention_mask", mask, ((batch, 1), (heads, 1), (q_length,), (k_length,)))
+    mask = check_pairs("attention_mask", mask, whole)
     # Compared in its own dtype: a 64-bit mask narrowed first could lose its only set bit.
     return jnp.asarray(mask if mask.dtype == np.bool_ else mask != 0)
 
 
-def _check_bias(bias: Any, batch: int, heads: int, q_length: int, k_length: int) -> jax.Array | None:
+def _check_bias(bias: Any, whole: tuple[int, int, int, int]) -> jax.Array | None:
     if bias is None:
         return None
     check_is_array("bias", bias)
     check_float("bias", bias)
-    check_broadcast("bias", bias, ((batch, 1), (heads, 1), (q_length, 1), (k_length,)))
-    return jnp.asarray(bias)
+    # Outside of what is differentiated by hand, so that the gradient has the shape that was given.
+    return check_pairs("bias", jnp.asarray(bias), whole)
 
 
 _SINK_ADVICE = "Sinks that all heads share are softmax_aux[None, :], one sink a head is softmax_aux[:, None]."

@@ -40,11 +40,18 @@ def check_float(name: str, x: Any) -> None:
         )
 
 
-def check_broadcast(name: str, x: Any, allowed: tuple[tuple[int, ...], ...]) -> None:
-    """Refuse an array whose four axes have other sizes than those that are allowed."""
-    if x.ndim != 4 or any(size not in sizes for size, sizes in zip(x.shape, allowed, strict=True)):
-        axes = ", ".join(" or ".join(str(size) for size in dict.fromkeys(sizes)) for sizes in allowed)
-        refuse(name, f"shape {x.shape}", f"[{axes}]", "The axes are batch, heads, queries and keys.")
+def check_pairs(name: str, x: Any, whole: tuple[int, int, int, int]) -> Any:
+    """Return a mask or bias with four axes; each has the size in `whole`, or 1. One of 2 or 3 axes lacks the
+    first ones, as in NumPy's broadcasting.
+    """
+    axes = (1,) * (4 - x.ndim) + x.shape
+    if x.ndim not in (2, 3, 4) or any(size not in (1, full) for size, full in zip(axes, whole, strict=True)):
+        expected = ", ".join("1" if full == 1 else f"{full} or 1" for full in whole)
+        advice = "The axes are batch, heads, queries and keys; the first ones may be left out."
+        if x.ndim == 3 and x.shape[0] == whole[0]:
+            advice = f"One for each batch entry is {name}[:, None]."
+        refuse(name, f"shape {x.shape}", f"[{expected}]", advice)
+    return x.reshape(axes)
 
 
 def fitted(name: str, what: str, x: np.ndarray, advice: str) -> np.ndarray:

@@ -57,9 +57,11 @@ def flash_attention(
             the same ones for all arguments and results (S27).
         key: [B, Sk, Hkv, D], the dtype of query. Query head h reads key head h // (Hq / Hkv) (S15).
         value: [B, Sk, Hkv, Dv], the dtype of query.
-        attention_mask: [B or 1, Hq or 1, Sq, Sk], bool or integer; non-zero may attend (S5).
-        bias: [B or 1, Hq or 1, Sq or 1, Sk], float; added to the scaled logits before the cap (S2). -inf
-            hides a key.
+        attention_mask: [B or 1, Hq or 1, Sq or 1, Sk or 1], bool or integer; non-zero may attend (S5). The
+            first axes may be left out: [Sq, Sk], [Hq or 1, Sq, Sk]. A mask of keys is [B, 1, 1, Sk]. An axis
+            of 1 is read as it is, not expanded.
+        bias: [B or 1, Hq or 1, Sq or 1, Sk or 1], float; added to the scaled logits before the cap (S2). -inf
+            hides a key. The first axes may be left out.
         softmax_scale: what the products of query and key are multiplied by; 1 / sqrt(D) by default (S1).
         dropout_prob: the share of the weights that is dropped, from 0 to below 1 (S12).
         causal: whether a row sees no later key; the last row is aligned with the last key (S6).

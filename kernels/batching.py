@@ -10,7 +10,7 @@ import numpy as np
 
 from attest.kernels.options import refuse
 
-# The axes of each argument behind its batch dimensions, and whether those may be 1 each.
+# The axes of each argument behind its batch dimensions, and whether those may be 1 each, or left out.
 _ARGUMENTS = {
     "query": (3, False),
     "key": (3, False),
@@ -25,6 +25,9 @@ _ARGUMENTS = {
     "kv_end": (1, True),
     "q_offset": (0, False),
 }
+
+# Those that lack axes as in NumPy's broadcasting.
+_PAIRS = ("attention_mask", "bias")
 
 type Leading = tuple[int, ...]
 
@@ -62,6 +65,8 @@ def split(x: jax.Array, leading: Leading | None) -> jax.Array:
 def _merge(name: str, x: Any, leading: Leading, axes: int, broadcasts: bool) -> Any:
     if name == "q_offset" and x.ndim == 0:
         return x
+    if name in _PAIRS and 2 <= x.ndim < len(leading) + axes:
+        x = x.reshape((1,) * (len(leading) + axes - x.ndim) + x.shape)
     own = tuple(x.shape[: x.ndim - axes])
     fits = len(own) == len(leading) and all(
         size == whole or (broadcasts and size == 1) for size, whole in zip(own, leading, strict=True)

@@ -85,7 +85,7 @@ def _packed(x: jax.Array, group: int) -> jax.Array:
 
 
 def _packed_pairs(x: jax.Array | None, rows: int, group: int) -> jax.Array | None:
-    """Of a mask or a bias [B or 1, Hq or 1, S or 1, Sk]."""
+    """Of a mask or a bias [B or 1, Hq or 1, S or 1, Sk or 1]."""
     if x is None or group == 1:
         return x
     batch, heads, length, keys = x.shape

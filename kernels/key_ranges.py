@@ -37,6 +37,15 @@ def _check_end(name: str, ends: Any, batch: int, q_length: int, k_length: int) -
     return jnp.asarray(ends, jnp.int32)
 
 
+def hide_rows(end: jax.Array | None, visible: jax.Array, q_length: int, k_length: int) -> jax.Array:
+    """Return the end of the keys of each row, 0 where a mask [B or 1, Sq or 1] hides the whole row.
+
+    Such a row is empty (S10) in either form, and an end lets kernels skip it.
+    """
+    ends = jnp.where(visible, jnp.int32(k_length) if end is None else end, jnp.int32(0))
+    return jnp.broadcast_to(ends, (ends.shape[0], q_length))
+
+
 def check_chunk_size(chunk_size: Any) -> int | None:
     """Return the number of positions in a chunk, which int32 holds (S24)."""
     if chunk_size is None:

@@ -168,8 +168,9 @@ def visible_tile(
     """Which pairs of one tile are visible (clauses S4 to S9, S23): those that meet every given condition.
 
     `keys` is [k] int32 key indices; `first`, `last`, `lowest`, `highest` [.., q]; `q_ids` [.., q]; `kv_ids`
-    and `positions` [.., k]; `mask` and `bias` [.., q or 1, k]. All of one rank after the last axis is added.
-    Returns [.., q, k] bool, broadcast only as far as needed, or None where nothing restricts the tile.
+    and `positions` [.., k]; `mask` and `bias` [.., q or 1, k or 1]. All of one rank after the last axis
+    is added. Returns [.., q, k] bool, broadcast only as far as needed, or None where nothing restricts the
+    tile.
     """
     rank = next((x.ndim + 1 for x in (first, last, q_ids, lowest, highest) if x is not None), 2)
     keys = keys.reshape((1,) * (rank - 1) + (-1,))

@@ -194,10 +194,14 @@ class ByKeys:
         shared = shared + gradient.row_dot.variance[:, None] * (leak**2 + again)
         pairs = spread.variance * factor**2 - 2 * gradient.pull * d_bias**2
         variance = pairs + shared
-        self._divide("dbias", error, pairs, shared.sum(axis=1))
         live = gradient.own.bound > 0
         shift = leak * gradient.shift[:, None]
         off = at_least_bound(Spread(spread.bound * factor, variance), error.unresolved[:, None])
+        if total.total.shape[3] == 1 < d_bias.shape[1]:
+            whole_rows = np.sqrt(np.maximum(off.variance, 0.0)).sum(axis=1) ** 2
+            self._divide("dbias", error, np.zeros((1, 1)), whole_rows)
+        else:
+            self._divide("dbias", error, pairs, shared.sum(axis=1))
         total.add_plane(block, d_bias, off, live, shift)
 
     def _add_sinks(
@@ -281,10 +285,17 @@ class Sum:
     def add_plane(
         self, block: RowBlock, gradient: Floats, spread: Spread, live: NDArray[np.bool_], shift: Floats
     ) -> None:
-        """Add one block of the gradient of the bias; broadcast axes collect every row."""
+        """Add one block of the gradient of the bias; broadcast axes collect every row and key.
+
+        The errors of rows are independent; those of a row's keys may be one error that all of them share.
+        """
         shape = self.total.shape
         at = (block.batch if shape[0] > 1 else 0, block.head if shape[1] > 1 else 0)
         terms = (live, gradient, np.abs(gradient), gradient**2, spread.bound, spread.variance, shift)
+        if shape[3] == 1 < gradient.shape[1]:
+            variance = np.sqrt(np.maximum(spread.variance, 0.0)).sum(axis=1, keepdims=True) ** 2
+            added = [np.asarray(term).sum(axis=1, keepdims=True) for term in terms]
+            terms = (*added[:5], variance, added[6])
         for array, term in zip(vars(self).values(), terms, strict=False):
             if shape[2] > 1:
                 array[at][block.rows] += term

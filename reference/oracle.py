@@ -263,8 +263,10 @@ def _by_keys(
 
 
 def _add_d_bias(d_bias: Floats, block: RowBlock, gradient: Floats) -> None:
-    """Sum a block into the bias's own shape; broadcast axes collect every row (S14)."""
+    """Sum a block into the bias's own shape; broadcast axes collect every row and key (S14)."""
     plane = d_bias[block.batch if d_bias.shape[0] > 1 else 0, block.head if d_bias.shape[1] > 1 else 0]
+    if plane.shape[1] == 1:
+        gradient = gradient.sum(axis=1, keepdims=True)
     if plane.shape[0] > 1:
         plane[block.rows] += gradient
     else:

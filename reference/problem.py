@@ -26,7 +26,7 @@ class Problem:
     """One attention call. Build it with `make_problem`, which validates.
 
     query [B, Sq, Hq, D], key [B, Sk, Hkv, D], value [B, Sk, Hkv, Dv]: one of float16, bfloat16, float32.
-    attention_mask: bool [B|1, Hq|1, Sq, Sk]. bias: float [B|1, Hq|1, Sq|1, Sk].
+    attention_mask: bool [B|1, Hq|1, Sq|1, Sk|1]. bias: float, the same.
     q_segment_ids [B, Sq], kv_segment_ids [B, Sk]: int. cum_seqlens_q, cum_seqlens_k: int32 [n + 1].
     softmax_aux: float [sinks] or [1, sinks], which all heads share, or [Hq, sinks].
     sliding_window: (left, right), None where unbounded.
@@ -174,14 +174,11 @@ def _check_qkv(query: Array, key: Array, value: Array) -> None:
         raise _wrong("key and value", f"dtypes {key.dtype}, {value.dtype}", f"{query.dtype}, as query")
 
 
-def _check_broadcast(name: str, array: Array, shape: tuple[int, ...], free: int) -> None:
-    """The first `free` axes may be 1; the rest may not."""
-    fits = array.ndim == 4 and all(
-        got == want or (got == 1 and axis < free)
-        for axis, (got, want) in enumerate(zip(array.shape, shape, strict=True))
-    )
+def _check_broadcast(name: str, array: Array, shape: tuple[int, ...]) -> None:
+    """Each axis may be 1."""
+    fits = array.ndim == 4 and all(got in (want, 1) for got, want in zip(array.shape, shape, strict=True))
     if not fits:
-        raise _wrong(name, f"shape {array.shape}", f"{shape}, the first {free} axes of which may be 1")
+        raise _wrong(name, f"shape {array.shape}", f"{shape}, each axis of which may be 1")
 
 
 def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> Array | None:
@@ -189,7 +186,7 @@ def _check_mask(mask: Array | None, shape: tuple[int, ...]) -> Array | None:
         return None
     if mask.dtype.kind not in "biu":
         raise _wrong("attention_mask", f"dtype {mask.dtype}", "bool or int (an additive mask is a bias)")
-    _check_broadcast("attention_mask", mask, shape, free=2)
+    _check_broadcast("attention_mask", mask, shape)
     return mask != 0
 
 
@@ -198,7 +195,7 @@ def _check_bias(bias: Array | None, shape: tuple[int, ...]) -> None:
         return
     if bias.dtype not in BIAS_DTYPES:
         raise _wrong("bias", f"dtype {bias.dtype}", "a float dtype (a bool mask is attention_mask)")
-    _check_broadcast("bias", bias, shape, free=3)
+    _check_broadcast("bias", bias, shape)
 
 
 def _check_scalars(options: Mapping[str, Any]) -> None:

@@ -128,7 +128,10 @@ def _row_block(
 ) -> RowBlock:
     query = problem.query[batch, rows, head].astype(np.float64)
     permitted = allowed(problem, semantics, batch, head, rows)
-    bias = None if problem.bias is None else pick(problem.bias, batch, head, rows).astype(np.float64)
+    bias = None
+    if problem.bias is not None:
+        added = pick(problem.bias, batch, head, rows).astype(np.float64)
+        bias = np.broadcast_to(added, permitted.shape)
     seen = permitted if bias is None else permitted & ~np.isneginf(bias)
     weighed = seen | ~permitted if semantics.hidden == "sentinel" else seen
 

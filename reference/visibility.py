@@ -80,7 +80,7 @@ def allowed(problem: Problem, semantics: Semantics, batch: int, head: int, rows:
 
 
 def pick(array: NDArray[Any], batch: int, head: int, rows: Ints) -> NDArray[Any]:
-    """Rows of one head of an array that broadcasts over [B, Hq, Sq, Sk]."""
+    """Rows of one head of an array that broadcasts over [B, Hq, Sq, Sk]: [rows, Sk or 1]."""
     plane = array[batch if array.shape[0] > 1 else 0, head if array.shape[1] > 1 else 0]
     return plane[rows] if plane.shape[0] > 1 else plane[np.zeros(len(rows), np.int64)]
 

@@ -121,15 +121,12 @@ def _chunk_ids(chunk: int, rows: jax.Array, keys: jax.Array) -> tuple[jax.Array,
 
 
 def _dense(rest: "MaskInfo", sizes: Sizes) -> jax.Array | None:
-    """The mask and the chunks that are left, [B or 1, Hq or 1, Sq, Sk] bool."""
+    """The mask and the chunks that are left, [B or 1, Hq or 1, Sq or 1, Sk or 1] bool."""
     masks = [] if rest.attention_mask is None else [rest.attention_mask]
     if rest.chunk_sizes:
         places = positions_of(rest, sizes)
         masks += [same_chunk(chunk, *places) for chunk in rest.chunk_sizes]
-    if not masks:
-        return None
-    mask = reduce(jnp.logical_and, masks)
-    return jnp.broadcast_to(mask, (*mask.shape[:2], sizes.queries(), sizes.keys()))
+    return reduce(jnp.logical_and, masks) if masks else None
 
 
 def _lengths(rest: "MaskInfo", sizes: Sizes) -> dict[str, Any]:

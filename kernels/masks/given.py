@@ -56,7 +56,8 @@ def _with_arguments(info: MaskInfo, given: Mapping[str, Any]) -> MaskInfo:
     if given["sliding_window"] is not None:
         info = info.apply_sliding_window(given["sliding_window"])
     if given["attention_mask"] is not None:
-        info = info.apply_attention_mask(given["attention_mask"], axes="bhqk")
+        axes = {2: "qk", 3: "hqk"}.get(getattr(given["attention_mask"], "ndim", 4), "bhqk")
+        info = info.apply_attention_mask(given["attention_mask"], axes=axes)
     if given["chunk_size"] is not None:
         info = info.apply_chunked(given["chunk_size"])
     info = info.apply_kv_ranges(given["kv_start"], given["kv_end"])

@@ -313,7 +313,7 @@ class MaskInfo:
         query and key are the arrays of the call, or their `jax.ShapeDtypeStruct`. Causal order, windows,
         lengths, ranges, segments, positions and the smallest chunk are passed as such; masks of keys, lengths
         beside segments and chunks of keys with positions as segment ids. What is left becomes a mask
-        [B or 1, Hq or 1, Sq, Sk]. Padding stays padding.
+        [B or 1, Hq or 1, Sq or 1, Sk or 1]. Padding stays padding.
 
         Raises: ValueError naming the array whose size is not that of the call.
         """

@@ -25,10 +25,10 @@ def backward_bias(
     d_bias,
     SPEC: tl.constexpr,
 ):  # fmt: skip
-    """d_bias in the bias's shape. Grid: (bias batches * bias heads * row blocks, or 1, * key blocks).
+    """d_bias in the bias's shape. Grid: (bias batches * bias heads * row blocks, or 1, * key blocks, or 1).
 
-    A program sums over the batch entries, heads and rows that its tile of the bias is broadcast over; a tile
-    of logits that is hidden is not computed.
+    A program sums over the batch entries, heads, rows and keys that its tile of the bias is broadcast over; a
+    tile of logits that is hidden is not computed.
     """
     arrays = Arrays(
         query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length
@@ -37,17 +37,21 @@ def backward_bias(
     blocks = tl.cdiv(k_length, SPEC.block_k)
     q_blocks = tl.cdiv(q_length, SPEC.block_q)
     program = tl.program_id(0)
-    block = program % blocks
-    rest = program // blocks
+    rest = program
     q_order = tl.arange(0, SPEC.block_q)
     k_order, group, word = key_order(SPEC.block_k, SPEC.dropout, False)
-    keys = Keys(block * SPEC.block_k, k_order, group, word)
+    own_keys = program * 0
     own_rows = program * 0
     own_head = program * 0
     own_batch = program * 0
+    count_keys = blocks
     count_rows = q_blocks
     count_heads = SPEC.heads
     count_batches = batches
+    if SPEC.bias_key:
+        own_keys = rest % blocks
+        rest = rest // blocks
+        count_keys = 1
     if SPEC.bias_row:
         own_rows = rest % q_blocks
         rest = rest // q_blocks
@@ -61,10 +65,13 @@ def backward_bias(
         count_batches = 1
 
     total = tl.full([SPEC.block_q, SPEC.block_k], 0.0, tl.float32)
-    for step in tl.range(0, count_batches * count_heads * count_rows):
-        block_q = own_rows + step % count_rows
-        head = own_head + (step // count_rows) % count_heads
-        batch = own_batch + step // (count_rows * count_heads)
+    for step in tl.range(0, count_batches * count_heads * count_rows * count_keys):
+        block = own_keys + step % count_keys
+        visited = step // count_keys
+        block_q = own_rows + visited % count_rows
+        head = own_head + (visited // count_rows) % count_heads
+        batch = own_batch + visited // (count_rows * count_heads)
+        keys = Keys(block * SPEC.block_k, k_order, group, word)
         visit = True
         if SPEC.ranges:
             range_at = ranges + ((batch if SPEC.row_batch else 0) * q_blocks + block_q) * 4
@@ -79,13 +86,19 @@ def backward_bias(
             total += tile_gradient(u, dO, V, terms, seed, rows, keys, SPEC, True)
 
     plane_at = d_bias + pair_offset(
-        own_batch, own_head, q_length, k_length, SPEC.heads, SPEC.bias_batch, SPEC.bias_head, SPEC.bias_row
-    )
-    key_index = keys.start + k_order
+        own_batch, own_head, q_length, k_length, SPEC.heads, SPEC.bias_batch, SPEC.bias_head, SPEC.bias_row,
+        SPEC.bias_key,
+    )  # fmt: skip
+    key_index = own_keys * SPEC.block_k + k_order
+    row_index = own_rows * SPEC.block_q + q_order
     element = d_bias.dtype.element_ty
-    if SPEC.bias_row:
-        row = own_rows * SPEC.block_q + q_order[:, None]
+    if SPEC.bias_row and SPEC.bias_key:
+        row = row_index[:, None]
         address = plane_at + row.to(tl.int64) * k_length + key_index[None, :]
         tl.store(address, total.to(element), mask=(row < q_length) & (key_index[None, :] < k_length))
-    else:
+    elif SPEC.bias_row:
+        tl.store(plane_at + row_index, tl.sum(total, 1).to(element), mask=row_index < q_length)
+    elif SPEC.bias_key:
         tl.store(plane_at + key_index, tl.sum(total, 0).to(element), mask=key_index < k_length)
+    else:
+        tl.store(plane_at, tl.sum(tl.sum(total, 1), 0).to(element))

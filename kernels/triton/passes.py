@@ -139,7 +139,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
         if kernel is backward_bias:
             assert call.bias is not None
             shape = call.bias.shape
-            grid = shape[0] * shape[1] * _blocks(k_length, sizes.k)
+            grid = shape[0] * shape[1] * (_blocks(k_length, sizes.k) if shape[3] > 1 else 1)
             grid *= _blocks(q_length, sizes.q) if shape[2] > 1 else 1
             arguments = (*arguments, batch)
         else:
@@ -236,10 +236,13 @@ def _spec(
         mask=mask is not None,
         mask_batch=mask is not None and mask.shape[0] > 1,
         mask_head=mask is not None and mask.shape[1] > 1,
+        mask_row=mask is not None and mask.shape[2] > 1,
+        mask_key=mask is not None and mask.shape[3] > 1,
         bias=bias is not None,
         bias_batch=bias is not None and bias.shape[0] > 1,
         bias_head=bias is not None and bias.shape[1] > 1,
         bias_row=bias is not None and bias.shape[2] > 1,
+        bias_key=bias is not None and bias.shape[3] > 1,
         first=visible.first is not None,
         last=visible.last is not None,
         row_batch=visible.batched,

@@ -176,12 +176,14 @@ def load_rows(arrays, batch, head, start, order, SPEC: tl.constexpr, EDGE: tl.co
             kv_ids = kv_ids + batch.to(tl.int64) * k_length
         if SPEC.mask:
             mask = mask + pair_offset(
-                batch, head, q_length, k_length, SPEC.heads, SPEC.mask_batch, SPEC.mask_head, True
-            )
+                batch, head, q_length, k_length, SPEC.heads, SPEC.mask_batch, SPEC.mask_head, SPEC.mask_row,
+                SPEC.mask_key,
+            )  # fmt: skip
         if SPEC.bias:
             bias = bias + pair_offset(
-                batch, head, q_length, k_length, SPEC.heads, SPEC.bias_batch, SPEC.bias_head, SPEC.bias_row
-            )
+                batch, head, q_length, k_length, SPEC.heads, SPEC.bias_batch, SPEC.bias_head, SPEC.bias_row,
+                SPEC.bias_key,
+            )  # fmt: skip
     return Rows(batch, head, start, index, first, last, ids, kv_ids, mask, bias)
 
 

@@ -23,8 +23,8 @@ class KernelSpec:
         logits_dtype: the dtype that logits are rounded to.
         precision: the `input_precision` of `tl.dot`.
     Features, each False where the call has none of it:
-        mask, bias: there is one; mask_batch, mask_head, bias_batch, bias_head, bias_row: it has that
-            dimension, and is not broadcast over it.
+        mask, bias: there is one; mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row,
+            bias_key: it has that dimension, and is not broadcast over it.
         first, last: rows have a first, a last visible key; row_batch: they differ by batch entry,
             and so do the ranges.
         segments: queries and keys have segment ids.
@@ -61,10 +61,13 @@ class KernelSpec:
     mask: bool
     mask_batch: bool
     mask_head: bool
+    mask_row: bool
+    mask_key: bool
     bias: bool
     bias_batch: bool
     bias_head: bool
     bias_row: bool
+    bias_key: bool
     first: bool
     last: bool
     row_batch: bool

@@ -72,14 +72,14 @@ def offset(batch, length, start, ROW_STRIDE: tl.constexpr):
 
 @triton.jit
 def pair_offset(batch, head, q_length, k_length, HEADS: tl.constexpr, PER_BATCH: tl.constexpr,
-                PER_HEAD: tl.constexpr, PER_ROW: tl.constexpr):  # fmt: skip
+                PER_HEAD: tl.constexpr, PER_ROW: tl.constexpr, PER_KEY: tl.constexpr):  # fmt: skip
     """Elements before the [queries, keys] plane of a head in a mask or bias that may be broadcast."""
     plane = tl.zeros([], tl.int64)
     if PER_BATCH:
         plane += batch.to(tl.int64) * (HEADS if PER_HEAD else 1)
     if PER_HEAD:
         plane += head
-    return plane * (q_length if PER_ROW else 1) * k_length
+    return plane * (q_length if PER_ROW else 1) * (k_length if PER_KEY else 1)
 
 
 @triton.jit
@@ -100,23 +100,30 @@ def by_key(x, TRANSPOSED: tl.constexpr):
 
 @triton.jit
 def load_pairs(
-    pointer, rows, index, keys, q_length, k_length, PER_ROW: tl.constexpr, ALIGNED: tl.constexpr,
-    CHECK: tl.constexpr,
+    pointer, rows, index, keys, q_length, k_length, PER_ROW: tl.constexpr, PER_KEY: tl.constexpr,
+    ALIGNED: tl.constexpr, CHECK: tl.constexpr,
 ):  # fmt: skip
     """The tile of a mask or bias whose plane begins at `pointer`; 0 outside the lengths, if CHECK.
 
-    `index` and `keys` are the rows and keys of the tile, and broadcast against each other. ALIGNED says that
+    `index` and `keys` are the rows and keys of the tile, and broadcast against each other; so does the tile
+    with those of pairs, where rows or keys share its entries. ALIGNED says that
     k_length is a multiple of 16, so that a row of the tile can be read in wide words.
     """
     if pointer.dtype.element_ty == tl.int1:
         # AMD's pipeliner keeps tiles in shared memory, which holds no single bits.
         pointer = pointer.to(tl.pointer_type(tl.int8), bitcast=True)
     stride = (k_length // 16) * 16 if ALIGNED else k_length
-    if PER_ROW:
+    if PER_ROW and PER_KEY:
         address = pointer + rows.start.to(tl.int64) * stride + (index - rows.start) * stride + keys
         inside = (index < q_length) & (keys < k_length)
-    else:
+    elif PER_ROW:
+        address = pointer + index
+        inside = index < q_length
+    elif PER_KEY:
         address = pointer + keys
+        inside = keys < k_length
+    else:
+        address = pointer + tl.zeros_like(keys)
         inside = keys < k_length
     if CHECK:
         tile = tl.load(address, mask=inside, other=0)
@@ -161,13 +168,15 @@ def tile_logits(
     # What is read pair by pair is asked for before the product, which hides the wait.
     if SPEC.bias:
         added = load_pairs(
-            rows.bias, rows, index, key, q_length, k_length, SPEC.bias_row, SPEC.aligned, not EVEN
-        )
+            rows.bias, rows, index, key, q_length, k_length, SPEC.bias_row, SPEC.bias_key, SPEC.aligned,
+            not EVEN,
+        )  # fmt: skip
     if EDGE:
         if SPEC.mask:
             allowed = load_pairs(
-                rows.mask, rows, index, key, q_length, k_length, True, SPEC.aligned, not EVEN
-            )
+                rows.mask, rows, index, key, q_length, k_length, SPEC.mask_row, SPEC.mask_key, SPEC.aligned,
+                not EVEN,
+            )  # fmt: skip
         if SPEC.segments:
             key_ids = tl.load(rows.kv_ids + key, mask=key < k_length, other=-2)
     u = tl.dot(left, tl.trans(right), input_precision=SPEC.precision)

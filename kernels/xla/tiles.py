@@ -75,9 +75,10 @@ class Grid:
         return x.reshape(self.batch, -1, self.k_heads, x.shape[-1])[:, : self.k_length]
 
     def split_heads(self, x: jax.Array) -> jax.Array:
-        """[B or 1, Hq or 1, Sq or 1, Sk] to [B or 1, k_heads or 1, group or 1, padded Sq or 1, padded Sk]."""
+        """[B or 1, Hq or 1, Sq or 1, Sk or 1], padded, with axes of key heads and of a group, or 1 and 1."""
         rows = self.q_count * self.q if x.shape[2] == self.q_length else 1
-        x = _pad(_pad(x, 2, rows, 0), 3, self.k_count * self.k, 0)
+        keys = self.k_count * self.k if x.shape[3] == self.k_length else 1
+        x = _pad(_pad(x, 2, rows, 0), 3, keys, 0)
         heads = (1, 1) if x.shape[1] == 1 else (self.k_heads, self.group)
         return x.reshape(x.shape[0], *heads, *x.shape[2:])
 
@@ -91,11 +92,11 @@ class Grid:
         zero = jnp.zeros_like(step)
         batch = step // self.q_count if x.shape[0] > 1 else zero
         row = (step % self.q_count) * self.q if x.shape[3] > 1 else zero
-        return batch, zero, zero, row, j * self.k
+        return batch, zero, zero, row, j * self.k if x.shape[4] > 1 else zero
 
     def tile(self, x: jax.Array, step: jax.Array, j: jax.Array) -> jax.Array:
-        """[k_heads or 1, group or 1, q or 1, k]: the tile itself."""
-        sizes = (1, *x.shape[1:3], min(self.q, x.shape[3]), self.k)
+        """[k_heads or 1, group or 1, q or 1, k or 1]: the tile itself."""
+        sizes = (1, *x.shape[1:3], min(self.q, x.shape[3]), min(self.k, x.shape[4]))
         return lax.dynamic_slice(x, self.tile_start(x, step, j), sizes)[0]
 
 

@@ -166,7 +166,7 @@ def _rows(x: jax.Array) -> jax.Array:
 
 
 def _by_pair(call: Call, x: jax.Array | None) -> jax.Array | None:
-    """[B or 1, Hq or 1, Sq or 1, Sk] as [b or 1, h or 1, g or 1, q or 1, k]."""
+    """[B or 1, Hq or 1, Sq or 1, Sk or 1] as [b or 1, h or 1, g or 1, q or 1, k or 1]."""
     if x is None:
         return None
     heads = (1, 1) if x.shape[1] == 1 else (call.key.shape[2], call.query.shape[2] // call.key.shape[2])

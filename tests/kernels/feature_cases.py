@@ -83,6 +83,33 @@ FEATURES = {
         {"batch": 3},
         {**PADDED, "q_positions": POSITIONS[None, :40], "causal": True, "softmax_aux": normal(1, 2)},
     ),
+    "a mask of keys, of heads; a bias of rows, cap, sinks": (
+        {},
+        {
+            "attention_mask": normal(2, 4, 1, 50, seed=5) > -0.5,
+            "bias": normal(2, 1, 40, 1),
+            "logits_soft_cap": 2.0,
+            "softmax_aux": normal(4, 2),
+        },
+    ),
+    "a mask of rows, of heads; a bias of heads, cap": (
+        {"k_length": 48, "k_heads": 1},
+        {
+            "attention_mask": normal(1, 4, 40, 1, seed=5) > -1,
+            "bias": normal(1, 4, 1, 1),
+            "logits_soft_cap": 1.0,
+        },
+    ),
+    "a mask of keys, integer, causal; a bias that hides rows, dropout": (
+        {},
+        {
+            "attention_mask": np.arange(100).reshape(2, 1, 1, 50) % 4,
+            "bias": jnp.where(normal(1, 4, 40, 1, seed=3) < -1.2, -jnp.inf, normal(1, 4, 40, 1)),
+            "causal": True,
+            **DROPOUT,
+        },
+    ),
+    "a mask of rows": ({}, {"attention_mask": normal(2, 1, 40, 1, seed=5) > -1, "softmax_aux": normal(1, 2)}),
     "ranges, sinks": (
         {},
         {

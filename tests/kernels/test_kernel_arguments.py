@@ -44,6 +44,7 @@ MALFORMED = [
     ("value", "those of key", {"value": V[:, :, :1]}),
     ("value", "batch of query", {"value": V[:1]}),
     ("attention_mask", "float32", {"attention_mask": np.ones((1, 1, 5, 7), F32)}),
+    ("attention_mask", "A mask of 0 and 1? Pass it as bool", {"attention_mask": np.ones((5, 7), F32)}),
     ("attention_mask", "(2, 7)", {"attention_mask": np.ones((2, 7), bool)}),
     ("attention_mask", "(1, 3, 5, 7)", {"attention_mask": np.ones((1, 3, 5, 7), bool)}),
     ("attention_mask", "(1, 1, 7, 5)", {"attention_mask": np.ones((1, 1, 7, 5), bool)}),
@@ -51,7 +52,10 @@ MALFORMED = [
     ("bias", "x.astype('float32')", {"bias": np.ones((1, 1, 5, 7))}),
     ("bias", ">f2", {"bias": np.ones((1, 1, 5, 7), ">f2")}),
     ("bias", "(3, 1, 5, 7)", {"bias": np.ones((3, 1, 5, 7), F32)}),
-    ("bias", "(1, 1, 5, 1)", {"bias": np.ones((1, 1, 5, 1), F32)}),
+    ("bias", "(1, 1, 1, 5, 7)", {"bias": np.ones((1, 1, 1, 5, 7), F32)}),
+    ("bias", "(7,)", {"bias": np.ones(7, F32)}),
+    ("attention_mask", "attention_mask[:, None]", {"attention_mask": np.ones((2, 5, 7), bool)}),
+    ("attention_mask", "[2 or 1, 4 or 1, 5 or 1, 7 or 1]", {"attention_mask": np.ones((1, 5), bool)}),
     ("bias", "a float", {"bias": 1.0}),
     ("softmax_scale", "finite", {"softmax_scale": NAN}),
     ("softmax_scale", "finite", {"softmax_scale": INF}),
@@ -160,7 +164,7 @@ def test_malformed_arguments_are_refused_by_name(name, words, options):
         ("normalize_output", {"normalize_output": 1}),
         ("precision", {"precision": "most"}),
         ("logits_dtype", {"logits_dtype": "int8"}),
-        ("bias", {"bias": np.ones((1, 1, 1), F32)}),
+        ("bias", {"bias": np.ones(7, F32)}),
     ],
 )
 def test_flash_attention_refuses_its_own(name, options):

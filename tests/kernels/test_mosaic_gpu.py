@@ -84,6 +84,14 @@ FEATURES: dict[str, dict[str, Any]] = {
         "attention_mask": np.random.default_rng(2).random((1, HEADS, Q, K)) < 0.7,
         "softmax_aux": normal(HEADS, 2),
     },
+    "mask of keys": {"attention_mask": np.random.default_rng(2).random((BATCH, 1, 1, K)) < 0.7},
+    "mask of rows of heads, bias of rows": {
+        "attention_mask": np.random.default_rng(2).random((1, HEADS, Q, 1)) < 0.7,
+        "bias": normal(BATCH, HEADS, Q, 1),
+    },
+    "bias of one row and key": {"bias": normal(BATCH, HEADS, 1, 1)},
+    "chunks, causal": {"chunk_size": 100, "causal": True},
+    "ranges": {"kv_start": np.arange(Q)[None], "kv_end": np.arange(BATCH * Q).reshape(BATCH, Q) + 50},
     "bias of all, causal": {"bias": normal(1, 1, 1, K, seed=4, dtype="bfloat16"), "causal": True},
     "not normalised, sinks, causal": {
         "normalize_output": False,

@@ -55,6 +55,10 @@ AGREE = (
     "bias hides, cap, segments, sinks",
     "padded lengths, causal",
     "dropout, causal, negative scale, one key head",
+    "a mask of keys, of heads; a bias of rows, cap, sinks",
+    "a mask of rows, of heads; a bias of heads, cap",
+    "ranges, sinks",
+    "chunks of rows in any order, padded lengths",
 )
 
 

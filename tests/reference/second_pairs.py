@@ -28,7 +28,7 @@ def permitted(problem: Problem, semantics: Semantics, b: int, h: int, i: int, j:
     mask = problem.attention_mask
     obeyed = not (semantics.precedence == "bias_over_mask" and problem.bias is not None)
     obeyed = obeyed and not (semantics.precedence == "causal_over_mask" and problem.causal)
-    if mask is not None and obeyed and not mask[b % mask.shape[0], h % mask.shape[1], i, j]:
+    if mask is not None and obeyed and not mask[broadcast_index(mask, b, h, i, j)]:
         return False
     if problem.causal and column > row_position(problem, semantics.causal, b, i):
         return False

@@ -115,12 +115,12 @@ def drawn_problems(draw: st.DrawFn, dialects: bool = False, largest: int = 6) ->
     pairs = (batch, heads, q_len, kv_len)
     options: dict[str, object] = {}
     if "mask" in features:
-        shape = _broadcast(draw, pairs, free=2)
+        shape = _broadcast(draw, pairs)
         options["attention_mask"] = (rng.random(shape) < draw(st.sampled_from((0.7, 0.2, 0.0)))).astype(
             draw(st.sampled_from((np.bool_, np.int32)))
         )
     if "bias" in features:
-        options["bias"] = _bias(draw, rng, _broadcast(draw, pairs, free=3))
+        options["bias"] = _bias(draw, rng, _broadcast(draw, pairs))
     if "scale" in features:
         options["softmax_scale"] = draw(st.sampled_from((1.0, 0.3, -0.5, 1e-3, 0.0)))
     if "dropout" in features:
@@ -170,8 +170,8 @@ def drawn_problems(draw: st.DrawFn, dialects: bool = False, largest: int = 6) ->
     return Drawn(problem, chosen, d_out, draw(st.sampled_from((d_lse, None))), features)
 
 
-def _broadcast(draw: st.DrawFn, shape: tuple[int, ...], free: int) -> tuple[int, ...]:
-    kept = [draw(st.booleans()) if axis < free else True for axis in range(4)]
+def _broadcast(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
+    kept = [draw(st.booleans()) for _ in shape]
     return tuple(size if keep else 1 for size, keep in zip(shape, kept, strict=True))
 
 

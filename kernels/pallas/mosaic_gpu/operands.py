@@ -56,11 +56,16 @@ def visibility(spec: KernelSpec, call: Call, rows: Rows, ranges: jax.Array | Non
 
 
 def pairs(spec: KernelSpec, call: Call, transposed: bool) -> dict[str, jax.Array]:
-    """Mask and bias, as [.., queries or 1, keys], or as [.., keys, queries] if transposed."""
+    """Mask and bias, as [.., queries or 1, keys], or as [.., keys, queries] if transposed.
+
+    One that keys share is [.., 1, queries]; one that queries share, too, has that entry for each key.
+    """
     q_length, k_length = spec.q_blocks * spec.q_block, spec.k_blocks * spec.k_block
 
     def laid(x: jax.Array, fill: float) -> jax.Array:
-        x = padded(x, 3, k_length, fill)
+        if x.shape[3] == 1 < x.shape[2]:
+            return padded(x, 2, q_length, fill).swapaxes(2, 3)
+        x = padded(jnp.broadcast_to(x, (*x.shape[:3], call.key.shape[1])), 3, k_length, fill)
         if x.shape[2] == 1:
             return x
         x = padded(x, 2, q_length, fill)

@@ -197,19 +197,23 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
     q_length, k_length = spec.q_blocks * blocks.step, spec.k_blocks * blocks.own
     by_query = call.bias.shape[2] > 1
+    # Of a bias that keys share there is a sum for each key, and then one of those.
+    shared = call.bias.shape[3] < call.key.shape[1]
+    dtype = jnp.float32 if shared else settings.result_dtype(call.bias.dtype)
     shape = (*call.bias.shape[:2], k_length, *((q_length,) if by_query else ()))
     filled = launch(
         partial(backward_bias.backward_bias, spec, blocks),
         backward_bias.Shared,
         "flash_backward_bias",
         arrays,
-        {"d_bias": jax.ShapeDtypeStruct(shape, settings.result_dtype(call.bias.dtype))},
+        {"d_bias": jax.ShapeDtypeStruct(shape, dtype)},
         scratch(backward_bias.Shared, spec, blocks),
         backward_bias.programs(spec),
         blocks.consumers + 1,
     )
     d_bias = filled["d_bias"].swapaxes(2, 3) if by_query else filled["d_bias"][:, :, None]
-    return d_bias[:, :, : call.bias.shape[2], : call.key.shape[1]]
+    d_bias = d_bias[:, :, : call.bias.shape[2], : call.key.shape[1]]
+    return d_bias.sum(axis=3, keepdims=True) if shared else d_bias
 
 
 def _backward_spec(

@@ -28,7 +28,7 @@ class KernelSpec:
     head_dim: of the padded query and key. value_dim: of the padded value. rounded: the dtype that logits are
     rounded to, None for none. causal: whether causal order alone decides what a row sees; else first, last
     and segments say which arrays do, and by_batch whether those have an entry for each batch row. mask, bias:
-    None without; else which of their axes before the last have more than one entry. q_block, k_block: the
+    None without; else which of their four axes have more than one entry. q_block, k_block: the
     queries and keys that a step of a program deals with. parts: how many programs share the keys of a row, in
     the forward kernel. partial: whether it returns the sums of each part, as
     `attest.kernels.few_queries.Partial` has them. unrounded: as `attest.kernels.implementation.Settings`
@@ -226,4 +226,4 @@ def describe(
 
 
 def _axes(x: jax.Array | None) -> tuple[bool, ...] | None:
-    return None if x is None else tuple(size > 1 for size in x.shape[:3])
+    return None if x is None else tuple(size > 1 for size in x.shape)

@@ -80,9 +80,11 @@ class Tile:
         return load(ref, BY_ROW if self.transposed else BY_COLUMN)
 
     def load_pairs(self, name: str, axes: tuple[bool, ...]) -> jax.Array:
-        """The tile of a mask or bias; axes: which of batch, head and query it has more than one entry of."""
-        by_batch, by_head, by_query = axes
+        """The tile of a mask or bias; axes: which of batch, head, query and key it has several entries of."""
+        by_batch, by_head, by_query, by_key = axes
         ref = self.arrays[name].at[self.batch if by_batch else 0, self.head if by_head else 0]
+        if by_query and not by_key:
+            return self.by_query(self.load_by_query(ref.at[0, self.queries]))
         if not by_query:
             return self.by_key(self.load_by_key(ref.at[0, self.keys]))
         rows, columns = (self.keys, self.queries) if self.transposed else (self.queries, self.keys)

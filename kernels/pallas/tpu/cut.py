@@ -64,16 +64,19 @@ class Cut:
         return lax.div(at.head, jnp.int32(self.group))
 
     def pairs(self, x: Any) -> Blocked:
-        """[B or 1, Hq or 1, Sq or 1, Sk], an array or a shape of full blocks: a block is [q or 1, k]."""
-        per_batch, per_head, per_row = (size > 1 for size in x.shape[:3])
-        x = padded(x, 3, self.k_blocks * self.sizes.k, 0)
+        """[B or 1, Hq or 1, Sq or 1, Sk or 1], an array or a shape of full blocks, as [q or 1, k or 1]."""
+        per_batch, per_head, per_row, per_key = (size > 1 for size in x.shape)
+        if per_key:
+            x = padded(x, 3, self.k_blocks * self.sizes.k, 0)
         if per_row:
             x = padded(x, 2, self.q_blocks * self.sizes.q, 0)
 
         def at_pair(at: Place) -> tuple[Any, ...]:
-            return at.batch if per_batch else 0, at.head if per_head else 0, at.q if per_row else 0, at.k
+            row, key = at.q if per_row else 0, at.k if per_key else 0
+            return at.batch if per_batch else 0, at.head if per_head else 0, row, key
 
-        return Blocked(x, (None, None, self.sizes.q if per_row else 1, self.sizes.k), at_pair)
+        block = (self.sizes.q if per_row else 1, self.sizes.k if per_key else 1)
+        return Blocked(x, (None, None, *block), at_pair)
 
     def visibility(self) -> dict[str, Blocked]:
         """The operands that decide which pairs are visible, and the bias."""
@@ -100,7 +103,9 @@ class Cut:
                 ids[..., None], (None, self.sizes.k, 1), lambda at: (at.batch, at.k, 0)
             )
         if call.attention_mask is not None:
-            operands["mask"] = self.pairs(call.attention_mask.astype(jnp.int8))
+            # One row or column of bytes fills no tile of memory.
+            dtype = jnp.float32 if 1 in call.attention_mask.shape[2:] else jnp.int8
+            operands["mask"] = self.pairs(call.attention_mask.astype(dtype))
         if call.bias is not None:
             operands["bias"] = self.pairs(call.bias)
         return operands

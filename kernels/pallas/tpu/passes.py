@@ -166,12 +166,14 @@ def _bias_cotangent(settings: Settings, call: Call, terms: RowTerms, hides: bool
     assert call.bias is not None
     cut = cut_call(settings, settings.backward, "backward_bias", call)
     batch, _, q_heads, _ = call.query.shape
-    shape, per_row = call.bias.shape, call.bias.shape[2] > 1
+    # Of a bias that keys share there is a sum for each key, and then one of those.
+    shape, per_row = (*call.bias.shape[:3], call.key.shape[1]), call.bias.shape[2] > 1
     with ahead(call):
         ranges = (key_blocks if per_row else query_blocks)(call, cut.rows, cut.sizes.q, cut.sizes.k)
     steps = 1 if per_row else _steps(ranges, cut.q_blocks)
     padded = (*shape[:2], cut.q_blocks * cut.sizes.q if per_row else 1, cut.k_blocks * cut.sizes.k)
-    bias = cut.pairs(jax.ShapeDtypeStruct(padded, settings.result_dtype(call.bias.dtype)))
+    dtype = settings.result_dtype(call.bias.dtype) if shape == call.bias.shape else jnp.float32
+    bias = cut.pairs(jax.ShapeDtypeStruct(padded, dtype))
     filled = launch(
         partial(backward_bias, cut.tile),
         "flash_backward_bias",
@@ -181,7 +183,8 @@ def _bias_cotangent(settings: Settings, call: Call, terms: RowTerms, hides: bool
         {"d_bias": replace(bias, at=lambda at: bias.at(replace(at, k=at.own_k)))},
         {"total": (cut.sizes.k, cut.sizes.q), **cut.kept()},
     )
-    return filled["d_bias"][:, :, : shape[2], : shape[3]]
+    d_bias = filled["d_bias"][:, :, : shape[2], : shape[3]]
+    return d_bias if shape == call.bias.shape else d_bias.sum(axis=3, keepdims=True)
 
 
 def _backward_inputs(cut: Cut, terms: RowTerms, hides: bool) -> dict[str, Blocked]:

@@ -141,5 +141,5 @@ def keep_scale(tile: Tile) -> jax.Array:
 
 
 def _transposed(tile: Tile, ref: Any) -> jax.Array:
-    """A tile of a mask or bias, [q or 1, k] in memory, as [k, q] float32."""
+    """A tile of a mask or bias, [q or 1, k or 1] in memory, as [k, q] float32."""
     return jnp.broadcast_to(ref[...].astype(jnp.float32), (tile.q, tile.k)).T
