@@ -240,6 +240,14 @@ def _is_elsewhere(origin: Any) -> bool:
     return isinstance(origin, Tracer) or any(isinstance(start, Tracer) or start != 0 for start in origin)
 
 
+def _shares_pairs(given: Mapping[str, Any]) -> bool:
+    """Whether rows or keys share a mask, or keys a bias."""
+    lengths = (given["query"].shape[-3], given["key"].shape[-3])
+    mask, bias = given.get("attention_mask"), given.get("bias")
+    of_mask = mask is not None and mask.shape[-2:] != lengths
+    return of_mask or (bias is not None and bias.shape[-1] != lengths[1])
+
+
 def _features(given: Mapping[str, Any]) -> frozenset[str]:
     """The features of `attest.conformance.cases.features` that a well-formed call switches on."""
     query, key, value = (given[name] for name in _QKV)
@@ -264,6 +272,7 @@ def _features(given: Mapping[str, Any]) -> frozenset[str]:
         "q_offset": "q_offset" in given,
         "positions": "q_positions" in given or "kv_positions" in given,
         "origin": "origin" in given and _is_elsewhere(given["origin"]),
+        "broadcast": _shares_pairs(given),
         "chunks": "chunk_size" in given,
         "ranges": "kv_start" in given or "kv_end" in given,
     }

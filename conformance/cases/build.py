@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attest.conformance.cases.case import Case
+from attest.conformance.cases.case import Case, own_axes
 from attest.conformance.cases.families import FAMILIES, Stream, Wanted, usual_largest_logit
 from attest.reference.oracle import Cotangents
 from attest.reference.problem import Problem, make_problem
@@ -128,15 +128,16 @@ def _streams(case: Case) -> dict[str, Stream]:
     return {name: Stream(case.seed, number) for number, name in enumerate(_STREAMS)}
 
 
+def pairs_shape(case: Case, axes: str) -> tuple[int, ...]:
+    """The shape of a mask or bias, by the field of the case that says which axes it has of its own."""
+    sizes = (case.batch, case.q_heads, case.q_len, case.kv_len)
+    return tuple(size if own else 1 for size, own in zip(sizes, own_axes(axes), strict=True))
+
+
 def _mask(case: Case, stream: Stream) -> Array | None:
     if case.mask is None:
         return None
-    shape = (
-        case.batch if case.mask[0] == "b" else 1,
-        case.q_heads if case.mask[1] == "h" else 1,
-        case.q_len,
-        case.kv_len,
-    )
+    shape = pairs_shape(case, case.mask)
     mask = stream.uniform(shape) < _VISIBLE_SHARE
     if case.empty_rows:
         mask[:, :, ::_EMPTY_ROW_STRIDE] = False
@@ -164,12 +165,7 @@ def _integer_mask(case: Case, problem: Problem, stream: Stream) -> Array | None:
 def _bias(case: Case, stream: Stream, dtype: Any) -> Array | None:
     if case.bias is None:
         return None
-    shape = (
-        case.batch if case.bias[0] == "b" else 1,
-        case.q_heads if case.bias[1] == "h" else 1,
-        case.q_len if case.bias[2] == "q" else 1,
-        case.kv_len,
-    )
+    shape = pairs_shape(case, case.bias)
     bias = stream.normal(shape)
     if case.bias_hides:
         bias = np.where(stream.uniform(shape) < _BIAS_HIDDEN_SHARE, -np.inf, bias)
@@ -343,6 +339,8 @@ def _poisoned(built: Built, semantics: Semantics) -> Built:
 
 def _or_into(read: NDArray[np.bool_], batch: int, head: int, permitted: NDArray[np.bool_]) -> None:
     plane = read[batch if read.shape[0] > 1 else 0, head if read.shape[1] > 1 else 0]
+    if plane.shape[1] == 1:
+        permitted = permitted.any(axis=1, keepdims=True)
     if plane.shape[0] == len(permitted):
         plane |= permitted
     else:

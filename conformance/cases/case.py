@@ -22,6 +22,9 @@ Offset = int | tuple[int, ...]
 
 MASK_AXES = ("11", "1h", "b1", "bh")
 BIAS_AXES = ("111", "11q", "1h1", "1hq", "b11", "b1q", "bh1", "bhq")
+# The same with the axes of queries and keys, one of them or both shared.
+BROADCAST_MASK_AXES = ("b11k", "111k", "bh1k", "1h1k", "b1q1", "bhq1", "11q1", "1h11")
+BROADCAST_BIAS_AXES = ("b1q1", "bhq1", "11q1", "1hq1", "bh11", "1111")
 MASK_PATTERNS = ("random", "first", "middle", "last", "rows")
 BIAS_PATTERNS = ("normal", "large", "lowest", "first", "middle", "last", "rows")
 SEGMENT_PATTERNS = ("runs", "mixed")
@@ -29,6 +32,9 @@ SINK_PATTERNS = ("ones", "logits", "extreme")
 POSITION_PATTERNS = ("shard", "shuffled", "repeated", "reversed")
 
 RANGE_PATTERNS = ("band", "starts", "ends", "scattered")
+
+_MASKS = (*MASK_AXES, *BROADCAST_MASK_AXES)
+_BIASES = (*BIAS_AXES, *BROADCAST_BIAS_AXES)
 
 # The largest values of fields that decide how much is allocated: beyond any model, below any machine.
 LIMITS = {
@@ -56,10 +62,12 @@ class Case:
     """One recipe. Every field is JSON; a field at its default is left out of it.
 
     value_dim: None where it is head_dim.
-    mask: which of the axes batch and head the mask has of its own, one of MASK_AXES; None without a mask.
+    mask: which of the axes batch and head the mask has of its own, one of MASK_AXES, or of all four axes,
+        one of BROADCAST_MASK_AXES; None without a mask.
     mask_pattern: what is hidden besides random pairs: the first, middle or last third of the keys, or all
         keys of the first third of the rows; one of MASK_PATTERNS.
-    bias: the same for batch, head and query row, one of BIAS_AXES. bias_hides: some entries are -inf.
+    bias: the same for batch, head and query row, one of BIAS_AXES, or of all four, BROADCAST_BIAS_AXES.
+        bias_hides: some entries are -inf.
     bias_pattern: "large": some thirty times as large. "lowest": the most negative number of the dtype in the
         middle third of the keys. Else -inf in a third of the keys or of the rows; one of BIAS_PATTERNS.
     segments: the number of segments, some tokens padding; None without. segment_pattern: "runs" of equal ids
@@ -167,6 +175,7 @@ class Case:
             "q_offset": self.q_offset is not None,
             "positions": self.positions is not None,
             "origin": self.origin is not None,
+            "broadcast": any(len(axes) == 4 for axes in (self.mask or "", self.bias or "")),
             "chunks": self.chunk_size is not None,
             "ranges": self.ranges is not None,
         }
@@ -258,20 +267,30 @@ def _faults(case: Case) -> list[tuple[str, bool, str]]:
             any(side is not None and not 0 <= side <= WIDEST_SIDE for side in sides),
             f"sides of 0 to {WIDEST_SIDE}",
         ),
-        ("mask", case.mask not in (None, *MASK_AXES), f"one of {', '.join(MASK_AXES)}"),
+        ("mask", case.mask not in (None, *_MASKS), f"one of {', '.join(_MASKS)}"),
         ("integer_mask", case.integer_mask and case.mask is None, "false without a mask"),
         ("empty_rows", case.empty_rows and case.mask is None, "false without a mask"),
-        ("bias", case.bias not in (None, *BIAS_AXES), f"one of {', '.join(BIAS_AXES)}"),
+        ("bias", case.bias not in (None, *_BIASES), f"one of {', '.join(_BIASES)}"),
         ("bias_hides", case.bias_hides and case.bias is None, "false without a bias"),
         ("bias_pattern", case.bias_pattern not in BIAS_PATTERNS, f"one of {', '.join(BIAS_PATTERNS)}"),
         ("bias_pattern", case.bias_pattern != "normal" and case.bias is None, "normal without a bias"),
         (
             "bias_pattern",
-            case.bias_pattern == "rows" and (case.bias or "q")[-1] != "q",
-            "not rows where all rows share the bias",
+            not _has_pattern(case.bias_pattern, case.bias),
+            "not what all rows, or all keys, of the bias share",
         ),
         ("mask_pattern", case.mask_pattern not in MASK_PATTERNS, f"one of {', '.join(MASK_PATTERNS)}"),
         ("mask_pattern", case.mask_pattern != "random" and case.mask is None, "random without a mask"),
+        (
+            "mask_pattern",
+            not _has_pattern(case.mask_pattern, case.mask),
+            "not what all rows, or all keys, of the mask share",
+        ),
+        (
+            "empty_rows",
+            case.empty_rows and case.mask in _MASKS and not own_axes(case.mask or "")[2],
+            "false where all rows share the mask",
+        ),
         ("segments", case.segments is not None and case.segments < 1, "at least 1"),
         (
             "segment_pattern",
@@ -317,6 +336,22 @@ def _faults(case: Case) -> list[tuple[str, bool, str]]:
     ]
 
 
+def own_axes(axes: str) -> tuple[bool, bool, bool, bool]:
+    """Return which of batch, heads, queries and keys a mask or bias has of its own, from its field."""
+    batch, heads, queries, keys = (axis != "1" for axis in axes + "bhqk"[len(axes) :])
+    return batch, heads, queries, keys
+
+
+def has_pattern(pattern: str, axes: str) -> bool:
+    """Return whether a mask or bias of these axes can hide a third of the rows, or of the keys."""
+    _, _, queries, keys = own_axes(axes)
+    return queries if pattern == "rows" else keys or pattern not in ("first", "middle", "last", "lowest")
+
+
+def _has_pattern(pattern: str, axes: str | None) -> bool:
+    return axes not in (*_MASKS, *_BIASES) or has_pattern(pattern, axes or "")
+
+
 def _coordinate_faults(case: Case) -> list[tuple[str, bool, str]]:
     """The same of the fields that say where tokens stand."""
     least, most = POSITIONS[0], POSITIONS[-1] + 1 - case.q_len
@@ -354,7 +389,7 @@ def _most_elements(case: Case) -> int:
     planes = [
         (case.batch if axes[0] == "b" else 1) * (case.q_heads if axes[1] == "h" else 1)
         for axes in (case.mask, case.bias)
-        if axes in (*MASK_AXES, *BIAS_AXES)
+        if axes in (*_MASKS, *_BIASES)
     ]
     width = max(case.head_dim, case.value_width)
     tokens = max(case.q_len * case.q_heads, case.kv_len * case.kv_heads)

@@ -39,13 +39,20 @@ COORDINATES = {
 }
 # Features beside FEATURES, all of which a kernel may have without any of these.
 OPTIONAL = COORDINATES | {
+    "broadcast": Feature("S5", ("attention_mask", "bias")),
     "chunks": Feature("S24", ("chunk_size",)),
     "ranges": Feature("S28", ("kv_start", "kv_end")),
 }
 ALL_FEATURES = FEATURES | OPTIONAL
 
 # Features that change nothing without another one.
-NEEDS = {"integer_mask": "mask", "q_offset": "causal", "positions": "causal", "origin": "dropout"}
+NEEDS = {
+    "integer_mask": "mask",
+    "q_offset": "causal",
+    "positions": "causal",
+    "origin": "dropout",
+    "broadcast": "mask",
+}
 # Features that no call has together.
 APART = (frozenset({"padded", "packed"}), frozenset({"q_offset", "positions"}))
 

@@ -29,6 +29,7 @@ def build_bulk(case: Case) -> Problem:
     only_small = {
         "family": case.family != "normal",
         "bias": case.bias is not None,
+        "mask": case.mask not in (None, *MASK_AXES),
         "integer_mask": case.integer_mask,
         "empty_rows": case.empty_rows,
         "poison": case.poison,

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from attest.conformance.cases.build import DTYPES, positions_shapes, range_shapes, sinks_shape
+from attest.conformance.cases.build import DTYPES, pairs_shape, positions_shapes, range_shapes, sinks_shape
 from attest.conformance.cases.case import Case
 
 Shape = jax.ShapeDtypeStruct
@@ -25,10 +25,9 @@ def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
     }
     if case.mask is not None:
         mask_dtype = np.dtype(np.int32 if case.integer_mask else np.bool_)
-        arrays["attention_mask"] = Shape((*_planes(case, case.mask), *pairs), mask_dtype)
+        arrays["attention_mask"] = Shape(pairs_shape(case, case.mask), mask_dtype)
     if case.bias is not None:
-        rows = case.q_len if case.bias[2] == "q" else 1
-        arrays["bias"] = Shape((*_planes(case, case.bias), rows, case.kv_len), dtype)
+        arrays["bias"] = Shape(pairs_shape(case, case.bias), dtype)
     if case.lengths is not None:
         for name in ("cum_seqlens_q", "cum_seqlens_k"):
             arrays[name] = Shape((len(case.lengths) + 1,), np.dtype(np.int32))
@@ -57,7 +56,3 @@ def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
         "chunk_size": case.chunk_size,
     }
     return arrays, {name: value for name, value in options.items() if value is not None}
-
-
-def _planes(case: Case, axes: str) -> tuple[int, int]:
-    return (case.batch if axes[0] == "b" else 1, case.q_heads if axes[1] == "h" else 1)

@@ -49,6 +49,7 @@ _ON: Mapping[str, Mapping[str, Any]] = {
     "q_offset": {"causal": True, "q_offset": 1},
     "positions": {"causal": True, "positions": "shard"},
     "origin": {"dropout": 0.5, "dropout_seed": 1, "origin": (1, 2, 3, 4)},
+    "broadcast": {"mask": "b11k"},
     "chunks": {"chunk_size": 2},
     "ranges": {"ranges": "scattered"},
 }

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from attest.conformance.cases.case import Case
+from attest.conformance.cases.case import Case, has_pattern
 from attest.conformance.cases.features import OPTIONAL
 from attest.conformance.drawing.dice import Dice
 
@@ -16,11 +16,16 @@ def poisoned(case: Case, seed: int) -> Case | None:
     third = Dice(seed, "poison").pick("third", ("first", "middle", "last"))
     changes: dict[str, Any] = {"poison": True}
     if case.mask is not None:
-        changes["mask_pattern"] = third
+        changes["mask_pattern"] = _hiding(third, case.mask)
     elif case.bias is not None:
         changes["bias_pattern"] = third
     hides = case.features & _HIDING or case.ranges in ("starts", "ends") or _sides_hide(case)
     return replace(case, **changes) if hides else None
+
+
+def _hiding(third: str, mask: str) -> str:
+    """A pattern of a mask that hides keys from every row, or rows from every key."""
+    return next((pattern for pattern in (third, "rows") if has_pattern(pattern, mask)), "random")
 
 
 def _sides_hide(case: Case) -> bool:

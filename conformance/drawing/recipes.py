@@ -12,12 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attest.conformance.cases.case import BIAS_AXES, MASK_AXES, Case, Lengths, Window
+from attest.conformance.cases.case import Case, Lengths, Window
 from attest.conformance.cases.features import APART, DTYPES, FEATURES, NEEDS, OPTIONAL
 from attest.conformance.drawing.coordinates import COORDINATES
 from attest.conformance.drawing.covering import Facts, Model
 from attest.conformance.drawing.dice import Dice
 from attest.conformance.drawing.intervals import INTERVALS
+from attest.conformance.drawing.pairs import draw_bias, draw_mask, draw_patterns
 
 LENGTH_CLASSES = ("few", "edge", "many", "tall", "long")
 # Features that show only in rows of several keys.
@@ -274,13 +275,10 @@ def _one(field: str, options: str) -> Callable[[Case, Facts, Offer, Dice], dict[
 
 
 _STATIC: dict[str, Callable[[Case, Facts, Offer, Dice], dict[str, Any]]] = {
-    "bias": lambda _case, _row, _offer, dice: {"bias": dice.pick("bias", BIAS_AXES)},
+    "bias": draw_bias,
     "causal": lambda _case, _row, _offer, _dice: {"causal": True},
     "dropout": _dropout,
-    "mask": lambda _case, row, _offer, dice: {
-        "mask": dice.pick("mask", MASK_AXES),
-        "integer_mask": "integer_mask" in row,
-    },
+    "mask": draw_mask,
     "packed": _lengths,
     "padded": _lengths,
     "scale": _scale,
@@ -310,18 +308,7 @@ def _filled(static: Case, group: str, blocks: Blocks, dice: Dice) -> Case:
         "family": dice.pick("family", families),
         "seed": dice.between("seed", 1, 2**32 - 1),
     }
-    # A window leaves rows few keys, which a third of them may hold; so does causal, at either end.
-    thirds = ("middle",) if static.causal else ("first", "middle", "last")
-    hides = "rows" if static.window else dice.pick("hides", (*thirds, "rows"))
-    by_bias = static.mask is None or (static.bias is not None and dice.chance("hidden by bias", 0.5))
-    if static.mask is not None and static.kv_len > 2:
-        changes["mask_pattern"] = "random" if by_bias or dice.chance("random mask", 0.25) else hides
-        changes["empty_rows"] = hides != "rows" and dice.chance("empty rows", 0.3)
-    if static.bias is not None and static.kv_len > 2:
-        mild = dice.pick("bias", ("normal", "lowest", "large"))
-        may_hide = by_bias and (hides != "rows" or (static.bias[-1] == "q" and static.q_len > 2))
-        changes["bias_pattern"] = hides if may_hide and dice.chance("bias hides a third", 0.5) else mild
-        changes["bias_hides"] = dice.chance("bias hides", 0.3)
+    changes |= draw_patterns(static, dice)
     if static.segments is not None:
         mixed = static.window is not None or dice.chance("mixed segments", 0.6)
         changes["segment_pattern"] = "mixed" if mixed else "runs"

@@ -129,6 +129,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "q_offset": ("q_offset",),
     "positions": ("positions",),
     "origin": ("origin",),
+    "broadcast": (),
     "chunks": ("chunk_size",),
     "ranges": ("ranges",),
 }
@@ -136,12 +137,14 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 
 def _without(case: Case, features: Iterable[str]) -> Case:
     """The case with features off; what belongs to no field of its own, as gqa does, is the caller's."""
-    plain = Case()
+    plain, features = Case(), frozenset(features)
     changes: dict[str, Any] = {
         name: getattr(plain, name) for feature in features for name in _FIELDS[feature]
     }
     if "lengths" in changes and isinstance(case.q_offset, tuple):
         changes.setdefault("q_offset", case.q_offset[: case.batch])
+    if "broadcast" in features:
+        changes = {"mask": case.mask and case.mask[:2], "bias": case.bias and case.bias[:3], **changes}
     return replace(case, **changes)
 
 

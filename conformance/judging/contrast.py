@@ -37,7 +37,7 @@ def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Pr
             if not _see_alike(problem, wider, semantics):
                 yield "window", wider
     if problem.attention_mask is not None:
-        yield "mask", replace(problem, attention_mask=np.roll(problem.attention_mask, 1, axis=3))
+        yield "mask", replace(problem, attention_mask=_rolled(problem.attention_mask))
     if problem.bias is not None:
         yield "bias", replace(problem, bias=_without_bias(problem.bias))
     if problem.q_segment_ids is not None and problem.kv_segment_ids is not None:
@@ -184,6 +184,12 @@ def _wider(problem: Problem, window: tuple[int | None, int | None]) -> Iterator[
         yield replace(problem, sliding_window=(left + 1, right))
     if right is not None:
         yield replace(problem, sliding_window=(left, right + 1))
+
+
+def _rolled(mask: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+    """Return a mask moved by one key, or by one row where keys share it; None where rows do, too."""
+    axis = next((axis for axis in (3, 2) if mask.shape[axis] > 1), None)
+    return None if axis is None else np.roll(mask, 1, axis=axis)
 
 
 def _longer(problem: Problem) -> Iterator[Problem]:

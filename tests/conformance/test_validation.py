@@ -36,6 +36,7 @@ SWITCHES: dict[str, tuple[dict[str, Any], ...]] = {
     "q_offset": ({"q_offset": 1, "positions": None}, {"q_offset": -3, "positions": None}),
     "positions": ({"positions": "shard", "q_offset": None}, {"positions": "shuffled", "q_offset": None}),
     "origin": ({"origin": (1, 0, 0, 4)}, {"origin": (0, 2, 3, 6)}),
+    "broadcast": ({"mask": "b11k"}, {"mask": "11", "bias": "bhq1"}, {"mask": "bhq1"}),
     "chunks": ({"chunk_size": 2}, {"chunk_size": 7}),
     "ranges": ({"ranges": "band"}, {"ranges": "starts"}, {"ranges": "ends"}),
 }

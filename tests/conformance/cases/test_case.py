@@ -10,7 +10,15 @@ from hypothesis import find, given
 from hypothesis import strategies as st
 
 from attest.conformance.cases.build import build
-from attest.conformance.cases.case import LIMITS, POSITION_PATTERNS, RANGE_PATTERNS, Case, case_from_json
+from attest.conformance.cases.case import (
+    BROADCAST_BIAS_AXES,
+    BROADCAST_MASK_AXES,
+    LIMITS,
+    POSITION_PATTERNS,
+    RANGE_PATTERNS,
+    Case,
+    case_from_json,
+)
 from attest.conformance.cases.families import FAMILIES
 from attest.conformance.cases.shapes import shapes_of
 from attest.conformance.drawing.corpus import load_corpus
@@ -138,6 +146,22 @@ def test_chunks_and_ranges_survive_json_and_shrink(pattern: str) -> None:
     assert (pattern == "scattered") == any((~each.any(axis=1)).any() for each in seen)
 
 
+@pytest.mark.parametrize("mask", [*BROADCAST_MASK_AXES, "bh"])
+@pytest.mark.parametrize("bias", [*BROADCAST_BIAS_AXES, None])
+def test_masks_and_biases_may_be_shared(mask: str, bias: str | None) -> None:
+    case = Case(batch=2, q_len=3, kv_len=4, q_heads=2, kv_heads=2, mask=mask, bias=bias)
+    shared = {"broadcast"} if len(mask) == 4 or bias is not None else set[str]()
+    assert case.features == {"mask", *(("bias",) if bias else ()), *shared}
+    problem, (arrays, _) = build(case).problem, shapes_of(case)
+    for name, axes in (("attention_mask", mask), ("bias", bias)):
+        if axes is not None:
+            own = zip("bhqk", axes.ljust(4, "?"), (2, 2, 3, 4), strict=True)
+            shape = tuple(1 if letter == "1" else size for _, letter, size in own)
+            assert getattr(problem, name).shape == arrays[name].shape == shape
+    whole = find(simpler(case), lambda less: "broadcast" not in less.features and "mask" in less.features)
+    assert whole.mask == mask[:2]
+
+
 PACKED = Case(batch=1, q_len=6, kv_len=9, causal=True, lengths=((2, 3), (0, 4), (4, 2)), q_offset=(1, -2, 3))
 PADDED = replace(PACKED, batch=3)
 
@@ -209,6 +233,13 @@ MALFORMED = [
     ("window", {"window": [1]}),
     ("window", {"window": 4}),
     ("mask", {"mask": "h"}),
+    ("mask", {"mask": "bhqk"}),
+    ("mask_pattern", {"mask": "b1q1", "mask_pattern": "first"}),
+    ("mask_pattern", {"mask": "b11k", "mask_pattern": "rows"}),
+    ("empty_rows", {"mask": "b11k", "empty_rows": True}),
+    ("bias_pattern", {"bias": "1hq1", "bias_pattern": "lowest"}),
+    ("chunk_size", {"chunk_size": 0}),
+    ("ranges", {"ranges": "some"}),
     ("empty_rows", {"empty_rows": True}),
     ("integer_mask", {"integer_mask": True}),
     ("bias", {"bias": "bq"}),
