@@ -23,7 +23,7 @@ Offset = int | tuple[int, ...]
 MASK_AXES = ("11", "1h", "b1", "bh")
 BIAS_AXES = ("111", "11q", "1h1", "1hq", "b11", "b1q", "bh1", "bhq")
 # The same with the axes of queries and keys, one of them or both shared.
-BROADCAST_MASK_AXES = ("b11k", "111k", "bh1k", "1h1k", "b1q1", "bhq1", "11q1", "1h11")
+BROADCAST_MASK_AXES = ("b11k", "111k", "bh1k", "1h1k", "b1q1", "bhq1", "11q1")
 BROADCAST_BIAS_AXES = ("b1q1", "bhq1", "11q1", "1hq1", "bh11", "1111")
 MASK_PATTERNS = ("random", "first", "middle", "last", "rows")
 BIAS_PATTERNS = ("normal", "large", "lowest", "first", "middle", "last", "rows")

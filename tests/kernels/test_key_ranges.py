@@ -67,6 +67,35 @@ def test_ranges_have_the_batch_dimensions_of_the_call() -> None:
     np.testing.assert_array_equal(got, want.reshape(2, 3, *want.shape[1:]))
 
 
+def test_a_mask_of_a_head() -> None:
+    """[1, Hq, 1, 1], as a model without some of its heads has it."""
+    arrays, mask = qkv(), np.array([True, False, True, False]).reshape(1, 4, 1, 1)
+    out = flash_attention(*arrays, mask)
+    assert not out[:, :, 1::2].any()
+    np.testing.assert_array_equal(out[:, :, ::2], flash_attention(*arrays)[:, :, ::2])
+
+
+@pytest.mark.parametrize("shape", [(40, 50), (1, 50), (40, 1), (4, 40, 50), (1, 40, 50), (4, 1, 50), (1, 1)])
+def test_masks_and_biases_may_lack_their_first_axes(shape: tuple[int, ...]) -> None:
+    """As in NumPy's broadcasting; the gradient of a bias has the shape that was given."""
+    arrays, given_ = qkv(), normal(*shape)
+    whole = given_.reshape((1,) * (4 - len(shape)) + shape)
+
+    def loss(bias: jax.Array, leading: tuple[int, ...]) -> jax.Array:
+        out, lse = flash_attention_with_lse(
+            *(x.reshape(*leading, *x.shape[1:]) for x in arrays), bias > -1, bias=bias, logits_soft_cap=1.0
+        )
+        return (out**2).sum() + jnp.where(lse == -jnp.inf, 0.0, lse).sum()
+
+    value, gradient = jax.value_and_grad(loss)(given_, (2,))
+    want, of_whole = jax.value_and_grad(loss)(whole, (2,))
+    assert value == want
+    np.testing.assert_array_equal(gradient, of_whole.reshape(shape))
+    value, gradient = jax.value_and_grad(loss)(given_, (2, 1))
+    assert value == want
+    np.testing.assert_array_equal(gradient, of_whole.reshape(shape))
+
+
 def test_ranges_have_no_gradient() -> None:
     """Integers: their cotangent is float0, and that of the arrays is not hindered by it."""
     arrays, ends = qkv(), jnp.full((1, 40), 9)
