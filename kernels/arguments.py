@@ -116,7 +116,7 @@ def check_call(
     start, end = check_ranges(kv_start, kv_end, batch, q_length, k_length)
     whole = (batch, q_heads, q_length, k_length)
     mask = _check_mask(attention_mask, whole)
-    if mask is not None and mask.shape[1] == mask.shape[3] == 1 < k_length:
+    if mask is not None and mask.shape[1] == mask.shape[3] == 1:
         mask, end = None, hide_rows(end, mask[:, 0, :, 0], q_length, k_length)
     return Call(
         query=query,

@@ -160,7 +160,7 @@ def _in_one_piece(settings: Settings, call: Call) -> bool:
 
 def _add_bias_tile(grid: Grid, dbias: jax.Array, step: jax.Array, j: jax.Array, dS: jax.Array) -> jax.Array:
     tile = grid.tile(dbias, step, j)
-    broadcast = tuple(axis for axis in range(4) if tile.shape[axis] == 1 < dS.shape[axis])
+    broadcast = tuple(axis for axis in range(4) if tile.shape[axis] == 1)
     tile = tile + dS.sum(axis=broadcast, keepdims=True)
     return lax.dynamic_update_slice(dbias, tile[None], grid.tile_start(dbias, step, j))
 
