@@ -1,0 +1,61 @@
+"""How a tuner has its candidates judged: what a judge is given, what it answers, and where one comes from.
+
+The kernels know no judge. The suite registers its own as an entry point of the group `attest.judges`, so that
+tuning is possible where it is installed. Without a judge nothing is tuned.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+GROUP = "attest.judges"
+
+
+@dataclass(frozen=True)
+class CandidateCall:
+    """One candidate on one call.
+
+    run: from the arguments of `attest.flash_attention` by name to out; a judge may call it often, and
+    differentiate it. arguments: the call, float arrays as jax.ShapeDtypeStruct, for the judge to draw;
+    integer and bool arrays as they are. implementation: its name, such as "triton". backward: whether
+    gradients are judged, too. seed: what the judge draws from; another one each time.
+    """
+
+    run: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    implementation: str
+    backward: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether a candidate is right; if not, why, in one sentence.
+
+    statistics: of each output, such as "out", numbers by name: how far it is off, as shares of what the error
+    model allows.
+    """
+
+    right: bool
+    reason: str = ""
+    statistics: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+
+
+type Judge = Callable[[CandidateCall], Judgement]
+
+
+@cache
+def installed_judge() -> Judge | None:
+    """Return the judge that is installed; None where there is none.
+
+    Raises: ValueError where there are several.
+    """
+    found = {point.value: point for point in entry_points(group=GROUP)}
+    if len(found) > 1:
+        raise ValueError(
+            f"{GROUP}: got the entry points {', '.join(sorted(found))}; expected one. "
+            "Uninstall the others, or pass Tuner(judge=...)."
+        )
+    return next((point.load() for point in found.values()), None)
