@@ -1,6 +1,6 @@
 """Where tuned configurations are kept while a process runs: the memory cache, and overlays on top of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -18,6 +18,8 @@ class ConfigCache[Config]:
     def __init__(self) -> None:
         """Start empty."""
         self._configs: dict[Key, Config] = {}
+        # How often it was changed, by which readers know that what they remember is old.
+        self.changes = 0
 
     def get(self, environment: str, op_id: str, call_key: str) -> Config | None:
         """Return a configuration, or None."""
@@ -26,10 +28,12 @@ class ConfigCache[Config]:
     def put(self, environment: str, op_id: str, call_key: str, config: Config) -> None:
         """Keep a configuration in place of the one before."""
         self._configs[environment, op_id, call_key] = config
+        self.changes += 1
 
     def clear(self) -> None:
         """Forget all."""
         self._configs.clear()
+        self.changes += 1
 
     def size(self) -> int:
         """Return how many there are."""
@@ -41,7 +45,7 @@ class ConfigCache[Config]:
 
 
 @contextmanager
-def overlay_cache(configs: Mapping[Any, Any]) -> Iterator[None]:
+def overlay_cache(configs: Mapping[Any, Any]) -> Generator[None]:
     """Let calls in the block take these configurations before those of any cache.
 
     configs: by `Invocation.key`, or by the name of an operation for all of its calls. The innermost block

@@ -1,4 +1,4 @@
-"""An `Invocation`: one call of an operation as shapes, dtypes and options, and the key of its configuration."""
+"""An `Invocation`: one call of an operation as shapes, dtypes and options, and its key in caches."""
 
 import hashlib
 import json
@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from attest.kernels.operations.environment import environment
@@ -45,7 +46,9 @@ class Invocation[Config, Out]:
         """The call in a readable form: what the key is made of, beside the environment."""
         arguments = {str(i): x for i, x in enumerate(self.args)} | dict(self.kwargs)
         described = {
-            name: _described(name, x) for name, x in sorted(arguments.items()) if x is not None and x is not False
+            name: _described(name, x)
+            for name, x in sorted(arguments.items())
+            if x is not None and x is not False
         }
         if self.mesh is not None:
             described["mesh"] = {str(name): int(size) for name, size in self.mesh.shape.items()}
@@ -81,8 +84,8 @@ def abstract(x: Any) -> Any:
 def _abstract(x: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct) or not isinstance(x, jax.Array | np.ndarray):
         return x
-    sharding = getattr(jax.typeof(x), "sharding", None) if isinstance(x, jax.core.Tracer) else None
-    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
+    sharding = getattr(jax.typeof(x), "sharding", None) if isinstance(x, Tracer) else None
+    if isinstance(x, jax.Array) and not isinstance(x, Tracer):
         sharding = x.sharding
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if _spreads(sharding) else None)
 

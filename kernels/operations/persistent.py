@@ -90,7 +90,7 @@ class PersistentCache[Config]:
         content = {
             "schema": SCHEMA,
             "key": [environment, op_id, call_key],
-            "config": json.loads(self._to_json(config)),
+            "config": json.loads(self.to_json(config)),
             "record": dict(record or {}),
         }
         try:
@@ -115,12 +115,14 @@ class PersistentCache[Config]:
             raise ValueError(f"its schema is {shown(content.get('schema'))}, and {SCHEMA} is read")
         if content.get("key") != key:
             raise ValueError("it belongs to another key")
-        return self._from_json(json.dumps(content.get("config")))
+        return self.from_json(json.dumps(content.get("config")))
 
-    def _to_json(self, config: Any) -> str:
+    def to_json(self, config: Any) -> str:
+        """Return a configuration as JSON."""
         return json.dumps(config) if self._type is None else config.to_json()
 
-    def _from_json(self, text: str) -> Any:
+    def from_json(self, text: str) -> Any:
+        """Return the configuration that `to_json` wrote."""
         read: Callable[[str], Any] = json.loads if self._type is None else self._type.from_json  # pyright: ignore[reportAttributeAccessIssue]
         return read(text)
 

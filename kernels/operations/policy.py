@@ -1,6 +1,6 @@
 """Which steps a `ConfigSelectorChain` may take when no cache has a configuration."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
@@ -34,7 +34,7 @@ class AutotunePolicy:
 
 
 @contextmanager
-def policy_override(selector: Any, **changes: Any) -> Iterator[None]:
+def policy_override(selector: Any, **changes: Any) -> Generator[None]:
     """Change fields of the policy of a selector in the block.
 
     Raises: ValueError for a field that `AutotunePolicy` does not have.
@@ -42,7 +42,9 @@ def policy_override(selector: Any, **changes: Any) -> Iterator[None]:
     names = [x.name for x in fields(AutotunePolicy)]
     for name in changes:
         if name not in names:
-            refuse("policy_override", f"the field {name!r}", f"one of {', '.join(names)}", "Correct the name.")
+            refuse(
+                "policy_override", f"the field {name!r}", f"one of {', '.join(names)}", "Correct the name."
+            )
     before = selector.policy
     selector.policy = replace(before, **changes)
     try:

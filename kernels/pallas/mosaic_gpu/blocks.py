@@ -41,7 +41,9 @@ class Blocks:
         _check_limits(self, "k")
         if self.stages < _LEAST_STAGES:
             expected = f"at least {_LEAST_STAGES}"
-            refuse("Blocks.stages", self.stages, expected, "A consumer starts a block before it ends the last.")
+            refuse(
+                "Blocks.stages", self.stages, expected, "A consumer starts a block before it ends the last."
+            )
 
     @property
     def own(self) -> int:

@@ -61,8 +61,8 @@ def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
     A consumer owns 64 queries, in backward_key and backward_bias 64 keys. Its warps are 4, as are those of
     the producer, and num_warps counts both.
     """
-    for name, sizes in (("fwd_params", forward), ("bwd_params", backward)):
-        check_understood("mosaic_gpu", name, sizes, _UNDERSTOOD)
+    for argument, given in (("fwd_params", forward), ("bwd_params", backward)):
+        check_understood("mosaic_gpu", argument, given, _UNDERSTOOD)
     blocks, by_kernel = _given(chosen(call))
     changes: dict[str, Any] = _schedule("fwd_params", forward, "q_blocksize")
     if "kv_blocksize" in forward:
@@ -73,11 +73,11 @@ def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
         ("backward_key", "kv_blocksize", "q_blocksize"),
         ("backward_bias", "kv_blocksize", "q_blocksize"),
     ):
-        given = getattr(by_kernel, name)
+        blocks_of = getattr(by_kernel, name)
         more: dict[str, Any] = _schedule("bwd_params", backward, own)
         if step in backward:
             more["step"] = backward[step]
-        sizes[name] = None if given is None else replace(given, **more)
+        sizes[name] = None if blocks_of is None else replace(blocks_of, **more)
     return Config(replace(blocks, **changes), BackwardSizes(**sizes))
 
 
@@ -105,9 +105,7 @@ def _forward(call: Call, like: Blocks) -> Iterator[Blocks]:
     for consumers in (like.consumers, *({2, 3} - {like.consumers} if like.consumers > 1 else ())):
         for k, stages in _FORWARD:
             if useful(k, key_span(call), ROWS):
-                yield replace(
-                    like, k=k, stages=stages, consumers=consumers, registers=_REGISTERS[consumers]
-                )
+                yield replace(like, k=k, stages=stages, consumers=consumers, registers=_REGISTERS[consumers])
 
 
 def _backward(like: BackwardBlocks | None) -> Iterator[BackwardBlocks]:
