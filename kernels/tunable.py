@@ -27,12 +27,14 @@ class Tunable:
     chooses itself. candidates: configurations worth timing, the likeliest first and `chosen` the very first.
     translated: a configuration from neutral sizes of both passes; what they leave out is as in `chosen`. It
     raises ValueError naming a size that the implementation does not have. understood: the names that it has.
+    capped: `chosen` with forward blocks of at most so many rows and keys, as far as blocks can be that small.
     """
 
     chosen: Callable[[Call], Any]
     candidates: Callable[[Call], tuple[Any, ...]]
     translated: Callable[[Call, Neutral, Neutral], Any]
     understood: frozenset[str]
+    capped: Callable[[Call, int, int], Any]
 
 
 def check_understood(platform: str, argument: str, sizes: Neutral, understood: frozenset[str]) -> None:

@@ -162,6 +162,14 @@ class FlashAttention(Kernel[FlashAttentionConfig, jax.Array]):
         """Return the name of the implementation that a configuration runs."""
         return _Resolved.of_call(inv, cfg).implementation.name
 
+    def capped_cfg(self, inv: _Invocation, q_blocksize: int, kv_blocksize: int) -> FlashAttentionConfig:
+        """Return the tables' choice with forward blocks of at most so many rows and keys."""
+        resolved = _Resolved.of_call(inv)
+        tunable = resolved.implementation.tunable()
+        if tunable is None:
+            return self.heuristic_cfg(inv)
+        return FlashAttentionConfig(config=tunable.capped(resolved.call.call, q_blocksize, kv_blocksize))
+
     def create_shard_map_wrapper(
         self, *args: Any, mesh: Any, in_specs: Any, out_specs: Any, cfg: FlashAttentionConfig, **kwargs: Any
     ) -> tuple[Callable[..., jax.Array], tuple[Any, ...]]:

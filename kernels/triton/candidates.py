@@ -11,6 +11,7 @@ from attest.kernels.tunable import Neutral, Tunable, check_understood, distinct,
 
 _FIELDS = {"q_blocksize": "q", "kv_blocksize": "k", "num_warps": "num_warps", "num_stages": "num_stages"}
 _SMALLEST = 32
+_LEAST = 16  # what a dot takes
 
 # q, k, warps and stages, likeliest first: at head dims up to 64, up to 128, and beyond.
 _FORWARD = {
@@ -68,6 +69,17 @@ def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
     return Config(_with(first.forward or BlockSizes(), forward), sizes)
 
 
+def capped(call: Call, q: int, k: int) -> Config:
+    """Return the table's choice with forward blocks of at most q rows and k keys, and no smaller than 16."""
+    first = chosen(call)
+    sizes = first.forward or BlockSizes()
+
+    def at_most(size: int, limit: int) -> int:
+        return min(size, max(_LEAST, 1 << limit.bit_length() - 1))
+
+    return replace(first, forward=replace(sizes, q=at_most(sizes.q, q), k=at_most(sizes.k, k)))
+
+
 def _sizes(table: dict[int, tuple[tuple[int, int, int, int], ...]], call: Call) -> Iterator[BlockSizes]:
     dim = next(dim for dim in sorted(table) if largest_dim(call) <= dim)
     for q, k, warps, stages in table[dim]:
@@ -79,4 +91,4 @@ def _with(sizes: BlockSizes, given: Neutral) -> BlockSizes:
     return replace(sizes, **{_FIELDS[name]: x for name, x in given.items()})
 
 
-TUNABLE = Tunable(chosen, candidates, translated, frozenset(_FIELDS))
+TUNABLE = Tunable(chosen, candidates, translated, frozenset(_FIELDS), capped)

@@ -1,7 +1,7 @@
 """The chunk sizes that the XLA kernels choose, and those that a tuner may try."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from attest.kernels.arguments import Call
 from attest.kernels.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
@@ -37,6 +37,13 @@ def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
     return Config(_with(first.forward, forward), _with(first.backward, backward))
 
 
+def capped(call: Call, q: int, k: int) -> Config:
+    """Return the kernels' choice with forward chunks of at most q rows and k keys."""
+    first = chosen(call)
+    sizes = first.forward
+    return first if sizes is None else replace(first, forward=ChunkSizes(min(sizes.q, q), min(sizes.k, k)))
+
+
 def _chunks(call: Call) -> Iterator[ChunkSizes]:
     for q, k in _PAIRS:
         if useful(q, call.query.shape[1], _SMALLEST) and useful(k, key_span(call), _SMALLEST):
@@ -49,4 +56,4 @@ def _with(sizes: ChunkSizes | None, given: Neutral) -> ChunkSizes | None:
     return ChunkSizes(**{**asdict(sizes or ChunkSizes()), **{_FIELDS[name]: x for name, x in given.items()}})
 
 
-TUNABLE = Tunable(chosen, candidates, translated, frozenset(_FIELDS))
+TUNABLE = Tunable(chosen, candidates, translated, frozenset(_FIELDS), capped)

@@ -81,6 +81,18 @@ def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
     return Config(replace(blocks, **changes), BackwardSizes(**sizes))
 
 
+def capped(call: Call, q: int, k: int) -> Config:
+    """Return the table's choice with forward blocks of at most q rows and k keys, and no smaller than 64."""
+    first = chosen(call)
+    blocks, _ = _given(first)
+    consumers = min(blocks.consumers, max(1, q // ROWS))
+    keys = min(blocks.k, max(ROWS, k // ROWS * ROWS))
+    changed = replace(blocks, k=keys, consumers=consumers, registers=_REGISTERS[consumers])
+    return (
+        first if changed.k == blocks.k and consumers == blocks.consumers else replace(first, forward=changed)
+    )
+
+
 def _schedule(argument: str, given: Neutral, own: str) -> dict[str, Any]:
     """The consumers, registers and stages that neutral sizes say; own: the size that consumers share."""
     changes: dict[str, Any] = {}
@@ -134,4 +146,4 @@ def _dims(call: Call) -> tuple[int, int]:
     return pad_dims(call.query.shape[3], call.value.shape[3])
 
 
-TUNABLE = Tunable(chosen, candidates, translated, _UNDERSTOOD)
+TUNABLE = Tunable(chosen, candidates, translated, _UNDERSTOOD, capped)

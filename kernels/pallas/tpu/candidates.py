@@ -53,6 +53,17 @@ def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
     return Config(_with(first.forward or BlockSizes(), forward), sizes)
 
 
+def capped(call: Call, q: int, k: int) -> Config:
+    """Return the table's choice with forward blocks of at most q rows and k keys, and no smaller than 128."""
+    first = chosen(call)
+    sizes = first.forward or BlockSizes()
+
+    def at_most(size: int, limit: int) -> int:
+        return min(size, max(LANES, limit // LANES * LANES))
+
+    return replace(first, forward=BlockSizes(at_most(sizes.q, q), at_most(sizes.k, k)))
+
+
 def _sizes(call: Call) -> Iterator[BlockSizes]:
     for q, k in _PAIRS:
         if useful(q, call.query.shape[1], LANES) and useful(k, key_span(call), LANES):
@@ -63,4 +74,4 @@ def _with(sizes: BlockSizes, given: Neutral) -> BlockSizes:
     return replace(sizes, **{_FIELDS[name]: x for name, x in given.items()})
 
 
-TUNABLE = Tunable(chosen, candidates, translated, frozenset(_FIELDS))
+TUNABLE = Tunable(chosen, candidates, translated, frozenset(_FIELDS), capped)
