@@ -13,7 +13,7 @@ from attest.kernels.choose import Device, device_of, implementation_for
 from attest.kernels.config import implementation_of
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS
-from attest.kernels.operations.abstract_call import AbstractCall, abstract_call
+from attest.kernels.operations.abstract_call import AbstractCall, abstract_call, plain_arguments
 from attest.kernels.operations.configs import FlashAttentionConfig, neutral
 from attest.kernels.operations.invocation import Invocation
 from attest.kernels.operations.kernel import Kernel
@@ -153,6 +153,10 @@ class FlashAttention(Kernel[FlashAttentionConfig, jax.Array]):
             config = tunable.chosen(resolved.call.call)
         backend = _device_of(inv).backend
         return FlashAttentionConfig(platform=resolved.implementation.name, backend=backend, config=config)
+
+    def plain(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the call with one batch dimension, its MaskInfo as arrays, and its seed as a number."""
+        return plain_arguments(arguments)
 
     def unused(self, cfg: FlashAttentionConfig, inv: _Invocation) -> tuple[str, ...]:
         """Return the sizes that the implementation does not have."""

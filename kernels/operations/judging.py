@@ -34,13 +34,14 @@ class CandidateCall:
 class Judgement:
     """Whether a candidate is right; if not, why, in one sentence.
 
-    statistics: of each output, such as "out", numbers by name: how far it is off, as shares of what the error
-    model allows.
+    failed: whether it could not be judged, so that nothing is known about it. statistics: of each output,
+    such as "out", numbers by name: how far it is off, as shares of what the error model allows.
     """
 
     right: bool
     reason: str = ""
     statistics: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    failed: bool = False
 
 
 type Judge = Callable[[CandidateCall], Judgement]

@@ -63,6 +63,10 @@ class Kernel[Config, Out]:
         """Return a configuration that joins the best parts of several that were timed; None if none does."""
         return None
 
+    def plain(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call in the form that a judge reads, and `run` takes as well."""
+        return arguments
+
     def unused(self, cfg: Config, inv: Invocation[Config, Out]) -> tuple[str, ...]:
         """Return the fields of a configuration that have no effect on a call, each with the reason."""
         return ()

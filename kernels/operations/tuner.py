@@ -188,6 +188,7 @@ class _Run[Config]:
     ) -> None:
         self._tuner, self._kernel, self._inv = tuner, kernel, inv
         self._arguments, self._backward, self._judge = dict(arguments), backward, judge
+        self._plain = kernel.plain(self._arguments)
         self._best = math.inf
         self._done = 0
 
@@ -197,7 +198,7 @@ class _Run[Config]:
         if judgement.right:
             found = self._timed(config, judgement)
         else:
-            verdict = "wrong" if judgement.statistics else "failed"
+            verdict = "failed" if judgement.failed else "wrong"
             found = Candidate(config, math.inf, verdict, judgement.reason, judgement.statistics)
         self._done += 1
         self._tuner.progress(self._done, total, found)
@@ -207,7 +208,7 @@ class _Run[Config]:
         """Judge one configuration on inputs that no judgement saw before."""
         call = CandidateCall(
             run=lambda **arguments: self._kernel.run(cfg=config, **arguments),
-            arguments=self._arguments,
+            arguments=self._plain,
             implementation=_implementation(self._kernel, config, self._inv),
             backward=self._backward,
             seed=next(_SEEDS),
@@ -215,9 +216,9 @@ class _Run[Config]:
         try:
             return within(self._tuner.time_limit, lambda: self._judge(call))
         except OutOfTimeError:
-            return Judgement(False, f"it was not judged in {self._tuner.time_limit:g} s")
+            return Judgement(False, f"it was not judged in {self._tuner.time_limit:g} s", failed=True)
         except Exception as error:  # whatever a kernel raises, the next candidate has its turn
-            return Judgement(False, _sentence(error))
+            return Judgement(False, _sentence(error), failed=True)
 
     def _timed(self, config: Config, judgement: Judgement) -> Candidate[Config]:
         def seconds() -> float:

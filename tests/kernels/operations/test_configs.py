@@ -1,6 +1,7 @@
 """Configurations of operations: JSON both ways, and what is refused."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -53,9 +54,9 @@ def test_platforms_and_backends_are_names_or_members():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: FlashAttentionConfig(platform="cuda"), "platform: got 'cuda'; expected a platform with a kernel"),
-        (lambda: FlashAttentionConfig(platform="metal"), "platform: got 'metal'; expected one of 'auto', 'pallas'"),
-        (lambda: FlashAttentionConfig(backend="npu"), "backend: got 'npu'; expected one of 'gpu', 'tpu', 'cpu'"),
+        (lambda: FlashAttentionConfig(platform="cuda"), "platform: got 'cuda'; expected a platform with"),
+        (lambda: FlashAttentionConfig(platform="metal"), "platform: got 'metal'; expected one of 'auto'"),
+        (lambda: FlashAttentionConfig(backend="npu"), "backend: got 'npu'; expected one of 'gpu'"),
         (lambda: FlashAttentionConfig({"q_blocksize": 3}), "fwd_params: got a dict; expected FwdParams"),
         (lambda: FlashAttentionConfig(BwdParams()), "fwd_params: got a BwdParams; expected FwdParams"),
         (
@@ -78,9 +79,8 @@ def test_platforms_and_backends_are_names_or_members():
     ],
 )  # fmt: skip
 def test_what_is_malformed_is_refused_by_name(build, message):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(message)):
         build()
-    assert message in str(error.value)
 
 
 @given(st.recursive(

@@ -102,7 +102,7 @@ def test_a_file_of_a_newer_schema_is_neither_read_nor_overwritten(cache):
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 2}))
     with pytest.warns(UserWarning, match="its schema is 2"):
         assert cache.get(*KEY) is None
-    with pytest.raises(ValueError, match="got schema 2; expected schema 1 or older. Upgrade attest"):
+    with pytest.raises(ValueError, match="got schema 2; expected schema 1 or older"):
         cache.put(*KEY, OTHER)
     assert json.loads(path.read_text())["schema"] == 2
 
@@ -110,10 +110,8 @@ def test_a_file_of_a_newer_schema_is_neither_read_nor_overwritten(cache):
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     cache = PersistentCache("x", FlashAttentionConfig, tmp_path / "file")
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"ATTEST_CACHE_DIR: got .*; expected a folder that can be written"):
         cache.put(*KEY, CONFIG)
-    assert "ATTEST_CACHE_DIR: got" in str(error.value)
-    assert "expected a folder that can be written" in str(error.value)
 
 
 _WRITER = """

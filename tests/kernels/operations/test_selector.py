@@ -87,7 +87,7 @@ def test_policies():
         assert executor.choose_config(operation, X) == FIRST
     with (
         policy_override(selector, allow_autotune=False, allow_heuristics=False),
-        pytest.raises(ValueError, match="policy: got .*expected one that finds a configuration for toy"),
+        pytest.raises(ValueError, match=r"policy: got .*expected one that finds a configuration for toy"),
     ):
         executor.choose_config(operation, X)
     assert selector.policy == AutotunePolicy(cache_miss_fallback="heuristics")

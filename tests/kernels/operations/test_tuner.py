@@ -51,17 +51,15 @@ def test_the_winner_is_judged_again_on_other_inputs():
             return Judgement(False, "wrong the second time", judgement.statistics) if again else judgement
 
     judge = Fickle()
-    with pytest.raises(ValueError, match="candidates: got none of 2 that is right .*wrong the second time"):
+    with pytest.raises(ValueError, match=r"candidates: got none of 2 that is right .*wrong the second time"):
         tuned(ToyConfig(), ToyConfig(cost=1), judge=judge)
     assert len(set(judge.seeds)) == len(judge.seeds) == 4
 
 
 def test_nothing_right_is_an_error_that_says_why():
-    with pytest.raises(ValueError) as error:
+    words = r"got none of 2 that is right .*it raised RuntimeError: no room.*; expected at least one"
+    with pytest.raises(ValueError, match=words):
         tuned(ToyConfig("wrong"), ToyConfig("crashes"))
-    assert "got none of 2 that is right" in str(error.value)
-    assert "it raised RuntimeError: no room" in str(error.value)
-    assert "expected at least one" in str(error.value)
 
 
 def test_parts_of_several_candidates_are_joined_and_the_join_is_judged_too():
