@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attest.kernels.dispatch import LAYOUTS, Axes, Placement, own_array, own_origin
 from attest.kernels.masks.mask_info import MaskInfo
@@ -67,7 +67,18 @@ def sharded_call(
         return run(**{**static, **given})
 
     function = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=out_spec, check_vma=False)
-    return function, tuple(arrays.values())
+    if AxisType.Explicit not in mesh.axis_types:
+        return function, tuple(arrays.values())
+
+    def resharded(*operands: Any) -> jax.Array:
+        return function(*jax.tree.map(partial(_on, mesh), operands, split))
+
+    return resharded, tuple(arrays.values())
+
+
+def _on(mesh: Any, x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """An array placed as jax.shard_map takes it where the types of arrays say where they are."""
+    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
 
 
 def _read(arguments: Mapping[str, Any], mesh: Any, in_specs: Any) -> _Specs:
