@@ -13,17 +13,22 @@ from typing import Any
 GROUP = "attest.judges"
 
 
+# From the arguments of a call by name, and the cotangent of out where gradients are judged, to "out" and the
+# gradients of all float arrays, such as "dquery". What is no array is as it was when it was compiled.
+type Program = Callable[..., Mapping[str, Any]]
+
+
 @dataclass(frozen=True)
 class CandidateCall:
     """One candidate on one call.
 
-    run: from the arguments of `attest.flash_attention` by name to out; a judge may call it often, and
-    differentiate it. arguments: the call, float arrays as jax.ShapeDtypeStruct, for the judge to draw;
-    integer and bool arrays as they are. implementation: its name, such as "triton". backward: whether
-    gradients are judged, too. seed: what the judge draws from; another one each time.
+    run: the compiled program, see `Program`; a judge may call it often. arguments: the call, float arrays as
+    jax.ShapeDtypeStruct, for the judge to draw; integer and bool arrays as they are. implementation: its
+    name, such as "triton". backward: whether gradients are judged, too. seed: what the judge draws from;
+    another one each time.
     """
 
-    run: Callable[..., Any]
+    run: Program
     arguments: Mapping[str, Any]
     implementation: str
     backward: bool

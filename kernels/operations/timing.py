@@ -3,18 +3,16 @@
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from queue import Empty, Queue
 from typing import Any
-
-import jax
-import jax.numpy as jnp
-
-from attest.kernels.operations.kernel import Kernel
 
 # A candidate is given up after so many calls, if it then is so many times slower than the best.
 _FEW = 5
 _CLEARLY = 1.5
+# As many calls at a time as take so long, but no more than these.
+_SECONDS_AT_A_TIME = 0.002
+_MOST_AT_A_TIME = 50
 
 
 class OutOfTimeError(Exception):
@@ -45,29 +43,8 @@ def within[T](seconds: float, work: Callable[[], T]) -> T:
     return answer
 
 
-def compiled_call(
-    kernel: Kernel[Any, Any], config: Any, arguments: Mapping[str, Any], backward: bool
-) -> Callable[[], Any]:
-    """Return a call of a compiled program on these arguments: the operation, or it with all its gradients."""
-    arrays = {name: x for name, x in arguments.items() if _is_traced(x)}
-    static = {name: x for name, x in arguments.items() if name not in arrays}
-    floats = {name: x for name, x in arrays.items() if _is_float(x)}
-    others = {name: x for name, x in arrays.items() if name not in floats}
-
-    def forward(floats: dict[str, Any], others: dict[str, Any]) -> Any:
-        out = kernel.run(cfg=config, **floats, **others, **static)
-        return out[0] if isinstance(out, tuple) else out
-
-    def both(floats: dict[str, Any], others: dict[str, Any]) -> Any:
-        out, pull = jax.vjp(lambda floats: forward(floats, others), floats)
-        return out, pull(jnp.ones_like(out))
-
-    program = jax.jit(both if backward else forward).lower(floats, others).compile()
-    return lambda: jax.block_until_ready(program(floats, others))
-
-
 def median_seconds(
-    call: Callable[[], Any],
+    call: Callable[[int], Any],
     warmup: int,
     iters: int,
     best: float,
@@ -75,23 +52,20 @@ def median_seconds(
 ) -> float:
     """Return the median time of a call in seconds, after `warmup` calls, of at most `iters`.
 
-    best: the fastest median so far; a call that is clearly slower is not timed to the end.
+    call: makes so many calls and waits for the last. Short calls are made several at a time, so that what is
+    measured is the device and not the host that waits for it. best: the fastest median so far; a call that is
+    clearly slower is not timed to the end.
     """
-    for _ in range(warmup):
-        call()
+    call(warmup)
+    start = clock()
+    call(1)
+    once = clock() - start
+    several = max(1, min(_MOST_AT_A_TIME, int(_SECONDS_AT_A_TIME / once))) if once > 0 else _MOST_AT_A_TIME
     times: list[float] = []
     for _ in range(iters):
         start = clock()
-        call()
-        times.append(clock() - start)
+        call(several)
+        times.append((clock() - start) / several)
         if len(times) == _FEW and min(times) > _CLEARLY * best:
             break
     return statistics.median(times)
-
-
-def _is_traced(x: Any) -> bool:
-    return any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(x))
-
-
-def _is_float(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)

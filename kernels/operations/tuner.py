@@ -1,18 +1,23 @@
 """The tuner: judges the candidates of a call, times those that are right, and keeps a record."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol
 
+import jax
+
 from attest.kernels.operations.agreement import Agreement
 from attest.kernels.operations.inputs import draw
 from attest.kernels.operations.invocation import Invocation
-from attest.kernels.operations.judging import CandidateCall, Judge, Judgement, installed_judge
+from attest.kernels.operations.judging import CandidateCall, Judge, Judgement, Program, installed_judge
 from attest.kernels.operations.kernel import Kernel
-from attest.kernels.operations.timing import OutOfTimeError, compiled_call, median_seconds, within
+from attest.kernels.operations.programs import compiled
+from attest.kernels.operations.timing import OutOfTimeError, median_seconds, within
 from attest.kernels.options import check_size, refuse
 
 # Seeds of judgements, other ones in each process and run.
@@ -151,6 +156,7 @@ class Tuner:
             refuse("judge", "none", "a judge of candidates", "Install attest-attention[suite].")
         run = _Run(self, kernel, inv, arguments, backward, judge)
         configs = list(kernel.candidate_cfgs(inv))
+        run.compile(configs)
         found = [run.candidate(config, len(configs) + 1) for config in configs]
         right = ((x.config, x.seconds) for x in found if math.isfinite(x.seconds))
         joined = kernel.combined_cfg(right)
@@ -191,6 +197,24 @@ class _Run[Config]:
         self._plain = kernel.plain(self._arguments)
         self._best = math.inf
         self._done = 0
+        self._programs: dict[Config, Program | Judgement] = {}
+
+    def compile(self, configs: Iterable[Config]) -> None:
+        """Compile candidates, several at a time; what fails is judged so."""
+        new = [config for config in configs if config not in self._programs]
+        with ThreadPoolExecutor(max(1, min(len(new), os.cpu_count() or 1))) as threads:
+            self._programs |= zip(new, threads.map(self._compiled, new), strict=True)
+
+    def _compiled(self, config: Config) -> Program | Judgement:
+        def run(**arguments: Any) -> Any:
+            return self._kernel.run(cfg=config, **arguments)
+
+        try:
+            return within(self._tuner.time_limit, lambda: compiled(run, self._plain, self._backward))
+        except OutOfTimeError:
+            return Judgement(False, f"it was not compiled in {self._tuner.time_limit:g} s", failed=True)
+        except Exception as error:  # whatever a kernel or a compiler raises, the next one has its turn
+            return Judgement(False, _sentence(error), failed=True)
 
     def candidate(self, config: Config, total: int) -> Candidate[Config]:
         """Judge one configuration, and time it if it is right."""
@@ -206,8 +230,12 @@ class _Run[Config]:
 
     def judged(self, config: Config) -> Judgement:
         """Judge one configuration on inputs that no judgement saw before."""
+        self.compile([config])
+        program = self._programs[config]
+        if isinstance(program, Judgement):
+            return program
         call = CandidateCall(
-            run=lambda **arguments: self._kernel.run(cfg=config, **arguments),
+            run=program,
             arguments=self._plain,
             implementation=_implementation(self._kernel, config, self._inv),
             backward=self._backward,
@@ -217,13 +245,19 @@ class _Run[Config]:
             return within(self._tuner.time_limit, lambda: self._judge(call))
         except OutOfTimeError:
             return Judgement(False, f"it was not judged in {self._tuner.time_limit:g} s", failed=True)
-        except Exception as error:  # whatever a kernel raises, the next candidate has its turn
+        except Exception as error:
             return Judgement(False, _sentence(error), failed=True)
 
     def _timed(self, config: Config, judgement: Judgement) -> Candidate[Config]:
         def seconds() -> float:
-            arguments = draw(self._arguments, next(_SEEDS))
-            call = compiled_call(self._kernel, config, arguments, self._backward)
+            program = self._programs[config]
+            assert not isinstance(program, Judgement)
+            arguments = draw(self._plain, next(_SEEDS))
+
+            def call(times: int) -> None:
+                outputs = [program(arguments) for _ in range(times)]
+                jax.block_until_ready(outputs[-1])
+
             return median_seconds(call, self._tuner.warmup, self._tuner.iters, self._best)
 
         try:

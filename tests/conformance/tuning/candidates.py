@@ -12,6 +12,7 @@ import numpy as np
 from attest import flash_attention
 from attest.kernels import xla
 from attest.kernels.operations.judging import CandidateCall
+from attest.kernels.operations.programs import compiled
 
 type Run = Callable[..., Any]
 
@@ -55,6 +56,11 @@ def right(arguments: Mapping[str, Any], stream: np.random.Generator) -> Run:
     sizes = xla.ChunkSizes(int(stream.integers(16, 80)), int(stream.integers(16, 80)))
     config = xla.Config(sizes, sizes)
     return lambda **given: flash_attention(**given, config=config)
+
+
+def candidate_call(run: Run, arguments: Mapping[str, Any], seed: int, backward: bool = True) -> CandidateCall:
+    """A candidate that a function computes, with or without gradients."""
+    return CandidateCall(compiled(run, arguments, backward), arguments, "xla", backward, seed)
 
 
 @dataclass(frozen=True)
@@ -206,7 +212,7 @@ def planted(name: str, seed: int) -> CandidateCall:
     while defect.float32 and arguments["query"].dtype != np.float32:
         arguments = draw_call(stream, *sorted(features))
     run = defect.plant(right(arguments, stream), stream, arguments)
-    return CandidateCall(run, arguments, "xla", True, seed)
+    return candidate_call(run, arguments, seed)
 
 
 def correct(seed: int) -> CandidateCall:
@@ -214,4 +220,4 @@ def correct(seed: int) -> CandidateCall:
     stream = np.random.default_rng([seed, 1])
     features = stream.choice(FEATURES, int(stream.integers(0, 4)), replace=False)
     arguments = draw_call(stream, *sorted(features))
-    return CandidateCall(right(arguments, stream), arguments, "xla", True, seed)
+    return candidate_call(right(arguments, stream), arguments, seed)

@@ -10,7 +10,7 @@ import pytest
 from attest import flash_attention
 from attest.conformance.tuning.judge import judge
 from attest.kernels.operations.judging import CandidateCall, installed_judge
-from tests.conformance.tuning.candidates import DEFECTS, correct, planted
+from tests.conformance.tuning.candidates import DEFECTS, candidate_call, correct, planted
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -52,7 +52,7 @@ LARGE = {
 
 
 def large(run) -> CandidateCall:
-    return CandidateCall(run, LARGE, "xla", True, 5)
+    return candidate_call(run, LARGE, 5)
 
 
 def test_of_a_large_call_a_sample_is_judged_and_all_of_it_compared():
@@ -71,7 +71,8 @@ def test_one_row_of_a_large_call_is_enough(row):
 
 
 def test_a_forward_call_is_judged_without_gradients():
-    judgement = judge(replace(correct(3), backward=False))
+    arguments = dict(correct(3).arguments)
+    judgement = judge(candidate_call(flash_attention, arguments, 3, backward=False))
     assert judgement.right
     assert set(judgement.statistics) == {"out"}
 
@@ -101,7 +102,7 @@ def test_other_bits_on_the_same_inputs_are_wrong():
     call = correct(5)
     arguments = {name: x for name, x in call.arguments.items() if name in ("query", "key", "value")}
     wide = {name: jax.ShapeDtypeStruct(x.shape, "float32") for name, x in arguments.items()}
-    judgement = judge(CandidateCall(noisy, wide, "xla", False, 1))
+    judgement = judge(candidate_call(noisy, wide, 1, backward=False))
     assert judgement.reason == "out has other bits in a second call on the same inputs"
 
 

@@ -22,15 +22,8 @@ from attest.kernels.operations.easydel import (
 from tests.kernels.kernel_cases import normal, qkv
 
 QKV = qkv(2, 40, 40, 4, 2, 16, 16)
-METHODS = (
-    "forward_native",
-    "forward_cpu",
-    "forward_gpu",
-    "forward_cuda",
-    "forward_rocm",
-    "forward_tpu",
-    "__call__",
-)
+BIAS = normal(1, 4, 40, 40)
+METHODS = ("native", "cpu", "gpu", "cuda", "rocm", "tpu")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -43,9 +36,9 @@ def test_every_method_has_the_one_signature(method):
     assert isinstance(found, AttentionOutput)
     assert found.attention_weights is None
     assert found.cache_view is None
-    want = attest.flash_attention(*QKV, bias=normal(1, 4, 40, 40), causal=True, softmax_scale=0.3, **options)
+    want = attest.flash_attention(*QKV, bias=BIAS, causal=True, softmax_scale=0.3, **options)
     np.testing.assert_array_equal(found.attention_outputs, want)
-    called = operator(*QKV, MaskInfo().apply_causal(), normal(1, 4, 40, 40), **options)
+    called = operator(*QKV, MaskInfo().apply_causal(), BIAS, **options)
     np.testing.assert_array_equal(called.attention_outputs, want)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import time
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,11 +12,14 @@ import pytest
 
 from attest.kernels.operations import Tuner
 from attest.kernels.operations.executor import invocation
+from attest.kernels.operations.inputs import draw
 from attest.kernels.operations.judging import Judgement
+from attest.kernels.operations.programs import compiled
 from attest.kernels.operations.timing import OutOfTimeError, median_seconds, within
 from tests.kernels.operations.toy import Judge, Toy, ToyConfig
 
 X = np.ones((64, 64), np.float32)
+IDS = np.arange(3)
 
 
 def tuned(*candidates: ToyConfig, judge: Any = None, **more: Any):
@@ -93,33 +98,46 @@ def test_the_record_is_json_and_progress_sees_every_candidate():
     assert "1 of 2 candidates are right" in record.summary()
 
 
-def test_gradients_are_timed_where_the_call_trains():
-    """The program that is timed returns a gradient for each float array."""
-    from attest.kernels.operations.timing import compiled_call
-
-    call = compiled_call(Toy(), ToyConfig(), {"x": jax.numpy.asarray(X)}, backward=True)
-    out, (gradients,) = call()
-    np.testing.assert_array_equal(gradients["x"], np.full_like(X, 3.0))
-    np.testing.assert_array_equal(out, 3 * X)
+def test_a_program_returns_gradients_where_the_call_trains():
+    program = compiled(partial(Toy().run, cfg=ToyConfig()), {"x": X}, backward=True)
+    outputs = program({"x": X + 1})
+    np.testing.assert_array_equal(outputs["out"], 6 * X)
+    np.testing.assert_array_equal(outputs["dx"], 3 * X)
+    np.testing.assert_array_equal(program({"x": X}, 2 * X)["dx"], 6 * X)
+    assert set(compiled(partial(Toy().run, cfg=ToyConfig()), {"x": X}, backward=False)({"x": X})) == {"out"}
 
 
 def test_a_slow_candidate_is_given_up_early():
     now = iter(range(1000))
     calls: list[int] = []
-    seconds = median_seconds(lambda: calls.append(1), 2, 50, 0.5, clock=lambda: float(next(now)))
-    assert seconds == 1.0
-    assert len(calls) == 7
+
+    def clock() -> float:
+        return float(next(now))
+
+    assert median_seconds(calls.append, 2, 50, 0.5, clock) == 1.0
+    assert calls == [2, *[1] * 6]
     calls.clear()
-    assert median_seconds(lambda: calls.append(1), 2, 50, 0.9, clock=lambda: float(next(now))) == 1.0
+    assert median_seconds(calls.append, 2, 50, 0.9, clock) == 1.0
     assert len(calls) == 52
+
+
+def test_short_calls_are_timed_several_at_a_time():
+    now = [0.0]
+    calls: list[int] = []
+
+    def call(times: int) -> None:
+        calls.append(times)
+        now[0] += times * 1e-4
+
+    assert median_seconds(call, 1, 3, math.inf, lambda: now[0]) == pytest.approx(1e-4)
+    assert calls[:2] == [1, 1]
+    assert set(calls[2:]) <= {19, 20}
 
 
 def test_within_returns_raises_or_runs_out_of_time():
     assert within(5, lambda: 3) == 3
     with pytest.raises(KeyError):
         within(5, lambda: {}[1])
-    import time
-
     with pytest.raises(OutOfTimeError):
         within(0.05, lambda: time.sleep(10))
 
@@ -134,7 +152,9 @@ def test_malformed_options_are_refused(options, name):
 
 
 def test_integers_are_needed_as_they_are():
-    operation = Toy((ToyConfig(), ToyConfig(cost=1)))
     arguments = {"x": X, "ids": jax.ShapeDtypeStruct((3,), "int32")}
     with pytest.raises(ValueError, match=r"ids: got the shape \(3,\) alone; expected the array itself"):
-        Tuner(1, 1, Judge()).tune(operation, invocation(operation, (), arguments), arguments)
+        draw(arguments, 0)
+    drawn = draw({"x": jax.ShapeDtypeStruct((3,), "float32"), "ids": IDS}, 0)
+    assert drawn["ids"] is IDS
+    assert not np.array_equal(drawn["x"], draw({"x": X[0, :3]}, 1)["x"])
