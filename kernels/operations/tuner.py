@@ -1,10 +1,8 @@
 """The tuner: judges the candidates of a call, times those that are right, and keeps a record."""
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol
@@ -156,7 +154,6 @@ class Tuner:
             refuse("judge", "none", "a judge of candidates", "Install attest-attention[suite].")
         run = _Run(self, kernel, inv, arguments, backward, judge)
         configs = list(kernel.candidate_cfgs(inv))
-        run.compile(configs)
         found = [run.candidate(config, len(configs) + 1) for config in configs]
         right = ((x.config, x.seconds) for x in found if math.isfinite(x.seconds))
         joined = kernel.combined_cfg(right)
@@ -199,11 +196,14 @@ class _Run[Config]:
         self._done = 0
         self._programs: dict[Config, Program | Judgement] = {}
 
-    def compile(self, configs: Iterable[Config]) -> None:
-        """Compile candidates, several at a time; what fails is judged so."""
-        new = [config for config in configs if config not in self._programs]
-        with ThreadPoolExecutor(max(1, min(len(new), os.cpu_count() or 1))) as threads:
-            self._programs |= zip(new, threads.map(self._compiled, new), strict=True)
+    def program(self, config: Config) -> Program | Judgement:
+        """Return the compiled program of a candidate, or why there is none.
+
+        One is compiled at a time: Triton's compiler is not safe in several threads.
+        """
+        if config not in self._programs:
+            self._programs[config] = self._compiled(config)
+        return self._programs[config]
 
     def _compiled(self, config: Config) -> Program | Judgement:
         def run(**arguments: Any) -> Any:
@@ -230,8 +230,7 @@ class _Run[Config]:
 
     def judged(self, config: Config) -> Judgement:
         """Judge one configuration on inputs that no judgement saw before."""
-        self.compile([config])
-        program = self._programs[config]
+        program = self.program(config)
         if isinstance(program, Judgement):
             return program
         call = CandidateCall(
@@ -250,7 +249,7 @@ class _Run[Config]:
 
     def _timed(self, config: Config, judgement: Judgement) -> Candidate[Config]:
         def seconds() -> float:
-            program = self._programs[config]
+            program = self.program(config)
             assert not isinstance(program, Judgement)
             arguments = draw(self._plain, next(_SEEDS))
 
