@@ -148,27 +148,40 @@ def own_part(placement: Placement, whole: frozenset[str], call: Call) -> Call:
     whole: which of key and value have all their heads on every device.
     """
     batch, _, heads, _ = call.query.shape
-    own = {"b": batch, "h": heads}
-    first = {kind: _index(placement.of(kind)) * size for kind, size in own.items()}
-
-    def part(name: str, x: jax.Array) -> jax.Array:
-        if name in whole and placement.heads:
-            x = _own_key_heads(placement, x, heads, first["h"])
-        if name.startswith("cum_seqlens"):
-            return _own_lengths(x, batch, first["b"]) if placement.shards(placement.batch) > 1 else x
-        for axis, kind in enumerate(LAYOUTS[name]):
-            size = own.get(kind)
-            if size is not None and x.shape[axis] == size * placement.shards(placement.of(kind)) > size:
-                x = lax.dynamic_slice_in_dim(x, first[kind], size, axis)
-        return x
-
-    call = mapped(call, part)
+    call = mapped(call, lambda name, x: own_array(placement, name, x, batch, heads, name in whole))
     if call.dropout_seed is None:
         return call
-    begin = jnp.stack([jnp.asarray(x, jnp.uint32) for x in (first["b"], first["h"], 0, 0)])
+    begin = own_origin(placement, batch, heads)
     origin = call.positions.origin
     origin = begin if origin is None else origin + begin
     return replace(call, positions=replace(call.positions, origin=origin))
+
+
+def own_array(
+    placement: Placement, name: str, x: jax.Array, batch: int, heads: int, whole_heads: bool = False
+) -> jax.Array:
+    """What a device reads of one array, by its name in `LAYOUTS`.
+
+    batch, heads: how many of them a device has. An axis that has all of them is cut to its own. whole_heads:
+    whether a key or value has all its heads.
+    """
+    own = {"b": batch, "h": heads}
+    first = {kind: _index(placement.of(kind)) * size for kind, size in own.items()}
+    if whole_heads and placement.heads:
+        x = _own_key_heads(placement, x, heads, first["h"])
+    if name.startswith("cum_seqlens"):
+        return _own_lengths(x, batch, first["b"]) if placement.shards(placement.batch) > 1 else x
+    for axis, kind in enumerate(LAYOUTS[name]):
+        size = own.get(kind)
+        if size is not None and x.shape[axis] == size * placement.shards(placement.of(kind)) > size:
+            x = lax.dynamic_slice_in_dim(x, first[kind], size, axis)
+    return x
+
+
+def own_origin(placement: Placement, batch: int, heads: int) -> jax.Array:
+    """Where the part of a device begins in the whole: batch entry, query head, row and key, uint32 [4]."""
+    first = (_index(placement.batch) * batch, _index(placement.heads) * heads, 0, 0)
+    return jnp.stack([jnp.asarray(x, jnp.uint32) for x in first])
 
 
 def _index(axes: Axes) -> Any:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
 from attest.kernels.options import FLOAT_DTYPES, refuse, shown
+from attest.kernels.tunable import Tunable
 from attest.kernels.versions import Versions
 
 
@@ -138,13 +139,14 @@ class Implementation:
 
     name: the value of `platform` that names it. load: imports and returns its passes. config: returns the
     class of its configurations without importing its kernels, None if it has none; see
-    `attest.kernels.config`.
+    `attest.kernels.config`. tunable: imports and returns what chooses its block sizes, None if it has none.
     """
 
     name: str
     capabilities: Capabilities
     load: Callable[[], Passes]
     config: Callable[[], type[Any] | None] = lambda: None
+    tunable: Callable[[], Tunable | None] = lambda: None
 
 
 def check_precision[T](precision: Any, known: Mapping[Any, T], advice: str) -> T:

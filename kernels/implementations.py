@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from attest.kernels.implementation import Capabilities, Implementation, Passes
+from attest.kernels.tunable import Tunable
 from attest.kernels.versions import Versions
 
 # Of TPUs and Hopper GPUs. Pallas changes from one version of JAX to the next.
@@ -12,7 +13,10 @@ _PALLAS_VERSIONS = Versions((0, 11, 2), (0, 11, 3))
 
 
 def _loaded(name: str, package: str, capabilities: Capabilities) -> Implementation:
-    """Return an implementation whose modules `passes` and `blocks` are imported when they are first used."""
+    """Return an implementation whose modules are imported when they are first used.
+
+    They are `passes`, `blocks` and `candidates`.
+    """
 
     @cache
     def load() -> Passes:
@@ -22,7 +26,11 @@ def _loaded(name: str, package: str, capabilities: Capabilities) -> Implementati
     def config() -> type[Any]:
         return import_module(f"{package}.blocks").Config
 
-    return Implementation(name, capabilities, load, config)
+    @cache
+    def tunable() -> Tunable:
+        return import_module(f"{package}.candidates").TUNABLE
+
+    return Implementation(name, capabilities, load, config, tunable)
 
 
 MOSAIC_GPU = _loaded(

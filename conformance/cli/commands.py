@@ -16,6 +16,7 @@ import typer
 
 from attest.conformance.cli import options
 from attest.conformance.cli.options import Outputs, RunOptions, UsageError, as_usage_errors
+from attest.conformance.cli.tune import tune
 from attest.conformance.files import FileError, write_text
 from attest.conformance.running.process import WorkerError, hold_streams, see_folder, settle
 from attest.conformance.running.signals import Interrupted, interruptible
@@ -272,6 +273,9 @@ def compile_kernels(
         write_text(outputs.json, dumps(matrix.to_json(), indent=1) + "\n")
     show(lambda console: print_matrix(matrix, console))
     return PASSED if matrix.status == "pass" else FAILED
+
+
+app.command()(tune)
 
 
 @app.command("list")

@@ -208,7 +208,7 @@ def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
     """The problem of one key head of one batch row: no other has a part in its answer."""
     problem, heads = built.problem, _heads(built.problem, block)
     batch, kv_head = slice(block.batch, block.batch + 1), slice(block.kv_head, block.kv_head + 1)
-    aux, mask = problem.softmax_aux, problem.attention_mask
+    aux = problem.softmax_aux
 
     def ids(array: Array | None) -> Array | None:
         return array if array is None or len(array) == 1 else array[batch]
@@ -221,15 +221,20 @@ def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
     offset = problem.q_offset
     if isinstance(offset, np.ndarray) and problem.batch > 1:
         offset = offset[batch]
-    if mask is not None:
-        mask = mask[batch if len(mask) > 1 else slice(None)]
-        mask = mask[:, heads] if mask.shape[1] > 1 else mask
+
+    def pairs(array: Array | None) -> Array | None:
+        if array is None:
+            return None
+        array = array[batch if len(array) > 1 else slice(None)]
+        return array[:, heads] if array.shape[1] > 1 else array
+
     cut = replace(
         problem,
         query=problem.query[batch, :, heads],
         key=problem.key[batch, :, kv_head],
         value=problem.value[batch, :, kv_head],
-        attention_mask=mask,
+        attention_mask=pairs(problem.attention_mask),
+        bias=pairs(problem.bias),
         q_segment_ids=ids(problem.q_segment_ids),
         kv_segment_ids=ids(problem.kv_segment_ids),
         cum_seqlens_q=lengths(problem.cum_seqlens_q),
@@ -240,6 +245,8 @@ def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
         kv_positions=ids(problem.kv_positions),
         kv_start=ids(problem.kv_start),
         kv_end=ids(problem.kv_end),
+        # Dropout goes by the coordinates of the whole.
+        origin=tuple(np.add(problem.origin, (block.batch, heads.start, 0, 0)).tolist()),
     )
     d_out, d_lse = built.cotangents.out, built.cotangents.lse
     return cut, Cotangents(d_out[batch, :, heads], None if d_lse is None else d_lse[batch, heads])

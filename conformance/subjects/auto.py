@@ -8,7 +8,7 @@ import jax
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import ALL_FEATURES, DTYPES
 from attest.conformance.subject import Subject, Tiling
-from attest.conformance.subjects import mosaic_gpu, triton, xla
+from attest.conformance.subjects import mosaic_gpu, pallas, triton, xla
 from attest.conformance.subjects._declared import SHARED
 from attest.kernels import flash_attention_with_lse
 from attest.reference.numerics import Numerics
@@ -17,7 +17,23 @@ from attest.reference.numerics import Numerics
 _HOPPER = "9.0"
 # The subject that declares the arithmetic of each implementation.
 _DECLARED = {"xla": "xla.flash_attention", "triton": "triton.cuda", "mosaic_gpu": "pallas.mosaic_gpu"}
-_BY_NAME = {subject.name: subject for subject in (*xla.SUBJECTS, *triton.SUBJECTS, *mosaic_gpu.SUBJECTS)}
+_BY_NAME = {
+    subject.name: subject
+    for subject in (*xla.SUBJECTS, *triton.SUBJECTS, *mosaic_gpu.SUBJECTS, *pallas.SUBJECTS)
+}
+
+
+def declared_by(implementation: str, anywhere: bool = False) -> Subject | None:
+    """Return the Subject that declares the arithmetic of an implementation in this process.
+
+    Of Triton it is the interpreter's or the GPU's. None where nobody declares any. anywhere: whether a
+    Subject for other machines counts, too.
+    """
+    names = {**_DECLARED, "pallas_tpu": "pallas.tpu_interpret"}
+    if implementation == "triton" and jax.default_backend() == "cpu":
+        names["triton"] = "triton.interpret"
+    subject = _BY_NAME.get(names.get(implementation, ""))
+    return subject if anywhere or subject is None or subject.ready() is None else None
 
 
 def _meant(dtype: str, dropout: bool) -> str | None:

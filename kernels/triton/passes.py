@@ -158,7 +158,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
         )
 
     (d_query,) = run(backward_query, (call.query,), by_key=False, hides=hides)
-    if not separate(_largest_dim(call), _work(call)):
+    if not separate(largest_dim(call), work_of(call)):
         d_key, d_value = run(backward_key, (call.key, call.value), by_key=True, sum_key=True, sum_value=True)
     else:
         unused = jax.ShapeDtypeStruct((1,), call.key.dtype)
@@ -277,16 +277,17 @@ def _sizes(sizes: Sizes, kernel: str, call: Call) -> BlockSizes:
     asked = getattr(sizes.asked, kernel.removeprefix("backward_"), sizes.asked)
     if asked is not None:
         return asked
-    dim = _largest_dim(call)
-    return choose(kernel, sizes.device, dim, call.query.dtype.itemsize, _work(call))
+    dim = largest_dim(call)
+    return choose(kernel, sizes.device, dim, call.query.dtype.itemsize, work_of(call))
 
 
-def _largest_dim(call: Call) -> int:
+def largest_dim(call: Call) -> int:
+    """Return the larger one of the head dims, by which the table chooses."""
     return max(call.query.shape[3], call.value.shape[3])
 
 
-def _work(call: Call) -> str:
-    """What a tile costs beside its products, as `choose` names it."""
+def work_of(call: Call) -> str:
+    """Return what a tile costs beside its products, as `choose` names it."""
     lengths = (call.query.shape[1], call.key.shape[1])
     uneven = call.cum_seqlens_q is not None or any(length % EVEN_LENGTH for length in lengths)
     dropout = call.dropout_seed is not None

@@ -40,7 +40,8 @@ step = st.builds(
     ping_pong=st.booleans(), separate=st.booleans(),
 )  # fmt: skip
 tile = st.builds(
-    mosaic_gpu.Blocks, k=st.sampled_from([64, 128, 192, 256]), **scheduled,
+    mosaic_gpu.Blocks, k=st.sampled_from([64, 128, 192, 256]),
+    **scheduled | {"stages": st.integers(2, (1 << 31) - 1)},
     partial_sums=st.booleans(), programs=st.none() | sizes,
 )  # fmt: skip
 chunks = st.builds(xla.ChunkSizes, sizes, sizes)

@@ -1,0 +1,86 @@
+"""A call as shapes alone: what tables and candidates are chosen by."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attest.kernels import attention
+from attest.kernels.arguments import Call, check_call
+from attest.kernels.batching import merged
+from attest.kernels.choose import Traits, traits_of
+from attest.kernels.masks.given import with_mask_info
+from attest.kernels.operations.inputs import check_concrete
+
+_FLOATS = ("query", "key", "value", "bias", "softmax_aux")
+_UNNEEDED = ("mask_info", "config", "platform", "fwd_params", "bwd_params")
+# Every argument of a call with its default; those that `check_call` does not take.
+_DEFAULTS = {name: x.default for name, x in inspect.signature(attention.flash_attention).parameters.items()}
+_SETTINGS = (
+    "normalize_output", "precision", "logits_dtype", "mask_info", "config", "platform", "fwd_params",
+    "bwd_params",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AbstractCall:
+    """A checked call whose arrays are jax.ShapeDtypeStruct, and its traits."""
+
+    call: Call
+    traits: Traits
+
+
+def abstract_call(arguments: Mapping[str, Any]) -> AbstractCall:
+    """Return the call of arguments of `attest.flash_attention`, arrays or jax.ShapeDtypeStruct.
+
+    Raises: what `check_call` raises.
+    """
+    arrays = {
+        name: x for name, x in arguments.items() if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(x))
+    }
+    static = {name: x for name, x in arguments.items() if name not in arrays}
+    traits: list[Traits] = []
+
+    def check(arrays: dict[str, Any]) -> Call:
+        given, _ = merged({**_DEFAULTS, **static, **arrays})
+        given = with_mask_info(given, given["mask_info"])
+        traits.append(traits_of(given))
+        return check_call(**{name: x for name, x in given.items() if name not in _SETTINGS})
+
+    return AbstractCall(jax.eval_shape(check, arrays), traits[0])
+
+
+def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call with one batch dimension, without a MaskInfo, the seed as an integer.
+
+    Float arrays may be jax.ShapeDtypeStruct, and are so in the result. Arguments that are None are left out.
+
+    Raises: ValueError for integer arrays whose values are not known, and what the call raises.
+    """
+    floats = {name: x for name, x in arguments.items() if name in _FLOATS and x is not None}
+    # One number, read as if it were all of the array.
+    zeros = {name: np.broadcast_to(np.zeros((), x.dtype), x.shape) for name, x in floats.items()}
+    for name, x in arguments.items():
+        if name not in floats:
+            check_concrete(name, x)
+    given, _ = merged({**_DEFAULTS, **arguments, **zeros})
+    given = with_mask_info(given, given["mask_info"])
+    given["dropout_seed"] = _seed(given["dropout_seed"])
+    plain = {name: x for name, x in given.items() if x is not None and name not in _UNNEEDED}
+    return {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype) if name in floats else x for name, x in plain.items()
+    }
+
+
+def _seed(seed: Any) -> int | None:
+    """The seed of dropout as a Python int."""
+    if seed is None or isinstance(seed, int):
+        return seed
+    if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        seed = jax.random.bits(seed, (2,), "uint32")
+    words = np.asarray(seed).reshape(-1)
+    return int(words[0]) | int(words[1]) << 32 if len(words) == 2 else int(words[0])

@@ -1,0 +1,268 @@
+"""The operation `FlashAttention`: flash attention with a configuration that is chosen, tuned and cached."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+
+from attest.kernels import attention
+from attest.kernels.choose import Device, device_of, implementation_for
+from attest.kernels.config import implementation_of
+from attest.kernels.implementation import Implementation
+from attest.kernels.implementations import IMPLEMENTATIONS
+from attest.kernels.operations.abstract_call import AbstractCall, abstract_call, plain_arguments
+from attest.kernels.operations.configs import FlashAttentionConfig, neutral
+from attest.kernels.operations.invocation import Invocation
+from attest.kernels.operations.kernel import Kernel
+from attest.kernels.operations.platforms import Platform, check_platform, check_runs_on, implementation_name
+from attest.kernels.operations.registry import kernel_registry
+from attest.kernels.operations.sharded import sharded_call
+from attest.kernels.options import refuse
+from attest.kernels.tunable import Neutral, Tunable
+
+type _Invocation = Invocation[FlashAttentionConfig, jax.Array]
+
+# What `run` takes by position, in the order of ejKernel without its paged cache.
+_POSITIONAL = (
+    "query", "key", "value", "attention_mask", "bias", "softmax_scale", "dropout_prob", "causal",
+    "dropout_seed", "cum_seqlens_q", "cum_seqlens_k", "sliding_window", "logits_soft_cap", "softmax_aux",
+    "normalize_output", "precision", "logits_dtype", "platform",
+)  # fmt: skip
+# What the configuration says in place of the call.
+_CONFIGURED = frozenset({"fwd_params", "bwd_params", "config"})
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(attention.flash_attention).parameters.items()
+    if name not in _CONFIGURED
+}
+
+
+class FlashAttention(Kernel[FlashAttentionConfig, jax.Array]):
+    """Flash attention [B, Sq, Hq, D] -> [B, Sq, Hq, Dv], by the fastest kernel and configuration there is.
+
+    Its arguments are those of `attest.flash_attention`, without fwd_params, bwd_params and config, which are
+    in `cfg`. The order by position is query, key, value, attention_mask, bias, softmax_scale, dropout_prob,
+    causal, dropout_seed, cum_seqlens_q, cum_seqlens_k, sliding_window, logits_soft_cap, softmax_aux,
+    normalize_output, precision, logits_dtype, platform.
+    """
+
+    op_id = "flash_attention"
+    version = "1"
+    config_type = FlashAttentionConfig
+
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return all arguments by name, without those that are their defaults.
+
+        Raises: TypeError for an argument that does not exist, or is given twice.
+        """
+        if len(args) > len(_POSITIONAL):
+            raise TypeError(f"got {len(args)} positional arguments; expected at most {len(_POSITIONAL)}.")
+        arguments: dict[str, Any] = dict(zip(_POSITIONAL, args, strict=False))
+        for name, x in kwargs.items():
+            if name in arguments:
+                raise TypeError(f"{name}: got it by position and by name; expected one of them.")
+            if name not in _DEFAULTS:
+                there = ", ".join(_DEFAULTS)
+                raise TypeError(f"{name}: no such argument; expected some of {there}. Correct the name.")
+            arguments[name] = x
+        return (), {name: x for name, x in arguments.items() if x is not _DEFAULTS[name]}
+
+    def run(self, *args: Any, cfg: FlashAttentionConfig, **kwargs: Any) -> jax.Array:
+        """Compute attention with a configuration; see `attest.flash_attention`.
+
+        Raises: what that function raises; ValueError for a configuration that does not fit the call.
+        """
+        _, arguments = self.prepare(*args, **kwargs)
+        platform = _check_platforms(arguments.pop("platform", None), cfg)
+        config = cfg.config
+        if config is None and (cfg.fwd_params is not None or cfg.bwd_params is not None):
+            config = _Resolved.of(cfg, abstract_call(arguments), _device(arguments), platform).config
+        implementation = self.get_impl(replace(cfg, platform=platform) if cfg.config is None else cfg)
+        return implementation(**arguments, **({} if config is None else {"config": config}))
+
+    def get_impl(self, cfg: FlashAttentionConfig) -> Callable[..., jax.Array]:
+        """Return the kernel that runs a configuration: `attest.flash_attention`, of a platform if it has one.
+
+        Raises: NoImplementationError where the registry has no kernel for the platform on this hardware.
+        """
+        if cfg.platform in {x.value for x in Platform}:
+            return kernel_registry.get("flash_attention", cfg.platform, device_of().backend)
+        if cfg.platform == "auto":
+            return attention.flash_attention
+        return partial(attention.flash_attention, platform=cfg.platform)
+
+    def heuristic_cfg(self, inv: _Invocation) -> FlashAttentionConfig:
+        """Return the platform of the call, "auto" by default: the tables choose blocks when it runs."""
+        return FlashAttentionConfig(platform=check_platform(inv.kwargs.get("platform")))
+
+    heuristic_cfg_gpu = heuristic_cfg_tpu = heuristic_cfg_xla = heuristic_cfg
+
+    def candidate_cfgs(self, inv: _Invocation) -> tuple[FlashAttentionConfig, ...]:
+        """Return the candidates of the implementation that runs the call, the tables' choice first."""
+        resolved = _Resolved.of_call(inv)
+        tunable = resolved.implementation.tunable()
+        if tunable is None:
+            return ()
+        name = resolved.implementation.name
+        candidates = tunable.candidates(resolved.call.call)
+        return tuple(FlashAttentionConfig(platform=name, config=config) for config in candidates)
+
+    candidate_cfgs_gpu = candidate_cfgs_tpu = candidate_cfgs_xla = candidate_cfgs
+    candidate_cfgs_shard_map_gpu = candidate_cfgs_shard_map_tpu = candidate_cfgs_shard_map_xla = (
+        candidate_cfgs
+    )
+
+    def combined_cfg(
+        self, timed: Iterable[tuple[FlashAttentionConfig, float]]
+    ) -> FlashAttentionConfig | None:
+        """Return the fastest choice for each kernel; each candidate differs from the first in one of them."""
+        found = list(timed)
+        if not found:
+            return None
+        first = found[0][0]
+        fastest = {path: (seconds, x) for seconds in (found[0][1],) for path, x in _parts(first.config)}
+        for cfg, seconds in found[1:]:
+            for path, x in _parts(cfg.config):
+                if path in fastest and x != dict(_parts(first.config))[path] and seconds < fastest[path][0]:
+                    fastest[path] = (seconds, x)
+        return replace(first, config=_with_parts(first.config, {path: x for path, (_, x) in fastest.items()}))
+
+    def check_cfg(self, cfg: Any, inv: _Invocation) -> FlashAttentionConfig:
+        """Return a configuration that a call gives: a `FlashAttentionConfig`, or that of an implementation.
+
+        Raises: ValueError for one of another operation, platform or backend.
+        """
+        if not isinstance(cfg, FlashAttentionConfig):
+            if not any(type(cfg) is x.config() for x in IMPLEMENTATIONS):
+                expected = "a FlashAttentionConfig, or the Config of an implementation"
+                refuse("cfg", f"a {type(cfg).__name__}", expected, "Build it as FlashAttentionConfig.")
+            cfg = FlashAttentionConfig(config=cfg)
+        check_runs_on(cfg.backend, _device_of(inv))
+        _check_platforms(inv.kwargs.get("platform"), cfg)
+        return cfg
+
+    def complete(self, cfg: FlashAttentionConfig, inv: _Invocation) -> FlashAttentionConfig:
+        """Return the configuration with the implementation that runs the call, and all its block sizes."""
+        resolved = _Resolved.of_call(inv, cfg)
+        config = resolved.config
+        tunable = resolved.implementation.tunable()
+        if config is None and tunable is not None:
+            config = tunable.chosen(resolved.call.call)
+        backend = _device_of(inv).backend
+        return FlashAttentionConfig(platform=resolved.implementation.name, backend=backend, config=config)
+
+    def plain(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the call with one batch dimension, its MaskInfo as arrays, and its seed as a number."""
+        return plain_arguments(arguments)
+
+    def unused(self, cfg: FlashAttentionConfig, inv: _Invocation) -> tuple[str, ...]:
+        """Return the sizes that the implementation does not have."""
+        return _Resolved.of_call(inv, cfg).unused
+
+    def implementation_of(self, cfg: FlashAttentionConfig, inv: _Invocation) -> str:
+        """Return the name of the implementation that a configuration runs."""
+        return _Resolved.of_call(inv, cfg).implementation.name
+
+    def capped_cfg(self, inv: _Invocation, q_blocksize: int, kv_blocksize: int) -> FlashAttentionConfig:
+        """Return the tables' choice with forward blocks of at most so many rows and keys."""
+        resolved = _Resolved.of_call(inv)
+        tunable = resolved.implementation.tunable()
+        if tunable is None:
+            return self.heuristic_cfg(inv)
+        return FlashAttentionConfig(config=tunable.capped(resolved.call.call, q_blocksize, kv_blocksize))
+
+    def create_shard_map_wrapper(
+        self, *args: Any, mesh: Any, in_specs: Any, out_specs: Any, cfg: FlashAttentionConfig, **kwargs: Any
+    ) -> tuple[Callable[..., jax.Array], tuple[Any, ...]]:
+        """Return a function under jax.shard_map, and its arguments: the call, over batch and heads of a mesh.
+
+        in_specs: of query, key, value, bias, cum_seqlens_q, cum_seqlens_k and softmax_aux, in that order;
+        None and what is left out is whole on every device. Masks, segments, positions and a MaskInfo are
+        split like query. Each device computes its part in coordinates of the whole (S21).
+
+        Raises: ValueError for specs that do not fit, or that split a sequence.
+        """
+        _, arguments = self.prepare(*args, **kwargs)
+        return sharded_call(partial(self.run, cfg=cfg), arguments, mesh, in_specs, out_specs)
+
+
+class _Resolved:
+    """Which implementation runs a configuration of a call, and with which of its own configurations."""
+
+    def __init__(
+        self, implementation: Implementation, config: Any, call: AbstractCall, unused: tuple[str, ...]
+    ):
+        self.implementation, self.config, self.call, self.unused = implementation, config, call, unused
+
+    @classmethod
+    def of_call(cls, inv: _Invocation, cfg: FlashAttentionConfig | None = None) -> "_Resolved":
+        """Resolve a configuration, by default that of the tables."""
+        arguments = dict(inv.kwargs)
+        platform = _check_platforms(arguments.pop("platform", None), cfg or FlashAttentionConfig())
+        return cls.of(cfg or FlashAttentionConfig(), abstract_call(arguments), _device_of(inv), platform)
+
+    @classmethod
+    def of(cls, cfg: FlashAttentionConfig, call: AbstractCall, device: Device, platform: str) -> "_Resolved":
+        """Resolve a configuration on a device, by the platform of the call and the configuration."""
+        if cfg.config is not None:
+            return cls(implementation_of(cfg.config), cfg.config, call, ())
+        implementation = implementation_for(device, call.traits, implementation_name(platform, device))
+        forward, backward = neutral(cfg.fwd_params), neutral(cfg.bwd_params)
+        tunable = implementation.tunable()
+        if tunable is None or not (forward or backward):
+            return cls(implementation, None, call, ())
+        unused: list[str] = []
+        if platform == "auto":
+            forward = _understood("fwd_params", forward, tunable, implementation.name, unused)
+            backward = _understood("bwd_params", backward, tunable, implementation.name, unused)
+        return cls(implementation, tunable.translated(call.call, forward, backward), call, tuple(unused))
+
+
+def _understood(argument: str, sizes: Neutral, tunable: Tunable, name: str, unused: list[str]) -> Neutral:
+    """The sizes that an implementation has; the others are added to `unused`."""
+    unused += [f"{argument}.{x}: {name} has no such size" for x in sizes if x not in tunable.understood]
+    return {x: size for x, size in sizes.items() if x in tunable.understood}
+
+
+def _check_platforms(platform: Any, cfg: FlashAttentionConfig) -> str:
+    """The platform of a call and of its configuration, which must not contradict each other."""
+    of_call, of_cfg = check_platform(platform), cfg.platform
+    if of_cfg == "auto" and cfg.config is not None:
+        of_cfg = implementation_of(cfg.config).name
+    if of_cfg == "auto":
+        return of_call
+    pallas = of_call == Platform.PALLAS.value and of_cfg in ("mosaic_gpu", "pallas_tpu")
+    if of_call not in ("auto", of_cfg) and not pallas:
+        expected = f"{of_cfg!r}, the platform of cfg, or none"
+        refuse("platform", repr(of_call), expected, "Leave platform out, or give another cfg.")
+    return of_cfg
+
+
+def _device(arguments: dict[str, Any]) -> Device:
+    return device_of(*(arguments.get(name) for name in ("query", "key", "value")))
+
+
+def _device_of(inv: _Invocation) -> Device:
+    if inv.device is None:
+        return device_of()
+    capability = getattr(inv.device, "compute_capability", None)
+    return Device(inv.device.platform, None if capability is None else str(capability))
+
+
+def _parts(config: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """The choices for single kernels in a configuration, each with the names of the fields it is in."""
+    if not is_dataclass(config) or (path and type(config).__name__ != "BackwardSizes"):
+        return [(path, config)]
+    return [part for x in fields(config) for part in _parts(getattr(config, x.name), (*path, x.name))]
+
+
+def _with_parts(config: Any, parts: dict[tuple[str, ...], Any]) -> Any:
+    """A configuration with other choices."""
+    changes: dict[str, Any] = {}
+    for x in fields(config):
+        below = {path[1:]: part for path, part in parts.items() if path[0] == x.name}
+        changes[x.name] = below[()] if () in below else _with_parts(getattr(config, x.name), below)
+    return replace(config, **changes)

@@ -1,0 +1,125 @@
+"""The functions `flash_attention` and `attention`: operations with a default executor each."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from attest.kernels.masks.mask_info import MaskInfo
+from attest.kernels.operations.attention import Attention
+from attest.kernels.operations.configs import AttentionConfig, FlashAttentionConfig
+from attest.kernels.operations.executor import Executor, create_default_executor
+from attest.kernels.operations.flash_attention import FlashAttention
+from attest.kernels.operations.policy import AutotunePolicy
+from attest.kernels.operations.selector import ConfigSelectorChain
+
+_FLASH_ATTENTION = FlashAttention()
+_ATTENTION = Attention()
+
+
+@cache
+def default_executor() -> Executor[FlashAttentionConfig, jax.Array]:
+    """Return the executor of `flash_attention`: caches on disk and in memory, then the tables."""
+    return create_default_executor()
+
+
+@cache
+def _attention_executor() -> Executor[AttentionConfig, tuple[jax.Array, jax.Array]]:
+    return Executor(ConfigSelectorChain(policy=AutotunePolicy(allow_autotune=False)))
+
+
+def flash_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    cum_seqlens_q: jax.Array | None = None,
+    cum_seqlens_k: jax.Array | None = None,
+    softmax_aux: jax.Array | None = None,
+    *,
+    mask_info: MaskInfo | None = None,
+    attention_mask: jax.Array | None = None,
+    softmax_scale: float | None = None,
+    dropout_prob: float = 0.0,
+    causal: bool = False,
+    dropout_seed: int | jax.Array | None = None,
+    sliding_window: int | tuple[int | None, int | None] | None = None,
+    logits_soft_cap: float | None = None,
+    normalize_output: bool = True,
+    precision: Any = None,
+    logits_dtype: Any = None,
+    q_segment_ids: jax.Array | None = None,
+    kv_segment_ids: jax.Array | None = None,
+    q_offset: int | jax.Array | None = None,
+    q_positions: jax.Array | None = None,
+    kv_positions: jax.Array | None = None,
+    origin: Sequence[int] | jax.Array | None = None,
+    platform: str | None = None,
+    cfg: FlashAttentionConfig | None = None,
+    mesh: Mesh | None = None,
+    in_specs: tuple[PartitionSpec | None, ...] | None = None,
+    out_specs: PartitionSpec | None = None,
+) -> jax.Array:
+    """Compute flash attention with the configuration that fits the call: out [B, Sq, Hq, Dv].
+
+    Arguments that `attest.flash_attention` has mean the same here; the order is that of ejKernel's function
+    of this name.
+
+    Args:
+        platform: "auto", "triton", "pallas", "xla", or the name of an implementation.
+        cfg: the configuration. By default the caches', if the call was tuned, else the tables' choice.
+        mesh: a mesh whose axes split batch and heads by `jax.shard_map`.
+        in_specs: with mesh; the specs of the seven first arguments, None for what is whole on each device.
+        out_specs: with mesh; the spec of out.
+
+    Raises: ValueError naming the argument; what `attest.flash_attention` raises.
+    """
+    arguments = dict(locals())
+    where = {name: arguments.pop(name) for name in ("cfg", "mesh", "in_specs", "out_specs")}
+    return default_executor()(_FLASH_ATTENTION, **arguments, **where)
+
+
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    dropout_rng: jax.Array | None = None,
+    softmax_aux: jax.Array | None = None,
+    *,
+    mask_info: MaskInfo | None = None,
+    attention_mask: jax.Array | None = None,
+    init_bias: Callable[[], jax.Array] | None = None,
+    deterministic: bool = True,
+    softmax_scale: float | None = None,
+    logits_soft_cap: float | None = None,
+    dtype: Any = None,
+    softmax_dtype: Any = None,
+    dropout_prob: float = 0.0,
+    causal: bool = False,
+    sliding_window: int | tuple[int | None, int | None] | None = None,
+    dropout_seed: int | jax.Array | None = None,
+    cum_seqlens_q: jax.Array | None = None,
+    cum_seqlens_k: jax.Array | None = None,
+    q_segment_ids: jax.Array | None = None,
+    kv_segment_ids: jax.Array | None = None,
+    q_offset: int | jax.Array | None = None,
+    q_positions: jax.Array | None = None,
+    kv_positions: jax.Array | None = None,
+    origin: Sequence[int] | jax.Array | None = None,
+    platform: str | None = None,
+    cfg: AttentionConfig | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Compute attention and return its weights: out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk].
+
+    Arguments mean what they mean in `attest.kernels.xla.attention`, which computes it; the order is that of
+    ejKernel's function of this name. Both results have `dtype`, that of query by default. platform is None,
+    "auto" or "xla". Memory is O(Sq * Sk): where no weights are needed, `flash_attention` is the one to call.
+
+    Raises: ValueError naming the argument.
+    """
+    arguments = dict(locals())
+    cfg = arguments.pop("cfg")
+    return _attention_executor()(_ATTENTION, cfg=cfg, **arguments)

@@ -1,0 +1,107 @@
+"""Platforms and backends: which technology a kernel is written in, and which hardware it runs on.
+
+`Platform` names a technology, as users of ejKernel know it; an implementation has a name of its own. "pallas"
+is the TPU kernel on a TPU and the Hopper kernel on a GPU.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from attest.kernels.choose import Device, device_of
+from attest.kernels.implementations import IMPLEMENTATIONS, MOSAIC_GPU, PALLAS_TPU
+from attest.kernels.options import refuse, shown
+
+_NAMES = tuple(x.name for x in IMPLEMENTATIONS)
+
+
+class Platform(StrEnum):
+    """The technology that a kernel is written in."""
+
+    TRITON = "triton"
+    PALLAS = "pallas"
+    CUDA = "cuda"
+    XLA = "xla"
+
+
+class Backend(StrEnum):
+    """The hardware that a kernel runs on; ANY is all of it."""
+
+    GPU = "gpu"
+    TPU = "tpu"
+    CPU = "cpu"
+    ANY = "any"
+
+
+# The technology of each implementation.
+PLATFORMS = {
+    "mosaic_gpu": Platform.PALLAS,
+    "triton": Platform.TRITON,
+    "pallas_tpu": Platform.PALLAS,
+    "xla": Platform.XLA,
+}
+
+
+def check_platform(platform: Any) -> str:
+    """Return the name of a platform or of an implementation, "auto" for None.
+
+    Raises: ValueError for a platform that does not exist, and for "cuda", in which no kernel is written.
+    """
+    name = "auto" if platform is None else str(platform)
+    if name == Platform.CUDA.value:
+        refuse("platform", "'cuda'", "a platform with a kernel", "Use 'auto', or 'pallas' on a Hopper GPU.")
+    known = ("auto", Platform.PALLAS.value, *_NAMES)
+    if name not in known:
+        choices = ", ".join(map(repr, known))
+        refuse("platform", shown(platform), f"one of {choices}", "Leave it out for the fastest that can.")
+    return name
+
+
+def implementation_name(platform: Any, device: Device) -> str | None:
+    """Return the implementation that a platform names on a device; None for "auto" and None.
+
+    Raises: what `check_platform` raises.
+    """
+    name = check_platform(platform)
+    if name == Platform.PALLAS.value:
+        return (PALLAS_TPU if device.backend == "tpu" else MOSAIC_GPU).name
+    return None if name == "auto" else name
+
+
+def check_backend(backend: Any) -> str:
+    """Return the name of a backend.
+
+    Raises: ValueError for one that does not exist.
+    """
+    name = "any" if backend is None else str(backend)
+    if name not in {x.value for x in Backend}:
+        choices = ", ".join(repr(x.value) for x in Backend)
+        refuse("backend", shown(backend), f"one of {choices}", "Use 'any'.")
+    return name
+
+
+def check_runs_on(backend: str, device: Device) -> None:
+    """Refuse a backend that is not that of the device of a call.
+
+    Raises: ValueError.
+    """
+    if backend not in ("any", device.backend):
+        expected = f"'any' or {device.backend!r}, on which JAX runs the call"
+        refuse("backend", repr(backend), expected, "Use 'any'.")
+
+
+def detect_platform(algorithm: str, platform: Any = None) -> Platform:
+    """Return the platform that calls of an algorithm run on here, or the one that is named.
+
+    algorithm: one of the registry, such as "flash_attention". platform: "auto" or None for the fastest that
+    takes a plain call in bfloat16 on JAX's default device.
+
+    Raises: ValueError for an algorithm or a platform that does not exist.
+    """
+    from attest.kernels.operations.registry import kernel_registry
+
+    known = kernel_registry.list_implementations(algorithm)
+    if platform not in (None, "auto"):
+        return PLATFORMS[str(implementation_name(platform, device_of()))]
+    here = device_of().backend
+    found = [x for x in known if x.backend in (Backend.ANY, here) and x.runs_here()]
+    return found[0].platform if found else known[-1].platform

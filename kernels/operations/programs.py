@@ -1,0 +1,68 @@
+"""Compiled programs of candidates: one for each, which is judged and then timed."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attest.kernels.operations.judging import Program
+
+
+def compiled(run: Callable[..., Any], arguments: Mapping[str, Any], backward: bool) -> Program:
+    """Compile a candidate for a call, with its gradients in all float arrays or without.
+
+    run: from arguments by name to out, or to a tuple of which out is the first. arguments: of the call;
+    arrays may be jax.ShapeDtypeStruct.
+
+    Raises: what `run` or the compiler raises.
+    """
+    shapes = {
+        name: jax.tree.map(_shape, x)
+        for name, x in arguments.items()
+        if any(map(_is_array, jax.tree.leaves(x)))
+    }
+    static = {name: x for name, x in arguments.items() if name not in shapes}
+    floats = {name: x for name, x in shapes.items() if _is_float(x)}
+    others = {name: x for name, x in shapes.items() if name not in floats}
+
+    def forward(floats: dict[str, Any], others: dict[str, Any]) -> Any:
+        out = run(**floats, **others, **static)
+        return out[0] if isinstance(out, tuple) else out
+
+    def compute(floats: dict[str, Any], others: dict[str, Any], cotangent: Any) -> dict[str, Any]:
+        if not backward:
+            return {"out": forward(floats, others)}
+        out, pull = jax.vjp(lambda floats: forward(floats, others), floats)
+        (gradients,) = pull(cotangent)
+        return {"out": out} | {f"d{name}": x for name, x in gradients.items()}
+
+    out = jax.eval_shape(forward, floats, others)
+    like = jax.ShapeDtypeStruct(out.shape, out.dtype)
+    program = jax.jit(compute).lower(floats, others, like if backward else None).compile()
+
+    def call(arguments: Mapping[str, Any], cotangent: Any = None) -> dict[str, Any]:
+        given = {name: jax.tree.map(jnp.asarray, arguments[name]) for name in shapes}
+        if backward:
+            cotangent = (
+                jnp.ones(out.shape, out.dtype) if cotangent is None else jnp.asarray(cotangent, out.dtype)
+            )
+        return program(
+            {name: given[name] for name in floats},
+            {name: given[name] for name in others},
+            cotangent if backward else None,
+        )
+
+    return call
+
+
+def _shape(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_array(x) else x
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape")
+
+
+def _is_float(x: Any) -> bool:
+    return _is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)

@@ -1,0 +1,170 @@
+"""A call over the batch and heads of a mesh by `jax.shard_map`, from the specs of its operands (S21)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from attest.kernels.dispatch import LAYOUTS, Axes, Placement, own_array, own_origin
+from attest.kernels.masks.mask_info import MaskInfo
+from attest.kernels.options import refuse
+
+# What specs pair with, in order.
+OPERANDS = ("query", "key", "value", "bias", "cum_seqlens_q", "cum_seqlens_k", "softmax_aux")
+# The names that layouts have for other arguments.
+_LAYOUT_OF = {"q_positions": "q", "kv_positions": "kv"}
+_RING = "A sequence that is split over devices is the matter of ring attention."
+
+
+@dataclass(frozen=True)
+class _Specs:
+    """The axes of the mesh that split the batch and the heads, and the spec of each operand."""
+
+    batch: Axes
+    heads: Axes
+    operands: Mapping[str, PartitionSpec]
+
+
+def sharded_call(
+    run: Callable[..., jax.Array], arguments: Mapping[str, Any], mesh: Any, in_specs: Any, out_specs: Any
+) -> tuple[Callable[..., jax.Array], tuple[Any, ...]]:
+    """Return a function under jax.shard_map that runs a call on its shards, and its arrays.
+
+    run: from arguments by name to out. arguments: the call, whole. in_specs: as many of `OPERANDS` as have a
+    spec; the others are whole on every device.
+
+    Raises: ValueError for specs that do not fit the mesh, the arrays or each other, or split a sequence.
+    """
+    specs = _read(arguments, mesh, in_specs)
+    out_spec = PartitionSpec(specs.batch or None, None, specs.heads or None, None)
+    if _entries("out_specs", out_specs, 4, mesh) != _entries("out_specs", out_spec, 4, mesh):
+        refuse("out_specs", str(out_specs), f"{out_spec}, as in_specs split query", "Give that of query.")
+    placement = Placement(mesh, frozenset(mesh.axis_names), specs.batch, specs.heads)
+    arrays = {name: x for name, x in arguments.items() if _has_arrays(x)}
+    if isinstance(arrays.get("q_offset"), jax.Array) and arrays["q_offset"].ndim == 0:
+        arrays["q_offset"] = arrays["q_offset"].reshape(1)
+    static = {name: x for name, x in arguments.items() if name not in arrays}
+    names = tuple(arrays)
+    split = tuple(_spec(name, x, specs) for name, x in arrays.items())
+    whole_heads = _axes_at(specs.operands.get("key"), 2) != specs.heads
+
+    def local(*operands: Any) -> jax.Array:
+        given = dict(zip(names, operands, strict=True))
+        batch, heads = given["query"].shape[0], given["query"].shape[2]
+        own = partial(own_array, placement, batch=batch, heads=heads)
+        for name, x in given.items():
+            layout = _LAYOUT_OF.get(name, name)
+            if layout in LAYOUTS and x.ndim == len(LAYOUTS[layout]):
+                given[name] = own(layout, x, whole_heads=whole_heads and name in ("key", "value"))
+        if static.get("dropout_prob", 0.0):
+            begin = own_origin(placement, batch, heads)
+            origin = given.get("origin", static.get("origin"))
+            given["origin"] = begin if origin is None else begin + jnp.asarray(origin, jnp.uint32)
+        return run(**{**static, **given})
+
+    function = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=out_spec, check_vma=False)
+    if AxisType.Explicit not in mesh.axis_types:
+        return function, tuple(arrays.values())
+
+    def resharded(*operands: Any) -> jax.Array:
+        return function(*jax.tree.map(partial(_on, mesh), operands, split))
+
+    return resharded, tuple(arrays.values())
+
+
+def _on(mesh: Any, x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """An array placed as jax.shard_map takes it where the types of arrays say where they are."""
+    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+
+
+def _read(arguments: Mapping[str, Any], mesh: Any, in_specs: Any) -> _Specs:
+    """The specs of a call, checked against its operands."""
+    if not isinstance(in_specs, tuple | list) or not 1 <= len(in_specs) <= len(OPERANDS):
+        got = (
+            f"{len(in_specs)} of them"
+            if isinstance(in_specs, tuple | list)
+            else f"a {type(in_specs).__name__}"
+        )
+        refuse("in_specs", got, f"a tuple of 1 to {len(OPERANDS)}", f"Give those of {', '.join(OPERANDS)}.")
+    query = _entries("in_specs of query", in_specs[0], 4, mesh)
+    batch, heads = query[0], query[2]
+    own = {"b": batch, "h": heads, "k": heads}
+    operands: dict[str, PartitionSpec] = {}
+    for name, spec in zip(OPERANDS, in_specs, strict=False):
+        x = arguments.get(name)
+        if spec is None or x is None:
+            continue
+        entries = _entries(f"in_specs of {name}", spec, x.ndim, mesh)
+        layout = LAYOUTS[name][len(LAYOUTS[name]) - x.ndim :]
+        for axis, (kind, axes) in enumerate(zip(layout, entries, strict=True)):
+            _check_axis(name, x, axis, kind, axes, own, mesh)
+        operands[name] = PartitionSpec(*(axes or None for axes in entries))
+    key, value = (_axes_at(operands.get(name), 2) for name in ("key", "value"))
+    if key != value:
+        refuse("in_specs of value", str(operands.get("value")), "heads split as those of key", "Split both.")
+    return _Specs(batch, heads, operands)
+
+
+def _check_axis(
+    name: str, x: Any, axis: int, kind: str, axes: Axes, own: Mapping[str, Axes], mesh: Any
+) -> None:
+    """Refuse an axis of an operand that is split in another way than query, or does not divide."""
+    if not axes:
+        return
+    place = f"in_specs of {name}"
+    if kind not in own:
+        refuse(place, f"axis {axis} over {', '.join(axes)}", f"axis {axis} whole", _RING)
+    if axes != own[kind]:
+        expected = f"{', '.join(own[kind]) or 'None'}, as for query, or None"
+        refuse(place, f"axis {axis} over {', '.join(axes)}", expected, "Split the operands alike.")
+    shards = Placement(mesh, frozenset(), (), ()).shards(axes)
+    if x.shape[axis] % shards:
+        advice = (
+            "Leave the spec None there: each device then takes the heads that it reads."
+            if kind == "k"
+            else ""
+        )
+        expected = f"a multiple of the {shards} devices of {', '.join(axes)}"
+        refuse(place, f"axis {axis} of length {x.shape[axis]}", expected, advice or "Use fewer devices.")
+
+
+def _entries(place: str, spec: Any, ndim: int, mesh: Any) -> tuple[Axes, ...]:
+    """The axes of the mesh for each axis of an array."""
+    if not isinstance(spec, PartitionSpec):
+        refuse(place, f"a {type(spec).__name__}", "a jax.sharding.PartitionSpec", "Give one, or None.")
+    if len(spec) > ndim:
+        refuse(place, str(spec), f"at most {ndim} entries, as the array has axes", "Remove the others.")
+    found = [() if x is None else (x,) if isinstance(x, str) else tuple(x) for x in spec]
+    unknown = [axis for axes in found for axis in axes if axis not in mesh.axis_names]
+    if unknown:
+        there = ", ".join(map(repr, mesh.axis_names))
+        refuse(place, f"the mesh axis {unknown[0]!r}", f"axes of the mesh, {there}", "Correct the name.")
+    return (*found, *((),) * (ndim - len(found)))
+
+
+def _spec(name: str, x: Any, specs: _Specs) -> Any:
+    """The spec of an argument: as given, or split like query where it has the batch or the heads."""
+    if isinstance(x, MaskInfo):
+        return x.shardings(batch=specs.batch or None, heads=specs.heads or None)
+    if name in OPERANDS:
+        return specs.operands.get(name, PartitionSpec())
+    layout = LAYOUTS.get(_LAYOUT_OF.get(name, name), "")
+    if x.ndim != len(layout):
+        return PartitionSpec()
+    own = {"b": specs.batch, "h": specs.heads}
+    return PartitionSpec(
+        *(own.get(kind) or None if size > 1 else None for kind, size in zip(layout, x.shape, strict=True))
+    )
+
+
+def _axes_at(spec: PartitionSpec | None, axis: int) -> Axes:
+    entry = None if spec is None or len(spec) <= axis else spec[axis]
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _has_arrays(x: Any) -> bool:
+    return any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(x))

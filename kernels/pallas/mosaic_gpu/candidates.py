@@ -1,0 +1,149 @@
+"""The schedules that the table chooses for Hopper kernels, and those that a tuner may try."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from attest.kernels.arguments import Call
+from attest.kernels.options import refuse
+from attest.kernels.pallas.mosaic_gpu.blocks import (
+    ROWS,
+    BackwardBlocks,
+    BackwardSizes,
+    Blocks,
+    Config,
+    choose,
+    choose_backward,
+    pad_dims,
+)
+from attest.kernels.pallas.mosaic_gpu.spec import work_of
+from attest.kernels.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
+
+_UNDERSTOOD = frozenset({"q_blocksize", "kv_blocksize", "num_warps", "num_stages"})
+# The registers of a consumer and of the producer, by the number of consumers.
+_REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}
+_WARPS = 4  # of a warpgroup
+# Keys and stages of the forward kernel; step and stages of a backward kernel.
+_FORWARD = ((128, 2), (64, 3), (128, 3), (64, 4), (64, 2), (192, 2), (128, 4))
+_BACKWARD = ((64, 2), (128, 2), (64, 3), (64, 1), (128, 1))
+
+
+def chosen(call: Call) -> Config:
+    """Return what the table has."""
+    dims, work = _dims(call), work_of(call)
+    few = _few(call)
+    forward = choose(*dims, work_of(call, few))
+    bias = None if call.bias is None else choose_backward("backward_bias", *dims, work)
+    query, key = (choose_backward(kernel, *dims, work) for kernel in ("backward_query", "backward_key"))
+    return Config(forward, BackwardSizes(query, key, bias))
+
+
+def candidates(call: Call) -> tuple[Config, ...]:
+    """Return blocks of 64 to 192 keys with two or three consumers: for each kernel alone."""
+    first = chosen(call)
+    forward, backward = _given(first)
+    return distinct(
+        first,
+        (replace(first, forward=blocks) for blocks in _forward(call, forward)),
+        *(
+            (replace(first, backward=replace(backward, **{name: blocks})) for blocks in _backward(sizes))
+            for name, sizes in (
+                ("backward_query", backward.backward_query),
+                ("backward_key", backward.backward_key),
+            )
+        ),
+    )
+
+
+def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
+    """Return the schedule that neutral sizes say, the rest as the table has it.
+
+    A consumer owns 64 queries, in backward_key and backward_bias 64 keys. Its warps are 4, as are those of
+    the producer, and num_warps counts both.
+    """
+    for argument, given in (("fwd_params", forward), ("bwd_params", backward)):
+        check_understood("mosaic_gpu", argument, given, _UNDERSTOOD)
+    blocks, by_kernel = _given(chosen(call))
+    changes: dict[str, Any] = _schedule("fwd_params", forward, "q_blocksize")
+    if "kv_blocksize" in forward:
+        changes["k"] = forward["kv_blocksize"]
+    sizes: dict[str, BackwardBlocks | None] = {}
+    for name, own, step in (
+        ("backward_query", "q_blocksize", "kv_blocksize"),
+        ("backward_key", "kv_blocksize", "q_blocksize"),
+        ("backward_bias", "kv_blocksize", "q_blocksize"),
+    ):
+        blocks_of = getattr(by_kernel, name)
+        more: dict[str, Any] = _schedule("bwd_params", backward, own)
+        if step in backward:
+            more["step"] = backward[step]
+        sizes[name] = None if blocks_of is None else replace(blocks_of, **more)
+    return Config(replace(blocks, **changes), BackwardSizes(**sizes))
+
+
+def capped(call: Call, q: int, k: int) -> Config:
+    """Return the table's choice with forward blocks of at most q rows and k keys, and no smaller than 64."""
+    first = chosen(call)
+    blocks, _ = _given(first)
+    consumers = min(blocks.consumers, max(1, q // ROWS))
+    keys = min(blocks.k, max(ROWS, k // ROWS * ROWS))
+    changed = replace(blocks, k=keys, consumers=consumers, registers=_REGISTERS[consumers])
+    return (
+        first if changed.k == blocks.k and consumers == blocks.consumers else replace(first, forward=changed)
+    )
+
+
+def _schedule(argument: str, given: Neutral, own: str) -> dict[str, Any]:
+    """The consumers, registers and stages that neutral sizes say; own: the size that consumers share."""
+    changes: dict[str, Any] = {}
+    if own in given:
+        consumers, rest = divmod(given[own], ROWS)
+        if rest or consumers not in _REGISTERS:
+            expected = f"a multiple of {ROWS} up to {ROWS * max(_REGISTERS)} with 'mosaic_gpu'"
+            refuse(f"{argument}.{own}", given[own], expected, "A consumer has 64 rows, and there are 1 to 3.")
+        changes |= {"consumers": consumers, "registers": _REGISTERS[consumers]}
+        warps = given.get("num_warps", _WARPS * (consumers + 1))
+        if warps != _WARPS * (consumers + 1):
+            expected = f"{_WARPS * (consumers + 1)}, 4 for each 64 of {own} and 4 that copy"
+            refuse(f"{argument}.num_warps", warps, expected, "Leave it None.")
+    elif "num_warps" in given:
+        refuse(f"{argument}.num_warps", given["num_warps"], f"{own} beside it", "Leave it None.")
+    if "num_stages" in given:
+        changes["stages"] = given["num_stages"]
+    return changes
+
+
+def _forward(call: Call, like: Blocks) -> Iterator[Blocks]:
+    for consumers in (like.consumers, *({2, 3} - {like.consumers} if like.consumers > 1 else ())):
+        for k, stages in _FORWARD:
+            if useful(k, key_span(call), ROWS):
+                yield replace(like, k=k, stages=stages, consumers=consumers, registers=_REGISTERS[consumers])
+
+
+def _backward(like: BackwardBlocks | None) -> Iterator[BackwardBlocks]:
+    if like is None:
+        return
+    for consumers in (like.consumers, *({2, 3} - {like.consumers})):
+        for step, stages in _BACKWARD:
+            yield replace(
+                like, step=step, stages=stages, consumers=consumers, registers=_REGISTERS[consumers]
+            )
+
+
+def _given(config: Config) -> tuple[Blocks, BackwardSizes]:
+    assert config.forward is not None
+    assert config.backward is not None
+    return config.forward, config.backward
+
+
+def _few(call: Call) -> bool:
+    """Whether the forward pass packs the heads of a group into one tile."""
+    group = call.query.shape[2] // call.key.shape[2]
+    return call.query.shape[1] * group <= ROWS and call.bias is None
+
+
+def _dims(call: Call) -> tuple[int, int]:
+    return pad_dims(call.query.shape[3], call.value.shape[3])
+
+
+TUNABLE = Tunable(chosen, candidates, translated, _UNDERSTOOD, capped)

@@ -1,0 +1,68 @@
+"""What chooses the block sizes of an implementation: its tables, what a tuner may try, and neutral sizes.
+
+A neutral size is one that every implementation understands, or refuses by name: `q_blocksize`,
+`kv_blocksize`, `num_warps` and `num_stages`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+from attest.kernels.arguments import Call
+from attest.kernels.options import refuse
+
+# Sizes by name, such as {"q_blocksize": 128}; those that are left to the implementation are absent.
+type Neutral = Mapping[str, int]
+
+# Beside the choice of the table, a tuner tries at most so many forward passes and so many backward passes.
+MOST_CANDIDATES = 12
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """How the calls of an implementation may be cut. Calls are checked; their arrays may be abstract.
+
+    chosen: the `Config` that the implementation takes for a call which gives none, with every size that it
+    chooses itself. candidates: configurations worth timing, the likeliest first and `chosen` the very first.
+    translated: a configuration from neutral sizes of both passes; what they leave out is as in `chosen`. It
+    raises ValueError naming a size that the implementation does not have. understood: the names that it has.
+    capped: `chosen` with forward blocks of at most so many rows and keys, as far as blocks can be that small.
+    """
+
+    chosen: Callable[[Call], Any]
+    candidates: Callable[[Call], tuple[Any, ...]]
+    translated: Callable[[Call, Neutral, Neutral], Any]
+    understood: frozenset[str]
+    capped: Callable[[Call, int, int], Any]
+
+
+def check_understood(platform: str, argument: str, sizes: Neutral, understood: frozenset[str]) -> None:
+    """Refuse a neutral size that an implementation does not have.
+
+    Raises: ValueError naming the field.
+    """
+    for name, size in sizes.items():
+        if name not in understood:
+            expected = f"{platform!r} to choose it, whose sizes are {', '.join(sorted(understood))}"
+            refuse(f"{argument}.{name}", size, expected, "Leave it None.")
+
+
+def distinct(first: Any, *others: Iterable[Any]) -> tuple[Any, ...]:
+    """Return `first`, then at most MOST_CANDIDATES of each of the others, each configuration once."""
+    found = (islice((x for x in each if x != first), MOST_CANDIDATES) for each in others)
+    return tuple(dict.fromkeys(chain((first,), *found)))
+
+
+def key_span(call: Call) -> int:
+    """Return how many keys one row may see: all, or those of its window."""
+    left, right = call.sliding_window
+    right = 0 if call.causal else right
+    if left is None or right is None:
+        return call.key.shape[1]
+    return min(call.key.shape[1], left + right + 1)
+
+
+def useful(size: int, length: int, smallest: int) -> bool:
+    """Whether blocks of a size are worth trying: they are not twice as long as what they cut."""
+    return size <= smallest or size < 2 * length

@@ -1,0 +1,97 @@
+"""What each implementation's tables choose, and the candidates that a tuner may try."""
+
+from typing import Any
+
+import jax
+import pytest
+
+from attest.kernels.implementations import IMPLEMENTATIONS
+from attest.kernels.operations.abstract_call import abstract_call
+from attest.kernels.triton import candidates as of_triton
+from attest.kernels.tunable import MOST_CANDIDATES
+
+BY_NAME = {x.name: x for x in IMPLEMENTATIONS}
+every_implementation = pytest.mark.parametrize("name", BY_NAME)
+
+
+@pytest.fixture(autouse=True)
+def triton_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(of_triton, "target_device", lambda: "sm_90")
+
+
+def tunable(name: str) -> Any:
+    return BY_NAME[name].tunable()
+
+
+def call(length: int = 1024, heads: int = 8, dim: int = 128, **options: Any) -> Any:
+    x = jax.ShapeDtypeStruct((2, length, heads, dim), "bfloat16")
+    return abstract_call({"query": x, "key": x, "value": x, **options}).call
+
+
+@every_implementation
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_the_tables_choice_is_the_first_of_a_few_candidates(name, dim):
+    found = tunable(name).candidates(call(dim=dim))
+    assert found[0] == tunable(name).chosen(call(dim=dim))
+    assert 4 <= len(found) == len(set(found)) <= 1 + 3 * MOST_CANDIDATES
+    assert all(type(x) is BY_NAME[name].config() for x in found)
+
+
+@every_implementation
+def test_every_part_is_chosen_where_the_call_needs_it(name):
+    chosen = tunable(name).chosen(call(bias=jax.ShapeDtypeStruct((1, 8, 1024, 1024), "float32")))
+    assert chosen.forward is not None
+    if name != "xla":
+        assert all(vars(chosen.backward).values())
+        without = list(vars(tunable(name).chosen(call()).backward).values())
+        assert [x is None for x in without] == [False, False, True]
+
+
+@every_implementation
+def test_blocks_are_not_much_longer_than_what_they_cut(name):
+    """Neither the sequence nor the window."""
+
+    def sizes(window: int) -> set[int]:
+        of_window = call(sliding_window=(window, 0), causal=True)
+        chosen, *others = tunable(name).candidates(of_window)
+        return {x.forward.k for x in others if x.forward != chosen.forward}
+
+    assert max(sizes(100)) < 2 * 101
+    assert sizes(100) <= sizes(1000)
+    assert max(sizes(1000)) >= 128
+
+
+@every_implementation
+def test_neutral_sizes_are_translated_or_refused(name):
+    found = tunable(name).translated(call(), {"q_blocksize": 128, "kv_blocksize": 64}, {})
+    chosen = tunable(name).chosen(call())
+    assert found.forward.k == 64
+    assert found.backward == chosen.backward
+    assert getattr(found.forward, "q", None) == 128 or found.forward.own == 128
+    back = tunable(name).translated(call(), {}, {"kv_blocksize": 128})
+    assert back.forward == chosen.forward
+    with pytest.raises(ValueError, match=f"bwd_params.blocksize_m: got 3; expected '{name}' to choose it"):
+        tunable(name).translated(call(), {}, {"blocksize_m": 3})
+
+
+def test_hopper_s_warps_follow_from_its_rows():
+    translated = tunable("mosaic_gpu").translated
+    assert (
+        translated(call(), {"q_blocksize": 192, "num_warps": 16, "num_stages": 3}, {}).forward.consumers == 3
+    )
+    for sizes, words in (
+        ({"q_blocksize": 100}, "fwd_params.q_blocksize: got 100; expected a multiple of 64 up to 192"),
+        ({"q_blocksize": 128, "num_warps": 4}, "fwd_params.num_warps: got 4; expected 12"),
+        ({"num_warps": 4}, "fwd_params.num_warps: got 4; expected q_blocksize beside it"),
+        ({"num_stages": 1}, "Blocks.stages: got 1; expected at least 2"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            translated(call(), sizes, {})
+
+
+@every_implementation
+def test_blocks_are_capped(name):
+    capped = tunable(name).capped(call(), 64, 100).forward
+    assert getattr(capped, "q", None) in (64, 128) or capped.own == 64
+    assert capped.k <= 128
+    assert tunable(name).capped(call(), 4096, 4096) == tunable(name).chosen(call())

@@ -1,0 +1,144 @@
+"""Operations over a mesh: specs of the operands, in a process of eight devices."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from attest.kernels import operations, xla
+from attest.kernels.operations import FlashAttention, FlashAttentionConfig, MaskInfo
+from attest.kernels.operations.easydel import FlashAttn, OperationMetadata
+from tests.kernels.alone import run_alone
+from tests.kernels.kernel_cases import normal, qkv
+
+DEVICES = 8
+here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
+
+
+@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
+def test_all_of_this_in_a_process_of_eight_devices() -> None:
+    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
+
+
+QKV = qkv(4, 16, 24, 8, 2, 8, 4)
+IDS = jnp.repeat(jnp.arange(4), 6)[None].repeat(4, 0)
+SEGMENTS = MaskInfo.from_segments(IDS[:, :16], IDS)
+SPEC = P("data", None, "model")
+# name: operands behind the value by name, the spec of key and value, specs of the others, and options.
+CALLS: dict[str, tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any]]] = {
+    "causal, dropout": ({}, P("data"), {}, {"causal": True, "dropout_prob": 0.4, "dropout_seed": 5}),
+    "bias of all, sinks": (
+        {"bias": normal(4, 8, 16, 24), "softmax_aux": normal(8, 2)},
+        P("data"),
+        {"bias": P("data", "model"), "softmax_aux": P("model")},
+        {},
+    ),
+    "whole bias and sinks": ({"bias": normal(4, 8, 16, 24), "softmax_aux": normal(8, 2)}, None, {}, {}),
+    "segments": ({}, P("data"), {}, {"mask_info": SEGMENTS, "sliding_window": (3, 3)}),
+    "offsets, a mask": (
+        {},
+        None,
+        {},
+        {"q_offset": jnp.array([0, 3, 5, 8]), "causal": True, "attention_mask": normal(4, 1, 16, 24) > -0.5},
+    ),
+    "lengths": (
+        {"cum_seqlens_q": jnp.array([0, 16, 20, 30, 41]), "cum_seqlens_k": jnp.array([0, 24, 30, 44, 60])},
+        P("data"),
+        {},
+        {"causal": True},
+    ),
+}
+
+
+def mesh(kind: AxisType = AxisType.Auto) -> Any:
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
+
+
+@here
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_over_a_mesh_is_that_of_one_device(name: str) -> None:
+    operands, of_keys, specs, options = CALLS[name]
+    order = ("bias", "cum_seqlens_q", "cum_seqlens_k", "softmax_aux")
+    where = {
+        "mesh": mesh(),
+        "in_specs": (SPEC, of_keys, of_keys, *(specs.get(operand) for operand in order)),
+        "out_specs": SPEC,
+    }
+    floats = {x: operands[x] for x in ("bias", "softmax_aux") if x in operands}
+    rest = {x: y for x, y in operands.items() if x not in floats}
+
+    def loss(arrays: tuple[Any, ...], floats: dict[str, Any], where: dict[str, Any]) -> Any:
+        out = operations.flash_attention(*arrays, **floats, **rest, **options, **where)
+        return (out**2).sum(), out
+
+    for got, want in zip(
+        jax.tree.leaves(
+            jax.jit(lambda *x: jax.grad(loss, argnums=(0, 1), has_aux=True)(*x, where))(QKV, floats)
+        ),
+        jax.tree.leaves(jax.grad(loss, argnums=(0, 1), has_aux=True)(QKV, floats, {})),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@here
+def test_nothing_is_gathered() -> None:
+    function, operands = FlashAttention().create_shard_map_wrapper(
+        *QKV,
+        mesh=mesh(),
+        in_specs=(SPEC, None, None),
+        out_specs=SPEC,
+        cfg=FlashAttentionConfig(),
+        causal=True,
+    )
+    text = jax.jit(function).lower(*operands).compile().as_text()
+    assert not re.search(r"all-gather|all-to-all|collective-permute", text)
+
+
+@here
+def test_an_explicit_mesh_and_a_config_work_too() -> None:
+    sizes = FlashAttentionConfig(config=xla.Config(xla.ChunkSizes(8, 8)))
+    options: Any = {"causal": True, "cfg": sizes}
+    want = operations.flash_attention(*QKV, **options)
+    explicit = mesh(AxisType.Explicit)
+    got = operations.flash_attention(
+        *QKV, **options, mesh=explicit, in_specs=(SPEC, None, None), out_specs=SPEC
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+@here
+def test_the_easydel_operator_splits_what_its_mesh_can() -> None:
+    of_mesh = jax.make_mesh((2, 2, 2), ("dp", "tp", "sp"), axis_types=(AxisType.Auto,) * 3)
+    want = FlashAttn()(*QKV, causal=True).attention_outputs
+    got = FlashAttn(OperationMetadata(mesh=of_mesh))(*QKV, causal=True).attention_outputs
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+    assert got.sharding.spec == P(("dp",), None, ("tp",), None)
+    odd = tuple(x[:3] for x in QKV)
+    got = FlashAttn(OperationMetadata(mesh=of_mesh))(*odd, causal=True).attention_outputs
+    np.testing.assert_allclose(got, want[:3], rtol=1e-6, atol=1e-6)
+
+
+@here
+@pytest.mark.parametrize(
+    ("in_specs", "out_specs", "message"),
+    [
+        ((P("data", "model"),), SPEC, "in_specs of query: got axis 1 over model; expected axis 1 whole. A"),
+        ((P("batch"),), SPEC, "in_specs of query: got the mesh axis 'batch'; expected axes of the mesh"),
+        ((SPEC, SPEC, SPEC), SPEC, "in_specs of key: got axis 2 of length 2; expected a multiple of the 4"),
+        ((SPEC, P("model")), SPEC, "in_specs of key: got axis 0 over model; expected data, as for query"),
+        ((SPEC,), P("data"), "out_specs: got"),
+        ((SPEC,) * 8, SPEC, "in_specs: got 8 of them; expected a tuple of 1 to 7"),
+        (SPEC, SPEC, "in_specs"),
+        (("data",), SPEC, "in_specs of query: got a str; expected a jax.sharding.PartitionSpec"),
+        ((P("data", None, None, None, None),), SPEC, "expected at most 4 entries"),
+    ],
+)  # fmt: skip
+def test_specs_that_do_not_fit_are_refused(in_specs: Any, out_specs: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        operations.flash_attention(*QKV, mesh=mesh(), in_specs=in_specs, out_specs=out_specs)
