@@ -162,7 +162,7 @@ def _summed_limit(truth: _Truth, drawn: Drawn) -> float:
 
 def _called(call: CandidateCall, drawn: Drawn, d_out: Array) -> dict[str, Array]:
     """The outputs of the candidate, in NumPy."""
-    outputs = call.run(drawn.arguments, d_out) if call.backward else call.run(drawn.arguments)
+    outputs = (call.run(drawn.arguments, d_out) if call.backward else call.run(drawn.arguments))()
     return {name: np.asarray(x) for name, x in jax.device_get(dict(outputs)).items()}
 
 

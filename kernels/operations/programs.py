@@ -41,19 +41,14 @@ def compiled(run: Callable[..., Any], arguments: Mapping[str, Any], backward: bo
     like = jax.ShapeDtypeStruct(out.shape, out.dtype)
     program = jax.jit(compute).lower(floats, others, like if backward else None).compile()
 
-    def call(arguments: Mapping[str, Any], cotangent: Any = None) -> dict[str, Any]:
+    def bind(arguments: Mapping[str, Any], cotangent: Any = None) -> Callable[[], dict[str, Any]]:
         given = {name: jax.tree.map(jnp.asarray, arguments[name]) for name in shapes}
+        operands = {name: given[name] for name in floats}, {name: given[name] for name in others}
         if backward:
-            cotangent = (
-                jnp.ones(out.shape, out.dtype) if cotangent is None else jnp.asarray(cotangent, out.dtype)
-            )
-        return program(
-            {name: given[name] for name in floats},
-            {name: given[name] for name in others},
-            cotangent if backward else None,
-        )
+            cotangent = jnp.asarray(np.ones(out.shape) if cotangent is None else cotangent, out.dtype)
+        return lambda: program(*operands, cotangent if backward else None)
 
-    return call
+    return bind
 
 
 def _shape(x: Any) -> Any:

@@ -1,6 +1,7 @@
 """The tuner: judges the candidates of a call, times those that are right, and keeps a record."""
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,9 @@ from attest.kernels.options import check_size, refuse
 
 # Seeds of judgements, other ones in each process and run.
 _SEEDS = count(time.time_ns() % 2**31)
+# The winner and the tables' choice are timed in turns, so often; it must be faster by this share.
+_TURNS = 7
+_NOISE = 0.02
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,8 @@ class Tuner:
 
         arguments: of the call, by name; floats may be jax.ShapeDtypeStruct, as they are drawn anew. backward:
         whether gradients are judged and timed, too. The fastest right candidate is judged once more after it
-        was timed, on other inputs, and the next one is taken if it fails.
+        was timed, on other inputs, and the next one is taken if it fails. The first candidate is kept unless
+        the fastest one is faster by more than noise.
 
         Raises: ValueError without a judge, where no candidate is right, and where a process is lost.
         """
@@ -169,6 +174,10 @@ class Tuner:
                 break
             why = judgement.reason or "it is wrong in another process"
             found[index] = replace(found[index], seconds=math.inf, verdict="wrong", why=why)
+        if chosen and found[0].verdict == "right":
+            # Noise must not win: the first candidate is what runs without tuning.
+            faster = run.is_faster(found[chosen].config, than=found[0].config)
+            chosen = chosen if _agreed_on(faster, inv, agreement or Agreement()) else 0
         if chosen is None:
             reasons = "; ".join(dict.fromkeys(x.why for x in found))
             got = f"none of {len(found)} that is right ({reasons})" if found else "none"
@@ -247,16 +256,27 @@ class _Run[Config]:
         except Exception as error:
             return Judgement(False, _sentence(error), failed=True)
 
+    def is_faster(self, config: Config, than: Config) -> bool:
+        """Return whether a candidate is faster than another one, timed in turns; what fails is not."""
+        programs = [self.program(x) for x in (config, than)]
+
+        def times() -> list[list[float]]:
+            arguments = draw(self._plain, next(_SEEDS))
+            calls = [_repeated(x(arguments)) for x in programs if not isinstance(x, Judgement)]
+            few = max(1, self._tuner.iters // _TURNS)
+            return [[median_seconds(call, 1, few, math.inf) for call in calls] for _ in range(_TURNS)]
+
+        try:
+            found = within(self._tuner.time_limit, times)
+        except Exception:  # also OutOfTimeError: the other one is kept
+            return False
+        return statistics.median(first / second for first, second in found) < 1 - _NOISE
+
     def _timed(self, config: Config, judgement: Judgement) -> Candidate[Config]:
         def seconds() -> float:
             program = self.program(config)
             assert not isinstance(program, Judgement)
-            arguments = draw(self._plain, next(_SEEDS))
-
-            def call(times: int) -> None:
-                outputs = [program(arguments) for _ in range(times)]
-                jax.block_until_ready(outputs[-1])
-
+            call = _repeated(program(draw(self._plain, next(_SEEDS))))
             return median_seconds(call, self._tuner.warmup, self._tuner.iters, self._best)
 
         try:
@@ -268,6 +288,17 @@ class _Run[Config]:
             return Candidate(config, math.inf, "failed", _sentence(error), judgement.statistics)
         self._best = min(self._best, found)
         return Candidate(config, found, "right", "", judgement.statistics)
+
+
+def _repeated(call: Callable[[], Any]) -> Callable[[int], None]:
+    """Return a function that makes so many calls and waits for the last."""
+
+    def calls(times: int) -> None:
+        for _ in range(times - 1):
+            call()
+        jax.block_until_ready(call())
+
+    return calls
 
 
 def _implementation(kernel: Kernel[Any, Any], config: Any, inv: Invocation[Any, Any]) -> str:

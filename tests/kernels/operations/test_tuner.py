@@ -61,6 +61,11 @@ def test_the_winner_is_judged_again_on_other_inputs():
     assert len(set(judge.seeds)) == len(judge.seeds) == 4
 
 
+def test_noise_does_not_win():
+    """Of equal candidates the first is chosen, which is what runs without tuning."""
+    assert tuned(ToyConfig(), ToyConfig("also right"), iters=30).chosen == 0
+
+
 def test_nothing_right_is_an_error_that_says_why():
     words = r"got none of 2 that is right .*it raised RuntimeError: no room.*; expected at least one"
     with pytest.raises(ValueError, match=words):
@@ -100,11 +105,11 @@ def test_the_record_is_json_and_progress_sees_every_candidate():
 
 def test_a_program_returns_gradients_where_the_call_trains():
     program = compiled(partial(Toy().run, cfg=ToyConfig()), {"x": X}, backward=True)
-    outputs = program({"x": X + 1})
+    outputs = program({"x": X + 1})()
     np.testing.assert_array_equal(outputs["out"], 6 * X)
     np.testing.assert_array_equal(outputs["dx"], 3 * X)
-    np.testing.assert_array_equal(program({"x": X}, 2 * X)["dx"], 6 * X)
-    assert set(compiled(partial(Toy().run, cfg=ToyConfig()), {"x": X}, backward=False)({"x": X})) == {"out"}
+    np.testing.assert_array_equal(program({"x": X}, 2 * X)()["dx"], 6 * X)
+    assert set(compiled(partial(Toy().run, cfg=ToyConfig()), {"x": X}, backward=False)({"x": X})()) == {"out"}
 
 
 def test_a_slow_candidate_is_given_up_early():
