@@ -1,4 +1,4 @@
-"""The command `attest tune`: find the fastest right configuration of a call, and keep it in the user's cache."""
+"""The command `attest tune`: find the fastest right configuration of a call, and keep it for later calls."""
 
 import json as json_format
 from pathlib import Path

@@ -13,9 +13,9 @@ from typing import Any
 GROUP = "attest.judges"
 
 
-# From the arguments of a call by name, and the cotangent of out where gradients are judged, to a function that
-# returns "out" and the gradients of all float arrays, such as "dquery". What is no array is as it was when the
-# program was compiled.
+# From the arguments of a call by name, and the cotangent of out where gradients are judged, to a function
+# that returns "out" and the gradients of all float arrays, such as "dquery". What is no array is as it was
+# when the program was compiled.
 type Program = Callable[..., Callable[[], Mapping[str, Any]]]
 
 
