@@ -102,7 +102,9 @@ def flash_attention(
     Numerics are those of the implementation that runs. The clauses S1 to S27 are in
     docs/reference/semantics.md.
 
-    Differentiable once in reverse mode, in query, key, value, bias and softmax_aux.
+    Differentiable once in reverse mode, in query, key, value, bias and softmax_aux. A policy of
+    `jax.checkpoint` that saves the names "flash_attention_out" and "flash_attention_lse" spares the forward
+    pass a second run.
 
     Raises:
         ValueError: an argument is malformed; the message names it (S20).

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
@@ -13,6 +14,10 @@ from attest.kernels.implementation import Backward, Forward, Passes, Settings
 from attest.kernels.partitioned import backward, forward, spreads
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import ahead, describe_rows, hides_pairs
+
+# What policies of `jax.checkpoint` call the results of the forward pass, by which the backward pass needs it
+# no more.
+OUT_NAME, LSE_NAME = "flash_attention_out", "flash_attention_lse"
 
 
 # One jitted entry: an eager call compiles once per signature instead of retracing on every call.
@@ -35,8 +40,16 @@ def _differentiable(passes: Passes, settings: Settings, call: Call) -> tuple[jax
 def _with_residuals(
     passes: Passes, settings: Settings, call: Call
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, Forward]]:
-    result = _forward(passes, settings, call)
+    result = _named(_forward(passes, settings, call))
     return (result.out, result.lse), (call, result)
+
+
+def _named(result: Forward) -> Forward:
+    """The results under the names of policies: lse is saved with all else that the backward pass reads."""
+    out, *others = result
+    return Forward(
+        checkpoint_name(out, OUT_NAME), *jax.tree.map(partial(checkpoint_name, name=LSE_NAME), others)
+    )
 
 
 def _cotangents(
