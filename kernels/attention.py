@@ -109,7 +109,8 @@ def flash_attention(
     Raises:
         ValueError: an argument is malformed; the message names it (S20).
         NotImplementedError: the platform that is named does not support the call; the message says why and
-            names those that do. Also where no platform is named and none supports this version of JAX.
+            names those that do. Also where no platform is named and none supports this version of JAX, and
+            for a second derivative or one in forward mode.
     """
     return flash_attention_with_lse(**locals())[0]
 

@@ -39,6 +39,8 @@ LAYOUTS: dict[str, str] = {
     "kv": "b.",
     "origin": ".",
 }
+# The arrays of a call that have gradients.
+FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 # The names of positions as users give them.
 _GIVEN = {"q": "q_positions", "kv": "kv_positions"}
 _AXES = {"b": "the batch", "h": "the heads", "k": "the heads"}

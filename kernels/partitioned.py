@@ -20,7 +20,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 from attest.kernels.arguments import Call
-from attest.kernels.dispatch import LAYOUTS, Axes, Placement, mapped, own_part
+from attest.kernels.dispatch import FLOATS, LAYOUTS, Axes, Placement, mapped, own_part
 from attest.kernels.implementation import Forward
 
 type Arrays = dict[str, jax.Array]
@@ -30,7 +30,6 @@ type Compute = Callable[[Placement | None, Arrays], Arrays]
 # The results of the forward pass, and their cotangents, as LAYOUTS has them.
 _RESULTS = {"out": "b.h.", "lse": "bh.", "row_max": "bh."}
 _COTANGENTS = {"d_out": "b.h.", "d_lse": "bh."}
-_FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 
 
 def spreads() -> bool:
@@ -61,7 +60,7 @@ def backward(run: Callable[[Call, Arrays], Arrays], call: Call, given: Arrays) -
     given: out, lse and row_max of the forward pass, and d_out and d_lse. run: from a call and what is given
     to the cotangents of its float arrays.
     """
-    floats = tuple(name for name in _FLOATS if getattr(call, name) is not None)
+    floats = tuple(name for name in FLOATS if getattr(call, name) is not None)
 
     def compute(placement: Placement | None, arrays: Arrays) -> Arrays:
         sharded, here = _with_arrays(call, arrays), {name: arrays[name] for name in given}
@@ -127,10 +126,7 @@ def _operation(compute: Compute, call: Call, operands: Arrays, results: dict[str
         found = jax.vmap(alone, in_axes=tuple(0 if own else None for own in in_batch))(*arrays)
         return found, tuple(True for _ in found)
 
-    # Of a second derivative, which XLA partitions as it likes.
-    differentiable = jax.custom_jvp(batched)
-    differentiable.defjvp(lambda primals, tangents: jax.jvp(alone, primals, tangents))
-    return dict(zip(results, differentiable(*operands.values()), strict=True))
+    return dict(zip(results, batched(*operands.values()), strict=True))
 
 
 def _arrays_of(call: Call) -> Arrays:
