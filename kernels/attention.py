@@ -14,6 +14,7 @@ from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.options import check_dtype, check_flag
 from attest.kernels.shared import attend
+from attest.kernels.symbolic import check_symbolic
 
 
 def flash_attention(
@@ -155,6 +156,7 @@ def flash_attention_with_lse(
     del arguments["platform"], arguments["mask_info"]
     arguments, leading = merged(arguments)
     arguments = with_mask_info(arguments, mask_info)
+    check_symbolic(arguments)
     choice = chosen(arguments, traits_of(arguments), platform)
     passes = choice.implementation.load()
     own = {name: arguments.pop(name) for name in _SETTINGS}

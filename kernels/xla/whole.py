@@ -21,6 +21,7 @@ from jax import lax
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
 from attest.kernels.implementation import Backward, Forward, Settings
+from attest.kernels.symbolic import is_symbolic
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import Rows, describe_rows, visible_tile
 from attest.kernels.xla.tiles import (
@@ -38,7 +39,11 @@ def takes(call: Call) -> bool:
     """Return whether a call is small enough, by the logits of a head and those of the whole call."""
     batch, q_length, heads, _ = call.query.shape
     pairs = q_length * call.key.shape[1]
-    return 0 < pairs <= _LIMITS["pairs"] and batch * heads * pairs <= _LIMITS["all_pairs"]
+    return (
+        not is_symbolic(call)
+        and 0 < pairs <= _LIMITS["pairs"]
+        and batch * heads * pairs <= _LIMITS["all_pairs"]
+    )
 
 
 def forward(settings: Settings, call: Call) -> Forward:
