@@ -90,7 +90,10 @@ def on_mesh(run: Callable[[Call], Results], call: Call) -> Results:
         mesh=placement.mesh,
         in_specs=(specs,),
         out_specs=(PartitionSpec(batch, None, heads, None), PartitionSpec(batch, heads, None)),
-        axis_names=set(placement.explicit),
+        # All of them, by default, are those over which jax.vmap has not sharded the axis that it maps.
+        axis_names=set()
+        if placement.explicit == frozenset(placement.mesh.axis_names)
+        else placement.explicit,
     )(call)
 
 

@@ -17,6 +17,8 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from attest.kernels.arguments import Call
@@ -119,7 +121,11 @@ def _operation(compute: Compute, call: Call, operands: Arrays, results: dict[str
             [(layouts[name], shape) for name, shape in results.items()],
         ),
     )
-    batched = custom_vmap(operation)
+
+    @custom_vmap
+    def batched(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        query, *others = arrays
+        return operation(_partitioned.bind(query), *others)
 
     @batched.def_vmap
     def _(_size: int, in_batch: Any, *arrays: jax.Array) -> Any:
@@ -127,6 +133,26 @@ def _operation(compute: Compute, call: Call, operands: Arrays, results: dict[str
         return found, tuple(True for _ in found)
 
     return dict(zip(results, batched(*operands.values()), strict=True))
+
+
+def _lower(context: Any, query: Any) -> list[Any]:
+    """Refuse what JAX cannot export, whose words are of callbacks of the host."""
+    module = context.module_context
+    devices = getattr(module.axis_context, "num_devices", 1)
+    if devices > 1 and module.lowering_parameters.for_export:
+        raise NotImplementedError(
+            f"flash_attention: got exported in a program for {devices} devices that XLA partitions; expected "
+            "arrays on an explicit mesh, or a call inside jax.shard_map. Make the mesh with "
+            "axis_types=(AxisType.Explicit, ...)."
+        )
+    return [query]
+
+
+# The query of an operation that XLA partitions; it leaves nothing in the program.
+_partitioned = Primitive("flash_attention_partitioned")
+_partitioned.def_impl(lambda query: query)
+_partitioned.def_abstract_eval(lambda query: query)
+mlir.register_lowering(_partitioned, _lower)
 
 
 def _arrays_of(call: Call) -> Arrays:

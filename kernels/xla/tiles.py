@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
 from jax.export import is_symbolic_dim
 
 from attest.kernels.arguments import Call
@@ -316,6 +317,21 @@ def key_chunk(grid: Grid, step: jax.Array, j: jax.Array) -> jax.Array:
 def select(x: jax.Array, index: jax.Array) -> jax.Array:
     """x[index] along the first axis, as a slice and not a gather."""
     return lax.dynamic_index_in_dim(x, index, axis=0, keepdims=False)
+
+
+@custom_vmap
+def any_nonfinite(x: jax.Array) -> jax.Array:
+    """Return whether something in x is not finite; under `jax.vmap`, anywhere along the mapped axis.
+
+    It decides whether a loop runs: of a number of steps for each entry `jax.vmap` would make one more loop,
+    and JAX fails where the mapped axis is sharded over an explicit mesh.
+    """
+    return ~jnp.isfinite(x).all()
+
+
+@any_nonfinite.def_vmap
+def _(_size: int, _in_batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
+    return any_nonfinite(x), False
 
 
 def _chunks(length: int, size: int) -> int:

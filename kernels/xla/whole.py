@@ -26,6 +26,7 @@ from attest.kernels.varying import vary_together
 from attest.kernels.visibility import Rows, describe_rows, visible_tile
 from attest.kernels.xla.tiles import (
     Weighed,
+    any_nonfinite,
     grouped_sinks,
     restricted_logits,
     scaled_products,
@@ -229,7 +230,7 @@ def _weigh(dot: Any, P: jax.Array, value: jax.Array, hides: bool) -> jax.Array:
         weighs = lax.dynamic_slice_in_dim(P, k, 1, axis=3) > 0
         return nonfinite | (weighs & ~lax.dynamic_slice_in_dim(finite, k, 1, axis=2))
 
-    keys = jnp.where(finite.all(), jnp.int32(0), jnp.int32(P.shape[3]))
+    keys = jnp.where(any_nonfinite(value), jnp.int32(P.shape[3]), jnp.int32(0))
     start = vary_together((jnp.zeros(out.shape, bool), out))[0]
     nonfinite = lax.fori_loop(jnp.int32(0), keys, propagate_nonfinite, start)
     return jnp.where(nonfinite, jnp.float32(jnp.nan), out)
