@@ -14,6 +14,7 @@ from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.options import check_dtype, check_flag
 from attest.kernels.shared import attend
+from attest.kernels.symbolic import check_symbolic
 
 
 def flash_attention(
@@ -111,12 +112,15 @@ def flash_attention(
     Numerics are those of the implementation that runs. The clauses S1 to S28 are in
     docs/reference/semantics.md.
 
-    Differentiable once in reverse mode, in query, key, value, bias and softmax_aux.
+    Differentiable once in reverse mode, in query, key, value, bias and softmax_aux. A policy of
+    `jax.checkpoint` that saves the names "flash_attention_out" and "flash_attention_lse" spares the forward
+    pass a second run.
 
     Raises:
         ValueError: an argument is malformed; the message names it (S20).
         NotImplementedError: the platform that is named does not support the call; the message says why and
-            names those that do. Also where no platform is named and none supports this version of JAX.
+            names those that do. Also where no platform is named and none supports this version of JAX, and
+            for a second derivative or one in forward mode.
     """
     return flash_attention_with_lse(**locals())[0]
 
@@ -164,6 +168,7 @@ def flash_attention_with_lse(
     del arguments["platform"], arguments["mask_info"]
     arguments, leading = merged(arguments)
     arguments = with_mask_info(arguments, mask_info)
+    check_symbolic(arguments)
     choice = chosen(arguments, traits_of(arguments), platform)
     passes = choice.implementation.load()
     own = {name: arguments.pop(name) for name in _SETTINGS}

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from attest.kernels.arguments import Call
 from attest.kernels.exponents import lowered
 from attest.kernels.positions import Positions
+from attest.kernels.symbolic import is_symbolic
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def row_terms(
             sinks = call.softmax_aux.astype(jnp.float32).max(axis=-1)
             m = jnp.maximum(row_max, sinks[None, :, None])
         # A sum of so many exponentials of what is at most 0, and one of 0; lse and m are rounded apart.
-        most = math.log(call.key.shape[1] + (0 if call.softmax_aux is None else call.softmax_aux.shape[1]))
+        terms = call.key.shape[1] + (0 if call.softmax_aux is None else call.softmax_aux.shape[1])
+        most = jnp.log(jnp.float32(terms)) if is_symbolic(call) else math.log(terms)
         weight = jnp.where(sound, jnp.exp(jnp.clip(lse - jnp.where(sound, m, zero), 0.0, most)), zero)
     return RowTerms(query, d_out, jnp.where(sees, lowered(lse), jnp.inf), delta, weight)
 

@@ -41,6 +41,8 @@ LAYOUTS: dict[str, str] = {
     "kv_start": "b.",
     "kv_end": "b.",
 }
+# The arrays of a call that have gradients.
+FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 # The names of positions as users give them.
 _GIVEN = {"q": "q_positions", "kv": "kv_positions"}
 _AXES = {"b": "the batch", "h": "the heads", "k": "the heads"}
@@ -90,7 +92,10 @@ def on_mesh(run: Callable[[Call], Results], call: Call) -> Results:
         mesh=placement.mesh,
         in_specs=(specs,),
         out_specs=(PartitionSpec(batch, None, heads, None), PartitionSpec(batch, heads, None)),
-        axis_names=set(placement.explicit),
+        # All of them, by default, are those over which jax.vmap has not sharded the axis that it maps.
+        axis_names=set()
+        if placement.explicit == frozenset(placement.mesh.axis_names)
+        else placement.explicit,
     )(call)
 
 

@@ -78,6 +78,7 @@ XLA = _loaded(
     "attest.kernels.xla",
     Capabilities(
         kv_positions=True,
+        symbolic=True,
         # XLA in jax 0.11.0 miscompiles gradients on CPUs.
         jax_versions=Versions((0, 6), (0, 13), without=((0, 11, 0),)),
     ),

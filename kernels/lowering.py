@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import batching, mlir
 
 from attest.kernels.arguments import Call
 from attest.kernels.choose import Choice, Device, implementation_for
@@ -64,6 +64,5 @@ def _same(x: jax.Array, *, choice: Choice) -> jax.Array:
 
 _chosen.def_impl(_same)
 _chosen.def_abstract_eval(_same)
-ad.deflinear2(_chosen, lambda cotangent, _, **params: [cotangent])
 batching.defvectorized(_chosen)
 mlir.register_lowering(_chosen, _lower)

@@ -17,10 +17,12 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from attest.kernels.arguments import Call
-from attest.kernels.dispatch import LAYOUTS, Axes, Placement, mapped, own_part
+from attest.kernels.dispatch import FLOATS, LAYOUTS, Axes, Placement, mapped, own_part
 from attest.kernels.implementation import Forward
 
 type Arrays = dict[str, jax.Array]
@@ -30,7 +32,6 @@ type Compute = Callable[[Placement | None, Arrays], Arrays]
 # The results of the forward pass, and their cotangents, as LAYOUTS has them.
 _RESULTS = {"out": "b.h.", "lse": "bh.", "row_max": "bh."}
 _COTANGENTS = {"d_out": "b.h.", "d_lse": "bh."}
-_FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 
 
 def spreads() -> bool:
@@ -61,7 +62,7 @@ def backward(run: Callable[[Call, Arrays], Arrays], call: Call, given: Arrays) -
     given: out, lse and row_max of the forward pass, and d_out and d_lse. run: from a call and what is given
     to the cotangents of its float arrays.
     """
-    floats = tuple(name for name in _FLOATS if getattr(call, name) is not None)
+    floats = tuple(name for name in FLOATS if getattr(call, name) is not None)
 
     def compute(placement: Placement | None, arrays: Arrays) -> Arrays:
         sharded, here = _with_arrays(call, arrays), {name: arrays[name] for name in given}
@@ -120,17 +121,38 @@ def _operation(compute: Compute, call: Call, operands: Arrays, results: dict[str
             [(layouts[name], shape) for name, shape in results.items()],
         ),
     )
-    batched = custom_vmap(operation)
+
+    @custom_vmap
+    def batched(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        query, *others = arrays
+        return operation(_partitioned.bind(query), *others)
 
     @batched.def_vmap
     def _(_size: int, in_batch: Any, *arrays: jax.Array) -> Any:
         found = jax.vmap(alone, in_axes=tuple(0 if own else None for own in in_batch))(*arrays)
         return found, tuple(True for _ in found)
 
-    # Of a second derivative, which XLA partitions as it likes.
-    differentiable = jax.custom_jvp(batched)
-    differentiable.defjvp(lambda primals, tangents: jax.jvp(alone, primals, tangents))
-    return dict(zip(results, differentiable(*operands.values()), strict=True))
+    return dict(zip(results, batched(*operands.values()), strict=True))
+
+
+def _lower(context: Any, query: Any) -> list[Any]:
+    """Refuse what JAX cannot export, whose words are of callbacks of the host."""
+    module = context.module_context
+    devices = getattr(module.axis_context, "num_devices", 1)
+    if devices > 1 and module.lowering_parameters.for_export:
+        raise NotImplementedError(
+            f"flash_attention: got exported in a program for {devices} devices that XLA partitions; expected "
+            "arrays on an explicit mesh, or a call inside jax.shard_map. Make the mesh with "
+            "axis_types=(AxisType.Explicit, ...)."
+        )
+    return [query]
+
+
+# The query of an operation that XLA partitions; it leaves nothing in the program.
+_partitioned = Primitive("flash_attention_partitioned")
+_partitioned.def_impl(lambda query: query)
+_partitioned.def_abstract_eval(lambda query: query)
+mlir.register_lowering(_partitioned, _lower)
 
 
 def _arrays_of(call: Call) -> Arrays:

@@ -5,14 +5,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
 from attest.kernels.dispatch import on_mesh
 from attest.kernels.implementation import Backward, Forward, Passes, Settings
+from attest.kernels.once import not_again, reverse_mode_only
 from attest.kernels.partitioned import backward, forward, spreads
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import ahead, describe_rows, hides_pairs
+
+# What policies of `jax.checkpoint` call the results of the forward pass, by which the backward pass needs it
+# no more.
+OUT_NAME, LSE_NAME = "flash_attention_out", "flash_attention_lse"
 
 
 # One jitted entry: an eager call compiles once per signature instead of retracing on every call.
@@ -23,7 +29,7 @@ def attend(passes: Passes, settings: Settings, call: Call) -> tuple[jax.Array, j
     def run(call: Call) -> tuple[jax.Array, jax.Array]:
         return _differentiable(passes, settings, vary_together(call))
 
-    return on_mesh(run, call)
+    return on_mesh(run, reverse_mode_only(call))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -35,8 +41,17 @@ def _differentiable(passes: Passes, settings: Settings, call: Call) -> tuple[jax
 def _with_residuals(
     passes: Passes, settings: Settings, call: Call
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, Forward]]:
-    result = _forward(passes, settings, call)
+    call = not_again(call)
+    result = _named(_forward(passes, settings, call))
     return (result.out, result.lse), (call, result)
+
+
+def _named(result: Forward) -> Forward:
+    """The results under the names of policies: lse is saved with all else that the backward pass reads."""
+    out, *others = result
+    return Forward(
+        checkpoint_name(out, OUT_NAME), *jax.tree.map(partial(checkpoint_name, name=LSE_NAME), others)
+    )
 
 
 def _cotangents(
@@ -45,8 +60,7 @@ def _cotangents(
     residuals: tuple[Call, Forward],
     cotangents: tuple[jax.Array, jax.Array],
 ) -> tuple[Call]:
-    call, (out, lse, row_max, kept) = residuals
-    d_out, d_lse = cotangents
+    (call, (out, lse, row_max, kept)), (d_out, d_lse) = not_again((residuals, cotangents))
     d_out = d_out.astype(call.query.dtype)  # float32 where out is unrounded
     given = {"out": out, "lse": lse, "row_max": row_max, "d_out": d_out, "d_lse": d_lse}
     if passes.partitioned and spreads():

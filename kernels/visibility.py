@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attest.kernels.arguments import Call
+from attest.kernels.symbolic import is_symbolic
 
 _INT32 = np.iinfo(np.int32)
 
@@ -84,7 +85,7 @@ def describe_rows(call: Call) -> Rows:
 def _position_limits(call: Call, sequences: _Sequences) -> tuple[jax.Array | None, jax.Array | None]:
     """The lowest and highest position that each row sees by order, windows and chunks (S6, S7, S23, S24)."""
     left, right = call.sliding_window
-    if call.positions.given:
+    if call.positions.given or is_symbolic(call):
         # Two positions are less than 2**32 apart.
         left, right = (None if side is None or side >= 2**32 else side for side in (left, right))
     else:
@@ -147,7 +148,7 @@ def ahead(call: Call) -> AbstractContextManager[None]:
     Not inside `jax.shard_map`, where JAX computes nothing while it traces.
     """
     arrays = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
-    fixed = all(x is None for x in arrays) and not call.positions.given
+    fixed = all(x is None for x in arrays) and not call.positions.given and not is_symbolic(call)
     if not fixed or jax.sharding.get_abstract_mesh().manual_axes:
         return nullcontext()
     return jax.ensure_compile_time_eval()

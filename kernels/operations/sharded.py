@@ -39,6 +39,9 @@ def sharded_call(
 
     Raises: ValueError for specs that do not fit the mesh, the arrays or each other, or split a sequence.
     """
+    # The batch and the heads are the first of four axes.
+    pairs = {name: x for name, x in arguments.items() if name in ("attention_mask", "bias") and x is not None}
+    arguments = {**arguments, **{name: x.reshape((1,) * (4 - x.ndim) + x.shape) for name, x in pairs.items()}}
     specs = _read(arguments, mesh, in_specs)
     out_spec = PartitionSpec(specs.batch or None, None, specs.heads or None, None)
     if _entries("out_specs", out_specs, 4, mesh) != _entries("out_specs", out_spec, 4, mesh):

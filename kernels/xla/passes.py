@@ -26,6 +26,7 @@ from attest.kernels.xla.blocks import ChunkSizes
 from attest.kernels.xla.tiles import (
     Grid,
     RowChunks,
+    any_nonfinite,
     cut,
     cut_rows,
     grouped_sinks,
@@ -45,7 +46,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
     grid = cut(call, chunks.q, chunks.k)
     pairs = pairwise_inputs(call, grid)
     keys, values = grid.split_keys(call.key), grid.split_keys(call.value)
-    non_finite = (~jnp.isfinite(values).all()).astype(jnp.int32)
+    non_finite = any_nonfinite(values).astype(jnp.int32)
     sinks = grouped_sinks(call)
     dot = partial(jnp.einsum, precision=settings.precision)
     lanes = (grid.k_heads, grid.group, grid.q)

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.export import is_symbolic_dim
 
 from attest.kernels.arguments import Call
 from attest.kernels.philox import dropout_words, keep_mask
@@ -33,12 +35,12 @@ class Grid:
     @property
     def q_count(self) -> int:
         """Chunks of query rows; at least one, so that empty arrays need no path of their own."""
-        return max(1, -(-self.q_length // self.q))
+        return _chunks(self.q_length, self.q)
 
     @property
     def k_count(self) -> int:
         """Chunks of keys; at least one."""
-        return max(1, -(-self.k_length // self.k))
+        return _chunks(self.k_length, self.k)
 
     def split_rows(self, x: jax.Array) -> jax.Array:
         """[B, Sq, Hq, C] to [steps, k_heads, group, q, C] float32."""
@@ -90,13 +92,16 @@ class Grid:
     def tile_start(self, x: jax.Array, step: jax.Array, j: jax.Array) -> tuple[jax.Array, ...]:
         """Where the tile of key chunk j begins in what `split_heads` made; broadcast axes begin at 0."""
         zero = jnp.zeros_like(step)
-        batch = step // self.q_count if x.shape[0] > 1 else zero
-        row = (step % self.q_count) * self.q if x.shape[3] > 1 else zero
-        return batch, zero, zero, row, j * self.k if x.shape[4] > 1 else zero
+        batch = step // self.q_count if x.shape[0] != 1 else zero
+        row = (step % self.q_count) * self.q if x.shape[3] != 1 else zero
+        return batch, zero, zero, row, j * self.k if x.shape[4] != 1 else zero
 
     def tile(self, x: jax.Array, step: jax.Array, j: jax.Array) -> jax.Array:
         """[k_heads or 1, group or 1, q or 1, k or 1]: the tile itself."""
-        sizes = (1, *x.shape[1:3], min(self.q, x.shape[3]), min(self.k, x.shape[4]))
+        q, k = (
+            1 if length == 1 else size for length, size in zip(x.shape[3:], (self.q, self.k), strict=True)
+        )
+        sizes = (1, *x.shape[1:3], q, k)
         return lax.dynamic_slice(x, self.tile_start(x, step, j), sizes)[0]
 
 
@@ -151,8 +156,8 @@ def cut(call: Call, q: int, k: int) -> Grid:
         k_length=k_length,
         k_heads=k_heads,
         group=q_heads // k_heads,
-        q=max(1, min(q, q_length)),
-        k=max(1, min(k, k_length)),
+        q=q if is_symbolic_dim(q_length) else max(1, min(q, q_length)),
+        k=k if is_symbolic_dim(k_length) else max(1, min(k, k_length)),
     )
 
 
@@ -161,7 +166,7 @@ def cut_rows(call: Call, grid: Grid) -> RowChunks:
     rows = describe_rows(call)
     first, last = rows.first, rows.last
     q_padded, k_padded = grid.q_count * grid.q, grid.k_count * grid.k
-    if last is None and (q_padded > grid.q_length or k_padded > grid.k_length):
+    if last is None and (q_padded != grid.q_length or k_padded != grid.k_length):
         last = jnp.full((1, grid.q_length), grid.k_length - 1, jnp.int32)
 
     def split(x: jax.Array | None, fill: Any) -> jax.Array | None:
@@ -316,6 +321,27 @@ def key_chunk(grid: Grid, step: jax.Array, j: jax.Array) -> jax.Array:
 def select(x: jax.Array, index: jax.Array) -> jax.Array:
     """x[index] along the first axis, as a slice and not a gather."""
     return lax.dynamic_index_in_dim(x, index, axis=0, keepdims=False)
+
+
+@custom_vmap
+def any_nonfinite(x: jax.Array) -> jax.Array:
+    """Return whether something in x is not finite; under `jax.vmap`, anywhere along the mapped axis.
+
+    It decides whether a loop runs: of a number of steps for each entry `jax.vmap` would make one more loop,
+    and JAX fails where the mapped axis is sharded over an explicit mesh.
+    """
+    return ~jnp.isfinite(x).all()
+
+
+@any_nonfinite.def_vmap
+def _(_size: int, _in_batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
+    return any_nonfinite(x), False
+
+
+def _chunks(length: int, size: int) -> int:
+    """How many chunks hold a length; a symbolic one is at least 1."""
+    count = -(-length // size)
+    return count if is_symbolic_dim(length) else max(1, count)
 
 
 def _pad(x: jax.Array, axis: int, length: int, fill: Any) -> jax.Array:

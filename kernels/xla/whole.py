@@ -21,10 +21,12 @@ from jax import lax
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
 from attest.kernels.implementation import Backward, Forward, Settings
+from attest.kernels.symbolic import is_symbolic
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import Rows, describe_rows, visible_tile
 from attest.kernels.xla.tiles import (
     Weighed,
+    any_nonfinite,
     grouped_sinks,
     restricted_logits,
     scaled_products,
@@ -38,7 +40,11 @@ def takes(call: Call) -> bool:
     """Return whether a call is small enough, by the logits of a head and those of the whole call."""
     batch, q_length, heads, _ = call.query.shape
     pairs = q_length * call.key.shape[1]
-    return 0 < pairs <= _LIMITS["pairs"] and batch * heads * pairs <= _LIMITS["all_pairs"]
+    return (
+        not is_symbolic(call)
+        and 0 < pairs <= _LIMITS["pairs"]
+        and batch * heads * pairs <= _LIMITS["all_pairs"]
+    )
 
 
 def forward(settings: Settings, call: Call) -> Forward:
@@ -225,7 +231,7 @@ def _weigh(dot: Any, P: jax.Array, value: jax.Array, hides: bool) -> jax.Array:
         weighs = lax.dynamic_slice_in_dim(P, k, 1, axis=3) > 0
         return nonfinite | (weighs & ~lax.dynamic_slice_in_dim(finite, k, 1, axis=2))
 
-    keys = jnp.where(finite.all(), jnp.int32(0), jnp.int32(P.shape[3]))
+    keys = jnp.where(any_nonfinite(value), jnp.int32(P.shape[3]), jnp.int32(0))
     start = vary_together((jnp.zeros(out.shape, bool), out))[0]
     nonfinite = lax.fori_loop(jnp.int32(0), keys, propagate_nonfinite, start)
     return jnp.where(nonfinite, jnp.float32(jnp.nan), out)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from kernel_cases import normal
@@ -231,6 +232,79 @@ def test_every_transform_gives_the_same_answer(way: Any, kind: AxisType) -> None
         sharding = NamedSharding(mesh, P("data", None, "model"))
         sharded = tuple(jax.device_put(x, sharding) for x in given)
         assert_same(gradients(way(call), sharded), wanted)
+
+
+def vmapped(call: Any, shared: bool) -> Any:
+    """The gradients of the queries and of keys that all of them may share, which are values, too."""
+    mapped = jax.vmap(lambda query, key: call(query, key, key), in_axes=(0, None if shared else 0))
+
+    def run(query: jax.Array, key: jax.Array) -> Any:
+        out, pull = jax.vjp(mapped, query, key)
+        return out, pull(jnp.sin(out))
+
+    return jax.jit(run)
+
+
+@here
+@kinds
+@pytest.mark.parametrize("shared", [False, True], ids=["keys of their own", "shared keys"])
+@pytest.mark.parametrize("blocks", [None, xla.ChunkSizes(8, 8)], ids=["in one piece", "in blocks"])
+def test_the_axis_of_a_vmap_may_be_sharded(blocks: Any, shared: bool, kind: AxisType) -> None:
+    mesh = mesh_of(4, 2, kind)
+    query, key = normal(4, 2, Q, 4, DIM), normal(4, 2, K, 4, DIM, seed=2)
+    key = key[0] if shared else key
+    call = partial(xla.flash_attention, causal=True, fwd_params=blocks, bwd_params=blocks)
+    wanted = vmapped(call, shared)(query, key)
+    with jax.set_mesh(mesh):
+        query = jax.device_put(query, NamedSharding(mesh, P("data", None, None, "model")))
+        spec = P(None, None, "model") if shared else P("data", None, None, "model")
+        key = jax.device_put(key, NamedSharding(mesh, spec))
+        run = vmapped(call, shared).lower(query, key).compile()
+        assert_same(run(query, key), wanted)
+    # Whether every value is finite, and the gradient of what is shared.
+    assert set(collectives(run.as_text())) <= {"all-reduce"}
+
+
+@here
+def test_values_that_are_not_finite_stay_in_their_entry_of_a_vmap() -> None:
+    query, key = normal(4, 1, Q, 2, DIM), normal(4, 1, K, 2, DIM, seed=2)
+    value = key.at[2, 0, 3].set(jnp.nan)
+    call = jax.jit(jax.vmap(partial(xla.flash_attention, causal=True)))
+    wanted = jnp.stack([xla.flash_attention(query[i], key[i], value[i], causal=True) for i in range(4)])
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        found = call(*(jax.device_put(x, NamedSharding(mesh, P("data"))) for x in (query, key, value)))
+    assert_same(found, wanted)
+    assert np.isnan(wanted[2]).any()
+
+
+def gradient_of(query: jax.Array) -> jax.Array:
+    out, pull = jax.vjp(lambda x: xla.flash_attention(x, x, x, causal=True), query)
+    return pull(out)[0]
+
+
+@here
+@kinds
+@pytest.mark.parametrize("by_hand", [False, True], ids=["dispatched", "shard_map"])
+def test_export_over_several_devices(by_hand: bool, kind: AxisType) -> None:
+    mesh = mesh_of(4, 2, kind)
+    spec = P("data", None, "model")
+    query = normal(BATCH, Q, 4, DIM)
+    wanted = gradient_of(query)
+    run = jax.shard_map(gradient_of, mesh=mesh, in_specs=spec, out_specs=spec) if by_hand else gradient_of
+    with jax.set_mesh(mesh):
+        query = jax.device_put(query, NamedSharding(mesh, spec))
+        if kind == AxisType.Auto and not by_hand:
+            words = (
+                r"^flash_attention: got exported in a program for 8 devices that XLA partitions; expected "
+                r"arrays on an explicit mesh, or a call inside jax\.shard_map\."
+            )
+            with pytest.raises(NotImplementedError, match=words):
+                export.export(jax.jit(run))(query)
+            return
+        program = export.export(jax.jit(run))(query)
+        assert program.nr_devices == DEVICES
+        assert_same(jax.jit(program.call)(query), wanted)
 
 
 @here
