@@ -23,6 +23,7 @@ def _easydel(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 SUBJECTS: tuple[Subject, ...] = (
     replace(_AUTO, name="operation.flash_attention", call=flash_attention, returns_lse=False),
-    replace(_ATTENTION, name="operation.attention", call=_weighted),
+    # It is judged by few cases, since it hands its calls to a kernel that is a Subject itself.
+    replace(_ATTENTION, name="operation.attention", call=_weighted, implementation=lambda _: "xla"),
     replace(_AUTO, name="easydel.flash_attn2", call=_easydel, returns_lse=False),
 )
