@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import ALL_FEATURES, DTYPES
 from attest.reference.numerics import Numerics, format_of
+from attest.reference.oracle import OUTPUTS
 from attest.reference.semantics import STANDARD, Semantics
 
 ENTRY_POINT_GROUP = "attest.subjects"
@@ -27,6 +28,7 @@ BACKENDS = ("any", "cpu", "gpu", "tpu")
 WindowSides = Literal["both", "left"]
 Sinks = Literal["any", "shared", "per_head"]
 GradientDtype = Literal["input", "float32"]
+Mesh = Literal["explicit", "automatic"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,9 @@ class Subject:
     sinks: "shared" for sinks that all heads have in common, "per_head" for each head's own, "any" for both.
     gradient_dtype: the dtype of the gradients that it returns: "input" for each input's own (S14), or
         "float32".
+    meshes: on which kinds of meshes, "explicit" and "automatic", batch and heads may be sharded (S21).
+    sharded: of its features, those that a sharded call may have.
+    sharded_bits: the outputs of a sharded call, such as "out" and "dquery", with the bits of one device.
     validates: whether it checks its arguments. If False, no check `refusal.*` applies to it: it is called
         only as it declares, and nothing is concluded about other calls.
 
@@ -112,6 +117,9 @@ class Subject:
     unjudged: frozenset[str] = frozenset()
     sinks: Sinks = "any"
     gradient_dtype: GradientDtype = "input"
+    meshes: tuple[Mesh, ...] = ()
+    sharded: frozenset[str] = frozenset()
+    sharded_bits: frozenset[str] = frozenset()
     validates: bool = True
 
     def __post_init__(self) -> None:
@@ -141,6 +149,14 @@ class Subject:
                 f"frozensets of two or more of {list(ALL_FEATURES)}",
             ),
             ("length_multiple", self.length_multiple, self.length_multiple >= 1, "at least 1"),
+            ("meshes", self.meshes, set(self.meshes) <= set(get_args(Mesh)), f"some of {get_args(Mesh)}"),
+            ("sharded", sorted(self.sharded), self.sharded <= self.features, "some of its features"),
+            (
+                "sharded_bits",
+                sorted(self.sharded_bits),
+                self.sharded_bits <= {*OUTPUTS, *(f"d{name}" for name in self.semantics.gradients)},
+                "names of its outputs",
+            ),
             ("seed_bits", self.seed_bits, 1 <= self.seed_bits <= 64, "1 to 64"),
             ("origin_multiple", self.origin_multiple, self.origin_multiple >= 1, "at least 1"),
             (

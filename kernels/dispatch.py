@@ -85,6 +85,7 @@ def on_mesh(run: Callable[[Call], Results], call: Call) -> Results:
     def local(call: Call) -> Results:
         return run(own_part(placement, whole, call))
 
+    call = _widened(placement, call)
     specs = mapped(call, lambda name, x: PartitionSpec(*_axes_of(placement, name, x)))
     batch, heads = placement.batch or None, placement.heads or None
     return jax.shard_map(
@@ -97,6 +98,17 @@ def on_mesh(run: Callable[[Call], Results], call: Call) -> Results:
         if placement.explicit == frozenset(placement.mesh.axis_names)
         else placement.explicit,
     )(call)
+
+
+def _widened(placement: Placement, call: Call) -> Call:
+    """The call with arrays that several devices read in float32, so that their gradients are rounded once.
+
+    The passes round key and value to the dtype of query again, which is exact.
+    """
+    spread = {*placement.batch, *placement.heads}
+    given = {name: x for name in FLOATS if (x := getattr(call, name)) is not None}
+    shared = [name for name, x in given.items() if {axis for axes in _sharded(x) for axis in axes} != spread]
+    return replace(call, **{name: given[name].astype(jnp.float32) for name in shared})
 
 
 def _placement_of(call: Call) -> Placement | None:

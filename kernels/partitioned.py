@@ -56,20 +56,21 @@ def forward(run: Callable[[Call], Forward], call: Call) -> Forward:
     return Forward(**_operation(compute, call, _arrays_of(call), shapes))
 
 
-def backward(run: Callable[[Call, Arrays], Arrays], call: Call, given: Arrays) -> Arrays:
-    """Return the cotangents of the float arrays of a call, by name.
+def backward(run: Callable[[Call, Arrays, bool], Arrays], call: Call, given: Arrays) -> Arrays:
+    """Return the cotangents of the float arrays of a call, by name, in their dtypes.
 
-    given: out, lse and row_max of the forward pass, and d_out and d_lse. run: from a call and what is given
-    to the cotangents of its float arrays.
+    given: out, lse and row_max of the forward pass, and d_out and d_lse. run: from a call, what is given and
+    whether they are not rounded to the cotangents of its float arrays.
     """
     floats = tuple(name for name in FLOATS if getattr(call, name) is not None)
 
     def compute(placement: Placement | None, arrays: Arrays) -> Arrays:
         sharded, here = _with_arrays(call, arrays), {name: arrays[name] for name in given}
         if placement is None:
-            return run(sharded, here)
+            found = run(sharded, here, False)
+            return {name: found[name].astype(getattr(call, name).dtype) for name in floats}
         whole = _whole(placement, call)
-        found = run(own_part(placement, whole, sharded), here)
+        found = run(own_part(placement, whole, sharded), here, True)
 
         def read(floats: Arrays) -> Arrays:
             part = own_part(placement, whole, replace(sharded, **floats))
@@ -80,7 +81,7 @@ def backward(run: Callable[[Call, Arrays], Arrays], call: Call, given: Arrays) -
         wide = {name: getattr(sharded, name).astype(jnp.float32) for name in floats}
         _, put = jax.vjp(read, wide)
         (cotangents,) = put({name: found[name].astype(jnp.float32) for name in floats})
-        return {name: _summed(placement, call, name, cotangents[name], found[name].dtype) for name in floats}
+        return {name: _summed(placement, call, name, cotangents[name]) for name in floats}
 
     shapes = {name: getattr(call, name).shape for name in floats}
     return _operation(compute, call, _arrays_of(call) | given, shapes)
@@ -207,9 +208,9 @@ def _axes_of(placement: Placement, call: Call, layout: str, shape: tuple[int, ..
     return tuple(entries)
 
 
-def _summed(placement: Placement, call: Call, name: str, cotangent: jax.Array, dtype: Any) -> jax.Array:
-    """The cotangent of an array, from all devices that read the same entries of it, rounded to a dtype."""
-    shape = getattr(call, name).shape
+def _summed(placement: Placement, call: Call, name: str, cotangent: jax.Array) -> jax.Array:
+    """The cotangent of an array, from all devices that read the same entries of it, rounded once."""
+    shape, dtype = getattr(call, name).shape, getattr(call, name).dtype
     own = {axis for axes in _axes_of(placement, call, LAYOUTS[name], shape) for axis in axes}
     shared = tuple(axis for axis in (*placement.batch, *placement.heads) if axis not in own)
     return (lax.psum(cotangent, shared) if shared else cotangent).astype(dtype)
@@ -221,10 +222,16 @@ def _rule(
     """The arguments of `def_partition` that say what is sharded together, from layouts and shapes.
 
     Query heads are key heads times those of a group; all other axes but the batch are whole on every device.
+    Where an axis of the mesh has more devices than there are key heads, the two are sharded apart: else XLA
+    would spread the gradients of keys over a part of that axis, and gather them again.
     """
     group = call.query.shape[2] // call.key.shape[2]
     sizes = {"b": call.query.shape[0], "h": call.query.shape[2], "k": call.key.shape[2]}
-    factors = {"b": "b", "h": "(k g)" if 1 < group < call.query.shape[2] else "k", "k": "k"}
+    heads = "(k g)" if 1 < group < call.query.shape[2] else "k"
+    devices: Any = jax.sharding.get_abstract_mesh().shape.values()
+    if any(sizes["h"] % count == 0 and sizes["k"] % count for count in devices):
+        heads = "h"
+    factors = {"b": "b", "h": heads, "k": "k"}
     if group > 1 and group == call.query.shape[2]:
         sizes["k"] = 0  # one key head, which is whole on every device
     whole: list[str] = []
@@ -244,5 +251,5 @@ def _rule(
     return {
         "sharding_rule": " -> ".join(sides),
         "need_replication_factors": tuple(whole),
-        **({"g": group} if factors["h"] == "(k g)" else {}),
+        **({"g": group} if heads == "(k g)" else {}),
     }

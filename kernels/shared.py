@@ -1,5 +1,6 @@
 """What all implementations share around their two passes: the computation and differentiation of a call."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ def attend(passes: Passes, settings: Settings, call: Call) -> tuple[jax.Array, j
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _differentiable(passes: Passes, settings: Settings, call: Call) -> tuple[jax.Array, jax.Array]:
-    result = _forward(passes, settings, call)
+    result = _forward(passes, settings, _read(call))
     return result.out, result.lse
 
 
@@ -42,7 +43,7 @@ def _with_residuals(
     passes: Passes, settings: Settings, call: Call
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, Forward]]:
     call = not_again(call)
-    result = _named(_forward(passes, settings, call))
+    result = _named(_forward(passes, settings, _read(call)))
     return (result.out, result.lse), (call, result)
 
 
@@ -62,10 +63,24 @@ def _cotangents(
 ) -> tuple[Call]:
     (call, (out, lse, row_max, kept)), (d_out, d_lse) = not_again((residuals, cotangents))
     d_out = d_out.astype(call.query.dtype)  # float32 where out is unrounded
+    wide, call = call, _read(call)
     given = {"out": out, "lse": lse, "row_max": row_max, "d_out": d_out, "d_lse": d_lse}
     if passes.partitioned and spreads():
-        return (cotangent_call(call, **backward(partial(_backward, passes, settings), call, given)),)
-    return (cotangent_call(call, **_backward(passes, settings, call, given, kept)),)
+
+        def run(call: Call, given: dict[str, jax.Array], unrounded: bool) -> dict[str, jax.Array]:
+            unrounded = unrounded or settings.unrounded
+            return _backward(passes, replace(settings, unrounded=unrounded), call, given)
+
+        return (cotangent_call(wide, **backward(run, call, given)),)
+    if wide.key.dtype != call.key.dtype or wide.value.dtype != call.value.dtype:
+        settings = replace(settings, unrounded=True)
+    return (cotangent_call(wide, **_backward(passes, settings, call, given, kept)),)
+
+
+def _read(call: Call) -> Call:
+    """The call as passes read it: key and value have the dtype of query, see `attest.kernels.dispatch`."""
+    key, value = (x.astype(call.query.dtype) for x in (call.key, call.value))
+    return replace(call, key=key, value=value)
 
 
 _differentiable.defvjp(_with_residuals, _cotangents)

@@ -165,11 +165,18 @@ def _lengths(problem: Problem, axis: str, here: slice) -> dict[str, Array]:
 
 
 def kept(trial: Trial, keys: slice) -> Array:
-    """Return which weights of some keys dropout keeps, by one-hot values: bool [B, Sq, Hq, keys].
+    """Return which weights of some keys dropout keeps, by one-hot values: bool [B, Sq, Hq, keys]."""
+    built = showing(trial.built, keys)
+    out = execute(trial.subject, built, trial.case.tiling, gradients=False)["out"]
+    return out[..., : keys.stop - keys.start].astype(np.float64) != 0
+
+
+def showing(built: Built, keys: slice) -> Built:
+    """Return a call whose out shows which of some keys each row sees and keeps: one for each channel.
 
     Queries are zero, so that no weight is too small to show.
     """
-    problem = trial.built.problem
+    problem = built.problem
     value = np.zeros_like(problem.value)
     columns = np.arange(keys.start, keys.stop)
     value[:, columns, :, columns - keys.start] = 1
@@ -184,12 +191,11 @@ def kept(trial: Trial, keys: slice) -> Array:
         bias=bias,
         softmax_aux=None if aux is None else np.zeros_like(aux),
     )
-    built = replace(trial.built, problem=shown)
-    out = execute(trial.subject, built, trial.case.tiling, gradients=False)["out"]
-    return out[..., : keys.stop - keys.start].astype(np.float64) != 0
+    return replace(built, problem=shown)
 
 
-def _pattern_keys(problem: Problem) -> Iterator[slice]:
+def pattern_keys(problem: Problem) -> Iterator[slice]:
+    """Yield the keys of a few calls that show them, as many as a value has channels."""
     for start in range(0, problem.kv_len, problem.value_dim)[:_PATTERN_CALLS]:
         yield slice(start, min(start + problem.value_dim, problem.kv_len))
 
@@ -213,7 +219,7 @@ def _run(trial: Trial) -> Finding:
         if finding.verdict is Verdict.FAIL:
             return replace(finding, message=f"{axis} {here.start} to {here.stop} alone: {finding.message}")
         out_axis = (0, 2, 1)[_AXES.index(axis)]
-        for keys in _pattern_keys(problem) if problem.dropout_prob else ():
+        for keys in pattern_keys(problem) if problem.dropout_prob else ():
             want = kept(trial, keys)[(slice(None),) * out_axis + (here,)]
             if not np.array_equal(kept(part, keys), want):
                 message = f"{axis} {here.start} to {here.stop} alone: dropout keeps other weights"

@@ -19,11 +19,21 @@ from attest.conformance.drawing.covering import Facts, covering_rows, reduced
 from attest.conformance.drawing.production import load_production
 from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, model
 from attest.conformance.judging.trial import Trial
-from attest.conformance.kinds import DRAWN, POISONED, PRODUCTION, REFUSED, REPEATED, TRANSFORMED, Kind
+from attest.conformance.kinds import (
+    DRAWN,
+    POISONED,
+    PRODUCTION,
+    REFUSED,
+    REPEATED,
+    SHARDED,
+    TRANSFORMED,
+    Kind,
+)
 from attest.conformance.running.choice import Draw, Filling, IfSensitive, chosen, first_try
 from attest.conformance.subject import Subject, Tiling
 
 _PROFILES = Path(__file__).parent / "profiles.toml"
+_SHARDED = Path(__file__).parent / "sharded.toml"
 
 _SHORT_BLOCK = 16  # stands in for the block of a tiling that works in one piece
 
@@ -299,10 +309,22 @@ def _production(subject: Subject, _profile: Profile, _seed: int, only: Restricti
             yield case
 
 
+def _sharded(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
+    """Yield the listed calls that the subject supports on several devices, in turn in its dtypes."""
+    dtypes, tilings = _dtypes(subject, only), len(subject.tilings)
+    for number, table in enumerate(tomllib.loads(_SHARDED.read_text())["case"]):
+        listed = case_from_json({"dtype": dtypes[number % len(dtypes)], **table})
+        case = replace(listed, tiling=number % tilings)
+        declared = only.features <= case.features <= subject.sharded
+        if declared and subject.why_not(case) is None:
+            yield case
+
+
 _DRAWS: dict[Kind, Callable[[Subject, Profile, int, Restriction], Iterator[Draw]]] = {
     TRANSFORMED: _transformed,
     REFUSED: _refused,
     PRODUCTION: _production,
+    SHARDED: _sharded,
 }
 
 

@@ -72,6 +72,8 @@ SUBJECTS = (
         name="pallas.mosaic_gpu",
         call=_flash_attention,
         **declared(MOSAIC_GPU),
+        meshes=("explicit",),
+        sharded=declared(MOSAIC_GPU)["features"],
         numerics=_numerics,
         backend="gpu",
         tilings=(

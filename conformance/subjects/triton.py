@@ -102,6 +102,8 @@ SUBJECTS = (
         name="triton.cuda",
         call=_flash_attention,
         **declared(TRITON),
+        meshes=("explicit", "automatic"),
+        sharded=declared(TRITON)["features"],
         numerics=_cuda_numerics,
         backend="gpu",
         tilings=(_blocks(32, 32), Tiling({}, *PRODUCTION_BLOCKS)),

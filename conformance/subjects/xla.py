@@ -37,6 +37,8 @@ SUBJECTS = (
         name="xla.flash_attention",
         call=flash_attention_with_lse,
         **declared(XLA),
+        meshes=("explicit", "automatic"),
+        sharded=declared(XLA)["features"],
         numerics=_flash_numerics,
         tilings=(_chunks(16, 16), _chunks(8, 32), Tiling({}, _DEFAULT.q, _DEFAULT.k)),
         returns_lse=True,
