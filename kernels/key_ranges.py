@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attest.kernels.arrays import check_is_array
-from attest.kernels.options import check_integer, refuse
+from attest.kernels.options import check_integer, refuse, shown
 
 _INT32 = 2**31 - 1
 
@@ -52,5 +52,5 @@ def check_chunk_size(chunk_size: Any) -> int | None:
         return None
     size = check_integer("chunk_size", chunk_size)
     if not 1 <= size <= _INT32:
-        refuse("chunk_size", size, f"an integer from 1 to {_INT32}", "Leave it out for no chunks.")
+        refuse("chunk_size", shown(size), f"an integer from 1 to {_INT32}", "Leave it out for no chunks.")
     return size

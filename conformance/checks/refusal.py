@@ -30,6 +30,7 @@ from attest.conformance.text import exception_text, message_of
 _REFUSALS = (ValueError, TypeError, NotImplementedError)
 
 # The smallest change to a case that switches a feature on, for calls that should be refused.
+# Not those of masks that rows share: a kernel that adds masks by NumPy's rules reads them right undeclared.
 _ON: Mapping[str, Mapping[str, Any]] = {
     "scale": {"scale": 0.5},
     "bias": {"bias": "111"},
@@ -49,7 +50,6 @@ _ON: Mapping[str, Mapping[str, Any]] = {
     "q_offset": {"causal": True, "q_offset": 1},
     "positions": {"causal": True, "positions": "shard"},
     "origin": {"dropout": 0.5, "dropout_seed": 1, "origin": (1, 2, 3, 4)},
-    "broadcast": {"mask": "b11k"},
     "chunks": {"chunk_size": 2},
     "ranges": {"ranges": "scattered"},
 }
@@ -250,7 +250,7 @@ def _narrow_check(name: str, narrow: Narrow) -> Check:
 
 CHECKS = (
     *(_malformed_check(name, malformed) for name, malformed in MALFORMED.items()),
-    *(_undeclared_check(feature) for feature in ALL_FEATURES),
+    *(_undeclared_check(feature) for feature in _ON),
     *(_narrow_check(name, narrow) for name, narrow in NARROW.items()),
     _validating(
         _undeclared_dtype,

@@ -94,8 +94,6 @@ XLA = Subject(
     name="jax.nn.dot_product_attention",
     call=_call,
     features=frozenset({"scale", "bias", "mask", "causal", "window", "padded", "gqa"}),
-    # It reads masks through the broadcast; the cases that its known failures need have none.
-    unjudged=frozenset({"broadcast"}),
     dtypes=DTYPES,
     semantics=Semantics(
         hidden="sentinel",
