@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from attest.conformance.cases.build import Built
 from attest.conformance.drawing.production import SampledBlock, SampledProblem
 from attest.conformance.subjects.auto import declared_by
+from attest.conformance.tuning.comparison import furthest_off, in_float32, same_bits
 from attest.conformance.tuning.inputs import Drawn, NotJudgedError, draw_inputs
 from attest.kernels.operations.judging import CandidateCall, Judgement
 from attest.reference import judgements
 from attest.reference.error_model import Prediction, predict
-from attest.reference.numerics import Numerics, format_of, half_ulp
+from attest.reference.numerics import Numerics, format_of
 from attest.reference.oracle import Cotangents, attention
 from attest.reference.semantics import STANDARD
 
@@ -72,15 +72,15 @@ def judge(call: CandidateCall) -> Judgement:
     blocks = _sample(drawn, call.seed)
     d_out = _cotangent(drawn, blocks, call.seed)
     truth = _truth(drawn, d_out if call.backward else None, blocks, numerics)
-    outputs = _called(call, drawn, d_out)
-    again = _called(call, drawn, d_out)
-    changed = [name for name, x in outputs.items() if x.tobytes() != again[name].tobytes()]
+    run = call.run(drawn.arguments, d_out) if call.backward else call.run(drawn.arguments)
+    results = dict(run())
+    changed = [name for name, same in same_bits(results, run()).items() if not same]
     if changed:
         return Judgement(False, f"{changed[0]} has other bits in a second call on the same inputs")
-    judgement = _judged(truth, outputs, drawn)
+    judgement = _judged(truth, _fetched(results), drawn)
     if not judgement.right or truth.whole:
         return judgement
-    return _compared(call, truth, drawn, d_out, outputs, judgement)
+    return _compared(truth, drawn, d_out if call.backward else None, results, judgement)
 
 
 def _judged(truth: _Truth, outputs: Mapping[str, Array], drawn: Drawn) -> Judgement:
@@ -106,28 +106,20 @@ def _judged(truth: _Truth, outputs: Mapping[str, Array], drawn: Drawn) -> Judgem
 
 
 def _compared(
-    call: CandidateCall,
     truth: _Truth,
     drawn: Drawn,
-    d_out: Array,
-    outputs: Mapping[str, Array],
+    d_out: Array | None,
+    results: Mapping[str, jax.Array],
     judgement: Judgement,
 ) -> Judgement:
     """Compare all of the outputs with those of the XLA kernel in float32, which the sample must find right.
 
     No element may be further off than the largest bound of the sample and the rounding of both.
     """
-    reference = declared_by("xla", anywhere=True)
-    assert reference is not None
-    wide = {name: x.astype(np.float32) for name, x in drawn.floats().items()}
-    run = _executed(lambda **arguments: reference.call(precision="highest", **arguments)[0], drawn,
-                    d_out.astype(np.float32) if call.backward else None)  # fmt: skip
-    exact = run({**drawn.arguments, **wide})
-    sound = truth.part(exact)
+    exact = in_float32(drawn, d_out)
+    sound = truth.part(_fetched({name: x for name, x in exact.items() if name in truth.wanted}))
     statistics = {name: dict(of) for name, of in judgement.statistics.items()}
-    for name, got in outputs.items():
-        form = format_of(got.dtype)
-        want = exact[name].astype(np.float64)
+    for name, got in results.items():
         if name in truth.predictions:
             bound = truth.predictions[name].bound
             off = np.abs(sound[name] - truth.wanted[name]) / bound
@@ -139,18 +131,19 @@ def _compared(
         else:
             # A gradient that is summed over rows: its errors add like those of as many elements.
             limit = _summed_limit(truth, drawn)
-        allowed = 2 * limit + 4 * half_ulp(np.abs(want), form.unit)
-        error = np.abs(got.astype(np.float64) - want)
-        ratio = np.where(
-            (error == 0) | (np.isnan(want) & np.isnan(got.astype(np.float64))), 0, error / allowed
-        )
-        ratio = np.where(np.isnan(ratio), np.inf, ratio)
-        statistics.setdefault(name, {})["whole_ratio"] = worst = float(ratio.max(initial=0.0))
+        worst, at = furthest_off(got, exact[name], limit, format_of(got.dtype).unit)
+        statistics.setdefault(name, {})["whole_ratio"] = worst
         if not worst <= 1:
-            at = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
-            reason = f"{name} is off at {list(at)}: got {got[at]}, the XLA kernel in float32 {want[at]:.9g}"
+            reason = (
+                f"{name} is off at {list(at)}: got {got[at]}, the XLA kernel in float32 {exact[name][at]:.9g}"
+            )
             return Judgement(False, reason, statistics)
     return replace(judgement, statistics=statistics)
+
+
+def _fetched(results: Mapping[str, jax.Array]) -> dict[str, Array]:
+    """Results of a program, in NumPy."""
+    return {name: np.asarray(x) for name, x in jax.device_get(dict(results)).items()}
 
 
 def _summed_limit(truth: _Truth, drawn: Drawn) -> float:
@@ -158,39 +151,6 @@ def _summed_limit(truth: _Truth, drawn: Drawn) -> float:
     bound = truth.predictions["dquery"].bound if "dquery" in truth.predictions else np.zeros(1)
     scale = drawn.problem.softmax_scale or drawn.problem.head_dim**-0.5
     return float(np.max(bound, initial=0.0)) / abs(scale or 1.0) * _BLOCKS * _ROWS
-
-
-def _called(call: CandidateCall, drawn: Drawn, d_out: Array) -> dict[str, Array]:
-    """The outputs of the candidate, in NumPy."""
-    outputs = (call.run(drawn.arguments, d_out) if call.backward else call.run(drawn.arguments))()
-    return {name: np.asarray(x) for name, x in jax.device_get(dict(outputs)).items()}
-
-
-def _executed(
-    run: Callable[..., Any], drawn: Drawn, d_out: Array | None
-) -> Callable[[Mapping[str, Any]], dict[str, Array]]:
-    """Return a compiled function from arguments to out and, with a cotangent, its gradients, in NumPy."""
-    names = tuple(drawn.floats())
-    static = {name: x for name, x in drawn.arguments.items() if not isinstance(x, np.ndarray)}
-
-    @jax.jit
-    def compute(floats: dict[str, Any], others: dict[str, Any], cotangent: Any) -> dict[str, Any]:
-        def forward(floats: dict[str, Any]) -> Any:
-            return run(**floats, **others, **static)
-
-        if cotangent is None:
-            return {"out": forward(floats)}
-        out, pull = jax.vjp(forward, floats)
-        (gradients,) = pull(cotangent.astype(out.dtype))
-        return {"out": out} | {f"d{name}": x for name, x in gradients.items()}
-
-    def call(arguments: Mapping[str, Any]) -> dict[str, Array]:
-        arrays = {name: jnp.asarray(x) for name, x in arguments.items() if isinstance(x, np.ndarray)}
-        floats = {name: arrays.pop(name) for name in names}
-        outputs = compute(floats, arrays, None if d_out is None else jnp.asarray(d_out))
-        return {name: np.asarray(x) for name, x in jax.device_get(outputs).items()}
-
-    return call
 
 
 def _sample(drawn: Drawn, seed: int) -> tuple[SampledBlock, ...] | None:

@@ -130,6 +130,13 @@ class FlashAttention(Kernel[FlashAttentionConfig, jax.Array]):
                     fastest[path] = (seconds, x)
         return replace(first, config=_with_parts(first.config, {path: x for path, (_, x) in fastest.items()}))
 
+    def forward_part(self, cfg: FlashAttentionConfig) -> Any:
+        """Return the configuration without the choices for backward kernels."""
+        parts = _parts(cfg.config)
+        return replace(cfg, config=None, bwd_params=None), tuple(
+            x for x in parts if x[0][:1] != ("backward",)
+        )
+
     def check_cfg(self, cfg: Any, inv: _Invocation) -> FlashAttentionConfig:
         """Return a configuration that a call gives: a `FlashAttentionConfig`, or that of an implementation.
 

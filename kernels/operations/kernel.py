@@ -63,6 +63,13 @@ class Kernel[Config, Out]:
         """Return a configuration that joins the best parts of several that were timed; None if none does."""
         return None
 
+    def forward_part(self, cfg: Config) -> Any:
+        """Return what of a configuration the forward pass reads, hashable: by default all of it.
+
+        Where no gradients are taken, a tuner tries one of the candidates that are the same in it.
+        """
+        return cfg
+
     def plain(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call in the form that a judge reads, and `run` takes as well."""
         return arguments

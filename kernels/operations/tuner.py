@@ -159,6 +159,8 @@ class Tuner:
             refuse("judge", "none", "a judge of candidates", "Install attest-attention[suite].")
         run = _Run(self, kernel, inv, arguments, backward, judge)
         configs = list(kernel.candidate_cfgs(inv))
+        if not backward:
+            configs = _first_of_each(configs, kernel.forward_part)
         found = [run.candidate(config, len(configs) + 1) for config in configs]
         right = ((x.config, x.seconds) for x in found if math.isfinite(x.seconds))
         joined = kernel.combined_cfg(right)
@@ -305,6 +307,14 @@ def _implementation(kernel: Kernel[Any, Any], config: Any, inv: Invocation[Any, 
     """The name of what computes: of an operation with one, the operation's own."""
     name: Callable[[Any, Any], str] = getattr(kernel, "implementation_of", lambda _config, _inv: kernel.op_id)
     return name(config, inv)
+
+
+def _first_of_each[Config](configs: list[Config], part: Callable[[Config], Any]) -> list[Config]:
+    """The configurations whose part no earlier one has."""
+    first: dict[Any, Config] = {}
+    for config in configs:
+        first.setdefault(part(config), config)
+    return list(first.values())
 
 
 def _agreed(found: Iterable[Candidate[Any]], inv: Invocation[Any, Any], agreement: Agreement) -> list[float]:

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from attest.kernels.implementations import IMPLEMENTATIONS
+from attest.kernels.operations import FlashAttention, FlashAttentionConfig
 from attest.kernels.operations.abstract_call import abstract_call
 from attest.kernels.triton import candidates as of_triton
 from attest.kernels.tunable import MOST_CANDIDATES
@@ -35,6 +36,13 @@ def test_the_tables_choice_is_the_first_of_a_few_candidates(name, dim):
     assert found[0] == tunable(name).chosen(call(dim=dim))
     assert 4 <= len(found) == len(set(found)) <= 1 + 3 * MOST_CANDIDATES
     assert all(type(x) is BY_NAME[name].config() for x in found)
+
+
+@every_implementation
+def test_the_forward_part_is_that_of_the_forward_kernel(name):
+    found = tunable(name).candidates(call())
+    parts = {FlashAttention().forward_part(FlashAttentionConfig(platform=name, config=x)) for x in found}
+    assert len(parts) == len({x.forward for x in found}) < len(found)
 
 
 @every_implementation

@@ -86,6 +86,20 @@ def test_parts_of_several_candidates_are_joined_and_the_join_is_judged_too():
     assert record.winner() != ToyConfig("wrong")
 
 
+def test_forward_alone_tries_one_of_the_candidates_that_are_the_same_there():
+    class TwoPasses(Toy):
+        def forward_part(self, cfg):
+            return cfg.cost
+
+    operation = TwoPasses((ToyConfig("a", 1), ToyConfig("b", 1), ToyConfig("c", 2)))
+    inv = invocation(operation, (), {"x": X})
+    tried = {}
+    for backward in (False, True):
+        record = Tuner(1, 3, Judge()).tune(operation, inv, {"x": X}, backward=backward)
+        tried[backward] = [x.config.name for x in record.candidates]
+    assert tried == {False: ["a", "c"], True: ["a", "b", "c"]}
+
+
 def test_the_record_is_json_and_progress_sees_every_candidate():
     seen: list[Any] = []
     record = tuned(
