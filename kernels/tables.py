@@ -42,9 +42,29 @@ def select(
 
     Raises: LookupError if no row does, naming what was looked for.
     """
-    for row in read_table(path)["sizes"]:
-        if _fits(row, kernel, head_dim, work, itemsize, device, value_dim):
-            return {name: value for name, value in row.items() if name not in _SELECTING}
+    return select_all(path, kernel, head_dim, work, itemsize, device, value_dim)[0]
+
+
+def select_all(
+    path: Path,
+    kernel: str,
+    head_dim: int,
+    work: Collection[str] = (),
+    itemsize: int | None = None,
+    device: str | None = None,
+    value_dim: int | None = None,
+) -> tuple[dict[str, Any], ...]:
+    """Return the block sizes and the schedule of every row that fits a call, in the order of the table.
+
+    Raises: LookupError if no row does, naming what was looked for.
+    """
+    found = tuple(
+        {name: value for name, value in row.items() if name not in _SELECTING}
+        for row in read_table(path)["sizes"]
+        if _fits(row, kernel, head_dim, work, itemsize, device, value_dim)
+    )
+    if found:
+        return found
     looked_for = [kernel, f"head_dim {head_dim}"]
     looked_for += [] if value_dim is None else [f"value_dim {value_dim}"]
     looked_for += [] if itemsize is None else [f"{itemsize} bytes"]

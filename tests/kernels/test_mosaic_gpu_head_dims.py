@@ -46,6 +46,14 @@ def test_a_smaller_value_has_blocks_of_its_own() -> None:
     assert choose(192, 64, ()) == choose(192, 128, ())
 
 
+@pytest.mark.parametrize(("queries", "rows"), [(None, 192), (8192, 192), (192, 192), (197, 128), (257, 192)])
+def test_tiles_are_lower_where_the_last_ones_would_be_nearly_empty(queries: int | None, rows: int) -> None:
+    """197 queries fill two tiles of 128 rows better than two of 192; 257 take three of 128."""
+    assert choose(64, 64, (), queries).own == rows
+    assert choose(64, 64, ["cap"], queries).own == 192
+    assert choose(128, 128, (), queries) == choose(128, 128, ())
+
+
 @pytest.mark.parametrize(("value_dim", "width"), [(128, 128), (136, 192)])
 def test_value_and_out_are_no_wider_than_their_head_dim(value_dim: int, width: int) -> None:
     query, value = (jnp.zeros((1, 72, 2, dim), "bfloat16") for dim in (192, value_dim))

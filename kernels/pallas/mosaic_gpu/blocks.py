@@ -1,12 +1,14 @@
 """Block sizes and schedules of the Hopper kernels: the data table blocks.toml."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from attest.kernels.fields import check_fields
 from attest.kernels.options import refuse
-from attest.kernels.tables import read_table, select
+from attest.kernels.tables import read_table, select, select_all
 
 _TABLE = Path(__file__).with_name("blocks.toml")
 
@@ -102,9 +104,21 @@ class Config:
         check_fields(self)
 
 
-def choose(head_dim: int, value_dim: int, work: Collection[str]) -> Blocks:
-    """The table's choice for the forward kernel. work: what `spec.work_of` says of the call."""
-    return Blocks(**select(_TABLE, "forward", head_dim, work, value_dim=value_dim))
+def choose(head_dim: int, value_dim: int, work: Collection[str], queries: int | None = None) -> Blocks:
+    """The table's choice for the forward kernel.
+
+    work: what `spec.work_of` says of the call. queries: its rows. Rows of the table that have a speed are
+    rivals: the last tile of each head may have few rows, which take as long as all.
+    """
+    rows = select_all(_TABLE, "forward", head_dim, work, value_dim=value_dim)
+    rivals = tuple(takewhile(lambda row: "speed" in row, rows))
+
+    def time(row: Mapping[str, Any]) -> float:
+        own = ROWS * row["consumers"]
+        return -(-(queries or 1) // own) * own / row["speed"]
+
+    chosen = min(rivals, key=time) if queries and rivals else rows[0]
+    return Blocks(**{name: x for name, x in chosen.items() if name != "speed"})
 
 
 def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:

@@ -32,7 +32,7 @@ def chosen(call: Call) -> Config:
     """Return what the table has."""
     dims, work = _dims(call), work_of(call)
     few = _few(call)
-    forward = choose(*dims, work_of(call, few))
+    forward = choose(*dims, work_of(call, few), None if few else call.query.shape[1])
     bias = None if call.bias is None else choose_backward("backward_bias", *dims, work)
     query, key = (choose_backward(kernel, *dims, work) for kernel in ("backward_query", "backward_key"))
     return Config(forward, BackwardSizes(query, key, bias))

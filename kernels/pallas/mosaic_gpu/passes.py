@@ -57,10 +57,15 @@ def _forward(settings: Settings, call: Call) -> Forward:
     with ahead(call):
         rows = describe_rows(call)
     few = _few(call, rows) if settings.normalize_output else None
-    blocks = settings.forward or choose(*_dims(call), work_of(call, few is not None))
+    blocks = settings.forward or _chosen(call, few is not None)
     if few is None:
         return _sums(settings, call, rows, blocks)
     return finish(_partial(settings, *few, blocks), call, settings.result_dtype(call.query.dtype))
+
+
+def _chosen(call: Call, few: bool) -> Blocks:
+    """The table's choice; tiles of few queries have rows of several heads."""
+    return choose(*_dims(call), work_of(call, few), None if few else call.query.shape[1])
 
 
 def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
