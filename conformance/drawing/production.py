@@ -245,6 +245,7 @@ def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
         kv_positions=ids(problem.kv_positions),
         kv_start=ids(problem.kv_start),
         kv_end=ids(problem.kv_end),
+        alibi_slopes=None if problem.alibi_slopes is None else ids(problem.alibi_slopes)[:, heads],
         # Dropout goes by the coordinates of the whole.
         origin=tuple(np.add(problem.origin, (block.batch, heads.start, 0, 0)).tolist()),
     )
