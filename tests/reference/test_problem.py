@@ -143,7 +143,7 @@ OPTIONS_REFUSED = [
     ({"alibi_slopes": np.ones(2)}, "alibi_slopes: got dtype float64, expected float32"),
     ({"alibi_slopes": np.ones(3, np.float32)}, r"alibi_slopes: got shape \(3,\), expected \(4,\) or"),
     ({"alibi_slopes": np.ones((2, 1), np.float32)}, r"alibi_slopes: got shape \(2, 1\)"),
-    ({"alibi_slopes": np.float32([1, 1, 1, np.nan])}, "alibi_slopes: got nan, expected finite numbers of at most"),
+    ({"alibi_slopes": np.float32([1, 1, 1, np.nan])}, "alibi_slopes: got nan, expected finite numbers"),
     ({"alibi_slopes": np.float32([-(2.0**65), 1, 1, 1])}, "alibi_slopes: got -3.68"),
     ({"origin": (0, 0, 0)}, r"origin: got \(0, 0, 0\), expected four integers of at least 0"),
     ({"origin": 0}, "origin: got 0"),
