@@ -43,6 +43,7 @@ MOSAIC_GPU = _loaded(
         dtypes=("bfloat16", "float16"),
         largest_head_dim=256,
         dropout=False,
+        alibi=True,
         jax_versions=_PALLAS_VERSIONS,
     ),
 )

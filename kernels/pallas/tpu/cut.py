@@ -115,7 +115,9 @@ class Cut:
         """What is read one number at a time."""
         scalars: dict[str, jax.Array] = {}
         if ranges is not None:
-            scalars["ranges"] = ranges[..., jnp.array([0, 3])].reshape(-1)
+            entries = self.call.query.shape[0] if self.batched else 1
+            ends = jnp.broadcast_to(ranges[..., jnp.array([0, 3])], (entries, ranges.shape[1], 2))
+            scalars["ranges"] = ends.reshape(-1)
         if self.call.alibi_slopes is not None:
             scalars["slopes"] = self.call.alibi_slopes.reshape(-1)
         if self.call.dropout_seed is not None:
