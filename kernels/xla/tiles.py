@@ -283,9 +283,9 @@ def tile_logits(
     )
     alibi = None
     if pairs.slopes is not None and row.position is not None:
-        slopes = pairs.slopes[0] if len(pairs.slopes) == 1 else select(pairs.slopes, step // grid.q_count)
-        stand = keys if positions is None else positions[..., None, :]
-        alibi = alibi_term(slopes[..., None, None], row.position[:, None], stand)
+        slopes = pairs.slopes[0] if pairs.slopes.shape[0] == 1 else select(pairs.slopes, step // grid.q_count)
+        stand = keys[None, None] if positions is None else positions
+        alibi = alibi_term(slopes[..., None, None], row.position[None, None, :, None], stand[..., None, :])
     logits, slope = restricted_logits(call, logits, bias, alibi, visible, logits_dtype)
     return logits, visible, slope
 
