@@ -322,7 +322,7 @@ def _alibi(block: RowBlock) -> tuple[Floats, Floats]:
     """
     if block.distance is None:
         return np.zeros((1, 1)), np.zeros((1, 1))
-    return -block.slope * block.distance, 3.0 + (block.distance > _EXACT_INTEGERS)
+    return -block.slope * block.distance, np.where(block.distance > _EXACT_INTEGERS, 4.0, 3.0)
 
 
 def _shared_by_row(numerics: Numerics, block: RowBlock, key: Floats) -> Floats:

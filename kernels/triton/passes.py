@@ -206,7 +206,7 @@ def _visible(call: Call) -> _Visible:
     def spread(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else jnp.broadcast_to(x, shape)
 
-    return _Visible(*map(spread, (rows.first, rows.last, rows.position)), rows, batched)
+    return _Visible(spread(rows.first), spread(rows.last), spread(rows.position), rows, batched)
 
 
 def _spec(
