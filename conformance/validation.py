@@ -30,9 +30,10 @@ _ARRAYS = (
     "kv_positions",
     "kv_start",
     "kv_end",
+    "alibi_slopes",
 )
 # Arrays whose values are checked where they are concrete.
-_CONCRETE = ("cum_seqlens_q", "cum_seqlens_k", "q_offset", "origin")
+_CONCRETE = ("cum_seqlens_q", "cum_seqlens_k", "q_offset", "origin", "alibi_slopes")
 _NUMBERS = ("softmax_scale", "logits_soft_cap", "dropout_prob")
 _FLAGS = ("causal", "normalize_output")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -48,7 +49,7 @@ def validate_call(
     mean that it is not given. supports: what the kernel declares. Without it every well-formed call passes.
 
     Works on NumPy arrays, JAX arrays and tracers alike. Shapes, dtypes and options are always checked; of
-    values only those of concrete cumulative lengths, offsets and origins are.
+    values only those of concrete cumulative lengths, offsets, origins and slopes are.
 
     Raises ValueError for a malformed argument, NotImplementedError for a call that `supports` does not
     declare, and TypeError for an option that does not exist. Each names the argument.
@@ -119,7 +120,8 @@ def _is_integer(array: Any) -> bool:
 def _stand_ins(given: Mapping[str, Any], supports: Subject | None) -> dict[str, Any]:
     """The arguments for `fold`: arrays of their shapes and dtypes that take no memory.
 
-    Concrete lengths, offsets and origins stand for themselves. What is traced gets a value that is right.
+    Concrete lengths, offsets, origins and slopes stand for themselves. What is traced gets a value that is
+    right.
     """
     found: dict[str, Any] = dict(given)
     for name in _ARRAYS:
@@ -275,5 +277,6 @@ def _features(given: Mapping[str, Any]) -> frozenset[str]:
         "broadcast": _shares_pairs(given),
         "chunks": "chunk_size" in given,
         "ranges": "kv_start" in given or "kv_end" in given,
+        "alibi": "alibi_slopes" in given,
     }
     return frozenset(name for name, on in switches.items() if on)

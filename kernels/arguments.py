@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attest.kernels.alibi import check_slopes
 from attest.kernels.arrays import check_float, check_is_array, check_pairs
 from attest.kernels.key_ranges import check_chunk_size, check_ranges, hide_rows
 from attest.kernels.options import (
@@ -59,6 +60,7 @@ class Call:
     positions: Positions
     kv_start: jax.Array | None  # [B or 1, Sq] int32, from 0 to Sk
     kv_end: jax.Array | None  # [B or 1, Sq] int32, from 0 to Sk
+    alibi_slopes: jax.Array | None  # [B or 1, Hq] float32, constants
     softmax_scale: float = field(metadata=_STATIC)
     logits_soft_cap: float | None = field(metadata=_STATIC)
     dropout_prob: float = field(metadata=_STATIC)
@@ -92,11 +94,13 @@ def check_call(
     chunk_size: Any = None,
     kv_start: Any = None,
     kv_end: Any = None,
+    alibi_slopes: Any = None,
 ) -> Call:
     """Return the arguments that all kernels share, checked and in canonical form (S1 to S28).
 
     Shapes are those of `Call`. Further forms accepted: an integer `attention_mask` (non-zero may attend); a
-    mask or bias of 2 or 3 axes, which lacks the first ones; a mask that hides whole rows becomes ranges;
+    mask or bias of 2 or 3 axes, which lacks the first ones; `alibi_slopes` [Hq]; a mask that hides whole
+    rows becomes ranges;
     `softmax_aux` of shape [num_sinks], shared by all heads, where that is not as many as heads; segment ids
     of any integer dtype; lengths as int64; `sliding_window` an int w, meaning (w, w); `dropout_seed` a Python
     int in [0, 2**64), or a uint32 array [2] of its (low, high) words, the form to use where the seed is
@@ -142,6 +146,7 @@ def check_call(
         ),
         kv_start=start,
         kv_end=end,
+        alibi_slopes=check_slopes(alibi_slopes, batch, q_heads),
         softmax_scale=scale,
         logits_soft_cap=check_soft_cap(logits_soft_cap),
         dropout_prob=probability,

@@ -47,6 +47,7 @@ def flash_attention(
     chunk_size: int | None = None,
     kv_start: jax.Array | None = None,
     kv_end: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
@@ -99,6 +100,9 @@ def flash_attention(
         kv_start: [B or 1, Sq] int32 or int64, the first key that a row may see, counted in key (S28). Blocks
             of keys outside of all ranges are skipped.
         kv_end: [B or 1, Sq] int32 or int64, the key after the last one that a row may see.
+        alibi_slopes: float32 [Hq], or [B or 1, Hq] with all batch dimensions: slope * |position of the row -
+            position of the key| is subtracted where the bias is added (S25). A constant: its derivative is
+            refused.
         mask_info: an `attest.kernels.operations.MaskInfo`, whose conditions count beside all others. With
             several batch dimensions its arrays have one, of all entries.
         platform: "mosaic_gpu", "triton", "pallas_tpu" or "xla"; by default the fastest that supports the
@@ -120,7 +124,7 @@ def flash_attention(
         ValueError: an argument is malformed; the message names it (S20).
         NotImplementedError: the platform that is named does not support the call; the message says why and
             names those that do. Also where no platform is named and none supports this version of JAX, and
-            for a second derivative or one in forward mode.
+            for a second derivative, one in forward mode, or one by alibi_slopes.
     """
     return flash_attention_with_lse(**locals())[0]
 
@@ -155,6 +159,7 @@ def flash_attention_with_lse(
     chunk_size: int | None = None,
     kv_start: jax.Array | None = None,
     kv_end: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,

@@ -23,6 +23,7 @@ _ARGUMENTS = {
     "kv_positions": (1, True),
     "kv_start": (1, True),
     "kv_end": (1, True),
+    "alibi_slopes": (1, True),
     "q_offset": (0, False),
 }
 
@@ -36,9 +37,9 @@ def merged(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Leading | None
     """Return the arguments of a call with one batch dimension, and the batch dimensions that were given.
 
     query [..., Sq, Hq, D] has none, two or more of them; with one the arguments are returned as they are,
-    with None. [Sq, Hq, D] is a batch of one. A mask, bias, positions or ranges may have 1 for any
-    of the dimensions.
-    Offsets [n] for n sequences have no batch dimensions where cumulative lengths say what the sequences are.
+    with None. [Sq, Hq, D] is a batch of one. A mask, bias, positions or ranges may have 1 for any of the
+    dimensions, and so may slopes of ALiBi, which may also have none of them. Offsets [n] for n sequences have
+    none where cumulative lengths say what the sequences are.
 
     Raises: ValueError naming the argument whose batch dimensions are others than those of query.
     """
@@ -51,6 +52,8 @@ def merged(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Leading | None
     for name, (axes, broadcasts) in _ARGUMENTS.items():
         x = arguments.get(name)
         if name == "q_offset" and has_lengths and getattr(x, "ndim", None) == 1:
+            continue
+        if name == "alibi_slopes" and getattr(x, "ndim", None) == 1:
             continue
         if isinstance(x, jax.Array | np.ndarray):
             result[name] = _merge(name, x, leading, axes, broadcasts)

@@ -42,7 +42,8 @@ class Traits:
 
     dtypes: the names of those of query, key and value. logits_dtypes: of those of bias and `logits_dtype`.
     Names that are no float dtype of S16 are ignored. head_dims: D and Dv. dropout: whether pairs are dropped.
-    kv_positions: whether keys have positions of their own. symbolic: whether some size is symbolic.
+    kv_positions: whether keys have positions of their own. alibi: whether it has slopes. symbolic: whether
+    some size is symbolic.
     """
 
     dtypes: frozenset[str] = frozenset()
@@ -50,6 +51,7 @@ class Traits:
     head_dims: frozenset[int] = frozenset()
     dropout: bool = False
     kv_positions: bool = False
+    alibi: bool = False
     symbolic: bool = False
 
 
@@ -177,6 +179,7 @@ def traits_of(given: Mapping[str, Any]) -> Traits:
         head_dims=frozenset(x.shape[3] for x in tensors if x.ndim == 4),
         dropout=_drops(given.get("dropout_prob", 0.0)),
         kv_positions=given.get("kv_positions") is not None,
+        alibi=given.get("alibi_slopes") is not None,
         symbolic=has_symbolic_sizes(arrays),
     )
 
@@ -231,6 +234,8 @@ def _why_not_the_call(capabilities: Capabilities, call: Traits) -> str | None:
         return "takes no dropout_prob above 0"
     if call.kv_positions and not capabilities.kv_positions:
         return "takes no kv_positions"
+    if call.alibi and not capabilities.alibi:
+        return "takes no alibi_slopes"
     if call.symbolic and not capabilities.symbolic:
         return "takes no symbolic sizes"
     return None

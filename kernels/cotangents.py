@@ -99,6 +99,7 @@ def cotangent_call(
         positions=Positions(),
         kv_start=None,
         kv_end=None,
+        alibi_slopes=None,
     )
 
 

@@ -40,6 +40,7 @@ LAYOUTS: dict[str, str] = {
     "origin": ".",
     "kv_start": "b.",
     "kv_end": "b.",
+    "alibi_slopes": "bh",
 }
 # The arrays of a call that have gradients.
 FLOATS = ("query", "key", "value", "bias", "softmax_aux")

@@ -43,6 +43,8 @@ class Capabilities:
     dropout: bool = True
     # Whether keys may have positions of their own (S23).
     kv_positions: bool = False
+    # Whether it computes ALiBi (S25).
+    alibi: bool = False
     # Whether batch and lengths may be symbolic, as under `jax.export`.
     symbolic: bool = False
     # The packages that it needs beside JAX, by the names that Python imports.

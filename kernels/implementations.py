@@ -43,6 +43,7 @@ MOSAIC_GPU = _loaded(
         dtypes=("bfloat16", "float16"),
         largest_head_dim=256,
         dropout=False,
+        alibi=True,
         jax_versions=_PALLAS_VERSIONS,
     ),
 )
@@ -54,6 +55,7 @@ TRITON = _loaded(
         backends=("gpu",),
         named_on=("cpu",),
         largest_head_dim=256,
+        alibi=True,
         packages=("triton", "jax_triton"),
         # jax 0.12 removes the internals that jax-triton 0.4.1 is built on.
         jax_versions=Versions((0, 11, 2), (0, 12)),
@@ -69,6 +71,7 @@ PALLAS_TPU = _loaded(
         dtypes=("float32", "bfloat16"),
         logits_dtypes=("float32", "bfloat16"),
         largest_head_dim=256,
+        alibi=True,
         jax_versions=_PALLAS_VERSIONS,
     ),
 )
@@ -78,6 +81,7 @@ XLA = _loaded(
     "attest.kernels.xla",
     Capabilities(
         kv_positions=True,
+        alibi=True,
         symbolic=True,
         # XLA in jax 0.11.0 miscompiles gradients on CPUs.
         jax_versions=Versions((0, 6), (0, 13), without=((0, 11, 0),)),

@@ -39,6 +39,9 @@ class Rows:
     # The same in positions, where keys have positions of their own (S23); None elsewhere.
     lowest: jax.Array | None = None  # [N, Sq] int32
     highest: jax.Array | None = None  # [N, Sq] int32
+    # Where rows stand, for ALiBi (S25): among the keys of the array, or, where keys have positions of their
+    # own, among those. None without ALiBi.
+    position: jax.Array | None = None  # [N, Sq] int32
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ def describe_rows(call: Call) -> Rows:
     k_length = call.key.shape[1]
     sequences = _sequences(call)
     first, last, padding = sequences.first, sequences.last, sequences.padding
-    low, high = _position_limits(call, sequences)
+    position = _row_positions(call, sequences)
+    low, high = _position_limits(call, position)
     lowest = highest = None
     if call.positions.kv is None:
         # Key j of a sequence stands at j.
@@ -69,6 +73,10 @@ def describe_rows(call: Call) -> Rows:
             last = _both(jnp.minimum, last, _plus(high, sequences.key_start))
     else:
         lowest, highest = low, high
+    if call.alibi_slopes is None:
+        stand = None
+    else:
+        stand = position if call.positions.kv is not None else _plus(position, sequences.key_start)
     if call.kv_start is not None:
         first = _both(jnp.maximum, first, call.kv_start)
     if call.kv_end is not None:
@@ -79,10 +87,19 @@ def describe_rows(call: Call) -> Rows:
         last = jnp.minimum(last, k_length - 1)
     if padding is not None:
         last = jnp.where(padding, jnp.int32(-1), jnp.int32(k_length - 1) if last is None else last)
-    return Rows(first, last, padding, lowest, highest)
+    return Rows(first, last, padding, lowest, highest, stand)
 
 
-def _position_limits(call: Call, sequences: _Sequences) -> tuple[jax.Array | None, jax.Array | None]:
+def _row_positions(call: Call, sequences: _Sequences) -> jax.Array:
+    """The position of each row, [N, Sq] int32 (S23)."""
+    if call.positions.q is not None:
+        return call.positions.q
+    if sequences.offset is not None:
+        return _plus(sequences.local, sequences.offset)
+    return sequences.local + sequences.shift
+
+
+def _position_limits(call: Call, position: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
     """The lowest and highest position that each row sees by order, windows and chunks (S6, S7, S23, S24)."""
     left, right = call.sliding_window
     if call.positions.given or is_symbolic(call):
@@ -92,12 +109,6 @@ def _position_limits(call: Call, sequences: _Sequences) -> tuple[jax.Array | Non
         # An offset past every key of either side changes nothing and must not overflow.
         most = call.query.shape[1] + call.key.shape[1]
         left, right = (None if side is None else min(side, most) for side in (left, right))
-    if call.positions.q is not None:
-        position = call.positions.q
-    elif sequences.offset is not None:
-        position = _plus(sequences.local, sequences.offset)
-    else:
-        position = sequences.local + sequences.shift
     low = high = None
     if left is not None:
         low = _plus_static(position, -left)

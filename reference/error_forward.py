@@ -23,6 +23,9 @@ _LARGEST_EXPONENT = 80.0
 _SMALL = 0.5
 
 
+# Integers up to here are float32 numbers.
+_EXACT_INTEGERS = 2.0**24
+
 # A device function that errs by at most eps errs by eps / 3 in the mean square.
 FUNCTION_VARIANCE = 1 / 9
 
@@ -268,19 +271,24 @@ def _logits_error(
     squares = scale**2 * (query**2 @ (key**2).T)
     signed = np.zeros((1, 1)) if block.bias is None else finite(block.bias)
     inside = block.dot_scale if semantics.bias == "before_scale" else float(semantics.bias == "before_cap")
+    alibi, rounded = _alibi(block)
     bias, inner_bias = np.abs(signed), np.abs(signed * inside)
     s = finite(block.uncapped)
-    product = s - signed * inside
+    product = s - (signed + alibi) * inside
+    alibi, inner_alibi = np.abs(alibi), np.abs(alibi * inside)
     bound = (
         (numerics.gamma(depth) + 3 * u + 2 * v_in + v_in**2) * magnitude
         + (2 * u + numerics.logits) * np.abs(s)
         + 2 * u * inner_bias
+        # One more for the sum with a bias, which may come first.
+        + (rounded + 1) * u * inner_alibi
     )
     operands = np.where(block.seen, 2 * c * v_in**2 * squares, 0.0)
     variance = (
         numerics.dot_variance(depth, product, squares)
         + c * u**2 * (squares + product**2)
-        + c * (u**2 * (inner_bias > 0) + numerics.logits**2) * s**2
+        + c * (u**2 * ((inner_bias > 0) * 1.0 + (inner_alibi > 0)) + numerics.logits**2) * s**2
+        + c * u**2 * rounded * inner_alibi**2
         + operands
     )
     uncapped = Spread(np.where(block.seen, bound, 0.0), np.where(block.seen, variance, 0.0))
@@ -295,11 +303,26 @@ def _logits_error(
             FUNCTION_VARIANCE * numerics.tanh**2 + 2 * c * u**2
         )
         capped, operands = Spread(bound, variance), block.cap_slope**2 * operands
-    if semantics.bias == "after_cap" and block.bias is not None:
+    if semantics.bias == "after_cap" and (block.bias is not None or block.distance is not None):
         t = np.abs(finite(block.logits))
-        capped = Spread(capped.bound + u * (t + 2 * bias), capped.variance + c * u**2 * (t**2 + bias**2))
+        capped = Spread(
+            capped.bound + u * (t + 2 * bias + (rounded + 1) * alibi),
+            capped.variance
+            + c * u**2 * (((bias > 0) * 1.0 + (alibi > 0)) * t**2 + bias**2 + rounded * alibi**2),
+        )
     logits = Spread(np.where(block.seen, capped.bound, 0.0), np.where(block.seen, capped.variance, 0.0))
     return uncapped, logits, operands
+
+
+def _alibi(block: RowBlock) -> tuple[Floats, Floats]:
+    """What ALiBi adds to the logits [R, N], and how often that number is rounded in float32.
+
+    The slope is turned into bits, the constant of which is rounded too, and multiplied by a distance, which
+    is rounded itself where 24 bits do not hold it.
+    """
+    if block.distance is None:
+        return np.zeros((1, 1)), np.zeros((1, 1))
+    return -block.slope * block.distance, np.where(block.distance > _EXACT_INTEGERS, 4.0, 3.0)
 
 
 def _shared_by_row(numerics: Numerics, block: RowBlock, key: Floats) -> Floats:

@@ -29,9 +29,12 @@ BATCHED = {
     "kv_positions": 1,
     "kv_start": 1,
     "kv_end": 1,
+    "alibi_slopes": 1,
 }
 # Those whose batch dimensions may be 1 where the query's are not.
-_BROADCAST = frozenset({"attention_mask", "bias", "q_positions", "kv_positions", "kv_start", "kv_end"})
+_BROADCAST = frozenset(
+    {"attention_mask", "bias", "q_positions", "kv_positions", "kv_start", "kv_end", "alibi_slopes"}
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ def fold(query: Array, key: Array, value: Array, **options: Any) -> Folded:
     dimensions, the same in all three, or none for a batch of one. attention_mask and bias [..., heads, rows,
     keys], positions and ranges [..., S] have as many, each of which may be 1; segment ids [..., S] have the
     same. A `q_offset` is an integer or has the shape of the batch dimensions; beside packed lengths, [n].
+    `alibi_slopes` [..., Hq] may have none of the dimensions, or 1 for any of them.
     Other options are those of `make_problem`: lengths, and the first number of an origin, count batch
     entries in the order of the array's elements.
 
@@ -87,7 +91,7 @@ def fold(query: Array, key: Array, value: Array, **options: Any) -> Folded:
     given = {"query": query, "key": key, "value": value} | options
     folded = {
         name: _flat(name, array, batch, BATCHED[name])
-        if name in BATCHED and isinstance(array, np.ndarray)
+        if name in BATCHED and isinstance(array, np.ndarray) and not _of_heads(name, array)
         else array
         for name, array in given.items()
     }
@@ -96,6 +100,11 @@ def fold(query: Array, key: Array, value: Array, **options: Any) -> Folded:
         folded["q_offset"] = _flat("q_offset", offset, batch, 0)
     bias = options.get("bias")
     return Folded(make_problem(**folded), batch, None if bias is None else bias.shape)
+
+
+def _of_heads(name: str, array: Array) -> bool:
+    """Whether an argument has an axis of heads and no batch dimensions."""
+    return name == "alibi_slopes" and array.ndim == 1
 
 
 def _flat(name: str, array: Array, batch: tuple[int, ...], axes: int) -> Array:

@@ -17,6 +17,8 @@ BIAS_DTYPES = (*FLOAT_DTYPES, np.dtype(np.float64))
 
 # The difference of two positions fits into 32 bits.
 POSITIONS = range(-(2**30), 2**30)
+# The product of a slope and a difference of positions is far from what float32 overflows at.
+LARGEST_SLOPE = 2.0**64
 # A word of a counter of dropout's generator.
 _WORDS = 2**32
 
@@ -35,6 +37,7 @@ class Problem:
     origin: where the first batch entry, query head, row and key of this call stand in the whole arrays.
     chunk_size: positions in a chunk. kv_start, kv_end: int [B|1, Sq], the first key that a row may see and
         the one after the last, as keys are counted in the array; None where that side is open.
+    alibi_slopes: float32 [Hq] or [B|1, Hq], what a logit loses for each position between row and key.
     """
 
     query: Array
@@ -61,6 +64,7 @@ class Problem:
     chunk_size: int | None = None
     kv_start: Array | None = None
     kv_end: Array | None = None
+    alibi_slopes: Array | None = None
 
     @property
     def batch(self) -> int:
@@ -147,6 +151,7 @@ def make_problem(query: Array, key: Array, value: Array, **options: Any) -> Prob
     for name in ("kv_start", "kv_end"):
         _check_tokens(name, options.get(name), shape[0], shape[2])
     canonical["chunk_size"] = _check_chunk(options.get("chunk_size"))
+    canonical["alibi_slopes"] = _check_slopes(options.get("alibi_slopes"), shape)
     canonical["origin"] = _check_origin(options.get("origin"), shape)
     return Problem(query, key, value, **canonical)
 
@@ -328,6 +333,25 @@ def _check_chunk(size: Any) -> int | None:
     if not _is_integer(size) or not 0 < int(size) < 2**31:
         raise _wrong("chunk_size", size, "an integer above 0 that 32 bits hold, or None")
     return int(size)
+
+
+def _check_slopes(slopes: Any, shape: tuple[int, int, int, int]) -> Array | None:
+    """The slopes as [B or 1, Hq]."""
+    if slopes is None:
+        return None
+    if not isinstance(slopes, np.ndarray):
+        raise TypeError(f"alibi_slopes: got {type(slopes).__name__}, expected an array of float32")
+    if slopes.dtype != np.float32:
+        raise _wrong("alibi_slopes", f"dtype {slopes.dtype}", "float32")
+    batch, heads, _, _ = shape
+    if slopes.shape not in ((heads,), (1, heads), (batch, heads)):
+        raise _wrong("alibi_slopes", f"shape {slopes.shape}", f"({heads},) or {(batch, heads)}")
+    # NaN is not in the range either.
+    outside = ~(np.abs(slopes) <= LARGEST_SLOPE)
+    if outside.any():
+        expected = f"finite numbers of at most {LARGEST_SLOPE:.3g} in size"
+        raise _wrong("alibi_slopes", float(slopes[outside][0]), expected)
+    return slopes.reshape(-1, heads)
 
 
 def _check_origin(origin: Any, shape: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

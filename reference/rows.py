@@ -4,7 +4,7 @@ The oracle sums these blocks into outputs and gradients, the error model into bo
 key, so memory is O(rows x Sk) whatever the length of the query.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from attest.reference import double_double
 from attest.reference.dropout import keep_mask
 from attest.reference.problem import Problem
 from attest.reference.semantics import Semantics
-from attest.reference.visibility import Bools, Ints, allowed, padding_rows, pick
+from attest.reference.visibility import Bools, Ints, allowed, distances, padding_rows, pick
 
 Floats = NDArray[np.float64]
 
@@ -43,6 +43,8 @@ class RowBlock:
     max_share: [R, N] what a change of each logit moves the row maximum by, and sink_max_share: [R, n] the
         same of the sinks; None where the maximum is held constant.
     padding: bool [R], rows past a length. bias: [R, N] or None. bias_place: where it joins (S2).
+    distance: [R, N] positions between row and key, None without ALiBi; slope: what a logit loses for each,
+        where the bias joins (S25).
     """
 
     batch: int
@@ -72,6 +74,8 @@ class RowBlock:
     padding: Bools
     bias: Floats | None
     bias_place: str
+    distance: Floats | None
+    slope: float
 
     def dropped_weights(self) -> Floats:
         """The weights that multiply the values: dropout applied."""
@@ -135,15 +139,29 @@ def _row_block(
     seen = permitted if bias is None else permitted & ~np.isneginf(bias)
     weighed = seen | ~permitted if semantics.hidden == "sentinel" else seen
 
+    distance, slope = None, 0.0
+    if problem.alibi_slopes is not None:
+        distance = distances(problem, semantics, batch, rows).astype(np.float64)
+        slope = float(problem.alibi_slopes[batch if len(problem.alibi_slopes) > 1 else 0, head])
+
+    def with_bias(pair: double_double.Pair) -> double_double.Pair:
+        """The logits with bias and ALiBi."""
+        if bias is not None:
+            pair = double_double.plus(pair, bias)
+        if distance is not None:
+            high, low = double_double.times((distance, np.zeros_like(distance)), (-slope, 0.0))
+            pair = double_double.plus(double_double.plus(pair, high), low)
+        return pair
+
     scale = _scale(problem, semantics)
-    pair = _uncapped(problem, semantics, double_double.dot(query, key), bias, scale)
+    pair = _uncapped(semantics, double_double.dot(query, key), with_bias, scale)
     uncapped, tanh, cap_slope = pair[0] + pair[1], None, None
     if problem.logits_soft_cap is not None:
         tanh = np.tanh(uncapped / problem.logits_soft_cap)
         cap_slope = np.cosh(uncapped / problem.logits_soft_cap) ** -2.0
         pair = double_double.soft_cap(pair, problem.logits_soft_cap)
-    if bias is not None and semantics.bias == "after_cap":
-        pair = double_double.plus(pair, bias)
+    if semantics.bias == "after_cap":
+        pair = with_bias(pair)
     if semantics.hidden == "sentinel":
         pair = (np.where(permitted, pair[0], semantics.sentinel), np.where(permitted, pair[1], 0.0))
     high, low = double_double.normalised(pair)
@@ -194,6 +212,8 @@ def _row_block(
         padding=padding,
         bias=bias,
         bias_place=semantics.bias,
+        distance=distance,
+        slope=slope,
     )
 
 
@@ -206,18 +226,17 @@ def _scale(problem: Problem, semantics: Semantics) -> tuple[float, float]:
 
 
 def _uncapped(
-    problem: Problem,
     semantics: Semantics,
     dot: double_double.Pair,
-    bias: Floats | None,
+    with_bias: Callable[[double_double.Pair], double_double.Pair],
     scale: tuple[float, float],
 ) -> double_double.Pair:
-    """The logits before the cap, with the bias wherever S2 or its dialect adds it there."""
-    if bias is None or semantics.bias == "after_cap":
+    """The logits before the cap, with bias and ALiBi wherever S2 or its dialect adds them there."""
+    if semantics.bias == "after_cap":
         return double_double.times(dot, scale)
     if semantics.bias == "before_scale":
-        return double_double.times(double_double.plus(dot, bias), scale)
-    return double_double.plus(double_double.times(dot, scale), bias)
+        return double_double.times(with_bias(dot), scale)
+    return with_bias(double_double.times(dot, scale))
 
 
 def _sinks(problem: Problem, semantics: Semantics, head: int) -> tuple[double_double.Pair, Floats]:

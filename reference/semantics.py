@@ -30,6 +30,7 @@ OPTIONS = (
     "chunk_size",
     "kv_start",
     "kv_end",
+    "alibi_slopes",
 )
 # Who ignores the first must ignore the second, or its answer has no meaning.
 _TOGETHER = (
@@ -46,7 +47,8 @@ class Semantics:
     """The choices of one kernel, one field a question; the clause of docs/reference/semantics.md behind each.
 
     default_scale (S1): the scale where `softmax_scale` is None.
-    bias (S2): added to the scaled logits before the cap, to q.k before the scale, or after the cap.
+    bias (S2, S25): added to the scaled logits before the cap, to q.k before the scale, or after the cap.
+        The term of ALiBi is added with it.
     hidden (S4): a hidden key is absent, or its logit is replaced by the finite `sentinel`, so that rows
         with nothing better to see still weigh it, and what is stored under it may leak.
     hidden_nonfinite (S4): NaN and inf that are stored where nothing is seen are ignored, or leak, because

@@ -1,8 +1,8 @@
 """The keys that each query row sees (S5 to S9, S23, S24, S28).
 
-Causal and window compare two positions: each key has the one it holds in its sequence, and each query row
-has the one it would hold on the keys' axis, unless the call gives others. Both are plain vectors, so that
-any block of the matrix of pairs can be made without the rest.
+Causal and window compare two positions, and ALiBi (S25) weighs their distance: each key has the one it holds
+in its sequence, and each query row has the one it would hold on the keys' axis, unless the call gives others.
+Both are plain vectors, so that any block of the matrix of pairs can be made without the rest.
 """
 
 from dataclasses import dataclass
@@ -112,6 +112,12 @@ def _by_position(problem: Problem, semantics: Semantics, batch: int, rows: Ints)
         row_position = row_positions(problem, semantics.window, batch)[rows]
         seen &= k_position // problem.chunk_size == (row_position // problem.chunk_size)[:, None]
     return seen
+
+
+def distances(problem: Problem, semantics: Semantics, batch: int, rows: Ints) -> Ints:
+    """Return how many positions lie between `rows` and each key: int64 [rows, Sk] (S25)."""
+    row_position = row_positions(problem, semantics.window, batch)[rows]
+    return np.abs(row_position[:, None] - key_positions(problem, batch))
 
 
 def key_positions(problem: Problem, batch: int) -> Ints:

@@ -34,6 +34,7 @@ _STREAMS = (
     "integers",
     "positions",
     "ranges",
+    "alibi",
 )
 
 _VISIBLE_SHARE = 0.75
@@ -111,6 +112,7 @@ def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | N
         chunk_size=case.chunk_size,
         kv_start=ranges.get("kv_start"),
         kv_end=ranges.get("kv_end"),
+        alibi_slopes=_alibi(case, streams["alibi"]),
     )
 
 
@@ -284,6 +286,22 @@ def _ranges(case: Case, stream: Stream) -> dict[str, Array]:
         name: stream.integers(least, max(most, least) + 1, shape).astype(np.int32)
         for name, shape in shapes.items()
     }
+
+
+def alibi_shape(case: Case) -> tuple[int, int]:
+    """The shape of alibi_slopes."""
+    return (case.batch if case.alibi == "entries" else 1), case.q_heads
+
+
+def _alibi(case: Case, stream: Stream) -> Array | None:
+    """Slopes float32: from 1/2 to 1/256 over the heads, as in the paper, or of either sign and up to 1/4."""
+    if case.alibi is None:
+        return None
+    shape = alibi_shape(case)
+    if case.alibi == "entries":
+        return ((stream.uniform(shape) - 0.5) / 2).astype(np.float32)
+    steps = np.arange(case.q_heads) / max(case.q_heads - 1, 1)
+    return np.exp2(-1 - 7 * steps).astype(np.float32).reshape(shape)
 
 
 def _cumulative_lengths(case: Case) -> tuple[Array | None, Array | None]:

@@ -30,8 +30,8 @@ BIAS_PATTERNS = ("normal", "large", "lowest", "first", "middle", "last", "rows")
 SEGMENT_PATTERNS = ("runs", "mixed")
 SINK_PATTERNS = ("ones", "logits", "extreme")
 POSITION_PATTERNS = ("shard", "shuffled", "repeated", "reversed")
-
 RANGE_PATTERNS = ("band", "starts", "ends", "scattered")
+ALIBI_PATTERNS = ("heads", "entries")
 
 _MASKS = (*MASK_AXES, *BROADCAST_MASK_AXES)
 _BIASES = (*BIAS_AXES, *BROADCAST_BIAS_AXES)
@@ -89,6 +89,7 @@ class Case:
     ranges: both ends of each row's keys, around the diagonal in a "band" or "scattered" anywhere, where some
         are empty; only "starts", which all batch entries share, or only "ends"; one of RANGE_PATTERNS, or
         None.
+    alibi: slopes of the "heads", as in the paper, or of the heads of each of the batch "entries", or None.
     tiling: which of the subject's tilings runs; -1 is the last, the production one. seed: of all values.
     """
 
@@ -129,6 +130,7 @@ class Case:
     origin: Origin | None = None
     chunk_size: int | None = None
     ranges: str | None = None
+    alibi: str | None = None
 
     def __post_init__(self) -> None:
         if self.value_dim == self.head_dim:  # one recipe, one name
@@ -178,6 +180,7 @@ class Case:
             "broadcast": any(len(axes) == 4 for axes in (self.mask or "", self.bias or "")),
             "chunks": self.chunk_size is not None,
             "ranges": self.ranges is not None,
+            "alibi": self.alibi is not None,
         }
         return frozenset(name for name, on in switches.items() if on)
 
@@ -331,6 +334,7 @@ def _faults(case: Case) -> list[tuple[str, bool, str]]:
             f"a size from 1 to {WIDEST_SIDE}",
         ),
         ("ranges", case.ranges not in (None, *RANGE_PATTERNS), f"one of {', '.join(RANGE_PATTERNS)}"),
+        ("alibi", case.alibi not in (None, *ALIBI_PATTERNS), f"one of {', '.join(ALIBI_PATTERNS)}"),
         ("tiling", case.tiling < -1, "at least -1"),
         ("seed", not 0 <= case.seed < 2**64, "an integer of 64 bits"),
     ]

@@ -42,6 +42,7 @@ OPTIONAL = COORDINATES | {
     "broadcast": Feature("S5", ("attention_mask", "bias")),
     "chunks": Feature("S24", ("chunk_size",)),
     "ranges": Feature("S28", ("kv_start", "kv_end")),
+    "alibi": Feature("S25", ("alibi_slopes",)),
 }
 ALL_FEATURES = FEATURES | OPTIONAL
 
@@ -81,6 +82,7 @@ CLAUSES = {
     "S22": "eager, jit, vmap, grad and remat give the same answer",
     "S23": "causal and window compare positions as given; dropout counts from the origin in the whole arrays",
     "S24": "chunks: a row sees the keys whose positions are in its own chunk of chunk_size positions",
+    "S25": "ALiBi: logits lose slope * |row position - key position|, where the bias is added",
     "S26": "normalize_output=False: weights are exp(logit - the row's largest), not divided by their sum",
     "S27": "further leading batch dimensions change no bit of the results, only their shapes",
     "S28": "ranges: a row sees keys kv_start <= j < kv_end, beside every other condition",

@@ -5,7 +5,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from attest.conformance.cases.build import DTYPES, pairs_shape, positions_shapes, range_shapes, sinks_shape
+from attest.conformance.cases.build import (
+    DTYPES,
+    alibi_shape,
+    pairs_shape,
+    positions_shapes,
+    range_shapes,
+    sinks_shape,
+)
 from attest.conformance.cases.case import Case
 
 Shape = jax.ShapeDtypeStruct
@@ -41,6 +48,8 @@ def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
             arrays[name] = Shape(shape, np.dtype(np.int32))
     for name, shape in range_shapes(case).items():
         arrays[name] = Shape(shape, np.dtype(np.int32))
+    if case.alibi is not None:
+        arrays["alibi_slopes"] = Shape(alibi_shape(case), np.dtype(np.float32))
     if isinstance(case.q_offset, tuple):
         arrays["q_offset"] = Shape((len(case.q_offset),), np.dtype(np.int32))
     options = {

@@ -111,10 +111,12 @@ def cut(built: Built, axis: str, here: slice) -> Built:
             "kv_positions",
             "kv_start",
             "kv_end",
+            "alibi_slopes",
         ):
             keep(name, 0)
     elif axis == "heads":
         keep("query", 2)
+        keep("alibi_slopes", 1)
         group = problem.group
         shared = slice(here.start // group, -(-here.stop // group))
         for name in ("key", "value"):

@@ -52,6 +52,7 @@ _ON: Mapping[str, Mapping[str, Any]] = {
     "origin": {"dropout": 0.5, "dropout_seed": 1, "origin": (1, 2, 3, 4)},
     "chunks": {"chunk_size": 2},
     "ranges": {"ranges": "scattered"},
+    "alibi": {"alibi": "heads"},
 }
 # The words that a refusal may contain, for features without an argument of their own.
 _OTHER_WORDS = {"gqa": ("head", "key"), "value_dim": ("value",), "integer_mask": ("mask",)}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attest.conformance.cases.case import Case, case_from_json
-from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.cases.features import ALL_FEATURES, DTYPES
 from attest.conformance.compiling.compilers import Binary, Compiler, Job, all_compilers
 from attest.conformance.compiling.devices import Device, all_devices
 from attest.conformance.compiling.roofline import PASSES, Estimate, estimate
@@ -235,7 +235,7 @@ def _refuse_unknown(profile: str, only: Narrowing) -> None:
     for option, names, known in (
         ("--profile", (profile,), _settings()["profiles"]),
         ("--target", only.targets, all_devices()),
-        ("--feature", only.features, FEATURES),
+        ("--feature", only.features, ALL_FEATURES),
         ("--dtype", only.dtypes, DTYPES),
     ):
         for name in names:

@@ -1,9 +1,9 @@
-"""The chunks and the ranges of keys of a drawn case."""
+"""What a drawn case counts along the keys: chunks, ranges and the slopes of ALiBi."""
 
 from collections.abc import Callable
 from typing import Any
 
-from attest.conformance.cases.case import RANGE_PATTERNS, Case
+from attest.conformance.cases.case import ALIBI_PATTERNS, RANGE_PATTERNS, Case
 from attest.conformance.drawing.dice import Dice
 
 
@@ -18,4 +18,5 @@ def _chunk(case: Case, _row: object, _offer: object, dice: Dice) -> dict[str, An
 INTERVALS: dict[str, Callable[[Case, object, object, Dice], dict[str, Any]]] = {
     "chunks": _chunk,
     "ranges": lambda _case, _row, _offer, dice: {"ranges": dice.pick("ranges", RANGE_PATTERNS)},
+    "alibi": lambda _case, _row, _offer, dice: {"alibi": dice.pick("alibi", ALIBI_PATTERNS)},
 }

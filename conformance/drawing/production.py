@@ -218,7 +218,7 @@ def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
             return cum
         return np.array([0, cum[block.batch + 1] - cum[block.batch]], np.int32)
 
-    offset = problem.q_offset
+    slopes, offset = ids(problem.alibi_slopes), problem.q_offset
     if isinstance(offset, np.ndarray) and problem.batch > 1:
         offset = offset[batch]
 
@@ -245,6 +245,7 @@ def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
         kv_positions=ids(problem.kv_positions),
         kv_start=ids(problem.kv_start),
         kv_end=ids(problem.kv_end),
+        alibi_slopes=None if slopes is None else slopes[:, heads],
         # Dropout goes by the coordinates of the whole.
         origin=tuple(np.add(problem.origin, (block.batch, heads.start, 0, 0)).tolist()),
     )

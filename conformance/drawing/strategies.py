@@ -132,6 +132,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "broadcast": (),
     "chunks": ("chunk_size",),
     "ranges": ("ranges",),
+    "alibi": ("alibi",),
 }
 
 

@@ -76,6 +76,11 @@ def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Pr
         for wider in _longer(problem):
             if not _see_alike(problem, wider, semantics):
                 yield "ranges", wider
+    if problem.alibi_slopes is not None:
+        yield "alibi", replace(problem, alibi_slopes=None)
+        rolled = np.roll(problem.alibi_slopes, 1, axis=1)
+        if not np.array_equal(rolled, problem.alibi_slopes):
+            yield "alibi", replace(problem, alibi_slopes=rolled)
     if any(problem.origin):
         yield "origin", replace(problem, origin=(0, 0, 0, 0))
     if not problem.normalize_output:

@@ -33,6 +33,7 @@ _OPTION_ARRAYS = (
     "kv_positions",
     "kv_start",
     "kv_end",
+    "alibi_slopes",
 )
 _OPTION_SCALARS = (
     "softmax_scale",

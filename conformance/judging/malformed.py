@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -111,6 +112,18 @@ _WRONG_ORIGINS: Mapping[str, Any] = {
     "beyond_32_bits": (0, 2**32, 0, 0),
     "float": (0, 0.5, 0, 0),
     "nan": (float("nan"), 0, 0, 0),
+}
+
+# What can be wrong with the slopes of ALiBi.
+_WRONG_SLOPES: Mapping[str, Any] = {
+    "number": 0.5,
+    "heads": np.ones(3, np.float32),
+    "batch": np.ones((3, 2), np.float32),
+    "rank": np.ones((1, 1, 2), np.float32),
+    "int": np.ones(2, np.int32),
+    "bfloat16": np.ones(2, ml_dtypes.bfloat16),
+    "nan": np.array([1, np.nan], np.float32),
+    "infinite": np.array([np.inf, 1], np.float32),
 }
 
 # What can be wrong with the cumulative lengths of either side.
@@ -286,6 +299,10 @@ MALFORMED: Mapping[str, Malformed] = {
         chunk_size_float=2.5,
         chunk_size_beyond_int32=2**31,
     ),
+    **{
+        f"alibi_{wrong}": Malformed(_set(alibi_slopes=slopes), ("alibi_slopes",), "alibi")
+        for wrong, slopes in _WRONG_SLOPES.items()
+    },
     **{
         f"origin_{wrong}": Malformed(
             _set(dropout_prob=0.5, dropout_seed=1, origin=origin), ("origin",), "origin"

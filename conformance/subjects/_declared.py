@@ -18,6 +18,7 @@ def declared(implementation: Implementation) -> dict[str, Any]:
     capabilities = implementation.capabilities
     unsupported = set() if capabilities.dropout else {"dropout", "origin"}
     unsupported |= set() if capabilities.kv_positions else {"positions"}
+    unsupported |= set() if capabilities.alibi else {"alibi"}
     return {
         "features": frozenset(ALL_FEATURES) - unsupported,
         "dtypes": capabilities.dtypes,

@@ -30,11 +30,14 @@ _BEHIND = {
 }
 
 
-def flash_attention_arguments(info: "MaskInfo", query: Any, key: Any) -> dict[str, Any]:
+def flash_attention_arguments(
+    info: "MaskInfo", query: Any, key: Any, *, alibi: bool = False
+) -> dict[str, Any]:
     """Return the keyword arguments of `attest.flash_attention` that make exactly the pairs of `info` visible.
 
     query [..., Sq, Hq, D] and key [..., Sk, Hkv, D] are read for their shapes alone. Padding rows remain
-    padding (S9). Only what no other argument says becomes a mask.
+    padding (S9). Only what no other argument says becomes a mask. Positions are among them only where
+    something reads them. alibi: whether ALiBi does (S25).
 
     Raises: ValueError naming the array of `info` whose size is not that of the call.
     """
@@ -59,7 +62,7 @@ def flash_attention_arguments(info: "MaskInfo", query: Any, key: Any) -> dict[st
     if mask is not None:
         arguments["attention_mask"] = mask
     arguments |= _lengths(rest, sizes)
-    arguments |= _order(rest, sizes, chunk is not None)
+    arguments |= _order(rest, sizes, alibi or chunk is not None)
     ranges = {"kv_start": rest.kv_start, "kv_end": rest.kv_end}
     arguments |= {name: ends for name, ends in ranges.items() if ends is not None}
     return arguments if len(leading) == 1 else _with_leading(arguments, leading)
@@ -143,14 +146,14 @@ def _lengths(rest: "MaskInfo", sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def _order(rest: "MaskInfo", sizes: Sizes, chunked: bool) -> dict[str, Any]:
-    """Causal order and the window, and the positions that they compare, or chunks do."""
+def _order(rest: "MaskInfo", sizes: Sizes, placed: bool) -> dict[str, Any]:
+    """Causal order and the window, and the positions, if these or `placed` say that something reads them."""
     order: dict[str, Any] = {}
     if rest.causal:
         order["causal"] = True
     if rest.sliding_window != (None, None):
         order["sliding_window"] = rest.sliding_window
-    if not (order or chunked):
+    if not (order or placed):
         return {}
     if rest.q_positions is not None:
         order["q_positions"] = rest.q_positions

@@ -39,7 +39,8 @@ def with_mask_info(arguments: Mapping[str, Any], mask_info: Any) -> dict[str, An
     query, key = arguments["query"], arguments["key"]
     if not all(isinstance(x, jax.Array | np.ndarray) and x.ndim == 4 for x in (query, key)):
         return dict(arguments)
-    said = _with_arguments(mask_info, arguments).arguments(query, key)
+    alibi = arguments["alibi_slopes"] is not None
+    said = _with_arguments(mask_info, arguments).arguments(query, key, alibi=alibi)
     return {**arguments, **dict.fromkeys(_REPLACED), **said}
 
 

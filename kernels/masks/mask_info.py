@@ -307,17 +307,18 @@ class MaskInfo:
         visible = self.get_or_compute_attention_mask(q_length, kv_length)
         return jnp.where(visible, 0.0, -math.inf).astype(check_dtype("dtype", dtype))
 
-    def arguments(self, query: Any, key: Any) -> dict[str, Any]:
+    def arguments(self, query: Any, key: Any, *, alibi: bool = False) -> dict[str, Any]:
         """Return keyword arguments of `attest.flash_attention` that make exactly these pairs visible.
 
         query and key are the arrays of the call, or their `jax.ShapeDtypeStruct`. Causal order, windows,
         lengths, ranges, segments, positions and the smallest chunk are passed as such; masks of keys, lengths
         beside segments and chunks of keys with positions as segment ids. What is left becomes a mask
-        [B or 1, Hq or 1, Sq or 1, Sk or 1]. Padding stays padding.
+        [B or 1, Hq or 1, Sq or 1, Sk or 1]. Padding stays padding. alibi: whether the call has alibi_slopes,
+        which read positions where nothing else does (S25).
 
         Raises: ValueError naming the array whose size is not that of the call.
         """
-        return flash_attention_arguments(self, query, key)
+        return flash_attention_arguments(self, query, key, alibi=alibi)
 
     def shardings(
         self,

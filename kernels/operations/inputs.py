@@ -10,17 +10,20 @@ from jax.core import Tracer
 
 from attest.kernels.options import refuse
 
+# Float arrays that are constants of a call: they keep their values, and have no gradients.
+CONSTANTS = frozenset({"alibi_slopes"})
+
 
 def draw(arguments: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return the arguments of a call with normal numbers in place of each float array.
 
-    Integer and bool arrays are kept, since their values decide which pairs are visible.
+    Integer and bool arrays are kept, since their values decide which pairs are visible, and so are constants.
 
     Raises: ValueError for one of them that is a shape alone.
     """
     drawn: dict[str, Any] = {}
     for number, (name, x) in enumerate(sorted(arguments.items())):
-        if _is_array(x) and jnp.issubdtype(x.dtype, jnp.floating):
+        if name not in CONSTANTS and _is_array(x) and jnp.issubdtype(x.dtype, jnp.floating):
             key = jax.random.fold_in(jax.random.key(seed % 2**32), number)
             drawn[name] = jax.random.normal(key, x.shape, jnp.float32).astype(x.dtype)
         else:

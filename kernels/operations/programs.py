@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attest.kernels.operations.inputs import CONSTANTS
 from attest.kernels.operations.judging import Program
 
 
@@ -24,7 +25,7 @@ def compiled(run: Callable[..., Any], arguments: Mapping[str, Any], backward: bo
         if any(map(_is_array, jax.tree.leaves(x)))
     }
     static = {name: x for name, x in arguments.items() if name not in shapes}
-    floats = {name: x for name, x in shapes.items() if _is_float(x)}
+    floats = {name: x for name, x in shapes.items() if _is_float(x) and name not in CONSTANTS}
     others = {name: x for name, x in shapes.items() if name not in floats}
 
     def forward(floats: dict[str, Any], others: dict[str, Any]) -> Any:

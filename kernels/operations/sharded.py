@@ -50,6 +50,8 @@ def sharded_call(
     arrays = {name: x for name, x in arguments.items() if _has_arrays(x)}
     if isinstance(arrays.get("q_offset"), jax.Array) and arrays["q_offset"].ndim == 0:
         arrays["q_offset"] = arrays["q_offset"].reshape(1)
+    if getattr(arrays.get("alibi_slopes"), "ndim", None) == 1:
+        arrays["alibi_slopes"] = arrays["alibi_slopes"].reshape(1, -1)
     static = {name: x for name, x in arguments.items() if name not in arrays}
     names = tuple(arrays)
     split = tuple(_spec(name, x, specs) for name, x in arrays.items())

@@ -20,7 +20,8 @@ from attest.kernels.triton.tile import key_order, pair_offset, tile_logits
 
 @triton.jit
 def backward_bias(
-    query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length,
+    query, key, value, mask, bias, first, last, q_ids, kv_ids, stands, slopes, ranges, seed, q_length,
+    k_length,
     d_out, lse2, delta, weight, batches,
     d_bias,
     SPEC: tl.constexpr,
@@ -31,8 +32,9 @@ def backward_bias(
     tile of logits that is hidden is not computed.
     """
     arrays = Arrays(
-        query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length
-    )
+        query, key, value, mask, bias, first, last, q_ids, kv_ids, stands, slopes, ranges, seed, q_length,
+        k_length,
+    )  # fmt: skip
     cotangents = Cotangents(d_out, lse2, delta, weight)
     blocks = tl.cdiv(k_length, SPEC.block_k)
     q_blocks = tl.cdiv(q_length, SPEC.block_q)

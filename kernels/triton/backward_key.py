@@ -24,7 +24,8 @@ from attest.kernels.triton.tile import by_row, kept_pairs, key_order, offset, st
 
 @triton.jit
 def backward_key(
-    query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length,
+    query, key, value, mask, bias, first, last, q_ids, kv_ids, stands, slopes, ranges, seed, q_length,
+    k_length,
     d_out, lse2, delta, weight,
     d_key, d_value,
     SPEC: tl.constexpr,
@@ -36,8 +37,9 @@ def backward_key(
     SPEC.sum_key and SPEC.sum_value name is summed and stored.
     """
     arrays = Arrays(
-        query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length
-    )
+        query, key, value, mask, bias, first, last, q_ids, kv_ids, stands, slopes, ranges, seed, q_length,
+        k_length,
+    )  # fmt: skip
     cotangents = Cotangents(d_out, lse2, delta, weight)
     batch, key_head, block = own_block(k_length, SPEC.block_k, SPEC.k_heads, SPEC)
     q_order = tl.arange(0, SPEC.block_q)

@@ -29,15 +29,17 @@ from attest.kernels.triton.tile import finite_or_zero, key_order, offset, store_
 
 @triton.jit
 def backward_query(
-    query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length,
+    query, key, value, mask, bias, first, last, q_ids, kv_ids, stands, slopes, ranges, seed, q_length,
+    k_length,
     d_out, lse2, delta, weight,
     d_query,
     SPEC: tl.constexpr,
 ):  # fmt: skip
     """d_query [B, Sq, Hq, D]. Grid: (batch * heads * query blocks); blocks as in the forward kernel."""
     arrays = Arrays(
-        query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length
-    )
+        query, key, value, mask, bias, first, last, q_ids, kv_ids, stands, slopes, ranges, seed, q_length,
+        k_length,
+    )  # fmt: skip
     batch, head, block = own_query_block(q_length, SPEC)
     key_head = head // SPEC.group
     q_order = tl.arange(0, SPEC.block_q)

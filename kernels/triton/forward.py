@@ -37,7 +37,8 @@ from attest.kernels.triton.tile import (
 
 @triton.jit
 def forward(
-    query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length, sinks,
+    query, key, value, mask, bias, first, last, q_ids, kv_ids, stands, slopes, ranges, seed, q_length,
+    k_length, sinks,
     out, lse, row_max,
     SPEC: tl.constexpr,
 ):  # fmt: skip
@@ -47,8 +48,9 @@ def forward(
     sinks, -inf where a row sees none.
     """
     arrays = Arrays(
-        query, key, value, mask, bias, first, last, q_ids, kv_ids, ranges, seed, q_length, k_length
-    )
+        query, key, value, mask, bias, first, last, q_ids, kv_ids, stands, slopes, ranges, seed, q_length,
+        k_length,
+    )  # fmt: skip
     batch, head, block = own_query_block(q_length, SPEC)
     key_head = head // SPEC.group
     q_order = tl.arange(0, SPEC.block_q)

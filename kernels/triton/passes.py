@@ -68,10 +68,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class _Visible:
-    """What the kernels need to tell visible pairs."""
+    """What the kernels need to tell visible pairs, and how far they are apart."""
 
     first: jax.Array | None  # [N, Sq] int32
     last: jax.Array | None  # [N, Sq] int32
+    position: jax.Array | None  # [N, Sq] int32, None without ALiBi
     rows: Any  # attest.kernels.visibility.Rows, of which the ranges are made
     batched: bool  # N is B, not 1
 
@@ -177,9 +178,12 @@ def _launch(what: Launch, sizes: Sizes) -> tuple[jax.Array, ...]:
 
 def _arrays(call: Call, visible: _Visible, ranges: jax.Array | None) -> tuple[jax.Array | int, ...]:
     """The first parameters of all kernels, as `attest.kernels.triton.program.Arrays` names them."""
+    if ranges is not None and visible.batched:
+        ranges = jnp.broadcast_to(ranges, (call.query.shape[0], *ranges.shape[1:]))
     arrays = (
         *(call.query, call.key, call.value, call.attention_mask, call.bias),
-        *(visible.first, visible.last, call.q_segment_ids, call.kv_segment_ids, ranges),
+        *(visible.first, visible.last, call.q_segment_ids, call.kv_segment_ids),
+        *(visible.position, call.alibi_slopes, ranges),
     )
     present = (call.query if x is None else x for x in arrays)
     return (*present, _seed(call), call.query.shape[1], call.key.shape[1])
@@ -195,14 +199,14 @@ def _seed(call: Call) -> jax.Array:
 def _visible(call: Call) -> _Visible:
     """The rows' intervals, all batched if one is: the kernels know one N."""
     rows = describe_rows(call)
-    arrays = [x for x in (rows.first, rows.last) if x is not None]
+    arrays = [x for x in (rows.first, rows.last, rows.position) if x is not None]
     batched = call.q_segment_ids is not None or any(x.shape[0] > 1 for x in arrays)
     shape = (call.query.shape[0] if batched else 1, call.query.shape[1])
 
     def spread(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else jnp.broadcast_to(x, shape)
 
-    return _Visible(spread(rows.first), spread(rows.last), rows, batched)
+    return _Visible(spread(rows.first), spread(rows.last), spread(rows.position), rows, batched)
 
 
 def _spec(
@@ -220,7 +224,10 @@ def _spec(
     scale = call.softmax_scale
     # The scale can wait for the exponent where nothing comes between, and where it keeps the order of logits;
     # in bits it must be finite.
-    folded = bias is None and cap is None and settings.logits_dtype == "float32" and 0 < scale < _LARGEST_UNIT
+    between = (bias, cap, call.alibi_slopes)
+    folded = (
+        all(x is None for x in between) and settings.logits_dtype == "float32" and 0 < scale < _LARGEST_UNIT
+    )
     return KernelSpec(
         head_dim=call.query.shape[3],
         value_dim=call.value.shape[3],
@@ -247,6 +254,8 @@ def _spec(
         last=visible.last is not None,
         row_batch=visible.batched,
         segments=call.q_segment_ids is not None,
+        alibi=call.alibi_slopes is not None,
+        slope_batch=call.alibi_slopes is not None and call.alibi_slopes.shape[0] > 1,
         ranges=ranges is not None,
         aligned=k_length % 16 == 0,
         even_q=call.query.shape[1] % sizes.q == 0,
@@ -307,8 +316,8 @@ def work_of(call: Call) -> str:
         return "segments"
     if windowed(call):
         return "short"
-    edges = call.causal or call.logits_soft_cap is not None or call.kv_start is not None
-    edges = edges or call.kv_end is not None
+    others = (call.logits_soft_cap, call.kv_start, call.kv_end, call.alibi_slopes)
+    edges = call.causal or any(x is not None for x in others)
     return "edges" if edges or any(length % LARGEST_BLOCK for length in lengths) else "plain"
 
 

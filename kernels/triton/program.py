@@ -16,7 +16,8 @@ class Arrays(NamedTuple):
     """The pointers and lengths of a launch. The query stands in for an array that is absent, never read.
 
     `query`, `key`, `value`, `mask`, `bias`, `q_ids` and `kv_ids` as `attest.kernels.arguments.Call` has them;
-    `first` and `last` as `attest.kernels.visibility.Rows`; `seed` as `attest.kernels.philox.dropout_words`.
+    `slopes` are its alibi_slopes. `first`, `last` and, as `stands`, position as
+    `attest.kernels.visibility.Rows` has them; `seed` as `attest.kernels.philox.dropout_words`.
     `ranges` as `attest.kernels.ranges.key_blocks` makes it, or `query_blocks` for `backward_key`.
     """
 
@@ -29,6 +30,8 @@ class Arrays(NamedTuple):
     last: Any
     q_ids: Any
     kv_ids: Any
+    stands: Any
+    slopes: Any
     ranges: Any
     seed: Any
     q_length: Any
@@ -39,7 +42,8 @@ class Rows(NamedTuple):
     """A block of R queries of a head, and where what it is compared with lies.
 
     start: its first row; index: [R] rows within the batch entry; first, last, ids: [R] int32, the interval of
-    visible keys and the segment of each row. kv_ids points at the batch entry; mask and bias at the plane.
+    visible keys and the segment of each row; stand: [R] int32, where it stands among the keys, for ALiBi;
+    slope: that of the head. kv_ids points at the batch entry; mask and bias at the plane.
     """
 
     batch: Any
@@ -49,6 +53,8 @@ class Rows(NamedTuple):
     first: Any
     last: Any
     ids: Any
+    stand: Any
+    slope: Any
     kv_ids: Any
     mask: Any
     bias: Any
@@ -162,11 +168,16 @@ def load_rows(arrays, batch, head, start, order, SPEC: tl.constexpr, EDGE: tl.co
     first = tl.zeros_like(index)
     last = tl.zeros_like(index)
     ids = tl.zeros_like(index)
+    stand = tl.zeros_like(index)
+    slope = 0.0
     kv_ids = arrays.kv_ids
     mask = arrays.mask
     bias = arrays.bias
+    plane = (batch if SPEC.row_batch else 0) * q_length + index
+    if SPEC.alibi:
+        stand = tl.load(arrays.stands + plane, mask=inside, other=0)
+        slope = tl.load(arrays.slopes + (batch if SPEC.slope_batch else 0) * SPEC.heads + head)
     if EDGE:
-        plane = (batch if SPEC.row_batch else 0) * q_length + index
         if SPEC.first:
             first = tl.load(arrays.first + plane, mask=inside, other=0)
         if SPEC.last:
@@ -184,7 +195,7 @@ def load_rows(arrays, batch, head, start, order, SPEC: tl.constexpr, EDGE: tl.co
                 batch, head, q_length, k_length, SPEC.heads, SPEC.bias_batch, SPEC.bias_head, SPEC.bias_row,
                 SPEC.bias_key,
             )  # fmt: skip
-    return Rows(batch, head, start, index, first, last, ids, kv_ids, mask, bias)
+    return Rows(batch, head, start, index, first, last, ids, stand, slope, kv_ids, mask, bias)
 
 
 @triton.jit

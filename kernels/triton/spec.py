@@ -28,6 +28,7 @@ class KernelSpec:
         first, last: rows have a first, a last visible key; row_batch: they differ by batch entry,
             and so do the ranges.
         segments: queries and keys have segment ids.
+        alibi: heads have slopes; slope_batch: those of each batch entry are others.
         ranges: the blocks that a block visits are given; all are visited where they are not.
         aligned: the number of keys is a multiple of 16.
         even_q, even_k: the lengths are multiples of block_q, of block_k.
@@ -72,6 +73,8 @@ class KernelSpec:
     last: bool
     row_batch: bool
     segments: bool
+    alibi: bool
+    slope_batch: bool
     ranges: bool
     aligned: bool
     even_q: bool

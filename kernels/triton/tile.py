@@ -4,9 +4,9 @@ A tile is [queries, keys], or [keys, queries] where a kernel holds it TRANSPOSED
 keys is broadcast accordingly, so that either way round is the same code. SPEC is the launch's
 `attest.kernels.triton.spec.KernelSpec`.
 
-Logits are kept in a unit of their own: a logit is u * UNIT bits, a bit being log(2). Without bias and cap u
-is the bare product q . k, so that the scale costs nothing but the multiplication inside exp2; with a cap u is
-the tanh, so that the derivative of the cap is 1 - u * u.
+Logits are kept in a unit of their own: a logit is u * UNIT bits, a bit being log(2). Without bias, ALiBi
+and cap u is the bare product q . k, so that the scale costs nothing but the multiplication inside exp2; with
+a cap u is the tanh, so that the derivative of the cap is 1 - u * u.
 """
 
 import triton
@@ -156,7 +156,7 @@ def tile_logits(
     left, right, arrays, rows, keys, SPEC: tl.constexpr, EVEN: tl.constexpr, EDGE: tl.constexpr,
     TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """u of the tile left @ right.T (clauses S1 to S9): product, scale, rounding, bias, cap, hiding.
+    """u of the tile left @ right.T (S1 to S9, S25): product, scale, rounding, bias, ALiBi, cap, hiding.
 
     left and right are queries and keys, or keys and queries if TRANSPOSED; `arrays`, `rows` and `keys` are
     records of `attest.kernels.triton.program`. What is hidden becomes -inf; without EDGE every pair is taken
@@ -188,6 +188,8 @@ def tile_logits(
         u = u.to(tl.float16).to(tl.float32)
     if SPEC.bias:
         u = u + added.to(tl.float32)
+    if SPEC.alibi:
+        u = u - rows.slope * tl.abs(by_row(rows.stand, TRANSPOSED) - key).to(tl.float32)
     if SPEC.cap != 0.0:
         u = tanh(u * (1.0 / SPEC.cap))
     if EDGE:

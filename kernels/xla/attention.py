@@ -19,7 +19,8 @@ from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.options import check_dtype, check_flag, refuse, shown
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import describe_rows, visible_tile
-from attest.kernels.xla.tiles import capped, grouped_sinks, scaled_products, whole_keep_mask
+from attest.kernels.xla.all_pairs import whole_alibi, whole_keep_mask
+from attest.kernels.xla.tiles import capped, grouped_sinks, scaled_products
 
 
 def attention(
@@ -52,6 +53,7 @@ def attention(
     chunk_size: int | None = None,
     kv_start: jax.Array | None = None,
     kv_end: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
     mask_info: MaskInfo | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Materialised attention: (out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk]), both in `dtype`.
@@ -108,6 +110,7 @@ def attention(
             "chunk_size": chunk_size,
             "kv_start": kv_start,
             "kv_end": kv_end,
+            "alibi_slopes": alibi_slopes,
         }
     )
     call = check_call(**with_mask_info(arguments, mask_info))
@@ -143,6 +146,9 @@ def _attend(out_dtype: str, softmax_dtype: str, call: Call) -> tuple[jax.Array, 
     if call.bias is not None:
         bias = jnp.where(call.bias == -jnp.inf, jnp.zeros((), call.bias.dtype), call.bias)
         logits = logits + per_pair(bias.astype(softmax_dtype))
+    alibi = whole_alibi(call, describe_rows(call))
+    if alibi is not None:
+        logits = logits + per_pair(alibi.astype(softmax_dtype))
     if call.logits_soft_cap is not None:
         # The softmax cuts hidden logits off behind the cap, whose own derivative NaN must not reach either.
         logits = jnp.where(per_pair(visible), logits, jnp.zeros((), logits.dtype))

@@ -15,6 +15,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.export import is_symbolic_dim
 
+from attest.kernels.alibi import alibi_term
 from attest.kernels.arguments import Call
 from attest.kernels.philox import dropout_words, keep_mask
 from attest.kernels.visibility import describe_rows, key_block_range, visible_tile
@@ -108,12 +109,13 @@ class Grid:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowChunks:
-    """What visibility needs of the rows of each step, and the key chunks that its rows may see."""
+    """What visibility and ALiBi need of the rows of each step, and the key chunks that its rows may see."""
 
     first: jax.Array | None  # [steps, q] int32
     last: jax.Array | None  # [steps, q] int32
     lowest: jax.Array | None  # [steps, q] int32
     highest: jax.Array | None  # [steps, q] int32
+    position: jax.Array | None  # [steps, q] int32
     segment_ids: jax.Array | None  # [steps, q] int32
     k_start: jax.Array  # [steps] int32
     k_stop: jax.Array  # [steps] int32
@@ -128,6 +130,7 @@ class PairwiseInputs:
     bias: jax.Array | None  # likewise, float32
     segment_ids: jax.Array | None  # [B * k_count, k] int32
     positions: jax.Array | None  # [B * k_count, k] int32
+    slopes: jax.Array | None  # [B or 1, k_heads, group] float32
     dropout: jax.Array | None  # [6] uint32, of `dropout_words`
 
 
@@ -183,6 +186,7 @@ def cut_rows(call: Call, grid: Grid) -> RowChunks:
         last=last,
         lowest=split(rows.lowest, 0),
         highest=split(rows.highest, 0),
+        position=split(rows.position, 0),
         segment_ids=split(call.q_segment_ids, -1),
         k_start=jnp.broadcast_to(k_start, steps),
         k_stop=jnp.broadcast_to(k_stop, steps),
@@ -203,6 +207,7 @@ def pairwise_inputs(call: Call, grid: Grid) -> PairwiseInputs:
         bias=None if call.bias is None else grid.split_heads(call.bias.astype(jnp.float32)),
         segment_ids=by_key(call.kv_segment_ids, -1),
         positions=by_key(call.positions.kv, 0),
+        slopes=grouped_slopes(call),
         dropout=None
         if call.dropout_seed is None
         else dropout_words(call.dropout_seed, call.positions.origin),
@@ -262,8 +267,10 @@ def tile_logits(
     def of_keys(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else select(x, key_chunk(grid, step, j))[None, None]
 
+    keys = j * grid.k + jnp.arange(grid.k, dtype=jnp.int32)
+    positions = of_keys(pairs.positions)
     visible = visible_tile(
-        j * grid.k + jnp.arange(grid.k, dtype=jnp.int32),
+        keys,
         of_rows(row.first),
         of_rows(row.last),
         of_rows(row.segment_ids),
@@ -272,22 +279,37 @@ def tile_logits(
         bias,
         of_rows(row.lowest),
         of_rows(row.highest),
-        of_keys(pairs.positions),
+        positions,
     )
-    logits, slope = restricted_logits(call, logits, bias, visible, logits_dtype)
+    alibi = None
+    if pairs.slopes is not None and row.position is not None:
+        slopes = pairs.slopes[0] if pairs.slopes.shape[0] == 1 else select(pairs.slopes, step // grid.q_count)
+        stand = keys[None, None] if positions is None else positions
+        alibi = alibi_term(slopes[..., None, None], row.position[None, None, :, None], stand[..., None, :])
+    logits, slope = restricted_logits(call, logits, bias, alibi, visible, logits_dtype)
     return logits, visible, slope
 
 
 def restricted_logits(
-    call: Call, logits: jax.Array, bias: jax.Array | None, visible: jax.Array | None, logits_dtype: str
+    call: Call,
+    logits: jax.Array,
+    bias: jax.Array | None,
+    alibi: jax.Array | None,
+    visible: jax.Array | None,
+    logits_dtype: str,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Logits, -inf where hidden, and cap slope, from scaled products, bias and visibility that broadcast."""
+    """Logits, -inf where hidden, and cap slope, from scaled products and what broadcasts against them.
+
+    alibi: the term, as `alibi_term` returns it.
+    """
     if logits_dtype != "float32":
         # A convert there and back may be elided by XLA; reduce_precision may not.
         info = jnp.finfo(logits_dtype)
         logits = lax.reduce_precision(logits, exponent_bits=info.nexp, mantissa_bits=info.nmant)
     if bias is not None:
         logits = logits + bias.astype(jnp.float32)
+    if alibi is not None:
+        logits = logits + alibi
     slope = None
     if call.logits_soft_cap is not None:
         bounded = jnp.tanh(logits / call.logits_soft_cap)
@@ -351,24 +373,20 @@ def _pad(x: jax.Array, axis: int, length: int, fill: Any) -> jax.Array:
     return jnp.pad(x, widths, constant_values=fill)
 
 
+def grouped_slopes(call: Call) -> jax.Array | None:
+    """The slopes of ALiBi as [B or 1, k_heads, group]."""
+    return None if call.alibi_slopes is None else call.alibi_slopes.reshape(-1, *_grouped_heads(call))
+
+
+def _grouped_heads(call: Call) -> tuple[int, int]:
+    k_heads = call.key.shape[2]
+    return k_heads, call.query.shape[2] // k_heads
+
+
 def grouped_sinks(call: Call, dtype: Any = jnp.float32) -> jax.Array | None:
     """The sinks as [k_heads, group, num_sinks], or [1, 1, num_sinks] where all heads share them."""
     sinks = call.softmax_aux
     if sinks is None:
         return None
-    k_heads = call.key.shape[2]
-    heads = (k_heads, call.query.shape[2] // k_heads) if sinks.shape[0] > 1 else (1, 1)
+    heads = _grouped_heads(call) if sinks.shape[0] > 1 else (1, 1)
     return sinks.astype(dtype).reshape(*heads, sinks.shape[-1])
-
-
-def whole_keep_mask(call: Call, seed: jax.Array) -> jax.Array:
-    """The keep mask of the whole call, [B, Hq, Sq, Sk] (S12)."""
-    batch, q_length, q_heads, _ = call.query.shape
-    k_length = call.key.shape[1]
-    heads, rows = jnp.arange(q_heads, dtype=jnp.int32), jnp.arange(q_length, dtype=jnp.int32)
-    words = dropout_words(seed, call.positions.origin)
-
-    def of_entry(entry: jax.Array) -> jax.Array:
-        return keep_mask(words, call.dropout_prob, entry, heads, rows, 0, k_length)
-
-    return jax.vmap(of_entry)(jnp.arange(batch, dtype=jnp.int32))

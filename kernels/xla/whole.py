@@ -24,13 +24,13 @@ from attest.kernels.implementation import Backward, Forward, Settings
 from attest.kernels.symbolic import is_symbolic
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import Rows, describe_rows, visible_tile
+from attest.kernels.xla.all_pairs import whole_alibi, whole_keep_mask
 from attest.kernels.xla.tiles import (
     Weighed,
     any_nonfinite,
     grouped_sinks,
     restricted_logits,
     scaled_products,
-    whole_keep_mask,
 )
 
 _LIMITS = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
@@ -53,7 +53,7 @@ def forward(settings: Settings, call: Call) -> Forward:
     rows = describe_rows(call)
     visible = _visible(call, rows)
     query, key, value = _by_head(call)
-    S, slope = _logits(settings, call, visible, query, key)
+    S, slope = _logits(settings, call, rows, visible, query, key)
 
     row_max = S.max(axis=-1)
     m = row_max
@@ -86,7 +86,7 @@ def backward(settings: Settings, call: Call, terms: RowTerms, kept: Weighed | No
     if visible is not None or call.dropout_seed is not None:
         key, value = (jnp.where(jnp.isfinite(x), x, jnp.float32(0)) for x in (key, value))
     if kept is None:
-        kept = _weighed_by_lse(call, terms.lse, *_logits(settings, call, visible, query, key))
+        kept = _weighed_by_lse(call, terms.lse, *_logits(settings, call, rows, visible, query, key))
 
     # P is relative to the row maximum: what it is divided by goes to the rows of dO and Delta.
     divisor = kept.norm
@@ -119,12 +119,18 @@ def backward(settings: Settings, call: Call, terms: RowTerms, kept: Weighed | No
 
 
 def _logits(
-    settings: Settings, call: Call, visible: jax.Array | None, query: jax.Array, key: jax.Array
+    settings: Settings,
+    call: Call,
+    rows: Rows,
+    visible: jax.Array | None,
+    query: jax.Array,
+    key: jax.Array,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The logits [b, h, g, q, k] of query and key by head, and the derivative of the cap."""
     dot = partial(jnp.einsum, precision=settings.precision)
     products = _split_rows(call, scaled_products(dot, "bhrd,bhkd->bhrk", call, query, key))
-    return restricted_logits(call, products, _by_pair(call, call.bias), visible, settings.logits_dtype)
+    bias, alibi = (_by_pair(call, x) for x in (call.bias, whole_alibi(call, rows)))
+    return restricted_logits(call, products, bias, alibi, visible, settings.logits_dtype)
 
 
 def _weighed_by_lse(call: Call, lse: jax.Array, S: jax.Array, slope: jax.Array | None) -> Weighed:

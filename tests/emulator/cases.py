@@ -32,6 +32,7 @@ STANDARD_FEATURES = (
     "dropout",
     "no_d_lse",
     "unnormalised",
+    "alibi",
 )
 DIALECTS = ("bias_after_cap", "bias_before_scale", "capped_sinks", "base_two", "sentinel", "mean_rows")
 
@@ -138,6 +139,9 @@ def draw(family: str, features: tuple[str, ...], shape: Shape, dtype: str, seed:
         options["softmax_aux"] = rng.standard_normal(3).astype(kind)
     if "dropout" in features:
         options |= {"dropout_prob": 0.2, "dropout_seed": 2**40 + shape.kv_len}
+    if "alibi" in features:
+        slopes = 2.0 ** -rng.uniform(0, 8, (shape.batch, shape.q_heads))
+        options["alibi_slopes"] = slopes.astype(np.float32)
     if "unnormalised" in features:
         options["normalize_output"] = False
     if "bias_after_cap" in features:

@@ -126,6 +126,7 @@ class _Head:
     stand_in: NDArray[np.bool_]
     keep: F32 | None
     bias: F32 | None
+    alibi: F32 | None
     sinks: F32
     sink_slope: F32
     padding: NDArray[np.bool_]
@@ -135,6 +136,12 @@ class _Head:
     lse: F32 | None = None
     row_max: F32 | None = None
     weights: F32 | None = None
+
+    def with_bias(self, s: F32, rows: slice, columns: slice) -> F32:
+        """The logits of a tile with bias and ALiBi."""
+        for term in (self.bias, self.alibi):
+            s = s if term is None else s + term[rows, columns]
+        return s
 
 
 class Emulator:
@@ -164,7 +171,7 @@ class Emulator:
             parts = [getattr(block, name) for block in blocks]
             return None if parts[0] is None else np.concatenate(parts, axis=0)
 
-        keep, bias = joined("keep"), joined("bias")
+        keep, bias, distance = joined("keep"), joined("bias"), joined("distance")
         seen, logits = joined("seen"), joined("logits")
         # A kernel that hides a key never lets what is stored there into a sum.
         key = np.where(np.isfinite(first.key), first.key, 0.0).astype(np.float32)
@@ -180,6 +187,7 @@ class Emulator:
             stand_in=logits == self.semantics.sentinel,
             keep=None if keep is None else keep.astype(np.float32),
             bias=None if bias is None else np.where(np.isneginf(bias), 0.0, bias).astype(np.float32),
+            alibi=None if distance is None else np.float32(-first.slope) * distance.astype(np.float32),
             sinks=first.sink_logits.astype(np.float32),
             sink_slope=first.sink_slope.astype(np.float32),
             padding=joined("padding"),
@@ -197,19 +205,19 @@ class Emulator:
             s = into(ROUND[a.prescaled](query * head.scale)) @ key.T
         else:
             s = into(query) @ key.T
-            if head.bias is not None and self.semantics.bias == "before_scale":
-                s = s + head.bias[rows, columns]
+            if self.semantics.bias == "before_scale":
+                s = head.with_bias(s, rows, columns)
             s = s * head.scale
-        if head.bias is not None and self.semantics.bias == "before_cap":
-            s = s + head.bias[rows, columns]
+        if self.semantics.bias == "before_cap":
+            s = head.with_bias(s, rows, columns)
         slope = np.ones((1, 1), np.float32)
         if head.cap is not None:
             tanh = np.tanh(s / head.cap)
             s = head.cap * tanh
             if a.slope:
                 slope = 1 - tanh * tanh
-        if head.bias is not None and self.semantics.bias == "after_cap":
-            s = s + head.bias[rows, columns]
+        if self.semantics.bias == "after_cap":
+            s = head.with_bias(s, rows, columns)
         s = np.where(head.stand_in[rows, columns], np.float32(self.semantics.sentinel), s)
         return np.where(head.present[rows, columns], s, np.float32(-np.inf)), slope
 

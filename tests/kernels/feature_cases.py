@@ -30,6 +30,8 @@ PADDED = {
 }
 DROPOUT = {"dropout_prob": 0.3, "dropout_seed": 2**40 + 7}
 
+SLOPES = np.array([0.5, 0.25, 0.125, 1.0], np.float32)
+
 POSITIONS = np.random.default_rng(11).integers(0, 50, 50)
 
 # name: (shape arguments, options)
@@ -131,6 +133,24 @@ FEATURES = {
         {"batch": 3},
         {**PADDED, "chunk_size": 7, "q_positions": POSITIONS[None, :40] - 9},
     ),
+    "ALiBi of each batch entry, offsets, a last key of all entries": (
+        {},
+        {
+            "alibi_slopes": np.random.default_rng(13).uniform(-0.25, 0.25, (2, 4)).astype(np.float32),
+            "q_offset": np.array([4, -3]),
+            "kv_end": np.arange(40)[None] + 7,
+        },
+    ),
+    "ALiBi, packed lengths, causal, bias, cap": (
+        {"batch": 1},
+        {
+            **PACKED,
+            "alibi_slopes": SLOPES,
+            "causal": True,
+            "bias": normal(1, 1, 40, 50),
+            "logits_soft_cap": 2.0,
+        },
+    ),
     "origin, dropout, causal": ({}, {**DROPOUT, "causal": True, "origin": (3, 5, 70, 2**30 + 8)}),
 }
 
@@ -152,6 +172,10 @@ KEY_POSITIONS = {
     "positions of keys, chunks, ranges": (
         {},
         {"kv_positions": POSITIONS[None] - 20, "chunk_size": 12, "kv_start": np.arange(40)[None] // 2},
+    ),
+    "positions of keys, ALiBi, window": (
+        {},
+        {"kv_positions": POSITIONS[None], "alibi_slopes": SLOPES, "q_offset": 5, "sliding_window": (30, 9)},
     ),
     "positions of keys, packed lengths": (
         {"batch": 1},

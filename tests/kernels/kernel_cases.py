@@ -40,10 +40,16 @@ def normal(*shape, seed=1, dtype="float32"):
 
 def visible_pairs(query, key, options):
     """(visible [B, Hq, Sq, Sk], padding [B, Sq]) by the words of S5 to S9, S23, S24 and S28."""
+    return _pairs(query, key, options)[:2]
+
+
+def _pairs(query, key, options):
+    """`visible_pairs`, and how far the pairs of a sequence are apart (S25): [B, 1, Sq, Sk], 0 elsewhere."""
     batch, q_length, q_heads, _ = query.shape
     k_length = key.shape[1]
     visible = np.zeros((batch, q_heads, q_length, k_length), bool)
     padding = np.zeros((batch, q_length), bool)
+    distance = np.zeros((batch, 1, q_length, k_length), np.int64)
     window = options.get("sliding_window")
     left, right = (window, window) if isinstance(window, int) else (window or (None, None))
     q_ids, k_ids = options.get("q_segment_ids"), options.get("kv_segment_ids")
@@ -81,6 +87,7 @@ def visible_pairs(query, key, options):
                 position = j - k_start
                 if "kv_positions" in options:
                     position = int(options["kv_positions"][b % len(options["kv_positions"]), j])
+                distance[b, 0, i, j] = max(position - aligned, aligned - position)
                 visible[b, :, i, j] = (
                     (not options.get("causal") or position <= aligned)
                     and (left is None or position >= aligned - left)
@@ -94,7 +101,7 @@ def visible_pairs(query, key, options):
         visible &= mask != 0
     if bias is not None:
         visible &= bias.astype(np.float32) != -np.inf
-    return visible, padding
+    return visible, padding, distance
 
 
 def plain_attention(query, key, value, options, floats):
@@ -102,7 +109,7 @@ def plain_attention(query, key, value, options, floats):
 
     `options` are concrete keyword arguments of the kernels, `floats` the differentiable ones among them.
     """
-    visible, padding = visible_pairs(query, key, options)
+    visible, padding, distance = _pairs(query, key, options)
     group = query.shape[2] // key.shape[2]
     q, k, v = (x.astype(jnp.float32) for x in (query, key, value))
     k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
@@ -111,6 +118,9 @@ def plain_attention(query, key, value, options, floats):
     if "bias" in floats:
         bias = floats["bias"].astype(jnp.float32)
         logits = logits + jnp.where(bias == -jnp.inf, 0.0, bias)
+    if "alibi_slopes" in options:
+        slopes = np.asarray(options["alibi_slopes"]).reshape(-1, query.shape[2], 1, 1)
+        logits = logits - slopes * distance.astype(np.float32)
     if "logits_soft_cap" in options:
         logits = options["logits_soft_cap"] * jnp.tanh(logits / options["logits_soft_cap"])
     terms = jnp.where(visible, logits, -jnp.inf)

@@ -74,6 +74,17 @@ OPTIONS: dict[str, tuple[dict[str, tuple[Any, tuple[str | None, ...]]], dict[str
         },
         {"chunk_size": 9},
     ),
+    "ALiBi": (
+        {"alibi_slopes": (np.array([[0.5, -0.25, 0.125, 1.0]], np.float32), (None, "model"))},
+        {},
+    ),
+    "ALiBi of each entry, offsets": (
+        {
+            "alibi_slopes": (np.random.default_rng(4).normal(0, 0.2, (BATCH, 4)).astype(np.float32), ()),
+            "q_offset": (np.array([-2, 0, 4, 30], np.int32), ("data",)),
+        },
+        {"causal": True},
+    ),
     "positions": (
         {"kv_positions": (np.arange(K, dtype=np.int32)[None, ::-1], ())},
         {"sliding_window": (5, 2)},

@@ -92,6 +92,12 @@ FEATURES: dict[str, dict[str, Any]] = {
     "bias of one row and key": {"bias": normal(BATCH, HEADS, 1, 1)},
     "chunks, causal": {"chunk_size": 100, "causal": True},
     "ranges": {"kv_start": np.arange(Q)[None], "kv_end": np.arange(BATCH * Q).reshape(BATCH, Q) + 50},
+    "ALiBi": {"alibi_slopes": np.linspace(0.1, 0.5, HEADS, dtype=np.float32)},
+    "ALiBi of each batch row, causal, cap": {
+        "alibi_slopes": np.linspace(-0.3, 0.5, BATCH * HEADS, dtype=np.float32).reshape(BATCH, HEADS),
+        "causal": True,
+        "logits_soft_cap": 20.0,
+    },
     "bias of all, causal": {"bias": normal(1, 1, 1, K, seed=4, dtype="bfloat16"), "causal": True},
     "not normalised, sinks, causal": {
         "normalize_output": False,

@@ -33,6 +33,7 @@ OPTIONS: dict[str, tuple[dict[str, tuple[Any, ...]], dict[str, Any]]] = {
     "lengths": ({"cum_seqlens_q": ("n",), "cum_seqlens_k": ("n",)}, {"causal": True}),
     "positions": ({"q_offset": ("b",), "kv_positions": (1, "k")}, {"causal": True}),
     "dropout": ({}, {"dropout_prob": 0.3, "dropout_seed": 4}),
+    "ALiBi": ({"alibi_slopes": ("b", 4), "q_offset": ("b",)}, {}),
 }
 TENSORS = {"query": ("b", "q", 4, 8), "key": ("b", "k", 2, 8), "value": ("b", "k", 2, 4)}
 FLOATS = (*TENSORS, "bias", "softmax_aux")
@@ -44,7 +45,7 @@ def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
         return rng.random(shape) < 0.7
     if name.startswith("cum_seqlens"):
         return np.arange(shape[0], dtype=np.int32)  # Sequences of one token.
-    if name in FLOATS:
+    if name in (*FLOATS, "alibi_slopes"):
         return rng.standard_normal(shape).astype(np.float32)
     return rng.integers(0, 2, shape).astype(np.int32)
 

@@ -20,6 +20,7 @@ from mpmath import mp, mpf
 from attest.reference.problem import Problem
 from attest.reference.semantics import Semantics
 from tests.reference.second_pairs import (
+    alibi_at,
     bias_at,
     broadcast_index,
     is_padding,
@@ -318,19 +319,24 @@ def _logit(
         scale = mpf(float(problem.softmax_scale))
     else:
         scale = mpf(1) if semantics.default_scale == "one" else 1 / mp.sqrt(len(depth))
-    bias = None if problem.bias is None else inputs.at("bias", broadcast_index(problem.bias, b, h, i, j))
+    added: list[Number] = []
+    if problem.bias is not None:
+        added.append(inputs.at("bias", broadcast_index(problem.bias, b, h, i, j)))
+    if problem.alibi_slopes is not None:
+        term = alibi_at(problem, semantics, b, h, i, j)
+        added.append(Number(term, abs(term)))
     logit = tape.inner(
         [inputs.at("query", (b, i, h, d)) for d in depth],
         [inputs.at("key", (b, j, kv_head, d)) for d in depth],
     )
-    if bias is not None and semantics.bias == "before_scale":
-        logit = tape.total([logit, bias])
+    if added and semantics.bias == "before_scale":
+        logit = tape.total([logit, *added])
     logit = tape.times(logit, scale)
-    if bias is not None and semantics.bias == "before_cap":
-        logit = tape.total([logit, bias])
+    if added and semantics.bias == "before_cap":
+        logit = tape.total([logit, *added])
     logit = _capped(problem, tape, logit)
-    if bias is not None and semantics.bias == "after_cap":
-        logit = tape.total([logit, bias])
+    if added and semantics.bias == "after_cap":
+        logit = tape.total([logit, *added])
     return logit
 
 

@@ -74,6 +74,19 @@ def row_position(problem: Problem, alignment: str, b: int, i: int) -> int:
     return index + int(problem.cum_seqlens_k[number + 1] - problem.cum_seqlens_k[number]) - length
 
 
+def alibi_at(problem: Problem, semantics: Semantics, b: int, h: int, i: int, j: int) -> mpf:
+    """S25: what ALiBi adds to the logit of a pair that is seen."""
+    slopes = problem.alibi_slopes
+    column = j
+    if problem.kv_positions is not None:
+        column = int(problem.kv_positions[b % len(problem.kv_positions), j])
+    else:
+        place = _place(problem.cum_seqlens_k, problem.query.shape[0], b, j, problem.key.shape[1])
+        column = 0 if place is None else place[1]
+    distance = abs(row_position(problem, semantics.window, b, i) - column)
+    return -mpf(float(slopes[b % len(slopes), h])) * distance
+
+
 def is_padding(problem: Problem, semantics: Semantics, b: int, i: int) -> bool:
     """Whether a query row is no token at all (S8, S9)."""
     if _place(problem.cum_seqlens_q, problem.query.shape[0], b, i, problem.query.shape[1]) is None:

@@ -31,6 +31,7 @@ FEATURES = (
     "origin",
     "chunks",
     "ranges",
+    "alibi",
 )
 
 # Each choice of a dialect and the features without which it makes no difference.
@@ -65,6 +66,7 @@ DIALECTS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
             frozenset({"q_segment_ids", "kv_segment_ids", "normalize_output"}),
             frozenset({"q_offset", "q_positions", "kv_positions", "origin"}),
             frozenset({"chunk_size", "kv_start", "kv_end"}),
+            frozenset({"alibi_slopes"}),
         ),
         (),
     ),
@@ -154,6 +156,10 @@ def drawn_problems(draw: st.DrawFn, dialects: bool = False, largest: int = 6) ->
         options["chunk_size"] = draw(st.sampled_from((1, 2, 3, 5, 2**31 - 1)))
     if "ranges" in features:
         options |= _ranges(draw, rng, batch, q_len, kv_len)
+    if "alibi" in features:
+        shape = draw(st.sampled_from(((heads,), (1, heads), (batch, heads))))
+        slopes = rng.standard_normal(shape) * draw(st.sampled_from((1.0, 2.0**-8, 1e3)))
+        options["alibi_slopes"] = slopes.astype(np.float32)
     # A linear offset needs the shape of the whole array.
     if "origin" in features and chosen.dropout != "linear_offset":
         options["origin"] = tuple(draw(st.sampled_from((0, 1, 5, 2**32 - 100))) for _ in range(4))

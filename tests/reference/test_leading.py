@@ -15,13 +15,13 @@ from tests.reference.answers import answer_of, assert_equal, simple
 from tests.reference.strategies import Drawn, drawn_problems
 
 BATCHED = ("query", "key", "value", "attention_mask", "bias", "q_segment_ids", "kv_segment_ids")
-TOKENS = ("q_positions", "kv_positions", "kv_start", "kv_end")
+SHARED = ("q_positions", "kv_positions", "kv_start", "kv_end", "alibi_slopes")
 
 
 def reshaped(problem: Problem, batch: tuple[int, ...]) -> dict[str, Any]:
     """The arguments of a problem with these batch dimensions in place of its own."""
     call = {name: value for name, value in vars(problem).items() if value is not None}
-    for name in (*BATCHED, *TOKENS):
+    for name in (*BATCHED, *SHARED):
         if name in call:
             own = batch if len(call[name]) == problem.batch else (1,) * len(batch)
             call[name] = call[name].reshape(*own, *call[name].shape[1:])

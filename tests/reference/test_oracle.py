@@ -71,6 +71,7 @@ class TestSecondOpinion:
             origin=(1, 2, 3, 5) if everything else None,
             kv_start=np.array([[0, 1, 2, 1, 0, 0]]) if everything else None,
             kv_end=np.array([[9, 8, 5, 9, 9, 9]]) if everything else None,
+            alibi_slopes=np.array([0.5, 0.25], np.float32) if everything else None,
             softmax_aux=None if name in ("hidden", "empty_rows") else np.array([0.5, 3.0], np.float32),
         )
         standard = answer_of(drawn)

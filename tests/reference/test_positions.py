@@ -91,7 +91,7 @@ def lengths_of(problem: Problem, cum: np.ndarray, tokens: slice | None, entries:
 
 
 # Arrays that all batch entries may have in common.
-_SHARED = ("q_positions", "kv_positions", "kv_start", "kv_end")
+_SHARED = ("q_positions", "kv_positions", "kv_start", "kv_end", "alibi_slopes")
 
 
 def shard(drawn: Drawn, axis: str, here: slice) -> Drawn:
@@ -116,6 +116,7 @@ def shard(drawn: Drawn, axis: str, here: slice) -> Drawn:
         ("kv_positions", {"batch": (0, here), "keys": (1, here)}),
         ("kv_start", {"batch": (0, here), "rows": (1, here)}),
         ("kv_end", {"batch": (0, here), "rows": (1, here)}),
+        ("alibi_slopes", {"batch": (0, here), "heads": (1, heads)}),
     ):
         if axis in place:
             along, some = place[axis]

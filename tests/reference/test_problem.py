@@ -140,6 +140,11 @@ OPTIONS_REFUSED = [
     ({"chunk_size": 2.0}, "chunk_size: got 2.0"),
     ({"chunk_size": True}, "chunk_size: got True"),
     ({"chunk_size": 2**31}, "chunk_size: got 2147483648"),
+    ({"alibi_slopes": np.ones(2)}, "alibi_slopes: got dtype float64, expected float32"),
+    ({"alibi_slopes": np.ones(3, np.float32)}, r"alibi_slopes: got shape \(3,\), expected \(4,\) or"),
+    ({"alibi_slopes": np.ones((2, 1), np.float32)}, r"alibi_slopes: got shape \(2, 1\)"),
+    ({"alibi_slopes": np.float32([1, 1, 1, np.nan])}, "alibi_slopes: got nan, expected finite numbers"),
+    ({"alibi_slopes": np.float32([-(2.0**65), 1, 1, 1])}, "alibi_slopes: got -3.68"),
     ({"origin": (0, 0, 0)}, r"origin: got \(0, 0, 0\), expected four integers of at least 0"),
     ({"origin": 0}, "origin: got 0"),
     ({"origin": (0, 0, -1, 0)}, "origin: got"),
@@ -177,6 +182,7 @@ def test_packed_lengths_have_to_fit_together() -> None:
         ({"q_positions": [[0, 1, 2]]}, "q_positions: got list, expected an array of integers"),
         ({"kv_positions": 1}, "kv_positions: got int, expected an array of integers"),
         ({"kv_end": 1}, "kv_end: got int, expected an array of integers"),
+        ({"alibi_slopes": [1.0, 1.0]}, "alibi_slopes: got list, expected an array of float32"),
     ],
 )
 def test_types_refused(options: dict[str, Any], message: str) -> None:

@@ -5,7 +5,6 @@ from importlib import import_module
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from attest.conformance.cases.case import Case
@@ -14,6 +13,7 @@ from attest.conformance.compiling.compilers import Job
 from attest.conformance.compiling.devices import Device
 from attest.conformance.compiling.roofline import FORWARD, PASSES
 from attest.conformance.text import describe
+from attest.reference.semantics import GRADIENTS
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _lowered(source: Source, sharding: SingleDeviceSharding) -> Any:
 
     call = getattr(import_module(source.module), source.name)
     arrays, options = shapes_of(source.case)
-    varied = placed({name: x for name, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)})
+    varied = placed({name: x for name, x in arrays.items() if name in GRADIENTS})
     fixed = placed({name: x for name, x in arrays.items() if name not in varied})
 
     def forward(varied: dict[str, Any], fixed: dict[str, Any]) -> Any:

@@ -218,7 +218,7 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
             signal_next(shared.ping_pong, warpgroup, blocks.consumers)
         lse = None if spec.folds else of_query(shared.lse)
         score = plgpu.wgmma_accumulator_load(s, wait_n=0 if dp is None else 1)
-        bounded = replace(tile, bounds=load_bounds(tile)) if compared else tile
+        bounded = replace(tile, bounds=load_bounds(tile)) if compared or spec.alibi else tile
         p, slope = weights(bounded, score, lse, compared)
         ds = None
         if dp is not None:

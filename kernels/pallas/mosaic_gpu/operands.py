@@ -32,7 +32,7 @@ def per_query(spec: KernelSpec, x: jax.Array, fill: float) -> jax.Array:
 
 
 def visibility(spec: KernelSpec, call: Call, rows: Rows, ranges: jax.Array | None) -> dict[str, jax.Array]:
-    """What decides which keys a row sees, beyond causal order: of all batch rows if of one.
+    """What decides which keys a row sees, beyond causal order, and ALiBi: of all batch rows if of one.
 
     ranges: of `attest.kernels.ranges`, the blocks that each block of the kernel's owner visits.
     """
@@ -47,6 +47,9 @@ def visibility(spec: KernelSpec, call: Call, rows: Rows, ranges: jax.Array | Non
         arrays["first"] = padded(spread(rows.first), 1, q_length, spec.k_length)
     if spec.last and rows.last is not None:
         arrays["last"] = padded(spread(rows.last), 1, q_length, -1)
+    if rows.position is not None and call.alibi_slopes is not None:
+        arrays["stands"] = padded(spread(rows.position), 1, q_length, 0)
+        arrays["slopes"] = call.alibi_slopes
     if call.q_segment_ids is not None and call.kv_segment_ids is not None:
         arrays["q_ids"] = padded(call.q_segment_ids, 1, q_length, -1)
         arrays["kv_ids"] = padded(call.kv_segment_ids, 1, spec.k_blocks * spec.k_block, -2)

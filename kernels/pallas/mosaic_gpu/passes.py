@@ -71,10 +71,11 @@ def _chosen(call: Call, few: bool) -> Blocks:
 def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
     """The call with packed heads, if the queries of each key head fit one tile.
 
-    Not with a bias: partial results have their references in bits, where the lowest biases overflow.
+    Not with a bias: partial results have their references in bits, where the lowest biases overflow. Not with
+    ALiBi: its slopes belong to query heads.
     """
     group = call.query.shape[2] // call.key.shape[2]
-    few = call.query.shape[1] * group <= ROWS and call.bias is None
+    few = call.query.shape[1] * group <= ROWS and call.bias is None and call.alibi_slopes is None
     return pack_heads(call, rows) if few else None
 
 

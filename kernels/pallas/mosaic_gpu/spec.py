@@ -27,8 +27,9 @@ class KernelSpec:
 
     head_dim: of the padded query and key. value_dim: of the padded value. rounded: the dtype that logits are
     rounded to, None for none. causal: whether causal order alone decides what a row sees; else first, last
-    and segments say which arrays do, and by_batch whether those have an entry for each batch row. mask, bias:
-    None without; else which of their four axes have more than one entry. q_block, k_block: the
+    and segments say which arrays do, and by_batch whether those have an entry for each batch row. alibi:
+    whether heads have slopes; slope_batch: whether those of each batch row are others. mask, bias: None
+    without; else which of their four axes have more than one entry. q_block, k_block: the
     queries and keys that a step of a program deals with. parts: how many programs share the keys of a row, in
     the forward kernel. partial: whether it returns the sums of each part, as
     `attest.kernels.few_queries.Partial` has them. unrounded: as `attest.kernels.implementation.Settings`
@@ -52,6 +53,8 @@ class KernelSpec:
     last: bool
     segments: bool
     by_batch: bool
+    alibi: bool
+    slope_batch: bool
     mask: tuple[bool, ...] | None
     bias: tuple[bool, ...] | None
     sinks: bool
@@ -78,7 +81,8 @@ class KernelSpec:
     @property
     def _scales_first(self) -> bool:
         """The scale waits where nothing comes between, and where it keeps the order of logits."""
-        return self.bias is not None or self.rounded is not None or not 0 < self.scale < _LARGEST_SCALE
+        between = self.bias is not None or self.alibi or self.rounded is not None
+        return between or not 0 < self.scale < _LARGEST_SCALE
 
     @property
     def folds(self) -> bool:
@@ -98,7 +102,8 @@ class KernelSpec:
     @property
     def bare_cap(self) -> bool:
         """Whether the tanh is of S itself, times a scale that its polynomial takes in."""
-        if self.cap is None or self.cap > _BARE_CAP or self.bias is not None or self.rounded is not None:
+        between = self.bias is not None or self.alibi or self.rounded is not None
+        if self.cap is None or self.cap > _BARE_CAP or between:
             return False
         return _BARE_SCALES[0] <= self.scale / self.cap <= _BARE_SCALES[1]
 
@@ -159,14 +164,15 @@ class KernelSpec:
 def work_of(call: Call, few: bool = False) -> frozenset[str]:
     """The kinds of work that the table of blocks tells apart.
 
-    "few": few queries, see `attest.kernels.few_queries`. "cap": a soft cap. "pairs": a mask or a bias.
+    "few": few queries, see `attest.kernels.few_queries`. "cap": a soft cap, or ALiBi. "pairs": a mask, a bias
+    or ALiBi, which takes the registers of both.
     "ranges": arrays say what a row sees. "scale": one that is not positive, or very small.
     """
-    pairs = (call.attention_mask, call.bias)
+    pairs = (call.attention_mask, call.bias, call.alibi_slopes)
     rows = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
     kinds = {
         "few": few,
-        "cap": call.logits_soft_cap is not None,
+        "cap": call.logits_soft_cap is not None or call.alibi_slopes is not None,
         "scale": call.softmax_scale < _SMALLEST_SCALE,
         "pairs": any(x is not None for x in pairs),
         "ranges": windowed(call)
@@ -213,7 +219,9 @@ def describe(
         first=first is not None,
         last=last is not None,
         segments=segments,
-        by_batch=segments or any(x is not None and x.shape[0] > 1 for x in (first, last)),
+        by_batch=segments or any(x is not None and x.shape[0] > 1 for x in (first, last, rows.position)),
+        alibi=call.alibi_slopes is not None,
+        slope_batch=call.alibi_slopes is not None and call.alibi_slopes.shape[0] > 1,
         mask=_axes(call.attention_mask),
         bias=_axes(call.bias),
         sinks=call.softmax_aux is not None,

@@ -29,11 +29,15 @@ OPAQUE_ABOVE = 64  # the largest head dim whose addresses the registers hold
 
 @dataclass(frozen=True)
 class Bounds:
-    """What decides which keys each query of a tile sees: int32 vectors, None where the spec has none."""
+    """What decides which keys each query of a tile sees: int32 vectors, None where the spec has none.
+
+    stand: where it stands among the keys, for ALiBi.
+    """
 
     first: Any = None
     last: Any = None
     ids: Any = None
+    stand: Any = None
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,14 @@ class Hiding:
 
 
 def load_bounds(tile: Tile) -> Bounds:
-    """What decides which keys the tile's queries see, from memory."""
+    """What decides which keys the tile's queries see, and where they stand, from memory."""
     entry = tile.batch if tile.spec.by_batch else 0
 
     def of(name: str, entry: Any) -> Any:
         arrays = tile.arrays
         return tile.load_by_query(arrays[name].at[entry, tile.queries]) if name in arrays else None
 
-    return Bounds(of("first", entry), of("last", entry), of("q_ids", tile.batch))
+    return Bounds(of("first", entry), of("last", entry), of("q_ids", tile.batch), of("stands", entry))
 
 
 def hidden_pairs(tile: Tile, bias: Any) -> Hiding:
@@ -181,9 +185,29 @@ def logits(tile: Tile, s: jax.Array, compared: bool) -> tuple[jax.Array, Hiding]
         s = s.astype(spec.rounded).astype(jnp.float32)
     if bias is not None:
         s = s + bias
+    if spec.alibi:
+        s = with_alibi(tile, s)
     if spec.cap is not None:
         s = tanh(s, spec.cap_scale, TILE, beside_pairs=spec.pairwise)
     return s, hiding
+
+
+def with_alibi(tile: Tile, s: jax.Array) -> jax.Array:
+    """s less the slope of the head times the distance of each pair (S25).
+
+    As in `Hiding`, distances of queries along the rows are made eight columns at a time.
+    """
+    slope = tile.arrays["slopes"][tile.batch if tile.spec.slope_batch else 0, tile.head]
+    stand = tile.bounds.stand
+    if tile.transposed:
+        distance = tile.by_query(stand) - tile.by_key(_row_index() + tile.key)
+        return s - slope * jnp.abs(distance).astype(jnp.float32)
+    column = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 1, layout=TILE)
+    parts: list[jax.Array] = []
+    for i in range(0, s.shape[1], COLUMNS):
+        distance = over_rows(stand - (tile.key + i), column.shape) - column
+        parts.append(s[:, i : i + COLUMNS] - slope * jnp.abs(distance).astype(jnp.float32))
+    return jnp.concatenate(parts, axis=1)
 
 
 def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Array, jax.Array | None]:

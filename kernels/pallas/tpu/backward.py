@@ -83,7 +83,7 @@ def _cotangents(tile: Tile, at: Step, refs: Refs) -> tuple[jax.Array, jax.Array]
     Both [k, q] float32. A row whose lse is NaN must not reach keys that it does not see, hence P is hidden.
     """
     terms, dropped = refs["terms"], "seed" in refs
-    S, visible, slope = logits(tile, refs, at.k)
+    S, visible, slope = logits(tile, refs, at)
     P = hide(visible, jnp.exp(jnp.minimum(S - terms[0:1, :], jnp.float32(0))))
     dP = dot(tile, refs["value"][...], refs["d_out"][...], (1, 0))
     weight = None if terms.shape[0] == 2 else terms[2:3, :]

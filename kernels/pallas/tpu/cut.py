@@ -79,7 +79,7 @@ class Cut:
         return Blocked(x, (None, None, *block), at_pair)
 
     def visibility(self) -> dict[str, Blocked]:
-        """The operands that decide which pairs are visible, and the bias."""
+        """The operands that decide which pairs are visible, where rows stand, and the bias."""
         call, batched = self.call, self.batched
         operands: dict[str, Blocked] = {}
         if self.tile.rows:
@@ -87,6 +87,7 @@ class Cut:
                 "first": (self.rows.first, 0),
                 "last": (self.rows.last, -1),
                 "ids": (call.q_segment_ids, -1),
+                "stand": (self.rows.position, 0),
             }
             shape = (call.query.shape[0] if batched else 1, call.query.shape[1])
             length = self.q_blocks * self.sizes.q
@@ -114,7 +115,11 @@ class Cut:
         """What is read one number at a time."""
         scalars: dict[str, jax.Array] = {}
         if ranges is not None:
-            scalars["ranges"] = ranges[..., jnp.array([0, 3])].reshape(-1)
+            entries = self.call.query.shape[0] if self.batched else 1
+            ends = jnp.broadcast_to(ranges[..., jnp.array([0, 3])], (entries, ranges.shape[1], 2))
+            scalars["ranges"] = ends.reshape(-1)
+        if self.call.alibi_slopes is not None:
+            scalars["slopes"] = self.call.alibi_slopes.reshape(-1)
         if self.call.dropout_seed is not None:
             words = dropout_words(self.call.dropout_seed, self.call.positions.origin)
             scalars["seed"] = lax.bitcast_convert_type(words, jnp.int32)
@@ -144,13 +149,15 @@ def cut_call(settings: Settings, asked: Any, kernel: str, call: Call) -> Cut:
         )
     with ahead(call):
         rows = describe_rows(call)
-    known = {"first": rows.first, "last": rows.last, "ids": call.q_segment_ids}
+    known = {"first": rows.first, "last": rows.last, "ids": call.q_segment_ids, "stand": rows.position}
     arrays = [x for x in known.values() if x is not None]
+    slopes = call.alibi_slopes
     tile = Tile(
         q=sizes.q,
         k=sizes.k,
         k_length=None if k_length % sizes.k == 0 else k_length,
         rows=tuple(name for name, x in known.items() if x is not None),
+        slope_heads=0 if slopes is None or len(slopes) == 1 else slopes.shape[1],
         scale=call.softmax_scale,
         cap=call.logits_soft_cap,
         logits_dtype=settings.logits_dtype,

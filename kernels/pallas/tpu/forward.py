@@ -30,7 +30,7 @@ def forward(tile: Tile, normalize_output: bool, at: Step, refs: Refs) -> None:
 
     @pl.when(at.visited)
     def _():
-        S, _, _ = logits(tile, refs, at.k)
+        S, _, _ = logits(tile, refs, at)
         m_old = m[...]
         m_new = jnp.maximum(m_old, S.max(axis=0, keepdims=True))
         P = jnp.exp(jnp.minimum(S - lowered(m_new), jnp.float32(0)))

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from attest.kernels.alibi import alibi_term
 from attest.kernels.pallas.tpu.blocks import LANES
 from attest.kernels.philox import philox4x32
 
@@ -28,13 +29,16 @@ class Tile:
     """What is static in every kernel.
 
     q, k: its size in query rows and keys. k_length: keys from here on only fill up the last block; None where
-    none do. rows: what each line of the operand `rows` is, of "first", "last" and "ids".
+    none do. rows: what each line of the operand `rows` is, of "first", "last", "ids" and "stand".
+    slope_heads:
+    how many slopes of ALiBi each batch entry has of its own; 0 where all share them.
     """
 
     q: int
     k: int
     k_length: int | None
     rows: tuple[str, ...]
+    slope_heads: int
     scale: float
     cap: float | None
     logits_dtype: str
@@ -53,8 +57,8 @@ def dot(tile: Tile, left: jax.Array, right: jax.Array, axes: tuple[int, int]) ->
     )
 
 
-def logits(tile: Tile, refs: Refs, block_k: Any) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-    """(logits, visible, slope) of the tile, [k, q] (clauses S1 to S9).
+def logits(tile: Tile, refs: Refs, at: Any) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    """(logits, visible, slope) of the tile of a step, [k, q] (clauses S1 to S9, S25).
 
     Logits are float32, -inf where hidden; visible is None where nothing may be hidden; slope is the
     derivative of the cap, None without one.
@@ -67,25 +71,29 @@ def logits(tile: Tile, refs: Refs, block_k: Any) -> tuple[jax.Array, jax.Array |
     if "bias" in refs:
         bias = _transposed(tile, refs["bias"])
         t = t + bias
+    keys = at.k * tile.k + lax.broadcasted_iota(jnp.int32, (tile.k, tile.q), 0)
+    if "slopes" in refs:
+        line = tile.rows.index("stand")
+        slope_of = refs["slopes"][at.batch * tile.slope_heads + at.head]
+        t = t + alibi_term(slope_of, refs["rows"][line : line + 1, :], keys)
     slope = None
     if tile.cap is not None:
         bounded = jnp.tanh(t * jnp.float32(1 / tile.cap))
         t, slope = jnp.float32(tile.cap) * bounded, 1 - bounded * bounded
-    visible = _visible(tile, refs, block_k, bias)
+    visible = _visible(tile, refs, keys, bias)
     return (t if visible is None else jnp.where(visible, t, -jnp.inf)), visible, slope
 
 
-def _visible(tile: Tile, refs: Refs, block_k: Any, bias: jax.Array | None) -> jax.Array | None:
+def _visible(tile: Tile, refs: Refs, keys: jax.Array, bias: jax.Array | None) -> jax.Array | None:
     """Which pairs of a tile are visible (clauses S4 to S9): where every given condition says so."""
     conditions: list[jax.Array] = []
-    keys = block_k * tile.k + lax.broadcasted_iota(jnp.int32, (tile.k, tile.q), 0)
     for line, name in enumerate(tile.rows):
         row = refs["rows"][line : line + 1, :]
         if name == "first":
             conditions.append(row <= keys)
         elif name == "last":
             conditions.append(keys <= row)
-        else:
+        elif name == "ids":
             conditions.append(row == refs["key_ids"][...])
     if tile.k_length is not None and "last" not in tile.rows:
         conditions.append(keys < tile.k_length)

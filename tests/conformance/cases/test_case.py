@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import (
+    ALIBI_PATTERNS,
     BROADCAST_BIAS_AXES,
     BROADCAST_MASK_AXES,
     LIMITS,
@@ -62,6 +63,7 @@ def test_a_case_switches_on_what_its_features_say(case: Case) -> None:
         "origin": any(problem.origin),
         "chunks": problem.chunk_size is not None,
         "ranges": problem.kv_start is not None or problem.kv_end is not None,
+        "alibi": problem.alibi_slopes is not None,
     }
     assert case.features == {name for name, on in found.items() if on}
 
@@ -120,6 +122,18 @@ def test_coordinates_survive_json_and_shrink(case: Case) -> None:
         assert len(less.features) == 1
         assert less.q_offset in (None, 0)
         assert less.origin in (None, (0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("pattern", ALIBI_PATTERNS)
+def test_slopes_differ_from_head_to_head(pattern: str) -> None:
+    case = Case(batch=2, q_heads=4, kv_heads=2, q_len=6, kv_len=8, alibi=pattern)
+    assert case_from_json(case.to_json()) == case
+    assert find(simpler(case), lambda less: less.features == {"alibi"}).alibi == pattern
+    slopes = build(case).problem.alibi_slopes
+    assert slopes is not None
+    assert slopes.shape == (2 if pattern == "entries" else 1, 4)
+    assert len(np.unique(slopes)) == slopes.size
+    assert ((slopes < 0).any() and (slopes > 0).any()) == (pattern == "entries")
 
 
 @pytest.mark.parametrize("pattern", RANGE_PATTERNS)
@@ -240,6 +254,7 @@ MALFORMED = [
     ("bias_pattern", {"bias": "1hq1", "bias_pattern": "lowest"}),
     ("chunk_size", {"chunk_size": 0}),
     ("ranges", {"ranges": "some"}),
+    ("alibi", {"alibi": "some"}),
     ("empty_rows", {"empty_rows": True}),
     ("integer_mask", {"integer_mask": True}),
     ("bias", {"bias": "bq"}),
