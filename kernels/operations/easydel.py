@@ -10,6 +10,21 @@ from typing import Any, ClassVar
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from attest.kernels.annotations import (
+    AttentionMask,
+    Bias,
+    CumSeqlens,
+    DropoutSeed,
+    Key,
+    KVSegmentIds,
+    Out,
+    QSegmentIds,
+    Query,
+    RandomKey,
+    Sinks,
+    Value,
+    Weights,
+)
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.operations.attention import Attention
 from attest.kernels.operations.configs import AttentionConfig, FlashAttentionConfig
@@ -76,8 +91,8 @@ class AttentionOutput:
     Dv]. cache_view: None; it has the place that EasyDeL's caches fill.
     """
 
-    attention_weights: jax.Array | None
-    attention_outputs: jax.Array
+    attention_weights: Weights | None
+    attention_outputs: Out
     cache_view: Any = None
 
 
@@ -194,26 +209,26 @@ class FlashAttn(OperationImpl):
 
     def forward_native(
         self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
+        query: Query,
+        key: Key,
+        value: Value,
         mask_info: MaskInfo | None = None,
-        bias: jax.Array | None = None,
+        bias: Bias | None = None,
         softmax_scale: float | None = None,
         dropout_prob: float | None = None,
         causal: bool = False,
-        dropout_seed: int | jax.Array | None = None,
-        cum_seqlens_q: jax.Array | None = None,
-        cum_seqlens_k: jax.Array | None = None,
+        dropout_seed: DropoutSeed | None = None,
+        cum_seqlens_q: CumSeqlens | None = None,
+        cum_seqlens_k: CumSeqlens | None = None,
         sliding_window: int | tuple[int | None, int | None] | None = None,
         logits_soft_cap: float | None = None,
-        softmax_aux: jax.Array | None = None,
+        softmax_aux: Sinks | None = None,
         normalize_output: bool = True,
         precision: Any = None,
         *,
-        attention_mask: jax.Array | None = None,
-        q_segment_ids: jax.Array | None = None,
-        kv_segment_ids: jax.Array | None = None,
+        attention_mask: AttentionMask | None = None,
+        q_segment_ids: QSegmentIds | None = None,
+        kv_segment_ids: KVSegmentIds | None = None,
         cfg: FlashAttentionConfig | None = None,
         **others: Any,
     ) -> AttentionOutput:
@@ -265,15 +280,15 @@ class VanillaAttn(OperationImpl):
 
     def forward_native(
         self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
+        query: Query,
+        key: Key,
+        value: Value,
         mask_info: MaskInfo | None = None,
-        bias: jax.Array | None = None,
-        init_bias: Callable[[], jax.Array] | None = None,
+        bias: Bias | None = None,
+        init_bias: Callable[[], Bias] | None = None,
         deterministic: bool = True,
-        dropout_rng: jax.Array | None = None,
-        softmax_aux: jax.Array | None = None,
+        dropout_rng: RandomKey | None = None,
+        softmax_aux: Sinks | None = None,
         softmax_scale: float | None = None,
         logits_soft_cap: float | None = None,
         dropout_prob: float | None = None,
