@@ -1,4 +1,4 @@
-"""The types of the arrays in the signatures of the public functions.
+"""The types of arrays and options in the signatures of the public functions.
 
 `Float[Array, "*batch Sq Hq D"]` is a float array with these axes. An axis name means one size wherever it
 stands in a call: the lengths Sq and Sk, the query heads Hq and key heads Hkv, the head dims D and Dv.
@@ -10,6 +10,7 @@ bfloat16 and float16; options are static. The functions check that themselves, w
 """
 
 from collections.abc import Sequence
+from typing import SupportsFloat, SupportsIndex
 
 import jax
 import numpy as np
@@ -86,6 +87,18 @@ type DropoutSeed = int | np.integer | Integer[_Given, ""] | UInt32[_Given, "2"] 
 
 type RandomKey = TypedKey[jax.Array, ""] | UInt32[_Given, "words"]
 """A key of `jax.random.key` or of `jax.random.PRNGKey`."""
+
+type SlidingWindow = SupportsIndex | Sequence[SupportsIndex | None]
+"""How many keys to the left and to the right a row sees: w for both, or a pair; None is no limit (S7)."""
+
+type Size = SupportsIndex
+"""An integer that is static."""
+
+type Number = SupportsFloat
+"""One real number that is static."""
+
+type Flag = bool | np.bool_
+"""True or False, static."""
 
 # What a MaskInfo is made from, beside the above, and what it holds. Its arrays have one batch dimension.
 

@@ -23,14 +23,18 @@ from typing import Any
 MODULES = (
     "attest.kernels.attention",
     "attest.kernels.masks.mask_info",
+    "attest.kernels.operations.attention",
     "attest.kernels.operations.easydel",
+    "attest.kernels.operations.flash_attention",
     "attest.kernels.operations.functions",
     "attest.kernels.xla.attention",
     "attest.reference.oracle",
     "attest.reference.problem",
 )
-# Dataclasses of arrays of one call. The arrays of a MaskInfo need not fit each other before they are in one.
-_RECORDS = ("Answer", "AttentionOutput", "Cotangents", "Problem")
+# Dataclasses of the arrays of one call.
+_RECORDS = ("Answer", "AttentionOutput", "Cotangents", "Problem", "Sample")
+# Its arrays need not fit each other before it is in a call.
+_COLLECTIONS = ("MaskInfo",)
 # It returns a MaskInfo of PartitionSpecs, in place of arrays.
 _UNCHECKED = ("MaskInfo.shardings",)
 
@@ -93,6 +97,9 @@ def enforced[**P, T](function: Callable[P, T]) -> Callable[P, T]:
         given = signature.bind(*args, **kwargs).arguments
         parameters = signature.parameters
         values = {name: x for name, x in given.items() if x is not parameters[name].default}
+        # jaxtyping cannot broadcast dimensions that are symbols.
+        if any(map(_is_symbolic, values.values())):
+            return result
         check_call(function, {**values, "return": result})
         return result
 
@@ -100,18 +107,28 @@ def enforced[**P, T](function: Callable[P, T]) -> Callable[P, T]:
 
 
 def check_call(function: Callable[..., Any], values: dict[str, Any]) -> None:
-    """Raise an AnnotationError for arguments, or a result by the name "return", that fit no annotation."""
+    """Raise an AnnotationError for an argument, or a result by the name "return", that fits no annotation."""
     from jaxtyping import jaxtyped
+
+    def check(name: str, value: Any, hint: Any) -> None:
+        if not _fits(value, hint):
+            beside = ", ".join(f"{other} {_described(x)}" for other, x in values.items() if x is not None)
+            raise AnnotationError(
+                f"{function.__qualname__}: {name} is {_described(value)} and not {hint}; the call: {beside}"
+            )
 
     hints = hints_of(function)
     with jaxtyped("context"):
         for name, value in values.items():
-            for part, x, hint in _parts(name, value, hints.get(name, Any)):
-                if not _fits(x, hint):
-                    raise AnnotationError(
-                        f"{function.__qualname__}: {part} is {_described(x)}, which is not {hint} beside "
-                        f"{', '.join(f'{other} {_described(y)}' for other, y in values.items())}"
-                    )
+            check(name, value, hints.get(name, Any))
+            if type(value).__name__ in _RECORDS:
+                for field, x, hint in _fields(value):
+                    check(f"{name}.{field}", x, hint)
+    for name, value in values.items():
+        if type(value).__name__ in _COLLECTIONS:
+            for field, x, hint in _fields(value):
+                with jaxtyped("context"):
+                    check(f"{name}.{field}", x, hint)
 
 
 @functools.cache
@@ -139,13 +156,11 @@ def as_jaxtyping(hint: Any) -> Any:
     return hint
 
 
-def _parts(name: str, value: Any, hint: Any) -> Iterator[tuple[str, Any, Any]]:
-    """A value, or the arrays in it, each with its name and annotation."""
-    yield name, value, hint
-    if type(value).__name__ in _RECORDS:
-        hints = hints_of(type(value))
-        for field in fields(value):
-            yield f"{name}.{field.name}", getattr(value, field.name), hints.get(field.name, Any)
+def _fields(record: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The fields of a dataclass: names, values and annotations."""
+    hints = hints_of(type(record))
+    for field in fields(record):
+        yield field.name, getattr(record, field.name), hints.get(field.name, Any)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -154,6 +169,10 @@ def _fits(value: Any, hint: Any) -> bool:
 
     # An int is a float to Python's type checkers.
     return hint is Any or is_bearable(value, hint, conf=BeartypeConf(is_pep484_tower=True))
+
+
+def _is_symbolic(value: Any) -> bool:
+    return not all(isinstance(size, int) for size in getattr(value, "shape", ()))
 
 
 def _described(value: Any) -> str:

@@ -25,6 +25,8 @@ from attest.kernels.annotations import (
     Query,
     SharedKVSegmentIds,
     SharedQSegmentIds,
+    Size,
+    SlidingWindow,
     StoredCumSeqlens,
     Visible,
     VisibleBias,
@@ -191,7 +193,7 @@ class MaskInfo:
         """
         return replace(self, causal=True)
 
-    def apply_sliding_window(self, sliding_window: int | tuple[int | None, int | None]) -> "MaskInfo":
+    def apply_sliding_window(self, sliding_window: SlidingWindow) -> "MaskInfo":
         """Hide the keys more than `left` positions before the row and more than `right` after it (S7).
 
         An integer w is (w, w), None leaves a side open and (0, 0) is the row's own position. Of several
@@ -203,7 +205,7 @@ class MaskInfo:
         left, right = (min((side for side in both if side is not None), default=None) for both in sides)
         return replace(self, sliding_window=(left, right))
 
-    def apply_chunked(self, chunk_size: int) -> "MaskInfo":
+    def apply_chunked(self, chunk_size: Size) -> "MaskInfo":
         """Hide the keys outside the row's chunk: positions p and t share floor(p / c) = floor(t / c) (S24).
 
         Raises: ValueError naming the argument.

@@ -15,13 +15,16 @@ from attest.kernels.annotations import (
     Bias,
     CumSeqlens,
     DropoutSeed,
+    Flag,
     Key,
     KVSegmentIds,
+    Number,
     Out,
     QSegmentIds,
     Query,
     RandomKey,
     Sinks,
+    SlidingWindow,
     Value,
     Weights,
 )
@@ -200,7 +203,7 @@ class OperationRegistry:
 class FlashAttn(OperationImpl):
     """Flash attention, by `attest.kernels.operations.FlashAttention`."""
 
-    executor: Executor[FlashAttentionConfig, jax.Array] = create_default_executor()
+    executor: Executor[FlashAttentionConfig, Out] = create_default_executor()
 
     @classmethod
     def get_impl_name(cls) -> str:
@@ -214,16 +217,16 @@ class FlashAttn(OperationImpl):
         value: Value,
         mask_info: MaskInfo | None = None,
         bias: Bias | None = None,
-        softmax_scale: float | None = None,
-        dropout_prob: float | None = None,
-        causal: bool = False,
+        softmax_scale: Number | None = None,
+        dropout_prob: Number | None = None,
+        causal: Flag = False,
         dropout_seed: DropoutSeed | None = None,
         cum_seqlens_q: CumSeqlens | None = None,
         cum_seqlens_k: CumSeqlens | None = None,
-        sliding_window: int | tuple[int | None, int | None] | None = None,
-        logits_soft_cap: float | None = None,
+        sliding_window: SlidingWindow | None = None,
+        logits_soft_cap: Number | None = None,
         softmax_aux: Sinks | None = None,
-        normalize_output: bool = True,
+        normalize_output: Flag = True,
         precision: Any = None,
         *,
         attention_mask: AttentionMask | None = None,
@@ -271,7 +274,7 @@ class FlashAttn(OperationImpl):
 class VanillaAttn(OperationImpl):
     """Attention that returns its weights, by `attest.kernels.operations.Attention`."""
 
-    executor: Executor[AttentionConfig, tuple[jax.Array, jax.Array]] = Executor()
+    executor: Executor[AttentionConfig, tuple[Out, Weights]] = Executor()
 
     @classmethod
     def get_impl_name(cls) -> str:
@@ -286,14 +289,14 @@ class VanillaAttn(OperationImpl):
         mask_info: MaskInfo | None = None,
         bias: Bias | None = None,
         init_bias: Callable[[], Bias] | None = None,
-        deterministic: bool = True,
+        deterministic: Flag = True,
         dropout_rng: RandomKey | None = None,
         softmax_aux: Sinks | None = None,
-        softmax_scale: float | None = None,
-        logits_soft_cap: float | None = None,
-        dropout_prob: float | None = None,
-        causal: bool = False,
-        sliding_window: int | tuple[int | None, int | None] | None = None,
+        softmax_scale: Number | None = None,
+        logits_soft_cap: Number | None = None,
+        dropout_prob: Number | None = None,
+        causal: Flag = False,
+        sliding_window: SlidingWindow | None = None,
         **others: Any,
     ) -> AttentionOutput:
         """Compute attention and its weights; arguments are those of `attest.kernels.xla.attention`.

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from attest.kernels.annotations import (
@@ -12,10 +11,12 @@ from attest.kernels.annotations import (
     Bias,
     CumSeqlens,
     DropoutSeed,
+    Flag,
     Key,
     KVPositions,
     KVRange,
     KVSegmentIds,
+    Number,
     Origin,
     Out,
     QOffset,
@@ -24,6 +25,8 @@ from attest.kernels.annotations import (
     Query,
     RandomKey,
     Sinks,
+    Size,
+    SlidingWindow,
     Value,
     Weights,
 )
@@ -40,13 +43,13 @@ _ATTENTION = Attention()
 
 
 @cache
-def default_executor() -> Executor[FlashAttentionConfig, jax.Array]:
+def default_executor() -> Executor[FlashAttentionConfig, Out]:
     """Return the executor of `flash_attention`: caches on disk and in memory, then the tables."""
     return create_default_executor()
 
 
 @cache
-def _attention_executor() -> Executor[AttentionConfig, tuple[jax.Array, jax.Array]]:
+def _attention_executor() -> Executor[AttentionConfig, tuple[Out, Weights]]:
     return Executor(ConfigSelectorChain(policy=AutotunePolicy(allow_autotune=False)))
 
 
@@ -61,13 +64,13 @@ def flash_attention(
     *,
     mask_info: MaskInfo | None = None,
     attention_mask: AttentionMask | None = None,
-    softmax_scale: float | None = None,
-    dropout_prob: float = 0.0,
-    causal: bool = False,
+    softmax_scale: Number | None = None,
+    dropout_prob: Number = 0.0,
+    causal: Flag = False,
     dropout_seed: DropoutSeed | None = None,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
-    logits_soft_cap: float | None = None,
-    normalize_output: bool = True,
+    sliding_window: SlidingWindow | None = None,
+    logits_soft_cap: Number | None = None,
+    normalize_output: Flag = True,
     precision: Any = None,
     logits_dtype: Any = None,
     q_segment_ids: QSegmentIds | None = None,
@@ -77,7 +80,7 @@ def flash_attention(
     kv_positions: KVPositions | None = None,
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
-    chunk_size: int | None = None,
+    chunk_size: Size | None = None,
     origin: Origin | None = None,
     platform: str | None = None,
     cfg: FlashAttentionConfig | None = None,
@@ -115,14 +118,14 @@ def attention(
     mask_info: MaskInfo | None = None,
     attention_mask: AttentionMask | None = None,
     init_bias: Callable[[], Bias] | None = None,
-    deterministic: bool = True,
-    softmax_scale: float | None = None,
-    logits_soft_cap: float | None = None,
+    deterministic: Flag = True,
+    softmax_scale: Number | None = None,
+    logits_soft_cap: Number | None = None,
     dtype: Any = None,
     softmax_dtype: Any = None,
-    dropout_prob: float = 0.0,
-    causal: bool = False,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
+    dropout_prob: Number = 0.0,
+    causal: Flag = False,
+    sliding_window: SlidingWindow | None = None,
     dropout_seed: DropoutSeed | None = None,
     cum_seqlens_q: CumSeqlens | None = None,
     cum_seqlens_k: CumSeqlens | None = None,
@@ -133,7 +136,7 @@ def attention(
     kv_positions: KVPositions | None = None,
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
-    chunk_size: int | None = None,
+    chunk_size: Size | None = None,
     origin: Origin | None = None,
     platform: str | None = None,
     cfg: AttentionConfig | None = None,
