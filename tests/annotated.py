@@ -4,8 +4,7 @@ A call that returns is checked after it has: its arguments and its result must f
 of an axis must mean one size in all of them. A call that raises is not, so that tests of malformed arguments
 see the function's own errors.
 
-`install` must run before the modules are imported. It wraps their public functions, and the public methods of
-their public classes, as soon as one of them is.
+`install` must run before the modules of PUBLIC are imported. It wraps their functions when they are.
 """
 
 import functools
@@ -16,26 +15,27 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-MODULES = (
-    "attest.kernels.attention",
-    "attest.kernels.masks.mask_info",
-    "attest.kernels.operations.attention",
-    "attest.kernels.operations.easydel",
-    "attest.kernels.operations.flash_attention",
-    "attest.kernels.operations.functions",
-    "attest.kernels.xla.attention",
-    "attest.reference.oracle",
-    "attest.reference.problem",
-)
+# Where the public functions and the classes with public methods are.
+PUBLIC = {
+    "attest.kernels.attention": ("flash_attention", "flash_attention_with_lse"),
+    "attest.kernels.masks.mask_info": ("MaskInfo",),
+    "attest.kernels.operations.attention": ("Attention",),
+    "attest.kernels.operations.easydel": ("FlashAttn", "VanillaAttn"),
+    "attest.kernels.operations.flash_attention": ("FlashAttention",),
+    "attest.kernels.operations.functions": ("attention", "flash_attention"),
+    "attest.kernels.xla.attention": ("attention",),
+    "attest.reference.oracle": ("attention",),
+    "attest.reference.problem": ("make_problem",),
+}
 # Dataclasses of the arrays of one call.
 _RECORDS = ("Answer", "AttentionOutput", "Cotangents", "Problem", "Sample")
-# Its arrays need not fit each other before it is in a call.
+# Its arrays need not fit each other before it is in a call. One that is given holds whatever JAX maps over.
 _COLLECTIONS = ("MaskInfo",)
-# It returns a MaskInfo of PartitionSpecs, in place of arrays.
+# It returns a MaskInfo of PartitionSpecs in place of arrays.
 _UNCHECKED = ("MaskInfo.shardings",)
 
 
@@ -43,48 +43,50 @@ class AnnotationError(AssertionError):
     """A call that an annotation says cannot be."""
 
 
-def install(modules: Sequence[str] = MODULES) -> None:
-    """Enforce the annotations of modules that are yet to be imported."""
-    loaded = [name for name in modules if name in sys.modules]
+def install(public: Mapping[str, Sequence[str]] = PUBLIC) -> None:
+    """Enforce the annotations of names in modules that are yet to be imported."""
+    loaded = [module for module in public if module in sys.modules]
     if loaded:
         raise RuntimeError(f"{loaded[0]} is imported already, so its annotations would not be enforced.")
-    sys.meta_path.insert(0, _Finder(modules))
+    sys.meta_path.insert(0, _Finder(public))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._modules = frozenset(modules)
+    def __init__(self, public: Mapping[str, Sequence[str]]) -> None:
+        self._public = public
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name not in self._modules:
+        if name not in self._public:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.origin is not None:
-            spec.loader = _Loader(name, spec.origin)
+            spec.loader = _Loader(name, spec.origin, self._public[name])
         return spec
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, module: str, path: str, public: Sequence[str]) -> None:
+        super().__init__(module, path)
+        self._public = public
+
     def exec_module(self, module: types.ModuleType) -> None:
         super().exec_module(module)
-        enforce(module)
+        for name in self._public:
+            found = getattr(module, name)
+            if inspect.isclass(found):
+                _enforce_methods(found)
+            else:
+                setattr(module, name, enforced(found))
 
 
-def enforce(module: types.ModuleType) -> None:
-    """Replace the public functions and methods of a module by some that check their calls."""
-    for name, found in list(vars(module).items()):
-        if name.startswith("_") or getattr(found, "__module__", None) != module.__name__:
+def _enforce_methods(cls: type) -> None:
+    for name, x in list(vars(cls).items()):
+        if name.startswith("_") or f"{cls.__name__}.{name}" in _UNCHECKED:
             continue
-        if inspect.isfunction(found):
-            setattr(module, name, enforced(found))
-        elif inspect.isclass(found):
-            for method, x in list(vars(found).items()):
-                if method.startswith("_") or f"{name}.{method}" in _UNCHECKED:
-                    continue
-                if isinstance(x, classmethod):
-                    setattr(found, method, classmethod(enforced(x.__func__)))
-                elif inspect.isfunction(x):
-                    setattr(found, method, enforced(x))
+        if isinstance(x, classmethod):
+            setattr(cls, name, classmethod(enforced(x.__func__)))
+        elif inspect.isfunction(x):
+            setattr(cls, name, enforced(x))
 
 
 def enforced[**P, T](function: Callable[P, T]) -> Callable[P, T]:
@@ -124,11 +126,10 @@ def check_call(function: Callable[..., Any], values: dict[str, Any]) -> None:
             if type(value).__name__ in _RECORDS:
                 for field, x, hint in _fields(value):
                     check(f"{name}.{field}", x, hint)
-    for name, value in values.items():
-        if type(value).__name__ in _COLLECTIONS:
-            for field, x, hint in _fields(value):
-                with jaxtyped("context"):
-                    check(f"{name}.{field}", x, hint)
+    if type(values.get("return")).__name__ in _COLLECTIONS:
+        for field, x, hint in _fields(values["return"]):
+            with jaxtyped("context"):
+                check(f"return.{field}", x, hint)
 
 
 @functools.cache
@@ -157,18 +158,25 @@ def as_jaxtyping(hint: Any) -> Any:
 
 
 def _fields(record: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The fields of a dataclass: names, values and annotations."""
+    """The fields of a dataclass that are not their defaults: names, values and annotations."""
     hints = hints_of(type(record))
     for field in fields(record):
-        yield field.name, getattr(record, field.name), hints.get(field.name, Any)
+        value = getattr(record, field.name)
+        if value is not field.default:
+            yield field.name, value, hints.get(field.name, Any)
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    return hint is Any or _checker()(value, hint)
+
+
+@functools.cache
+def _checker() -> Callable[[Any, Any], bool]:
     from beartype import BeartypeConf
     from beartype.door import is_bearable
 
     # An int is a float to Python's type checkers.
-    return hint is Any or is_bearable(value, hint, conf=BeartypeConf(is_pep484_tower=True))
+    return functools.partial(is_bearable, conf=BeartypeConf(is_pep484_tower=True))
 
 
 def _is_symbolic(value: Any) -> bool:

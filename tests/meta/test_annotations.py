@@ -128,7 +128,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
 
     def build(result: str) -> Any:
         (tmp_path / "toy_annotated.py").write_text(TOY.replace("RESULT", result))
-        annotated.install(["toy_annotated"])
+        annotated.install({"toy_annotated": ["first"]})
         return importlib.import_module("toy_annotated").first
 
     yield build
@@ -162,7 +162,7 @@ def test_a_function_that_refuses_a_call_is_heard(toy):
 def test_what_is_imported_already_is_not_enforced_too_late(toy):
     toy(RIGHT)
     with pytest.raises(RuntimeError, match="toy_annotated is imported already"):
-        annotated.install(["toy_annotated"])
+        annotated.install({"toy_annotated": ["first"]})
 
 
 @st.composite
