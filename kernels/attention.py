@@ -1,10 +1,31 @@
 """The public attention functions, which run the first implementation that supports the call."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import jax
-
+from attest.kernels.annotations import (
+    AlibiSlopes,
+    AttentionMask,
+    Bias,
+    CumSeqlens,
+    DropoutSeed,
+    Flag,
+    Key,
+    KVPositions,
+    KVRange,
+    KVSegmentIds,
+    Lse,
+    Number,
+    Origin,
+    Out,
+    QOffset,
+    QPositions,
+    QSegmentIds,
+    Query,
+    Sinks,
+    Size,
+    SlidingWindow,
+    Value,
+)
 from attest.kernels.arguments import check_call
 from attest.kernels.batching import merged, split
 from attest.kernels.choose import check_supported, chosen, traits_of
@@ -18,40 +39,40 @@ from attest.kernels.symbolic import check_symbolic
 
 
 def flash_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    attention_mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    softmax_scale: float | None = None,
-    dropout_prob: float = 0.0,
-    causal: bool = False,
-    dropout_seed: int | jax.Array | None = None,
-    cum_seqlens_q: jax.Array | None = None,
-    cum_seqlens_k: jax.Array | None = None,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
+    query: Query,
+    key: Key,
+    value: Value,
+    attention_mask: AttentionMask | None = None,
+    bias: Bias | None = None,
+    softmax_scale: Number | None = None,
+    dropout_prob: Number = 0.0,
+    causal: Flag = False,
+    dropout_seed: DropoutSeed | None = None,
+    cum_seqlens_q: CumSeqlens | None = None,
+    cum_seqlens_k: CumSeqlens | None = None,
+    sliding_window: SlidingWindow | None = None,
     fwd_params: Any = None,
     bwd_params: Any = None,
-    logits_soft_cap: float | None = None,
-    softmax_aux: jax.Array | None = None,
-    normalize_output: bool = True,
+    logits_soft_cap: Number | None = None,
+    softmax_aux: Sinks | None = None,
+    normalize_output: Flag = True,
     precision: Any = None,
     logits_dtype: Any = None,
     *,
-    q_segment_ids: jax.Array | None = None,
-    kv_segment_ids: jax.Array | None = None,
-    q_offset: int | jax.Array | None = None,
-    q_positions: jax.Array | None = None,
-    kv_positions: jax.Array | None = None,
-    origin: Sequence[int] | jax.Array | None = None,
-    chunk_size: int | None = None,
-    kv_start: jax.Array | None = None,
-    kv_end: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
+    q_segment_ids: QSegmentIds | None = None,
+    kv_segment_ids: KVSegmentIds | None = None,
+    q_offset: QOffset | None = None,
+    q_positions: QPositions | None = None,
+    kv_positions: KVPositions | None = None,
+    origin: Origin | None = None,
+    chunk_size: Size | None = None,
+    kv_start: KVRange | None = None,
+    kv_end: KVRange | None = None,
+    alibi_slopes: AlibiSlopes | None = None
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
-) -> jax.Array:
+) -> Out:
     """Compute attention in memory linear in the length: out [B, Sq, Hq, Dv], in the dtype of query.
 
     Args:
@@ -130,40 +151,40 @@ def flash_attention(
 
 
 def flash_attention_with_lse(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    attention_mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    softmax_scale: float | None = None,
-    dropout_prob: float = 0.0,
-    causal: bool = False,
-    dropout_seed: int | jax.Array | None = None,
-    cum_seqlens_q: jax.Array | None = None,
-    cum_seqlens_k: jax.Array | None = None,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
+    query: Query,
+    key: Key,
+    value: Value,
+    attention_mask: AttentionMask | None = None,
+    bias: Bias | None = None,
+    softmax_scale: Number | None = None,
+    dropout_prob: Number = 0.0,
+    causal: Flag = False,
+    dropout_seed: DropoutSeed | None = None,
+    cum_seqlens_q: CumSeqlens | None = None,
+    cum_seqlens_k: CumSeqlens | None = None,
+    sliding_window: SlidingWindow | None = None,
     fwd_params: Any = None,
     bwd_params: Any = None,
-    logits_soft_cap: float | None = None,
-    softmax_aux: jax.Array | None = None,
-    normalize_output: bool = True,
+    logits_soft_cap: Number | None = None,
+    softmax_aux: Sinks | None = None,
+    normalize_output: Flag = True,
     precision: Any = None,
     logits_dtype: Any = None,
     *,
-    q_segment_ids: jax.Array | None = None,
-    kv_segment_ids: jax.Array | None = None,
-    q_offset: int | jax.Array | None = None,
-    q_positions: jax.Array | None = None,
-    kv_positions: jax.Array | None = None,
-    origin: Sequence[int] | jax.Array | None = None,
-    chunk_size: int | None = None,
-    kv_start: jax.Array | None = None,
-    kv_end: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
+    q_segment_ids: QSegmentIds | None = None,
+    kv_segment_ids: KVSegmentIds | None = None,
+    q_offset: QOffset | None = None,
+    q_positions: QPositions | None = None,
+    kv_positions: KVPositions | None = None,
+    origin: Origin | None = None,
+    chunk_size: Size | None = None,
+    kv_start: KVRange | None = None,
+    kv_end: KVRange | None = None,
+    alibi_slopes: AlibiSlopes | None = None
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Out, Lse]:
     """Compute attention and its logsumexp: out as `flash_attention` does, lse [B, Hq, Sq] float32.
 
     The lse is the natural logarithm of the sum of exp over the visible logits and the sinks (S13). Both

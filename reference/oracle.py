@@ -7,11 +7,22 @@ code is shared with a kernel.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attest.reference.annotations import (
+    BiasGradient,
+    KeyGradient,
+    Keys,
+    Lse,
+    LseCotangent,
+    Out,
+    OutCotangent,
+    QueryGradient,
+    Rows,
+    SinksGradient,
+    ValueGradient,
+)
 from attest.reference.problem import Problem
 from attest.reference.rows import Floats, RowBlock, contract, row_blocks
 from attest.reference.semantics import STANDARD, Semantics
@@ -25,8 +36,8 @@ GRADIENT_OUTPUTS = ("dquery", "dkey", "dvalue", "dbias", "dsoftmax_aux")
 class Cotangents:
     """What the backward pass starts from: out [B, Sq, Hq, Dv], lse [B, Hq, Sq] or None for zeros."""
 
-    out: NDArray[Any]
-    lse: NDArray[Any] | None = None
+    out: OutCotangent
+    lse: LseCotangent | None = None
 
 
 @dataclass(frozen=True)
@@ -38,8 +49,8 @@ class Sample:
     uses cotangents that are zero outside a few query rows.
     """
 
-    query_rows: Ints
-    key_rows: Ints
+    query_rows: Rows
+    key_rows: Keys
 
 
 @dataclass(frozen=True)
@@ -50,13 +61,13 @@ class Answer:
     dsoftmax_aux, which need all rows, are None.
     """
 
-    out: Floats
-    lse: Floats
-    dquery: Floats | None = None
-    dkey: Floats | None = None
-    dvalue: Floats | None = None
-    dbias: Floats | None = None
-    dsoftmax_aux: Floats | None = None
+    out: Out
+    lse: Lse
+    dquery: QueryGradient | None = None
+    dkey: KeyGradient | None = None
+    dvalue: ValueGradient | None = None
+    dbias: BiasGradient | None = None
+    dsoftmax_aux: SinksGradient | None = None
 
     def items(self) -> dict[str, Floats]:
         """The arrays that there are, by name."""

@@ -10,6 +10,23 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from attest.reference.annotations import (
+    AlibiSlopes,
+    AttentionMask,
+    Bias,
+    CumSeqlens,
+    Key,
+    KVPositions,
+    KVRange,
+    KVSegmentIds,
+    Offsets,
+    QPositions,
+    QSegmentIds,
+    Query,
+    Sinks,
+    Value,
+)
+
 Array = NDArray[Any]
 
 FLOAT_DTYPES = tuple(np.dtype(d) for d in (np.float16, ml_dtypes.bfloat16, np.float32))
@@ -40,31 +57,31 @@ class Problem:
     alibi_slopes: float32 [Hq] or [B|1, Hq], what a logit loses for each position between row and key.
     """
 
-    query: Array
-    key: Array
-    value: Array
-    attention_mask: Array | None = None
-    bias: Array | None = None
+    query: Query
+    key: Key
+    value: Value
+    attention_mask: AttentionMask | None = None
+    bias: Bias | None = None
     softmax_scale: float | None = None
     dropout_prob: float = 0.0
     dropout_seed: int | None = None
     causal: bool = False
-    cum_seqlens_q: Array | None = None
-    cum_seqlens_k: Array | None = None
+    cum_seqlens_q: CumSeqlens | None = None
+    cum_seqlens_k: CumSeqlens | None = None
     sliding_window: tuple[int | None, int | None] | None = None
     logits_soft_cap: float | None = None
-    softmax_aux: Array | None = None
-    q_segment_ids: Array | None = None
-    kv_segment_ids: Array | None = None
+    softmax_aux: Sinks | None = None
+    q_segment_ids: QSegmentIds | None = None
+    kv_segment_ids: KVSegmentIds | None = None
     normalize_output: bool = True
-    q_offset: int | Array | None = None
-    q_positions: Array | None = None
-    kv_positions: Array | None = None
+    q_offset: int | Offsets | None = None
+    q_positions: QPositions | None = None
+    kv_positions: KVPositions | None = None
     origin: tuple[int, int, int, int] = (0, 0, 0, 0)
     chunk_size: int | None = None
-    kv_start: Array | None = None
-    kv_end: Array | None = None
-    alibi_slopes: Array | None = None
+    kv_start: KVRange | None = None
+    kv_end: KVRange | None = None
+    alibi_slopes: AlibiSlopes | None = None
 
     @property
     def batch(self) -> int:
@@ -120,7 +137,7 @@ class Problem:
         return np.broadcast_to(aux, (self.q_heads, aux.shape[-1]))
 
 
-def make_problem(query: Array, key: Array, value: Array, **options: Any) -> Problem:
+def make_problem(query: Query, key: Key, value: Value, **options: Any) -> Problem:
     """Validate one attention call.
 
     Takes Problem's fields by name; an int `sliding_window` w means (w, w), an int mask is true where it is

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import annotated
+
 # Read when JAX is first imported, so that tests without JAX do not wait for it; processes started by a test
 # inherit them.
 os.environ.update(
@@ -23,6 +25,8 @@ os.environ.update(
 # absl and XLA write to stderr of their own accord; only errors are worth a reader's time.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 logging.getLogger("absl").setLevel(logging.ERROR)
+
+annotated.install()
 
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
 settings.register_profile("dev", deadline=None, suppress_health_check=_SLOW_IS_FINE)

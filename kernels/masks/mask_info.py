@@ -7,6 +7,30 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attest.kernels.annotations import (
+    AbstractKey,
+    AbstractQuery,
+    CumSeqlens,
+    Key,
+    KVLengths,
+    KVPositions,
+    KVRange,
+    MaskOfAxes,
+    PerEntry,
+    PerKey,
+    PerRow,
+    PerSequence,
+    QOffset,
+    QPositions,
+    Query,
+    SharedKVSegmentIds,
+    SharedQSegmentIds,
+    Size,
+    SlidingWindow,
+    StoredCumSeqlens,
+    Visible,
+    VisibleBias,
+)
 from attest.kernels.arguments import Window, check_window
 from attest.kernels.masks.call import flash_attention_arguments
 from attest.kernels.masks.checks import (
@@ -41,17 +65,17 @@ class MaskInfo:
     whichever was added first (S23). A token with a negative segment id is padding (S8); 0 is a segment.
     """
 
-    attention_mask: jax.Array | None = None  # [B or 1, Hq or 1, Sq or 1, Sk or 1] bool, True is visible
-    q_segment_ids: jax.Array | None = None  # [B or 1, Sq] int32
-    kv_segment_ids: jax.Array | None = None  # [B or 1, Sk] int32
-    q_positions: jax.Array | None = None  # [B or 1, Sq] int32
-    kv_positions: jax.Array | None = None  # [B or 1, Sk] int32
-    q_offset: jax.Array | None = None  # [1], [B] or one for each sequence, int32; excludes q_positions
-    cum_seqlens_q: jax.Array | None = None  # [n + 1] int32
-    cum_seqlens_k: jax.Array | None = None  # [n + 1] int32
-    kv_lengths: jax.Array | None = None  # [B or 1] int32
-    kv_start: jax.Array | None = None  # [B or 1, Sq] int32
-    kv_end: jax.Array | None = None  # [B or 1, Sq] int32
+    attention_mask: Visible | None = None  # [B or 1, Hq or 1, Sq or 1, Sk or 1] bool, True is visible
+    q_segment_ids: PerRow | None = None  # [B or 1, Sq] int32
+    kv_segment_ids: PerKey | None = None  # [B or 1, Sk] int32
+    q_positions: PerRow | None = None  # [B or 1, Sq] int32
+    kv_positions: PerKey | None = None  # [B or 1, Sk] int32
+    q_offset: PerSequence | None = None  # [1], [B] or one for each sequence, int32; excludes q_positions
+    cum_seqlens_q: StoredCumSeqlens | None = None  # [n + 1] int32
+    cum_seqlens_k: StoredCumSeqlens | None = None  # [n + 1] int32
+    kv_lengths: PerEntry | None = None  # [B or 1] int32
+    kv_start: PerRow | None = None  # [B or 1, Sq] int32
+    kv_end: PerRow | None = None  # [B or 1, Sq] int32
     causal: bool = field(default=False, metadata=_STATIC)
     sliding_window: Window = field(default=(None, None), metadata=_STATIC)
     chunk_sizes: tuple[int, ...] = field(default=(), metadata=_STATIC)
@@ -60,9 +84,9 @@ class MaskInfo:
     @classmethod
     def from_attention_mask(
         cls,
-        attention_mask: jax.Array,
-        q_positions: jax.Array | None = None,
-        kv_positions: jax.Array | None = None,
+        attention_mask: MaskOfAxes,
+        q_positions: QPositions | None = None,
+        kv_positions: KVPositions | None = None,
         *,
         axes: str | None = None,
     ) -> "MaskInfo":
@@ -72,10 +96,10 @@ class MaskInfo:
     @classmethod
     def from_segments(
         cls,
-        q_segment_ids: jax.Array,
-        kv_segment_ids: jax.Array | None = None,
-        q_positions: jax.Array | None = None,
-        kv_positions: jax.Array | None = None,
+        q_segment_ids: SharedQSegmentIds,
+        kv_segment_ids: SharedKVSegmentIds | None = None,
+        q_positions: QPositions | None = None,
+        kv_positions: KVPositions | None = None,
     ) -> "MaskInfo":
         """Return the MaskInfo of segment ids; see `apply_segments` and `with_positions`."""
         return cls().apply_segments(q_segment_ids, kv_segment_ids).with_positions(q_positions, kv_positions)
@@ -83,10 +107,10 @@ class MaskInfo:
     @classmethod
     def from_cu_seqlens(
         cls,
-        cum_seqlens_q: jax.Array,
-        cum_seqlens_k: jax.Array | None = None,
-        q_positions: jax.Array | None = None,
-        kv_positions: jax.Array | None = None,
+        cum_seqlens_q: CumSeqlens,
+        cum_seqlens_k: CumSeqlens | None = None,
+        q_positions: QPositions | None = None,
+        kv_positions: KVPositions | None = None,
         *,
         padded: bool = False,
     ) -> "MaskInfo":
@@ -101,7 +125,7 @@ class MaskInfo:
         info = cls(cum_seqlens_q=cum_q, cum_seqlens_k=cum_k, packed=not padded)
         return info.with_positions(q_positions, kv_positions)
 
-    def apply_attention_mask(self, attention_mask: jax.Array, *, axes: str | None = None) -> "MaskInfo":
+    def apply_attention_mask(self, attention_mask: MaskOfAxes, *, axes: str | None = None) -> "MaskInfo":
         """Hide the pairs where a mask is 0 or False.
 
         attention_mask: bool or integer, of 2 to 4 axes, each of its full size or 1.
@@ -141,7 +165,9 @@ class MaskInfo:
             self, q_segment_ids=hide_keys(q_ids, visible), kv_segment_ids=hide_keys(kv_ids, visible)
         )
 
-    def apply_segments(self, q_segment_ids: jax.Array, kv_segment_ids: jax.Array | None = None) -> "MaskInfo":
+    def apply_segments(
+        self, q_segment_ids: SharedQSegmentIds, kv_segment_ids: SharedKVSegmentIds | None = None
+    ) -> "MaskInfo":
         """Hide the pairs of other segments: ids [B or 1, Sq] and [B or 1, Sk], integer (S8).
 
         A pair is visible where both ids are the same and not negative. A negative id is padding. Without
@@ -167,7 +193,7 @@ class MaskInfo:
         """
         return replace(self, causal=True)
 
-    def apply_sliding_window(self, sliding_window: int | tuple[int | None, int | None]) -> "MaskInfo":
+    def apply_sliding_window(self, sliding_window: SlidingWindow) -> "MaskInfo":
         """Hide the keys more than `left` positions before the row and more than `right` after it (S7).
 
         An integer w is (w, w), None leaves a side open and (0, 0) is the row's own position. Of several
@@ -179,7 +205,7 @@ class MaskInfo:
         left, right = (min((side for side in both if side is not None), default=None) for both in sides)
         return replace(self, sliding_window=(left, right))
 
-    def apply_chunked(self, chunk_size: int) -> "MaskInfo":
+    def apply_chunked(self, chunk_size: Size) -> "MaskInfo":
         """Hide the keys outside the row's chunk: positions p and t share floor(p / c) = floor(t / c) (S24).
 
         Raises: ValueError naming the argument.
@@ -189,7 +215,7 @@ class MaskInfo:
         kept = [size for size in sizes if not any(size % other == 0 for other in sizes if other < size)]
         return replace(self, chunk_sizes=tuple(kept))
 
-    def apply_kv_lengths(self, kv_lengths: int | jax.Array) -> "MaskInfo":
+    def apply_kv_lengths(self, kv_lengths: KVLengths) -> "MaskInfo":
         """Hide the keys from index kv_lengths[b] on: an integer, or an integer array [B] or [1].
 
         Positions do not change: for decoding give `with_positions(q_offset=kv_lengths - Sq)`. Of several
@@ -206,9 +232,7 @@ class MaskInfo:
             lengths = jnp.minimum(self.kv_lengths, lengths)
         return replace(self, kv_lengths=lengths)
 
-    def apply_kv_ranges(
-        self, kv_start: jax.Array | None = None, kv_end: jax.Array | None = None
-    ) -> "MaskInfo":
+    def apply_kv_ranges(self, kv_start: KVRange | None = None, kv_end: KVRange | None = None) -> "MaskInfo":
         """Hide the keys outside kv_start[b, i] <= j < kv_end[b, i] from row i: [B or 1, Sq], integer (S28).
 
         j is the index of a key in the array, whatever its position. None leaves a side open. Of several
@@ -230,10 +254,10 @@ class MaskInfo:
 
     def with_positions(
         self,
-        q_positions: jax.Array | None = None,
-        kv_positions: jax.Array | None = None,
+        q_positions: QPositions | None = None,
+        kv_positions: KVPositions | None = None,
         *,
-        q_offset: int | jax.Array | None = None,
+        q_offset: QOffset | None = None,
     ) -> "MaskInfo":
         """Set where rows and keys stand, in place of what was set; None changes nothing (S23).
 
@@ -252,7 +276,7 @@ class MaskInfo:
 
     def get_or_compute_attention_mask(
         self, q_length: int | None = None, kv_length: int | None = None
-    ) -> jax.Array:
+    ) -> Visible:
         """Return the visible pairs as a mask, bool [B or 1, Hq or 1, Sq, Sk], all conditions included.
 
         Lengths are needed where no array tells them. An axis of a key or row mask stays 1 where nothing needs
@@ -272,7 +296,7 @@ class MaskInfo:
 
     def get_or_compute_segment_ids(
         self, q_length: int | None = None, kv_length: int | None = None
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[PerRow, PerKey]:
         """Return segment ids, int32 [B or 1, Sq] and [B or 1, Sk].
 
         Ids that are stored are returned, whatever conditions there are beside them. Elsewhere the ids make
@@ -287,7 +311,7 @@ class MaskInfo:
 
     def get_or_compute_positions(
         self, q_length: int | None = None, kv_length: int | None = None
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[PerRow, PerKey]:
         """Return the positions of rows and keys, int32 [B or 1, Sq] and [B or 1, Sk] (S23).
 
         Those of packed sequences begin at 0 in each, if cumulative lengths tell the sequences; segment ids
@@ -299,7 +323,7 @@ class MaskInfo:
 
     def bias(
         self, q_length: int | None = None, kv_length: int | None = None, *, dtype: Any = "float32"
-    ) -> jax.Array:
+    ) -> VisibleBias:
         """Return the mask as a bias: 0 where a pair is visible and -inf where it is hidden (S2).
 
         The shape is that of `get_or_compute_attention_mask`; the dtype one of clause S16.
@@ -307,7 +331,9 @@ class MaskInfo:
         visible = self.get_or_compute_attention_mask(q_length, kv_length)
         return jnp.where(visible, 0.0, -math.inf).astype(check_dtype("dtype", dtype))
 
-    def arguments(self, query: Any, key: Any, *, alibi: bool = False) -> dict[str, Any]:
+    def arguments(
+        self, query: Query | AbstractQuery, key: Key | AbstractKey, *, alibi: bool = False
+    ) -> dict[str, Any]:
         """Return keyword arguments of `attest.flash_attention` that make exactly these pairs visible.
 
         query and key are the arrays of the call, or their `jax.ShapeDtypeStruct`. Causal order, windows,

@@ -4,8 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
+from attest.kernels.annotations import Out, Weights
 from attest.kernels.operations.configs import AttentionConfig
 from attest.kernels.operations.invocation import Invocation
 from attest.kernels.operations.kernel import Kernel
@@ -14,13 +13,13 @@ from attest.kernels.operations.registry import kernel_registry
 from attest.kernels.options import refuse
 from attest.kernels.xla.attention import attention
 
-type _Invocation = Invocation[AttentionConfig, tuple[jax.Array, jax.Array]]
+type _Invocation = Invocation[AttentionConfig, tuple[Out, Weights]]
 
 _PARAMETERS = inspect.signature(attention).parameters
 _UNUSED = ("block_q", "block_k", "num_warps", "num_stages")
 
 
-class Attention(Kernel[AttentionConfig, tuple[jax.Array, jax.Array]]):
+class Attention(Kernel[AttentionConfig, tuple[Out, Weights]]):
     """Attention that returns (out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk]).
 
     Its arguments are those of `attest.kernels.xla.attention`, in that order, and platform. It is not tuned.
@@ -41,12 +40,12 @@ class Attention(Kernel[AttentionConfig, tuple[jax.Array, jax.Array]]):
         bound = inspect.signature(attention).bind(*args, **kwargs).arguments
         return (), {name: x for name, x in bound.items() if x is not _PARAMETERS[name].default}
 
-    def run(self, *args: Any, cfg: AttentionConfig, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
+    def run(self, *args: Any, cfg: AttentionConfig, **kwargs: Any) -> tuple[Out, Weights]:
         """Compute out and weights; see `attest.kernels.xla.attention`."""
         _, arguments = self.prepare(*args, **kwargs)
         return self.get_impl(cfg)(**arguments)
 
-    def get_impl(self, cfg: AttentionConfig) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    def get_impl(self, cfg: AttentionConfig) -> Callable[..., tuple[Out, Weights]]:
         """Return the function of the registry."""
         return kernel_registry.get("attention", cfg.platform)
 

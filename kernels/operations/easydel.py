@@ -10,6 +10,24 @@ from typing import Any, ClassVar
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from attest.kernels.annotations import (
+    AttentionMask,
+    Bias,
+    CumSeqlens,
+    DropoutSeed,
+    Flag,
+    Key,
+    KVSegmentIds,
+    Number,
+    Out,
+    QSegmentIds,
+    Query,
+    RandomKey,
+    Sinks,
+    SlidingWindow,
+    Value,
+    Weights,
+)
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.operations.attention import Attention
 from attest.kernels.operations.configs import AttentionConfig, FlashAttentionConfig
@@ -76,8 +94,8 @@ class AttentionOutput:
     Dv]. cache_view: None; it has the place that EasyDeL's caches fill.
     """
 
-    attention_weights: jax.Array | None
-    attention_outputs: jax.Array
+    attention_weights: Weights | None
+    attention_outputs: Out
     cache_view: Any = None
 
 
@@ -185,7 +203,7 @@ class OperationRegistry:
 class FlashAttn(OperationImpl):
     """Flash attention, by `attest.kernels.operations.FlashAttention`."""
 
-    executor: Executor[FlashAttentionConfig, jax.Array] = create_default_executor()
+    executor: Executor[FlashAttentionConfig, Out] = create_default_executor()
 
     @classmethod
     def get_impl_name(cls) -> str:
@@ -194,26 +212,26 @@ class FlashAttn(OperationImpl):
 
     def forward_native(
         self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
+        query: Query,
+        key: Key,
+        value: Value,
         mask_info: MaskInfo | None = None,
-        bias: jax.Array | None = None,
-        softmax_scale: float | None = None,
-        dropout_prob: float | None = None,
-        causal: bool = False,
-        dropout_seed: int | jax.Array | None = None,
-        cum_seqlens_q: jax.Array | None = None,
-        cum_seqlens_k: jax.Array | None = None,
-        sliding_window: int | tuple[int | None, int | None] | None = None,
-        logits_soft_cap: float | None = None,
-        softmax_aux: jax.Array | None = None,
-        normalize_output: bool = True,
+        bias: Bias | None = None,
+        softmax_scale: Number | None = None,
+        dropout_prob: Number | None = None,
+        causal: Flag = False,
+        dropout_seed: DropoutSeed | None = None,
+        cum_seqlens_q: CumSeqlens | None = None,
+        cum_seqlens_k: CumSeqlens | None = None,
+        sliding_window: SlidingWindow | None = None,
+        logits_soft_cap: Number | None = None,
+        softmax_aux: Sinks | None = None,
+        normalize_output: Flag = True,
         precision: Any = None,
         *,
-        attention_mask: jax.Array | None = None,
-        q_segment_ids: jax.Array | None = None,
-        kv_segment_ids: jax.Array | None = None,
+        attention_mask: AttentionMask | None = None,
+        q_segment_ids: QSegmentIds | None = None,
+        kv_segment_ids: KVSegmentIds | None = None,
         cfg: FlashAttentionConfig | None = None,
         **others: Any,
     ) -> AttentionOutput:
@@ -256,7 +274,7 @@ class FlashAttn(OperationImpl):
 class VanillaAttn(OperationImpl):
     """Attention that returns its weights, by `attest.kernels.operations.Attention`."""
 
-    executor: Executor[AttentionConfig, tuple[jax.Array, jax.Array]] = Executor()
+    executor: Executor[AttentionConfig, tuple[Out, Weights]] = Executor()
 
     @classmethod
     def get_impl_name(cls) -> str:
@@ -265,20 +283,20 @@ class VanillaAttn(OperationImpl):
 
     def forward_native(
         self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
+        query: Query,
+        key: Key,
+        value: Value,
         mask_info: MaskInfo | None = None,
-        bias: jax.Array | None = None,
-        init_bias: Callable[[], jax.Array] | None = None,
-        deterministic: bool = True,
-        dropout_rng: jax.Array | None = None,
-        softmax_aux: jax.Array | None = None,
-        softmax_scale: float | None = None,
-        logits_soft_cap: float | None = None,
-        dropout_prob: float | None = None,
-        causal: bool = False,
-        sliding_window: int | tuple[int | None, int | None] | None = None,
+        bias: Bias | None = None,
+        init_bias: Callable[[], Bias] | None = None,
+        deterministic: Flag = True,
+        dropout_rng: RandomKey | None = None,
+        softmax_aux: Sinks | None = None,
+        softmax_scale: Number | None = None,
+        logits_soft_cap: Number | None = None,
+        dropout_prob: Number | None = None,
+        causal: Flag = False,
+        sliding_window: SlidingWindow | None = None,
         **others: Any,
     ) -> AttentionOutput:
         """Compute attention and its weights; arguments are those of `attest.kernels.xla.attention`.

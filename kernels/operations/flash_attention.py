@@ -6,9 +6,8 @@ from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
-import jax
-
 from attest.kernels import attention
+from attest.kernels.annotations import Out
 from attest.kernels.choose import Device, device_of, implementation_for
 from attest.kernels.config import implementation_of
 from attest.kernels.implementation import Implementation
@@ -23,7 +22,7 @@ from attest.kernels.operations.sharded import sharded_call
 from attest.kernels.options import refuse
 from attest.kernels.tunable import Neutral, Tunable
 
-type _Invocation = Invocation[FlashAttentionConfig, jax.Array]
+type _Invocation = Invocation[FlashAttentionConfig, Out]
 
 # What `run` takes by position, in the order of ejKernel without its paged cache.
 _POSITIONAL = (
@@ -40,7 +39,7 @@ _DEFAULTS = {
 }
 
 
-class FlashAttention(Kernel[FlashAttentionConfig, jax.Array]):
+class FlashAttention(Kernel[FlashAttentionConfig, Out]):
     """Flash attention [B, Sq, Hq, D] -> [B, Sq, Hq, Dv], by the fastest kernel and configuration there is.
 
     Its arguments are those of `attest.flash_attention`, without fwd_params, bwd_params and config, which are
@@ -70,7 +69,7 @@ class FlashAttention(Kernel[FlashAttentionConfig, jax.Array]):
             arguments[name] = x
         return (), {name: x for name, x in arguments.items() if x is not _DEFAULTS[name]}
 
-    def run(self, *args: Any, cfg: FlashAttentionConfig, **kwargs: Any) -> jax.Array:
+    def run(self, *args: Any, cfg: FlashAttentionConfig, **kwargs: Any) -> Out:
         """Compute attention with a configuration; see `attest.flash_attention`.
 
         Raises: what that function raises; ValueError for a configuration that does not fit the call.
@@ -83,7 +82,7 @@ class FlashAttention(Kernel[FlashAttentionConfig, jax.Array]):
         implementation = self.get_impl(replace(cfg, platform=platform) if cfg.config is None else cfg)
         return implementation(**arguments, **({} if config is None else {"config": config}))
 
-    def get_impl(self, cfg: FlashAttentionConfig) -> Callable[..., jax.Array]:
+    def get_impl(self, cfg: FlashAttentionConfig) -> Callable[..., Out]:
         """Return the kernel that runs a configuration: `attest.flash_attention`, of a platform if it has one.
 
         Raises: NoImplementationError where the registry has no kernel for the platform on this hardware.
@@ -183,7 +182,7 @@ class FlashAttention(Kernel[FlashAttentionConfig, jax.Array]):
 
     def create_shard_map_wrapper(
         self, *args: Any, mesh: Any, in_specs: Any, out_specs: Any, cfg: FlashAttentionConfig, **kwargs: Any
-    ) -> tuple[Callable[..., jax.Array], tuple[Any, ...]]:
+    ) -> tuple[Callable[..., Out], tuple[Any, ...]]:
         """Return a function under jax.shard_map, and its arguments: the call, over batch and heads of a mesh.
 
         in_specs: of query, key, value, bias, cum_seqlens_q, cum_seqlens_k and softmax_aux, in that order;

@@ -1,12 +1,36 @@
 """The functions `flash_attention` and `attention`: operations with a default executor each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from attest.kernels.annotations import (
+    AlibiSlopes,
+    AttentionMask,
+    Bias,
+    CumSeqlens,
+    DropoutSeed,
+    Flag,
+    Key,
+    KVPositions,
+    KVRange,
+    KVSegmentIds,
+    Number,
+    Origin,
+    Out,
+    QOffset,
+    QPositions,
+    QSegmentIds,
+    Query,
+    RandomKey,
+    Sinks,
+    Size,
+    SlidingWindow,
+    Value,
+    Weights,
+)
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.operations.attention import Attention
 from attest.kernels.operations.configs import AttentionConfig, FlashAttentionConfig
@@ -20,52 +44,52 @@ _ATTENTION = Attention()
 
 
 @cache
-def default_executor() -> Executor[FlashAttentionConfig, jax.Array]:
+def default_executor() -> Executor[FlashAttentionConfig, Out]:
     """Return the executor of `flash_attention`: caches on disk and in memory, then the tables."""
     return create_default_executor()
 
 
 @cache
-def _attention_executor() -> Executor[AttentionConfig, tuple[jax.Array, jax.Array]]:
+def _attention_executor() -> Executor[AttentionConfig, tuple[Out, Weights]]:
     return Executor(ConfigSelectorChain(policy=AutotunePolicy(allow_autotune=False)))
 
 
 def flash_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None = None,
-    cum_seqlens_q: jax.Array | None = None,
-    cum_seqlens_k: jax.Array | None = None,
-    softmax_aux: jax.Array | None = None,
+    query: Query,
+    key: Key,
+    value: Value,
+    bias: Bias | None = None,
+    cum_seqlens_q: CumSeqlens | None = None,
+    cum_seqlens_k: CumSeqlens | None = None,
+    softmax_aux: Sinks | None = None,
     *,
     mask_info: MaskInfo | None = None,
-    attention_mask: jax.Array | None = None,
-    softmax_scale: float | None = None,
-    dropout_prob: float = 0.0,
-    causal: bool = False,
-    dropout_seed: int | jax.Array | None = None,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
-    logits_soft_cap: float | None = None,
-    normalize_output: bool = True,
+    attention_mask: AttentionMask | None = None,
+    softmax_scale: Number | None = None,
+    dropout_prob: Number = 0.0,
+    causal: Flag = False,
+    dropout_seed: DropoutSeed | None = None,
+    sliding_window: SlidingWindow | None = None,
+    logits_soft_cap: Number | None = None,
+    normalize_output: Flag = True,
     precision: Any = None,
     logits_dtype: Any = None,
-    q_segment_ids: jax.Array | None = None,
-    kv_segment_ids: jax.Array | None = None,
-    q_offset: int | jax.Array | None = None,
-    q_positions: jax.Array | None = None,
-    kv_positions: jax.Array | None = None,
-    kv_start: jax.Array | None = None,
-    kv_end: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
-    chunk_size: int | None = None,
-    origin: Sequence[int] | jax.Array | None = None,
+    q_segment_ids: QSegmentIds | None = None,
+    kv_segment_ids: KVSegmentIds | None = None,
+    q_offset: QOffset | None = None,
+    q_positions: QPositions | None = None,
+    kv_positions: KVPositions | None = None,
+    kv_start: KVRange | None = None,
+    kv_end: KVRange | None = None,
+    alibi_slopes: AlibiSlopes | None = None
+    chunk_size: Size | None = None,
+    origin: Origin | None = None,
     platform: str | None = None,
     cfg: FlashAttentionConfig | None = None,
     mesh: Mesh | None = None,
     in_specs: tuple[PartitionSpec | None, ...] | None = None,
     out_specs: PartitionSpec | None = None,
-) -> jax.Array:
+) -> Out:
     """Compute flash attention with the configuration that fits the call: out [B, Sq, Hq, Dv].
 
     Arguments that `attest.flash_attention` has mean the same here; the order is that of ejKernel's function
@@ -86,40 +110,40 @@ def flash_attention(
 
 
 def attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None = None,
-    dropout_rng: jax.Array | None = None,
-    softmax_aux: jax.Array | None = None,
+    query: Query,
+    key: Key,
+    value: Value,
+    bias: Bias | None = None,
+    dropout_rng: RandomKey | None = None,
+    softmax_aux: Sinks | None = None,
     *,
     mask_info: MaskInfo | None = None,
-    attention_mask: jax.Array | None = None,
-    init_bias: Callable[[], jax.Array] | None = None,
-    deterministic: bool = True,
-    softmax_scale: float | None = None,
-    logits_soft_cap: float | None = None,
+    attention_mask: AttentionMask | None = None,
+    init_bias: Callable[[], Bias] | None = None,
+    deterministic: Flag = True,
+    softmax_scale: Number | None = None,
+    logits_soft_cap: Number | None = None,
     dtype: Any = None,
     softmax_dtype: Any = None,
-    dropout_prob: float = 0.0,
-    causal: bool = False,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
-    dropout_seed: int | jax.Array | None = None,
-    cum_seqlens_q: jax.Array | None = None,
-    cum_seqlens_k: jax.Array | None = None,
-    q_segment_ids: jax.Array | None = None,
-    kv_segment_ids: jax.Array | None = None,
-    q_offset: int | jax.Array | None = None,
-    q_positions: jax.Array | None = None,
-    kv_positions: jax.Array | None = None,
-    kv_start: jax.Array | None = None,
-    kv_end: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
-    chunk_size: int | None = None,
-    origin: Sequence[int] | jax.Array | None = None,
+    dropout_prob: Number = 0.0,
+    causal: Flag = False,
+    sliding_window: SlidingWindow | None = None,
+    dropout_seed: DropoutSeed | None = None,
+    cum_seqlens_q: CumSeqlens | None = None,
+    cum_seqlens_k: CumSeqlens | None = None,
+    q_segment_ids: QSegmentIds | None = None,
+    kv_segment_ids: KVSegmentIds | None = None,
+    q_offset: QOffset | None = None,
+    q_positions: QPositions | None = None,
+    kv_positions: KVPositions | None = None,
+    kv_start: KVRange | None = None,
+    kv_end: KVRange | None = None,
+    alibi_slopes: AlibiSlopes | None = None
+    chunk_size: Size | None = None,
+    origin: Origin | None = None,
     platform: str | None = None,
     cfg: AttentionConfig | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Out, Weights]:
     """Compute attention and return its weights: out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk].
 
     Arguments mean what they mean in `attest.kernels.xla.attention`, which computes it; the order is that of

@@ -4,7 +4,7 @@ It keeps the clauses in their order on whole arrays and returns the weights, at 
 Its gradients come from autodiff alone, so it is a second opinion on every hand-written backward pass.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,31 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attest.kernels.annotations import (
+    AlibiSlopes,
+    AttentionMask,
+    Bias,
+    CumSeqlens,
+    DropoutSeed,
+    Flag,
+    Key,
+    KVPositions,
+    KVRange,
+    KVSegmentIds,
+    Number,
+    Origin,
+    Out,
+    QOffset,
+    QPositions,
+    QSegmentIds,
+    Query,
+    RandomKey,
+    Sinks,
+    Size,
+    SlidingWindow,
+    Value,
+    Weights,
+)
 from attest.kernels.arguments import Call, check_call
 from attest.kernels.batching import merged, split
 from attest.kernels.masks.given import with_mask_info
@@ -24,38 +49,38 @@ from attest.kernels.xla.tiles import capped, grouped_sinks, scaled_products
 
 
 def attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    attention_mask: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    init_bias: Callable[[], jax.Array] | None = None,
-    deterministic: bool = True,
-    dropout_rng: jax.Array | None = None,
-    softmax_aux: jax.Array | None = None,
-    softmax_scale: float | None = None,
-    logits_soft_cap: float | None = None,
+    query: Query,
+    key: Key,
+    value: Value,
+    attention_mask: AttentionMask | None = None,
+    bias: Bias | None = None,
+    init_bias: Callable[[], Bias] | None = None,
+    deterministic: Flag = True,
+    dropout_rng: RandomKey | None = None,
+    softmax_aux: Sinks | None = None,
+    softmax_scale: Number | None = None,
+    logits_soft_cap: Number | None = None,
     dtype: Any = None,
     softmax_dtype: Any = None,
-    dropout_prob: float = 0.0,
-    causal: bool = False,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
+    dropout_prob: Number = 0.0,
+    causal: Flag = False,
+    sliding_window: SlidingWindow | None = None,
     *,
-    dropout_seed: int | jax.Array | None = None,
-    cum_seqlens_q: jax.Array | None = None,
-    cum_seqlens_k: jax.Array | None = None,
-    q_segment_ids: jax.Array | None = None,
-    kv_segment_ids: jax.Array | None = None,
-    q_offset: int | jax.Array | None = None,
-    q_positions: jax.Array | None = None,
-    kv_positions: jax.Array | None = None,
-    origin: Sequence[int] | jax.Array | None = None,
-    chunk_size: int | None = None,
-    kv_start: jax.Array | None = None,
-    kv_end: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
+    dropout_seed: DropoutSeed | None = None,
+    cum_seqlens_q: CumSeqlens | None = None,
+    cum_seqlens_k: CumSeqlens | None = None,
+    q_segment_ids: QSegmentIds | None = None,
+    kv_segment_ids: KVSegmentIds | None = None,
+    q_offset: QOffset | None = None,
+    q_positions: QPositions | None = None,
+    kv_positions: KVPositions | None = None,
+    origin: Origin | None = None,
+    chunk_size: Size | None = None,
+    kv_start: KVRange | None = None,
+    kv_end: KVRange | None = None,
+    alibi_slopes: AlibiSlopes | None = None
     mask_info: MaskInfo | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Out, Weights]:
     """Materialised attention: (out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk]), both in `dtype`.
 
     The weights are the normalised probabilities after dropout, those that multiply the values; hidden pairs

@@ -4,13 +4,13 @@ import inspect
 import re
 from typing import Any, get_type_hints
 
-import jax
 import numpy as np
 import pytest
 from kernel_cases import qkv
 
 from attest import kernels
 from attest.kernels import triton, xla
+from attest.kernels.annotations import Lse, Out
 from attest.kernels.pallas import mosaic_gpu, tpu
 from tests.kernels.interpreted import needs_compiler
 
@@ -88,7 +88,7 @@ def test_every_implementation_has_the_public_signature():
 
 
 def test_what_is_returned_is_shown():
-    returned = {"flash_attention": jax.Array, "flash_attention_with_lse": tuple[jax.Array, jax.Array]}
+    returned = {"flash_attention": Out, "flash_attention_with_lse": tuple[Out, Lse]}
     for name, what in returned.items():
         assert get_type_hints(getattr(kernels, name))["return"] == what
 

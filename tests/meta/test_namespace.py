@@ -13,7 +13,7 @@ import attest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("conformance", "kernels", "reference", "reports")
 # What no import of the package, of the oracle or of the plugin may load.
-COSTLY = ("jax", "hypothesis", "typer", "rich", "jinja2", "matplotlib", "msgspec", "triton")
+COSTLY = ("jax", "hypothesis", "typer", "rich", "jinja2", "matplotlib", "msgspec", "triton", "jaxtyping")
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
