@@ -68,7 +68,7 @@ def flash_attention(
     chunk_size: Size | None = None,
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
-    alibi_slopes: AlibiSlopes | None = None
+    alibi_slopes: AlibiSlopes | None = None,
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
@@ -180,7 +180,7 @@ def flash_attention_with_lse(
     chunk_size: Size | None = None,
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
-    alibi_slopes: AlibiSlopes | None = None
+    alibi_slopes: AlibiSlopes | None = None,
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,

@@ -81,7 +81,7 @@ def flash_attention(
     kv_positions: KVPositions | None = None,
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
-    alibi_slopes: AlibiSlopes | None = None
+    alibi_slopes: AlibiSlopes | None = None,
     chunk_size: Size | None = None,
     origin: Origin | None = None,
     platform: str | None = None,
@@ -138,7 +138,7 @@ def attention(
     kv_positions: KVPositions | None = None,
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
-    alibi_slopes: AlibiSlopes | None = None
+    alibi_slopes: AlibiSlopes | None = None,
     chunk_size: Size | None = None,
     origin: Origin | None = None,
     platform: str | None = None,

@@ -78,7 +78,7 @@ def attention(
     chunk_size: Size | None = None,
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
-    alibi_slopes: AlibiSlopes | None = None
+    alibi_slopes: AlibiSlopes | None = None,
     mask_info: MaskInfo | None = None,
 ) -> tuple[Out, Weights]:
     """Materialised attention: (out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk]), both in `dtype`.
