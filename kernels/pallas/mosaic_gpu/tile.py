@@ -203,10 +203,11 @@ def with_alibi(tile: Tile, s: jax.Array) -> jax.Array:
         distance = tile.by_query(stand) - tile.by_key(_row_index() + tile.key)
         return s - slope * jnp.abs(distance).astype(jnp.float32)
     column = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 1, layout=TILE)
+    first = over_rows(stand - tile.key, column.shape) - column
     parts: list[jax.Array] = []
     for i in range(0, s.shape[1], COLUMNS):
-        distance = over_rows(stand - (tile.key + i), column.shape) - column
-        parts.append(s[:, i : i + COLUMNS] - slope * jnp.abs(distance).astype(jnp.float32))
+        distance = jnp.abs(first - i).astype(jnp.float32)
+        parts.append(s[:, i : i + COLUMNS] - slope * distance)
     return jnp.concatenate(parts, axis=1)
 
 
