@@ -20,6 +20,7 @@ from attest.conformance.drawing.production import load_production
 from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, model
 from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import (
+    CONFIGURED,
     DRAWN,
     POISONED,
     PRODUCTION,
@@ -36,6 +37,7 @@ _PROFILES = Path(__file__).parent / "profiles.toml"
 _SHARDED = Path(__file__).parent / "sharded.toml"
 
 _SHORT_BLOCK = 16  # stands in for the block of a tiling that works in one piece
+_SHORT_CALL, _CALL_OF_BLOCKS = 5, 40  # tokens
 
 
 @dataclass(frozen=True)
@@ -285,11 +287,20 @@ def _transformed(subject: Subject, profile: Profile, seed: int, only: Restrictio
 
 def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
     """Yield one small well-formed call, from which each malformed one is made."""
+    yield _plain_call(subject, only, _SHORT_CALL)
+
+
+def _configured(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
+    """Yield one call of several blocks, so that their sizes are seen in its program."""
+    yield _plain_call(subject, only, _CALL_OF_BLOCKS)
+
+
+def _plain_call(subject: Subject, only: Restriction, tokens: int) -> Case:
     low, high = subject.head_dims
     head_dim = min(max(4, low), high)
     dtype = _dtypes(subject, only)[0]
-    length = -(-5 // subject.length_multiple) * subject.length_multiple
-    yield Case(
+    length = -(-tokens // subject.length_multiple) * subject.length_multiple
+    return Case(
         dtype=dtype,
         batch=2,
         q_len=length,
@@ -325,6 +336,7 @@ _DRAWS: dict[Kind, Callable[[Subject, Profile, int, Restriction], Iterator[Draw]
     REFUSED: _refused,
     PRODUCTION: _production,
     SHARDED: _sharded,
+    CONFIGURED: _configured,
 }
 
 

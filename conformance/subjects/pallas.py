@@ -4,7 +4,7 @@ Nothing here imports Pallas before a kernel is called, so that any machine can l
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,37 +24,46 @@ _FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 def _flash_attention(
     query: Any, key: Any, value: Any, *, blocks: tuple[int, int], seed: int, **options: Any
 ) -> Any:
-    """`flash_attention_with_lse` with one choice of blocks, interpreted in one order of the grid.
+    """`flash_attention_with_lse` with one choice of blocks, interpreted in one order of the grid."""
+    from attest.kernels.pallas.tpu import BlockSizes, flash_attention_with_lse
+
+    sizes = BlockSizes(*blocks)
+    call = interpreted_call(flash_attention_with_lse, seed)
+    return call(query=query, key=key, value=value, fwd_params=sizes, bwd_params=sizes, **options)
+
+
+def interpreted_call(call: Callable[..., Any], seed: int) -> Callable[..., Any]:
+    """Return a call, of arguments by name, that is interpreted in one order of the grid.
 
     JAX traces the backward pass when it comes to it, long after the call: hence a derivative of our own,
     which traces it under the interpreter too.
     """
-    from attest.kernels.pallas.interpreter import interpreted
-    from attest.kernels.pallas.tpu import BlockSizes, flash_attention_with_lse
 
-    sizes = BlockSizes(*blocks)
-    options |= {"fwd_params": sizes, "bwd_params": sizes}
-    arrays = {"query": query, "key": key, "value": value}
-    arrays |= {name: options.pop(name) for name in _FLOATS if name in options}
+    def interpreted_in_both_passes(**arguments: Any) -> Any:
+        from attest.kernels.pallas.interpreter import interpreted
 
-    def plain(arrays: dict[str, Any]) -> Any:
-        return flash_attention_with_lse(**arrays, **options)
+        arrays = {name: arguments.pop(name) for name in _FLOATS if name in arguments}
 
-    @jax.custom_vjp
-    def attend(arrays: dict[str, Any]) -> Any:
-        with interpreted(seed):
-            return plain(arrays)
+        def plain(arrays: dict[str, Any]) -> Any:
+            return call(**arrays, **arguments)
 
-    def forward(arrays: dict[str, Any]) -> Any:
-        with interpreted(seed):
-            return jax.vjp(plain, arrays)
+        @jax.custom_vjp
+        def attend(arrays: dict[str, Any]) -> Any:
+            with interpreted(seed):
+                return plain(arrays)
 
-    def backward(pull: Any, cotangents: Any) -> Any:
-        with interpreted(seed):
-            return pull(cotangents)
+        def forward(arrays: dict[str, Any]) -> Any:
+            with interpreted(seed):
+                return jax.vjp(plain, arrays)
 
-    attend.defvjp(forward, backward)
-    return attend(arrays)
+        def backward(pull: Any, cotangents: Any) -> Any:
+            with interpreted(seed):
+                return pull(cotangents)
+
+        attend.defvjp(forward, backward)
+        return attend(arrays)
+
+    return interpreted_in_both_passes
 
 
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
