@@ -13,7 +13,7 @@ from typing import Any
 from attest.conformance.checks import Check, Finding
 from attest.conformance.checks.implementation import passes
 from attest.conformance.judging.trial import Trial
-from attest.conformance.kinds import CONFIGURED
+from attest.conformance.kinds import CONFIGURATION
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject, Tiling
 
@@ -48,5 +48,5 @@ def _applies(subject: Subject) -> str | None:
 
 
 CHECKS = (
-    Check("configuration", kind=CONFIGURED, clauses=lambda _trial: ("S20",), run=_run, applies=_applies),
+    Check("configuration", kind=CONFIGURATION, clauses=lambda _trial: ("S20",), run=_run, applies=_applies),
 )

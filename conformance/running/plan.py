@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations, count
+from itertools import combinations, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from attest.conformance.drawing.production import load_production
 from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, model
 from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import (
-    CONFIGURED,
+    CONFIGURATION,
     DRAWN,
     POISONED,
     PRODUCTION,
@@ -53,10 +53,14 @@ class Profile:
     task_seconds: float | None = None
 
     def kinds_for(self, subject: Subject) -> Mapping[str, Mapping[str, Any]]:
-        """Return the kinds for a subject: fewer for one that passes its calls on to other kernels."""
+        """Return the kinds for a subject: fewer for one that passes its calls on to other kernels.
+
+        Fewest for one that differs from such a subject in its configuration alone.
+        """
         if subject.implementation is None:
             return self.kinds
-        return self.kinds.get("delegated", self.kinds)
+        delegated = self.kinds.get("delegated", self.kinds)
+        return self.kinds.get("configured", delegated) if subject.ways else delegated
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,8 @@ def _groups(
     """Yield one task for each row of the covering arrays, then the known bugs."""
     numbers = profile.kinds[DRAWN.table]
     left = sys.maxsize if only.examples is None else only.examples
-    for place, (number, row, salt) in enumerate(_rows(subject, numbers, seed, only)):
+    most = numbers.get("rows") if only.examples is None else None
+    for place, (number, row, salt) in enumerate(islice(_rows(subject, numbers, seed, only), most)):
         offer = _offer(subject, row, number, only)
         fillings = (Filling(row, offer, salt, filling) for filling in range(min(numbers["fillings"], left)))
         drawn = [filling for filling in fillings if _is_supported(subject, filling, only)]
@@ -336,7 +341,7 @@ _DRAWS: dict[Kind, Callable[[Subject, Profile, int, Restriction], Iterator[Draw]
     REFUSED: _refused,
     PRODUCTION: _production,
     SHARDED: _sharded,
-    CONFIGURED: _configured,
+    CONFIGURATION: _configured,
 }
 
 

@@ -50,6 +50,8 @@ class _InterpretedOnTpu(FlashAttention):
 _SMALL_AND_LARGE = ((16, 16), (64, 128))
 _LARGE = ((64, 64), (64, 128))
 _UNUSUAL = ((16, 16), (32, 16))
+# Blocks of other sizes are not traced for TPUs, and (128, 128) is the tables' choice.
+_OF_TPUS = ((256, 128), (128, 256))
 
 KERNELS = (
     JudgedKernel(_BY_NAME["xla.flash_attention"], "xla", _SMALL_AND_LARGE, _LARGE, _UNUSUAL),
@@ -59,9 +61,8 @@ KERNELS = (
         _BY_NAME["pallas.tpu_interpret"],
         "pallas_tpu",
         _SMALL_AND_LARGE,
-        _LARGE,
-        # Blocks of other sizes are not traced for TPUs.
-        ((256, 128), (128, 256)),
+        _OF_TPUS,
+        _OF_TPUS,
         _InterpretedOnTpu,
     ),
 )

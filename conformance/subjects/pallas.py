@@ -5,6 +5,7 @@ Nothing here imports Pallas before a kernel is called, so that any machine can l
 
 import os
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,7 @@ def interpreted_call(call: Callable[..., Any], seed: int) -> Callable[..., Any]:
     """Return a call, of arguments by name, that is interpreted in one order of the grid.
 
     JAX traces the backward pass when it comes to it, long after the call: hence a derivative of our own,
-    which traces it under the interpreter too.
+    which traces it under the interpreter too, and with the context variables of the call.
     """
 
     def interpreted_in_both_passes(**arguments: Any) -> Any:
@@ -52,9 +53,11 @@ def interpreted_call(call: Callable[..., Any], seed: int) -> Callable[..., Any]:
             with interpreted(seed):
                 return plain(arrays)
 
+        context = copy_context()
+
         def forward(arrays: dict[str, Any]) -> Any:
             with interpreted(seed):
-                return jax.vjp(plain, arrays)
+                return context.copy().run(jax.vjp, plain, arrays)
 
         def backward(pull: Any, cotangents: Any) -> Any:
             with interpreted(seed):

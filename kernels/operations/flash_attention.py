@@ -186,7 +186,10 @@ class FlashAttention(Kernel[FlashAttentionConfig, jax.Array]):
         Raises: ValueError for specs that do not fit, or that split a sequence.
         """
         _, arguments = self.prepare(*args, **kwargs)
-        return sharded_call(partial(self.run, cfg=cfg), arguments, mesh, in_specs, out_specs)
+        run = partial(self.run, cfg=cfg)
+        # Kernels that others registered know nothing of keys in another dtype than query.
+        ours = getattr(self.get_impl(cfg), "func", self.get_impl(cfg)) is attention.flash_attention
+        return sharded_call(run, arguments, mesh, in_specs, out_specs, widens=ours)
 
 
 class _Resolved:

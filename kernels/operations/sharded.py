@@ -1,6 +1,7 @@
 """A call over the batch and heads of a mesh by `jax.shard_map`, from the specs of its operands (S21)."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from attest.kernels.dispatch import LAYOUTS, Axes, Placement, own_array, own_origin
+from attest.kernels.dispatch import FLOATS, LAYOUTS, Axes, Placement, own_array, own_origin
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.options import refuse
+from attest.kernels.wide_keys import wide_keys
 
 # What specs pair with, in order.
 OPERANDS = ("query", "key", "value", "bias", "cum_seqlens_q", "cum_seqlens_k", "softmax_aux")
@@ -30,12 +32,18 @@ class _Specs:
 
 
 def sharded_call(
-    run: Callable[..., jax.Array], arguments: Mapping[str, Any], mesh: Any, in_specs: Any, out_specs: Any
+    run: Callable[..., jax.Array],
+    arguments: Mapping[str, Any],
+    mesh: Any,
+    in_specs: Any,
+    out_specs: Any,
+    widens: bool = True,
 ) -> tuple[Callable[..., jax.Array], tuple[Any, ...]]:
     """Return a function under jax.shard_map that runs a call on its shards, and its arrays.
 
     run: from arguments by name to out. arguments: the call, whole. in_specs: as many of `OPERANDS` as have a
-    spec; the others are whole on every device.
+    spec; the others are whole on every device. widens: whether `run` takes arrays that several devices read
+    in float32, so that their gradients are rounded once; see `attest.kernels.wide_keys`.
 
     Raises: ValueError for specs that do not fit the mesh, the arrays or each other, or split a sequence.
     """
@@ -51,6 +59,9 @@ def sharded_call(
     if isinstance(arrays.get("q_offset"), jax.Array) and arrays["q_offset"].ndim == 0:
         arrays["q_offset"] = arrays["q_offset"].reshape(1)
     static = {name: x for name, x in arguments.items() if name not in arrays}
+    if widens:
+        shared = [name for name in FLOATS if name in arrays and _is_shared(specs, name, mesh)]
+        arrays |= {name: _widened(arrays[name]) for name in shared}
     names = tuple(arrays)
     split = tuple(_spec(name, x, specs) for name, x in arrays.items())
     whole_heads = _axes_at(specs.operands.get("key"), 2) != specs.heads
@@ -67,7 +78,8 @@ def sharded_call(
             begin = own_origin(placement, batch, heads)
             origin = given.get("origin", static.get("origin"))
             given["origin"] = begin if origin is None else begin + jnp.asarray(origin, jnp.uint32)
-        return run(**{**static, **given})
+        with wide_keys() if widens else nullcontext():
+            return run(**{**static, **given})
 
     function = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=out_spec, check_vma=False)
     if AxisType.Explicit not in mesh.axis_types:
@@ -77,6 +89,17 @@ def sharded_call(
         return function(*jax.tree.map(partial(_on, mesh), operands, split))
 
     return resharded, tuple(arrays.values())
+
+
+def _is_shared(specs: _Specs, name: str, mesh: Any) -> bool:
+    """Whether several devices read the same part of an operand."""
+    spec = specs.operands.get(name, PartitionSpec())
+    own = {axis for place in range(len(spec)) for axis in _axes_at(spec, place)}
+    return any(mesh.shape[axis] > 1 for axis in {*specs.batch, *specs.heads} - own)
+
+
+def _widened(x: Any) -> jax.Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _on(mesh: Any, x: jax.Array, spec: PartitionSpec) -> jax.Array:
