@@ -3,11 +3,11 @@
 import sys
 import tomllib
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations, count, islice
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +165,10 @@ def _groups(
     """Yield one task for each row of the covering arrays, then the known bugs."""
     numbers = profile.kinds[DRAWN.table]
     left = sys.maxsize if only.examples is None else only.examples
-    most = numbers.get("rows") if only.examples is None else None
-    for place, (number, row, salt) in enumerate(islice(_rows(subject, numbers, seed, only), most)):
+    rows = _rows(subject, numbers, seed, only)
+    if only.examples is None and "last" in numbers:
+        rows = deque(rows, numbers["last"])
+    for place, (number, row, salt) in enumerate(rows):
         offer = _offer(subject, row, number, only)
         fillings = (Filling(row, offer, salt, filling) for filling in range(min(numbers["fillings"], left)))
         drawn = [filling for filling in fillings if _is_supported(subject, filling, only)]

@@ -8,8 +8,12 @@ import jax
 from jax.sharding import PartitionSpec
 
 from attest.conformance.shards import shards
+from attest.conformance.subject import Way
 from attest.conformance.subjects._run_by_operations import JudgedKernel, Sizes, exact
+from attest.kernels import flash_attention
+from attest.kernels.operations import FlashAttention
 from attest.kernels.operations.functions import default_executor
+from attest.kernels.operations.sharded import sharded_call
 
 # The axes of each operand that specs are for: batch, query heads, key heads, or whole on every device.
 _AXES = {
@@ -44,6 +48,28 @@ def over_devices(arguments: dict[str, Any]) -> dict[str, Any]:
     parts = shards(batch, heads, jax.local_device_count())
     specs = [_spec(axes, arguments.get(name), batch, heads, parts) for name, axes in _AXES.items()]
     return {"mesh": _mesh(parts), "in_specs": tuple(specs), "out_specs": specs[0]}
+
+
+def sharded_way(kernel: JudgedKernel) -> Way:
+    """Return how the check `configuration` sees that the configuration of a sharded call counts."""
+
+    def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """The operation, over devices."""
+        arguments = {"query": query, "key": key, "value": value, **options}
+        cfg = exact(kernel.platform, kernel.traced[0], arguments)
+        return default_executor()(FlashAttention(), cfg=cfg, **arguments, **over_devices(arguments))
+
+    def directly(sizes: Sizes | None, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """The kernel without an operation, over the same devices."""
+        arguments = {"query": query, "key": key, "value": value, **options}
+        config = None if sizes is None else exact(kernel.platform, sizes, arguments).config
+        run = partial(flash_attention, config=config)
+        function, operands = sharded_call(run, arguments, **over_devices(arguments))
+        return function(*operands)
+
+    first, second = kernel.traced
+    others = {"the tables' choice": partial(directly, None), "another one": partial(directly, second)}
+    return Way("an explicit one over a mesh", call, partial(directly, first), others)
 
 
 def _given(

@@ -11,7 +11,7 @@ from typing import Any
 
 from attest.conformance.subject import Subject, Tiling
 from attest.conformance.subjects import auto, xla
-from attest.conformance.subjects._explicit import explicit, sharded, why_not_sharded
+from attest.conformance.subjects._explicit import explicit, sharded, sharded_way, why_not_sharded
 from attest.conformance.subjects._run_by_operations import KERNELS, JudgedKernel
 from attest.conformance.subjects._tuned import TunedKernel
 from attest.conformance.subjects._ways import ways
@@ -31,9 +31,12 @@ def _easydel(query: Any, key: Any, value: Any, **options: Any) -> Any:
     return FlashAttn()(query, key, value, **options).attention_outputs
 
 
+def _tilings(kernel: JudgedKernel) -> tuple[Tiling, ...]:
+    return tuple(Tiling({"blocks": sizes}, *sizes) for sizes in kernel.given)
+
+
 def _explicit(kernel: JudgedKernel) -> Mapping[str, Any]:
-    tilings = tuple(Tiling({"blocks": sizes}, *sizes) for sizes in kernel.given)
-    return {"call": explicit(kernel), "tilings": tilings, "ways": ways(kernel)}
+    return {"call": explicit(kernel), "tilings": _tilings(kernel), "ways": ways(kernel)}
 
 
 def _tuned(kernel: JudgedKernel) -> Mapping[str, Any]:
@@ -49,7 +52,8 @@ def _sharded(kernel: JudgedKernel) -> Mapping[str, Any]:
 
     return {
         "call": sharded(kernel),
-        "tilings": _explicit(kernel)["tilings"],
+        "tilings": _tilings(kernel),
+        "ways": (sharded_way(kernel),),
         "ready": ready,
         # Specs are those of arrays with one batch dimension, on one device before the call.
         "batch_dims": False,

@@ -80,8 +80,11 @@ class FlashAttention(Kernel[FlashAttentionConfig, jax.Array]):
         config = cfg.config
         if config is None and (cfg.fwd_params is not None or cfg.bwd_params is not None):
             config = _Resolved.of(cfg, abstract_call(arguments), _device(arguments), platform).config
-        implementation = self.get_impl(replace(cfg, platform=platform) if cfg.config is None else cfg)
-        return implementation(**arguments, **({} if config is None else {"config": config}))
+        return self._kernel(cfg, platform)(**arguments, **({} if config is None else {"config": config}))
+
+    def _kernel(self, cfg: FlashAttentionConfig, platform: str) -> Callable[..., jax.Array]:
+        """The kernel that runs a configuration on the platform that a call and it agree on."""
+        return self.get_impl(replace(cfg, platform=platform) if cfg.config is None else cfg)
 
     def get_impl(self, cfg: FlashAttentionConfig) -> Callable[..., jax.Array]:
         """Return the kernel that runs a configuration: `attest.flash_attention`, of a platform if it has one.
@@ -186,9 +189,10 @@ class FlashAttention(Kernel[FlashAttentionConfig, jax.Array]):
         Raises: ValueError for specs that do not fit, or that split a sequence.
         """
         _, arguments = self.prepare(*args, **kwargs)
+        kernel = self._kernel(cfg, _check_platforms(arguments.get("platform"), cfg))
+        # A kernel that somebody else registered need not take keys in another dtype than query.
+        ours = getattr(kernel, "func", kernel) is attention.flash_attention
         run = partial(self.run, cfg=cfg)
-        # Kernels that others registered know nothing of keys in another dtype than query.
-        ours = getattr(self.get_impl(cfg), "func", self.get_impl(cfg)) is attention.flash_attention
         return sharded_call(run, arguments, mesh, in_specs, out_specs, widens=ours)
 
 
