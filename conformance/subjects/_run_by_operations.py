@@ -52,6 +52,8 @@ _LARGE = ((64, 64), (64, 128))
 _UNUSUAL = ((16, 16), (32, 16))
 # Blocks of other sizes are not traced for TPUs, and (128, 128) is the tables' choice.
 _OF_TPUS = ((256, 128), (128, 256))
+# A consumer has 64 rows.
+_OF_HOPPER = ((64, 64), (128, 64))
 
 KERNELS = (
     JudgedKernel(_BY_NAME["xla.flash_attention"], "xla", _SMALL_AND_LARGE, _LARGE, _UNUSUAL),
@@ -65,6 +67,7 @@ KERNELS = (
         _OF_TPUS,
         _InterpretedOnTpu,
     ),
+    JudgedKernel(_BY_NAME["pallas.mosaic_gpu"], "mosaic_gpu", _OF_HOPPER, _OF_HOPPER, _OF_HOPPER),
 )
 
 

@@ -61,12 +61,12 @@ class TunedKernel:
 
     def _run(self, operation: FlashAttention, query: Any, key: Any, value: Any, **options: Any) -> jax.Array:
         self._fill(str(query.dtype))
-        return self._executor(operation, query=query, key=key, value=value, **options)
+        return self.executor(operation, query=query, key=key, value=value, **options)
 
     def _as_written(self, query: Any, key: Any, value: Any, **options: Any) -> jax.Array:
         """The kernel with the configuration of the one file that belongs to the bucket."""
         self._fill(str(query.dtype))
-        (path,) = Path(self._folder.name).rglob(f"*-{_bucket_of(query.dtype)}-*.json")
+        (path,) = Path(self.folder.name).rglob(f"*-{_bucket_of(query.dtype)}-*.json")
         config = from_json(json.dumps(json.loads(path.read_text())["config"]["config"]))
         return flash_attention(query, key, value, config=config, **options)
 
@@ -81,17 +81,19 @@ class TunedKernel:
 
     def _tune(self, dtype: str) -> None:
         shape = jax.ShapeDtypeStruct((1, _TOKENS, _HEADS, _HEAD_DIM), dtype)
-        executor = create_default_executor(self._folder.name)
+        executor = create_default_executor(self.folder.name)
         executor.chooser.tuner = Tuner(warmup=1, iters=1, judge=judge)
         executor.tune(self._operation, query=shape, key=shape, value=shape)
 
     @cached_property
-    def _folder(self) -> TemporaryDirectory[str]:
+    def folder(self) -> TemporaryDirectory[str]:
+        """The folder of the cache on disk."""
         return TemporaryDirectory(prefix="attest-tuned-")
 
     @cached_property
-    def _executor(self) -> Executor[FlashAttentionConfig, jax.Array]:
-        return create_default_executor(self._folder.name)
+    def executor(self) -> Executor[FlashAttentionConfig, jax.Array]:
+        """What runs the calls; it is not the one that tuned."""
+        return create_default_executor(self.folder.name)
 
 
 class _FewCandidates(FlashAttention):
