@@ -12,6 +12,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from attest.kernels.options import refuse
+
 _allowed: ContextVar[bool] = ContextVar("attest_wide_keys", default=False)
 
 
@@ -30,6 +32,11 @@ def wide_keys_allowed() -> bool:
     return _allowed.get()
 
 
-def has_dtype_of_query(x: Any, query: Any) -> bool:
-    """Return whether key or value has the dtype of query, or the one that stands for it here."""
-    return x.dtype == query.dtype or (_allowed.get() and x.dtype == jnp.float32)
+def check_dtype_of_query(name: str, x: Any, query: Any) -> None:
+    """Refuse key or value in another dtype than query, or than the one that stands for it here.
+
+    Raises: ValueError.
+    """
+    if x.dtype != query.dtype and not (_allowed.get() and x.dtype == jnp.float32):
+        expected = f"{query.dtype}, the dtype of query"
+        refuse(name, f"dtype {x.dtype}", expected, "Cast the three to one dtype.")

@@ -29,12 +29,12 @@ _AXES = {
 
 def explicit(kernel: JudgedKernel) -> Callable[..., Any]:
     """Return a call that gives its configuration: `blocks`, the sizes of all blocks."""
-    return partial(_given, kernel, _nowhere)
+    return partial(_given, kernel, kernel.operation(), _nowhere)
 
 
 def sharded(kernel: JudgedKernel) -> Callable[..., Any]:
     """Return a call that gives its configuration, and is spread over the devices of this process."""
-    return partial(_given, kernel, over_devices)
+    return partial(_given, kernel, kernel.operation(), over_devices)
 
 
 def why_not_sharded() -> str | None:
@@ -74,6 +74,7 @@ def sharded_way(kernel: JudgedKernel) -> Way:
 
 def _given(
     kernel: JudgedKernel,
+    operation: FlashAttention,
     where: Callable[[dict[str, Any]], dict[str, Any]],
     query: Any,
     key: Any,
@@ -84,7 +85,7 @@ def _given(
 ) -> Any:
     arguments = {"query": query, "key": key, "value": value, **options}
     cfg = exact(kernel.platform, blocks, arguments)
-    return default_executor()(kernel.operation(), cfg=cfg, **arguments, **where(arguments))
+    return default_executor()(operation, cfg=cfg, **arguments, **where(arguments))
 
 
 def _nowhere(_arguments: dict[str, Any]) -> dict[str, Any]:

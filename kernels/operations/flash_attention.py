@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -192,8 +192,18 @@ class FlashAttention(Kernel[FlashAttentionConfig, jax.Array]):
         kernel = self._kernel(cfg, _check_platforms(arguments.get("platform"), cfg))
         # A kernel that somebody else registered need not take keys in another dtype than query.
         ours = getattr(kernel, "func", kernel) is attention.flash_attention
-        run = partial(self.run, cfg=cfg)
-        return sharded_call(run, arguments, mesh, in_specs, out_specs, widens=ours)
+        return sharded_call(_Run(self.run, cfg), arguments, mesh, in_specs, out_specs, widens=ours)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """`run` of an operation with a configuration, equal for equal ones."""
+
+    run: Callable[..., jax.Array]
+    cfg: FlashAttentionConfig
+
+    def __call__(self, **arguments: Any) -> jax.Array:
+        return self.run(cfg=self.cfg, **arguments)
 
 
 class _Resolved:

@@ -1,4 +1,4 @@
-"""The Subjects of operations: they run below the operation what they say, and sharded ones run over devices."""
+"""The Subjects of operations: one for each kernel and way; sharded ones run over the devices there are."""
 
 from dataclasses import replace
 from typing import Any
@@ -43,7 +43,8 @@ def test_every_kernel_is_judged_below_the_operation_in_every_way() -> None:
     assert named == {name for name in discover() if name.count(".") > 2 and name.startswith("operation.")}
     for name in named:
         subject, kernel = find(name), find(name.removeprefix("operation.").rpartition(".")[0])
-        assert subject.features == kernel.features and subject.dtypes == kernel.dtypes
+        assert subject.features == kernel.features
+        assert subject.dtypes == kernel.dtypes
         assert subject.ways
 
 
