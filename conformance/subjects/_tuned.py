@@ -101,7 +101,7 @@ class _FewCandidates(FlashAttention):
 
     def __init__(self, kernel: JudgedKernel, run: Callable[..., jax.Array]) -> None:
         super().__init__()
-        self._kernel, self._run = kernel, run
+        self._judged, self._run = kernel, run
         self.key_builder = _bucket
 
     def run(self, *args: Any, cfg: FlashAttentionConfig, **kwargs: Any) -> jax.Array:
@@ -110,8 +110,8 @@ class _FewCandidates(FlashAttention):
     def candidate_cfgs(
         self, inv: Invocation[FlashAttentionConfig, jax.Array]
     ) -> tuple[FlashAttentionConfig, ...]:
-        sizes = self._kernel.candidates
-        return tuple(exact(self._kernel.platform, each, dict(inv.kwargs)) for each in sizes)
+        sizes = self._judged.candidates
+        return tuple(exact(self._judged.platform, each, dict(inv.kwargs)) for each in sizes)
 
 
 def _bucket(inv: Invocation[Any, Any]) -> str:

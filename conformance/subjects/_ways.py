@@ -119,7 +119,7 @@ def _call(
     arguments = {"query": query, "key": key, "value": value, **options}
     op = operation()
     found = {which: _config(kernel, which, arguments) for which in ("first", "second")}
-    environment, *rest = invocation(op, *op.prepare(**arguments)).key
+    environment, op_id, call = invocation(op, *op.prepare(**arguments)).key
     with TemporaryDirectory(prefix="attest-ways-") as folder, ExitStack() as stack:
         run = executor(folder)
         chooser = run.chooser
@@ -127,13 +127,13 @@ def _call(
         stack.enter_context(policy_override(chooser, cache_miss_fallback=row.fallback))
         for where, which in ((environment, row.persistent), (_ELSEWHERE, row.elsewhere)):
             if which is not None:
-                chooser.persistent.put(where, *rest, found[which])
+                chooser.persistent.put(where, op_id, call, found[which])
         if row.before is not None:
-            chooser.cache.put(environment, *rest, found[row.before])
+            chooser.cache.put(environment, op_id, call, found[row.before])
             # Traced apart, so that the program has one call.
             jax.eval_shape(lambda: run(op, **arguments))
         if row.memory is not None:
-            chooser.cache.put(environment, *rest, found[row.memory])
+            chooser.cache.put(environment, op_id, call, found[row.memory])
         if row.overlay is not None:
             stack.enter_context(overlay_cache({op.op_id: found[row.overlay]}))
         return run(op, cfg=None if row.explicit is None else found[row.explicit], **arguments)
