@@ -144,7 +144,6 @@ def executor(chain: type[ConfigSelectorChain[Any, Any]], folder: str) -> Executo
         (
             ReadsAnyEnvironment,
             {
-                "an overlay: the second configuration ran",
                 "the memory cache: the second configuration ran",
                 "the persistent cache of another environment: the first configuration ran",
                 "the persistent cache of two environments: the first configuration ran",
