@@ -5,9 +5,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from threading import Lock
 from typing import Any
+from weakref import finalize
 
 import jax
 
@@ -66,7 +68,7 @@ class TunedKernel:
     def _as_written(self, query: Any, key: Any, value: Any, **options: Any) -> jax.Array:
         """The kernel with the configuration of the one file that belongs to the bucket."""
         self._fill(str(query.dtype))
-        (path,) = Path(self.folder.name).rglob(f"*-{_bucket_of(query.dtype)}-*.json")
+        (path,) = self.folder.rglob(f"*-{_bucket_of(query.dtype)}-*.json")
         config = from_json(json.dumps(json.loads(path.read_text())["config"]["config"]))
         return flash_attention(query, key, value, config=config, **options)
 
@@ -81,19 +83,21 @@ class TunedKernel:
 
     def _tune(self, dtype: str) -> None:
         shape = jax.ShapeDtypeStruct((1, _TOKENS, _HEADS, _HEAD_DIM), dtype)
-        executor = create_default_executor(self.folder.name)
+        executor = create_default_executor(str(self.folder))
         executor.chooser.tuner = Tuner(warmup=1, iters=1, judge=judge)
         executor.tune(self._operation, query=shape, key=shape, value=shape)
 
     @cached_property
-    def folder(self) -> TemporaryDirectory[str]:
+    def folder(self) -> Path:
         """The folder of the cache on disk."""
-        return TemporaryDirectory(prefix="attest-tuned-")
+        made = mkdtemp(prefix="attest-tuned-")
+        finalize(self, rmtree, made, ignore_errors=True)
+        return Path(made)
 
     @cached_property
     def executor(self) -> Executor[FlashAttentionConfig, jax.Array]:
         """What runs the calls; it is not the one that tuned."""
-        return create_default_executor(self.folder.name)
+        return create_default_executor(str(self.folder))
 
 
 class _FewCandidates(FlashAttention):

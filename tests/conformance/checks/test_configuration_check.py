@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -197,7 +196,7 @@ def test_it_applies_to_what_declares_ways() -> None:
 def test_a_tuned_kernel_runs_what_the_file_says_and_not_what_the_tables_choose() -> None:
     kernel = TunedKernel(XLA)
     assert result(kernel.way()).verdict is Verdict.PASS
-    (path,) = Path(kernel.folder.name).rglob("*.json")
+    (path,) = kernel.folder.rglob("*.json")
     content = json.loads(path.read_text())
     candidates = content["record"]["candidates"]
     assert [x["verdict"] for x in candidates[:2]] == ["right", "right"]
@@ -207,7 +206,7 @@ def test_a_tuned_kernel_runs_what_the_file_says_and_not_what_the_tables_choose()
     ]
     path.write_text(json.dumps({**content, "config": json.loads(others[0])}))
     assert wrong_ways(result(kernel.way())) == {"the file of a tuning run: another program ran"}
-    kernel.executor = create_default_executor(kernel.folder.name)
+    kernel.executor = create_default_executor(str(kernel.folder))
     assert result(kernel.way()).verdict is Verdict.PASS
     kernel.executor = Executor()
     assert wrong_ways(result(kernel.way())) == {"the file of a tuning run: the tables' choice ran"}
