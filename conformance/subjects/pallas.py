@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -43,28 +44,29 @@ def interpreted_call(call: Callable[..., Any], seed: int) -> Callable[..., Any]:
     def interpreted_in_both_passes(**arguments: Any) -> Any:
         from attest.kernels.pallas.interpreter import interpreted
 
-        arrays = {name: arguments.pop(name) for name in _FLOATS if name in arguments}
-
-        def plain(arrays: dict[str, Any]) -> Any:
-            return call(**arrays, **arguments)
-
-        @jax.custom_vjp
-        def attend(arrays: dict[str, Any]) -> Any:
-            with interpreted(seed):
-                return plain(arrays)
-
+        floats = {name: arguments.pop(name) for name in _FLOATS if name in arguments}
+        # Operands, too: under jax.shard_map the derivative may close over no array.
+        others = {name: arguments.pop(name) for name, x in tuple(arguments.items()) if hasattr(x, "shape")}
         context = copy_context()
 
-        def forward(arrays: dict[str, Any]) -> Any:
+        def plain(others: dict[str, Any], floats: dict[str, Any]) -> Any:
+            return call(**floats, **others, **arguments)
+
+        @jax.custom_vjp
+        def attend(floats: dict[str, Any], others: dict[str, Any]) -> Any:
             with interpreted(seed):
-                return context.copy().run(jax.vjp, plain, arrays)
+                return plain(others, floats)
+
+        def forward(floats: dict[str, Any], others: dict[str, Any]) -> Any:
+            with interpreted(seed):
+                return context.copy().run(jax.vjp, partial(plain, others), floats)
 
         def backward(pull: Any, cotangents: Any) -> Any:
             with interpreted(seed):
-                return pull(cotangents)
+                return (*pull(cotangents), None)
 
         attend.defvjp(forward, backward)
-        return attend(arrays)
+        return attend(floats, others)
 
     return interpreted_in_both_passes
 
