@@ -36,7 +36,8 @@ _RED_JAX = ("0.11.0",)
 # One process judges operations on every kernel: in both interpreters, and over several devices of a CPU.
 _OPERATIONS_ON = {
     "TRITON_INTERPRET": "1",
-    "PJRT_NPROC": "8",
+    # Eight for each device: the launches of a pass wait in threads of XLA's.
+    "PJRT_NPROC": "64",
     # First, since XLA reads none after a word that is no flag.
     "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {os.environ.get('XLA_FLAGS', '')}".strip(),
 }
