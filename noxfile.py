@@ -4,7 +4,7 @@ import os
 import re
 import resource
 import tomllib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,6 +33,18 @@ _COMPILE_QUICKLY = {
 _JAX = ("0.6.0", "0.8.0", "0.10.2", "0.11.0", "0.12.0.1")
 _RED_JAX = ("0.11.0",)
 
+# One process judges operations on every kernel: in both interpreters, and over several devices of a CPU.
+_OPERATIONS_ON = {
+    "TRITON_INTERPRET": "1",
+    # Eight for each device: the launches of a pass wait in threads of XLA's.
+    "PJRT_NPROC": "64",
+    # First, since XLA reads none after a word that is no flag.
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {os.environ.get('XLA_FLAGS', '')}".strip(),
+}
+# Every operation with a configuration; what guards main beside `attest gate`, which judges those of XLA.
+_OPERATIONS = ("operation.*.explicit", "operation.*.tuned", "operation.*.sharded")
+_OPERATIONS_ON_MAIN = ("operation.triton.*", "operation.pallas.*.explicit", "operation.*.sharded")
+
 # Interpreted kernels are slow: on a busy machine a case of several blocks takes minutes.
 _PATIENTLY = ("--timeout", "900")
 
@@ -52,6 +64,7 @@ def tests(session: nox.Session) -> None:
         # Interpreters are slow; sessions of their own run all cases.
         _gate_triton_interpret(session, "--shard", "1/2")
         _gate_pallas_tpu_interpret(session, "--shard", "1/2")
+        _gate_operations(session, _OPERATIONS_ON_MAIN)
     with _part(session, "compile matrix"):
         session.run("attest", "compile")
     with _part(session, "test suite"):
@@ -77,6 +90,13 @@ def gate_pallas_tpu_interpret(session: nox.Session) -> None:
     """Judge the TPU kernels in Pallas's interpreter, which needs no TPU."""
     _install(session)
     _gate_pallas_tpu_interpret(session, *session.posargs)
+
+
+@nox.session(name="gate-operations")
+def gate_operations(session: nox.Session) -> None:
+    """Judge operations with explicit and tuned configurations, and over devices, on every kernel."""
+    _install(session)
+    _gate_operations(session, _OPERATIONS, "--profile", "standard", *session.posargs)
 
 
 @nox.session(name="compile")
@@ -124,12 +144,13 @@ def alarms(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
-    """Nightly: the tests of tests/nightly.toml, too slow for every change; properties with many examples."""
+    """Nightly: the tests of tests/nightly.toml, properties with many examples; then gate-operations."""
     _install(session, "test", "hopper", "tpu")
     session.env.update(_PLATFORMS)
     session.run("pytest", "-m", "nightly", "-n", "auto", *session.posargs, env=_COMPILE_QUICKLY)
     many = {**_COMPILE_QUICKLY, "HYPOTHESIS_PROFILE": "nightly"}
     session.run("pytest", "-m", "hypothesis", "-n", "auto", *session.posargs, env=many)
+    session.notify("gate-operations", posargs=())
 
 
 @nox.session(default=False)
@@ -207,6 +228,11 @@ def _gate_triton_interpret(session: nox.Session, *options: str) -> None:
 def _gate_pallas_tpu_interpret(session: nox.Session, *options: str) -> None:
     # The interpreter waits in threads of XLA's, of which there are too few by default: see its module.
     session.run("attest", "check", "pallas.tpu_interpret", *_PATIENTLY, *options, env={"PJRT_NPROC": "8"})
+
+
+def _gate_operations(session: nox.Session, subjects: Sequence[str], *options: str) -> None:
+    chosen = [word for pattern in subjects for word in ("--subject", pattern)]
+    session.run("attest", "gate", *chosen, *_PATIENTLY, *options, env={**_PLATFORMS, **_OPERATIONS_ON})
 
 
 def _lint(session: nox.Session) -> None:

@@ -43,6 +43,21 @@ class Tiling:
     key_block: int | None = None
 
 
+@dataclass(frozen=True)
+class Way:
+    """One way in which a call gets its configuration, and what should run then.
+
+    name: in a few words, such as "an overlay". call: as `Subject.call`. meant: calls the kernel itself with
+    the configuration that should run. others: by a name of the configuration, calls of the kernel with those
+    that should not.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    meant: Callable[..., Any]
+    others: Mapping[str, Callable[..., Any]]
+
+
 def default_numerics(dtype: str, tiling: Tiling) -> Numerics:
     """Return the usual contract: float32 accumulators and softmax, weights cast to the inputs' dtype."""
     cast = format_of(dtype)
@@ -71,6 +86,7 @@ class Subject:
     implementation: from a case to the name of the implementation that should run, one of
         `attest.conformance.checks.implementation`; for a subject that hands its calls to kernels which are
         subjects themselves, and so gets fewer cases. None for a kernel.
+    ways: in which a call may get its configuration; the check `configuration` compares the programs.
     violations: accesses outside its arrays (S19) that an instrument saw since the last call of this, each a
         sentence by `str`; they fail the check that was running.
     excludes: sets of features that one call may not combine, such as {"mask", "bias"}.
@@ -107,6 +123,7 @@ class Subject:
     longest: int = 2048
     ready: Callable[[], str | None] = lambda: None
     implementation: Callable[[Case], str] | None = None
+    ways: tuple[Way, ...] = ()
     violations: Callable[[], Sequence[object]] = lambda: ()
     excludes: tuple[frozenset[str], ...] = ()
     window_sides: WindowSides = "both"

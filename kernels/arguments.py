@@ -30,6 +30,7 @@ from attest.kernels.options import (
 )
 from attest.kernels.positions import Positions, check_positions
 from attest.kernels.sequences import check_lengths, check_segments
+from attest.kernels.wide_keys import check_dtype_of_query
 
 SEED_LIMIT = 2**64
 _STATIC: dict[str, Any] = {"static": True}
@@ -175,8 +176,7 @@ def _check_qkv(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, 
         arrays.append(x)
     q, k, v = arrays
     for name, x in (("key", k), ("value", v)):
-        if x.dtype != q.dtype:
-            refuse(name, f"dtype {x.dtype}", f"{q.dtype}, the dtype of query", "Cast the three to one dtype.")
+        check_dtype_of_query(name, x, q)
         if x.shape[0] != q.shape[0]:
             refuse(
                 name,

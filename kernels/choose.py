@@ -22,6 +22,7 @@ from attest.kernels.implementations import IMPLEMENTATIONS, XLA
 from attest.kernels.options import FLOAT_DTYPES, check_number, refuse, shown
 from attest.kernels.symbolic import has_symbolic_sizes
 from attest.kernels.versions import Version
+from attest.kernels.wide_keys import wide_keys_allowed
 
 
 @dataclass(frozen=True)
@@ -172,11 +173,12 @@ def traits_of(given: Mapping[str, Any]) -> Traits:
     if given.get("logits_dtype") is not None:
         with suppress(Exception):  # NumPy raises what it likes for what is no dtype
             logits.add(jnp.dtype(given["logits_dtype"]).name)
-    tensors = [x for name, x in arrays.items() if name != "bias"]
+    tensors = {name: x for name, x in arrays.items() if name != "bias"}
+    read = [x for name, x in tensors.items() if name == "query" or not wide_keys_allowed()]
     return Traits(
-        dtypes=frozenset(x.dtype.name for x in tensors),
+        dtypes=frozenset(x.dtype.name for x in read),
         logits_dtypes=frozenset(logits),
-        head_dims=frozenset(x.shape[3] for x in tensors if x.ndim == 4),
+        head_dims=frozenset(x.shape[3] for x in tensors.values() if x.ndim == 4),
         dropout=_drops(given.get("dropout_prob", 0.0)),
         kv_positions=given.get("kv_positions") is not None,
         alibi=given.get("alibi_slopes") is not None,

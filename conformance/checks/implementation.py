@@ -19,6 +19,8 @@ MARKS: Mapping[str, str] = {
     "triton_kernel_call": "triton",
     "pure_callback": "triton",  # in Triton's interpreter
 }
+# The module whose callbacks interpret TPU kernels.
+_TPU_INTERPRETER = "attest.kernels.pallas.interpreter"
 # The primitives of every Pallas kernel, on any device; their parameters name the device.
 LAUNCHES = ("pallas_call", "mpmd_map")
 UNMARKED = "xla"
@@ -33,9 +35,17 @@ def implementations(jaxpr: Jaxpr) -> frozenset[str]:
 def _mark(equation: JaxprEqn) -> str | None:
     """Return the implementation that an equation belongs to; None if any program may have it."""
     name = equation.primitive.name
+    if name == "pure_callback" and _called_module(equation.params) == _TPU_INTERPRETER:
+        return "pallas_tpu"
     if name not in LAUNCHES:
         return MARKS.get(name)
     return "mosaic_gpu" if _for_gpus(equation.params) else "pallas_tpu"
+
+
+def _called_module(params: Mapping[str, Any]) -> str:
+    """Return the module of the function that a program calls back."""
+    called: Any = getattr(params["callback"], "callback_func", None)
+    return getattr(getattr(called, "func", called), "__module__", "")
 
 
 def _for_gpus(params: Mapping[str, Any]) -> bool:
@@ -55,9 +65,12 @@ def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
                 yield from _equations(parameter)
 
 
-def _passes(trial: Trial) -> dict[str, Jaxpr]:
-    """Trace the programs of the two passes, only the forward one if there are no gradients."""
-    subject, call = trial.subject, call_of(trial.built)
+def passes(subject: Subject, trial: Trial) -> dict[str, Jaxpr]:
+    """Trace the programs of the two passes of a subject, only the forward one if there are no gradients.
+
+    Raises SubjectError.
+    """
+    call = call_of(trial.built)
     arrays = to_jax(call.arrays)
     varied = {name: arrays.pop(name) for name in differentiated(subject, call)}
     programs: dict[str, Jaxpr] = {}
@@ -84,7 +97,7 @@ def _run(trial: Trial) -> Finding:
     meant = trial.subject.implementation(case)
     others = [
         f"{' and '.join(sorted(ran))} ran the {name} pass"
-        for name, program in _passes(trial).items()
+        for name, program in passes(trial.subject, trial).items()
         if (ran := implementations(program)) != frozenset({meant})
     ]
     if others:

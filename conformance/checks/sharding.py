@@ -30,6 +30,7 @@ from attest.conformance.judging.execute import (
 from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import SHARDED
 from attest.conformance.record import Verdict
+from attest.conformance.shards import shards
 from attest.conformance.subject import Subject
 
 _MESHES: Mapping[str, str] = {"explicit": "Explicit", "automatic": "Auto"}
@@ -49,17 +50,6 @@ _AXES: Mapping[str, str] = {
     "lse": "bh.",
 }
 _GATHERS = re.compile(r"\b(all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
-
-
-def shards(case: Case, devices: int) -> tuple[int, int]:
-    """Return over how many devices the batch and the heads of a case are spread: most devices, both if so."""
-    pairs = [
-        (batch, heads)
-        for batch in range(1, devices + 1)
-        for heads in range(1, devices // batch + 1)
-        if case.batch % batch == 0 and case.q_heads % heads == 0
-    ]
-    return max(pairs, key=lambda pair: (math.prod(pair), min(pair)))
 
 
 def _spec(case: Case, parts: tuple[int, int], name: str, array: NDArray[Any]) -> PartitionSpec:
@@ -103,7 +93,7 @@ def _run_sharded(trial: Trial, mesh: Any, built: Built, gradients: bool) -> tupl
 def _run(trial: Trial, kind: str) -> Finding:
     subject = trial.subject
     devices = jax.local_devices()
-    parts = shards(trial.case, len(devices))
+    parts = shards(trial.case.batch, trial.case.q_heads, len(devices))
     if parts == (1, 1):
         return Finding(Verdict.INCONCLUSIVE, message="no number of devices divides the batch or the heads")
     types: Any = (getattr(AxisType, _MESHES[kind]),) * 2

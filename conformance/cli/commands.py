@@ -66,6 +66,7 @@ def _attempt(arguments: Sequence[str] | None) -> int:
 
 @app.command()
 def gate(
+    subject: options.SubjectPatterns = None,
     profile: options.Profile = "quick",
     seed: options.Seed = 0,
     shard: options.Shard = "1/1",
@@ -87,11 +88,14 @@ def gate(
     outputs = Outputs(json, junit, markdown, html)
     outputs.spare(*([] if baseline is None else [baseline]))
     base = None if baseline is None else _read(baseline)
-    found = runnable_subjects(jax.default_backend())
+    with as_usage_errors():
+        found = runnable_subjects(jax.default_backend(), tuple(subject or ()))
     if not found.subjects:
         raise UsageError("no subject can run on this machine: see `attest list`")
+    narrowed = " ".join(f"--subject {pattern}" for pattern in subject or ())
     options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast)
-    return _run(options_.request(dict(found.subjects), found.skipped), outputs, base, found.broken)
+    request = options_.request(dict(found.subjects), found.skipped, narrowed=narrowed)
+    return _run(request, outputs, base, found.broken)
 
 
 @app.command()

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from attest.conformance.subject import Subject
 
 SubjectName = Annotated[str, typer.Argument(help="A name from `attest list`, or module:attribute.")]
+SubjectPatterns = Annotated[
+    list[str] | None,
+    typer.Option("--subject", help="Judge only these: names, or patterns such as 'operation.*'; repeatable."),
+]
 Profile = Annotated[str, typer.Option(help="How many cases: quick, standard, nightly or production.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the random cases.")]
 Shard = Annotated[str, typer.Option(help="i/n: run part i of n; `attest merge` joins their records.")]

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -26,12 +27,16 @@ class RunnableSubjects:
     broken: tuple[str, ...] = ()
 
 
-def runnable_subjects(backend: str) -> RunnableSubjects:
-    """Return every installed subject, divided by whether this process can run it on a backend."""
+def runnable_subjects(backend: str, patterns: Sequence[str] = ()) -> RunnableSubjects:
+    """Return every installed subject, divided by whether this process can run it on a backend.
+
+    patterns: of names, such as "operation.*"; without one, all subjects are meant. Raises LookupError for a
+    pattern that no name matches.
+    """
     subjects: dict[str, Subject] = {}
     skipped: dict[str, str] = {}
     broken: list[str] = []
-    for name in sorted(discover()):
+    for name in _named(sorted(discover()), patterns):
         try:
             subject = find(name)
             reason = why_not_here(subject, backend)
@@ -46,6 +51,16 @@ def runnable_subjects(backend: str) -> RunnableSubjects:
         else:
             skipped[name] = reason
     return RunnableSubjects(subjects, skipped, tuple(broken))
+
+
+def _named(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The names that a pattern matches; all of them without one."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise LookupError(
+                f"--subject: got {pattern!r}, expected names of `attest list`, or patterns of some"
+            )
+    return [name for name in names if not patterns or any(fnmatchcase(name, x) for x in patterns)]
 
 
 def why_not_here(subject: Subject, backend: str) -> str | None:

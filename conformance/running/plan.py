@@ -3,7 +3,7 @@
 import sys
 import tomllib
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +20,7 @@ from attest.conformance.drawing.production import load_production
 from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, model
 from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import (
+    CONFIGURATION,
     DRAWN,
     POISONED,
     PRODUCTION,
@@ -36,6 +37,7 @@ _PROFILES = Path(__file__).parent / "profiles.toml"
 _SHARDED = Path(__file__).parent / "sharded.toml"
 
 _SHORT_BLOCK = 16  # stands in for the block of a tiling that works in one piece
+_SHORT_CALL, _CALL_OF_BLOCKS = 5, 40  # tokens
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,14 @@ class Profile:
     task_seconds: float | None = None
 
     def kinds_for(self, subject: Subject) -> Mapping[str, Mapping[str, Any]]:
-        """Return the kinds for a subject: fewer for one that passes its calls on to other kernels."""
+        """Return the kinds for a subject: fewer for one that passes its calls on to other kernels.
+
+        Fewest for one that differs from such a subject in its configuration alone.
+        """
         if subject.implementation is None:
             return self.kinds
-        return self.kinds.get("delegated", self.kinds)
+        delegated = self.kinds.get("delegated", self.kinds)
+        return self.kinds.get("configured", delegated) if subject.ways else delegated
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,10 @@ def _groups(
     """Yield one task for each row of the covering arrays, then the known bugs."""
     numbers = profile.kinds[DRAWN.table]
     left = sys.maxsize if only.examples is None else only.examples
-    for place, (number, row, salt) in enumerate(_rows(subject, numbers, seed, only)):
+    rows = _rows(subject, numbers, seed, only)
+    if only.examples is None and "last" in numbers:
+        rows = deque(rows, numbers["last"])
+    for place, (number, row, salt) in enumerate(rows):
         offer = _offer(subject, row, number, only)
         fillings = (Filling(row, offer, salt, filling) for filling in range(min(numbers["fillings"], left)))
         drawn = [filling for filling in fillings if _is_supported(subject, filling, only)]
@@ -285,11 +294,20 @@ def _transformed(subject: Subject, profile: Profile, seed: int, only: Restrictio
 
 def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
     """Yield one small well-formed call, from which each malformed one is made."""
+    yield _plain_call(subject, only, _SHORT_CALL)
+
+
+def _configured(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
+    """Yield one call of several blocks, so that their sizes are seen in its program."""
+    yield _plain_call(subject, only, _CALL_OF_BLOCKS)
+
+
+def _plain_call(subject: Subject, only: Restriction, tokens: int) -> Case:
     low, high = subject.head_dims
     head_dim = min(max(4, low), high)
     dtype = _dtypes(subject, only)[0]
-    length = -(-5 // subject.length_multiple) * subject.length_multiple
-    yield Case(
+    length = -(-tokens // subject.length_multiple) * subject.length_multiple
+    return Case(
         dtype=dtype,
         batch=2,
         q_len=length,
@@ -325,6 +343,7 @@ _DRAWS: dict[Kind, Callable[[Subject, Profile, int, Restriction], Iterator[Draw]
     REFUSED: _refused,
     PRODUCTION: _production,
     SHARDED: _sharded,
+    CONFIGURATION: _configured,
 }
 
 

@@ -4,8 +4,10 @@ Nothing here imports Pallas before a kernel is called, so that any machine can l
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,37 +26,49 @@ _FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 def _flash_attention(
     query: Any, key: Any, value: Any, *, blocks: tuple[int, int], seed: int, **options: Any
 ) -> Any:
-    """`flash_attention_with_lse` with one choice of blocks, interpreted in one order of the grid.
-
-    JAX traces the backward pass when it comes to it, long after the call: hence a derivative of our own,
-    which traces it under the interpreter too.
-    """
-    from attest.kernels.pallas.interpreter import interpreted
+    """`flash_attention_with_lse` with one choice of blocks, interpreted in one order of the grid."""
     from attest.kernels.pallas.tpu import BlockSizes, flash_attention_with_lse
 
     sizes = BlockSizes(*blocks)
-    options |= {"fwd_params": sizes, "bwd_params": sizes}
-    arrays = {"query": query, "key": key, "value": value}
-    arrays |= {name: options.pop(name) for name in _FLOATS if name in options}
+    call = interpreted_call(flash_attention_with_lse, seed)
+    return call(query=query, key=key, value=value, fwd_params=sizes, bwd_params=sizes, **options)
 
-    def plain(arrays: dict[str, Any]) -> Any:
-        return flash_attention_with_lse(**arrays, **options)
 
-    @jax.custom_vjp
-    def attend(arrays: dict[str, Any]) -> Any:
-        with interpreted(seed):
-            return plain(arrays)
+def interpreted_call(call: Callable[..., Any], seed: int) -> Callable[..., Any]:
+    """Return a call, of arguments by name, that is interpreted in one order of the grid.
 
-    def forward(arrays: dict[str, Any]) -> Any:
-        with interpreted(seed):
-            return jax.vjp(plain, arrays)
+    JAX traces the backward pass when it comes to it, long after the call: hence a derivative of our own,
+    which traces it under the interpreter too, and with the context variables of the call.
+    """
 
-    def backward(pull: Any, cotangents: Any) -> Any:
-        with interpreted(seed):
-            return pull(cotangents)
+    def interpreted_in_both_passes(**arguments: Any) -> Any:
+        from attest.kernels.pallas.interpreter import interpreted
 
-    attend.defvjp(forward, backward)
-    return attend(arrays)
+        floats = {name: arguments.pop(name) for name in _FLOATS if name in arguments}
+        # Operands, too: under jax.shard_map the derivative may close over no array.
+        others = {name: arguments.pop(name) for name, x in tuple(arguments.items()) if hasattr(x, "shape")}
+        context = copy_context()
+
+        def plain(others: dict[str, Any], floats: dict[str, Any]) -> Any:
+            return call(**floats, **others, **arguments)
+
+        @jax.custom_vjp
+        def attend(floats: dict[str, Any], others: dict[str, Any]) -> Any:
+            with interpreted(seed):
+                return plain(others, floats)
+
+        def forward(floats: dict[str, Any], others: dict[str, Any]) -> Any:
+            with interpreted(seed):
+                return context.copy().run(jax.vjp, partial(plain, others), floats)
+
+        def backward(pull: Any, cotangents: Any) -> Any:
+            with interpreted(seed):
+                return (*pull(cotangents), None)
+
+        attend.defvjp(forward, backward)
+        return attend(floats, others)
+
+    return interpreted_in_both_passes
 
 
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:

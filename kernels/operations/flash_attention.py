@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -79,8 +79,11 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         config = cfg.config
         if config is None and (cfg.fwd_params is not None or cfg.bwd_params is not None):
             config = _Resolved.of(cfg, abstract_call(arguments), _device(arguments), platform).config
-        implementation = self.get_impl(replace(cfg, platform=platform) if cfg.config is None else cfg)
-        return implementation(**arguments, **({} if config is None else {"config": config}))
+        return self._kernel(cfg, platform)(**arguments, **({} if config is None else {"config": config}))
+
+    def _kernel(self, cfg: FlashAttentionConfig, platform: str) -> Callable[..., jax.Array]:
+        """The kernel that runs a configuration on the platform that a call and it agree on."""
+        return self.get_impl(replace(cfg, platform=platform) if cfg.config is None else cfg)
 
     def get_impl(self, cfg: FlashAttentionConfig) -> Callable[..., Out]:
         """Return the kernel that runs a configuration: `attest.flash_attention`, of a platform if it has one.
@@ -192,7 +195,21 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         Raises: ValueError for specs that do not fit, or that split a sequence.
         """
         _, arguments = self.prepare(*args, **kwargs)
-        return sharded_call(partial(self.run, cfg=cfg), arguments, mesh, in_specs, out_specs)
+        kernel = self._kernel(cfg, _check_platforms(arguments.get("platform"), cfg))
+        # A kernel that somebody else registered need not take keys in another dtype than query.
+        ours = getattr(kernel, "func", kernel) is attention.flash_attention
+        return sharded_call(_Run(self.run, cfg), arguments, mesh, in_specs, out_specs, widens=ours)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """`run` of an operation with a configuration, equal for equal ones."""
+
+    run: Callable[..., jax.Array]
+    cfg: FlashAttentionConfig
+
+    def __call__(self, **arguments: Any) -> jax.Array:
+        return self.run(cfg=self.cfg, **arguments)
 
 
 class _Resolved:

@@ -1,17 +1,19 @@
 """A call over the batch and heads of a mesh by `jax.shard_map`, from the specs of its operands (S21)."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from attest.kernels.dispatch import LAYOUTS, Axes, Placement, own_array, own_origin
+from attest.kernels.dispatch import FLOATS, LAYOUTS, Axes, Placement, own_array, own_origin
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.options import refuse
+from attest.kernels.wide_keys import check_dtype_of_query, wide_keys
 
 # What specs pair with, in order.
 OPERANDS = ("query", "key", "value", "bias", "cum_seqlens_q", "cum_seqlens_k", "softmax_aux")
@@ -30,12 +32,18 @@ class _Specs:
 
 
 def sharded_call(
-    run: Callable[..., jax.Array], arguments: Mapping[str, Any], mesh: Any, in_specs: Any, out_specs: Any
+    run: Callable[..., jax.Array],
+    arguments: Mapping[str, Any],
+    mesh: Any,
+    in_specs: Any,
+    out_specs: Any,
+    widens: bool = True,
 ) -> tuple[Callable[..., jax.Array], tuple[Any, ...]]:
     """Return a function under jax.shard_map that runs a call on its shards, and its arrays.
 
     run: from arguments by name to out. arguments: the call, whole. in_specs: as many of `OPERANDS` as have a
-    spec; the others are whole on every device.
+    spec; the others are whole on every device. widens: whether `run` takes arrays that several devices read
+    in float32, so that their gradients are rounded once; see `attest.kernels.wide_keys`.
 
     Raises: ValueError for specs that do not fit the mesh, the arrays or each other, or split a sequence.
     """
@@ -53,32 +61,80 @@ def sharded_call(
     if getattr(arrays.get("alibi_slopes"), "ndim", None) == 1:
         arrays["alibi_slopes"] = arrays["alibi_slopes"].reshape(1, -1)
     static = {name: x for name, x in arguments.items() if name not in arrays}
-    names = tuple(arrays)
-    split = tuple(_spec(name, x, specs) for name, x in arrays.items())
+    if widens:
+        for name in ("key", "value"):
+            check_dtype_of_query(name, arguments[name], arguments["query"])
+        shared = [name for name in FLOATS if name in arrays and _is_shared(specs, name, mesh)]
+        arrays |= {name: _widened(arrays[name]) for name in shared}
     whole_heads = _axes_at(specs.operands.get("key"), 2) != specs.heads
+    local = _Local(run, tuple(static.items()), tuple(arrays), placement, whole_heads, widens)
+    split = tuple(_spec(name, x, specs) for name, x in arrays.items())
+    try:
+        hash((local, split))
+    except TypeError:
+        # An option that has no hash, such as a list: the function is a new one for each call.
+        return _over(local, split, out_spec), tuple(arrays.values())
+    return _over_once(local, split, out_spec), tuple(arrays.values())
 
-    def local(*operands: Any) -> jax.Array:
-        given = dict(zip(names, operands, strict=True))
+
+@dataclass(frozen=True)
+class _Local:
+    """What each device computes: a call on its shards, in coordinates of the whole.
+
+    static: the arguments that are no arrays. names: of the arrays. whole_heads: whether key and value have
+    all their heads on every device.
+    """
+
+    run: Callable[..., jax.Array]
+    static: tuple[tuple[str, Any], ...]
+    names: tuple[str, ...]
+    placement: Placement
+    whole_heads: bool
+    widens: bool
+
+    def __call__(self, *operands: Any) -> jax.Array:
+        static = dict(self.static)
+        given = dict(zip(self.names, operands, strict=True))
         batch, heads = given["query"].shape[0], given["query"].shape[2]
-        own = partial(own_array, placement, batch=batch, heads=heads)
+        own = partial(own_array, self.placement, batch=batch, heads=heads)
         for name, x in given.items():
             layout = _LAYOUT_OF.get(name, name)
             if layout in LAYOUTS and x.ndim == len(LAYOUTS[layout]):
-                given[name] = own(layout, x, whole_heads=whole_heads and name in ("key", "value"))
+                given[name] = own(layout, x, whole_heads=self.whole_heads and name in ("key", "value"))
         if static.get("dropout_prob", 0.0):
-            begin = own_origin(placement, batch, heads)
+            begin = own_origin(self.placement, batch, heads)
             origin = given.get("origin", static.get("origin"))
             given["origin"] = begin if origin is None else begin + jnp.asarray(origin, jnp.uint32)
-        return run(**{**static, **given})
+        with wide_keys() if self.widens else nullcontext():
+            return self.run(**{**static, **given})
 
-    function = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=out_spec, check_vma=False)
+
+def _over(local: _Local, split: Any, out_spec: PartitionSpec) -> Callable[..., jax.Array]:
+    """The function that computes on every device of the mesh."""
+    mesh = local.placement.mesh
+    function = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=out_spec, check_vma=False))
     if AxisType.Explicit not in mesh.axis_types:
-        return function, tuple(arrays.values())
+        return function
 
     def resharded(*operands: Any) -> jax.Array:
         return function(*jax.tree.map(partial(_on, mesh), operands, split))
 
-    return resharded, tuple(arrays.values())
+    return resharded
+
+
+# One function for calls that are alike, so that an eager one compiles once.
+_over_once = lru_cache(maxsize=256)(_over)
+
+
+def _is_shared(specs: _Specs, name: str, mesh: Any) -> bool:
+    """Whether several devices read the same part of an operand."""
+    spec = specs.operands.get(name, PartitionSpec())
+    own = {axis for place in range(len(spec)) for axis in _axes_at(spec, place)}
+    return any(mesh.shape[axis] > 1 for axis in {*specs.batch, *specs.heads} - own)
+
+
+def _widened(x: Any) -> jax.Array:
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
 def _on(mesh: Any, x: jax.Array, spec: PartitionSpec) -> jax.Array:

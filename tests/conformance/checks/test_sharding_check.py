@@ -12,10 +12,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import all_checks
-from attest.conformance.checks.sharding import shards
 from attest.conformance.judging.judge import judge
 from attest.conformance.record import Verdict
 from attest.conformance.running.plan import load_profile, tasks
+from attest.conformance.shards import shards
 from attest.conformance.subject import Subject, find
 from attest.kernels import dispatch, partitioned
 from tests.kernels.alone import run_alone
@@ -186,17 +186,14 @@ def test_nothing_to_shard_is_inconclusive(check: str) -> None:
 
 
 def test_as_many_devices_as_divide_the_batch_and_the_heads() -> None:
-    def of(batch: int, heads: int, devices: int) -> tuple[int, int]:
-        return shards(Case(batch=batch, q_heads=heads), devices)
-
-    assert [of(2, 4, 8), of(4, 8, 8), of(1, 12, 8), of(8, 1, 8), of(3, 5, 8)] == [
+    assert [shards(*sizes, 8) for sizes in ((2, 4), (4, 8), (1, 12), (8, 1), (3, 5))] == [
         (2, 4),
         (2, 4),
         (1, 6),
         (8, 1),
         (1, 5),
     ]
-    assert [of(4, 4, 2), of(1, 1, 8)] == [(1, 2), (1, 1)]
+    assert [shards(4, 4, 2), shards(1, 1, 8)] == [(1, 2), (1, 1)]
 
 
 def test_it_applies_to_what_declares_meshes_where_there_are_several_devices() -> None:

@@ -14,6 +14,8 @@ WRONG = {
     "no such module": (("check", "nowhere.module:thing"), "nowhere.module:thing"),
     "no such attribute": (("check", "tests.toys:nothing_here"), "nothing_here"),
     "not a subject": (("check", "tests.toys:not_a_subject"), "int"),
+    "no subject of a pattern": (("gate", "--subject", "xla.*", "--subject", "nobody.*"), "'nobody.*'"),
+    "no subject of a pattern here": (("gate", "--subject", "triton.cuda"), "no subject can run"),
     "unknown profile": (("check", "tests.toys:right", "--profile", "slow"), "'slow'"),
     "a subject of another machine": (("check", "triton.cuda"), "triton.cuda cannot run here: runs on gpu"),
     "negative seed": (("check", "tests.toys:right", "--seed", "-1"), "--seed"),

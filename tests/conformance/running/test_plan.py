@@ -29,7 +29,7 @@ from attest.conformance.judging.trial import Trial
 from attest.conformance.running import choice
 from attest.conformance.running.plan import Profile, Restriction, load_profile, profile_names, tasks
 from attest.conformance.running.runner import in_shard
-from attest.conformance.subject import Subject, Tiling
+from attest.conformance.subject import Subject, Tiling, Way
 
 ROOT = Path(__file__).parents[3]
 
@@ -227,8 +227,30 @@ def test_every_table_of_a_profile_and_every_known_bug_has_a_kind_of_check() -> N
     tables = {check.kind.table for check in all_checks().values()}
     for name in profile_names():
         kinds = load_profile(name).kinds
-        assert {*kinds, *kinds.get("delegated", {})} - {"delegated"} <= tables
+        fewer = {"delegated", "configured"}
+        assert {*kinds, *(table for name in fewer for table in kinds.get(name, {}))} - fewer <= tables
     assert {entry.kind for entry in load_corpus()} <= tables
+
+
+def test_a_subject_with_ways_gets_the_fewest_cases_of_those_that_pass_their_calls_on() -> None:
+    delegated = replace(SUBJECT, implementation=lambda _: "xla")
+    configured = replace(delegated, ways=(Way("alike", _not_called, _not_called, {}),))
+    counts: dict[str, list[int]] = {}
+    for name in ("quick", "standard"):
+        subjects = (SUBJECT, delegated, configured)
+        counts[name] = [
+            sum(len(task.draws) for task in tasks(each, load_profile(name), 0)) for each in subjects
+        ]
+        assert counts[name] == sorted(counts[name], reverse=True)
+    # In the profile quick: the last row, which has the fewest features, and one call of several blocks.
+    row, call = tasks(configured, load_profile("quick"), 0)
+    assert (counts["quick"][2], len(row.draws), call.checks) == (2, 1, ("configuration",))
+    rows = [
+        len(task.case.features)
+        for task in tasks(delegated, load_profile("quick"), 0)
+        if "forward" in task.checks
+    ]
+    assert len(row.case.features) == min(rows) < max(rows)
 
 
 def test_known_bugs_are_given_to_the_checks_that_see_them() -> None:

@@ -86,6 +86,68 @@ def test_a_call_over_a_mesh_is_that_of_one_device(name: str) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+def sixteen_bits(x: Any) -> Any:
+    return x.astype(jnp.bfloat16)
+
+
+@here
+def test_a_kernel_of_somebody_else_gets_keys_in_their_own_dtype() -> None:
+    seen: list[Any] = []
+
+    class Theirs(FlashAttention):
+        def get_impl(self, cfg: FlashAttentionConfig) -> Any:
+            def attend(query: Any, key: Any, value: Any) -> Any:
+                seen.extend(x.dtype for x in (query, key, value))
+                return xla.flash_attention(query, key, value)
+
+            return attend
+
+    query, key, value = map(sixteen_bits, QKV)
+    function, operands = Theirs().create_shard_map_wrapper(
+        query, key, value, mesh=mesh(), in_specs=(SPEC,), out_specs=SPEC, cfg=FlashAttentionConfig()
+    )
+    assert function(*operands).dtype == jnp.bfloat16
+    assert set(seen) == {jnp.dtype("bfloat16")}
+
+
+@here
+def test_keys_in_another_dtype_than_query_are_refused() -> None:
+    query, key, value = QKV
+    with pytest.raises(ValueError, match="key: got dtype bfloat16; expected float32, the dtype of query"):
+        operations.flash_attention(
+            query, sixteen_bits(key), value, mesh=mesh(), in_specs=(SPEC,), out_specs=SPEC
+        )
+    with pytest.raises(ValueError, match="key: got dtype float32; expected bfloat16, the dtype of query"):
+        operations.flash_attention(
+            sixteen_bits(query), key, value, mesh=mesh(), in_specs=(SPEC,), out_specs=SPEC
+        )
+
+
+@here
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_an_eager_call_that_is_alike_compiles_nothing(kind: AxisType) -> None:
+    where: Any = {"mesh": mesh(kind), "in_specs": (SPEC, None, None), "out_specs": SPEC}
+    options: Any = {"causal": True, "dropout_prob": 0.4, "dropout_seed": 5}
+    first = operations.flash_attention(*QKV, **options, **where)
+    compiled: list[str] = []
+
+    def note(event: str, _seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        again = operations.flash_attention(*QKV, **options, **where)
+        assert not compiled
+        operations.flash_attention(*QKV, **{**options, "dropout_seed": 6}, **where)
+        other = operations.flash_attention(*QKV, **where)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert compiled
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
 @here
 def test_nothing_is_gathered() -> None:
     function, operands = FlashAttention().create_shard_map_wrapper(
@@ -118,7 +180,7 @@ def test_the_easydel_operator_splits_what_its_mesh_can() -> None:
     want = FlashAttn()(*QKV, causal=True).attention_outputs
     got = FlashAttn(OperationMetadata(mesh=of_mesh))(*QKV, causal=True).attention_outputs
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
-    assert got.sharding.spec == P(("dp",), None, ("tp",), None)
+    assert got.sharding.spec == P("dp", None, "tp")
     odd = tuple(x[:3] for x in QKV)
     got = FlashAttn(OperationMetadata(mesh=of_mesh))(*odd, causal=True).attention_outputs
     np.testing.assert_allclose(got, want[:3], rtol=1e-6, atol=1e-6)
