@@ -40,7 +40,7 @@ _PATIENTLY = ("--timeout", "900")
 @nox.session
 def tests(session: nox.Session) -> None:
     """What guards main: lint, types, pages, gates, the compile matrix, and the test suite at the end."""
-    _install(session, "test", "lint", "types", "docs", "hopper", "tpu")
+    _install(session, "test", "lint", "types", "docs", "adapters", "hopper", "tpu")
     session.env.update(_PLATFORMS)
     with _part(session, "lint and types"):
         _lint(session)
@@ -96,7 +96,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Pyright, strict on our packages."""
-    _install(session, "types")
+    _install(session, "types", "adapters")
     _types(session)
 
 
@@ -125,7 +125,7 @@ def alarms(session: nox.Session) -> None:
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
     """Nightly: the tests of tests/nightly.toml, too slow for every change; properties with many examples."""
-    _install(session, "test", "hopper", "tpu")
+    _install(session, "test", "adapters", "hopper", "tpu")
     session.env.update(_PLATFORMS)
     session.run("pytest", "-m", "nightly", "-n", "auto", *session.posargs, env=_COMPILE_QUICKLY)
     many = {**_COMPILE_QUICKLY, "HYPOTHESIS_PROFILE": "nightly"}
