@@ -63,7 +63,7 @@ def _distance(got: list[Any], want: list[Any]) -> float:
 
 
 def our_bernoulli(key: Any, p: Any, shape: Any) -> jax.Array:
-    """Which weights [B, H, Sq, Sk] our kernels keep with a key: in place of jax.random.bernoulli in a library."""
+    """The weights [B, H, Sq, Sk] that our kernels keep with a key: in place of jax.random.bernoulli."""
     *batch, heads, q_length, k_length = shape
     query, array = (jnp.zeros((*batch, length, heads, 8), jnp.float32) for length in (q_length, k_length))
     return attention(query, array, array, dropout_prob=1 - p, dropout_rng=key, deterministic=False)[1] != 0
