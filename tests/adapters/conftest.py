@@ -1,12 +1,24 @@
-"""Model libraries promote dtypes and ranks; no test reads or writes the user's cache folder."""
+"""Model libraries promote dtypes and ranks; no test reads or writes the user's cache folder.
+
+The libraries are in the dependency group adapters. Where one is not installed, its tests are left out.
+"""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
 import pytest
 
 from attest.kernels.operations import functions
+
+_NEEDS = {
+    "test_flax_linen.py": ("flax",),
+    "test_flax_nnx.py": ("flax",),
+    "test_equinox.py": ("equinox",),
+    "test_training.py": ("flax", "equinox"),
+}
+collect_ignore = [file for file, packages in _NEEDS.items() if None in map(find_spec, packages)]
 
 
 @pytest.fixture(autouse=True)

@@ -3,17 +3,16 @@
 import inspect
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-eqx = pytest.importorskip("equinox")
-
-from attest.kernels.adapters.equinox import MultiheadAttention, from_equinox  # noqa: E402
-from attest.kernels.operations import attention  # noqa: E402
-from tests.adapters.roundings import check  # noqa: E402
-from tests.kernels.kernel_cases import normal  # noqa: E402
+from attest.kernels.adapters.equinox import MultiheadAttention, from_equinox
+from attest.kernels.operations import attention
+from tests.adapters.roundings import check
+from tests.kernels.kernel_cases import normal
 
 X, KEYS = normal(9, 16), normal(12, 16)
 BIASES = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
@@ -108,7 +107,7 @@ def test_a_batch_goes_through_vmap() -> None:
     theirs = layer(eqx.nn.MultiheadAttention)
 
     def over_batch(module: Any) -> Any:
-        return lambda x: jax.vmap(lambda y: module(y, y, y, mask=CAUSAL))(x)
+        return jax.vmap(lambda x: module(x, x, x, mask=CAUSAL))
 
     check(over_batch(from_equinox(theirs)), over_batch(theirs), normal(3, 9, 16))
 
@@ -188,5 +187,5 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
 
 
 def test_all_dropped_is_refused() -> None:
-    with pytest.raises(ValueError, match="^dropout_p: got 1.0"):
+    with pytest.raises(ValueError, match=r"^dropout_p: got 1\.0"):
         layer(MultiheadAttention, dropout_p=1.0)(X, X, X, key=jax.random.key(0))

@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
-nn = pytest.importorskip("flax.linen")
-
-from attest.kernels.adapters.flax_linen import dot_product_attention  # noqa: E402
-from tests.adapters.roundings import check, our_bernoulli  # noqa: E402
-from tests.kernels.kernel_cases import normal, qkv  # noqa: E402
+from attest.kernels.adapters.flax_linen import dot_product_attention
+from tests.adapters.roundings import check, our_bernoulli
+from tests.kernels.kernel_cases import normal, qkv
 
 X = normal(2, 9, 16)
 KEYS = normal(2, 12, 16)
