@@ -143,7 +143,7 @@ def defects(session: nox.Session) -> None:
 @nox.session(default=False)
 def minimums(session: nox.Session) -> None:
     """The test suite on the lowest versions that pyproject.toml allows."""
-    groups = nox.project.dependency_groups(nox.project.load_toml(), "test")
+    groups = nox.project.dependency_groups(nox.project.load_toml(), "test", "adapters")
     session.install("--resolution", "lowest-direct", "--editable", ".[suite,triton]", *groups)
     session.run("pytest", "-n", "auto", *session.posargs)
 
