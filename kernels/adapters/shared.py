@@ -70,12 +70,13 @@ def as_seed(name: str, key: Any) -> jax.Array:
 
     Raises: ValueError for what is no key.
     """
+    got = None if key is None else f"a {type(key).__name__}"
     if isinstance(key, jax.Array | np.ndarray):
+        got = f"an array of dtype {key.dtype} and shape {key.shape}"
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             return jnp.asarray(key)
         if key.dtype == np.uint32 and key.ndim == 1:
             return jax.random.wrap_key_data(jnp.asarray(key))
-    got = None if key is None else f"a {type(key).__name__}"
     return refuse(name, got, "a JAX random key where weights are dropped", "Pass jax.random.key(seed).")
 
 
