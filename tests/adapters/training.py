@@ -25,7 +25,7 @@ type Loss = Callable[[Any, jax.Array], jax.Array]
 def losses(loss: Loss, parameters: Any, mesh: Any = None) -> np.ndarray:
     """The losses of some steps of Adam; each token is the one three places before.
 
-    mesh: with axes "data" and "model"; splits the batch, and parameters where `specs` says so.
+    mesh: with axes "data" and "model"; splits the batch, and parameters where `spec` says so.
     """
     first = np.random.default_rng(0).integers(0, TOKENS, (SETTINGS["steps"], BATCH, 3))
     places = np.arange(LENGTH + 1)
