@@ -52,7 +52,7 @@ _PATIENTLY = ("--timeout", "900")
 @nox.session
 def tests(session: nox.Session) -> None:
     """What guards main: lint, types, pages, gates, the compile matrix, and the test suite at the end."""
-    _install(session, "test", "lint", "types", "docs", "hopper", "tpu")
+    _install(session, "test", "lint", "types", "docs", "adapters", "hopper", "tpu")
     session.env.update(_PLATFORMS)
     with _part(session, "lint and types"):
         _lint(session)
@@ -116,7 +116,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Pyright, strict on our packages."""
-    _install(session, "types")
+    _install(session, "types", "adapters")
     _types(session)
 
 
@@ -144,8 +144,13 @@ def alarms(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
+<<<<<<< HEAD
     """Nightly: the tests of tests/nightly.toml, properties with many examples; then gate-operations."""
     _install(session, "test", "hopper", "tpu")
+=======
+    """Nightly: the tests of tests/nightly.toml, too slow for every change; properties with many examples."""
+    _install(session, "test", "adapters", "hopper", "tpu")
+>>>>>>> flax
     session.env.update(_PLATFORMS)
     session.run("pytest", "-m", "nightly", "-n", "auto", *session.posargs, env=_COMPILE_QUICKLY)
     many = {**_COMPILE_QUICKLY, "HYPOTHESIS_PROFILE": "nightly"}
@@ -164,7 +169,7 @@ def defects(session: nox.Session) -> None:
 @nox.session(default=False)
 def minimums(session: nox.Session) -> None:
     """The test suite on the lowest versions that pyproject.toml allows."""
-    groups = nox.project.dependency_groups(nox.project.load_toml(), "test")
+    groups = nox.project.dependency_groups(nox.project.load_toml(), "test", "adapters")
     session.install("--resolution", "lowest-direct", "--editable", ".[suite,triton]", *groups)
     session.run("pytest", "-n", "auto", *session.posargs)
 

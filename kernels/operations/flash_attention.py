@@ -67,7 +67,7 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
                 there = ", ".join(_DEFAULTS)
                 raise TypeError(f"{name}: no such argument; expected some of {there}. Correct the name.")
             arguments[name] = x
-        return (), {name: x for name, x in arguments.items() if x is not _DEFAULTS[name]}
+        return (), {name: x for name, x in arguments.items() if not _is_default(name, x)}
 
     def run(self, *args: Any, cfg: FlashAttentionConfig, **kwargs: Any) -> Out:
         """Compute attention with a configuration; see `attest.flash_attention`.
@@ -248,6 +248,12 @@ def _understood(argument: str, sizes: Neutral, tunable: Tunable, name: str, unus
     """The sizes that an implementation has; the others are added to `unused`."""
     unused += [f"{argument}.{x}: {name} has no such size" for x in sizes if x not in tunable.understood]
     return {x: size for x, size in sizes.items() if x in tunable.understood}
+
+
+def _is_default(name: str, x: Any) -> bool:
+    default = _DEFAULTS[name]
+    # Two floats that are equal may be two objects; True and 1 are equal, and not the same.
+    return x is default or (isinstance(default, float) and type(x) is float and x == default)
 
 
 def _check_platforms(platform: Any, cfg: FlashAttentionConfig) -> str:

@@ -160,6 +160,14 @@ def test_a_tuned_call_runs_with_the_winner_and_another_process_reads_it(monkeypa
     assert judged[0].arguments["causal"] is True
 
 
+def test_an_option_that_is_its_default_changes_no_key():
+    """So that the functions, which pass all options on, find what was tuned for the operation."""
+    plain = FlashAttention().prepare(*QKV, causal=True)
+    zero = float("0")  # another object than the default
+    assert FlashAttention().prepare(*QKV, causal=True, dropout_prob=zero) == plain
+    assert FlashAttention().prepare(*QKV, causal=True, dropout_prob=False)[1]["dropout_prob"] is False
+
+
 def test_judges_get_plain_arguments():
     """One batch dimension, no MaskInfo, an integer seed: what a judge without our types reads."""
     query, key, value = (x.reshape(1, *x.shape) for x in QKV)
