@@ -1,6 +1,6 @@
 """`tokamax.dot_product_attention` and its operation `DotProductAttention`, on our kernels.
 
-Names, order, defaults and layouts are those of tokamax 0.0.17, which need not be installed. The pages
+Names, order, defaults and layouts are those of tokamax 0.0.17, which need not be installed. The page
 docs/how-to/adapters-peers.md lists what differs.
 """
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from attest.kernels.adapters.tokamax_masks import Band, Indices, Limit, arguments, conditions_of
+from attest.kernels.adapters.tokamax_masks import Band, Indices, Limit, all_axes, arguments, conditions_of
 from attest.kernels.adapters.tokamax_residuals import constant_maximum, softmax_residuals
 from attest.kernels.attention import flash_attention_with_lse
 from attest.kernels.options import FLOAT_DTYPES, check_flag, check_integer, check_number, refuse, shown
@@ -26,6 +26,7 @@ _PLATFORMS = {
     "mosaic_gpu": "mosaic_gpu",
     "mosaic_tpu": "pallas_tpu",
 }
+_COUNTED = Indices()
 
 
 def dot_product_attention(
@@ -48,12 +49,12 @@ def dot_product_attention(
     """Compute attention as `tokamax.dot_product_attention` does: out [*B, T, N, h], in the dtype of query.
 
     query: [*B, T, N, H]; key: [*B, S, K, H]; value: [*B, S, K, h], arrays of float32, bfloat16 or float16 in
-    any mixture, or quantized arrays of qwix. bias: float, mask: bool, both [*#B, #N, #T, #S]; mask may also be
-    a `Mask` or a `CausalMask` of tokamax. scale: 1 / sqrt(H) by default. is_causal: row i sees no key beyond i,
-    whatever S is (S6, S23). local_window_size: (left, right), keys beside i that row i sees (S7).
-    query_seq_lengths, key_value_seq_lengths: [*#B] integer; what is beyond them is hidden. logits_soft_cap: S3.
-    precision: None is the default of our kernels. implementation: a name of tokamax, or several, of which the
-    first that supports the call runs. q_sharding: how query and the result are sharded.
+    any mixture, or quantized arrays of qwix. bias: float, mask: bool, both [*#B, #N, #T, #S]; mask may also
+    be a `Mask` or a `CausalMask` of tokamax. scale: 1 / sqrt(H) by default. is_causal: row i sees no key
+    beyond i, whatever S is (S6, S23). local_window_size: (left, right), keys beside i that row i sees (S7).
+    query_seq_lengths, key_value_seq_lengths: [*#B] integer; what is beyond them is hidden. logits_soft_cap:
+    S3. precision: None is the default of our kernels. implementation: a name of tokamax, or several, of which
+    the first that supports the call runs. q_sharding: how query and the result are sharded.
 
     A row that sees no key is 0 (S10).
 
@@ -107,11 +108,12 @@ def attention_op(
 ) -> Any:
     """Compute attention as calling tokamax's `DotProductAttention()` does: out [*B, T, H, d], in q's dtype.
 
-    q: [*B, T, H, D]; k: [*B, t, h, D]; v: [*B, t, h, d]; bias, mask, logits_soft_cap, is_causal and q_sharding:
-    see `dot_product_attention`. precision: one, or a pair of equal ones, for the two products. logits_dtype,
-    logits_scale: None or tokamax's AUTO are float32 and 1 / sqrt(D). dropout_mask: bool [*#B, #H, #T, #t],
-    which multiplies the weights, as does 1 / (1 - dropout_rate). q_indices, k_indices: integer [*#B, #H, T],
-    [*#B, #h, t], what causal masks and limits compare (S23). k_sharding: how k and v are sharded.
+    q: [*B, T, H, D]; k: [*B, t, h, D]; v: [*B, t, h, d]; bias, mask, logits_soft_cap, is_causal and
+    q_sharding: see `dot_product_attention`. precision: one, or a pair of equal ones, for the two products.
+    logits_dtype, logits_scale: None or tokamax's AUTO are float32 and 1 / sqrt(D). dropout_mask: bool [*#B,
+    #H, #T, #t], which multiplies the weights, as does 1 / (1 - dropout_rate). q_indices, k_indices: integer
+    [*#B, #H, T], [*#B, #h, t], what causal masks and limits compare (S23). k_sharding: how k and v are
+    sharded.
 
     normalize_output: False returns the numerator (S26), which has no derivative here. return_residuals: True
     returns (out, (m, l)): the row maximum of the logits and the sum of exp(logit - m), [*B, H, T] float32,
@@ -121,8 +123,8 @@ def attention_op(
     """
     if paging_info is not None:
         raise NotImplementedError(
-            "paging_info: got pages; expected None. Gather the pages of a sequence with jnp.take, and hide what "
-            "is beyond it with key_value_seq_lengths."
+            "paging_info: got pages; expected None. Gather the pages of a sequence with jnp.take, and "
+            "hide what is beyond it with Mask(k_end=...)."
         )
     out, residuals = _attend(
         q,
@@ -156,7 +158,7 @@ def _attend(
     logits_scale: Any,
     bands: Sequence[Band] = (),
     limits: Sequence[Limit] = (),
-    indices: Indices = Indices(),
+    indices: Indices = _COUNTED,
     precision: Any,
     q_sharding: Any,
     k_sharding: Any = None,
@@ -198,7 +200,7 @@ def _dropped(call: dict[str, Any], dropout_mask: Any, rate: float, normalize_out
     exp(lse of the kept - lse of all) times as large.
     """
     everything = flash_attention_with_lse(**call)[1]
-    kept = arguments(call["query"], call["key"], dropout_mask, (), (), Indices())["attention_mask"]
+    kept = all_axes("dropout_mask", dropout_mask, call["query"], call["key"])
     if call.get("attention_mask") is not None:
         kept = jnp.logical_and(kept, call["attention_mask"])
     out, lse = flash_attention_with_lse(**call | {"attention_mask": kept})
@@ -212,7 +214,9 @@ def _dropped(call: dict[str, Any], dropout_mask: Any, rate: float, normalize_out
 def _rate(rate: Any, mask: Any) -> float:
     number = check_number("dropout_rate", rate)
     if not 0.0 <= number < 1.0:
-        refuse("dropout_rate", number, "0 <= dropout_rate < 1", "Give the share of dropout_mask that is False.")
+        refuse(
+            "dropout_rate", number, "0 <= dropout_rate < 1", "Give the share of dropout_mask that is False."
+        )
     if number and mask is None:
         advice = "Draw it with jax.random.bernoulli, or use dropout_prob of attest.flash_attention."
         refuse("dropout_mask", None, "a mask where dropout_rate > 0", advice)
@@ -243,7 +247,9 @@ def _sharded(arrays: dict[str, Any], q_sharding: Any, k_sharding: Any) -> dict[s
     query = arrays["query"]
     for name, x in (("q_sharding", q_sharding), ("k_sharding", k_sharding)):
         if x is not None and not isinstance(x, NamedSharding):
-            refuse(name, f"a {type(x).__name__}", "a NamedSharding", "Build it of a mesh and a PartitionSpec.")
+            refuse(
+                name, f"a {type(x).__name__}", "a NamedSharding", "Build it of a mesh and a PartitionSpec."
+            )
     if q_sharding is None:
         refuse("k_sharding", "a sharding without q_sharding", "both", "Give q_sharding, too.")
     axes = _axes("q_sharding", q_sharding, query.ndim)
@@ -259,7 +265,9 @@ def _sharded(arrays: dict[str, Any], q_sharding: Any, k_sharding: Any) -> dict[s
         ("k_sharding", "the keys", k_axes[-3]),
     ):
         if _devices(mesh, axis) != 1:
-            raise NotImplementedError(f"{name}: got {what} over {axis}; expected it whole. Leave this axis None.")
+            raise NotImplementedError(
+                f"{name}: got {what} over {axis}; expected it whole. Leave this axis None."
+            )
     heads = _devices(mesh, k_axes[-2])
     if arrays["key"].shape[-2] % heads:
         k_sharding = NamedSharding(mesh, PartitionSpec(*k_axes[:-2], None, None))
@@ -285,7 +293,9 @@ def _window(size: Any) -> list[Band]:
         return []
     sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
     if len(sides) != 2:
-        refuse("local_window_size", shown(size), "an int or a pair (left, right)", "Leave it out for no window.")
+        refuse(
+            "local_window_size", shown(size), "an int or a pair (left, right)", "Leave it out for no window."
+        )
     left, right = (check_integer("local_window_size", side) for side in sides)
     return [Band(right, left + right + 1)]
 
@@ -315,8 +325,8 @@ def _platform(name: Any) -> str | None:
         name = "mosaic_gpu" if jax.default_backend() == "gpu" else "mosaic_tpu"
     if name == "cudnn":
         raise NotImplementedError(
-            "implementation: got 'cudnn', which is not ours. Leave it out for the fastest of our kernels, or call "
-            "jax.nn.dot_product_attention(..., implementation='cudnn')."
+            "implementation: got 'cudnn', which is not ours. Leave it out for the fastest of our kernels, or "
+            "call jax.nn.dot_product_attention(..., implementation='cudnn')."
         )
     if name not in _PLATFORMS:
         expected = f"one of {', '.join(_PLATFORMS)} or mosaic"

@@ -62,7 +62,11 @@ def conditions_of(mask: Any) -> tuple[Any, list[Band], list[Limit]]:
     if all(hasattr(mask, name) for name in ("bool_mask", "causal_mask", *_FIELDS)):
         bounds = [(name, getattr(mask, name)) for name in _FIELDS]
         bands = [] if mask.causal_mask is None else [_band(mask.causal_mask)]
-        return mask.bool_mask, bands, [Limit(x, f"mask.{x}", bound) for x, bound in bounds if bound is not None]
+        return (
+            mask.bool_mask,
+            bands,
+            [Limit(x, f"mask.{x}", bound) for x, bound in bounds if bound is not None],
+        )
     if hasattr(mask, "offset") and hasattr(mask, "window_size"):
         return None, [_band(mask)], []
     if not isinstance(mask, jax.Array | np.ndarray):
@@ -80,8 +84,11 @@ def arguments(
 
     Raises: ValueError naming the argument that does not fit.
     """
-    grid = _Grid(tuple(query.shape[:-3]), query.shape[-2], query.shape[-3], key.shape[-3])
-    q, k = grid.indices("q_indices", indices.q, grid.q_length), grid.indices("k_indices", indices.k, grid.k_length)
+    grid = _grid(query, key)
+    q, k = (
+        grid.indices("q_indices", indices.q, grid.q_length),
+        grid.indices("k_indices", indices.k, grid.k_length),
+    )
     given: dict[str, Any] = {}
     pairs: list[jax.Array] = [] if mask is None else [grid.pairs("mask", mask)]
     ranges = _Ranges(grid)
@@ -105,9 +112,21 @@ def arguments(
     return given | ranges.arguments()
 
 
+def all_axes(name: str, mask: Any, query: Any, key: Any) -> jax.Array:
+    """Return a boolean mask [*#B, #Hq, #Sq, #Sk] of a call with all its axes; the first may be left out.
+
+    Raises: ValueError naming the mask.
+    """
+    return _grid(query, key).pairs(name, mask)
+
+
+def _grid(query: Any, key: Any) -> "_Grid":
+    return _Grid(tuple(query.shape[:-3]), query.shape[-2], query.shape[-3], key.shape[-3])
+
+
 @dataclass(frozen=True)
 class _Grid:
-    """The sizes of a call, to which its masks are brought: all their axes are there, and each is full or 1."""
+    """The sizes of a call. Masks are brought to them: all axes are there, and each is full or 1."""
 
     leading: tuple[int, ...]
     heads: int

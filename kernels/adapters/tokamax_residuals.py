@@ -15,7 +15,7 @@ def softmax_residuals(call: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
     so that m and l are rounded alike. Both are constant under differentiation, as tokamax's are. A row that
     sees no key has the lowest float32 and 0: merging such parts then gives no NaN.
     """
-    call = jax.lax.stop_gradient(call)
+    call = {name: jax.lax.stop_gradient(x) if isinstance(x, jax.Array) else x for name, x in call.items()}
     query, key = (call[name].astype(jnp.float32) for name in ("query", "key"))
     ones = jnp.ones((*key.shape[:-1], 1), jnp.float32)
     arrays = {"query": query, "key": key, "value": ones}
@@ -41,8 +41,9 @@ def _forward(out: jax.Array) -> tuple[jax.Array, None]:
 
 def _backward(_: None, cotangent: jax.Array) -> NoReturn:
     raise NotImplementedError(
-        "normalize_output: got a derivative of the numerator; expected none, since tokamax differentiates the row "
-        "maximum and our kernels do not. Differentiate the normalised output, or use attest.flash_attention."
+        "normalize_output: got a derivative of the numerator; expected none, since tokamax "
+        "differentiates the row maximum and our kernels do not. Differentiate the normalised output, or use "
+        "attest.flash_attention."
     )
 
 

@@ -51,10 +51,10 @@ def visible(mask: Mask, q_indices: Any = None, k_indices: Any = None) -> np.ndar
     if mask.bool_mask is not None:
         seen = seen & np.asarray(mask.bool_mask)
     if mask.causal_mask is not None:
-        offset, window = mask.causal_mask.offset, mask.causal_mask.window_size
+        offset, window = int(mask.causal_mask.offset), mask.causal_mask.window_size
         seen = seen & (k <= q + offset)
         if window is not None:
-            seen = seen & (k > q + offset - window)
+            seen = seen & (k > q + offset - int(window))
     for name, index, axis in (("q_start", q, -2), ("k_start", k, -1)):
         if getattr(mask, name) is not None:
             seen = seen & (index >= np.expand_dims(np.asarray(getattr(mask, name)), axis))
@@ -100,7 +100,7 @@ def masks(draw: Any) -> Mask:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     masks(),
     st.none() | arrays_of((B, HQ, SQ), -2, 8, full_last=True),
@@ -115,7 +115,7 @@ def test_a_mask_shows_what_tokamax_documents(mask: Mask, q_indices: Any, k_indic
     assert_exact(call, ARRAYS, options={"attention_mask": seen})
 
 
-@settings(max_examples=40)
+@settings(max_examples=10)
 @given(
     st.booleans(),
     st.none() | st.integers(0, 8) | st.tuples(st.integers(0, 8), st.integers(-2, 8)),
@@ -197,7 +197,7 @@ def test_dtypes_may_differ(dtypes: tuple[str, ...]) -> None:
         assert_close(name, gradients[name].astype(jnp.float32), np.asarray(x), 2e-2)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(masks(), st.booleans(), st.sampled_from(["float32", "bfloat16"]))
 def test_residuals_are_the_maximum_and_the_sum(mask: Mask, normalize: bool, dtype: str) -> None:
     q, k, v = (jnp.asarray(x, dtype) for x in QKV)
@@ -237,12 +237,14 @@ def test_parts_of_the_keys_merge_by_their_residuals() -> None:
     total = jnp.swapaxes(total, 1, 2)[..., None]
     merged = jnp.where(total == 0, 0, numerator / total)
     seen = np.zeros((1, 1, SQ, SK), bool)
-    for row, columns in enumerate(([0, 1, 2, 3, 4, 5, 6], [4, 5, 6], [0, 1, 2, 3, 4, 5, 6], [], [0, 1, 2, 3])):
+    for row, columns in enumerate(
+        ([0, 1, 2, 3, 4, 5, 6], [4, 5, 6], [0, 1, 2, 3, 4, 5, 6], [], [0, 1, 2, 3])
+    ):
         seen[..., row, columns] = True
     assert_close("out", merged, attention(make_problem(*QKV, attention_mask=seen)).out, 2e-5)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.5]), st.booleans(), st.booleans())
 def test_a_dropout_mask_multiplies_the_weights(seed: int, rate: float, causal: bool, normalize: bool) -> None:
     """Forward and, where the output is normalised, all gradients, against the formula in float64."""
@@ -313,9 +315,17 @@ def test_all_implementations_may_fail() -> None:
 
 REFUSED = {
     "cudnn": (NotImplementedError, "^implementation: got 'cudnn'.*jax.nn", {"implementation": "cudnn"}),
-    "unknown": (ValueError, "^implementation: got 'pallas'; expected one of xla", {"implementation": "pallas"}),
+    "unknown": (
+        ValueError,
+        "^implementation: got 'pallas'; expected one of xla",
+        {"implementation": "pallas"},
+    ),
     "none named": (ValueError, "^implementation: got an empty sequence", {"implementation": ()}),
-    "mask of floats": (ValueError, "^mask: got dtype float32; expected bool", {"mask": np.ones((SQ, SK), "f")}),
+    "mask of floats": (
+        ValueError,
+        "^mask: got dtype float32; expected bool",
+        {"mask": np.ones((SQ, SK), "f")},
+    ),
     "mask of another shape": (ValueError, r"^mask: got shape \(5, 6\)", {"mask": np.ones((SQ, 6), bool)}),
     "mask of no kind": (ValueError, "^mask: got a str", {"mask": "causal"}),
     "window of three": (ValueError, "^local_window_size: got", {"local_window_size": (1, 2, 3)}),
@@ -325,14 +335,22 @@ REFUSED = {
         "^query_seq_lengths: got dtype float32",
         {"query_seq_lengths": np.ones(B, np.float32)},
     ),
-    "lengths as a list": (ValueError, "^key_value_seq_lengths: got a list", {"key_value_seq_lengths": [1, 2]}),
+    "lengths as a list": (
+        ValueError,
+        "^key_value_seq_lengths: got a list",
+        {"key_value_seq_lengths": [1, 2]},
+    ),
     "lengths of another batch": (
         ValueError,
         "^key_value_seq_lengths: got shape",
         {"key_value_seq_lengths": np.ones(3, np.int32)},
     ),
     "is_causal as a number": (ValueError, "^is_causal: got 1", {"is_causal": 1}),
-    "sharding as a spec": (ValueError, "^q_sharding: got a .*; expected a NamedSharding", {"q_sharding": jax.P("x")}),
+    "sharding as a spec": (
+        ValueError,
+        "^q_sharding: got a .*; expected a NamedSharding",
+        {"q_sharding": jax.P("x")},
+    ),
     "two precisions": (NotImplementedError, "^precision: got .*same", {"precision": ("high", "highest")}),
 }
 
@@ -348,9 +366,17 @@ OP_REFUSED = {
     "pages": (NotImplementedError, "^paging_info: got pages.*jnp.take", {"paging_info": object()}),
     "a rate without a mask": (ValueError, "^dropout_mask: got None", {"dropout_rate": 0.5}),
     "a rate of 1": (ValueError, "^dropout_rate: got 1", {"dropout_rate": 1.0}),
-    "a mask of numbers": (ValueError, "^dropout_mask: got dtype", {"dropout_mask": np.ones((SQ, SK), int)}),
+    "a mask of numbers": (
+        ValueError,
+        "^dropout_mask: got dtype int64; expected bool",
+        {"dropout_mask": np.ones((SQ, SK), int)},
+    ),
     "too few indices": (ValueError, "^q_indices: got shape", {"q_indices": np.ones((1, 1), np.int32)}),
-    "a bound of floats": (ValueError, "^mask.k_end: got dtype float32", {"mask": Mask(k_end=np.ones(1, "f"))}),
+    "a bound of floats": (
+        ValueError,
+        "^mask.k_end: got dtype float32",
+        {"mask": Mask(k_end=np.ones(1, "f"))},
+    ),
     "a float offset": (ValueError, "^mask.offset: got 0.5", {"mask": CausalMask(0.5)}),
     "k_sharding alone": (ValueError, "^k_sharding: got a str", {"k_sharding": "x"}),
 }
@@ -365,5 +391,5 @@ def test_refusals_of_the_operation(name: str) -> None:
 
 def test_the_derivative_of_a_numerator_is_refused() -> None:
     """S26: tokamax differentiates the row maximum, and our kernels hold it constant."""
-    with pytest.raises(NotImplementedError, match="^normalize_output: got a derivative of the numerator"):
+    with pytest.raises(NotImplementedError, match=r"^normalize_output: got a derivative"):
         jax.grad(lambda q: attention_op(q, *QKV[1:], normalize_output=False).sum())(QKV[0])

@@ -1,7 +1,7 @@
 """tokamax's own attention tests, from its wheel, on our adapter.
 
-The tests of the operation are given ours as theirs are given each implementation. Those of the public function
-find ours in its place.
+The tests of the operation are given ours as theirs are given each implementation. Those of the public
+function find ours in its place.
 """
 
 from typing import Any
