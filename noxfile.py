@@ -140,6 +140,18 @@ def defects(session: nox.Session) -> None:
     session.run("python", "-m", "tests.mutants.score", *options, *session.posargs)
 
 
+@nox.session(name="peer-tests", default=False)
+def peer_tests(session: nox.Session) -> None:
+    """Nightly: the attention tests of tokamax's wheel, unmodified, on our adapter; a wrong number fails."""
+    folder = "tests/peer_suites"
+    session.install("--editable", ".", "--requirement", f"{folder}/requirements.txt")
+    session.env.update(_PLATFORMS)
+    # Its tests of sharding skip on one device. Not _COMPILE_QUICKLY: its limits are for optimized programs.
+    session.env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    options = ["-c", f"{folder}/suites.ini", "--rootdir", ".", "--expected", f"{folder}/expected.toml"]
+    session.run("python", "-m", "pytest", *options, f"{folder}/tokamax_suite.py", *session.posargs)
+
+
 @nox.session(default=False)
 def minimums(session: nox.Session) -> None:
     """The test suite on the lowest versions that pyproject.toml allows."""

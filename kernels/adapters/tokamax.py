@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attest.kernels.adapters.tokamax_masks import Band, Indices, Limit, all_axes, arguments, conditions_of
 from attest.kernels.adapters.tokamax_residuals import constant_maximum, softmax_residuals
@@ -190,7 +190,7 @@ def _attend(
         out = constant_maximum(out)
     residuals = softmax_residuals(call) if return_residuals else None
     out = out.astype(dtype)
-    return (out if q_sharding is None else jax.lax.with_sharding_constraint(out, q_sharding)), residuals
+    return (out if q_sharding is None else _placed(out, q_sharding)), residuals
 
 
 def _dropped(call: dict[str, Any], dropout_mask: Any, rate: float, normalize_output: bool) -> jax.Array:
@@ -203,7 +203,8 @@ def _dropped(call: dict[str, Any], dropout_mask: Any, rate: float, normalize_out
     kept = all_axes("dropout_mask", dropout_mask, call["query"], call["key"])
     if call.get("attention_mask") is not None:
         kept = jnp.logical_and(kept, call["attention_mask"])
-    out, lse = flash_attention_with_lse(**call | {"attention_mask": kept})
+    of_kept: dict[str, Any] = {**call, "attention_mask": kept, "normalize_output": True}
+    out, lse = flash_attention_with_lse(**of_kept)
     if not normalize_output:
         everything = softmax_residuals(call)[0]
     seen = jnp.isfinite(everything)
@@ -272,7 +273,14 @@ def _sharded(arrays: dict[str, Any], q_sharding: Any, k_sharding: Any) -> dict[s
     if arrays["key"].shape[-2] % heads:
         k_sharding = NamedSharding(mesh, PartitionSpec(*k_axes[:-2], None, None))
     shardings = {"query": q_sharding, "key": k_sharding, "value": k_sharding}
-    return {name: jax.lax.with_sharding_constraint(x, shardings[name]) for name, x in arrays.items()}
+    return {name: _placed(x, shardings[name]) for name, x in arrays.items()}
+
+
+def _placed(x: Any, sharding: NamedSharding) -> jax.Array:
+    """An array on a mesh, whose axes are all automatic or some explicit."""
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        return jax.sharding.reshard(x, sharding)
+    return jax.lax.with_sharding_constraint(x, sharding)
 
 
 def _axes(name: str, sharding: NamedSharding, ndim: int) -> tuple[Any, ...]:

@@ -15,11 +15,13 @@ def softmax_residuals(call: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
     so that m and l are rounded alike. Both are constant under differentiation, as tokamax's are. A row that
     sees no key has the lowest float32 and 0: merging such parts then gives no NaN.
     """
-    call = {name: jax.lax.stop_gradient(x) if isinstance(x, jax.Array) else x for name, x in call.items()}
-    query, key = (call[name].astype(jnp.float32) for name in ("query", "key"))
+    constant: dict[str, Any] = {
+        name: jax.lax.stop_gradient(x) if isinstance(x, jax.Array) else x for name, x in call.items()
+    }
+    query, key = (jnp.asarray(constant[name]).astype(jnp.float32) for name in ("query", "key"))
     ones = jnp.ones((*key.shape[:-1], 1), jnp.float32)
-    arrays = {"query": query, "key": key, "value": ones}
-    sums, lse = flash_attention_with_lse(**call | arrays, normalize_output=False)
+    constant |= {"query": query, "key": key, "value": ones}
+    sums, lse = flash_attention_with_lse(**constant, normalize_output=False)
     total = jnp.swapaxes(sums[..., 0], -1, -2)
     empty = jnp.isneginf(lse)
     maximum = lse - jnp.log(jnp.where(empty, 1.0, total))
