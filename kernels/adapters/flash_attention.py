@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from attest.kernels.attention import flash_attention_with_lse
 from attest.kernels.options import check_flag, check_integer, check_number, refuse, shown
@@ -141,7 +142,8 @@ def flash_attn_varlen_func(
     Raises: as `flash_attn_func`; NotImplementedError for block_table, and for slopes [n, Hq].
     """
     _refuse_pages(block_table)
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    tokens: dict[str, Any] = {"q": q, "k": k, "v": v}
+    for name, x in tokens.items():
         if not isinstance(x, jax.Array | np.ndarray) or x.ndim != 3:
             got = f"shape {x.shape}" if isinstance(x, jax.Array | np.ndarray) else f"a {type(x).__name__}"
             refuse(name, got, "[tokens, heads, head_dim]", "Pack the sequences one after another.")
@@ -289,7 +291,7 @@ def _window(window: Any) -> tuple[int | None, int | None]:
     return None if left == -1 else left, None if right == -1 else right
 
 
-def _unpacked(name: str, x: Any, count: int, ndim: int) -> list[jax.Array]:
+def _unpacked(name: str, x: Any, count: int, ndim: int) -> list[Any]:
     """The arrays that are packed along axis 2."""
     if not isinstance(x, jax.Array | np.ndarray):
         refuse(name, f"a {type(x).__name__}", "a JAX or NumPy array", "Convert it with jnp.asarray.")
@@ -310,7 +312,7 @@ def _refuse_pages(block_table: Any) -> None:
 def _check_longest(name: str, lengths: Any, longest: Any) -> None:
     """Refuse a longest length that is exceeded, where the lengths are known."""
     limit = check_integer(name, longest)
-    known = isinstance(lengths, jax.Array | np.ndarray) and not isinstance(lengths, jax.core.Tracer)
+    known = isinstance(lengths, jax.Array | np.ndarray) and not isinstance(lengths, Tracer)
     if known and lengths.ndim == 1 and lengths.size > 1:
         found = int(np.max(np.diff(np.asarray(lengths).astype(np.int64))))
         if found > limit:
@@ -341,7 +343,7 @@ def _of_batch(name: str, x: Any, batch: int, keys: int) -> jax.Array:
     if x.shape != (batch,) or not jnp.issubdtype(x.dtype, jnp.integer):
         expected = f"an int, or an integer array ({batch},)"
         refuse(name, f"shape {x.shape} of {x.dtype}", expected, "Give every batch entry its number.")
-    if not isinstance(x, jax.core.Tracer) and x.size:
+    if not isinstance(x, Tracer) and x.size:
         low, high = int(np.min(np.asarray(x))), int(np.max(np.asarray(x)))
         if low < 0 or high > keys:
             got = low if low < 0 else high
