@@ -20,10 +20,10 @@ PASSED = Outcome("suite.py::test_other", "passed")
 FAILED = Outcome("suite.py::test_listed0", "failed", "AssertionError", "no such operation: toy")
 
 
-def ran(adapter: str) -> tuple[int, str]:
+def ran(adapter: str, *options: str) -> tuple[int, str]:
     """The exit status and the output of the judged toy suite."""
     command = [sys.executable, "-m", "pytest", "-c", str(HERE / "suites.ini"), "--rootdir", str(ROOT)]
-    command += ["--expected", str(HERE / "toy.toml"), str(HERE / "toy_suite.py")]
+    command += ["--expected", str(HERE / "toy.toml"), str(HERE / "toy_suite.py"), *options]
     environment = os.environ | {"TOY_ADAPTER": adapter}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout
@@ -55,6 +55,14 @@ def test_a_listed_failure_that_passes_is_stale() -> None:
     status, said = ran("with the peer's name")
     assert status == 1
     assert "ToyTest::test_numbers_and_program: passes, and is listed as a failure." in said
+
+
+def test_a_part_of_a_suite_misses_nothing() -> None:
+    """Tests that `-k` leaves out are neither stale nor missing; those that run are judged alike."""
+    status, said = ran("as it is", "-k", "not program")
+    assert "0 problems" in said
+    assert status == 0
+    assert ran("scaled", "-k", "not program")[0] == 1
 
 
 def test_an_expected_failure_is_no_problem() -> None:
