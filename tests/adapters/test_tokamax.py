@@ -86,17 +86,22 @@ def causal_masks(draw: Any) -> CausalMask:
 
 @st.composite
 def masks(draw: Any) -> Mask:
-    some = lambda strategy: draw(st.none() | strategy)  # noqa: E731
-    pairs = some(arrays_of((B, HQ, SQ, SK), 0, 1))
+    """Masks of at most two kinds of conditions: more would hide nearly all, and what is wrong in each."""
+    kinds = draw(st.sets(st.integers(0, 5), max_size=2))
+
+    def some(kind: int, strategy: Any) -> Any:
+        return draw(strategy) if kind in kinds else None
+
+    pairs = some(0, arrays_of((B, HQ, SQ, SK), 0, 1))
     while pairs is not None and pairs.ndim < 2:
         pairs = pairs[None]
     return Mask(
         None if pairs is None else pairs.astype(bool),
-        some(causal_masks()),
-        some(arrays_of((B, HQ, SK), -1, 4)),
-        some(arrays_of((B, HQ, SK), 1, 6)),
-        some(arrays_of((B, HQ, SQ), -1, 5)),
-        some(arrays_of((B, HQ, SQ), 2, 9)),
+        some(1, causal_masks()),
+        some(2, arrays_of((B, HQ, SK), -1, 4)),
+        some(3, arrays_of((B, HQ, SK), 1, 6)),
+        some(4, arrays_of((B, HQ, SQ), -1, 5)),
+        some(5, arrays_of((B, HQ, SQ), 2, 9)),
     )
 
 
@@ -111,6 +116,32 @@ def test_a_mask_shows_what_tokamax_documents(mask: Mask, q_indices: Any, k_indic
 
     def call(query: Any, key: Any, value: Any) -> jax.Array:
         return attention_op(query, key, value, mask=mask, q_indices=q_indices, k_indices=k_indices)
+
+    assert_exact(call, ARRAYS, options={"attention_mask": seen})
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(("offset", "window"), [(0, None), (0, 3), (1, 4), (-1, 2), (3, 1), (2, 0), (0, -1)])
+def test_a_causal_mask(offset: int, window: int | None, traced: bool) -> None:
+    """The edges of order and window, with numbers that are static and as arrays."""
+    numbers = (offset, window)
+    if traced:
+        numbers = tuple(None if x is None else jnp.int32(x) for x in numbers)
+    mask = CausalMask(*numbers)
+
+    def call(query: Any, key: Any, value: Any) -> jax.Array:
+        return attention_op(query, key, value, mask=mask)
+
+    seen = visible(Mask(causal_mask=CausalMask(offset, window)))
+    assert_exact(call, ARRAYS, options={"attention_mask": seen})
+
+
+def test_causal_masks_count_together() -> None:
+    mask = Mask(causal_mask=CausalMask(2, 4))
+    seen = visible(mask) & visible(Mask(causal_mask=CausalMask(0)))
+
+    def call(query: Any, key: Any, value: Any) -> jax.Array:
+        return attention_op(query, key, value, mask=mask, is_causal=True)
 
     assert_exact(call, ARRAYS, options={"attention_mask": seen})
 
@@ -161,7 +192,7 @@ def test_batch_dimensions(leading: tuple[int, ...]) -> None:
     q, k, v = (normal(*leading, *x.shape[1:], seed=n) for n, x in enumerate(QKV))
     k_start = np.arange(SQ, dtype=np.int32) % 3
     ones = (1,) * len(leading)
-    mask = Mask(causal_mask=CausalMask(2), k_start=k_start, q_end=np.full((*ones, 1, 1), 4, np.int32))
+    mask = Mask(causal_mask=CausalMask(1), k_start=k_start, q_end=np.full((*ones, 1, 1), 4, np.int32))
     got = attention_op(q, k, v, mask=mask)
     flat = [x.reshape(-1, *x.shape[len(leading) :]) for x in (q, k, v)]
     count = flat[0].shape[0]
