@@ -144,13 +144,8 @@ def alarms(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
-<<<<<<< HEAD
     """Nightly: the tests of tests/nightly.toml, properties with many examples; then gate-operations."""
-    _install(session, "test", "hopper", "tpu")
-=======
-    """Nightly: the tests of tests/nightly.toml, too slow for every change; properties with many examples."""
     _install(session, "test", "adapters", "hopper", "tpu")
->>>>>>> flax
     session.env.update(_PLATFORMS)
     session.run("pytest", "-m", "nightly", "-n", "auto", *session.posargs, env=_COMPILE_QUICKLY)
     many = {**_COMPILE_QUICKLY, "HYPOTHESIS_PROFILE": "nightly"}
@@ -164,6 +159,18 @@ def defects(session: nox.Session) -> None:
     _install(session, "test")
     options = ["--profile", "standard", "--seed", "0", "1", "2", "--workers", str(os.cpu_count() or 1)]
     session.run("python", "-m", "tests.mutants.score", *options, *session.posargs)
+
+
+@nox.session(name="peer-tests", default=False)
+def peer_tests(session: nox.Session) -> None:
+    """Nightly: the attention tests of tokamax's wheel, unmodified, on our adapter; a wrong number fails."""
+    folder = "tests/peer_suites"
+    session.install("--editable", ".", "--requirement", f"{folder}/requirements.txt")
+    session.env.update(_PLATFORMS)
+    # Its tests of sharding skip on one device. Not _COMPILE_QUICKLY: its limits are for optimized programs.
+    session.env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    options = ["-c", f"{folder}/suites.ini", "--rootdir", ".", "--expected", f"{folder}/expected.toml"]
+    session.run("python", "-m", "pytest", *options, f"{folder}/tokamax_suite.py", *session.posargs)
 
 
 @nox.session(default=False)

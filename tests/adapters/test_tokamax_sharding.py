@@ -1,0 +1,113 @@
+"""`q_sharding` and `k_sharding` of tokamax: the numbers of one device, where the caller wants them."""
+
+import jax
+import numpy as np
+import pytest
+from exact import normal
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from attest.kernels.adapters.tokamax import attention_op, dot_product_attention
+from tests.kernels.alone import run_alone
+
+DEVICES = 2
+several = pytest.mark.skipif(jax.device_count() < DEVICES, reason="needs several devices")
+
+ARRAYS = [normal(2, 6, heads, 8, seed=heads) for heads in (4, 2, 2)]
+SPECS = {
+    "batch": PartitionSpec("x"),
+    "rows": PartitionSpec(None, "x"),
+    "heads": PartitionSpec(None, None, "x"),
+    "batch of one axis": PartitionSpec("x", None, None, None),
+}
+
+
+def mesh(kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
+    return jax.make_mesh((DEVICES,), ("x",), axis_types=(kind,))
+
+
+@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="has several devices")
+def test_all_of_this_in_a_process_of_several_devices() -> None:
+    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
+
+
+@several
+@pytest.mark.parametrize("jitted", [True, False])
+@pytest.mark.parametrize("name", SPECS)
+def test_out_is_sharded_as_query_is(name: str, jitted: bool) -> None:
+    sharding = NamedSharding(mesh(), SPECS[name])
+
+    def call(*arrays: jax.Array) -> jax.Array:
+        return dot_product_attention(*arrays, is_causal=True, q_sharding=sharding)
+
+    out = (jax.jit(call) if jitted else call)(*ARRAYS)
+    assert out.sharding.is_equivalent_to(sharding, 4)
+    np.testing.assert_allclose(out, dot_product_attention(*ARRAYS, is_causal=True), rtol=1e-5, atol=1e-5)
+
+
+@several
+@pytest.mark.parametrize("jitted", [True, False])
+@pytest.mark.parametrize("name", ["batch", "heads"])
+def test_out_is_sharded_on_an_explicit_mesh(name: str, jitted: bool) -> None:
+    sharding = NamedSharding(mesh(AxisType.Explicit), SPECS[name])
+
+    def call(*arrays: jax.Array) -> jax.Array:
+        return dot_product_attention(*arrays, is_causal=True, q_sharding=sharding)
+
+    with jax.set_mesh(sharding.mesh):
+        out = (jax.jit(call) if jitted else call)(*ARRAYS)
+    assert out.sharding.is_equivalent_to(sharding, 4)
+    np.testing.assert_allclose(out, dot_product_attention(*ARRAYS, is_causal=True), rtol=1e-5, atol=1e-5)
+
+
+@several
+@pytest.mark.parametrize("heads", [1, 2])
+def test_key_heads_that_the_devices_do_not_divide_are_whole(heads: int) -> None:
+    arrays = [ARRAYS[0], *(x[:, :, :heads] for x in ARRAYS[1:])]
+    sharding = NamedSharding(mesh(), SPECS["heads"])
+    out = jax.jit(lambda *xs: dot_product_attention(*xs, q_sharding=sharding))(*arrays)
+    np.testing.assert_allclose(out, dot_product_attention(*arrays), rtol=1e-5, atol=1e-5)
+
+
+@several
+def test_gradients_on_a_mesh() -> None:
+    sharding = NamedSharding(mesh(), SPECS["heads"])
+
+    def loss(q_sharding: NamedSharding | None, arrays: list[jax.Array]) -> jax.Array:
+        return (dot_product_attention(*arrays, is_causal=True, q_sharding=q_sharding) ** 2).sum()
+
+    found = jax.jit(jax.grad(lambda xs: loss(sharding, xs)))(ARRAYS)
+    wanted = jax.grad(lambda xs: loss(None, xs))(ARRAYS)
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+REFUSED = {
+    "channels": (
+        NotImplementedError,
+        r"^q_sharding: got head_dim over x; expected it whole",
+        {"q_sharding": PartitionSpec(None, None, None, "x")},
+    ),
+    "keys": (
+        NotImplementedError,
+        r"^k_sharding: got the keys over x; expected it whole",
+        {"q_sharding": PartitionSpec(), "k_sharding": PartitionSpec(None, "x")},
+    ),
+    "five axes": (
+        ValueError,
+        "^q_sharding: got 5 axes; expected at most 4",
+        {"q_sharding": PartitionSpec("x", None, None, None, None)},
+    ),
+    "no query": (
+        ValueError,
+        "^k_sharding: got a sharding without q_sharding",
+        {"k_sharding": PartitionSpec("x")},
+    ),
+}
+
+
+@several
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str) -> None:
+    kind, message, specs = REFUSED[name]
+    with pytest.raises(kind, match=message):
+        attention_op(*ARRAYS, **{key: NamedSharding(mesh(), spec) for key, spec in specs.items()})
