@@ -4,7 +4,6 @@ Names, order and defaults are those of `flash_attn` 2; the arguments of FlashAtt
 here are keywords. The page docs/how-to/adapters-peers.md lists what differs.
 """
 
-import inspect
 from typing import Any
 
 import jax
@@ -17,8 +16,6 @@ from attest.kernels.options import check_flag, check_integer, check_number, refu
 
 type Window = tuple[int, int]
 type Result = jax.Array | tuple[jax.Array, jax.Array, None]
-
-_HAS_SLOPES = "alibi_slopes" in inspect.signature(flash_attention_with_lse).parameters
 
 
 def flash_attn_func(
@@ -45,9 +42,9 @@ def flash_attn_func(
     dropout_seed: needed where it is not 0; an int, a uint32 [2], or a JAX random key. softmax_scale: 1 /
     sqrt(D) by default. causal: the last row is aligned with the last key (S6). window_size: (left, right),
     aligned alike (S7); -1 leaves a side open. softcap: c in c * tanh(logits / c) (S3); 0.0 is off.
-    alibi_slopes: [Hq] or [B, Hq] float32 (S25). deterministic: accepted, since results have the same bits in
-    every run (S17). attention_chunk: positions in a chunk (S24); 0 is off. platform: as in
-    `attest.flash_attention`.
+    alibi_slopes: [Hq] or [B, Hq] float32 (S25), not beside a softcap. deterministic: accepted, since results
+    have the same bits in every run (S17). attention_chunk: positions in a chunk (S24); 0 is off. platform: as
+    in `attest.flash_attention`.
 
     return_attn_probs: True returns (out, lse, None): lse [B, Hq, Sq] float32, the natural logarithm of the
     sum of exp over the visible logits, which is differentiable here; probabilities are not computed. A row
@@ -261,7 +258,11 @@ def _options(
     chunk = check_integer("attention_chunk", attention_chunk)
     if chunk < 0:
         refuse("attention_chunk", chunk, "a positive integer, or 0 for no chunks", "Pass 0.")
-    options: dict[str, Any] = {
+    if cap and alibi_slopes is not None:
+        # Theirs joins the capped logits, ours those before the cap (S25).
+        advice = "Leave one of them out; attest.flash_attention adds slopes before the cap."
+        raise NotImplementedError(f"alibi_slopes: got slopes beside softcap {cap:g}; expected one. {advice}")
+    return {
         "dropout_prob": probability,
         "dropout_seed": dropout_seed,
         "softmax_scale": softmax_scale,
@@ -269,15 +270,8 @@ def _options(
         "sliding_window": _window(window_size),
         "logits_soft_cap": cap or None,
         "chunk_size": chunk or None,
+        "alibi_slopes": alibi_slopes,
     }
-    if alibi_slopes is not None:
-        if not _HAS_SLOPES:
-            raise NotImplementedError(
-                "alibi_slopes: got slopes; expected None. Add -slope * abs(position difference) as the bias "
-                "of attest.flash_attention."
-            )
-        options["alibi_slopes"] = alibi_slopes
-    return options
 
 
 def _window(window: Any) -> tuple[int | None, int | None]:

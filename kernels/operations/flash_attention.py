@@ -81,7 +81,7 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
             config = _Resolved.of(cfg, abstract_call(arguments), _device(arguments), platform).config
         return self._kernel(cfg, platform)(**arguments, **({} if config is None else {"config": config}))
 
-    def _kernel(self, cfg: FlashAttentionConfig, platform: str) -> Callable[..., jax.Array]:
+    def _kernel(self, cfg: FlashAttentionConfig, platform: str) -> Callable[..., Out]:
         """The kernel that runs a configuration on the platform that a call and it agree on."""
         return self.get_impl(replace(cfg, platform=platform) if cfg.config is None else cfg)
 
@@ -205,10 +205,10 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
 class _Run:
     """`run` of an operation with a configuration, equal for equal ones."""
 
-    run: Callable[..., jax.Array]
+    run: Callable[..., Out]
     cfg: FlashAttentionConfig
 
-    def __call__(self, **arguments: Any) -> jax.Array:
+    def __call__(self, **arguments: Any) -> Out:
         return self.run(cfg=self.cfg, **arguments)
 
 

@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exact import assert_close, assert_exact, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attest.kernels.adapters import flash_attention as adapter
 from attest.kernels.adapters.flash_attention import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -21,6 +19,7 @@ from attest.kernels.adapters.flash_attention import (
 )
 from attest.reference.oracle import Cotangents, attention
 from attest.reference.problem import make_problem
+from tests.adapters.exact import assert_close, assert_exact, normal
 
 B, SQ, SK, HQ, HKV, D = 2, 5, 7, 4, 2, 8
 ARRAYS = {
@@ -183,17 +182,37 @@ def test_a_cache_of_one_length_and_a_whole_one() -> None:
     np.testing.assert_array_equal(flash_attn_with_kvcache(*QKV, cache_seqlens=SK, causal=True), whole)
 
 
-def test_slopes_are_passed_on_or_refused() -> None:
-    """S25, where `attest.flash_attention` has it."""
-    slopes = np.linspace(0.1, 0.4, HQ, dtype=np.float32)
-    if not adapter._HAS_SLOPES:
-        with pytest.raises(NotImplementedError, match=r"^alibi_slopes: got slopes; .* bias"):
-            flash_attn_func(*QKV, alibi_slopes=slopes)
-        return
-    i, j = np.arange(SQ)[:, None] + SK - SQ, np.arange(SK)[None]
-    bias = (-slopes[:, None, None] * np.abs(i - j))[None].astype(np.float32)
-    got = flash_attn_func(*QKV, alibi_slopes=slopes)
-    assert_close("out", got, attention(make_problem(*QKV, bias=bias)).out, 2e-5)
+SLOPES = np.linspace(0.1, 0.4, HQ, dtype=np.float32)
+
+
+@pytest.mark.parametrize("lengths", [None, (3, 6)])
+def test_slopes_count_from_the_last_key_that_counts(lengths: Any) -> None:
+    out = flash_attn_with_kvcache(
+        *QKV, cache_seqlens=None if lengths is None else np.int32(lengths), alibi_slopes=SLOPES
+    )
+    ends = np.array(lengths or (SK, SK))[:, None, None]
+    i, j = np.arange(SQ)[:, None] + ends - SQ, np.arange(SK)[None]
+    bias = np.where(j < ends, -np.abs(i - j), -np.inf)[:, None] * SLOPES[:, None, None]
+    want = attention(make_problem(*QKV, bias=bias.astype(np.float32)))
+    assert_close("out", out, want.out, 2e-5)
+
+
+def test_slopes_of_packed_sequences() -> None:
+    at = (np.array([0, 4, B * SQ], np.int32), np.array([0, 5, B * SK], np.int32))
+    out = flash_attn_varlen_func(*PACKED, *at, B * SQ, B * SK, alibi_slopes=SLOPES)
+    cumulated = dict(zip(("cum_seqlens_q", "cum_seqlens_k"), at, strict=True))
+    want = attention(make_problem(*(x[None] for x in PACKED), alibi_slopes=SLOPES, **cumulated))
+    assert_close("out", out, want.out[0], 2e-5)
+    with pytest.raises(NotImplementedError, match=r"^alibi_slopes: got shape \(2, 4\); expected \[heads\]"):
+        flash_attn_varlen_func(*PACKED, *at, B * SQ, B * SK, alibi_slopes=np.stack([SLOPES] * 2))
+
+
+def test_slopes_beside_a_cap_are_refused() -> None:
+    """Theirs joins the logits behind the cap."""
+    with pytest.raises(
+        NotImplementedError, match=r"^alibi_slopes: got slopes beside softcap 5; expected one"
+    ):
+        flash_attn_func(*QKV, softcap=5.0, alibi_slopes=SLOPES)
 
 
 # The order and the defaults of flash_attn 2.8, with `...` where there is none.

@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from exact import normal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attest.kernels.adapters.tokamax import attention_op, dot_product_attention
+from tests.adapters.exact import normal
 from tests.kernels.alone import run_alone
 
 DEVICES = 2
