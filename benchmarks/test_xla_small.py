@@ -1,10 +1,8 @@
 """Speed of `xla.flash_attention` on small workloads, beside `jax.nn.dot_product_attention`, on a CPU.
 
-Times are CPU time of this process: on a busy machine they vary less than time by the clock. The two are
-timed in turns, and compared by their medians.
+The two are timed in turns, and compared by their medians.
 """
 
-import statistics
 import time
 import tomllib
 from functools import partial
@@ -16,10 +14,10 @@ import pytest
 
 from attest.conformance.peers.jax_nn import XLA
 from attest.kernels.xla import flash_attention
+from benchmarks.cpu import in_turns
 
 TARGETS = tomllib.loads((Path(__file__).parent / "targets.toml").read_text())["xla"]["small"]
 COMPILATIONS = 3
-_SHORTEST = 3e-3  # seconds that are timed at once: shorter ones are within the clock's error
 
 
 def peer(query, key, value, causal):
@@ -50,14 +48,6 @@ def compiled(function, arrays):
     return program, min(taken)
 
 
-def seconds(program, arrays, calls):
-    start = time.process_time()
-    for _ in range(calls):
-        result = program(*arrays)
-    jax.block_until_ready(result)
-    return (time.process_time() - start) / calls
-
-
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("direction", [forward, forward_backward], ids=["forward", "forward_backward"])
 @pytest.mark.parametrize("shape", TARGETS["shapes"], ids=str)
@@ -71,18 +61,12 @@ def test_small(shape, direction, causal, record_property):
     ]
     programs = [compiled(direction(partial(call, causal=causal)), arrays) for call in (flash_attention, peer)]
     (ours, our_compilation), (theirs, their_compilation) = programs
-    jax.block_until_ready((ours(*arrays), theirs(*arrays)))
-    calls = max(1, round(_SHORTEST / max(1e-6, seconds(theirs, arrays, 3))))
-    taken = [], []
-    stop = time.perf_counter() + TARGETS["seconds"]
-    while time.perf_counter() < stop:
-        for times, program in zip(taken, (ours, theirs), strict=True):
-            times.append(seconds(program, arrays, calls))
-    ratio = statistics.median(taken[0]) / statistics.median(taken[1])
+    our_time, their_time = in_turns([partial(ours, *arrays), partial(theirs, *arrays)], TARGETS["seconds"])
+    ratio = our_time / their_time
     compile_ratio = our_compilation / their_compilation
     record_property("ratio", ratio)
     record_property("compile_ratio", compile_ratio)
     line = f"time {ratio:.2f}, compilation {compile_ratio:.2f} of the peer's"
-    print(f"\n{shape}: {line}, which takes {statistics.median(taken[1]) * 1e6:.0f} us")
+    print(f"\n{shape}: {line}, which takes {their_time * 1e6:.0f} us")
     assert ratio <= TARGETS["ratio"], line
     assert compile_ratio <= TARGETS["compile_ratio"], line

@@ -202,7 +202,9 @@ def _check_qkv(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, 
             "a multiple of the key heads",
             "Query head h reads key head h // (query heads / key heads).",
         )
-    return jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    # jnp.asarray returns an array of JAX as it is, after a while.
+    q, k, v = (x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays)
+    return q, k, v
 
 
 def _check_mask(mask: Any, whole: tuple[int, int, int, int]) -> jax.Array | None:

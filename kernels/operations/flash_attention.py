@@ -30,6 +30,7 @@ _POSITIONAL = (
     "dropout_seed", "cum_seqlens_q", "cum_seqlens_k", "sliding_window", "logits_soft_cap", "softmax_aux",
     "normalize_output", "precision", "logits_dtype", "platform",
 )  # fmt: skip
+_PLATFORMS = frozenset(x.value for x in Platform)
 # What the configuration says in place of the call.
 _CONFIGURED = frozenset({"fwd_params", "bwd_params", "config"})
 _DEFAULTS = {
@@ -83,17 +84,18 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
 
     def _kernel(self, cfg: FlashAttentionConfig, platform: str) -> Callable[..., Out]:
         """The kernel that runs a configuration on the platform that a call and it agree on."""
-        return self.get_impl(replace(cfg, platform=platform) if cfg.config is None else cfg)
+        named = cfg.config is None and cfg.platform != platform
+        return self.get_impl(replace(cfg, platform=platform) if named else cfg)
 
     def get_impl(self, cfg: FlashAttentionConfig) -> Callable[..., Out]:
         """Return the kernel that runs a configuration: `attest.flash_attention`, of a platform if it has one.
 
         Raises: NoImplementationError where the registry has no kernel for the platform on this hardware.
         """
-        if cfg.platform in {x.value for x in Platform}:
-            return kernel_registry.get("flash_attention", cfg.platform, device_of().backend)
         if cfg.platform == "auto":
             return attention.flash_attention
+        if cfg.platform in _PLATFORMS:
+            return kernel_registry.get("flash_attention", cfg.platform, device_of().backend)
         return partial(attention.flash_attention, platform=cfg.platform)
 
     def heuristic_cfg(self, inv: _Invocation) -> FlashAttentionConfig:

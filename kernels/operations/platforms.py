@@ -40,6 +40,11 @@ PLATFORMS = {
     "xla": Platform.XLA,
 }
 
+# As plain words: every call looks in them, and members of an enum are slow to ask for theirs.
+_CUDA = Platform.CUDA.value
+_KNOWN = ("auto", Platform.PALLAS.value, *_NAMES)
+_BACKENDS = tuple(x.value for x in Backend)
+
 
 def check_platform(platform: Any) -> str:
     """Return the name of a platform or of an implementation, "auto" for None.
@@ -47,11 +52,10 @@ def check_platform(platform: Any) -> str:
     Raises: ValueError for a platform that does not exist, and for "cuda", in which no kernel is written.
     """
     name = "auto" if platform is None else str(platform)
-    if name == Platform.CUDA.value:
+    if name == _CUDA:
         refuse("platform", "'cuda'", "a platform with a kernel", "Use 'auto', or 'pallas' on a Hopper GPU.")
-    known = ("auto", Platform.PALLAS.value, *_NAMES)
-    if name not in known:
-        choices = ", ".join(map(repr, known))
+    if name not in _KNOWN:
+        choices = ", ".join(map(repr, _KNOWN))
         refuse("platform", shown(platform), f"one of {choices}", "Leave it out for the fastest that can.")
     return name
 
@@ -73,8 +77,8 @@ def check_backend(backend: Any) -> str:
     Raises: ValueError for one that does not exist.
     """
     name = "any" if backend is None else str(backend)
-    if name not in {x.value for x in Backend}:
-        choices = ", ".join(repr(x.value) for x in Backend)
+    if name not in _BACKENDS:
+        choices = ", ".join(map(repr, _BACKENDS))
         refuse("backend", shown(backend), f"one of {choices}", "Use 'any'.")
     return name
 

@@ -9,7 +9,7 @@ Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Rabe and Staa
 in JAX); Dao, arXiv 2307.08691 (backward by recomputation from L and Delta).
 """
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -183,13 +183,26 @@ def _finite_or_zero(m: jax.Array) -> jax.Array:
     return jnp.where(m == -jnp.inf, jnp.float32(0), m)
 
 
+@lru_cache(maxsize=256, typed=True)
+def _is_precision(precision: Any) -> bool:
+    """Whether a product takes it. To ask JAX takes longer than all other checks of a call."""
+    one = jax.ShapeDtypeStruct((1, 1), "float32")
+    try:
+        jax.eval_shape(partial(jnp.dot, precision=precision), one, one)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _check_precision(precision: Any) -> Any:
     """Anything `jax.lax.dot_general` takes, hashable."""
     if isinstance(precision, list):
         precision = tuple(precision)
     try:
-        jax.eval_shape(partial(jnp.dot, precision=precision), *(jax.ShapeDtypeStruct((1, 1), "float32"),) * 2)
-    except (TypeError, ValueError):
+        known = _is_precision(precision)
+    except TypeError:  # not hashable
+        known = False
+    if not known:
         refuse(
             "precision",
             shown(precision),
