@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attest.kernels.alibi import check_slopes
-from attest.kernels.arrays import check_float, check_is_array, check_pairs
+from attest.kernels.arrays import check_float, check_is_array, check_pairs, known_numbers
 from attest.kernels.key_ranges import check_chunk_size, check_ranges, hide_rows
 from attest.kernels.options import (
     check_dropout_prob,
@@ -273,7 +273,7 @@ def _check_seed(seed: Any, dropout_prob: float) -> jax.Array | None:
     if not 0 <= number < SEED_LIMIT:
         refuse("dropout_seed", shown(number), "0 <= dropout_seed < 2**64", "Reduce it modulo 2**64.")
     words = np.array([number & 0xFFFFFFFF, number >> 32], np.uint32)
-    return jnp.asarray(words) if dropout_prob > 0.0 else None
+    return known_numbers(words) if dropout_prob > 0.0 else None
 
 
 def check_window(window: Any) -> Window:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.arrays import check_is_array, fitted
+from attest.kernels.arrays import check_is_array, fitted, known_numbers
 from attest.kernels.options import check_integer, refuse
 
 # A word of the counter of dropout's generator, and the keys that one call of it serves.
@@ -110,10 +110,10 @@ def _check_origin(origin: Any) -> jax.Array:
         refuse("origin", str(known), "coordinates from 0 to below 2**32", advice)
     if known[3] % KEY_GROUP:
         refuse("origin", f"key {known[3]}", f"a multiple of {KEY_GROUP}", "Split keys at multiples of it.")
-    return jnp.asarray(np.array(known, np.uint32))
+    return known_numbers(np.array(known, np.uint32))
 
 
 def _as_int32(name: str, x: Any) -> jax.Array:
     if not isinstance(x, Tracer):
-        x = fitted(name, "values", np.asarray(x), "Count from a nearer start.")
+        return known_numbers(fitted(name, "values", np.asarray(x), "Count from a nearer start."))
     return jnp.asarray(x, jnp.int32)

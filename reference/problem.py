@@ -154,7 +154,13 @@ def make_problem(query: Query, key: Key, value: Value, **options: Any) -> Proble
     _check_bias(options.get("bias"), shape)
     _check_scalars(options)
     # A NumPy scalar of a narrower type would round what it is multiplied with.
-    for name, python in (("softmax_scale", float), ("logits_soft_cap", float), ("dropout_seed", int)):
+    for name, python in (
+        ("softmax_scale", float),
+        ("logits_soft_cap", float),
+        ("dropout_seed", int),
+        ("causal", bool),
+        ("normalize_output", bool),
+    ):
         if options.get(name) is not None:
             canonical[name] = python(options[name])
     canonical["dropout_prob"] = float(options.get("dropout_prob", 0.0))

@@ -15,17 +15,20 @@ def poisoned(case: Case, seed: int) -> Case | None:
     """The case with poison in keys that no row sees and in rows that see no key; None if it has neither."""
     third = Dice(seed, "poison").pick("third", ("first", "middle", "last"))
     changes: dict[str, Any] = {"poison": True}
+    hiding = _HIDING
     if case.mask is not None:
-        changes["mask_pattern"] = _hiding(third, case.mask)
+        changes["mask_pattern"] = _hiding(third, case.mask, "random")
     elif case.bias is not None:
-        changes["bias_pattern"] = third
-    hides = case.features & _HIDING or case.ranges in ("starts", "ends") or _sides_hide(case)
+        changes["bias_pattern"] = _hiding(third, case.bias, "normal")
+        if changes["bias_pattern"] == "normal":
+            hiding -= {"bias"}
+    hides = case.features & hiding or case.ranges in ("starts", "ends") or _sides_hide(case)
     return replace(case, **changes) if hides else None
 
 
-def _hiding(third: str, mask: str) -> str:
-    """A pattern of a mask that hides keys from every row, or rows from every key."""
-    return next((pattern for pattern in (third, "rows") if has_pattern(pattern, mask)), "random")
+def _hiding(third: str, axes: str, otherwise: str) -> str:
+    """A pattern of a mask or bias that hides keys from every row, or rows from every key."""
+    return next((pattern for pattern in (third, "rows") if has_pattern(pattern, axes)), otherwise)
 
 
 def _sides_hide(case: Case) -> bool:

@@ -1,5 +1,7 @@
 """S20: every malformed argument is refused by name, with what was got, what was expected and what to do."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -230,6 +232,18 @@ def test_canonical_form():
     assert call.attention_mask.all()
     assert check_call(Q, K, V, sliding_window=[None, 0]).sliding_window == (None, 0)
     assert check_call(Q, K, V).sliding_window == (None, None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dropout_prob": 0.5, "dropout_seed": 2**40}, {"causal": True, "q_offset": 2}, {"origin": (1, 2, 3, 8)}],
+    ids=lambda options: list(options)[-1],
+)
+def test_numbers_are_no_transfer_that_a_guard_refuses(options):
+    arrays = [jax.device_put(x) for x in (Q, K, V)]
+    with jax.transfer_guard("disallow"):
+        for x in (flash_attention(*arrays, **options), jax.jit(partial(flash_attention, **options))(*arrays)):
+            assert x.shape == (2, 5, 4, 6)
 
 
 def test_lengths_and_ids_of_64_bits():
