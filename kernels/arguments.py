@@ -163,7 +163,7 @@ def _check_qkv(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, 
         "key": "[batch, key length, key heads, head_dim]",
         "value": "[batch, key length, key heads, value head_dim]",
     }
-    arrays: list[jax.Array] = []
+    arrays: list[Any] = []
     for (name, shape), x in zip(expected.items(), (query, key, value), strict=True):
         check_is_array(name, x)
         if x.ndim != 4:

@@ -137,7 +137,9 @@ def load_bounds(tile: Tile) -> Bounds:
         arrays = tile.arrays
         return tile.load_by_query(arrays[name].at[entry, tile.queries]) if name in arrays else None
 
-    return Bounds(of("first", entry), of("last", entry), of("q_ids", tile.batch), of("stands", entry))
+    # In causal order alone a row's number says it, and registers are few.
+    stand = None if tile.spec.causal and not tile.transposed else of("stands", entry)
+    return Bounds(of("first", entry), of("last", entry), of("q_ids", tile.batch), stand)
 
 
 def hidden_pairs(tile: Tile, bias: Any) -> Hiding:
@@ -202,8 +204,11 @@ def with_alibi(tile: Tile, s: jax.Array) -> jax.Array:
     if tile.transposed:
         distance = tile.by_query(stand) - tile.by_key(_row_index() + tile.key)
         return s - slope * jnp.abs(distance).astype(jnp.float32)
+    if tile.spec.causal:
+        stand = _row_index() + (tile.row + tile.spec.k_length - tile.spec.q_length)
     column = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 1, layout=TILE)
-    first = over_rows(stand - tile.key, column.shape) - column
+    # Without the barrier registers hold what no step changes in it, and spill at head dim 256.
+    first = over_rows(lax.optimization_barrier(stand - tile.key), column.shape) - column
     parts: list[jax.Array] = []
     for i in range(0, s.shape[1], COLUMNS):
         distance = jnp.abs(first - i).astype(jnp.float32)
