@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from attest.kernels.attention import flash_attention_with_lse
+from attest.kernels.operations.functions import flash_attention
 from attest.kernels.options import check_flag, check_integer, check_number, refuse, shown
 
 type Window = tuple[int, int]
@@ -57,8 +58,9 @@ def flash_attn_func(
     )
     check_flag("deterministic", deterministic)
     with_lse = check_flag("return_attn_probs", return_attn_probs)
-    out, lse = flash_attention_with_lse(q, k, v, **options, platform=platform)
-    return (out, lse, None) if with_lse else out
+    if not with_lse:
+        return flash_attention(q, k, v, **options, platform=platform)
+    return *flash_attention_with_lse(q, k, v, **options, platform=platform), None
 
 
 def flash_attn_kvpacked_func(
@@ -157,16 +159,11 @@ def flash_attn_varlen_func(
     options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, 0, dropout_seed)
     check_flag("deterministic", deterministic)
     with_lse = check_flag("return_attn_probs", return_attn_probs)
-    out, lse = flash_attention_with_lse(
-        q[None],
-        k[None],
-        v[None],
-        cum_seqlens_q=cu_seqlens_q,
-        cum_seqlens_k=cu_seqlens_k,
-        **options,
-        platform=platform,
-    )
-    return (out[0], lse[0], None) if with_lse else out[0]
+    options |= {"cum_seqlens_q": cu_seqlens_q, "cum_seqlens_k": cu_seqlens_k, "platform": platform}
+    if not with_lse:
+        return flash_attention(q[None], k[None], v[None], **options)[0]
+    out, lse = flash_attention_with_lse(q[None], k[None], v[None], **options)
+    return out[0], lse[0], None
 
 
 def flash_attn_with_kvcache(
@@ -224,15 +221,9 @@ def flash_attn_with_kvcache(
         raise NotImplementedError(f"num_splits: got {num_splits}; expected 0 or 1. {advice}")
     options = _options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, 0, None)
     with_lse = check_flag("return_softmax_lse", return_softmax_lse)
-    out, lse = flash_attention_with_lse(
-        q,
-        k_cache,
-        v_cache,
-        **options,
-        **_in_cache(q, k_cache, cache_seqlens, cache_leftpad),
-        platform=platform,
-    )
-    return (out, lse) if with_lse else out
+    options |= {"platform": platform, **_in_cache(q, k_cache, cache_seqlens, cache_leftpad)}
+    attend = flash_attention_with_lse if with_lse else flash_attention
+    return attend(q, k_cache, v_cache, **options)
 
 
 def _options(

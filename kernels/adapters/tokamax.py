@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from attest.kernels.adapters.tokamax_masks import Band, Indices, Limit, all_axes, arguments, conditions_of
 from attest.kernels.adapters.tokamax_residuals import constant_maximum, softmax_residuals
 from attest.kernels.attention import flash_attention_with_lse
+from attest.kernels.operations.functions import flash_attention
 from attest.kernels.options import FLOAT_DTYPES, check_flag, check_integer, check_number, refuse, shown
 
 # What runs each implementation of tokamax; "mosaic" is the one of the device.
@@ -185,7 +186,7 @@ def _attend(
     if dropout_mask is not None:
         out = _dropped(call, dropout_mask, rate, normalize_output)
     else:
-        out = flash_attention_with_lse(**call, normalize_output=normalize_output)[0]
+        out = flash_attention(**call, normalize_output=normalize_output)
     if not normalize_output:
         out = constant_maximum(out)
     residuals = softmax_residuals(call) if return_residuals else None
