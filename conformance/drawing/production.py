@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from attest.conformance.cases.build import DTYPES, Built
 from attest.conformance.cases.case import Case, case_from_json
@@ -81,10 +82,17 @@ class SampledProblem:
             return (block.batch, int(block.rows[index[1]]), first + index[2], index[3])
         return (block.batch, int(block.keys[index[1]]), block.kv_head, index[3])
 
-    def truth(self, semantics: Semantics, numerics: Numerics) -> tuple[Answer, dict[str, Prediction]]:
-        """The exact answer within the blocks, and how far a correct kernel may be off."""
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            found = list(threads.map(lambda w: _truth(self.built, w, semantics, numerics), self.blocks))
+    def truth(
+        self, semantics: Semantics, numerics: Numerics, gradients: bool = True
+    ) -> tuple[Answer, dict[str, Prediction]]:
+        """The exact answer within the blocks, with gradients or without, and how far a kernel may be off."""
+
+        def of_block(block: SampledBlock) -> tuple[Answer, dict[str, Prediction]]:
+            return _truth(self.built, block, semantics, numerics, gradients)
+
+        # One thread of BLAS to each block: its own threads would be far more than a container's processors.
+        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as threads:
+            found = list(threads.map(of_block, self.blocks))
         answers = [answer.items() for answer, _ in found]
         answer = Answer(**{name: np.concatenate([a[name] for a in answers]) for name in answers[0]})
         predictions = {
@@ -184,10 +192,11 @@ def _heads(problem: Problem, block: SampledBlock) -> slice:
 
 
 def _truth(
-    built: Built, block: SampledBlock, semantics: Semantics, numerics: Numerics
+    built: Built, block: SampledBlock, semantics: Semantics, numerics: Numerics, gradients: bool
 ) -> tuple[Answer, dict[str, Prediction]]:
     """The answer and the predictions of one block."""
-    problem, cotangents = _cut(built, block)
+    problem, given = _cut(built, block)
+    cotangents = given if gradients else None
     sample = Sample(block.rows, block.keys)
     answer = attention(problem, semantics, cotangents, sample)
     predictions = predict(problem, semantics, numerics, cotangents, sample)

@@ -1,6 +1,8 @@
 """The inputs of a judgement: a call with its floats drawn anew, as a Problem of the reference."""
 
+import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,8 @@ FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 _FIXED = ("precision", "logits_dtype")
 # The logits of one draw in three are this many times larger: a few keys then have all the weight.
 _LARGE = 4.0
+# So many numbers are drawn by one thread at a time, from a stream of their own.
+_PIECE = 1 << 22
 
 
 class NotJudgedError(Exception):
@@ -54,11 +58,23 @@ def draw_inputs(arguments: Mapping[str, Any], seed: int) -> Drawn:
             continue
         if name in FLOATS:
             scale = _LARGE if name == "query" and stream.integers(3) == 0 else 1.0
-            normal = stream.standard_normal(x.shape, np.float32) * np.float32(scale)
-            drawn[name] = normal.astype(x.dtype)
+            drawn[name] = _normal(stream, scale, x.shape, x.dtype)
         else:
             drawn[name] = np.asarray(x) if hasattr(x, "shape") else x
     return Drawn(drawn, _problem(drawn))
+
+
+def _normal(stream: np.random.Generator, scale: float, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Normal numbers times scale. Calls of production size have hundreds of millions: they take all cores."""
+    drawn = np.empty(math.prod(shape), dtype)
+    pieces = [drawn[start : start + _PIECE] for start in range(0, len(drawn), _PIECE)]
+
+    def fill(piece: Array, own: np.random.Generator) -> None:
+        piece[:] = own.standard_normal(len(piece), np.float32) * np.float32(scale)
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(fill, pieces, stream.spawn(len(pieces))))
+    return drawn.reshape(shape)
 
 
 def _problem(arguments: Mapping[str, Any]) -> Problem:

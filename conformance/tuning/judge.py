@@ -207,10 +207,9 @@ def _truth(
         answer = attention(problem, STANDARD, cotangents).items()
         predictions = predict(problem, STANDARD, numerics, cotangents, repeats=False)
         return _Truth(answer, predictions, dict, lambda _, index: index, whole=True)
-    none = np.zeros((*problem.query.shape[:3], problem.value_dim), problem.query.dtype)
-    given = cotangents or Cotangents(none, silent)
-    sampled = SampledProblem(Built(problem, given), blocks)
-    answer, predictions = sampled.truth(STANDARD, numerics)
+    unread = Cotangents(np.zeros((*problem.query.shape[:3], problem.value_dim)), silent)
+    sampled = SampledProblem(Built(problem, cotangents or unread), blocks)
+    answer, predictions = sampled.truth(STANDARD, numerics, gradients=d_out is not None)
     judged = ("out",) if d_out is None else ("out", "dquery", "dkey", "dvalue")
     wanted = {name: x for name, x in answer.items().items() if name in judged}
     predicted = {name: predictions[name] for name in wanted}

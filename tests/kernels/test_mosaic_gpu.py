@@ -276,7 +276,7 @@ def of_first_rows(name: str, x: Any, queries: int) -> Any:
     """An option of a call with Q queries, for a call with the first of them."""
     if name in ("attention_mask", "bias"):
         return x[:, :, :queries]
-    if name == "q_segment_ids":
+    if name in ("q_segment_ids", "kv_start", "kv_end"):
         return x[:, :queries]
     return np.minimum(x, queries * np.arange(len(x))).astype(np.int32) if name == "cum_seqlens_q" else x
 
