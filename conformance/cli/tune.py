@@ -134,7 +134,7 @@ def _show(console: "Console", record: "TuningRecord[Any]") -> None:
         table.add_row(mark, time, verdict, _sizes(candidate.config))
     console.print(table)
     passes = "both passes" if record.backward else "forward"
-    console.print(f"{record.summary()}, {passes}; {record.gain():.3f} times as fast as the tables' choice")
+    console.print(f"{record.summary()}, {passes}; {record.gain:.3f} times as fast as the tables' choice")
 
 
 def _sizes(config: Any) -> str:

@@ -50,7 +50,9 @@ def median_seconds(
     best: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the median time of a call in seconds, after `warmup` calls, of at most `iters`.
+    """Return the median time of a call in seconds, of at most `iters` timings.
+
+    warmup: calls before the first timing, and again as many in groups as timings have.
 
     call: makes so many calls and waits for the last. Short calls are made several at a time, so that what is
     measured is the device and not the host that waits for it. best: the fastest median so far; a call that is
@@ -61,6 +63,9 @@ def median_seconds(
     call(1)
     once = clock() - start
     several = max(1, min(_MOST_AT_A_TIME, int(_SECONDS_AT_A_TIME / once))) if once > 0 else _MOST_AT_A_TIME
+    for _ in range(warmup):
+        # A device that was idle while the candidate was compiled and judged is slow at first.
+        call(several)
     times: list[float] = []
     for _ in range(iters):
         start = clock()

@@ -45,7 +45,9 @@ class Candidate[Config]:
 class TuningRecord[Config]:
     """What a tuning run found.
 
-    candidates: the first is the choice of the tables. chosen: the index of the winner.
+    candidates: the first is the choice of the tables. chosen: the index of the winner. gain: the time of the
+    tables' choice over that of the winner, from timings in turns, which differ less than those of candidates
+    one after another; 1 where they are the same, NaN where the tables' choice could not be timed.
     """
 
     op_id: str
@@ -54,15 +56,11 @@ class TuningRecord[Config]:
     backward: bool
     candidates: tuple[Candidate[Config], ...]
     chosen: int
+    gain: float
 
     def winner(self) -> Config:
         """Return the configuration that was chosen."""
         return self.candidates[self.chosen].config
-
-    def gain(self) -> float:
-        """Return the time of the tables' choice over that of the winner; NaN where the first failed."""
-        first, winner = self.candidates[0].seconds, self.candidates[self.chosen].seconds
-        return first / winner if math.isfinite(first) else math.nan
 
     def summary(self) -> str:
         """Return one line for a log."""
@@ -78,6 +76,7 @@ class TuningRecord[Config]:
             "environment": dict(self.environment),
             "backward": self.backward,
             "chosen": self.chosen,
+            "gain": self.gain if math.isfinite(self.gain) else None,
             "candidates": [
                 {
                     "config": getattr(x.config, "to_json", lambda x=x: str(x.config))(),
@@ -176,16 +175,18 @@ class Tuner:
                 break
             why = judgement.reason or "it is wrong in another process"
             found[index] = replace(found[index], seconds=math.inf, verdict="wrong", why=why)
+        gain = math.nan if found[0].verdict != "right" else 1.0
         if chosen and found[0].verdict == "right":
+            gain = run.gain(found[chosen].config, over=found[0].config)
             # Noise must not win: the first candidate is what runs without tuning.
-            faster = run.is_faster(found[chosen].config, than=found[0].config)
-            chosen = chosen if _agreed_on(faster, inv, agreement or Agreement()) else 0
+            if not _agreed_on(gain > 1 + _NOISE, inv, agreement or Agreement()):
+                chosen, gain = 0, 1.0
         if chosen is None:
             reasons = "; ".join(dict.fromkeys(x.why for x in found))
             got = f"none of {len(found)} that is right ({reasons})" if found else "none"
             advice = "Leave cfg out for the tables' choice, and report the failure."
             refuse("candidates", got, "at least one that is right", advice)
-        return TuningRecord(inv.op_id, inv.call, inv.environment, backward, tuple(found), chosen)
+        return TuningRecord(inv.op_id, inv.call, inv.environment, backward, tuple(found), chosen, gain)
 
 
 class _Run[Config]:
@@ -258,9 +259,9 @@ class _Run[Config]:
         except Exception as error:
             return Judgement(False, _sentence(error), failed=True)
 
-    def is_faster(self, config: Config, than: Config) -> bool:
-        """Return whether a candidate is faster than another one, timed in turns; what fails is not."""
-        programs = [self.program(x) for x in (config, than)]
+    def gain(self, config: Config, over: Config) -> float:
+        """Return how many times as fast as another one a candidate is, timed in turns; 0 if one fails."""
+        programs = [self.program(x) for x in (config, over)]
 
         def times() -> list[list[float]]:
             arguments = draw(self._plain, next(_SEEDS))
@@ -271,8 +272,8 @@ class _Run[Config]:
         try:
             found = within(self._tuner.time_limit, times)
         except Exception:  # also OutOfTimeError: the other one is kept
-            return False
-        return statistics.median(first / second for first, second in found) < 1 - _NOISE
+            return 0.0
+        return statistics.median(second / first for first, second in found)
 
     def _timed(self, config: Config, judgement: Judgement) -> Candidate[Config]:
         def seconds() -> float:

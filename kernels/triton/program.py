@@ -179,7 +179,7 @@ def load_rows(arrays, batch, head, start, order, SPEC: tl.constexpr, EDGE: tl.co
         slope = tl.load(arrays.slopes + (batch if SPEC.slope_batch else 0) * SPEC.heads + head)
     if EDGE:
         if SPEC.first:
-            first = tl.load(arrays.first + plane, mask=inside, other=0)
+            first = tl.load(arrays.first + plane, mask=inside, other=k_length)
         if SPEC.last:
             last = tl.load(arrays.last + plane, mask=inside, other=-1)
         if SPEC.segments:

@@ -52,6 +52,7 @@ NOBODY_LOOKS = {
         slice(43, 50),
         slice(35, 40),
     ),
+    "starts": ({"kv_start": (9 + np.arange(40) % 7)[None].astype(np.int32)}, slice(0, 9), slice(0, 0)),
     "window, cap": ({"sliding_window": (1, 0), "logits_soft_cap": 2.0}, slice(0, 9), slice(0, 0)),
 }
 

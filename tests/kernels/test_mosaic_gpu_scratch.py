@@ -7,8 +7,8 @@ import pytest
 
 from attest.kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
 from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
-from attest.kernels.pallas.mosaic_gpu.launch import barriers, matrix, vector
-from attest.kernels.pallas.mosaic_gpu.scratch import scratch
+from attest.kernels.pallas.mosaic_gpu.launch import barriers, launch, matrix, shared_bytes, vector
+from attest.kernels.pallas.mosaic_gpu.scratch import scratch, tile_bytes
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 
 FORWARD = Blocks(k=128, stages=3, consumers=2, registers=(240, 24), partial_sums=False)
@@ -125,6 +125,35 @@ def test_value_and_out_have_the_head_dim_of_value(
     for counts, channels in ((wide, 64), (narrow, 32)):
         for name, count in counts.items():
             assert allocated[name].shape[::2] == (count, channels)
+
+
+@pytest.mark.parametrize("value_dim", [64, 32])
+@pytest.mark.parametrize(
+    ("kernel", "record", "blocks"),
+    [
+        ("forward", forward.Shared, FORWARD),
+        ("forward", forward.Shared, replace(FORWARD, programs=4)),
+        ("backward_query", backward_query.Shared, BACKWARD),
+        ("backward_key", backward_key.Shared, BACKWARD),
+        ("backward_bias", backward_bias.Shared, BACKWARD),
+    ],
+)
+def test_tiles_take_what_a_launch_allocates(
+    kernel: str, record: type[Any], blocks: Blocks | BackwardBlocks, value_dim: int
+) -> None:
+    """The numbers of rows, lse and delta, are the rest: a whole number of KiB, and few."""
+    allocated = shared_bytes(scratch(record, spec(128, value_dim), blocks))
+    tiles = tile_bytes(kernel, blocks, (64, value_dim), 2)
+    numbers = 2 * 2048 if kernel in ("backward_key", "backward_bias") else 0
+    assert allocated == tiles + numbers
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence() -> None:
+    many = {"key": matrix("bfloat16", 4, 256, 128)}
+    with pytest.raises(
+        ValueError, match="flash_toy needs 262144 bytes of shared memory, and a block has at most"
+    ):
+        launch(lambda *_: None, dict, "flash_toy", {}, {}, many, 1, 1)
 
 
 def test_a_repair_visits_blocks_of_the_fast_kernels_keys() -> None:

@@ -16,6 +16,8 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
     choose_backward,
     pad_dims,
 )
+from attest.kernels.pallas.mosaic_gpu.launch import SHARED_BYTES
+from attest.kernels.pallas.mosaic_gpu.scratch import tile_bytes
 from attest.kernels.pallas.mosaic_gpu.spec import work_of
 from attest.kernels.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
 
@@ -23,6 +25,8 @@ _UNDERSTOOD = frozenset({"q_blocksize", "kv_blocksize", "num_warps", "num_stages
 # The registers of a consumer and of the producer, by the number of consumers.
 _REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}
 _WARPS = 4  # of a warpgroup
+# Of a block's shared memory, for barriers and for what Mosaic takes for reductions.
+_SPARE_BYTES = 4096
 # Keys and stages of the forward kernel; step and stages of a backward kernel.
 _FORWARD = ((128, 2), (64, 3), (128, 3), (64, 4), (64, 2), (192, 2), (128, 4))
 _BACKWARD = ((64, 2), (128, 2), (64, 3), (64, 1), (128, 1))
@@ -39,14 +43,22 @@ def chosen(call: Call) -> Config:
 
 
 def candidates(call: Call) -> tuple[Config, ...]:
-    """Return blocks of 64 to 192 keys with two or three consumers: for each kernel alone."""
+    """Return blocks of 64 to 192 keys with two or three consumers that fit: for each kernel alone."""
     first = chosen(call)
     forward, backward = _given(first)
     return distinct(
         first,
-        (replace(first, forward=blocks) for blocks in _forward(call, forward)),
+        (
+            replace(first, forward=blocks)
+            for blocks in _forward(call, forward)
+            if _fits(call, "forward", blocks)
+        ),
         *(
-            (replace(first, backward=replace(backward, **{name: blocks})) for blocks in _backward(sizes))
+            (
+                replace(first, backward=replace(backward, **{name: blocks}))
+                for blocks in _backward(sizes)
+                if _fits(call, name, blocks)
+            )
             for name, sizes in (
                 ("backward_query", backward.backward_query),
                 ("backward_key", backward.backward_key),
@@ -56,10 +68,10 @@ def candidates(call: Call) -> tuple[Config, ...]:
 
 
 def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
-    """Return the schedule that neutral sizes say, the rest as the table has it.
+    """Return the schedule that neutral sizes say, the rest as the table has it, and fewer stages if need be.
 
     A consumer owns 64 queries, in backward_key and backward_bias 64 keys. Its warps are 4, as are those of
-    the producer, and num_warps counts both.
+    the producer, and num_warps counts both. Stages that are given are not changed.
     """
     for argument, given in (("fwd_params", forward), ("bwd_params", backward)):
         check_understood("mosaic_gpu", argument, given, _UNDERSTOOD)
@@ -77,8 +89,10 @@ def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
         more: dict[str, Any] = _schedule("bwd_params", backward, own)
         if step in backward:
             more["step"] = backward[step]
-        sizes[name] = None if blocks_of is None else replace(blocks_of, **more)
-    return Config(replace(blocks, **changes), BackwardSizes(**sizes))
+        if blocks_of is not None:
+            sizes[name] = _shrunk(call, name, replace(blocks_of, **more), 1 if "stages" not in more else None)
+    found = _shrunk(call, "forward", replace(blocks, **changes), 2 if "stages" not in changes else None)
+    return Config(found, BackwardSizes(**sizes))
 
 
 def capped(call: Call, q: int, k: int) -> Config:
@@ -91,6 +105,19 @@ def capped(call: Call, q: int, k: int) -> Config:
     return (
         first if changed.k == blocks.k and consumers == blocks.consumers else replace(first, forward=changed)
     )
+
+
+def _shrunk[T: (Blocks, BackwardBlocks)](call: Call, kernel: str, blocks: T, least: int | None) -> T:
+    """The blocks with as many stages as fit, at least so many; as they are where that is None."""
+    while least is not None and blocks.stages > least and not _fits(call, kernel, blocks):
+        blocks = replace(blocks, stages=blocks.stages - 1)
+    return blocks
+
+
+def _fits(call: Call, kernel: str, blocks: Blocks | BackwardBlocks) -> bool:
+    """Whether the tiles of a kernel leave some shared memory for barriers and numbers."""
+    needed = tile_bytes(kernel, blocks, _dims(call), call.query.dtype.itemsize)
+    return needed + _SPARE_BYTES <= SHARED_BYTES
 
 
 def _schedule(argument: str, given: Neutral, own: str) -> dict[str, Any]:

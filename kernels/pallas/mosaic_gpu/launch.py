@@ -16,6 +16,8 @@ plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
 
 WARPGROUP, PROGRAM = "warpgroup", "program"  # the axes of a launch
 TMA_ROWS = 8  # the TMA unit sees arrays in tiles of so many rows
+SHARED_BYTES = 227 * 1024  # of a block; CUDA C++ Programming Guide, compute capability 9.0
+_ALIGNMENT = 1024  # Pallas begins each array of shared memory at a multiple of so many bytes
 
 type Refs = dict[str, Any]
 type Outputs = Mapping[str, jax.ShapeDtypeStruct]
@@ -35,7 +37,16 @@ def launch[S](
 
     arrays: those that are a `jax.Ref` are changed in place. scratch: what `matrix`, `vector` and `barriers`
     describe.
+
+    Raises: ValueError if the scratch does not fit into the shared memory of a block.
     """
+    needed = shared_bytes(scratch)
+    if needed > SHARED_BYTES:
+        raise ValueError(
+            f"attest.kernels.pallas.mosaic_gpu: {name} needs {needed} bytes of shared memory, and a block "
+            f"has at most {SHARED_BYTES} on a Hopper GPU. Ask for smaller blocks or fewer stages in "
+            "fwd_params or bwd_params; None lets the kernel choose."
+        )
 
     def unpacked(*refs: Any, **scratch: Any) -> None:
         inputs, results = refs[: len(arrays)], refs[len(arrays) :]
@@ -97,6 +108,14 @@ def vector(size: int, count: int) -> Any:
 def barriers(count: int, arrivals: int = 1) -> Any:
     """As many barriers, each complete when so many warpgroups and copies have arrived."""
     return plgpu.Barrier(num_arrivals=arrivals, num_barriers=count)
+
+
+def shared_bytes(scratch: Mapping[str, Any]) -> int:
+    """The shared memory that a launch with such scratch takes, but for its barriers."""
+    arrays = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype) for x in scratch.values() if not isinstance(x, plgpu.Barrier)
+    ]
+    return sum(-(-x.size * x.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT for x in arrays)
 
 
 def warp_specialize(

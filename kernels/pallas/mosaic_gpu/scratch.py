@@ -73,3 +73,17 @@ def consumer_signal(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
 def pair_full(_: KernelSpec, blocks: BackwardBlocks) -> Any:
     """[consumers] barriers, each complete when both tensors of a consumer have arrived."""
     return barriers(blocks.consumers, arrivals=2)
+
+
+def tile_bytes(kernel: str, blocks: Blocks | BackwardBlocks, dims: tuple[int, int], itemsize: int) -> int:
+    """The shared memory of a kernel's tiles: what `scratch` describes, but for numbers and barriers.
+
+    kernel: "forward", "backward_query", "backward_key" or "backward_bias". dims: of query and of value.
+    """
+    own = blocks.own
+    if isinstance(blocks, Blocks):
+        both = own * dims[0] + blocks.stages * blocks.k * sum(dims)
+        return itemsize * (both if blocks.programs is None else both + own * dims[1])
+    if kernel == "backward_bias":
+        own *= blocks.stages
+    return itemsize * (own + blocks.stages * blocks.step) * sum(dims)

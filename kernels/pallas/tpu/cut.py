@@ -84,7 +84,7 @@ class Cut:
         operands: dict[str, Blocked] = {}
         if self.tile.rows:
             known = {
-                "first": (self.rows.first, 0),
+                "first": (self.rows.first, call.key.shape[1]),
                 "last": (self.rows.last, -1),
                 "ids": (call.q_segment_ids, -1),
                 "stand": (self.rows.position, 0),
