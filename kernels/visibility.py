@@ -115,9 +115,7 @@ def _row_positions(call: Call, sequences: _Sequences) -> jax.Array:
     return sequences.local + sequences.shift
 
 
-def _position_limits(
-    call: Call, position: jax.Array, most: int
-) -> tuple[jax.Array | None, jax.Array | None]:
+def _position_limits(call: Call, position: jax.Array, most: int) -> tuple[jax.Array | None, jax.Array | None]:
     """The lowest and highest position that each row sees by order, windows and chunks (S6, S7, S23, S24).
 
     most: rows and keys of the whole.

@@ -177,7 +177,9 @@ def ring_attention_with_lse(
     arguments, leading = merged(arguments)
     if mesh is None:
         if any(x is not None for x in shardings):
-            refuse("batch_axes", str(shardings), "None without mesh", "Inside jax.shard_map arrays are parts.")
+            refuse(
+                "batch_axes", str(shardings), "None without mesh", "Inside jax.shard_map arrays are parts."
+            )
         devices = devices_of(axis_name)
         lengths = tuple(arguments[name].shape[1] * devices for name in ("query", "key"))
         out, lse = _on_device(arguments, Spread(axis_name, devices, *lengths), strategy)

@@ -24,9 +24,7 @@ def ring_attend(ring: Ring, call: Call) -> tuple[jax.Array, jax.Array]:
     return result.out, result.lse
 
 
-def _with_residuals(
-    ring: Ring, call: Call
-) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, Forward]]:
+def _with_residuals(ring: Ring, call: Call) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, Forward]]:
     call = not_again(call)
     result = forward(ring, call)
     return (result.out, result.lse), (call, result)

@@ -52,7 +52,9 @@ def over_mesh(
     (sequence,) = _axes("axis_name", axis_name, mesh)
     if len({sequence, *axes["b"], *axes["h"]}) < 1 + len(axes["b"]) + len(axes["h"]):
         got = f"{sequence!r}, {axes['b']} and {axes['h']}"
-        refuse("axis_name", got, "other axes for the sequence, the batch and the heads", "Use each axis once.")
+        refuse(
+            "axis_name", got, "other axes for the sequence, the batch and the heads", "Use each axis once."
+        )
     for name, x in arguments.items():
         if name in ("query", "key", "value") and getattr(x, "ndim", None) != 4:
             refuse(name, f"shape {getattr(x, 'shape', None)}", "4 axes", "Give [B, length, heads, head dim].")
@@ -83,7 +85,10 @@ def over_mesh(
         return out, lse
     if explicit:
         # A part of an axis that is sharded has no type there.
-        out, lse = _on(mesh, out, PartitionSpec(batch, None, heads)), _on(mesh, lse, PartitionSpec(batch, heads))
+        out, lse = (
+            _on(mesh, out, PartitionSpec(batch, None, heads)),
+            _on(mesh, lse, PartitionSpec(batch, heads)),
+        )
     return out[:, : lengths["q"]], lse[:, :, : lengths["q"]]
 
 
@@ -143,7 +148,9 @@ def _placed(
             own = ()
         elif kind in "bhg" and size % shards:
             what = {"b": "batch entries", "h": "query heads", "g": "key heads"}[kind]
-            refuse(name, f"{size} {what}", f"a multiple of the {shards} devices of {own}", "Use fewer devices.")
+            refuse(
+                name, f"{size} {what}", f"a multiple of the {shards} devices of {own}", "Use fewer devices."
+            )
         spec.append(own or None)
     if any(more for _, more in pads):
         x = jnp.pad(x, pads, constant_values=_FILL.get(name, 0))
@@ -153,7 +160,9 @@ def _placed(
 def _origin(whole: Mapping[str, Any], axes: Mapping[str, Axes]) -> jax.Array:
     """Where the part of a device begins in the whole; rows and keys are counted by the ring."""
     batch, _, heads, _ = whole["query"].shape
-    first = [lax.axis_index(axes[kind]) * size if axes[kind] else 0 for kind, size in (("b", batch), ("h", heads))]
+    first = [
+        lax.axis_index(axes[kind]) * size if axes[kind] else 0 for kind, size in (("b", batch), ("h", heads))
+    ]
     begin = jnp.stack([jnp.asarray(x, jnp.uint32) for x in (*first, 0, 0)])
     given = whole.get("origin")
     return begin if given is None else begin + jnp.asarray(given, jnp.uint32)

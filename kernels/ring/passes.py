@@ -85,7 +85,8 @@ def visited(ring: Ring, own: Own) -> Iterator[tuple[int, _Pairs]]:
         meetings = tuple(schedule.meeting(device, 0, 0, 0) for device in range(schedule.devices))
         if set(meetings) != {Meeting.HIDDEN}:
             gathered = {
-                name: lax.all_gather(x, ring.name, axis=KEY_AXES[name], tiled=True) for name, x in shard.items()
+                name: lax.all_gather(x, ring.name, axis=KEY_AXES[name], tiled=True)
+                for name, x in shard.items()
             }
             yield 0, [(Pair(ring, own, gathered, 0, 0, 0), meetings)]
         return
