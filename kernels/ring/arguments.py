@@ -19,8 +19,8 @@ STRATEGIES = ("ring", "zigzag", "all_gather", "ulysses")
 
 # The arguments whose checks need the lengths of the whole sequence.
 _OF_THE_WHOLE = (
-    "attention_mask", "bias", "kv_start", "kv_end", "cum_seqlens_q", "cum_seqlens_k", "q_offset", "q_positions",
-    "kv_positions", "origin",
+    "attention_mask", "bias", "kv_start", "kv_end", "cum_seqlens_q", "cum_seqlens_k", "q_offset",
+    "q_positions", "kv_positions", "origin",
 )  # fmt: skip
 
 
@@ -48,9 +48,8 @@ def devices_of(axis_name: Any) -> int:
     try:
         return int(lax.psum(1, axis_name))
     except NameError:
-        pass
-    advice = "Call ring_attention inside jax.shard_map over that axis, or pass mesh."
-    refuse("axis_name", repr(axis_name), "an axis of a jax.shard_map around the call", advice)
+        advice = "Call ring_attention inside jax.shard_map over that axis, or pass mesh."
+        refuse("axis_name", repr(axis_name), "an axis of a jax.shard_map around the call", advice)
 
 
 def check_strategy(strategy: Any) -> str | None:
