@@ -110,8 +110,8 @@ def _check_pairs(name: str, x: Any, local: tuple[int, int, int, int], spread: Sp
     if not isinstance(x, jax.Array | np.ndarray) or not 2 <= x.ndim <= 4:
         return check(x, local)
     batch, heads, rows, keys = local
-    sizes: list[int] = []
-    for axis, own in ((-2, rows), (-1, keys)):
+    sizes = {-2: rows, -1: keys}
+    for axis, own in tuple(sizes.items()):
         size, every = x.shape[axis], own * spread.devices
         if size not in (1, own, every):
             what = "rows" if axis == -2 else "keys"
@@ -120,5 +120,5 @@ def _check_pairs(name: str, x: Any, local: tuple[int, int, int, int], spread: Sp
         # A single entry of a shard of one looks like one that all share.
         if size == 1 == own and spread.devices > 1 and spread.axis in varying_axes(jax.numpy.asarray(x)):
             refuse(name, f"shape {x.shape}, other entries on each device", f"all {every}", "Give it whole.")
-        sizes.append(size if size > 1 else own)
-    return check(x, (batch, heads, *sizes))
+        sizes[axis] = size if size > 1 else own
+    return check(x, (batch, heads, sizes[-2], sizes[-1]))

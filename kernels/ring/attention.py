@@ -49,7 +49,7 @@ from attest.kernels.shared import attend
 from attest.kernels.varying import vary_together
 
 # The arguments that only `ring_attention` has.
-_OWN = ("axis_name", "strategy", "mesh", "batch_axes", "head_axes", "lengths")
+_OWN = ("axis_name", "strategy", "mesh", "batch_axes", "head_axes")
 # The arrays of rows, and the axis along which they are shards.
 _ROW_AXES = {"query": 1, "q_segment_ids": 1, "kv_start": 1, "kv_end": 1}
 
@@ -168,7 +168,8 @@ def ring_attention_with_lse(
     Both results are differentiable. The arguments and the errors are those of `ring_attention`.
     """
     arguments = dict(locals())
-    axis_name, strategy, mesh, *shardings = (arguments.pop(name) for name in _OWN[:-1])
+    for name in _OWN:
+        del arguments[name]
     strategy = check_strategy(strategy)
     if axis_name is None:
         if mesh is not None:
@@ -176,17 +177,22 @@ def ring_attention_with_lse(
         return flash_attention_with_lse(**arguments)
     arguments, leading = merged(arguments)
     if mesh is None:
-        if any(x is not None for x in shardings):
-            refuse(
-                "batch_axes", str(shardings), "None without mesh", "Inside jax.shard_map arrays are parts."
-            )
+        if batch_axes is not None or head_axes is not None:
+            got, advice = f"{batch_axes} and {head_axes}", "In jax.shard_map arrays are those of this device."
+            refuse("batch_axes and head_axes", got, "None without mesh", advice)
         devices = devices_of(axis_name)
-        lengths = tuple(arguments[name].shape[1] * devices for name in ("query", "key"))
+        lengths = _length_of("query", arguments) * devices, _length_of("key", arguments) * devices
         out, lse = _on_device(arguments, Spread(axis_name, devices, *lengths), strategy)
     else:
         run = partial(_on_device, strategy=strategy)
-        out, lse = over_mesh(run, arguments, mesh, axis_name, *shardings)
+        out, lse = over_mesh(run, arguments, mesh, axis_name, batch_axes, head_axes)
     return split(out, leading), split(lse, leading)
+
+
+def _length_of(name: str, arguments: dict[str, Any]) -> int:
+    """How many rows or keys this device has; of malformed arrays, which are refused later, 0."""
+    shape = getattr(arguments[name], "shape", ())
+    return shape[1] if len(shape) == 4 else 0
 
 
 def _on_device(
@@ -234,7 +240,8 @@ def _by_pairs(
     ring = Ring(passes, settings, spread.axis, schedule, strategy == "all_gather")
     if not zigzag:
         return ring_attend(ring, call)
-    out, lse = ring_attend(ring, _relaid(call, spread))
+    results: Any = ring_attend(ring, _relaid(call, spread))
+    out, lse = results
     return (
         from_zigzag(out, 1, spread.axis, spread.devices),
         from_zigzag(lse, 2, spread.axis, spread.devices),

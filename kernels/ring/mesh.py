@@ -1,4 +1,4 @@
-"""Ring attention from outside of `jax.shard_map`: whole arrays over a mesh, padded where they do not divide."""
+"""Ring attention from outside of `jax.shard_map`: whole arrays over a mesh, padded where need be."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,7 +30,7 @@ _LAYOUTS = {
 }
 # What pads an array that is not padded with 0: rows and keys of padding meet nothing.
 _FILL = {"q_segment_ids": -1, "kv_segment_ids": -1}
-# Shards are a multiple of so many rows and keys: halves of them then begin at multiples of 4, as dropout needs.
+# Shards are a multiple of so many rows and keys: their halves begin at multiples of 4, as dropout needs.
 _UNIT = 8
 
 type Axes = tuple[str, ...]

@@ -1,8 +1,8 @@
 """The call of a pair of pieces: some rows of this device against some keys of one device.
 
-Its visibility is that of the whole sequence. What causal order, windows, chunks, lengths and ranges leave of
-the keys is an interval for each row, which becomes the range of the call (S28); positions, segments, masks and
-biases are cut; dropout and ALiBi get the coordinates of the whole.
+Its visibility is that of the whole sequence. What causal order, windows, chunks, lengths and ranges leave
+of the keys is an interval for each row, which becomes the range of the call (S28); positions, segments, masks
+and biases are cut; dropout and ALiBi get the coordinates of the whole.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ class Own:
 
     call: Call
     rows: Rows
-    device: jax.Array
+    device: Any  # a traced integer
 
 
 def own_part(ring: Ring, call: Call) -> Own:

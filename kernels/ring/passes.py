@@ -1,8 +1,8 @@
 """Both passes of ring attention on one device: its rows against the keys of every device.
 
-Forward merges (out, lse) of the pairs exactly. Backward is written by hand: each pair gives gradients with the
-lse of all keys; those of rows stay and are summed, those of keys go home and are summed there, in the order of
-the offsets, so that the same ring has the same bits twice. All sums are float32.
+Forward merges (out, lse) of the pairs exactly. Backward is written by hand: each pair gives gradients with
+the lse of all keys; those of rows stay and are summed, those of keys go home and are summed there, in the
+order of the offsets, so that the same ring has the same bits twice. All sums are float32.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,8 @@
 """The schedule of ring attention: which pieces of the sequence meet, when, and what is sent for it.
 
 Everything here is known before the program is traced, in plain numbers. The sequence is cut into equal
-pieces: one for each device, or two for each, where device d of n has pieces d and 2n - 1 - d, so that all have
-equally much to do under causal order ("zigzag").
+pieces: one for each device, or two for each, where device d of n has pieces d and 2n - 1 - d, so that all
+have equally much to do under causal order ("zigzag").
 
 A device meets the keys of the device that lies an offset before it. Of a static causal order, window or
 chunk it is known which pairs of pieces are hidden: they are neither computed nor sent. What arrays decide
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,9 +65,9 @@ class Order:
 class Schedule:
     """Who meets whom.
 
-    devices: how many share the sequence. pieces: how many each of them has, 1 or 2. q_piece, k_piece: rows and
-    keys of a piece. q_length, k_length: of the sequence; what lies past them pads the last pieces. order: None
-    where arrays decide what rows see.
+    devices: how many share the sequence. pieces: how many each of them has, 1 or 2. q_piece, k_piece: rows
+    and keys of a piece. q_length, k_length: of the sequence; what lies past them pads the last pieces. order:
+    None where arrays decide what rows see.
     """
 
     devices: int
@@ -77,7 +78,7 @@ class Schedule:
     k_length: int
     order: Order | None
 
-    def place(self, device: int, piece: int) -> int:
+    def place(self, device: Any, piece: int) -> Any:
         """Return which piece of the sequence the piece of a device is; also of a traced device."""
         if self.pieces == 1:
             return device
@@ -157,7 +158,7 @@ class Schedule:
         return any(row[device] is not Meeting.HIDDEN for row in pairs.values())
 
     def sends(self, chain: tuple[int, ...], step: int) -> tuple[tuple[int, int], ...]:
-        """Return (from, to) of each device that passes keys on at a step of a chain: where they are needed."""
+        """Return (from, to) of each device that passes keys on at a step of a chain, if they are needed."""
         before = chain[step - 1] if step else 0
         return tuple(
             ((source + before) % self.devices, (source + chain[step]) % self.devices)
