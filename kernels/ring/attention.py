@@ -205,6 +205,8 @@ def _on_device(
     call = vary_together(reverse_mode_only(check_spread_call(rest, spread)))
     check_supported(choice.implementation, choice.call)
     settings = settings_of(passes, arguments)
+    if spread.devices == 1:
+        return attend(passes, settings, call)
     order = _order(call, spread)
     if strategy is None:
         strategy = _likely(call, order)
@@ -224,14 +226,14 @@ def _by_pairs(
 ) -> tuple[jax.Array, jax.Array]:
     """The strategies whose devices merge the results of pairs of pieces."""
     q_local, k_local = call.query.shape[1], call.key.shape[1]
-    zigzag = strategy == "zigzag" and spread.devices > 1
+    zigzag = strategy == "zigzag"
     pieces = 2 if zigzag else 1
     for argument, length in (("query", q_local), ("key", k_local)):
         if length % pieces:
             got = f"{length} {'rows' if argument == 'query' else 'keys'} a device with strategy='zigzag'"
             refuse(argument, got, "an even number", "Use strategy='ring', or pass mesh, which pads.")
     k_piece = k_local * spread.devices if strategy == "all_gather" else k_local // pieces
-    if call.dropout_seed is not None and k_piece % KEY_GROUP and spread.devices > 1 and name != "xla":
+    if call.dropout_seed is not None and k_piece % KEY_GROUP and name != "xla":
         got = f"pieces of {k_piece} keys with dropout on {name!r}"
         refuse("key", got, f"a multiple of {KEY_GROUP}", "Use platform='xla', or pad the keys.")
     schedule = Schedule(

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax import lax
 
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
@@ -33,7 +34,10 @@ def _with_residuals(ring: Ring, call: Call) -> tuple[tuple[jax.Array, jax.Array]
 def _cotangents(
     ring: Ring, residuals: tuple[Call, Forward], cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[Call]:
-    (call, (out, lse, row_max, _)), (d_out, d_lse) = not_again((residuals, cotangents))
+    # Behind a barrier, since XLA would otherwise take the keys that forward was sent for those that backward
+    # is sent, and keep all of them in memory from one to the other.
+    kept = lax.optimization_barrier((residuals, cotangents))
+    (call, (out, lse, row_max, _)), (d_out, d_lse) = not_again(kept)
     whole: Any = jax.ShapeDtypeStruct((1, ring.schedule.k_length), call.key.dtype)
     terms = row_terms(
         # How many keys there are limits the norm of a row.

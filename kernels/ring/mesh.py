@@ -108,6 +108,8 @@ def _axes(argument: str, given: Any, mesh: Any) -> Axes:
 
 def _padded(length: int, devices: int) -> int:
     """The length that devices divide: at least one unit for each, where they do not divide it as it is."""
+    if devices == 1:
+        return length
     unit = devices * _UNIT
     return length if length and length % unit == 0 else max(1, -(-length // unit)) * unit
 
@@ -139,7 +141,11 @@ def _placed(
     for kind, size in zip(layout, x.shape, strict=True):
         # One entry of a mask or bias is for all; one row or key of the others is all there is.
         shared = size == 1 and (name in ("attention_mask", "bias") or kind in "bh")
-        pads.append((0, padded[kind] - size if kind in lengths and not shared else 0))
+        along = kind in lengths and not shared
+        if along and size != lengths[kind]:
+            what = f"{lengths[kind]} {'rows' if kind == 'q' else 'keys'}, as the sequence has"
+            refuse(name, f"shape {x.shape}", what, "See attest.flash_attention.")
+        pads.append((0, padded[kind] - size if along else 0))
         # The keys of a mask stay whole on every device: its rows are split over the same axis.
         own = (sequence,) if kind == "q" or (kind == "k" and "q" not in layout) else ()
         own = axes["h" if kind == "g" else kind] if kind in "bhg" else own

@@ -7,6 +7,7 @@ order of the offsets, so that the same ring has the same bits twice. All sums ar
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from jax import lax
 
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
-from attest.kernels.implementation import Forward
+from attest.kernels.implementation import Forward, Passes, Settings
 from attest.kernels.partial import merge_parts
 from attest.kernels.ring.pairs import KEY_AXES, Own, Pair, Ring, Shard, computed, own_part, travelling
 from attest.kernels.ring.schedule import Meeting
@@ -28,7 +29,7 @@ def forward(ring: Ring, call: Call) -> Forward:
     parts: dict[int, Forward] = {}
     for _, pairs in visited(ring, own):
         for pair, meetings in pairs:
-            found = computed(pair, meetings, lambda call: _forward(ring, call))
+            found = computed(pair, meetings, partial(_forward, ring.passes, ring.unrounded))
             before = parts.get(pair.q_piece)
             parts[pair.q_piece] = found if before is None else _merged(before, found)
     for piece in range(ring.schedule.pieces):
@@ -52,10 +53,8 @@ def backward(ring: Ring, call: Call, terms: RowTerms) -> dict[str, jax.Array]:
         for pair, meetings in pairs:
             of_rows = jax.tree.map(lambda x, pair=pair: _piece(x, pair.lines), _sliceable(terms))
 
-            def run(call: Call, of_rows: dict[str, Any] = of_rows) -> dict[str, jax.Array]:
-                return _backward(ring, call, RowTerms(**of_rows))
-
-            found = computed(pair, meetings, run)
+            settings = replace(ring.settings, unrounded=True)
+            found = computed(pair, meetings, partial(_backward, ring.passes, settings, of_rows))
             rows[pair.q_piece] = rows.get(pair.q_piece, 0) + found["query"]
             _add_keys(sums, pair, found)
             if d_bias is not None:
@@ -165,12 +164,15 @@ def _piece(x: jax.Array, lines: slice) -> jax.Array:
     return x[:, lines] if x.ndim == 4 else x[:, :, lines]
 
 
-def _forward(ring: Ring, call: Call) -> Forward:
-    return ring.passes.forward(ring.unrounded, call)._replace(kept=None)
+# Jitted, so that calls of pairs that are alike are traced and lowered once.
+@partial(jax.jit, static_argnums=(0, 1))
+def _forward(passes: Passes, settings: Settings, call: Call) -> Forward:
+    return passes.forward(settings, call)._replace(kept=None)
 
 
-def _backward(ring: Ring, call: Call, terms: RowTerms) -> dict[str, jax.Array]:
-    found = ring.passes.backward(replace(ring.settings, unrounded=True), call, terms, None)
+@partial(jax.jit, static_argnums=(0, 1))
+def _backward(passes: Passes, settings: Settings, terms: dict[str, Any], call: Call) -> dict[str, jax.Array]:
+    found = passes.backward(settings, call, RowTerms(**terms), None)
     return {name: x.astype(jnp.float32) for name, x in found._asdict().items() if x is not None}
 
 

@@ -1,0 +1,350 @@
+"""Ring attention on eight devices: what one device computes, forward and backward, with every clause."""
+
+import re
+from collections import Counter
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from kernel_cases import normal
+
+from attest.kernels import flash_attention_with_lse, xla
+from attest.kernels.ring import ring_attention, ring_attention_with_lse
+from tests.kernels.alone import run_alone
+
+DEVICES = 8
+BATCH, HEADS, KEY_HEADS, DIM, VALUE_DIM = 2, 4, 2, 16, 8
+STRATEGIES = ("ring", "zigzag", "all_gather", "ulysses")
+FLOATS = ("query", "key", "value", "bias", "softmax_aux")
+
+here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
+strategies = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
+def test_all_of_this_in_a_process_of_eight_devices() -> None:
+    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=900, devices=DEVICES)
+
+
+def mesh_of(devices: int, kind: AxisType = AxisType.Auto, **more: int) -> Any:
+    shape = (devices, *more.values())
+    count = int(np.prod(shape))
+    return jax.make_mesh(shape, ("x", *more), axis_types=(kind,) * len(shape), devices=jax.devices()[:count])
+
+
+def numbers(low: int, high: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(low, high, shape).astype(np.int32)
+
+
+def features(q: int, k: int) -> dict[str, dict[str, Any]]:
+    """Options by name, of BATCH entries of q rows and k keys."""
+    slopes = np.array([0.5, -0.25, 0.125, 1.0], np.float32)
+    third = np.array([0, q // 3, q // 3 + q - 2], np.int32), np.array([0, k - 7, k - 7 + k // 2], np.int32)
+    return {
+        "plain": {},
+        "causal, sinks, cap": {"causal": True, "softmax_aux": normal(HEADS, 2), "logits_soft_cap": 3.0},
+        "window, dropout": {"sliding_window": (9, 3), "dropout_prob": 0.4, "dropout_seed": 5},
+        "causal, dropout from an origin": {
+            "causal": True,
+            "dropout_prob": 0.4,
+            "dropout_seed": 5,
+            "origin": (1, 2, 3, 8),
+        },
+        "chunks, causal, not normalised, shared sinks": {
+            "causal": True,
+            "chunk_size": 10,
+            "normalize_output": False,
+            "softmax_aux": normal(1, 2),
+        },
+        "segments, bias of every pair, mask of keys": {
+            "q_segment_ids": np.sort(numbers(-1, 3, BATCH, q), axis=1),
+            "kv_segment_ids": np.sort(numbers(-1, 3, BATCH, k), axis=1),
+            "bias": normal(1, HEADS, q, k),
+            "attention_mask": numbers(0, 3, BATCH, 1, 1, k) > 0,
+        },
+        "bias of rows, mask of every pair": {
+            "bias": normal(BATCH, 1, q, 1),
+            "attention_mask": numbers(0, 3, 1, HEADS, q, k) > 0,
+            "causal": True,
+        },
+        "bias of keys, offset": {"bias": normal(1, 1, 1, k), "q_offset": 3, "sliding_window": (20, 0)},
+        "positions in any order, ALiBi": {
+            "q_positions": numbers(0, 64, BATCH, q),
+            "kv_positions": numbers(0, 64, 1, k),
+            "causal": True,
+            "alibi_slopes": slopes,
+        },
+        "lengths, causal, sinks": {
+            "cum_seqlens_q": third[0],
+            "cum_seqlens_k": third[1],
+            "causal": True,
+            "softmax_aux": normal(1, 1),
+        },
+        "ranges, ALiBi": {
+            "kv_start": numbers(0, 30, BATCH, q),
+            "kv_end": numbers(10, 64, 1, q),
+            "alibi_slopes": slopes,
+        },
+    }
+
+
+NAMES = tuple(features(32, 32))
+
+
+def inputs(q: int, k: int, dtype: str = "float32") -> dict[str, jax.Array]:
+    return {
+        "query": normal(BATCH, q, HEADS, DIM, dtype=dtype),
+        "key": normal(BATCH, k, KEY_HEADS, DIM, seed=2, dtype=dtype),
+        "value": normal(BATCH, k, KEY_HEADS, VALUE_DIM, seed=3, dtype=dtype),
+    }
+
+
+def both_passes(call: Any, options: dict[str, Any], given: dict[str, jax.Array]) -> Any:
+    """(out, lse) and the gradients by name, for cotangents that are fixed; 0 where the lse is -inf."""
+    floats = {**given, **{name: x for name, x in options.items() if name in FLOATS}}
+    others = {name: x for name, x in options.items() if name not in FLOATS}
+
+    def run(floats: dict[str, jax.Array]) -> Any:
+        (out, lse), pull = jax.vjp(lambda floats: call(**floats, **others), floats)
+        d_lse = jnp.where(lse == -jnp.inf, 0.0, jnp.cos(lse))
+        return (out, lse), pull((jnp.sin(out), d_lse))[0]
+
+    return jax.jit(run)(floats)
+
+
+@lru_cache
+def on_one_device(name: str, q: int, k: int) -> Any:
+    return both_passes(flash_attention_with_lse, features(q, k)[name], inputs(q, k))
+
+
+def on_ring(name: str, q: int, k: int, devices: int, strategy: str | None) -> Any:
+    call = partial(ring_attention_with_lse, mesh=mesh_of(devices), axis_name="x", strategy=strategy)
+    return both_passes(call, features(q, k)[name], inputs(q, k))
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    """Within the order of float32 sums: the same pairs are visible, and the same ones are dropped."""
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-5, err_msg=str(path))
+
+
+@here
+@strategies
+@pytest.mark.parametrize("name", NAMES)
+def test_a_ring_gives_what_one_device_gives(name: str, strategy: str) -> None:
+    """Lengths that four devices do not divide, and as many keys more than rows."""
+    assert_same(on_ring(name, 29, 37, 4, strategy), on_one_device(name, 29, 37))
+
+
+@here
+@strategies
+@pytest.mark.parametrize("devices", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_rings_of_any_size(name: str, devices: int, strategy: str) -> None:
+    if strategy == "ulysses" and HEADS % devices:
+        pytest.skip("heads that devices do not divide are refused")
+    assert_same(on_ring(name, 32, 32, devices, strategy), on_one_device(name, 32, 32))
+
+
+@here
+@strategies
+def test_lengths_that_divide_are_not_padded(strategy: str) -> None:
+    """Whole pieces of the diagonal are calls in causal order of their own."""
+    name = "causal, sinks, cap"
+    assert_same(on_ring(name, 64, 64, 4, strategy), on_one_device(name, 64, 64))
+
+
+def in_shard_map(devices: int, specs: dict[str, P], options: dict[str, Any]) -> Any:
+    """A call of arrays that are sharded outside, with a spec for each that the devices split."""
+    mesh = mesh_of(devices)
+
+    def call(**arrays: Any) -> Any:
+        return jax.shard_map(
+            lambda arrays: ring_attention_with_lse(**arrays, **options, axis_name="x"),
+            mesh=mesh,
+            in_specs=({name: specs.get(name, P()) for name in arrays},),
+            out_specs=(P(None, "x"), P(None, None, "x")),
+        )(arrays)
+
+    return call
+
+
+SEQUENCE = dict.fromkeys(("query", "key", "value"), P(None, "x"))
+
+
+@here
+@strategies
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [
+        pytest.param((1, HEADS, 32, 32), P(None, None, "x"), id="rows split"),
+        pytest.param((1, HEADS, 32, 32), P(None, None, None, "x"), id="keys split"),
+        pytest.param((BATCH, 1, 32, 32), P(), id="whole"),
+        pytest.param((BATCH, 1, 1, 32), P(None, None, None, "x"), id="keys alone, split"),
+        pytest.param((1, HEADS, 32, 1), P(None, None, "x"), id="rows alone, split"),
+        pytest.param((1, 1, 1, 1), P(), id="one entry"),
+    ],
+)
+def test_a_bias_may_lie_in_any_way(shape: tuple[int, ...], spec: P, strategy: str) -> None:
+    """Its gradient comes back in the same layout; a mask lies likewise."""
+    bias, mask = normal(*shape, seed=7), numbers(0, 4, *shape) > 0
+    options = {"bias": bias, "attention_mask": mask, "causal": True}
+    specs = {**SEQUENCE, "bias": spec, "attention_mask": spec}
+    call = in_shard_map(4, specs, {"causal": True, "strategy": strategy})
+    found = both_passes(call, {"bias": bias, "attention_mask": mask}, inputs(32, 32))
+    assert_same(found, both_passes(flash_attention_with_lse, options, inputs(32, 32)))
+
+
+@here
+@strategies
+def test_the_same_ring_has_the_same_bits_twice(strategy: str) -> None:
+    first, second = (on_ring("causal, sinks, cap", 32, 32, 4, strategy) for _ in range(2))
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@here
+@pytest.mark.parametrize("strategy", ["ring", "zigzag", "ulysses"])
+@pytest.mark.parametrize("name", ["plain", "causal, dropout from an origin"])
+def test_a_ring_of_one_is_the_local_kernel(name: str, strategy: str) -> None:
+    """To the bit, if the kernel, too, is compiled under jax.shard_map."""
+    options = features(64, 64)[name]
+    found = on_ring(name, 64, 64, 1, strategy)
+    local = jax.shard_map(
+        lambda arrays: flash_attention_with_lse(**arrays, **options),
+        mesh=mesh_of(1),
+        in_specs=(P(None, "x"),),
+        out_specs=(P(None, "x"), P(None, None, "x")),
+    )
+    wanted = both_passes(lambda **arrays: local(arrays), {}, inputs(64, 64))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@here
+@strategies
+def test_dropout_keeps_what_one_device_keeps(strategy: str) -> None:
+    """One-hot values show each weight: those that are 0 are the same ones on any ring."""
+    q = k = 32
+    given = inputs(q, k) | {"value": jnp.broadcast_to(jnp.eye(k)[None, :, None], (BATCH, k, KEY_HEADS, k))}
+    options: dict[str, Any] = {"dropout_prob": 0.5, "dropout_seed": 9, "causal": True}
+    wanted = flash_attention_with_lse(**given, **options)[0] != 0
+    for devices in (2, 4):
+        call = partial(ring_attention, **options, mesh=mesh_of(devices), axis_name="x", strategy=strategy)
+        found = jax.jit(lambda given, call=call: call(**given))(given)
+        np.testing.assert_array_equal(found != 0, wanted)
+
+
+@here
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_low_precision_is_rounded_once(dtype: str) -> None:
+    """Sums are float32: a ring of eight is no further off than one device, up to a bit of the results."""
+    given = inputs(32, 32, dtype)
+    wanted = both_passes(flash_attention_with_lse, {"causal": True}, inputs(32, 32))
+    call = partial(ring_attention_with_lse, mesh=mesh_of(8), axis_name="x", strategy="ring")
+    for run in (call, flash_attention_with_lse):
+        found = both_passes(run, {"causal": True}, given)
+        assert found[0][0].dtype == dtype
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            off = jnp.abs(a.astype(jnp.float32) - b).max() / jnp.abs(b).max()
+            assert off < (0.03 if dtype == "bfloat16" else 0.004)
+
+
+@here
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=["explicit", "automatic"])
+@pytest.mark.parametrize("strategy", ["ring", "zigzag", "all_gather"])
+def test_batch_and_heads_may_be_sharded_beside_the_sequence(strategy: str, kind: AxisType) -> None:
+    name = "causal, dropout from an origin"
+    mesh = mesh_of(2, kind, data=2, model=2)
+    call = partial(
+        ring_attention_with_lse,
+        mesh=mesh,
+        axis_name="x",
+        batch_axes="data",
+        head_axes="model",
+        strategy=strategy,
+    )
+    with jax.set_mesh(mesh):
+        found = both_passes(call, features(32, 32)[name], inputs(32, 32))
+    assert_same(found, on_one_device(name, 32, 32))
+
+
+@here
+def test_transforms() -> None:
+    """Under jax.checkpoint, scan and vmap."""
+    given = inputs(32, 32)
+    call = partial(ring_attention, causal=True, mesh=mesh_of(4), axis_name="x")
+
+    def loss(call: Any, given: dict[str, jax.Array]) -> jax.Array:
+        return (call(**given) ** 2).sum()
+
+    wanted = jax.grad(partial(loss, partial(ring_attention, causal=True)))(given)
+    assert_same(jax.jit(jax.grad(jax.checkpoint(partial(loss, call))))(given), wanted)
+
+    def twice(given: dict[str, jax.Array]) -> jax.Array:
+        return jax.lax.scan(lambda total, _: (total + loss(call, given), None), 0.0, length=2)[0] / 2
+
+    assert_same(jax.jit(jax.grad(twice))(given), wanted)
+    several = jax.tree.map(lambda x: jnp.stack((x, x)), given)
+    found = jax.jit(jax.vmap(jax.grad(partial(loss, call))))(several)
+    assert_same(jax.tree.map(lambda x: x[1], found), wanted)
+
+
+@here
+def test_block_sizes_reach_every_pair() -> None:
+    given = inputs(64, 64)
+    sizes = xla.ChunkSizes(q=8, k=8)
+    call = partial(ring_attention, mesh=mesh_of(2), axis_name="x", strategy="ring", platform="xla")
+    plain, cut = (jax.jit(partial(call, fwd_params=x)).lower(**given).as_text() for x in (None, sizes))
+    assert plain != cut
+    np.testing.assert_allclose(call(**given, fwd_params=sizes), call(**given), rtol=1e-5, atol=1e-6)
+
+
+def permutes(strategy: str, devices: int, options: dict[str, Any], gradients: bool = False) -> Counter[str]:
+    """The collectives of the compiled program, by name; of permutes, also the number of sends."""
+    given = inputs(128, 128)
+    call = partial(ring_attention, **options, mesh=mesh_of(devices), axis_name="x", strategy=strategy)
+
+    def run(given: dict[str, jax.Array]) -> Any:
+        return jax.grad(lambda given: call(**given).sum())(given) if gradients else call(**given)
+
+    mesh = mesh_of(devices)
+    place = jax.sharding.NamedSharding(mesh, P(None, "x"))
+    given = {name: jax.device_put(x, place) for name, x in given.items()}
+    text = jax.jit(run).lower(given).compile().as_text()
+    found = Counter(
+        re.findall(r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", text)
+    )
+    found["sends"] = sum(
+        pairs.count("{") for pairs in re.findall(r"source_target_pairs={((?:{\d+,\d+},?)*)}", text)
+    )
+    return found
+
+
+@here
+def test_hidden_pairs_are_not_sent() -> None:
+    """Keys and values: of full attention each to all others, of causal order to later devices alone."""
+    assert permutes("ring", 4, {})["sends"] == 2 * 4 * 3
+    assert permutes("ring", 4, {"causal": True})["sends"] == 2 * (3 + 2 + 1)
+    assert permutes("ring", 8, {"causal": True, "sliding_window": (10, 0)})["sends"] == 2 * 7
+    assert set(permutes("ring", 4, {})) == {"collective-permute", "sends"}
+
+
+@here
+def test_gradients_are_sent_home() -> None:
+    """Backward sends keys and values once more, and their gradients."""
+    assert permutes("ring", 4, {"causal": True}, gradients=True)["sends"] == 3 * 2 * (3 + 2 + 1)
+
+
+@here
+@pytest.mark.parametrize(
+    ("strategy", "collective"), [("all_gather", "all-gather"), ("ulysses", "all-to-all")]
+)
+def test_other_strategies_use_their_collective_alone(strategy: str, collective: str) -> None:
+    found = permutes(strategy, 4, {"causal": True})
+    assert set(found) - {"sends"} == {collective}
