@@ -106,7 +106,7 @@ def test_one_entry_of_a_shard_of_one_key_is_not_taken_for_one_of_all() -> None:
         in_specs=(P(None, "x"), P(None, None, None, "x")),
         out_specs=P(None, "x"),
     )
-    with pytest.raises(ValueError, match="bias: got shape .* other entries on each device; expected all 4"):
+    with pytest.raises(ValueError, match=r"bias: got shape .* other entries on each device; expected all 4"):
         jax.eval_shape(run, arrays(4), jnp.ones((1, 1, 1, 4)))
 
 
