@@ -54,8 +54,9 @@ def test_all_of_this_in_a_process_of_eight_devices() -> None:
     ],
 )
 def test_a_ring_gives_what_one_device_gives(name: str, strategy: str) -> None:
-    """Lengths that four devices do not divide, and more keys than rows; all strategies run at night."""
-    assert_same(on_ring(name, 29, 37, 4, strategy), on_one_device(name, 29, 37))
+    """Lengths that the devices do not divide, and more keys than rows; all strategies run at night."""
+    devices = 2 if strategy in ("zigzag", "ulysses") else 3
+    assert_same(on_ring(name, 29, 37, devices, strategy), on_one_device(name, 29, 37))
 
 
 @here
@@ -65,7 +66,7 @@ def test_a_ring_gives_what_one_device_gives(name: str, strategy: str) -> None:
 def test_a_bias_may_be_split_by_rows_or_by_keys(spec: P, strategy: str) -> None:
     """Its gradient comes back in the same layout; a mask lies likewise."""
     options = {"bias": normal(1, HEADS, 32, 32, seed=7), "attention_mask": numbers(0, 4, 2, 1, 32, 32) > 0}
-    call = in_shard_map(4, {**SEQUENCE, "bias": spec, "attention_mask": spec}, {"strategy": strategy})
+    call = in_shard_map(2, {**SEQUENCE, "bias": spec, "attention_mask": spec}, {"strategy": strategy})
     found = both_passes(call, options, inputs(32, 32))
     assert_same(found, both_passes(flash_attention_with_lse, options, inputs(32, 32)))
 
@@ -75,13 +76,13 @@ def test_a_bias_may_be_split_by_rows_or_by_keys(spec: P, strategy: str) -> None:
 def test_lengths_that_divide_are_not_padded(strategy: str) -> None:
     """Whole pieces of the diagonal are calls in causal order of their own."""
     name = "causal, sinks, cap"
-    assert_same(on_ring(name, 64, 64, 4, strategy), on_one_device(name, 64, 64))
+    assert_same(on_ring(name, 64, 64, 2, strategy), on_one_device(name, 64, 64))
 
 
 @here
 @strategies
 def test_the_same_ring_has_the_same_bits_twice(strategy: str) -> None:
-    first, second = (on_ring("causal, sinks, cap", 32, 32, 4, strategy) for _ in range(2))
+    first, second = (on_ring("causal, sinks, cap", 32, 32, 2, strategy) for _ in range(2))
     for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -156,7 +157,7 @@ def test_batch_and_heads_may_be_sharded_beside_the_sequence(strategy: str, kind:
 def test_transforms() -> None:
     """Under jax.checkpoint, scan and vmap."""
     given = inputs(32, 32)
-    call = partial(ring_attention, causal=True, mesh=mesh_of(4), axis_name="x")
+    call = partial(ring_attention, causal=True, mesh=mesh_of(2), axis_name="x")
 
     def loss(call: Any, given: dict[str, jax.Array]) -> jax.Array:
         return (call(**given) ** 2).sum()

@@ -1,4 +1,4 @@
-"""Ring attention on rings of every size, by every strategy, with every clause: the long form, for the night."""
+"""Ring attention on rings of every size, by every strategy, with every clause: the long form."""
 
 import jax
 import pytest
