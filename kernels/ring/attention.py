@@ -8,8 +8,6 @@ import jax
 
 from attest.kernels.annotations import (
     AlibiSlopes,
-    AttentionMask,
-    Bias,
     CumSeqlens,
     DropoutSeed,
     Flag,
@@ -28,6 +26,8 @@ from attest.kernels.annotations import (
     Sinks,
     Size,
     SlidingWindow,
+    SpreadBias,
+    SpreadMask,
     Value,
 )
 from attest.kernels.arguments import Call
@@ -58,8 +58,8 @@ def ring_attention(
     query: Query,
     key: Key,
     value: Value,
-    attention_mask: AttentionMask | None = None,
-    bias: Bias | None = None,
+    attention_mask: SpreadMask | None = None,
+    bias: SpreadBias | None = None,
     softmax_scale: Number | None = None,
     dropout_prob: Number = 0.0,
     causal: Flag = False,
@@ -128,8 +128,8 @@ def ring_attention_with_lse(
     query: Query,
     key: Key,
     value: Value,
-    attention_mask: AttentionMask | None = None,
-    bias: Bias | None = None,
+    attention_mask: SpreadMask | None = None,
+    bias: SpreadBias | None = None,
     softmax_scale: Number | None = None,
     dropout_prob: Number = 0.0,
     causal: Flag = False,
