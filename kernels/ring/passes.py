@@ -48,8 +48,13 @@ def backward(ring: Ring, call: Call, terms: RowTerms) -> dict[str, jax.Array]:
     home: dict[str, jax.Array] = {}
     bias_stays = call.bias is not None and "bias" not in _shard(ring, call)
     d_bias = jnp.zeros(call.bias.shape, jnp.float32) if bias_stays and call.bias is not None else None
+    returning: dict[str, jax.Array] = {}
     for offset, pairs in visited(ring, own):
         sums: dict[str, jax.Array] = {}
+        if pairs:
+            # What came home must be added before more is computed: else XLA may keep all of it to the end.
+            shard, home = lax.optimization_barrier((dict(pairs[0][0].shard), home))
+            pairs = [(replace(pair, shard=shard), meetings) for pair, meetings in pairs]
         for pair, meetings in pairs:
             of_rows = jax.tree.map(lambda x, pair=pair: _piece(x, pair.lines), _sliceable(terms))
 
@@ -60,8 +65,10 @@ def backward(ring: Ring, call: Call, terms: RowTerms) -> dict[str, jax.Array]:
             if d_bias is not None:
                 d_bias = _added(d_bias, found["bias"], (2, 3), pair.place_of("bias", d_bias.shape))
         _, returned = vary_together((call, sums))
-        for name, x in _sent_home(ring, offset, returned).items():
-            home[name] = home[name] + x if name in home else x
+        # One step later, so that gradients travel while the next ones are computed.
+        home = _summed(home, returning)
+        returning = _sent_home(ring, offset, returned)
+    home = _summed(home, returning)
     size = ring.schedule.q_piece
     empty = jnp.zeros((call.query.shape[0], size, *call.query.shape[2:]), jnp.float32)
     query = jnp.concatenate([rows.get(piece, empty) for piece in range(ring.schedule.pieces)], 1)
@@ -72,6 +79,11 @@ def backward(ring: Ring, call: Call, terms: RowTerms) -> dict[str, jax.Array]:
     elif call.bias is not None and "bias" not in result:
         result["bias"] = jnp.zeros(call.bias.shape, jnp.float32)
     return vary_together((call, result))[1]
+
+
+def _summed(x: Mapping[str, jax.Array], y: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The sums by name of what either has."""
+    return {name: x[name] + y[name] if name in x and name in y else {**x, **y}[name] for name in {**x, **y}}
 
 
 type _Pairs = list[tuple[Pair, tuple[Meeting, ...]]]

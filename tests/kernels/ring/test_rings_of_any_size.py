@@ -1,11 +1,16 @@
 """Ring attention on rings of every size, by every strategy, with every clause: the long form."""
 
+from functools import partial
+from typing import Any
+
 import jax
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from kernel_cases import normal
 
 from attest.kernels import flash_attention_with_lse
+from attest.kernels.ring import ring_attention_with_lse
 from tests.kernels.alone import run_alone
 from tests.kernels.ring.ring_cases import (
     BATCH,
@@ -69,3 +74,22 @@ def test_a_bias_may_lie_in_any_way(shape: tuple[int, ...], spec: P, strategy: st
     call = in_shard_map(4, specs, {"causal": True, "strategy": strategy})
     found = both_passes(call, {"bias": bias, "attention_mask": mask}, inputs(32, 32))
     assert_same(found, both_passes(flash_attention_with_lse, options, inputs(32, 32)))
+
+
+@here
+@pytest.mark.parametrize("strategy", ["ring", "ulysses"])
+def test_a_longer_ring_needs_no_more_memory(strategy: str) -> None:
+    """With as many tokens on each device: nothing that a device was sent is kept, forward or backward."""
+    sizes: list[int] = []
+    for devices in (4, 8):
+        mesh = mesh_of(devices)
+        place = NamedSharding(mesh, P(None, "x"))
+        x = jax.ShapeDtypeStruct((1, 256 * devices, 8, 64), "bfloat16", sharding=place)
+        call = partial(ring_attention_with_lse, causal=True, mesh=mesh, axis_name="x", strategy=strategy)
+
+        def loss(q: Any, k: Any, v: Any, call: Any = call) -> Any:
+            return call(q, k, v)[0].astype("float32").sum()
+
+        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, x, x).compile()
+        sizes.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert sizes[1] <= 1.1 * sizes[0]
