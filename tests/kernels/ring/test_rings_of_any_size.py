@@ -23,6 +23,7 @@ from tests.kernels.ring.ring_cases import (
     here,
     in_shard_map,
     inputs,
+    mesh_of,
     numbers,
     on_one_device,
     on_ring,
