@@ -49,8 +49,9 @@ def attend(dtype: Any = jnp.float32, **options: Any) -> gpt.Attend:
     """Ring attention in a dtype, with the result in float32."""
 
     def call(query: jax.Array, key: jax.Array, value: jax.Array, seed: jax.Array) -> jax.Array:
-        arrays = (x.astype(dtype) for x in (query, key, value))
-        return ring_attention(*arrays, dropout_seed=seed, **OPTIONS, **options).astype(jnp.float32)
+        query, key, value = (x.astype(dtype) for x in (query, key, value))
+        out = ring_attention(query, key, value, dropout_seed=seed, **OPTIONS, **options)
+        return out.astype(jnp.float32)
 
     return call
 
@@ -104,7 +105,8 @@ def test_dropout_by_coordinates_of_the_shard_is_found(monkeypatch: pytest.Monkey
 
 @here
 def test_a_mask_off_by_a_shard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_order", _shifted_order(attention._order))
+    module: Any = attention
+    monkeypatch.setattr(module, "_order", _shifted_order(module._order))
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         agree(losses("ring", 2))
 
