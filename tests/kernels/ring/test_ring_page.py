@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -106,7 +108,23 @@ def sent(compiled: Any) -> float:
 @here
 @pytest.mark.parametrize("name", CALLS)
 def test_a_program_sends_the_bytes_of_the_page(name: str) -> None:
-    """Each pass is compiled by itself: in one program XLA merges what both send."""
+    letters = sizes(LENGTH // SHARING, HEADS, KEY_HEADS, DIM, VALUE_DIM, 4)
+    expected = [value(formula, SHARING, letters) for formula in rows()[name][:2]]
+    assert sent_by(CALLS[name], KEY_HEADS) == expected
+
+
+@here
+def test_ulysses_sends_a_key_head_to_each_device() -> None:
+    letters = sizes(LENGTH // SHARING, HEADS, SHARING, DIM, VALUE_DIM, 4)
+    expected = [value(formula, SHARING, letters) for formula in rows()["ulysses"][:2]]
+    assert sent_by(CALLS["ulysses"], SHARING // 2) == expected
+
+
+def sent_by(options: dict[str, Any], key_heads: int) -> list[float]:
+    """What a call sends, forward and backward.
+
+    Each pass is compiled by itself: in one program XLA merges what both send.
+    """
     mesh = jax.make_mesh((SHARING,), ("s",), axis_types=(AxisType.Auto,), devices=jax.devices()[:SHARING])
     sharding = NamedSharding(mesh, P(None, "s"))
 
@@ -114,9 +132,9 @@ def test_a_program_sends_the_bytes_of_the_page(name: str) -> None:
         return jax.ShapeDtypeStruct((BATCH, LENGTH, heads, dim), jnp.float32, sharding=sharding)
 
     def call(*arrays: Any) -> Any:
-        return ring_attention(*arrays, **CALLS[name], mesh=mesh, axis_name="s", platform="xla")
+        return ring_attention(*arrays, **options, mesh=mesh, axis_name="s", platform="xla")
 
-    arrays = array(HEADS, DIM), array(KEY_HEADS, DIM), array(KEY_HEADS, VALUE_DIM)
+    arrays = array(HEADS, DIM), array(key_heads, DIM), array(key_heads, VALUE_DIM)
     traced = jax.jit(lambda *x: jax.vjp(call, *x)).trace(*arrays)
     forward: Any = traced.lower().compile()
     pull = jax.tree.map(
@@ -125,15 +143,20 @@ def test_a_program_sends_the_bytes_of_the_page(name: str) -> None:
         forward.output_shardings[1],
     )
     backward = jax.jit(lambda pull, x: pull(x)).lower(pull, array(HEADS, VALUE_DIM)).compile()
-    letters = sizes(LENGTH // SHARING, HEADS, KEY_HEADS, DIM, VALUE_DIM, 4)
-    expected = [value(formula, SHARING, letters) for formula in rows()[name][:2]]
-    assert [sent(forward), sent(backward)] == expected
+    return [sent(forward), sent(backward)]
+
+
+def schedule_of(devices: int, pieces: int, window: int | None = None) -> Schedule:
+    """Causal order with pieces of eight rows and keys."""
+    length = 8 * pieces * devices
+    order = Order(causal=True, window=(window, None), chunk=None, shift=0)
+    return Schedule(devices, pieces, 8, 8, length, length, order)
 
 
 def picture(pieces: int) -> list[str]:
-    """In which step the rows of each piece meet the keys of each piece, of four devices in causal order."""
+    """In which step the rows of each piece meet the keys of each piece, of four devices."""
     devices = 4
-    schedule = Schedule(devices, pieces, 8, 8, 8 * pieces * devices, 8 * pieces * devices, _order())
+    schedule = schedule_of(devices, pieces)
     grid = [["."] * (devices * pieces) for _ in range(devices * pieces)]
     for step, pairs in schedule.meetings.items():
         for (row, key), meetings in pairs.items():
@@ -146,15 +169,25 @@ def picture(pieces: int) -> list[str]:
     return [" ".join((name, *line)) for name, line in zip(names, grid, strict=True)]
 
 
-def _order() -> Order:
-    return Order(causal=True, window=(None, None), chunk=None, shift=0)
-
-
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_the_picture_is_that_of_the_schedule(pieces: int) -> None:
     drawn = PAGE.read_text().partition("### Who meets whom")[2].partition("```text")[2].partition("```")[0]
     columns = [line[:30].rstrip() if pieces == 1 else line[30:] for line in drawn.splitlines()]
     assert [line for line in columns if line.startswith("device")] == picture(pieces)
+
+
+@given(window=st.integers(0, 60))
+def test_keys_travel_as_far_as_a_window_reaches(window: int) -> None:
+    chains = schedule_of(8, 1, window).chains
+    assert sum(chains, ()) == tuple(range(1, min(7, math.ceil(window / 8)) + 1))
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_the_last_device_but_one_sends_most(devices: int) -> None:
+    schedule = schedule_of(devices, 1)
+    (chain,) = schedule.chains
+    moves = [source for step in range(len(chain)) for source, _ in schedule.sends(chain, step)]
+    assert [moves.count(device) for device in range(devices)] == [*range(1, devices), 0]
 
 
 @here
