@@ -38,6 +38,12 @@ elsewhere = pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is th
 
 
 @elsewhere
+def test_the_page_in_a_process_of_eight_devices() -> None:
+    test = test_the_page_runs_on_eight_devices.__name__
+    run_alone(f"{__file__}::{test}", {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
+
+
+@elsewhere
 def test_all_of_this_in_a_process_of_eight_devices() -> None:
     run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=900, devices=DEVICES)
 
