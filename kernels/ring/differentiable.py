@@ -13,6 +13,7 @@ from attest.kernels.implementation import Forward
 from attest.kernels.once import not_again
 from attest.kernels.ring.pairs import Ring
 from attest.kernels.ring.passes import backward, forward
+from attest.kernels.shared import named
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -27,7 +28,7 @@ def ring_attend(ring: Ring, call: Call) -> tuple[jax.Array, jax.Array]:
 
 def _with_residuals(ring: Ring, call: Call) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, Forward]]:
     call = not_again(call)
-    result = forward(ring, call)
+    result = named(forward(ring, call))
     return (result.out, result.lse), (call, result)
 
 

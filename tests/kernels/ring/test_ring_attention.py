@@ -221,6 +221,20 @@ def test_gradients_are_sent_home() -> None:
 
 
 @here
+@pytest.mark.parametrize("strategy", ["ring", "zigzag"])
+def test_a_policy_of_remat_spares_the_exchange_of_the_forward_pass(strategy: str) -> None:
+    call = partial(ring_attention, causal=True, mesh=mesh_of(2), axis_name="x", strategy=strategy)
+
+    def permutes_of(policy: Any) -> int:
+        layer = jax.checkpoint(lambda given: call(**given).sum(), policy=policy)
+        text = str(jax.make_jaxpr(jax.grad(layer))(inputs(32, 32)))
+        return text.count("ppermute[")
+
+    names = jax.checkpoint_policies.save_only_these_names("flash_attention_out", "flash_attention_lse")
+    assert permutes_of(names) < permutes_of(None)
+
+
+@here
 @pytest.mark.parametrize(
     ("strategy", "collective"), [("all_gather", "all-gather"), ("ulysses", "all-to-all")]
 )
