@@ -3,8 +3,7 @@
 A call takes whole arrays, spreads their sequence over some devices and returns whole results, which are
 judged as those of any kernel. How many devices, and by which strategy, are the tilings: they may move results
 within rounding alone (S18, S21). `ring.xla` is called from outside of `jax.shard_map`, with lengths that the
-devices need not divide; `ring.xla.inside` is called inside, where a bias
-travels with the keys.
+devices need not divide; `ring.xla.inside` is called inside, where the columns of a bias travel with the keys.
 """
 
 from collections.abc import Callable, Mapping
