@@ -240,8 +240,8 @@ def _offer(subject: Subject, row: Facts, number: int, only: Restriction) -> Offe
     if row & {"many", "tall"}:
         # Several blocks in both directions: smaller blocks are as good, and cheaper.
         smallest = min(explicit, key=lambda index: _tokens(subject.tilings[index]), default=-1)
-        alike = [index for index in explicit if _alike(subject.tilings[index], subject.tilings[smallest])]
-        tilings = [*(alike or [smallest]), *tilings[tilings.index(-1) :]] if -1 in tilings else alike
+        small = [index for index in explicit if _alike(subject.tilings[index], subject.tilings[smallest])]
+        tilings = [*(small or [smallest]), -1] if tilings[-1] == -1 else small
     tiling = -1 if "long" in row else tilings[number % len(tilings)]
     chosen = subject.tilings[tiling]
     return Offer(
