@@ -16,6 +16,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from attest.conformance.subject import Subject, Tiling
 from attest.conformance.subjects import mosaic_gpu, pallas, triton, xla
+from attest.kernels.positions import KEY_GROUP
 from attest.kernels.ring import ring_attention_with_lse
 from attest.reference.numerics import Numerics
 
@@ -29,12 +30,16 @@ class _Kernel:
     """A kernel that computes the pairs of a ring.
 
     declared: its Subject. platform: the name of its implementation. interpret: makes a call that Pallas's
-    interpreter runs; None where it runs as it is.
+    interpreter runs; None where it runs as it is. most: how many devices it needs. multiple: of lengths
+    inside of `jax.shard_map`: of twice the most pieces, so that each has several rows; and for kernels that
+    draw dropout for KEY_GROUP keys at once, of as many for each piece.
     """
 
     declared: Subject
     platform: str
     interpret: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    most: int = 8
+    multiple: int = 8 * KEY_GROUP
 
 
 _BY_NAME = {
@@ -42,20 +47,19 @@ _BY_NAME = {
     for subject in (*xla.SUBJECTS, *triton.SUBJECTS, *pallas.SUBJECTS, *mosaic_gpu.SUBJECTS)
 }
 _KERNELS: Mapping[str, _Kernel] = {
-    "xla": _Kernel(_BY_NAME["xla.flash_attention"], "xla"),
+    "xla": _Kernel(_BY_NAME["xla.flash_attention"], "xla", multiple=16),
     "triton.interpret": _Kernel(_BY_NAME["triton.interpret"], "triton"),
-    "triton.cuda": _Kernel(_BY_NAME["triton.cuda"], "triton"),
+    "triton.cuda": _Kernel(_BY_NAME["triton.cuda"], "triton", most=4),
     "pallas.tpu_interpret": _Kernel(
         _BY_NAME["pallas.tpu_interpret"], "pallas_tpu", partial(pallas.interpreted_call, seed=1)
     ),
-    "pallas.mosaic_gpu": _Kernel(_BY_NAME["pallas.mosaic_gpu"], "mosaic_gpu"),
+    "pallas.mosaic_gpu": _Kernel(_BY_NAME["pallas.mosaic_gpu"], "mosaic_gpu", most=4),
 }
 
 # Of calls from outside of jax.shard_map. Each array of cases takes the next choice, its "long" ones the last.
 _FROM_OUTSIDE = ((8, "ring"), (4, "zigzag"), (2, "ulysses"), (2, "ring"), (3, "zigzag"), (3, "all_gather"))
-# Of calls inside of it, whose lengths are multiples of twice the most pieces, so that each has several rows.
+# Of calls inside of it.
 _INSIDE = ((8, "ring"), (2, "ulysses"), (4, "zigzag"), (2, "all_gather"), (2, "zigzag"), (4, "all_gather"))
-_MULTIPLE = 16
 # The axis along which arrays are split inside, counted from the last; the next one where it has one entry.
 # A mask is split by its rows, and a bias by its keys, so that each layout is judged.
 _SPLIT: Mapping[str, tuple[int, ...]] = {
@@ -131,8 +135,7 @@ def _mesh(devices: int) -> Any:
     return jax.make_mesh((devices,), (_AXIS,), axis_types=(AxisType.Auto,), devices=devices_used)
 
 
-def _why_too_few() -> str | None:
-    most = max(devices for devices, _ in (*_FROM_OUTSIDE, *_INSIDE))
+def _why_too_few(most: int) -> str | None:
     there = jax.local_device_count()
     return None if there >= most else f"needs a process with {most} devices, and JAX has {there}"
 
@@ -154,15 +157,17 @@ def _numerics(kernel: _Kernel, dtype: str, tiling: Tiling) -> Numerics:
 
 def _subject(name: str, kernel: _Kernel, inside: bool) -> Subject:
     def ready() -> str | None:
-        return kernel.declared.ready() or _why_too_few()
+        return kernel.declared.ready() or _why_too_few(kernel.most)
+
+    choices = [choice for choice in (_INSIDE if inside else _FROM_OUTSIDE) if choice[0] <= kernel.most]
 
     return replace(
         kernel.declared,
         name=f"ring.{name}.inside" if inside else f"ring.{name}",
         call=partial(_inside if inside else _from_outside, kernel),
         numerics=partial(_numerics, kernel),
-        tilings=tuple(_tiling(*choice) for choice in (_INSIDE if inside else _FROM_OUTSIDE)),
-        length_multiple=_MULTIPLE if inside else 1,
+        tilings=tuple(_tiling(*choice) for choice in choices),
+        length_multiple=kernel.multiple if inside else 1,
         ready=ready,
         implementation=lambda _: kernel.platform,
         meshes=(),

@@ -13,6 +13,7 @@ from attest.conformance.record import Verdict
 from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.subject import Subject, Tiling, discover, find
 from attest.conformance.subjects import ring
+from attest.kernels.positions import KEY_GROUP
 from attest.kernels.ring.arguments import STRATEGIES
 from tests.kernels.alone import run_alone
 
@@ -41,6 +42,15 @@ def test_a_ring_needs_its_devices() -> None:
     there = jax.local_device_count()
     reason = None if there >= DEVICES else f"needs a process with {DEVICES} devices, and JAX has {there}"
     assert [subject.ready() for subject in RINGS] == [reason, reason]
+
+
+@pytest.mark.parametrize("kernel", ["triton.cuda", "pallas.mosaic_gpu", "triton.interpret"])
+def test_pieces_on_other_kernels_have_the_keys_that_dropout_draws_at_once(kernel: str) -> None:
+    subject = find(f"ring.{kernel}.inside")
+    for tiling in subject.tilings:
+        pieces = tiling.options["devices"] * (2 if tiling.options["strategy"] == "zigzag" else 1)
+        assert subject.length_multiple % (pieces * KEY_GROUP) == 0
+        assert tiling.options["devices"] <= (DEVICES if subject.backend == "cpu" else 4)
 
 
 @pytest.mark.parametrize("subject", RINGS, ids=lambda subject: subject.name)
