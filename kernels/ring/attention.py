@@ -38,11 +38,17 @@ from attest.kernels.implementation import Implementation, Passes, Settings
 from attest.kernels.once import reverse_mode_only
 from attest.kernels.options import refuse
 from attest.kernels.positions import KEY_GROUP
-from attest.kernels.ring.arguments import Spread, check_spread_call, check_strategy, devices_of
+from attest.kernels.ring.arguments import (
+    STRATEGIES,
+    Spread,
+    check_spread_call,
+    check_strategy,
+    devices_of,
+)
 from attest.kernels.ring.differentiable import ring_attend
 from attest.kernels.ring.layout import from_zigzag, to_zigzag
 from attest.kernels.ring.mesh import over_mesh
-from attest.kernels.ring.pairs import KEY_AXES, Ring
+from attest.kernels.ring.pairs import KEY_AXES, Ring, widened
 from attest.kernels.ring.schedule import Order, Schedule
 from attest.kernels.ring.ulysses import ulysses
 from attest.kernels.shared import attend
@@ -184,8 +190,7 @@ def ring_attention_with_lse(
         lengths = _length_of("query", arguments) * devices, _length_of("key", arguments) * devices
         out, lse = _on_device(arguments, Spread(axis_name, devices, *lengths), strategy)
     else:
-        run = partial(_on_device, strategy=strategy)
-        out, lse = over_mesh(run, arguments, mesh, axis_name, batch_axes, head_axes)
+        out, lse = over_mesh(_BY_STRATEGY[strategy], arguments, mesh, axis_name, batch_axes, head_axes)
     return split(out, leading), split(lse, leading)
 
 
@@ -202,7 +207,8 @@ def _on_device(
     choice = chosen(arguments, traits_of(arguments), arguments.pop("platform"))
     passes = choice.implementation.load()
     rest = {name: x for name, x in arguments.items() if name not in SETTINGS}
-    call = vary_together(reverse_mode_only(check_spread_call(rest, spread)))
+    call, dtypes = widened(reverse_mode_only(check_spread_call(rest, spread)))
+    call = vary_together(call)
     check_supported(choice.implementation, choice.call)
     settings = settings_of(passes, arguments)
     if spread.devices == 1:
@@ -212,10 +218,19 @@ def _on_device(
         strategy = _likely(call, order)
     if strategy == "ulysses":
         return ulysses(partial(attend, passes, settings), call, spread)
-    return _by_pairs(choice.implementation.name, passes, settings, call, spread, order, strategy)
+    ring = _ring(choice.implementation.name, passes, settings, call, spread, order, strategy)
+    ring = replace(ring, dtypes=dtypes)
+    if strategy != "zigzag":
+        return ring_attend(ring, call)
+    results: Any = ring_attend(ring, _relaid(call, spread))
+    out, lse = results
+    return (
+        from_zigzag(out, 1, spread.axis, spread.devices),
+        from_zigzag(lse, 2, spread.axis, spread.devices),
+    )
 
 
-def _by_pairs(
+def _ring(
     name: str,
     passes: Passes,
     settings: Settings,
@@ -223,11 +238,10 @@ def _by_pairs(
     spread: Spread,
     order: Order | None,
     strategy: str,
-) -> tuple[jax.Array, jax.Array]:
-    """The strategies whose devices merge the results of pairs of pieces."""
+) -> Ring:
+    """What is static where devices merge the results of pairs of pieces; refuses what does not fit."""
     q_local, k_local = call.query.shape[1], call.key.shape[1]
-    zigzag = strategy == "zigzag"
-    pieces = 2 if zigzag else 1
+    pieces = 2 if strategy == "zigzag" else 1
     for argument, length in (("query", q_local), ("key", k_local)):
         if length % pieces:
             got = f"{length} {'rows' if argument == 'query' else 'keys'} a device with strategy='zigzag'"
@@ -239,15 +253,11 @@ def _by_pairs(
     schedule = Schedule(
         spread.devices, pieces, q_local // pieces, k_piece, spread.q_length, spread.k_length, order
     )
-    ring = Ring(passes, settings, spread.axis, schedule, strategy == "all_gather")
-    if not zigzag:
-        return ring_attend(ring, call)
-    results: Any = ring_attend(ring, _relaid(call, spread))
-    out, lse = results
-    return (
-        from_zigzag(out, 1, spread.axis, spread.devices),
-        from_zigzag(lse, 2, spread.axis, spread.devices),
-    )
+    return Ring(passes, settings, spread.axis, schedule, strategy == "all_gather")
+
+
+# One function for each strategy, so that calls over a mesh which are alike are the same function.
+_BY_STRATEGY = {strategy: partial(_on_device, strategy=strategy) for strategy in (None, *STRATEGIES)}
 
 
 def _relaid(call: Call, spread: Spread) -> Call:

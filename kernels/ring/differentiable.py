@@ -22,13 +22,13 @@ def ring_attend(ring: Ring, call: Call) -> tuple[jax.Array, jax.Array]:
 
     call: every array varies over the axis, so that gradients of what devices share are summed over it.
     """
-    result = forward(ring, call)
+    result = forward(ring, ring.read(call))
     return result.out, result.lse
 
 
 def _with_residuals(ring: Ring, call: Call) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, Forward]]:
     call = not_again(call)
-    result = named(forward(ring, call))
+    result = named(forward(ring, ring.read(call)))
     return (result.out, result.lse), (call, result)
 
 
@@ -39,6 +39,7 @@ def _cotangents(
     # is sent, and keep all of them in memory from one to the other.
     kept = lax.optimization_barrier((residuals, cotangents))
     (call, (out, lse, row_max, _)), (d_out, d_lse) = not_again(kept)
+    wide, call = call, ring.read(call)
     whole: Any = jax.ShapeDtypeStruct((1, ring.schedule.k_length), call.key.dtype)
     terms = row_terms(
         # How many keys there are limits the norm of a row.
@@ -52,7 +53,7 @@ def _cotangents(
         hides=not ring.passes.cleans_rows,
     )
     sums = backward(ring, call, terms)
-    return (cotangent_call(call, **sums, softmax_aux=sink_cotangent(call, lse, terms.delta)),)
+    return (cotangent_call(wide, **sums, softmax_aux=sink_cotangent(wide, lse, terms.delta)),)
 
 
 ring_attend.defvjp(_with_residuals, _cotangents)

@@ -1,6 +1,8 @@
 """Ring attention from outside of `jax.shard_map`: whole arrays over a mesh, padded where need be."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -9,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from attest.kernels.options import refuse
+from attest.kernels.options import refuse, shown
 from attest.kernels.ring.arguments import Spread
 
 # What each axis of an array is: batch, query heads, key heads, rows, keys, or none of them.
@@ -49,6 +51,8 @@ def over_mesh(
     Raises: ValueError for axes that the mesh does not have, or that do not divide the batch or the heads.
     """
     axes = {"b": _axes("batch_axes", batch_axes, mesh), "h": _axes("head_axes", head_axes, mesh)}
+    if not isinstance(axis_name, str):
+        refuse("axis_name", shown(axis_name), "the name of a mesh axis", "None computes on one device.")
     (sequence,) = _axes("axis_name", axis_name, mesh)
     if len({sequence, *axes["b"], *axes["h"]}) < 1 + len(axes["b"]) + len(axes["h"]):
         got = f"{sequence!r}, {axes['b']} and {axes['h']}"
@@ -68,19 +72,19 @@ def over_mesh(
     for name, x in arrays.items():
         ready[name], specs[name] = _placed(name, x, axes, sequence, lengths, padded, mesh)
     spread = Spread(sequence, devices, lengths["q"], lengths["k"])
-
-    def local(given: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        whole = {**static, **given}
-        if static.get("dropout_prob"):
-            whole["origin"] = _origin(whole, axes)
-        return run(whole, spread)
-
-    batch, heads = axes["b"] or None, axes["h"] or None
-    out_specs = PartitionSpec(batch, sequence, heads, None), PartitionSpec(batch, heads, sequence)
+    local = _Local(run, tuple(static.items()), spread, axes["b"], axes["h"])
     explicit = AxisType.Explicit in mesh.axis_types
     if explicit:
         ready = {name: _on(mesh, x, specs[name]) for name, x in ready.items()}
-    out, lse = jax.shard_map(local, mesh=mesh, in_specs=(specs,), out_specs=out_specs)(ready)
+    try:
+        hash(local)
+    except TypeError:
+        # An option that has no hash, such as a list: the function is a new one for each call.
+        function = _over(local, mesh, tuple(specs.items()))
+    else:
+        function = _over_once(local, mesh, tuple(specs.items()))
+    out, lse = function(ready)
+    batch, heads = axes["b"] or None, axes["h"] or None
     if lengths["q"] == padded["q"]:
         return out, lse
     if explicit:
@@ -90,6 +94,36 @@ def over_mesh(
             _on(mesh, lse, PartitionSpec(batch, heads)),
         )
     return out[:, : lengths["q"]], lse[:, :, : lengths["q"]]
+
+
+@dataclass(frozen=True)
+class _Local:
+    """What each device computes. static: the arguments that are no arrays. batch, heads: axes of the mesh."""
+
+    run: Callable[[dict[str, Any], Spread], tuple[jax.Array, jax.Array]]
+    static: tuple[tuple[str, Any], ...]
+    spread: Spread
+    batch: Axes
+    heads: Axes
+
+    def __call__(self, given: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        whole = {**dict(self.static), **given}
+        if whole.get("dropout_prob"):
+            whole["origin"] = _origin(whole, {"b": self.batch, "h": self.heads})
+        return self.run(whole, self.spread)
+
+
+def _over(
+    local: _Local, mesh: Any, specs: tuple[tuple[str, PartitionSpec], ...]
+) -> Callable[[dict[str, jax.Array]], tuple[jax.Array, jax.Array]]:
+    """The function that computes on every device of the mesh."""
+    batch, heads, sequence = local.batch or None, local.heads or None, local.spread.axis
+    out_specs = PartitionSpec(batch, sequence, heads, None), PartitionSpec(batch, heads, sequence)
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(dict(specs),), out_specs=out_specs))
+
+
+# One function for calls that are alike, so that an eager one compiles once.
+_over_once = lru_cache(maxsize=256)(_over)
 
 
 def _on(mesh: Any, x: jax.Array, spec: PartitionSpec) -> jax.Array:

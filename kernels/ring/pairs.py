@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from attest.kernels.arguments import Call
+from attest.kernels.dispatch import FLOATS
 from attest.kernels.implementation import Passes, Settings
 from attest.kernels.positions import Positions
 from attest.kernels.ring.schedule import Meeting, Schedule
-from attest.kernels.varying import vary_together
+from attest.kernels.varying import vary_together, varying_axes
 from attest.kernels.visibility import Rows, Whole, describe_rows
 
 # The arrays of a call that belong to keys, and the axis of the keys.
@@ -31,7 +32,7 @@ class Ring:
     """What is static about a call whose sequence is spread over the devices of an axis.
 
     name: of the axis. gathers: whether each device gets all keys at once, rather than those of one device
-    after those of another.
+    after those of another. dtypes: of the float arrays by name, as passes read them: see `widened`.
     """
 
     passes: Passes
@@ -39,6 +40,11 @@ class Ring:
     name: str
     schedule: Schedule
     gathers: bool = False
+    dtypes: tuple[tuple[str, str], ...] = ()
+
+    def read(self, call: Call) -> Call:
+        """Return a call with float arrays in the dtypes that passes read."""
+        return replace(call, **{name: getattr(call, name).astype(dtype) for name, dtype in self.dtypes})
 
     @property
     def unrounded(self) -> Settings:
@@ -53,6 +59,17 @@ class Own:
     call: Call
     rows: Rows
     device: Any  # a traced integer
+
+
+def widened(call: Call) -> tuple[Call, tuple[tuple[str, str], ...]]:
+    """Return a call with float arrays that several devices share in float32, and the dtypes of all.
+
+    So their gradients are summed over devices before they are rounded, once.
+    """
+    floats = {name: x for name in FLOATS if (x := getattr(call, name)) is not None}
+    every = frozenset[str]().union(*(varying_axes(x) for x in jax.tree.leaves(call)))
+    shared = {name: x.astype(jnp.float32) for name, x in floats.items() if varying_axes(x) != every}
+    return replace(call, **shared), tuple((name, x.dtype.name) for name, x in floats.items())
 
 
 def own_part(ring: Ring, call: Call) -> Own:
