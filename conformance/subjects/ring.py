@@ -8,7 +8,7 @@ devices need not divide; `ring.xla.inside` is called inside, where the columns o
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import jax
@@ -25,7 +25,8 @@ _AXIS = "sequence"
 _SHARD = 8
 
 
-@dataclass(frozen=True)
+# Compared by identity, as a key of functions: a Subject has no hash.
+@dataclass(frozen=True, eq=False)
 class _Kernel:
     """A kernel that computes the pairs of a ring.
 
@@ -81,7 +82,8 @@ def _from_outside(
     kernel: _Kernel, query: Any, key: Any, value: Any, *, devices: int, strategy: str, **options: Any
 ) -> Any:
     """Run ring attention on whole arrays, which it places and pads itself."""
-    run = _ring_on(kernel, strategy, devices, query, key, mesh=_mesh(devices))
+    strategy = _possible(strategy, devices, query.shape[-2], key.shape[-2])
+    run = _ring_on(kernel, strategy, mesh=_mesh(devices))
     return run(query=query, key=key, value=value, **options)
 
 
@@ -89,21 +91,37 @@ def _inside(
     kernel: _Kernel, query: Any, key: Any, value: Any, *, devices: int, strategy: str, **options: Any
 ) -> Any:
     """Run ring attention in `jax.shard_map`; keys of masks and biases are split as the keys are."""
-    run = _ring_on(kernel, strategy, devices, query, key)
     given = {"query": query, "key": key, "value": value, **options}
     arrays = {name: jax.numpy.asarray(x) for name, x in given.items() if name in _SPLIT}
     others = {name: x for name, x in given.items() if name not in arrays}
     specs = {name: _spec(x, _SPLIT[name]) for name, x in arrays.items()}
-    of_lse = PartitionSpec(*[None] * (query.ndim - 2), _AXIS)
     # Other arrays are whole on every device.
-    whole = {name: others.pop(name) for name, x in tuple(others.items()) if isinstance(x, jax.Array)}
-    spread = jax.shard_map(
-        lambda arrays, whole: run(**arrays, **whole, **others),
-        mesh=_mesh(devices),
-        in_specs=(specs, {name: PartitionSpec() for name in whole}),
-        out_specs=(specs["query"], of_lse),
-    )
-    return spread(arrays, whole)
+    whole = {name: others.pop(name) for name, x in tuple(others.items()) if hasattr(x, "shape")}
+    specs |= dict.fromkeys(whole, PartitionSpec())
+    strategy = _possible(strategy, devices, query.shape[-2], key.shape[-2])
+    static = tuple(sorted(others.items()))
+    spread = _spread(kernel, strategy, devices, query.ndim, static, tuple(specs.items()))
+    return spread({**arrays, **whole})
+
+
+@lru_cache(maxsize=64)
+def _spread(
+    kernel: _Kernel,
+    strategy: str,
+    devices: int,
+    ndim: int,
+    options: tuple[tuple[str, Any], ...],
+    specs: tuple[tuple[str, PartitionSpec], ...],
+) -> Callable[[dict[str, Any]], Any]:
+    """A call in `jax.shard_map`, one function for calls that are alike: an eager one then compiles once."""
+    run = _ring_on(kernel, strategy)
+    of_lse = PartitionSpec(*[None] * (ndim - 2), _AXIS)
+
+    def local(arrays: dict[str, Any]) -> Any:
+        return run(**arrays, **dict(options))
+
+    out_specs = dict(specs)["query"], of_lse
+    return jax.jit(jax.shard_map(local, mesh=_mesh(devices), in_specs=(dict(specs),), out_specs=out_specs))
 
 
 def _spec(x: Any, axes: tuple[int, ...]) -> PartitionSpec:
@@ -112,11 +130,8 @@ def _spec(x: Any, axes: tuple[int, ...]) -> PartitionSpec:
     return PartitionSpec(*[_AXIS if axis == split else None for axis in range(x.ndim)])
 
 
-def _ring_on(
-    kernel: _Kernel, strategy: str, devices: int, query: Any, key: Any, **mesh: Any
-) -> Callable[..., Any]:
-    """Ring attention on a kernel, by the strategy if the heads permit it."""
-    strategy = _possible(strategy, devices, query.shape[-2], key.shape[-2])
+def _ring_on(kernel: _Kernel, strategy: str, **mesh: Any) -> Callable[..., Any]:
+    """Ring attention on a kernel."""
     run = partial(
         ring_attention_with_lse, platform=kernel.platform, axis_name=_AXIS, strategy=strategy, **mesh
     )
