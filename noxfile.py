@@ -33,17 +33,20 @@ _COMPILE_QUICKLY = {
 _JAX = ("0.6.0", "0.8.0", "0.10.2", "0.11.0", "0.12.0.1")
 _RED_JAX = ("0.11.0",)
 
-# One process judges operations on every kernel: in both interpreters, and over several devices of a CPU.
-_OPERATIONS_ON = {
-    "TRITON_INTERPRET": "1",
+# A CPU of eight devices.
+_EIGHT_DEVICES = {
     # Eight for each device: the launches of a pass wait in threads of XLA's.
     "PJRT_NPROC": "64",
     # First, since XLA reads none after a word that is no flag.
     "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {os.environ.get('XLA_FLAGS', '')}".strip(),
 }
+# One process judges operations on every kernel: in both interpreters, and over several devices of a CPU.
+_OPERATIONS_ON = {"TRITON_INTERPRET": "1", **_EIGHT_DEVICES}
 # Every operation with a configuration; what guards main beside `attest gate`, which judges those of XLA.
 _OPERATIONS = ("operation.*.explicit", "operation.*.tuned", "operation.*.sharded")
 _OPERATIONS_ON_MAIN = ("operation.triton.*", "operation.pallas.*.explicit", "operation.*.sharded")
+# Ring attention on CPUs.
+_RINGS = ("ring.xla", "ring.xla.inside")
 
 # Interpreted kernels are slow: on a busy machine a case of several blocks takes minutes.
 _PATIENTLY = ("--timeout", "900")
@@ -65,6 +68,7 @@ def tests(session: nox.Session) -> None:
         _gate_triton_interpret(session, "--shard", "1/2")
         _gate_pallas_tpu_interpret(session, "--shard", "1/2")
         _gate_operations(session, _OPERATIONS_ON_MAIN)
+        _gate_ring(session)
     with _part(session, "compile matrix"):
         session.run("attest", "compile")
     with _part(session, "test suite"):
@@ -97,6 +101,13 @@ def gate_operations(session: nox.Session) -> None:
     """Judge operations with explicit and tuned configurations, and over devices, on every kernel."""
     _install(session)
     _gate_operations(session, _OPERATIONS, "--profile", "standard", *session.posargs)
+
+
+@nox.session(name="gate-ring")
+def gate_ring(session: nox.Session) -> None:
+    """Judge ring attention, whose sequence is spread over up to eight devices of a CPU."""
+    _install(session)
+    _gate_ring(session, "--profile", "standard", *session.posargs)
 
 
 @nox.session(name="compile")
@@ -144,13 +155,14 @@ def alarms(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
-    """Nightly: the tests of tests/nightly.toml, properties with many examples; then gate-operations."""
+    """Nightly: the tests of tests/nightly.toml, properties with many examples; then other gates."""
     _install(session, "test", "adapters", "hopper", "tpu")
     session.env.update(_PLATFORMS)
     session.run("pytest", "-m", "nightly", "-n", "auto", *session.posargs, env=_COMPILE_QUICKLY)
     many = {**_COMPILE_QUICKLY, "HYPOTHESIS_PROFILE": "nightly"}
     session.run("pytest", "-m", "hypothesis", "-n", "auto", *session.posargs, env=many)
     session.notify("gate-operations", posargs=())
+    session.notify("gate-ring", posargs=())
 
 
 @nox.session(default=False)
@@ -245,6 +257,11 @@ def _gate_pallas_tpu_interpret(session: nox.Session, *options: str) -> None:
 def _gate_operations(session: nox.Session, subjects: Sequence[str], *options: str) -> None:
     chosen = [word for pattern in subjects for word in ("--subject", pattern)]
     session.run("attest", "gate", *chosen, *_PATIENTLY, *options, env={**_PLATFORMS, **_OPERATIONS_ON})
+
+
+def _gate_ring(session: nox.Session, *options: str) -> None:
+    chosen = [word for name in _RINGS for word in ("--subject", name)]
+    session.run("attest", "gate", *chosen, *_PATIENTLY, *options, env={**_PLATFORMS, **_EIGHT_DEVICES})
 
 
 def _lint(session: nox.Session) -> None:

@@ -104,6 +104,8 @@ class Subject:
     meshes: on which kinds of meshes, "explicit" and "automatic", batch and heads may be sharded (S21).
     sharded: of its features, those that a sharded call may have.
     sharded_bits: the outputs of a sharded call, such as "out" and "dquery", with the bits of one device.
+    spread: whether a call spreads the sequence over devices (S21): its tilings say over how many, and which
+        strategy. It gets cases of its own number, since each is compiled for all devices.
     validates: whether it checks its arguments. If False, no check `refusal.*` applies to it: it is called
         only as it declares, and nothing is concluded about other calls.
 
@@ -137,6 +139,7 @@ class Subject:
     meshes: tuple[Mesh, ...] = ()
     sharded: frozenset[str] = frozenset()
     sharded_bits: frozenset[str] = frozenset()
+    spread: bool = False
     validates: bool = True
 
     def __post_init__(self) -> None:

@@ -55,6 +55,17 @@ type AttentionMask = (
 type Bias = Float[_Given, "*#batch #Hq #Sq #Sk"] | Float[_Given, "#Sq #Sk"]
 """Numbers that are added to the scaled logits (S2)."""
 
+type SpreadMask = (
+    Bool[_Given, "*#batch #Hq _ _"]
+    | Integer[_Given, "*#batch #Hq _ _"]
+    | Bool[_Given, "_ _"]
+    | Integer[_Given, "_ _"]
+)
+"""The same of a sequence that is spread over devices: rows and keys are 1, those of a device, or all."""
+
+type SpreadBias = Float[_Given, "*#batch #Hq _ _"] | Float[_Given, "_ _"]
+"""The same of numbers that are added to the logits."""
+
 type Sinks = Float[_Given, "sinks"] | Float[_Given, "#Hq sinks"]
 """Sink logits: shared by all heads, or those of each head (S11)."""
 

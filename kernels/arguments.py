@@ -120,7 +120,7 @@ def check_call(
     probability = check_dropout_prob(dropout_prob)
     start, end = check_ranges(kv_start, kv_end, batch, q_length, k_length)
     whole = (batch, q_heads, q_length, k_length)
-    mask = _check_mask(attention_mask, whole)
+    mask = check_mask(attention_mask, whole)
     if mask is not None and mask.shape[1] == mask.shape[3] == 1:
         mask, end = None, hide_rows(end, mask[:, 0, :, 0], q_length, k_length)
     return Call(
@@ -128,7 +128,7 @@ def check_call(
         key=key,
         value=value,
         attention_mask=mask,
-        bias=_check_bias(bias, whole),
+        bias=check_bias(bias, whole),
         q_segment_ids=segments[0],
         kv_segment_ids=segments[1],
         cum_seqlens_q=lengths[0],
@@ -207,7 +207,8 @@ def _check_qkv(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, 
     return q, k, v
 
 
-def _check_mask(mask: Any, whole: tuple[int, int, int, int]) -> jax.Array | None:
+def check_mask(mask: Any, whole: tuple[int, int, int, int]) -> jax.Array | None:
+    """Return a mask as bool with four axes (S5). whole: batch, query heads, rows and keys."""
     if mask is None:
         return None
     check_is_array("attention_mask", mask)
@@ -223,7 +224,8 @@ def _check_mask(mask: Any, whole: tuple[int, int, int, int]) -> jax.Array | None
     return jnp.asarray(mask if mask.dtype == np.bool_ else mask != 0)
 
 
-def _check_bias(bias: Any, whole: tuple[int, int, int, int]) -> jax.Array | None:
+def check_bias(bias: Any, whole: tuple[int, int, int, int]) -> jax.Array | None:
+    """Return a bias with four axes (S2). whole: batch, query heads, rows and keys."""
     if bias is None:
         return None
     check_is_array("bias", bias)

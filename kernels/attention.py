@@ -1,5 +1,6 @@
 """The public attention functions, which run the first implementation that supports the call."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from attest.kernels.annotations import (
@@ -29,7 +30,7 @@ from attest.kernels.annotations import (
 from attest.kernels.arguments import check_call
 from attest.kernels.batching import merged, split
 from attest.kernels.choose import check_supported, chosen, traits_of
-from attest.kernels.implementation import Implementation, Settings
+from attest.kernels.implementation import Implementation, Passes, Settings
 from attest.kernels.lowering import refused_elsewhere
 from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
@@ -197,23 +198,10 @@ def flash_attention_with_lse(
     check_symbolic(arguments)
     choice = chosen(arguments, traits_of(arguments), platform)
     passes = choice.implementation.load()
-    own = {name: arguments.pop(name) for name in _SETTINGS}
-    call = check_call(**arguments)
-    normalize_output = check_flag("normalize_output", own["normalize_output"])
-    precision = passes.check_precision(own["precision"])
-    logits_dtype = _logits_dtype(own["logits_dtype"])
+    call = check_call(**{name: x for name, x in arguments.items() if name not in SETTINGS})
     # Now the call is well-formed; block sizes may depend on the device.
     check_supported(choice.implementation, choice.call)
-    forward, backward = own["fwd_params"], own["bwd_params"]
-    if own["config"] is not None:
-        forward, backward = own["config"].forward, own["config"].backward
-    settings = Settings(
-        passes.check_forward(forward),
-        passes.check_backward(backward),
-        normalize_output,
-        precision,
-        logits_dtype,
-    )
+    settings = settings_of(passes, arguments)
     if choice.device is not None:
         passes = refused_elsewhere(passes, choice)
     out, lse = attend(passes, settings, call)
@@ -221,7 +209,25 @@ def flash_attention_with_lse(
 
 
 # The arguments that `Settings` holds; `check_call` checks the others.
-_SETTINGS = ("fwd_params", "bwd_params", "config", "normalize_output", "precision", "logits_dtype")
+SETTINGS = ("fwd_params", "bwd_params", "config", "normalize_output", "precision", "logits_dtype")
+
+
+def settings_of(passes: Passes, arguments: Mapping[str, Any]) -> Settings:
+    """Return the settings among the arguments of a call, checked for an implementation.
+
+    Raises: ValueError naming the argument.
+    """
+    own = {name: arguments[name] for name in SETTINGS}
+    forward, backward = own["fwd_params"], own["bwd_params"]
+    if own["config"] is not None:
+        forward, backward = own["config"].forward, own["config"].backward
+    return Settings(
+        passes.check_forward(forward),
+        passes.check_backward(backward),
+        check_flag("normalize_output", own["normalize_output"]),
+        passes.check_precision(own["precision"]),
+        _logits_dtype(own["logits_dtype"]),
+    )
 
 
 def _logits_dtype(dtype: Any) -> str:

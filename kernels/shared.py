@@ -43,12 +43,12 @@ def _with_residuals(
     passes: Passes, settings: Settings, call: Call
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, Forward]]:
     call = not_again(call)
-    result = _named(_forward(passes, settings, _read(call)))
+    result = named(_forward(passes, settings, _read(call)))
     return (result.out, result.lse), (call, result)
 
 
-def _named(result: Forward) -> Forward:
-    """The results under the names of policies: lse is saved with all else that the backward pass reads."""
+def named(result: Forward) -> Forward:
+    """Return results under the names of policies: lse is saved with all else that the backward pass reads."""
     out, *others = result
     return Forward(
         checkpoint_name(out, OUT_NAME), *jax.tree.map(partial(checkpoint_name, name=LSE_NAME), others)

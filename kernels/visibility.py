@@ -45,6 +45,19 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """The call that a call has some rows of, where rows lie on several devices.
+
+    rows: [Sq] int32, where each row is in the whole; past its end are rows of padding. q_length, k_length: of
+    the whole.
+    """
+
+    rows: jax.Array
+    q_length: int
+    k_length: int
+
+
+@dataclass(frozen=True)
 class _Sequences:
     """The sequence that each row belongs to; all [N, Sq] int32 or scalars, padding bool."""
 
@@ -57,13 +70,16 @@ class _Sequences:
     padding: jax.Array | None
 
 
-def describe_rows(call: Call) -> Rows:
-    """The interval of keys and the padding flag of every query row of `call` (S6 to S9, S23, S24, S28)."""
-    k_length = call.key.shape[1]
-    sequences = _sequences(call)
+def describe_rows(call: Call, whole: Whole | None = None) -> Rows:
+    """The interval of keys and the padding flag of every query row of `call` (S6 to S9, S23, S24, S28).
+
+    whole: what the rows are a part of, where keys are counted in the whole, too.
+    """
+    q_length, k_length = _lengths(call, whole)
+    sequences = _sequences(call, whole)
     first, last, padding = sequences.first, sequences.last, sequences.padding
     position = _row_positions(call, sequences)
-    low, high = _position_limits(call, position)
+    low, high = _position_limits(call, position, q_length + k_length)
     lowest = highest = None
     if call.positions.kv is None:
         # Key j of a sequence stands at j.
@@ -99,15 +115,17 @@ def _row_positions(call: Call, sequences: _Sequences) -> jax.Array:
     return sequences.local + sequences.shift
 
 
-def _position_limits(call: Call, position: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
-    """The lowest and highest position that each row sees by order, windows and chunks (S6, S7, S23, S24)."""
+def _position_limits(call: Call, position: jax.Array, most: int) -> tuple[jax.Array | None, jax.Array | None]:
+    """The lowest and highest position that each row sees by order, windows and chunks (S6, S7, S23, S24).
+
+    most: rows and keys of the whole.
+    """
     left, right = call.sliding_window
     if call.positions.given or is_symbolic(call):
         # Two positions are less than 2**32 apart.
         left, right = (None if side is None or side >= 2**32 else side for side in (left, right))
     else:
         # An offset past every key of either side changes nothing and must not overflow.
-        most = call.query.shape[1] + call.key.shape[1]
         left, right = (None if side is None else min(side, most) for side in (left, right))
     low = high = None
     if left is not None:
@@ -224,13 +242,20 @@ def key_block_range(
     return jnp.maximum(start, 0), jnp.minimum(stop, blocks)
 
 
-def _sequences(call: Call) -> _Sequences:
-    q_length, k_length = call.query.shape[1], call.key.shape[1]
-    rows = jnp.arange(q_length, dtype=jnp.int32)[None, :]
+def _lengths(call: Call, whole: Whole | None) -> tuple[int, int]:
+    if whole is None:
+        return call.query.shape[1], call.key.shape[1]
+    return whole.q_length, whole.k_length
+
+
+def _sequences(call: Call, whole: Whole | None) -> _Sequences:
+    q_length, k_length = _lengths(call, whole)
+    rows = jnp.arange(q_length, dtype=jnp.int32)[None, :] if whole is None else whole.rows[None, :]
     offset = call.positions.q_offset
     by_entry = None if offset is None else offset[:, None]
     if call.cum_seqlens_q is None or call.cum_seqlens_k is None:
-        return _Sequences(rows, 0, k_length - q_length, by_entry, None, None, None)
+        padding = None if whole is None else rows >= q_length
+        return _Sequences(rows, 0, k_length - q_length, by_entry, None, None, padding)
     if call.query.shape[0] == 1:
         return _packed(call.cum_seqlens_q, call.cum_seqlens_k, rows, offset)
     return _padded(call.cum_seqlens_q, call.cum_seqlens_k, rows, by_entry, k_length)

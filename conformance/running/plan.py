@@ -57,6 +57,8 @@ class Profile:
 
         Fewest for one that differs from such a subject in its configuration alone.
         """
+        if subject.spread:
+            return self.kinds.get("spread", self.kinds)
         if subject.implementation is None:
             return self.kinds
         delegated = self.kinds.get("delegated", self.kinds)
@@ -238,7 +240,8 @@ def _offer(subject: Subject, row: Facts, number: int, only: Restriction) -> Offe
     if row & {"many", "tall"}:
         # Several blocks in both directions: smaller blocks are as good, and cheaper.
         smallest = min(explicit, key=lambda index: _tokens(subject.tilings[index]), default=-1)
-        tilings = [smallest, tilings[-1]] if tilings[-1] == -1 else [smallest]
+        small = [index for index in explicit if _alike(subject.tilings[index], subject.tilings[smallest])]
+        tilings = [*(small or [smallest]), -1] if tilings[-1] == -1 else small
     tiling = -1 if "long" in row else tilings[number % len(tilings)]
     chosen = subject.tilings[tiling]
     return Offer(
@@ -255,6 +258,11 @@ def _offer(subject: Subject, row: Facts, number: int, only: Restriction) -> Offe
 
 def _blocks(tiling: Tiling) -> Blocks:
     return Blocks(tiling.query_block or _SHORT_BLOCK, tiling.key_block or _SHORT_BLOCK)
+
+
+def _alike(tiling: Tiling, other: Tiling) -> bool:
+    """Whether two tilings have the same blocks, as those have that differ in the number of devices."""
+    return _blocks(tiling) == _blocks(other)
 
 
 def _tokens(tiling: Tiling) -> int:

@@ -17,6 +17,8 @@ from tests.meta.processes import ROOT, python
 DEFECTS = tomllib.loads((Path(__file__).parent / "planted_defects.toml").read_text())
 XLA = "xla.flash_attention"
 HOPPER = "pallas.mosaic_gpu"
+# Of a CPU, for subjects that spread a sequence over them.
+DEVICES = 8
 
 # Lowers the cases of {folder: question} for CUDA, each with its folder's kernels; prints what went wrong.
 LOWER = """
@@ -70,6 +72,11 @@ def judged(site: Path, subject: str, *arguments: str) -> subprocess.CompletedPro
         "TRITON_INTERPRET": "1" if subject == "triton.interpret" else "0",
         "PJRT_NPROC": "8",  # what the interpreter of TPU kernels needs
     }
+    if subject.startswith("ring."):
+        variables["PJRT_NPROC"] = "64"  # eight for each device, whose exchanges wait in threads
+        # First, since XLA reads none after a word that is no flag.
+        flags = f"--xla_force_host_platform_device_count={DEVICES} {os.environ.get('XLA_FLAGS', '')}"
+        variables["XLA_FLAGS"] = flags.strip()
     return python(site, "-m", "attest", *arguments, **variables)
 
 

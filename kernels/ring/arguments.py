@@ -1,0 +1,124 @@
+"""Checks of a call whose sequence is spread over the devices of an axis."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from attest.kernels.arguments import Call, check_bias, check_call, check_mask
+from attest.kernels.key_ranges import check_ranges
+from attest.kernels.options import refuse, shown
+from attest.kernels.positions import check_positions
+from attest.kernels.sequences import check_lengths
+from attest.kernels.varying import varying_axes
+
+STRATEGIES = ("ring", "zigzag", "all_gather", "ulysses")
+
+# The arguments whose checks need the lengths of the whole sequence.
+_OF_THE_WHOLE = (
+    "attention_mask", "bias", "kv_start", "kv_end", "cum_seqlens_q", "cum_seqlens_k", "q_offset",
+    "q_positions", "kv_positions", "origin",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a sequence lies on devices.
+
+    axis: the name of the mesh axis. devices: how many share the sequence. q_length, k_length: of the
+    sequence; the last shards may hold padding past them.
+    """
+
+    axis: str
+    devices: int
+    q_length: int
+    k_length: int
+
+
+def devices_of(axis_name: Any) -> int:
+    """Return how many devices an axis of jax.shard_map has.
+
+    Raises: ValueError for what is no axis here.
+    """
+    if not isinstance(axis_name, str):
+        refuse("axis_name", shown(axis_name), "the name of a mesh axis", "None computes on one device.")
+    try:
+        return int(lax.psum(1, axis_name))
+    except NameError:
+        advice = "Call ring_attention inside jax.shard_map over that axis, or pass mesh."
+        refuse("axis_name", repr(axis_name), "an axis of a jax.shard_map around the call", advice)
+
+
+def check_strategy(strategy: Any) -> str | None:
+    """Return the strategy, None where the caller leaves it to us.
+
+    Raises: ValueError for one that does not exist.
+    """
+    if strategy is not None and strategy not in STRATEGIES:
+        expected = f"one of {', '.join(map(repr, STRATEGIES))}"
+        refuse("strategy", shown(strategy), expected, "Leave it out for the likeliest to be fast.")
+    return strategy
+
+
+def check_spread_call(arguments: Mapping[str, Any], spread: Spread) -> Call:
+    """Return the part of a call on one device, checked: arrays of rows and keys are shards of the whole.
+
+    Ranges and cumulative lengths count in the whole sequence. A mask or bias has, along rows and keys, 1, a
+    shard or all of them.
+
+    Raises: ValueError naming the argument.
+    """
+    given = {name: x for name, x in arguments.items() if name not in _OF_THE_WHOLE}
+    rest = {name: arguments.get(name) for name in _OF_THE_WHOLE}
+    call = check_call(**given)
+    batch, q_local, q_heads, _ = call.query.shape
+    k_local = call.key.shape[1]
+    lengths = check_lengths(
+        rest["cum_seqlens_q"], rest["cum_seqlens_k"], batch, spread.q_length, spread.k_length
+    )
+    start, end = check_ranges(rest["kv_start"], rest["kv_end"], batch, q_local, spread.k_length)
+    pairs = {
+        name: _check_pairs(name, rest[name], (batch, q_heads, q_local, k_local), spread)
+        for name in ("attention_mask", "bias")
+    }
+    return replace(
+        call,
+        **pairs,
+        cum_seqlens_q=lengths[0],
+        cum_seqlens_k=lengths[1],
+        kv_start=start,
+        kv_end=end,
+        positions=check_positions(
+            rest["q_offset"],
+            rest["q_positions"],
+            rest["kv_positions"],
+            rest["origin"],
+            sequences=batch if lengths[0] is None else lengths[0].shape[0] - 1,
+            batch=batch,
+            q_length=q_local,
+            k_length=k_local,
+        ),
+    )
+
+
+def _check_pairs(name: str, x: Any, local: tuple[int, int, int, int], spread: Spread) -> jax.Array | None:
+    """A mask or bias whose rows and keys are 1, those of a shard, or all."""
+    check = check_mask if name == "attention_mask" else check_bias
+    if not isinstance(x, jax.Array | np.ndarray) or not 2 <= x.ndim <= 4:
+        return check(x, local)
+    batch, heads, rows, keys = local
+    sizes = {-2: rows, -1: keys}
+    for axis, own in tuple(sizes.items()):
+        size, every = x.shape[axis], own * spread.devices
+        if size not in (1, own, every):
+            what = "rows" if axis == -2 else "keys"
+            advice = "Split it like the sequence, or give it whole to every device."
+            refuse(name, f"shape {x.shape}", f"1, {own} or {every} {what}: a shard's, or all", advice)
+        # A single entry of a shard of one looks like one that all share.
+        if size == 1 == own and spread.devices > 1 and spread.axis in varying_axes(jax.numpy.asarray(x)):
+            refuse(name, f"shape {x.shape}, other entries on each device", f"all {every}", "Give it whole.")
+        sizes[axis] = size if size > 1 else own
+    return check(x, (batch, heads, sizes[-2], sizes[-1]))

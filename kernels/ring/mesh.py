@@ -1,0 +1,208 @@
+"""Ring attention from outside of `jax.shard_map`: whole arrays over a mesh, padded where need be."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from attest.kernels.options import refuse, shown
+from attest.kernels.ring.arguments import Spread
+
+# What each axis of an array is: batch, query heads, key heads, rows, keys, or none of them.
+_LAYOUTS = {
+    "query": "bqh.",
+    "key": "bkg.",
+    "value": "bkg.",
+    "attention_mask": "bhqk",
+    "bias": "bhqk",
+    "q_segment_ids": "bq",
+    "kv_segment_ids": "bk",
+    "softmax_aux": "h.",
+    "q_positions": "bq",
+    "kv_positions": "bk",
+    "kv_start": "bq",
+    "kv_end": "bq",
+    "alibi_slopes": "bh",
+}
+# What pads an array that is not padded with 0: rows and keys of padding meet nothing.
+_FILL = {"q_segment_ids": -1, "kv_segment_ids": -1}
+# Shards are a multiple of so many rows and keys: their halves begin at multiples of 4, as dropout needs.
+_UNIT = 8
+
+type Axes = tuple[str, ...]
+
+
+def over_mesh(
+    run: Callable[[dict[str, Any], Spread], tuple[jax.Array, jax.Array]],
+    arguments: Mapping[str, Any],
+    mesh: Any,
+    axis_name: Any,
+    batch_axes: Any,
+    head_axes: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """Return out and lse of a whole call, which `run` computes on every device of the mesh.
+
+    Raises: ValueError for axes that the mesh does not have, or that do not divide the batch or the heads.
+    """
+    axes = {"b": _axes("batch_axes", batch_axes, mesh), "h": _axes("head_axes", head_axes, mesh)}
+    if not isinstance(axis_name, str):
+        refuse("axis_name", shown(axis_name), "the name of a mesh axis", "None computes on one device.")
+    (sequence,) = _axes("axis_name", axis_name, mesh)
+    if len({sequence, *axes["b"], *axes["h"]}) < 1 + len(axes["b"]) + len(axes["h"]):
+        got = f"{sequence!r}, {axes['b']} and {axes['h']}"
+        refuse(
+            "axis_name", got, "other axes for the sequence, the batch and the heads", "Use each axis once."
+        )
+    for name, x in arguments.items():
+        if name in ("query", "key", "value") and getattr(x, "ndim", None) != 4:
+            refuse(name, f"shape {getattr(x, 'shape', None)}", "4 axes", "Give [B, length, heads, head dim].")
+    devices = mesh.shape[sequence]
+    lengths = {"q": arguments["query"].shape[1], "k": arguments["key"].shape[1]}
+    padded = {kind: _padded(length, devices) for kind, length in lengths.items()}
+    arrays = {name: x for name, x in arguments.items() if isinstance(x, jax.Array | np.ndarray)}
+    static = {name: x for name, x in arguments.items() if name not in arrays}
+    ready: dict[str, jax.Array] = {}
+    specs: dict[str, PartitionSpec] = {}
+    for name, x in arrays.items():
+        ready[name], specs[name] = _placed(name, x, axes, sequence, lengths, padded, mesh)
+    spread = Spread(sequence, devices, lengths["q"], lengths["k"])
+    local = _Local(run, tuple(static.items()), spread, axes["b"], axes["h"])
+    explicit = AxisType.Explicit in mesh.axis_types
+    if explicit:
+        ready = {name: _on(mesh, x, specs[name]) for name, x in ready.items()}
+    try:
+        hash(local)
+    except TypeError:
+        # An option that has no hash, such as a list: the function is a new one for each call.
+        function = _over(local, mesh, tuple(specs.items()))
+    else:
+        function = _over_once(local, mesh, tuple(specs.items()))
+    out, lse = function(ready)
+    batch, heads = axes["b"] or None, axes["h"] or None
+    if lengths["q"] == padded["q"]:
+        return out, lse
+    if explicit:
+        # A part of an axis that is sharded has no type there.
+        out, lse = (
+            _on(mesh, out, PartitionSpec(batch, None, heads)),
+            _on(mesh, lse, PartitionSpec(batch, heads)),
+        )
+    return out[:, : lengths["q"]], lse[:, :, : lengths["q"]]
+
+
+@dataclass(frozen=True)
+class _Local:
+    """What each device computes. static: the arguments that are no arrays. batch, heads: axes of the mesh."""
+
+    run: Callable[[dict[str, Any], Spread], tuple[jax.Array, jax.Array]]
+    static: tuple[tuple[str, Any], ...]
+    spread: Spread
+    batch: Axes
+    heads: Axes
+
+    def __call__(self, given: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        whole = {**dict(self.static), **given}
+        if whole.get("dropout_prob"):
+            whole["origin"] = _origin(whole, {"b": self.batch, "h": self.heads})
+        return self.run(whole, self.spread)
+
+
+def _over(
+    local: _Local, mesh: Any, specs: tuple[tuple[str, PartitionSpec], ...]
+) -> Callable[[dict[str, jax.Array]], tuple[jax.Array, jax.Array]]:
+    """The function that computes on every device of the mesh."""
+    batch, heads, sequence = local.batch or None, local.heads or None, local.spread.axis
+    out_specs = PartitionSpec(batch, sequence, heads, None), PartitionSpec(batch, heads, sequence)
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(dict(specs),), out_specs=out_specs))
+
+
+# One function for calls that are alike, so that an eager one compiles once.
+_over_once = lru_cache(maxsize=256)(_over)
+
+
+def _on(mesh: Any, x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """An array placed as jax.shard_map takes it where the types of arrays say where they are."""
+    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+
+
+def _axes(argument: str, given: Any, mesh: Any) -> Axes:
+    found = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    for name in found:
+        if name not in mesh.axis_names:
+            there = ", ".join(map(repr, mesh.axis_names))
+            refuse(argument, repr(name), f"axes of the mesh, {there}", "Correct the name.")
+    return found
+
+
+def _padded(length: int, devices: int) -> int:
+    """The length that devices divide: at least one unit for each, where they do not divide it as it is."""
+    if devices == 1:
+        return length
+    unit = devices * _UNIT
+    return length if length and length % unit == 0 else max(1, -(-length // unit)) * unit
+
+
+def _placed(
+    name: str,
+    x: Any,
+    axes: Mapping[str, Axes],
+    sequence: str,
+    lengths: Mapping[str, int],
+    padded: Mapping[str, int],
+    mesh: Any,
+) -> tuple[jax.Array, PartitionSpec]:
+    """An array padded along rows and keys, and how it is spread over the mesh."""
+    layout = _LAYOUTS.get(name)
+    x = jnp.asarray(x)
+    if layout is None or x.ndim == 0:
+        return x, PartitionSpec()
+    if name == "alibi_slopes" and x.ndim == 1:
+        x = x[None]
+    if name in ("attention_mask", "bias"):
+        x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    if name == "softmax_aux" and x.ndim == 1:
+        layout = "."
+    if x.ndim != len(layout):
+        refuse(name, f"shape {x.shape}", f"{len(layout)} axes", "See attest.flash_attention.")
+    pads: list[tuple[int, int]] = []
+    spec: list[Axes | None] = []
+    for kind, size in zip(layout, x.shape, strict=True):
+        # One entry of a mask or bias is for all; one row or key of the others is all there is.
+        shared = size == 1 and (name in ("attention_mask", "bias") or kind in "bh")
+        along = kind in lengths and not shared
+        if along and size != lengths[kind]:
+            what = f"{lengths[kind]} {'rows' if kind == 'q' else 'keys'}, as the sequence has"
+            refuse(name, f"shape {x.shape}", what, "See attest.flash_attention.")
+        pads.append((0, padded[kind] - size if along else 0))
+        # The keys of a mask stay whole on every device: its rows are split over the same axis.
+        own = (sequence,) if kind == "q" or (kind == "k" and "q" not in layout) else ()
+        own = axes["h" if kind == "g" else kind] if kind in "bhg" else own
+        shards = int(np.prod([mesh.shape[axis] for axis in own], dtype=np.int64))
+        if shared and name not in ("query", "key", "value"):
+            own = ()
+        elif kind in "bhg" and size % shards:
+            what = {"b": "batch entries", "h": "query heads", "g": "key heads"}[kind]
+            refuse(
+                name, f"{size} {what}", f"a multiple of the {shards} devices of {own}", "Use fewer devices."
+            )
+        spec.append(own or None)
+    if any(more for _, more in pads):
+        x = jnp.pad(x, pads, constant_values=_FILL.get(name, 0))
+    return x, PartitionSpec(*spec)
+
+
+def _origin(whole: Mapping[str, Any], axes: Mapping[str, Axes]) -> jax.Array:
+    """Where the part of a device begins in the whole; rows and keys are counted by the ring."""
+    batch, _, heads, _ = whole["query"].shape
+    first = [
+        lax.axis_index(axes[kind]) * size if axes[kind] else 0 for kind, size in (("b", batch), ("h", heads))
+    ]
+    begin = jnp.stack([jnp.asarray(x, jnp.uint32) for x in (*first, 0, 0)])
+    given = whole.get("origin")
+    return begin if given is None else begin + jnp.asarray(given, jnp.uint32)

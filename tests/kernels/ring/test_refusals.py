@@ -1,0 +1,117 @@
+"""What ring attention refuses: one sentence that names the argument, when the call is traced."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from kernel_cases import normal
+
+from attest.kernels.ring import ring_attention
+from tests.kernels.alone import run_alone
+
+DEVICES = 4
+here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of four devices")
+
+
+@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of four devices")
+def test_all_of_this_in_a_process_of_four_devices() -> None:
+    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=300, devices=DEVICES)
+
+
+def arrays(length: int = 32, heads: int = 4, key_heads: int = 2, dtype: str = "float32") -> dict[str, Any]:
+    return {
+        "query": normal(2, length, heads, 8, dtype=dtype),
+        "key": normal(2, length, key_heads, 8, dtype=dtype),
+        "value": normal(2, length, key_heads, 8, dtype=dtype),
+    }
+
+
+def mesh() -> Any:
+    return jax.make_mesh((DEVICES,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:DEVICES])
+
+
+def inside(given: dict[str, Any], **options: Any) -> Any:
+    """The call within jax.shard_map, where arrays are split along the sequence."""
+    return jax.shard_map(
+        lambda given: ring_attention(**given, **({"axis_name": "x"} | options)),
+        mesh=mesh(),
+        in_specs=(P(None, "x"),),
+        out_specs=P(None, "x"),
+    )(given)
+
+
+@here
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"axis_name": "y"}, "axis_name: got 'y'; expected axes of the mesh, 'x'"),
+        ({"axis_name": None}, "axis_name: got None; expected the axis of mesh that splits the sequence"),
+        ({"strategy": "star"}, "strategy: got 'star'; expected one of 'ring', 'zigzag', 'all_gather', 'uly"),
+        ({"batch_axes": "x"}, "axis_name: got 'x', .* expected other axes for the sequence, the batch and"),
+        ({"head_axes": "z"}, "head_axes: got 'z'; expected axes of the mesh, 'x'"),
+        ({"strategy": "ulysses", "heads": 6, "key_heads": 6}, "query: got 6 heads over 4 devices; expected"),
+        ({"strategy": "ulysses", "heads": 12, "key_heads": 3}, "key: got 3 heads over 4 devices; expected a"),
+        ({"attention_mask": np.ones((2, 1, 32, 20), bool)}, "attention_mask: got shape"),
+        ({"bias": np.ones((1, 1, 8, 9), np.float32)}, "bias: got shape"),
+        ({"softmax_scale": "a"}, "softmax_scale: got"),
+        ({"fwd_params": 3}, "fwd_params: got a int; expected None where no platform is named"),
+        (
+            {"platform": "mosaic_gpu"},
+            "platform: 'mosaic_gpu' takes bfloat16 and float16, and the call has float32",
+        ),
+        ({"kv_positions": np.zeros((1, 5), np.int32)}, "kv_positions: got shape"),
+    ],
+)
+def test_from_outside(options: dict[str, Any], words: str) -> None:
+    sizes = {name: options.pop(name) for name in ("heads", "key_heads") if name in options}
+    given = {"mesh": mesh(), "axis_name": "x"} | options
+    with pytest.raises((ValueError, NotImplementedError), match=words):
+        jax.eval_shape(partial(ring_attention, **given), **arrays(**sizes))
+
+
+@here
+@pytest.mark.parametrize(
+    ("length", "options", "words"),
+    [
+        (
+            20,
+            {"strategy": "zigzag"},
+            "query: got 5 rows a device with strategy='zigzag'; expected an even num",
+        ),
+        (32, {"axis_name": "y"}, "axis_name: got 'y'; expected an axis of a jax.shard_map around the call"),
+        (32, {"axis_name": 3}, "axis_name: got 3; expected the name of a mesh axis"),
+        (32, {"batch_axes": "x"}, "batch_axes and head_axes: got x and None; expected None without mesh"),
+        (32, {"bias": np.ones((1, 1, 3, 8), np.float32)}, "bias: got shape .* expected 1, 8 or 32 rows"),
+        (32, {"q_segment_ids": np.zeros((2, 8), np.int32)}, "kv_segment_ids"),
+    ],
+)
+def test_within_shard_map(length: int, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        jax.eval_shape(partial(inside, **options), arrays(length))
+
+
+@here
+def test_one_entry_of_a_shard_of_one_key_is_not_taken_for_one_of_all() -> None:
+    def call(given: dict[str, Any], bias: Any) -> Any:
+        return ring_attention(**given, bias=bias, axis_name="x")
+
+    run = jax.shard_map(
+        call,
+        mesh=mesh(),
+        in_specs=(P(None, "x"), P(None, None, None, "x")),
+        out_specs=P(None, "x"),
+    )
+    with pytest.raises(ValueError, match=r"bias: got shape .* other entries on each device; expected all 4"):
+        jax.eval_shape(run, arrays(4), jnp.ones((1, 1, 1, 4)))
+
+
+def test_without_an_axis_it_is_the_local_kernel() -> None:
+    given = arrays()
+    np.testing.assert_array_equal(
+        ring_attention(**given, causal=True), ring_attention(**given, causal=True, strategy="zigzag")
+    )

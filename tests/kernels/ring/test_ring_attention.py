@@ -1,0 +1,272 @@
+"""Ring attention on eight devices: what one device computes, forward and backward, with every clause."""
+
+import re
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from kernel_cases import normal
+
+from attest.kernels import flash_attention_with_lse, xla
+from attest.kernels.ring import ring_attention, ring_attention_with_lse
+from tests.kernels.alone import run_alone
+from tests.kernels.ring.ring_cases import (
+    BATCH,
+    DEVICES,
+    HEADS,
+    KEY_HEADS,
+    NAMES,
+    SEQUENCE,
+    STRATEGIES,
+    assert_same,
+    both_passes,
+    features,
+    here,
+    in_shard_map,
+    inputs,
+    mesh_of,
+    numbers,
+    on_one_device,
+    on_ring,
+    strategies,
+)
+
+
+@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
+def test_all_of_this_in_a_process_of_eight_devices() -> None:
+    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=900, devices=DEVICES)
+
+
+@here
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [(name, STRATEGIES[i % len(STRATEGIES)]) for i, name in enumerate(NAMES)]
+    + [
+        ("causal, sinks, cap", "zigzag"),
+        ("window, dropout", "ring"),
+        ("positions in any order, ALiBi", "zigzag"),
+    ],
+)
+def test_a_ring_gives_what_one_device_gives(name: str, strategy: str) -> None:
+    """Lengths that the devices do not divide, and more keys than rows; all strategies run at night."""
+    devices = 2 if strategy in ("zigzag", "ulysses") else 3
+    assert_same(on_ring(name, 29, 37, devices, strategy), on_one_device(name, 29, 37))
+
+
+@here
+@pytest.mark.parametrize(
+    ("spec", "strategy"), [(P(None, None, "x"), "zigzag"), (P(None, None, None, "x"), "ring")]
+)
+def test_a_bias_may_be_split_by_rows_or_by_keys(spec: P, strategy: str) -> None:
+    """Its gradient comes back in the same layout; a mask lies likewise."""
+    options = {"bias": normal(1, HEADS, 32, 32, seed=7), "attention_mask": numbers(0, 4, 2, 1, 32, 32) > 0}
+    call = in_shard_map(2, {**SEQUENCE, "bias": spec, "attention_mask": spec}, {"strategy": strategy})
+    found = both_passes(call, options, inputs(32, 32))
+    assert_same(found, both_passes(flash_attention_with_lse, options, inputs(32, 32)))
+
+
+@here
+@strategies
+def test_lengths_that_divide_are_not_padded(strategy: str) -> None:
+    """Whole pieces of the diagonal are calls in causal order of their own."""
+    name = "causal, sinks, cap"
+    assert_same(on_ring(name, 64, 64, 2, strategy), on_one_device(name, 64, 64))
+
+
+@here
+@strategies
+def test_the_same_ring_has_the_same_bits_twice(strategy: str) -> None:
+    first, second = (on_ring("causal, sinks, cap", 32, 32, 2, strategy) for _ in range(2))
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@here
+@pytest.mark.parametrize("strategy", ["ring", "zigzag", "ulysses"])
+@pytest.mark.parametrize("name", ["plain", "causal, dropout from an origin"])
+def test_a_ring_of_one_is_the_local_kernel(name: str, strategy: str) -> None:
+    """To the bit, if the kernel, too, is compiled under jax.shard_map."""
+    options = features(64, 64)[name]
+    found = on_ring(name, 64, 64, 1, strategy)
+    local = jax.shard_map(
+        lambda arrays: flash_attention_with_lse(**arrays, **options),
+        mesh=mesh_of(1),
+        in_specs=(P(None, "x"),),
+        out_specs=(P(None, "x"), P(None, None, "x")),
+    )
+    wanted = both_passes(lambda **arrays: local(arrays), {}, inputs(64, 64))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@here
+@strategies
+def test_dropout_keeps_what_one_device_keeps(strategy: str) -> None:
+    """One-hot values show each weight: those that are 0 are the same ones on any ring."""
+    q = k = 32
+    given = inputs(q, k) | {"value": jnp.broadcast_to(jnp.eye(k)[None, :, None], (BATCH, k, KEY_HEADS, k))}
+    options: dict[str, Any] = {"dropout_prob": 0.5, "dropout_seed": 9, "causal": True}
+    wanted = flash_attention_with_lse(**given, **options)[0] != 0
+    for devices in (2, 4):
+        call = partial(ring_attention, **options, mesh=mesh_of(devices), axis_name="x", strategy=strategy)
+        found = jax.jit(lambda given, call=call: call(**given))(given)
+        np.testing.assert_array_equal(found != 0, wanted)
+
+
+@here
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_low_precision_is_rounded_once(dtype: str) -> None:
+    """Sums are float32: a ring of eight is no further off than one device, up to a bit of the results."""
+    given = inputs(32, 32, dtype)
+    wanted = both_passes(flash_attention_with_lse, {"causal": True}, inputs(32, 32))
+    call = partial(ring_attention_with_lse, mesh=mesh_of(8), axis_name="x", strategy="ring")
+    for run in (call, flash_attention_with_lse):
+        found = both_passes(run, {"causal": True}, given)
+        assert found[0][0].dtype == dtype
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            off = jnp.abs(a.astype(jnp.float32) - b).max() / jnp.abs(b).max()
+            assert off < (0.03 if dtype == "bfloat16" else 0.004)
+
+
+@here
+@strategies
+def test_gradients_of_what_devices_share_are_rounded_after_their_sum(strategy: str) -> None:
+    given = inputs(32, 32, "bfloat16")
+    given |= {"softmax_aux": normal(HEADS, 2, dtype="bfloat16"), "bias": normal(1, 1, 1, 1, dtype="bfloat16")}
+    call = partial(ring_attention, mesh=mesh_of(2), axis_name="x", strategy=strategy)
+    program = str(jax.make_jaxpr(jax.grad(lambda given: call(**given).astype("float32").sum()))(given))
+    summed = set(re.findall(r"(\w+)\[[\d,]*\][^=]*= psum", program))
+    assert summed == {"f32"}
+
+
+@here
+def test_eager_calls_that_are_alike_compile_once(caplog: pytest.LogCaptureFixture) -> None:
+    given = inputs(32, 32)
+
+    def call() -> None:
+        options: dict[str, Any] = {"causal": True, "sliding_window": (7, 0)}
+        ring_attention(**given, **options, mesh=mesh_of(4), axis_name="x", strategy="ring")
+
+    def compiled() -> int:
+        caplog.clear()
+        with caplog.at_level("WARNING"), jax.log_compiles():
+            call()
+        return sum("Finished XLA compilation" in record.getMessage() for record in caplog.records)
+
+    assert compiled() > 0
+    assert compiled() == 0
+
+
+@here
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=["explicit", "automatic"])
+@pytest.mark.parametrize("strategy", ["ring", "zigzag", "all_gather"])
+def test_batch_and_heads_may_be_sharded_beside_the_sequence(strategy: str, kind: AxisType) -> None:
+    name = "causal, dropout from an origin"
+    mesh = mesh_of(2, kind, data=2, model=2)
+    call = partial(
+        ring_attention_with_lse,
+        mesh=mesh,
+        axis_name="x",
+        batch_axes="data",
+        head_axes="model",
+        strategy=strategy,
+    )
+    with jax.set_mesh(mesh):
+        found = both_passes(call, features(32, 32)[name], inputs(32, 32))
+    assert_same(found, on_one_device(name, 32, 32))
+
+
+@here
+def test_transforms() -> None:
+    """Under jax.checkpoint, scan and vmap."""
+    given = inputs(32, 32)
+    call = partial(ring_attention, causal=True, mesh=mesh_of(2), axis_name="x")
+
+    def loss(call: Any, given: dict[str, jax.Array]) -> jax.Array:
+        return (call(**given) ** 2).sum()
+
+    wanted = jax.grad(partial(loss, partial(ring_attention, causal=True)))(given)
+    assert_same(jax.jit(jax.grad(jax.checkpoint(partial(loss, call))))(given), wanted)
+
+    def twice(given: dict[str, jax.Array]) -> jax.Array:
+        return jax.lax.scan(lambda total, _: (total + loss(call, given), None), 0.0, length=2)[0] / 2
+
+    assert_same(jax.jit(jax.grad(twice))(given), wanted)
+    several = jax.tree.map(lambda x: jnp.stack((x, x)), given)
+    found = jax.jit(jax.vmap(jax.grad(partial(loss, call))))(several)
+    assert_same(jax.tree.map(lambda x: x[1], found), wanted)
+
+
+@here
+def test_block_sizes_reach_every_pair() -> None:
+    given = inputs(64, 64)
+    sizes = xla.ChunkSizes(q=8, k=8)
+    call = partial(ring_attention, mesh=mesh_of(2), axis_name="x", strategy="ring", platform="xla")
+    plain, cut = (jax.jit(partial(call, fwd_params=x)).lower(**given).as_text() for x in (None, sizes))
+    assert plain != cut
+    np.testing.assert_allclose(call(**given, fwd_params=sizes), call(**given), rtol=1e-5, atol=1e-6)
+
+
+def permutes(strategy: str, devices: int, options: dict[str, Any], gradients: bool = False) -> Counter[str]:
+    """The collectives of the compiled program, by name; of permutes, also the number of sends."""
+    given = inputs(128, 128)
+    call = partial(ring_attention, **options, mesh=mesh_of(devices), axis_name="x", strategy=strategy)
+
+    def run(given: dict[str, jax.Array]) -> Any:
+        return jax.grad(lambda given: call(**given).sum())(given) if gradients else call(**given)
+
+    mesh = mesh_of(devices)
+    place = jax.sharding.NamedSharding(mesh, P(None, "x"))
+    given = {name: jax.device_put(x, place) for name, x in given.items()}
+    text = jax.jit(run).lower(given).compile().as_text()
+    found = Counter(
+        re.findall(r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", text)
+    )
+    found["sends"] = sum(
+        pairs.count("{") for pairs in re.findall(r"source_target_pairs={((?:{\d+,\d+},?)*)}", text)
+    )
+    return found
+
+
+@here
+def test_hidden_pairs_are_not_sent() -> None:
+    """Keys and values: of full attention each to all others, of causal order to later devices alone."""
+    assert permutes("ring", 4, {})["sends"] == 2 * 4 * 3
+    assert permutes("ring", 4, {"causal": True})["sends"] == 2 * (3 + 2 + 1)
+    assert permutes("ring", 8, {"causal": True, "sliding_window": (10, 0)})["sends"] == 2 * 7
+    assert set(permutes("ring", 4, {})) == {"collective-permute", "sends"}
+
+
+@here
+def test_gradients_are_sent_home() -> None:
+    """Backward sends keys and values once more, and their gradients."""
+    assert permutes("ring", 4, {"causal": True}, gradients=True)["sends"] == 3 * 2 * (3 + 2 + 1)
+
+
+@here
+@pytest.mark.parametrize("strategy", ["ring", "zigzag"])
+def test_a_policy_of_remat_spares_the_exchange_of_the_forward_pass(strategy: str) -> None:
+    call = partial(ring_attention, causal=True, mesh=mesh_of(2), axis_name="x", strategy=strategy)
+
+    def permutes_of(policy: Any) -> int:
+        layer = jax.checkpoint(lambda given: call(**given).sum(), policy=policy)
+        text = str(jax.make_jaxpr(jax.grad(layer))(inputs(32, 32)))
+        return text.count("ppermute[")
+
+    names = jax.checkpoint_policies.save_only_these_names("flash_attention_out", "flash_attention_lse")
+    assert permutes_of(names) < permutes_of(None)
+
+
+@here
+@pytest.mark.parametrize(
+    ("strategy", "collective"), [("all_gather", "all-gather"), ("ulysses", "all-to-all")]
+)
+def test_other_strategies_use_their_collective_alone(strategy: str, collective: str) -> None:
+    found = permutes(strategy, 4, {"causal": True})
+    assert set(found) - {"sends"} == {collective}

@@ -1,0 +1,127 @@
+"""A causal language model with ring attention and dropout trains alike on any number of devices (S21)."""
+
+import itertools
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gpt
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from attest.kernels.ring import attention, pairs, ring_attention
+from attest.kernels.xla.blocks import ChunkSizes
+from tests.kernels.alone import run_alone
+
+LIMITS = tomllib.loads((Path(__file__).parent / "training.toml").read_text())
+DEVICES = 8
+OPTIONS: dict[str, Any] = {"causal": True, "dropout_prob": 0.1, "platform": "xla"}
+STRATEGIES = ("ring", "zigzag", "all_gather", "ulysses")
+
+here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
+elsewhere = pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
+
+
+@elsewhere
+def test_two_devices_in_a_process_of_eight() -> None:
+    test = test_losses_are_those_of_one_device.__name__
+    run_alone(f"{__file__}::{test}[ring-2]", {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
+
+
+@elsewhere
+def test_all_of_this_in_a_process_of_eight_devices() -> None:
+    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=1800, devices=DEVICES)
+
+
+def mesh_of(devices: int) -> Any:
+    return jax.make_mesh(
+        (devices,), (gpt.AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
+    )
+
+
+def attend(dtype: Any = jnp.float32, **options: Any) -> gpt.Attend:
+    """Ring attention in a dtype, with the result in float32."""
+
+    def call(query: jax.Array, key: jax.Array, value: jax.Array, seed: jax.Array) -> jax.Array:
+        query, key, value = (x.astype(dtype) for x in (query, key, value))
+        out = ring_attention(query, key, value, dropout_seed=seed, **OPTIONS, **options)
+        return out.astype(jnp.float32)
+
+    return call
+
+
+def losses(strategy: str, devices: int, dtype: Any = jnp.float32) -> np.ndarray:
+    """The losses of the model inside of jax.shard_map."""
+    options = {"axis_name": gpt.AXIS, "strategy": strategy}
+    return gpt.losses(attend(dtype, **options), mesh_of(devices))
+
+
+@cache
+def of_one_device() -> np.ndarray:
+    found = gpt.losses(attend())
+    assert found[-5:].mean() < LIMITS["learnt"] * found[0], found
+    return found
+
+
+def agree(found: np.ndarray) -> None:
+    np.testing.assert_allclose(found, of_one_device(), rtol=LIMITS["relative"], atol=0)
+
+
+@here
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_losses_are_those_of_one_device(strategy: str, devices: int) -> None:
+    agree(losses(strategy, devices))
+
+
+@here
+def test_losses_from_outside_are_those_of_one_device() -> None:
+    agree(gpt.losses(attend(axis_name=gpt.AXIS, mesh=mesh_of(4))))
+
+
+def _local_dropout(pair: pairs.Pair) -> Any:
+    """Where the pairs of a call begin, by the rows and keys of the shards alone."""
+    begin = jnp.array([0, 0, pair.lines.start, pair.columns.start], jnp.uint32)
+    return begin if pair.own.call.dropout_seed is not None else None
+
+
+def _shifted_order(order: Callable[..., Any]) -> Callable[..., Any]:
+    """Causal order in which a row stands where that of the next device does."""
+    return lambda call, spread: replace(order(call, spread), shift=call.query.shape[1])
+
+
+@here
+def test_dropout_by_coordinates_of_the_shard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs.Pair, "_origin", _local_dropout)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        agree(losses("ring", 2))
+
+
+@here
+def test_a_mask_off_by_a_shard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = attention
+    monkeypatch.setattr(module, "_order", _shifted_order(module._order))
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        agree(losses("ring", 2))
+
+
+@here
+def test_meshes_differ_no_more_than_block_sizes_in_bfloat16() -> None:
+    """Losses on 1, 2, 4 and 8 devices spread no further than those of four block sizes on one device."""
+    sizes = (ChunkSizes(n, n) for n in (8, 16, 32, 64))
+    blocks = [gpt.losses(attend(jnp.bfloat16, fwd_params=x, bwd_params=x)) for x in sizes]
+    meshes = [losses("ring", devices, jnp.bfloat16) for devices in (1, 2, 4, 8)]
+    assert spread(blocks) > 0
+    assert spread(meshes) <= LIMITS["spread"] * spread(blocks)
+
+
+def spread(trainings: Sequence[np.ndarray]) -> float:
+    """The root mean square of relative differences of losses, over pairs of trainings and steps."""
+    found = [a / b - 1 for a, b in itertools.combinations(np.asarray(trainings, np.float64), 2)]
+    return float(np.sqrt(np.square(found).mean()))
