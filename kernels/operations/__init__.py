@@ -1,7 +1,7 @@
 """Operations: attention as model code calls it, above the kernels: chosen, tuned, cached and sharded.
 
 `MaskInfo` describes who sees whom. `flash_attention` and `attention` are functions; `FlashAttention` and
-`Attention` are the operations behind them, which an `Executor` runs.
+`Attention` are the operations behind them, which an `Executor` runs, as it does `RingAttention`.
 """
 
 from attest.kernels.masks.mask_info import MaskInfo
@@ -17,6 +17,7 @@ from attest.kernels.operations.persistent import PersistentCache
 from attest.kernels.operations.platforms import Backend, Platform, detect_platform
 from attest.kernels.operations.policy import AutotunePolicy, policy_override
 from attest.kernels.operations.registry import NoImplementationError, kernel_registry
+from attest.kernels.operations.ring_attention import RingAttention
 from attest.kernels.operations.selector import ConfigSelectorChain, Explanation
 from attest.kernels.operations.tuner import Tuner, TuningRecord
 
@@ -39,6 +40,7 @@ __all__ = [
     "NoImplementationError",
     "PersistentCache",
     "Platform",
+    "RingAttention",
     "Tuner",
     "TuningRecord",
     "attention",

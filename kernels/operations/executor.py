@@ -209,6 +209,8 @@ def _check_mesh(mesh: Any, in_specs: Any, out_specs: Any) -> None:
         refuse(missing[0], f"none beside {there}", "mesh, in_specs and out_specs together", "Give all three.")
     if mesh is not None and not isinstance(mesh, Mesh | jax.sharding.AbstractMesh):
         refuse("mesh", f"a {type(mesh).__name__}", "a jax.sharding.Mesh", "Build it with jax.make_mesh.")
+    if mesh is not None and not isinstance(in_specs, tuple | list):
+        refuse("in_specs", f"a {type(in_specs).__name__}", "a tuple of specs", "Give one for each operand.")
 
 
 def _looks(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

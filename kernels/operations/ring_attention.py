@@ -1,0 +1,140 @@
+"""The operation `RingAttention`: attention over a sequence that is spread over the devices of a mesh axis."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from attest.kernels.annotations import Out
+from attest.kernels.choose import device_of
+from attest.kernels.operations.configs import FlashAttentionConfig
+from attest.kernels.operations.flash_attention import FlashAttention
+from attest.kernels.operations.invocation import Invocation
+from attest.kernels.operations.kernel import Kernel
+from attest.kernels.operations.platforms import check_platform, implementation_name
+from attest.kernels.options import refuse
+from attest.kernels.ring import ring_attention
+
+type _Invocation = Invocation[FlashAttentionConfig, Out]
+
+# What the configuration says in place of the call, and what the executor takes.
+_CONFIGURED = frozenset({"fwd_params", "bwd_params", "config", "mesh", "batch_axes", "head_axes"})
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(ring_attention).parameters.items()
+    if name not in _CONFIGURED
+}
+# What specs pair with, in order, as for FlashAttention.
+_OPERANDS = ("query", "key", "value", "bias", "cum_seqlens_q", "cum_seqlens_k", "softmax_aux")
+
+
+class RingAttention(Kernel[FlashAttentionConfig, Out]):
+    """Ring attention [B, Sq, Hq, D] -> [B, Sq, Hq, Dv], on the fastest kernel that supports its pieces.
+
+    Its arguments are those of `attest.kernels.ring.ring_attention`, by name; query, key and value also by
+    position. Inside `jax.shard_map` give axis_name. From outside give the executor mesh, in_specs and
+    out_specs: the axis of the mesh that splits the sequence is read from the spec of query. It is not tuned.
+    """
+
+    op_id = "ring_attention"
+    version = "1"
+    config_type = FlashAttentionConfig
+
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return all arguments by name, without those that are their defaults.
+
+        Raises: TypeError for an argument that does not exist, or is given twice.
+        """
+        if len(args) > 3:
+            raise TypeError(f"got {len(args)} positional arguments; expected query, key and value.")
+        arguments: dict[str, Any] = dict(zip(("query", "key", "value"), args, strict=False))
+        for name, x in kwargs.items():
+            if name in arguments:
+                raise TypeError(f"{name}: got it by position and by name; expected one of them.")
+            if name not in _DEFAULTS:
+                there = ", ".join(_DEFAULTS)
+                raise TypeError(f"{name}: no such argument; expected some of {there}. Correct the name.")
+            arguments[name] = x
+        return (), {name: x for name, x in arguments.items() if x is not _DEFAULTS[name]}
+
+    def run(self, *args: Any, cfg: FlashAttentionConfig, **kwargs: Any) -> Out:
+        """Compute attention with a configuration; see `attest.kernels.ring.ring_attention`.
+
+        Raises: what that function raises.
+        """
+        _, arguments = self.prepare(*args, **kwargs)
+        return self._kernel(cfg, arguments)(**arguments)
+
+    def _kernel(self, cfg: FlashAttentionConfig, arguments: dict[str, Any]) -> Callable[..., Out]:
+        """The function that a configuration runs, with the platform of the call, which is taken out."""
+        named = arguments.pop("platform", None) or cfg.platform
+        kernel = self.get_impl(FlashAttentionConfig(platform=check_platform(named)))
+        return kernel if cfg.config is None else partial(kernel, config=cfg.config)
+
+    def get_impl(self, cfg: FlashAttentionConfig) -> Callable[..., Out]:
+        """Return `ring_attention` on the platform of a configuration."""
+        return partial(ring_attention, platform=implementation_name(cfg.platform, device_of()))
+
+    def heuristic_cfg(self, inv: _Invocation) -> FlashAttentionConfig:
+        """Return the platform of the call, "auto" by default: the tables choose blocks when it runs."""
+        return FlashAttentionConfig(platform=check_platform(inv.kwargs.get("platform")))
+
+    def check_cfg(self, cfg: Any, inv: _Invocation) -> FlashAttentionConfig:
+        """Return a configuration that a call gives: that of an implementation, or a `FlashAttentionConfig`.
+
+        Raises: ValueError for one of another operation, platform or backend, or with neutral sizes.
+        """
+        checked = FlashAttention().check_cfg(cfg, inv)
+        if checked.fwd_params is not None or checked.bwd_params is not None:
+            expected = "config, that of an implementation"
+            refuse("cfg", "fwd_params or bwd_params", expected, "A ring has pieces of several sizes.")
+        return checked
+
+    def create_shard_map_wrapper(
+        self, *args: Any, mesh: Any, in_specs: Any, out_specs: Any, cfg: FlashAttentionConfig, **kwargs: Any
+    ) -> tuple[Callable[..., Out], tuple[Any, ...]]:
+        """Return a function over a mesh, and its arguments: the call, whose sequence the devices share.
+
+        in_specs: of query, key, value, bias, cum_seqlens_q, cum_seqlens_k and softmax_aux, in that order.
+        The spec of query says which axes split the batch, the sequence and the heads; all else follows it.
+
+        Raises: ValueError for specs that do not fit.
+        """
+        _, arguments = self.prepare(*args, **kwargs)
+        batch, sequence, heads = _axes_of(in_specs, out_specs)
+        kernel = self._kernel(cfg, arguments)
+        arrays = tuple(arguments.pop(name) for name in _OPERANDS[:3])
+        where = {"mesh": mesh, "batch_axes": batch or None, "head_axes": heads or None}
+        return partial(kernel, **arguments, axis_name=sequence, **where), arrays
+
+
+def _axes_of(in_specs: Any, out_specs: Any) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """The axes that split the batch, the sequence and the heads, from the specs."""
+    if not isinstance(in_specs, tuple | list) or not 1 <= len(in_specs) <= len(_OPERANDS):
+        refuse(
+            "in_specs",
+            str(in_specs),
+            f"a tuple of 1 to {len(_OPERANDS)} specs",
+            f"Give those of {', '.join(_OPERANDS)}.",
+        )
+    batch, sequence, heads = (_axes_at(in_specs[0], axis) for axis in range(3))
+    if len(sequence) != 1:
+        expected = "one axis of the mesh for the sequence, its second entry"
+        refuse(
+            "in_specs of query", str(in_specs[0]), expected, "FlashAttention splits batch and heads alone."
+        )
+    for name, spec in zip(_OPERANDS[1:3], in_specs[1:3], strict=False):
+        if tuple(_axes_at(spec, axis) for axis in range(3)) != (batch, sequence, heads):
+            refuse(f"in_specs of {name}", str(spec), f"{in_specs[0]}, that of query", "Split them alike.")
+    if tuple(_axes_at(out_specs, axis) for axis in range(3)) != (batch, sequence, heads):
+        refuse("out_specs", str(out_specs), f"{in_specs[0]}, that of query", "Give that of query.")
+    return batch, sequence[0], heads
+
+
+def _axes_at(spec: Any, axis: int) -> tuple[str, ...]:
+    if not isinstance(spec, PartitionSpec):
+        refuse("in_specs", f"a {type(spec).__name__}", "a jax.sharding.PartitionSpec", "Give one for each.")
+    entry = spec[axis] if len(spec) > axis else None
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
