@@ -27,6 +27,7 @@ PUBLIC = {
     "attest.kernels.operations.easydel": ("FlashAttn", "VanillaAttn"),
     "attest.kernels.operations.flash_attention": ("FlashAttention",),
     "attest.kernels.operations.functions": ("attention", "flash_attention"),
+    "attest.kernels.operations.ring_attention": ("RingAttention",),
     "attest.kernels.ring.attention": ("ring_attention", "ring_attention_with_lse"),
     "attest.kernels.xla.attention": ("attention",),
     "attest.reference.oracle": ("attention",),

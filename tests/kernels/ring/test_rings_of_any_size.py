@@ -4,18 +4,21 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from kernel_cases import normal
 
-from attest.kernels import flash_attention_with_lse
-from attest.kernels.ring import ring_attention_with_lse
+from attest.kernels import flash_attention_with_lse, xla
+from attest.kernels.ring import ring_attention, ring_attention_with_lse
 from tests.kernels.alone import run_alone
 from tests.kernels.ring.ring_cases import (
     BATCH,
     DEVICES,
     HEADS,
+    KEY_HEADS,
     NAMES,
     SEQUENCE,
     assert_same,
@@ -94,3 +97,71 @@ def test_a_longer_ring_needs_no_more_memory(strategy: str) -> None:
         compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, x, x).compile()
         sizes.append(compiled.memory_analysis().temp_size_in_bytes)
     assert sizes[1] <= 1.1 * sizes[0]
+
+
+@here
+@strategies
+def test_lengths_that_divide_are_not_padded(strategy: str) -> None:
+    """Whole pieces of the diagonal are calls in causal order of their own."""
+    name = "causal, sinks, cap"
+    assert_same(on_ring(name, 64, 64, 2, strategy), on_one_device(name, 64, 64))
+
+
+@here
+@strategies
+def test_dropout_keeps_what_one_device_keeps(strategy: str) -> None:
+    """One-hot values show each weight: those that are 0 are the same ones on any ring."""
+    q = k = 32
+    given = inputs(q, k) | {"value": jnp.broadcast_to(jnp.eye(k)[None, :, None], (BATCH, k, KEY_HEADS, k))}
+    options: dict[str, Any] = {"dropout_prob": 0.5, "dropout_seed": 9, "causal": True}
+    wanted = flash_attention_with_lse(**given, **options)[0] != 0
+    for devices in (2, 4):
+        call = partial(ring_attention, **options, mesh=mesh_of(devices), axis_name="x", strategy=strategy)
+        found = jax.jit(lambda given, call=call: call(**given))(given)
+        np.testing.assert_array_equal(found != 0, wanted)
+
+
+@here
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_low_precision_is_rounded_once(dtype: str) -> None:
+    """Sums are float32: a ring of eight is no further off than one device, up to a bit of the results."""
+    given = inputs(32, 32, dtype)
+    wanted = both_passes(flash_attention_with_lse, {"causal": True}, inputs(32, 32))
+    call = partial(ring_attention_with_lse, mesh=mesh_of(8), axis_name="x", strategy="ring")
+    for run in (call, flash_attention_with_lse):
+        found = both_passes(run, {"causal": True}, given)
+        assert found[0][0].dtype == dtype
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            off = jnp.abs(a.astype(jnp.float32) - b).max() / jnp.abs(b).max()
+            assert off < (0.03 if dtype == "bfloat16" else 0.004)
+
+
+@here
+def test_transforms() -> None:
+    """Under jax.checkpoint, scan and vmap."""
+    given = inputs(32, 32)
+    call = partial(ring_attention, causal=True, mesh=mesh_of(2), axis_name="x")
+
+    def loss(call: Any, given: dict[str, jax.Array]) -> jax.Array:
+        return (call(**given) ** 2).sum()
+
+    wanted = jax.grad(partial(loss, partial(ring_attention, causal=True)))(given)
+    assert_same(jax.jit(jax.grad(jax.checkpoint(partial(loss, call))))(given), wanted)
+
+    def twice(given: dict[str, jax.Array]) -> jax.Array:
+        return jax.lax.scan(lambda total, _: (total + loss(call, given), None), 0.0, length=2)[0] / 2
+
+    assert_same(jax.jit(jax.grad(twice))(given), wanted)
+    several = jax.tree.map(lambda x: jnp.stack((x, x)), given)
+    found = jax.jit(jax.vmap(jax.grad(partial(loss, call))))(several)
+    assert_same(jax.tree.map(lambda x: x[1], found), wanted)
+
+
+@here
+def test_block_sizes_reach_every_pair() -> None:
+    given = inputs(64, 64)
+    sizes = xla.ChunkSizes(q=8, k=8)
+    call = partial(ring_attention, mesh=mesh_of(2), axis_name="x", strategy="ring", platform="xla")
+    plain, cut = (jax.jit(partial(call, fwd_params=x)).lower(**given).as_text() for x in (None, sizes))
+    assert plain != cut
+    np.testing.assert_allclose(call(**given, fwd_params=sizes), call(**given), rtol=1e-5, atol=1e-6)
