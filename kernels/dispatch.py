@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from attest.kernels.arguments import Call
+from attest.kernels.positions import moved_origin
 
 type Axes = tuple[str, ...]
 type Results = tuple[jax.Array, jax.Array]
@@ -169,9 +170,7 @@ def own_part(placement: Placement, whole: frozenset[str], call: Call) -> Call:
     call = mapped(call, lambda name, x: own_array(placement, name, x, batch, heads, name in whole))
     if call.dropout_seed is None:
         return call
-    begin = own_origin(placement, batch, heads)
-    origin = call.positions.origin
-    origin = begin if origin is None else origin + begin
+    origin = own_origin(placement, batch, heads, call.positions.origin)
     return replace(call, positions=replace(call.positions, origin=origin))
 
 
@@ -196,10 +195,12 @@ def own_array(
     return x
 
 
-def own_origin(placement: Placement, batch: int, heads: int) -> jax.Array:
-    """Where the part of a device begins in the whole: batch entry, query head, row and key, uint32 [4]."""
-    first = (_index(placement.batch) * batch, _index(placement.heads) * heads, 0, 0)
-    return jnp.stack([jnp.asarray(x, jnp.uint32) for x in first])
+def own_origin(placement: Placement, batch: int, heads: int, origin: Any = None) -> jax.Array:
+    """Where the part of a device begins in the whole: batch entry, query head, row and key, uint32 [4].
+
+    origin: where the call begins, None for the whole.
+    """
+    return moved_origin(origin, (_index(placement.batch) * batch, _index(placement.heads) * heads, 0, 0))
 
 
 def _index(axes: Axes) -> Any:

@@ -4,6 +4,7 @@ Causal order and windows compare positions. By default key j stands at j and row
 the last row stands where the last key does, per sequence under lengths.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,15 @@ def check_positions(
         kv=_check_tokens("kv_positions", kv_positions, batch, k_length),
         origin=None if origin is None else _check_origin(origin),
     )
+
+
+def moved_origin(origin: Any, first: Sequence[Any]) -> jax.Array:
+    """Return the origin of a part of a call, uint32 [4], from that of the call, None for the whole.
+
+    first: where the part begins in the call: batch entry, query head, row and key.
+    """
+    begin = jnp.stack([jnp.asarray(x, jnp.uint32) for x in first])
+    return begin if origin is None else jnp.asarray(origin, jnp.uint32) + begin
 
 
 def _check_offset(offset: Any, sequences: int) -> jax.Array:

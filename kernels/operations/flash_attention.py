@@ -15,7 +15,7 @@ from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.operations.abstract_call import AbstractCall, abstract_call, plain_arguments
 from attest.kernels.operations.configs import FlashAttentionConfig, neutral
 from attest.kernels.operations.invocation import Invocation
-from attest.kernels.operations.kernel import Kernel
+from attest.kernels.operations.kernel import Kernel, named_arguments
 from attest.kernels.operations.platforms import Platform, check_platform, check_runs_on, implementation_name
 from attest.kernels.operations.registry import kernel_registry
 from attest.kernels.operations.sharded import sharded_call
@@ -58,17 +58,7 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
 
         Raises: TypeError for an argument that does not exist, or is given twice.
         """
-        if len(args) > len(_POSITIONAL):
-            raise TypeError(f"got {len(args)} positional arguments; expected at most {len(_POSITIONAL)}.")
-        arguments: dict[str, Any] = dict(zip(_POSITIONAL, args, strict=False))
-        for name, x in kwargs.items():
-            if name in arguments:
-                raise TypeError(f"{name}: got it by position and by name; expected one of them.")
-            if name not in _DEFAULTS:
-                there = ", ".join(_DEFAULTS)
-                raise TypeError(f"{name}: no such argument; expected some of {there}. Correct the name.")
-            arguments[name] = x
-        return (), {name: x for name, x in arguments.items() if not _is_default(name, x)}
+        return (), named_arguments(args, kwargs, _POSITIONAL, _DEFAULTS)
 
     def run(self, *args: Any, cfg: FlashAttentionConfig, **kwargs: Any) -> Out:
         """Compute attention with a configuration; see `attest.flash_attention`.
@@ -250,12 +240,6 @@ def _understood(argument: str, sizes: Neutral, tunable: Tunable, name: str, unus
     """The sizes that an implementation has; the others are added to `unused`."""
     unused += [f"{argument}.{x}: {name} has no such size" for x in sizes if x not in tunable.understood]
     return {x: size for x, size in sizes.items() if x in tunable.understood}
-
-
-def _is_default(name: str, x: Any) -> bool:
-    default = _DEFAULTS[name]
-    # Two floats that are equal may be two objects; True and 1 are equal, and not the same.
-    return x is default or (isinstance(default, float) and type(x) is float and x == default)
 
 
 def _check_platforms(platform: Any, cfg: FlashAttentionConfig) -> str:

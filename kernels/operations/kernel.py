@@ -1,6 +1,6 @@
 """The base of an operation: what it computes, and how its configurations are found."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from attest.kernels.operations.invocation import Invocation
@@ -98,6 +98,33 @@ class Kernel[Config, Out]:
         if inv.method is not None:
             names = [f"{method}_{inv.method}_{hardware}", *names]
         return next((found for name in names if (found := getattr(self, name, None)) is not None), None)
+
+
+def named_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], positional: Sequence[str], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, without those that are their defaults.
+
+    positional: the names of those that may be given by position. defaults: of all arguments, by name.
+
+    Raises: TypeError for an argument that does not exist, or is given twice.
+    """
+    if len(args) > len(positional):
+        raise TypeError(f"got {len(args)} positional arguments; expected at most {len(positional)}.")
+    arguments: dict[str, Any] = dict(zip(positional, args, strict=False))
+    for name, x in kwargs.items():
+        if name in arguments:
+            raise TypeError(f"{name}: got it by position and by name; expected one of them.")
+        if name not in defaults:
+            there = ", ".join(defaults)
+            raise TypeError(f"{name}: no such argument; expected some of {there}. Correct the name.")
+        arguments[name] = x
+    return {name: x for name, x in arguments.items() if not _is_default(defaults[name], x)}
+
+
+def _is_default(default: Any, x: Any) -> bool:
+    # Two floats that are equal may be two objects; True and 1 are equal, and not the same.
+    return x is default or (isinstance(default, float) and type(x) is float and x == default)
 
 
 def hardware_of(inv: Invocation[Any, Any]) -> str:

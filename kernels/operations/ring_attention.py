@@ -12,8 +12,9 @@ from attest.kernels.choose import device_of
 from attest.kernels.operations.configs import FlashAttentionConfig
 from attest.kernels.operations.flash_attention import FlashAttention
 from attest.kernels.operations.invocation import Invocation
-from attest.kernels.operations.kernel import Kernel
+from attest.kernels.operations.kernel import Kernel, named_arguments
 from attest.kernels.operations.platforms import check_platform, implementation_name
+from attest.kernels.operations.sharded import OPERANDS, axes_at
 from attest.kernels.options import refuse
 from attest.kernels.ring import ring_attention
 
@@ -26,8 +27,6 @@ _DEFAULTS = {
     for name, parameter in inspect.signature(ring_attention).parameters.items()
     if name not in _CONFIGURED
 }
-# What specs pair with, in order, as for FlashAttention.
-_OPERANDS = ("query", "key", "value", "bias", "cum_seqlens_q", "cum_seqlens_k", "softmax_aux")
 
 
 class RingAttention(Kernel[FlashAttentionConfig, Out]):
@@ -47,17 +46,7 @@ class RingAttention(Kernel[FlashAttentionConfig, Out]):
 
         Raises: TypeError for an argument that does not exist, or is given twice.
         """
-        if len(args) > 3:
-            raise TypeError(f"got {len(args)} positional arguments; expected query, key and value.")
-        arguments: dict[str, Any] = dict(zip(("query", "key", "value"), args, strict=False))
-        for name, x in kwargs.items():
-            if name in arguments:
-                raise TypeError(f"{name}: got it by position and by name; expected one of them.")
-            if name not in _DEFAULTS:
-                there = ", ".join(_DEFAULTS)
-                raise TypeError(f"{name}: no such argument; expected some of {there}. Correct the name.")
-            arguments[name] = x
-        return (), {name: x for name, x in arguments.items() if x is not _DEFAULTS[name]}
+        return (), named_arguments(args, kwargs, OPERANDS[:3], _DEFAULTS)
 
     def run(self, *args: Any, cfg: FlashAttentionConfig, **kwargs: Any) -> Out:
         """Compute attention with a configuration; see `attest.kernels.ring.ring_attention`.
@@ -105,19 +94,19 @@ class RingAttention(Kernel[FlashAttentionConfig, Out]):
         _, arguments = self.prepare(*args, **kwargs)
         batch, sequence, heads = _axes_of(in_specs, out_specs)
         kernel = self._kernel(cfg, arguments)
-        arrays = tuple(arguments.pop(name) for name in _OPERANDS[:3])
+        arrays = tuple(arguments.pop(name) for name in OPERANDS[:3])
         where = {"mesh": mesh, "batch_axes": batch or None, "head_axes": heads or None}
         return partial(kernel, **arguments, axis_name=sequence, **where), arrays
 
 
 def _axes_of(in_specs: Any, out_specs: Any) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """The axes that split the batch, the sequence and the heads, from the specs."""
-    if not isinstance(in_specs, tuple | list) or not 1 <= len(in_specs) <= len(_OPERANDS):
+    if not isinstance(in_specs, tuple | list) or not 1 <= len(in_specs) <= len(OPERANDS):
         refuse(
             "in_specs",
             str(in_specs),
-            f"a tuple of 1 to {len(_OPERANDS)} specs",
-            f"Give those of {', '.join(_OPERANDS)}.",
+            f"a tuple of 1 to {len(OPERANDS)} specs",
+            f"Give those of {', '.join(OPERANDS)}.",
         )
     batch, sequence, heads = (_axes_at(in_specs[0], axis) for axis in range(3))
     if len(sequence) != 1:
@@ -125,7 +114,7 @@ def _axes_of(in_specs: Any, out_specs: Any) -> tuple[tuple[str, ...], str, tuple
         refuse(
             "in_specs of query", str(in_specs[0]), expected, "FlashAttention splits batch and heads alone."
         )
-    for name, spec in zip(_OPERANDS[1:3], in_specs[1:3], strict=False):
+    for name, spec in zip(OPERANDS[1:3], in_specs[1:3], strict=False):
         if tuple(_axes_at(spec, axis) for axis in range(3)) != (batch, sequence, heads):
             refuse(f"in_specs of {name}", str(spec), f"{in_specs[0]}, that of query", "Split them alike.")
     if tuple(_axes_at(out_specs, axis) for axis in range(3)) != (batch, sequence, heads):
@@ -136,5 +125,4 @@ def _axes_of(in_specs: Any, out_specs: Any) -> tuple[tuple[str, ...], str, tuple
 def _axes_at(spec: Any, axis: int) -> tuple[str, ...]:
     if not isinstance(spec, PartitionSpec):
         refuse("in_specs", f"a {type(spec).__name__}", "a jax.sharding.PartitionSpec", "Give one for each.")
-    entry = spec[axis] if len(spec) > axis else None
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+    return axes_at(spec, axis)

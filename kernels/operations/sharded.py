@@ -3,15 +3,16 @@
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from attest.kernels.dispatch import FLOATS, LAYOUTS, Axes, Placement, own_array, own_origin
 from attest.kernels.masks.mask_info import MaskInfo
+from attest.kernels.mesh_functions import once_for_alike, placed_on
 from attest.kernels.options import refuse
 from attest.kernels.wide_keys import check_dtype_of_query, wide_keys
 
@@ -66,15 +67,10 @@ def sharded_call(
             check_dtype_of_query(name, arguments[name], arguments["query"])
         shared = [name for name in FLOATS if name in arrays and _is_shared(specs, name, mesh)]
         arrays |= {name: _widened(arrays[name]) for name in shared}
-    whole_heads = _axes_at(specs.operands.get("key"), 2) != specs.heads
+    whole_heads = axes_at(specs.operands.get("key"), 2) != specs.heads
     local = _Local(run, tuple(static.items()), tuple(arrays), placement, whole_heads, widens)
     split = tuple(_spec(name, x, specs) for name, x in arrays.items())
-    try:
-        hash((local, split))
-    except TypeError:
-        # An option that has no hash, such as a list: the function is a new one for each call.
-        return _over(local, split, out_spec), tuple(arrays.values())
-    return _over_once(local, split, out_spec), tuple(arrays.values())
+    return _over(local, split, out_spec), tuple(arrays.values())
 
 
 @dataclass(frozen=True)
@@ -102,13 +98,13 @@ class _Local:
             if layout in LAYOUTS and x.ndim == len(LAYOUTS[layout]):
                 given[name] = own(layout, x, whole_heads=self.whole_heads and name in ("key", "value"))
         if static.get("dropout_prob", 0.0):
-            begin = own_origin(self.placement, batch, heads)
             origin = given.get("origin", static.get("origin"))
-            given["origin"] = begin if origin is None else begin + jnp.asarray(origin, jnp.uint32)
+            given["origin"] = own_origin(self.placement, batch, heads, origin)
         with wide_keys() if self.widens else nullcontext():
             return self.run(**{**static, **given})
 
 
+@once_for_alike
 def _over(local: _Local, split: Any, out_spec: PartitionSpec) -> Callable[..., jax.Array]:
     """The function that computes on every device of the mesh."""
     mesh = local.placement.mesh
@@ -117,29 +113,20 @@ def _over(local: _Local, split: Any, out_spec: PartitionSpec) -> Callable[..., j
         return function
 
     def resharded(*operands: Any) -> jax.Array:
-        return function(*jax.tree.map(partial(_on, mesh), operands, split))
+        return function(*jax.tree.map(partial(placed_on, mesh), operands, split))
 
     return resharded
-
-
-# One function for calls that are alike, so that an eager one compiles once.
-_over_once = lru_cache(maxsize=256)(_over)
 
 
 def _is_shared(specs: _Specs, name: str, mesh: Any) -> bool:
     """Whether several devices read the same part of an operand."""
     spec = specs.operands.get(name, PartitionSpec())
-    own = {axis for place in range(len(spec)) for axis in _axes_at(spec, place)}
+    own = {axis for place in range(len(spec)) for axis in axes_at(spec, place)}
     return any(mesh.shape[axis] > 1 for axis in {*specs.batch, *specs.heads} - own)
 
 
 def _widened(x: Any) -> jax.Array:
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-
-
-def _on(mesh: Any, x: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """An array placed as jax.shard_map takes it where the types of arrays say where they are."""
-    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
 
 
 def _read(arguments: Mapping[str, Any], mesh: Any, in_specs: Any) -> _Specs:
@@ -164,7 +151,7 @@ def _read(arguments: Mapping[str, Any], mesh: Any, in_specs: Any) -> _Specs:
         for axis, (kind, axes) in enumerate(zip(layout, entries, strict=True)):
             _check_axis(name, x, axis, kind, axes, own, mesh)
         operands[name] = PartitionSpec(*(axes or None for axes in entries))
-    key, value = (_axes_at(operands.get(name), 2) for name in ("key", "value"))
+    key, value = (axes_at(operands.get(name), 2) for name in ("key", "value"))
     if key != value:
         refuse("in_specs of value", str(operands.get("value")), "heads split as those of key", "Split both.")
     return _Specs(batch, heads, operands)
@@ -222,7 +209,8 @@ def _spec(name: str, x: Any, specs: _Specs) -> Any:
     )
 
 
-def _axes_at(spec: PartitionSpec | None, axis: int) -> Axes:
+def axes_at(spec: PartitionSpec | None, axis: int) -> Axes:
+    """Return the axes of the mesh that split an axis of an array."""
     entry = None if spec is None or len(spec) <= axis else spec[axis]
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 

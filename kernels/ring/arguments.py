@@ -38,13 +38,21 @@ class Spread:
     k_length: int
 
 
+def check_axis_name(axis_name: Any) -> None:
+    """Refuse what is no name of an axis.
+
+    Raises: ValueError.
+    """
+    if not isinstance(axis_name, str):
+        refuse("axis_name", shown(axis_name), "the name of a mesh axis", "None computes on one device.")
+
+
 def devices_of(axis_name: Any) -> int:
     """Return how many devices an axis of jax.shard_map has.
 
     Raises: ValueError for what is no axis here.
     """
-    if not isinstance(axis_name, str):
-        refuse("axis_name", shown(axis_name), "the name of a mesh axis", "None computes on one device.")
+    check_axis_name(axis_name)
     try:
         return int(lax.psum(1, axis_name))
     except NameError:

@@ -34,7 +34,7 @@ from attest.kernels.arguments import Call
 from attest.kernels.attention import SETTINGS, flash_attention_with_lse, settings_of
 from attest.kernels.batching import merged, split
 from attest.kernels.choose import check_supported, chosen, traits_of
-from attest.kernels.implementation import Implementation, Passes, Settings
+from attest.kernels.implementation import Implementation
 from attest.kernels.once import reverse_mode_only
 from attest.kernels.options import refuse
 from attest.kernels.positions import KEY_GROUP
@@ -218,8 +218,8 @@ def _on_device(
         strategy = _likely(call, order)
     if strategy == "ulysses":
         return ulysses(partial(attend, passes, settings), call, spread)
-    ring = _ring(choice.implementation.name, passes, settings, call, spread, order, strategy)
-    ring = replace(ring, dtypes=dtypes)
+    schedule = _schedule(choice.implementation.name, call, spread, order, strategy)
+    ring = Ring(passes, settings, spread.axis, schedule, strategy == "all_gather", dtypes)
     if strategy != "zigzag":
         return ring_attend(ring, call)
     results: Any = ring_attend(ring, _relaid(call, spread))
@@ -230,16 +230,8 @@ def _on_device(
     )
 
 
-def _ring(
-    name: str,
-    passes: Passes,
-    settings: Settings,
-    call: Call,
-    spread: Spread,
-    order: Order | None,
-    strategy: str,
-) -> Ring:
-    """What is static where devices merge the results of pairs of pieces; refuses what does not fit."""
+def _schedule(name: str, call: Call, spread: Spread, order: Order | None, strategy: str) -> Schedule:
+    """Who meets whom by a strategy, on the implementation of a name; refuses lengths that do not fit."""
     q_local, k_local = call.query.shape[1], call.key.shape[1]
     pieces = 2 if strategy == "zigzag" else 1
     for argument, length in (("query", q_local), ("key", k_local)):
@@ -250,10 +242,9 @@ def _ring(
     if call.dropout_seed is not None and k_piece % KEY_GROUP and name != "xla":
         got = f"pieces of {k_piece} keys with dropout on {name!r}"
         refuse("key", got, f"a multiple of {KEY_GROUP}", "Use platform='xla', or pad the keys.")
-    schedule = Schedule(
+    return Schedule(
         spread.devices, pieces, q_local // pieces, k_piece, spread.q_length, spread.k_length, order
     )
-    return Ring(passes, settings, spread.axis, schedule, strategy == "all_gather")
 
 
 # One function for each strategy, so that calls over a mesh which are alike are the same function.

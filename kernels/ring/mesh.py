@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
-from attest.kernels.options import refuse, shown
-from attest.kernels.ring.arguments import Spread
+from attest.kernels.dispatch import Axes, Placement, own_origin
+from attest.kernels.mesh_functions import once_for_alike, placed_on
+from attest.kernels.options import refuse
+from attest.kernels.ring.arguments import Spread, check_axis_name
 
 # What each axis of an array is: batch, query heads, key heads, rows, keys, or none of them.
 _LAYOUTS = {
@@ -35,8 +35,6 @@ _FILL = {"q_segment_ids": -1, "kv_segment_ids": -1}
 # Shards are a multiple of so many rows and keys: their halves begin at multiples of 4, as dropout needs.
 _UNIT = 8
 
-type Axes = tuple[str, ...]
-
 
 def over_mesh(
     run: Callable[[dict[str, Any], Spread], tuple[jax.Array, jax.Array]],
@@ -51,8 +49,7 @@ def over_mesh(
     Raises: ValueError for axes that the mesh does not have, or that do not divide the batch or the heads.
     """
     axes = {"b": _axes("batch_axes", batch_axes, mesh), "h": _axes("head_axes", head_axes, mesh)}
-    if not isinstance(axis_name, str):
-        refuse("axis_name", shown(axis_name), "the name of a mesh axis", "None computes on one device.")
+    check_axis_name(axis_name)
     (sequence,) = _axes("axis_name", axis_name, mesh)
     if len({sequence, *axes["b"], *axes["h"]}) < 1 + len(axes["b"]) + len(axes["h"]):
         got = f"{sequence!r}, {axes['b']} and {axes['h']}"
@@ -72,63 +69,51 @@ def over_mesh(
     for name, x in arrays.items():
         ready[name], specs[name] = _placed(name, x, axes, sequence, lengths, padded, mesh)
     spread = Spread(sequence, devices, lengths["q"], lengths["k"])
-    local = _Local(run, tuple(static.items()), spread, axes["b"], axes["h"])
+    placement = Placement(mesh, frozenset(mesh.axis_names), axes["b"], axes["h"])
+    local = _Local(run, tuple(static.items()), spread, placement)
     explicit = AxisType.Explicit in mesh.axis_types
     if explicit:
-        ready = {name: _on(mesh, x, specs[name]) for name, x in ready.items()}
-    try:
-        hash(local)
-    except TypeError:
-        # An option that has no hash, such as a list: the function is a new one for each call.
-        function = _over(local, mesh, tuple(specs.items()))
-    else:
-        function = _over_once(local, mesh, tuple(specs.items()))
-    out, lse = function(ready)
+        ready = {name: placed_on(mesh, x, specs[name]) for name, x in ready.items()}
+    out, lse = _over(local, tuple(specs.items()))(ready)
     batch, heads = axes["b"] or None, axes["h"] or None
     if lengths["q"] == padded["q"]:
         return out, lse
     if explicit:
         # A part of an axis that is sharded has no type there.
         out, lse = (
-            _on(mesh, out, PartitionSpec(batch, None, heads)),
-            _on(mesh, lse, PartitionSpec(batch, heads)),
+            placed_on(mesh, out, PartitionSpec(batch, None, heads)),
+            placed_on(mesh, lse, PartitionSpec(batch, heads)),
         )
     return out[:, : lengths["q"]], lse[:, :, : lengths["q"]]
 
 
 @dataclass(frozen=True)
 class _Local:
-    """What each device computes. static: the arguments that are no arrays. batch, heads: axes of the mesh."""
+    """What each device computes. static: the arguments that are no arrays."""
 
     run: Callable[[dict[str, Any], Spread], tuple[jax.Array, jax.Array]]
     static: tuple[tuple[str, Any], ...]
     spread: Spread
-    batch: Axes
-    heads: Axes
+    placement: Placement
 
     def __call__(self, given: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
         whole = {**dict(self.static), **given}
         if whole.get("dropout_prob"):
-            whole["origin"] = _origin(whole, {"b": self.batch, "h": self.heads})
+            batch, _, heads, _ = whole["query"].shape
+            # The ring itself counts rows and keys.
+            whole["origin"] = own_origin(self.placement, batch, heads, whole.get("origin"))
         return self.run(whole, self.spread)
 
 
+@once_for_alike
 def _over(
-    local: _Local, mesh: Any, specs: tuple[tuple[str, PartitionSpec], ...]
+    local: _Local, specs: tuple[tuple[str, PartitionSpec], ...]
 ) -> Callable[[dict[str, jax.Array]], tuple[jax.Array, jax.Array]]:
     """The function that computes on every device of the mesh."""
-    batch, heads, sequence = local.batch or None, local.heads or None, local.spread.axis
+    placement, sequence = local.placement, local.spread.axis
+    batch, heads = placement.batch or None, placement.heads or None
     out_specs = PartitionSpec(batch, sequence, heads, None), PartitionSpec(batch, heads, sequence)
-    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(dict(specs),), out_specs=out_specs))
-
-
-# One function for calls that are alike, so that an eager one compiles once.
-_over_once = lru_cache(maxsize=256)(_over)
-
-
-def _on(mesh: Any, x: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """An array placed as jax.shard_map takes it where the types of arrays say where they are."""
-    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+    return jax.jit(jax.shard_map(local, mesh=placement.mesh, in_specs=(dict(specs),), out_specs=out_specs))
 
 
 def _axes(argument: str, given: Any, mesh: Any) -> Axes:
@@ -195,14 +180,3 @@ def _placed(
     if any(more for _, more in pads):
         x = jnp.pad(x, pads, constant_values=_FILL.get(name, 0))
     return x, PartitionSpec(*spec)
-
-
-def _origin(whole: Mapping[str, Any], axes: Mapping[str, Axes]) -> jax.Array:
-    """Where the part of a device begins in the whole; rows and keys are counted by the ring."""
-    batch, _, heads, _ = whole["query"].shape
-    first = [
-        lax.axis_index(axes[kind]) * size if axes[kind] else 0 for kind, size in (("b", batch), ("h", heads))
-    ]
-    begin = jnp.stack([jnp.asarray(x, jnp.uint32) for x in (*first, 0, 0)])
-    given = whole.get("origin")
-    return begin if given is None else begin + jnp.asarray(given, jnp.uint32)

@@ -16,7 +16,7 @@ from jax import lax
 from attest.kernels.arguments import Call
 from attest.kernels.dispatch import FLOATS
 from attest.kernels.implementation import Passes, Settings
-from attest.kernels.positions import Positions
+from attest.kernels.positions import Positions, moved_origin
 from attest.kernels.ring.schedule import Meeting, Schedule
 from attest.kernels.varying import vary_together, varying_axes
 from attest.kernels.visibility import Rows, Whole, describe_rows
@@ -85,13 +85,13 @@ def own_part(ring: Ring, call: Call) -> Own:
     return Own(call, replace(rows, first=first, last=last), device)
 
 
-def travelling(call: Call, k_local: int) -> dict[str, jax.Array]:
+def travelling(call: Call) -> dict[str, jax.Array]:
     """Return the arrays of a device's keys; masks and biases where their columns are split like the keys."""
     given = {"kv_positions": call.positions.kv} | {
         name: getattr(call, name) for name in KEY_AXES if name != "kv_positions"
     }
     found = {name: x for name, x in given.items() if x is not None}
-    return {name: x for name, x in found.items() if x.shape[KEY_AXES[name]] == k_local}
+    return {name: x for name, x in found.items() if x.shape[KEY_AXES[name]] == call.key.shape[1]}
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,7 @@ class Pair:
         call = self.own.call
         if call.dropout_seed is None:
             return None
-        begin = jnp.stack([jnp.asarray(x, jnp.uint32) for x in (0, 0, self.first_row, self.first_key)])
-        return begin if call.positions.origin is None else call.positions.origin + begin
+        return moved_origin(call.positions.origin, (0, 0, self.first_row, self.first_key))
 
     def may_see(self, call: Call) -> jax.Array:
         """Return whether some pair may be visible, by the extremes of what the arrays of a call say."""
@@ -233,11 +232,9 @@ def computed[T](pair: Pair, meetings: tuple[Meeting, ...], compute: Callable[[Ca
 
         return branch
 
-    some = next(kind for kind in kinds if kind is not Meeting.HIDDEN)
-    like = jax.eval_shape(run(some))
-
     def nothing() -> T:
-        return vary_together((pair.own.call, nothing_like(like)))[1]
+        some = next(kind for kind in kinds if kind is not Meeting.HIDDEN)
+        return vary_together((pair.own.call, nothing_like(jax.eval_shape(run(some)))))[1]
 
     arrays = pair.own.call.q_segment_ids is not None
 

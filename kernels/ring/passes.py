@@ -44,11 +44,13 @@ def forward(ring: Ring, call: Call) -> Forward:
 def backward(ring: Ring, call: Call, terms: RowTerms) -> dict[str, jax.Array]:
     """Return the float32 gradients of query, key, value and bias on this device, by name."""
     own = own_part(ring, call)
+    settings = replace(ring.settings, unrounded=True)
     rows: dict[int, jax.Array] = {}
     home: dict[str, jax.Array] = {}
-    bias_stays = call.bias is not None and "bias" not in _shard(ring, call)
-    d_bias = jnp.zeros(call.bias.shape, jnp.float32) if bias_stays and call.bias is not None else None
     returning: dict[str, jax.Array] = {}
+    given = ("key", "value") if call.bias is None else ("key", "value", "bias")
+    result = {name: jnp.zeros(getattr(call, name).shape, jnp.float32) for name in given}
+    bias_stays = call.bias is not None and "bias" not in travelling(call)
     for offset, pairs in visited(ring, own):
         sums: dict[str, jax.Array] = {}
         if pairs:
@@ -56,14 +58,13 @@ def backward(ring: Ring, call: Call, terms: RowTerms) -> dict[str, jax.Array]:
             shard, home = lax.optimization_barrier((dict(pairs[0][0].shard), home))
             pairs = [(replace(pair, shard=shard), meetings) for pair, meetings in pairs]
         for pair, meetings in pairs:
-            of_rows = jax.tree.map(lambda x, pair=pair: _piece(x, pair.lines), _sliceable(terms))
-
-            settings = replace(ring.settings, unrounded=True)
+            of_rows = jax.tree.map(lambda x, pair=pair: _piece(x, pair.lines), vars(terms))
             found = computed(pair, meetings, partial(_backward, ring.passes, settings, of_rows))
             rows[pair.q_piece] = rows.get(pair.q_piece, 0) + found["query"]
             _add_keys(sums, pair, found)
-            if d_bias is not None:
-                d_bias = _added(d_bias, found["bias"], (2, 3), pair.place_of("bias", d_bias.shape))
+            if bias_stays:
+                place = pair.place_of("bias", result["bias"].shape)
+                result["bias"] = _added(result["bias"], found["bias"], (2, 3), place)
         _, returned = vary_together((call, sums))
         # One step later, so that gradients travel while the next ones are computed.
         home = _summed(home, returning)
@@ -72,18 +73,12 @@ def backward(ring: Ring, call: Call, terms: RowTerms) -> dict[str, jax.Array]:
     size = ring.schedule.q_piece
     empty = jnp.zeros((call.query.shape[0], size, *call.query.shape[2:]), jnp.float32)
     query = jnp.concatenate([rows.get(piece, empty) for piece in range(ring.schedule.pieces)], 1)
-    result = {name: jnp.zeros(getattr(call, name).shape, jnp.float32) for name in ("key", "value")} | home
-    result["query"] = query
-    if d_bias is not None:
-        result["bias"] = d_bias
-    elif call.bias is not None and "bias" not in result:
-        result["bias"] = jnp.zeros(call.bias.shape, jnp.float32)
-    return vary_together((call, result))[1]
+    return vary_together((call, result | home | {"query": query}))[1]
 
 
 def _summed(x: Mapping[str, jax.Array], y: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """The sums by name of what either has."""
-    return {name: x[name] + y[name] if name in x and name in y else {**x, **y}[name] for name in {**x, **y}}
+    return {**x, **{name: x[name] + more if name in x else more for name, more in y.items()}}
 
 
 type _Pairs = list[tuple[Pair, tuple[Meeting, ...]]]
@@ -91,7 +86,7 @@ type _Pairs = list[tuple[Pair, tuple[Meeting, ...]]]
 
 def visited(ring: Ring, own: Own) -> Iterator[tuple[int, _Pairs]]:
     """Yield each offset with the pairs of pieces that meet; the next keys are sent before it is yielded."""
-    schedule, shard = ring.schedule, _shard(ring, own.call)
+    schedule, shard = ring.schedule, travelling(own.call)
     if ring.gathers:
         meetings = tuple(schedule.meeting(device, 0, 0, 0) for device in range(schedule.devices))
         if set(meetings) != {Meeting.HIDDEN}:
@@ -109,11 +104,6 @@ def visited(ring: Ring, own: Own) -> Iterator[tuple[int, _Pairs]]:
             following = _send(ring, here, chain, step + 1) if step + 1 < len(chain) else here
             yield offset, _pairs_at(ring, own, here, offset)
             here = following
-
-
-def _shard(ring: Ring, call: Call) -> dict[str, jax.Array]:
-    keys = call.key.shape[1]
-    return travelling(call, keys)
 
 
 def _pairs_at(ring: Ring, own: Own, shard: Shard, offset: int) -> _Pairs:
@@ -165,10 +155,6 @@ def _added(
     if more.shape == x.shape:
         return x + more
     return lax.dynamic_update_slice(x, lax.dynamic_slice(x, first, more.shape) + more, first)
-
-
-def _sliceable(terms: RowTerms) -> dict[str, Any]:
-    return {name: getattr(terms, name) for name in ("query", "d_out", "lse", "delta", "weight")}
 
 
 def _piece(x: jax.Array, lines: slice) -> jax.Array:

@@ -13,6 +13,7 @@ from jax import lax
 
 from attest.kernels.arguments import Call
 from attest.kernels.options import refuse
+from attest.kernels.positions import moved_origin
 from attest.kernels.ring.arguments import Spread
 
 # The arrays of rows and of keys that have no heads, and the axis along which they are shards.
@@ -112,5 +113,4 @@ def _origin(call: Call, first_head: jax.Array) -> jax.Array | None:
     """Where the heads of this device begin, for dropout."""
     if call.dropout_seed is None:
         return call.positions.origin
-    begin = jnp.stack([jnp.uint32(0), first_head.astype(jnp.uint32), jnp.uint32(0), jnp.uint32(0)])
-    return begin if call.positions.origin is None else call.positions.origin + begin
+    return moved_origin(call.positions.origin, (0, first_head, 0, 0))

@@ -16,7 +16,7 @@ _TABLE = Path(__file__).with_name("blocks.toml")
 _TILE_BLOCKS = 3
 _MOST_PARTS = 64
 # With one slot the forward kernel would wait for a block that it has not yet freed.
-_LEAST_STAGES = 2
+LEAST_STAGES = 2
 
 ROWS = 64  # the rows of one product of a warpgroup: WGMMA's only choice
 
@@ -41,8 +41,8 @@ class Blocks:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_limits(self, "k")
-        if self.stages < _LEAST_STAGES:
-            expected = f"at least {_LEAST_STAGES}"
+        if self.stages < LEAST_STAGES:
+            expected = f"at least {LEAST_STAGES}"
             refuse(
                 "Blocks.stages", self.stages, expected, "A consumer starts a block before it ends the last."
             )

@@ -7,6 +7,7 @@ from typing import Any
 from attest.kernels.arguments import Call
 from attest.kernels.options import refuse
 from attest.kernels.pallas.mosaic_gpu.blocks import (
+    LEAST_STAGES,
     ROWS,
     BackwardBlocks,
     BackwardSizes,
@@ -90,9 +91,8 @@ def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
         if step in backward:
             more["step"] = backward[step]
         if blocks_of is not None:
-            sizes[name] = _shrunk(call, name, replace(blocks_of, **more), 1 if "stages" not in more else None)
-    found = _shrunk(call, "forward", replace(blocks, **changes), 2 if "stages" not in changes else None)
-    return Config(found, BackwardSizes(**sizes))
+            sizes[name] = _changed(call, name, blocks_of, more)
+    return Config(_changed(call, "forward", blocks, changes), BackwardSizes(**sizes))
 
 
 def capped(call: Call, q: int, k: int) -> Config:
@@ -107,9 +107,11 @@ def capped(call: Call, q: int, k: int) -> Config:
     )
 
 
-def _shrunk[T: (Blocks, BackwardBlocks)](call: Call, kernel: str, blocks: T, least: int | None) -> T:
-    """The blocks with as many stages as fit, at least so many; as they are where that is None."""
-    while least is not None and blocks.stages > least and not _fits(call, kernel, blocks):
+def _changed[T: (Blocks, BackwardBlocks)](call: Call, kernel: str, blocks: T, changes: dict[str, Any]) -> T:
+    """The blocks with changes; of stages that these do not have, as many as fit."""
+    blocks = replace(blocks, **changes)
+    least = LEAST_STAGES if kernel == "forward" else 1
+    while "stages" not in changes and blocks.stages > least and not _fits(call, kernel, blocks):
         blocks = replace(blocks, stages=blocks.stages - 1)
     return blocks
 

@@ -22,7 +22,7 @@ from attest.kernels.operations.executor import invocation
 from tests.kernels.operations.toy import Judge, Toy, ToyConfig
 
 X = np.ones((8, 8), np.float32)
-FIRST, FAST, OTHER = ToyConfig("first", 30), ToyConfig("fast"), ToyConfig("other")
+FIRST, FAST, OTHER = ToyConfig("first", 3000), ToyConfig("fast"), ToyConfig("other")
 
 
 def chain(tmp_path=None, **policy: Any) -> ConfigSelectorChain[Any, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 import time
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from attest.kernels.operations import Tuner
+from attest.kernels.operations import Tuner, tuner
 from attest.kernels.operations.executor import invocation
 from attest.kernels.operations.inputs import draw
 from attest.kernels.operations.judging import Judgement
@@ -40,9 +41,9 @@ def test_what_is_wrong_or_fails_is_never_chosen_however_fast():
 
 
 def test_a_candidate_that_hangs_ends_at_its_time_limit():
-    record = tuned(ToyConfig("hangs"), ToyConfig(), time_limit=1.0)
+    record = tuned(ToyConfig("hangs"), ToyConfig(), time_limit=8.0)
     assert record.winner() == ToyConfig()
-    assert record.candidates[0].why == "it was not judged in 1 s"
+    assert record.candidates[0].why == "it was not judged in 8 s"
 
 
 def test_the_winner_is_judged_again_on_other_inputs():
@@ -61,9 +62,25 @@ def test_the_winner_is_judged_again_on_other_inputs():
     assert len(set(judge.seeds)) == len(judge.seeds) == 4
 
 
-def test_noise_does_not_win():
-    """Of equal candidates the first is chosen, which is what runs without tuning."""
-    assert tuned(ToyConfig(), ToyConfig("also right"), iters=30).chosen == 0
+@pytest.mark.parametrize(
+    ("in_turns", "chosen"),
+    [
+        ([1.00, 1.01, 1.06, 1.02, 1.01, 1.01, 1.01], 0),
+        ([1.30, 1.20, 1.30, 0.99, 1.30, 1.20, 1.30], 0),
+        ([1.30, 1.20, 1.02, 1.03, 1.30, 1.02, 1.03], 1),
+    ],
+    ids=["by too little", "not every time", "every time"],
+)
+def test_noise_does_not_win(monkeypatch, in_turns, chosen):
+    """The first candidate, which runs without tuning, is kept unless another is faster in every turn."""
+    one_after_another = [1.0, 0.5]
+    turns = [seconds for ratio in in_turns for seconds in (1.0, ratio)]
+    seconds = iter([*one_after_another, *turns])
+    monkeypatch.setattr(tuner, "median_seconds", lambda *_: next(seconds))
+    record = tuned(ToyConfig(), ToyConfig("also right"))
+    assert record.chosen == chosen
+    assert record.gain == (statistics.median(in_turns) if chosen else 1.0)
+    assert next(seconds, None) is None
 
 
 def test_nothing_right_is_an_error_that_says_why():
