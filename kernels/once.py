@@ -6,7 +6,6 @@ What is here changes no program, since nothing of it is left when a program is l
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, NoReturn
 
 import jax
@@ -32,13 +31,15 @@ def reverse_mode_only(function: str, call: Call) -> Call:
     )
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
 def not_again[T](function: str, tree: T) -> T:
     """Return arrays of either pass as they are; any derivative of them raises NotImplementedError.
 
     function: as in `reverse_mode_only`.
     """
-    return tree
+    return _not_again(function, tree)
+
+
+_not_again = jax.custom_jvp(lambda function, tree: tree, nondiff_argnums=(0,))
 
 
 def _refuse_twice(function: str) -> NoReturn:
@@ -47,9 +48,7 @@ def _refuse_twice(function: str) -> NoReturn:
     )
 
 
-@not_again.defjvp
-def _refuse_derivative(function: str, *_: Any) -> NoReturn:
-    _refuse_twice(function)
+_not_again.defjvp(lambda function, *_: _refuse_twice(function))
 
 
 def _refuse_forward_mode(*_: Any, function: str, **__: Any) -> NoReturn:

@@ -54,19 +54,22 @@ def ring_flash_attention_call(
     Raises: ValueError naming a malformed argument; NotImplementedError for what no kernel of ours does.
     """
     sizes = _sizes("fwd_params", fwd_params, FwdParams), _sizes("bwd_params", bwd_params, BwdParams)
-    options = {"softmax_scale": softmax_scale, "causal": causal, "sliding_window": sliding_window}
-    options |= {
+    arguments: dict[str, Any] = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "softmax_scale": softmax_scale,
         "dropout_prob": dropout_prob,
+        "causal": causal,
         "dropout_seed": dropout_seed,
+        "sliding_window": sliding_window,
         "logits_soft_cap": logits_soft_cap,
     }
-    arrays = {"query": query, "key": key, "value": value}
     return ring_attention(
-        **arrays,
-        **options,
+        **arguments,
         attention_mask=attention_mask,
         bias=bias,
-        config=_config(*sizes, bias, {**arrays, **options}),
+        config=_config(*sizes, bias, arguments),
         axis_name=axis_name,
     )
 

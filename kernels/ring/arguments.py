@@ -119,8 +119,10 @@ def _check_pairs(name: str, x: Any, local: tuple[int, int, int, int], spread: Sp
         return check(x, local)
     batch, heads, rows, keys = local
     check_parts(name, x, rows, keys, spread)
-    sizes = [size if size > 1 else own for size, own in zip(x.shape[-2:], (rows, keys), strict=True)]
-    return check(x, (batch, heads, *sizes))
+    own_rows, own_keys = (
+        size if size > 1 else own for size, own in ((x.shape[-2], rows), (x.shape[-1], keys))
+    )
+    return check(x, (batch, heads, own_rows, own_keys))
 
 
 def check_parts(name: str, x: Any, rows: int, keys: int, spread: Spread) -> None:

@@ -88,7 +88,7 @@ def _check_sizes(info: MaskInfo, query: Any, key: Any) -> Sizes:
     Cumulative lengths, which count in the whole, are compared with its lengths by the checks of the call.
     """
     batch, rows, heads, _ = query.shape
-    of_whole = dict.fromkeys((_MASK, "cum_seqlens_q", "cum_seqlens_k", "q_offset"))
+    of_whole: dict[str, Any] = dict.fromkeys((_MASK, "cum_seqlens_q", "cum_seqlens_k", "q_offset"))
     sizes = sizes_of(
         replace(info, **of_whole), batch=batch, heads=heads, q_length=rows, kv_length=key.shape[1]
     )
