@@ -107,6 +107,50 @@ def test_inside_of_shard_map_arrays_are_parts(case: Any, strategy: str, rows: An
     assert_same(found, wanted(case.shape, info))
 
 
+@here
+@pytest.mark.parametrize(
+    ("shape", "info", "strategy"),
+    [
+        pytest.param(INSIDE[0], MaskInfo().apply_chunked(3), "ring", id="chunks"),
+        pytest.param(
+            INSIDE[1],
+            MaskInfo().apply_chunked(3).with_positions(None, np.array([[5, 1, 7, 0, 3, 2, 6, 4]])),
+            "zigzag",
+            id="chunks of keys in another order",
+        ),
+        pytest.param(
+            INSIDE[0],
+            MaskInfo().apply_sliding_window((3, 1)).with_positions(q_offset=np.array([0, 3])),
+            "ulysses",
+            id="window, offsets",
+        ),
+        pytest.param(
+            INSIDE[1],
+            MaskInfo.from_attention_mask(np.array([[1, 1, 0, 1, 1, 1, 1, 0]])).apply_causal(),
+            "zigzag",
+            id="tokens, causal",
+        ),
+        pytest.param(
+            INSIDE[1],
+            MaskInfo.from_cu_seqlens(np.array([0, 3, 7])).apply_causal().apply_kv_lengths(5),
+            "ring",
+            id="packed sequences and a length, causal",
+        ),
+        pytest.param(
+            INSIDE[0],
+            MaskInfo()
+            .apply_kv_ranges(np.array([[0, 2, 1, 7]]), np.array([[4, 6, 8, 8]]))
+            .apply_kv_lengths(np.array([5, 8])),
+            "all_gather",
+            id="ranges and lengths",
+        ),
+    ],
+)
+def test_each_condition_counts_in_the_whole(shape: Any, info: MaskInfo, strategy: str) -> None:
+    found = both_passes(inside(info, specs_of(info), strategy), SINKS, inputs(shape))
+    assert_same(found, wanted(shape, info))
+
+
 LENGTHS = MaskInfo().apply_causal().apply_kv_lengths(jnp.array([3, 7]))
 
 
