@@ -7,7 +7,7 @@ with the kernels that it launches and what XLA does around them.
 
 import os
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.experimental import topologies
 from jax.interpreters import mlir
 
@@ -49,13 +50,23 @@ class Frame:
 
 def compile_source(source: Source) -> Binary:
     """Compile one pass. Raises RuntimeError with the words of JAX, Mosaic, XLA or ptxas in one line."""
+    return compile_program(lambda: lowered(source, devices_of(dict(source.target))[0]))[0]
+
+
+def compile_program(
+    lower: Callable[[], jax.stages.Lowered], options: Mapping[str, bool | int] | None = None
+) -> tuple[Binary, str]:
+    """Compile what a function lowers, with options of XLA: what it takes on a GPU, and the text of its module.
+
+    Raises RuntimeError with the words of JAX, Mosaic, XLA or ptxas in one line.
+    """
     with capture_fd(), capture_fd(STDOUT) as read_log, _verbose():
-        program = lowered(source, _device(dict(source.target)["description"]))
+        program = lower()
         shared = shared_of(program)
         if not shared:
             raise RuntimeError("launches no kernel of Mosaic GPU: XLA compiled all of it")
         try:
-            compiled = program.compile()
+            compiled = program.compile(compiler_options=options)
         except Exception as error:
             raise RuntimeError(_reason(str(error))) from error
         log = read_log()
@@ -78,11 +89,12 @@ def compile_source(source: Source) -> Binary:
         f"{shared[kernel]} bytes of shared memory"
         for kernel, frame in frames.items()
     )
-    return Binary(
+    binary = Binary(
         taken,
         notes=(*notes, *(loss for loss in losses if _SERIALIZED not in loss)),
         faults=tuple(loss for loss in losses if _SERIALIZED in loss),
     )
+    return binary, compiled.as_text()
 
 
 def shared_of(program: Any) -> Mapping[str, int]:
@@ -145,18 +157,24 @@ def _verbose() -> Generator[None]:
         os.environ.update(before)
 
 
+def devices_of(target: Mapping[str, Any]) -> list[Any]:
+    """As many GPUs of one host, alike, as a target of devices.toml has."""
+    return _topology(target["description"], target.get("devices", 1)).devices
+
+
 @cache
-def _device(description: str) -> Any:
+def _topology(description: str, devices: int) -> Any:
     # The plugin would refuse to load without the libraries that only a GPU needs.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     text = Path(__file__).with_name(description).read_text()
     try:
-        topology = topologies.get_topology_desc(description, "cuda", target_config=text, topology="1x1x1")
+        return topologies.get_topology_desc(
+            description, "cuda", target_config=text, topology=f"1x1x{devices}"
+        )
     except NotImplementedError as error:
         raise RuntimeError(
             "JAX refused its plugin for CUDA in this process: set JAX_PLATFORMS=cpu"
         ) from error
-    return topology.devices[0]
 
 
 def _reason(message: str) -> str:
