@@ -56,7 +56,7 @@ def compile_source(source: Source) -> Binary:
 def compile_program(
     lower: Callable[[], jax.stages.Lowered], options: Mapping[str, bool | int] | None = None
 ) -> tuple[Binary, str]:
-    """Compile what a function lowers, with options of XLA: what it takes on a GPU, and the text of its module.
+    """Compile what a function lowers, with options of XLA: what it takes on a GPU, and its module as text.
 
     Raises RuntimeError with the words of JAX, Mosaic, XLA or ptxas in one line.
     """
@@ -115,7 +115,10 @@ def shared_of(program: Any) -> Mapping[str, int]:
 
 
 def frames_of(log: str) -> Mapping[str, Frame]:
-    """Return what each entry function takes, with the functions that it calls, by the name of its kernel."""
+    """Return what each entry function takes, with the functions that it calls, by the name of its kernel.
+
+    Of kernels with one name it is the most that any of them takes.
+    """
     found: dict[str, Frame] = {}
     _, *sections = _ENTRY.split(log)
     for name, section in zip(sections[::2], sections[1::2], strict=True):
@@ -123,10 +126,12 @@ def frames_of(log: str) -> Mapping[str, Frame]:
         registers = [int(number) for number in _REGISTERS.findall(section)]
         if not frames or not registers:
             raise RuntimeError(f"ptxas said nothing of registers or spills of {name}")
-        found[name.removesuffix(_SUFFIX)] = Frame(
-            registers=max(registers),
-            stack_bytes=sum(stack for stack, _, _ in frames),
-            spill_bytes=sum(stores + loads for _, stores, loads in frames),
+        kernel = name.removesuffix(_SUFFIX)
+        before = found.get(kernel, Frame(0, 0, 0))
+        found[kernel] = Frame(
+            registers=max(before.registers, *registers),
+            stack_bytes=max(before.stack_bytes, sum(stack for stack, _, _ in frames)),
+            spill_bytes=max(before.spill_bytes, sum(stores + loads for _, stores, loads in frames)),
         )
     return found
 

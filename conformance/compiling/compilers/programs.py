@@ -39,7 +39,7 @@ def passes(module: str, name: str, case: Case, device: Device) -> list[Job]:
 
 @dataclass(frozen=True)
 class Call:
-    """A pass of `run`, a function with the signature of our kernels that return lse, on the arrays of a case."""
+    """A pass of `run` on the arrays of a case; its signature is that of our kernels that return lse."""
 
     run: Callable[..., Any]
     case: Case

@@ -8,11 +8,12 @@ fails.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from attest.conformance.cases.case import Case
 from attest.conformance.compiling.compilers import Binary, Compiler, Job, mosaic_gpu, tpu
@@ -20,7 +21,6 @@ from attest.conformance.compiling.compilers.programs import Call, one_line_error
 from attest.conformance.compiling.devices import Device
 from attest.conformance.compiling.overlap import overlap_of
 from attest.conformance.compiling.roofline import PASSES
-from attest.kernels.ring import ring_attention_with_lse
 from attest.kernels.ring.arguments import STRATEGIES
 
 _AXIS = "sequence"
@@ -32,8 +32,14 @@ _SPLIT = ("query", "key", "value", "q_segment_ids", "kv_segment_ids")
 
 @dataclass(frozen=True)
 class RingSource:
-    """A pass of ring attention to compile. target: that of the device, which is several."""
+    """A pass to compile, found again in any process.
 
+    module and name are those of a function with the signature of `ring_attention_with_lse`; target is that of
+    the devices.
+    """
+
+    module: str
+    name: str
     strategy: str
     which: str
     case: Case
@@ -41,13 +47,19 @@ class RingSource:
 
 
 def compile_for_tpus(source: RingSource) -> Binary:
-    """Compile one pass for the chips of a topology. Raises RuntimeError with the compiler's words in a line."""
+    """Compile one pass for the chips of a topology.
+
+    Raises RuntimeError with the words of JAX, Mosaic or XLA in one line.
+    """
     found, hlo = tpu.compile_program(partial(_lowered, source, "pallas_tpu", tpu.devices_of))
     return _judged(source, found, hlo)
 
 
 def compile_for_gpus(source: RingSource) -> Binary:
-    """Compile one pass for the GPUs of a host. Raises RuntimeError with the compiler's words in a line."""
+    """Compile one pass for the GPUs of a host.
+
+    Raises RuntimeError with the words of JAX, Mosaic, XLA or ptxas in one line.
+    """
     found, hlo = mosaic_gpu.compile_program(partial(_lowered, source, "mosaic_gpu", mosaic_gpu.devices_of))
     return _judged(source, found, hlo)
 
@@ -57,11 +69,10 @@ def _lowered(
 ) -> jax.stages.Lowered:
     # Explicit, so that the types of what JAX keeps for the backward pass say how it is spread.
     mesh = Mesh(np.array(devices_of(dict(source.target))), (_AXIS,), axis_types=(AxisType.Explicit,))
-    call = partial(
-        ring_attention_with_lse, mesh=mesh, axis_name=_AXIS, strategy=source.strategy, platform=platform
-    )
-    with one_line_errors(), use_abstract_mesh(mesh.abstract_mesh):
-        return program_of(Call(call, source.case, source.which), partial(_placed, mesh))
+    with one_line_errors():
+        ring = getattr(import_module(source.module), source.name)
+        run = partial(ring, mesh=mesh, axis_name=_AXIS, strategy=source.strategy, platform=platform)
+        return program_of(Call(run, source.case, source.which), partial(_placed, mesh))
 
 
 def _placed(mesh: Mesh, name: str, x: Any) -> jax.ShapeDtypeStruct:
@@ -80,14 +91,17 @@ def _judged(source: RingSource, found: Binary, hlo: str) -> Binary:
     return Binary(taken, (*found.notes, f"collectives: {collectives}"), (*found.faults, *faults))
 
 
-def _jobs(case: Case, device: Device) -> list[Job]:
+def ring_jobs(module: str, name: str, case: Case, device: Device) -> list[Job]:
+    """Both passes of every strategy of a function; nothing is traced before it is compiled."""
     target = tuple(device.target.items())
     return [
-        Job(f"{strategy}_{which}", {}, RingSource(strategy, which, case, target))
+        Job(f"{strategy}_{which}", {}, RingSource(module, name, strategy, which, case, target))
         for strategy in STRATEGIES
         for which in PASSES
     ]
 
+
+_jobs = partial(ring_jobs, "attest.kernels.ring", "ring_attention_with_lse")
 
 RING_TPU = Compiler(
     name="ring_tpu",

@@ -46,7 +46,7 @@ def compile_source(source: Source) -> Binary:
 def compile_program(
     lower: Callable[[], jax.stages.Lowered], options: Mapping[str, bool] | None = None
 ) -> tuple[Binary, str]:
-    """Compile what a function lowers, with options of XLA: what it takes on a device, and the text of its module.
+    """Compile what a function lowers, with options of XLA: what it takes on a chip, and its module as text.
 
     Raises RuntimeError with the words of JAX, Mosaic or XLA in one line.
     """
