@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import jax
 from jax.experimental import topologies
 from jax.interpreters import mlir
 
@@ -53,10 +52,8 @@ def compile_source(source: Source) -> Binary:
     return compile_program(lambda: lowered(source, devices_of(dict(source.target))[0]))[0]
 
 
-def compile_program(
-    lower: Callable[[], jax.stages.Lowered], options: Mapping[str, bool | int] | None = None
-) -> tuple[Binary, str]:
-    """Compile what a function lowers, with options of XLA: what it takes on a GPU, and its module as text.
+def compile_program(lower: Callable[[], Any]) -> tuple[Binary, str]:
+    """Compile the `jax.stages.Lowered` of a function: what it takes on a GPU, and its module as text.
 
     Raises RuntimeError with the words of JAX, Mosaic, XLA or ptxas in one line.
     """
@@ -66,7 +63,7 @@ def compile_program(
         if not shared:
             raise RuntimeError("launches no kernel of Mosaic GPU: XLA compiled all of it")
         try:
-            compiled = program.compile(compiler_options=options)
+            compiled = program.compile()
         except Exception as error:
             raise RuntimeError(_reason(str(error))) from error
         log = read_log()

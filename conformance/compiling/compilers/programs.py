@@ -50,8 +50,8 @@ class Call:
 type Place = Callable[[str, Any], jax.ShapeDtypeStruct]
 
 
-def lowered(source: Source, device: Any) -> jax.stages.Lowered:
-    """The program of a pass for a device of a topology.
+def lowered(source: Source, device: Any) -> Any:
+    """The program of a pass for a device of a topology, a `jax.stages.Lowered`.
 
     Raises RuntimeError with what tracing or lowering raised, in one line.
     """
@@ -74,8 +74,8 @@ def one_line_errors() -> Generator[None]:
         raise RuntimeError(f"its launch raised {describe(error)}") from error
 
 
-def program_of(call: Call, place: Place) -> jax.stages.Lowered:
-    """Return the program of a pass on arrays that `place` spreads over devices."""
+def program_of(call: Call, place: Place) -> Any:
+    """Return the program of a pass on arrays that `place` spreads over devices, a `jax.stages.Lowered`."""
     arrays, options = shapes_of(call.case)
     placed = {name: place(name, x) for name, x in arrays.items()}
     varied = {name: x for name, x in placed.items() if name in GRADIENTS}

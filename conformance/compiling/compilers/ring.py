@@ -64,9 +64,7 @@ def compile_for_gpus(source: RingSource) -> Binary:
     return _judged(source, found, hlo)
 
 
-def _lowered(
-    source: RingSource, platform: str, devices_of: Callable[[Mapping[str, Any]], list[Any]]
-) -> jax.stages.Lowered:
+def _lowered(source: RingSource, platform: str, devices_of: Callable[[Mapping[str, Any]], list[Any]]) -> Any:
     # Explicit, so that the types of what JAX keeps for the backward pass say how it is spread.
     mesh = Mesh(np.array(devices_of(dict(source.target))), (_AXIS,), axis_types=(AxisType.Explicit,))
     with one_line_errors():
@@ -84,8 +82,7 @@ def _placed(mesh: Mesh, name: str, x: Any) -> jax.ShapeDtypeStruct:
 def _judged(source: RingSource, found: Binary, hlo: str) -> Binary:
     """A binary with its collectives; its faults are those of exchanges, too, where the strategy has some."""
     overlap = overlap_of(hlo, dict(source.target)["devices"])
-    hidden = overlap.exchanges - len(overlap.exposed)
-    taken = {**found.taken, "exchanges": overlap.exchanges, "overlapping": hidden}
+    taken = {**found.taken, "exchanges": overlap.exchanges, "exposed": len(overlap.exposed)}
     collectives = ", ".join(f"{number} {opcode}" for opcode, number in overlap.collectives.items())
     faults = overlap.faults if source.strategy in _EXCHANGING else ()
     return Binary(taken, (*found.notes, f"collectives: {collectives}"), (*found.faults, *faults))

@@ -11,7 +11,6 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh, use_abstract_mesh
 
@@ -35,7 +34,7 @@ _OVERFLOW = re.compile(
 def compile_source(source: Source) -> Binary:
     """Compile one pass. Raises RuntimeError with the words of JAX, Mosaic or XLA in one line."""
 
-    def lower() -> jax.stages.Lowered:
+    def lower() -> Any:
         device, *_ = devices_of(dict(source.target))
         with use_abstract_mesh(Mesh([device], ("core",)).abstract_mesh):
             return lowered(source, device)
@@ -44,9 +43,11 @@ def compile_source(source: Source) -> Binary:
 
 
 def compile_program(
-    lower: Callable[[], jax.stages.Lowered], options: Mapping[str, bool] | None = None
+    lower: Callable[[], Any], options: Mapping[str, bool] | None = None
 ) -> tuple[Binary, str]:
-    """Compile what a function lowers, with options of XLA: what it takes on a chip, and its module as text.
+    """Compile the `jax.stages.Lowered` of a function: what it takes on a chip, and its module as text.
+
+    options: of XLA.
 
     Raises RuntimeError with the words of JAX, Mosaic or XLA in one line.
     """
