@@ -110,7 +110,7 @@ def test_the_small_blocks_fit_at_the_largest_head_dim() -> None:
 
 
 def test_the_quick_gate_asks_all_that_it_declares() -> None:
-    """Every clause of one device but dropout, which must be refused; in each dtype across blocks both ways."""
+    """Every clause of one device but dropout, which is refused; in each dtype across blocks both ways."""
     checks = all_checks()
     planned = tuple(tasks(SUBJECT, load_profile("quick"), seed=0))
     covered = {
