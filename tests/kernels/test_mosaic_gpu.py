@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from kernel_cases import normal, split_options
 
 from attest.kernels import xla
@@ -128,9 +130,25 @@ def lowered(arrays: Any, options: dict[str, Any]) -> str:
     return export.export(run, platforms=["cuda"])(arrays, floats).mlir_module()
 
 
+def lowered_on_mesh(arrays: Any, options: dict[str, Any]) -> str:
+    """The same inside of `jax.shard_map`, where JAX keeps account of what varies over the axes of a mesh."""
+    floats, rest = split_options(options)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+
+    def local(arrays: Any, floats: Any) -> Any:
+        return flash_attention_with_lse(*arrays, **floats, **rest)
+
+    def call(*arrays: Any, **floats: Any) -> Any:
+        over = jax.shard_map(local, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
+        return over(arrays, floats)
+
+    run = jax.jit(partial(both_passes, call, {}))
+    return export.export(run, platforms=["cuda"])(arrays, floats).mlir_module()
+
+
 @pytest.mark.parametrize("name", FEATURES)
 def test_every_feature_lowers_for_cuda(name: str) -> None:
-    program = lowered(tensors(64), FEATURES[name])
+    program = lowered_on_mesh(tensors(64), FEATURES[name])
     for kernel in ("flash_forward", "flash_backward_query", "flash_backward_key"):
         assert kernel in program
     assert ("flash_backward_bias" in program) == ("bias" in FEATURES[name])
