@@ -55,14 +55,12 @@ type Program = Mapping[str, Sequence[Instruction]]
 class Overlap:
     """What a program exchanges. collectives: how many there are of each kind, by the opcode of XLA.
 
-    exchanges: how many permutes of a ring start. exposed: the names of those that overlap no kernel. late:
-    the first exchanges of computations where it starts after a kernel, with the name of that kernel.
+    exchanges: how many permutes of a ring start. exposed: the names of those that overlap no kernel.
     """
 
     collectives: Mapping[str, int]
     exchanges: int
     exposed: tuple[str, ...]
-    late: tuple[tuple[str, str], ...]
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -73,7 +71,6 @@ class Overlap:
         if self.exposed:
             words = f"{len(self.exposed)} of {self.exchanges} exchanges overlap no kernel"
             found.append(f"{words}: {', '.join(self.exposed)}")
-        found += [f"the first exchange, {first}, starts after {kernel}" for first, kernel in self.late]
         return tuple(found)
 
 
@@ -87,7 +84,6 @@ def overlap_of(hlo: str, devices: int) -> Overlap:
     program = _parsed(hlo)
     counts: Counter[str] = Counter()
     exposed: list[str] = []
-    late: list[tuple[str, str]] = []
     exchanges = 0
     for instructions in program.values():
         counts.update(x.opcode.removesuffix("-start") for x in instructions)
@@ -98,10 +94,8 @@ def overlap_of(hlo: str, devices: int) -> Overlap:
             end = _end(instructions, start)
             if not any(start < at < end for at in kernels):
                 exposed.append(instructions[start].name)
-        if starts and kernels and kernels[0] < starts[0]:
-            late.append((instructions[starts[0]].name, instructions[kernels[0]].name))
     collectives = {opcode: counts[opcode] for opcode in _COLLECTIVES if counts[opcode]}
-    return Overlap(collectives, exchanges, tuple(exposed), tuple(late))
+    return Overlap(collectives, exchanges, tuple(exposed))
 
 
 def _end(instructions: Sequence[Instruction], start: int) -> int:

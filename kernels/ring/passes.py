@@ -5,9 +5,9 @@ the lse of all keys; those of rows stay and are summed, those of keys go home an
 order of the offsets, so that the same ring has the same bits twice. All sums are float32.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -26,16 +26,19 @@ from attest.kernels.varying import vary_together
 def forward(ring: Ring, call: Call) -> Forward:
     """Return out, lse and row maximum of the rows of this device; out is in the dtype of the query."""
     own = own_part(ring, call)
-    sums: Forward | None = None
-    for _, pairs in visited(ring, own):
-        for pair in pairs:
-            found = computed(pair, partial(_forward, ring.passes, ring.unrounded))
-            if sums is None and pair.lines.size == call.query.shape[1]:
-                sums = found
-                continue
-            sums = _empty(own) if sums is None else sums
-            merged = _merged(jax.tree.map(partial(_rows, pair.lines), sums), found)
-            sums = jax.tree.map(partial(_put_rows, pair.lines), sums, merged)
+
+    def counted(sums: Forward | None, pair: Pair) -> Forward:
+        found = computed(pair, partial(_forward, ring.passes, ring.unrounded))
+        if sums is None and pair.lines.size == call.query.shape[1]:
+            return found
+        sums = _empty(own) if sums is None else sums
+        merged = _merged(jax.tree.map(partial(_rows, pair.lines), sums), found)
+        return jax.tree.map(partial(_put_rows, pair.lines), sums, merged)
+
+    def step(sums: Forward | None, _: Any, __: int, pairs: list[Pair]) -> tuple[Forward | None, None]:
+        return reduce(counted, pairs, sums), None
+
+    sums, _ = _over_offsets(ring, own, None, None, step)
     return _finished(ring, own, _empty(own) if sums is None else sums)
 
 
@@ -43,31 +46,26 @@ def backward(ring: Ring, call: Call, terms: RowTerms) -> dict[str, jax.Array]:
     """Return the float32 gradients of query, key, value and bias on this device, by name."""
     own = own_part(ring, call)
     settings = replace(ring.settings, unrounded=True)
-    home: dict[str, jax.Array] = {}
-    returning: dict[str, jax.Array] = {}
     given = [name for name in ("query", "key", "value", "bias") if getattr(call, name) is not None]
-    result = {name: jnp.zeros(getattr(call, name).shape, jnp.float32) for name in given}
+    zeros = {name: jnp.zeros(getattr(call, name).shape, jnp.float32) for name in given}
     bias_stays = call.bias is not None and "bias" not in travelling(call)
-    for offset, pairs in visited(ring, own):
-        sums: dict[str, jax.Array] = {}
-        if pairs:
-            # What came home must be added before more is computed: else XLA may keep all of it to the end.
-            shard, home = lax.optimization_barrier((dict(pairs[0].shard), home))
-            pairs = [replace(pair, shard=shard) for pair in pairs]
+
+    def step(done: _Sums, returning: _Sums, offset: int, pairs: list[Pair]) -> tuple[_Sums, _Sums]:
+        done, sums = dict(done), dict[str, jax.Array]()
         for pair in pairs:
             of_rows = jax.tree.map(partial(_rows, pair.lines), vars(terms))
             found = computed(pair, partial(_backward, ring.passes, settings, of_rows))
-            result["query"] = _added(result["query"], found["query"], {1: pair.lines})
+            done["query"] = _added(done["query"], found["query"], {1: pair.lines})
             _add_keys(sums, pair, found)
             if bias_stays:
-                place = pair.place_of("bias", result["bias"].shape)
-                result["bias"] = _added(result["bias"], found["bias"], place)
-        _, returned = vary_together((call, sums))
-        # One step later, so that gradients travel while the next ones are computed.
-        home = _summed(home, returning)
-        returning = _sent_home(ring, offset, returned)
-    home = _summed(home, returning)
-    return vary_together((call, result | home))[1]
+                place = pair.place_of("bias", done["bias"].shape)
+                done["bias"] = _added(done["bias"], found["bias"], place)
+        # Those of the step before travelled until now, while these were computed.
+        returning, (_, sums) = lax.optimization_barrier((returning, vary_together((call, sums))))
+        return _summed(done, returning), _sent_home(ring, offset, sums)
+
+    done, returning = _over_offsets(ring, own, zeros, {}, step)
+    return vary_together((call, _summed(done, returning)))[1]
 
 
 def _summed(x: Mapping[str, jax.Array], y: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -75,8 +73,22 @@ def _summed(x: Mapping[str, jax.Array], y: Mapping[str, jax.Array]) -> dict[str,
     return {**x, **{name: x[name] + more if name in x else more for name, more in y.items()}}
 
 
-def visited(ring: Ring, own: Own) -> Iterator[tuple[int, list[Pair]]]:
-    """Yield each offset with the pairs of pieces that meet; the next keys are sent before it is yielded."""
+type _Sums = Mapping[str, jax.Array]
+
+
+def _over_offsets[Done, Flying](
+    ring: Ring,
+    own: Own,
+    done: Done,
+    flying: Flying,
+    step: Callable[[Done, Flying, int, list[Pair]], tuple[Done, Flying]],
+) -> tuple[Done, Flying]:
+    """Return what `step` makes of (done, flying) at each offset, with the pairs of pieces that meet there.
+
+    The next keys travel while a step computes. done: what must be there before keys are sent on; without that
+    XLA sends all of them at once, before anything is computed, and holds all of them, or adds what came home
+    at the end alone. flying: what is still under way.
+    """
     schedule, shard = ring.schedule, travelling(own.call)
     if ring.gathers:
         meetings = tuple(schedule.meeting(device, 0, 0, 0) for device in range(schedule.devices))
@@ -85,16 +97,19 @@ def visited(ring: Ring, own: Own) -> Iterator[tuple[int, list[Pair]]]:
                 name: lax.all_gather(x, ring.name, axis=KEY_AXES[name], tiled=True)
                 for name, x in shard.items()
             }
-            yield 0, [Pair(ring, own, gathered, 0, 0, 0, meetings)]
-        return
-    arriving = [_send(ring, shard, chain, 0) for chain in schedule.chains]
-    yield 0, _pairs_at(ring, own, shard, 0)
+            return step(done, flying, 0, [Pair(ring, own, gathered, 0, 0, 0, meetings)])
+        return done, flying
+    packed = _packed(shard)
+    arriving = [_send(ring, packed, chain, 0) for chain in schedule.chains]
+    done, flying = step(done, flying, 0, _pairs_at(ring, own, shard, 0))
     for chain, first in zip(schedule.chains, arriving, strict=True):
         here = first
-        for step, offset in enumerate(chain):
-            following = _send(ring, here, chain, step + 1) if step + 1 < len(chain) else here
-            yield offset, _pairs_at(ring, own, here, offset)
+        for number, offset in enumerate(chain):
+            here, done = lax.optimization_barrier((here, done))
+            following = _send(ring, here, chain, number + 1) if number + 1 < len(chain) else here
+            done, flying = step(done, flying, offset, _pairs_at(ring, own, _unpacked(here), offset))
             here = following
+    return done, flying
 
 
 def _pairs_at(ring: Ring, own: Own, shard: Shard, offset: int) -> list[Pair]:
@@ -111,9 +126,31 @@ def _pairs_at(ring: Ring, own: Own, shard: Shard, offset: int) -> list[Pair]:
     ]
 
 
-def _send(ring: Ring, shard: Shard, chain: tuple[int, ...], step: int) -> dict[str, jax.Array]:
+type _Packed = Mapping[tuple[str, ...], jax.Array]
+
+
+def _packed(arrays: Mapping[str, jax.Array]) -> dict[tuple[str, ...], jax.Array]:
+    """The arrays by their names, those that are alike as one: a GPU has one exchange under way at a time."""
+    alike: dict[Any, list[str]] = {}
+    for name, x in arrays.items():
+        alike.setdefault((x.shape, x.dtype), []).append(name)
+    return {
+        tuple(names): jnp.stack([arrays[name] for name in names]) if len(names) > 1 else arrays[names[0]]
+        for names in alike.values()
+    }
+
+
+def _unpacked(packed: _Packed) -> dict[str, jax.Array]:
+    return {
+        name: x if len(names) == 1 else x[number]
+        for names, x in packed.items()
+        for number, name in enumerate(names)
+    }
+
+
+def _send(ring: Ring, packed: _Packed, chain: tuple[int, ...], step: int) -> _Packed:
     perm = ring.schedule.sends(chain, step)
-    return {name: lax.ppermute(x, ring.name, perm) for name, x in shard.items()}
+    return {names: lax.ppermute(x, ring.name, perm) for names, x in packed.items()}
 
 
 def _sent_home(ring: Ring, offset: int, sums: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -126,7 +163,7 @@ def _sent_home(ring: Ring, offset: int, sums: Mapping[str, jax.Array]) -> dict[s
     if not offset:
         return dict(sums)
     perm = ring.schedule.returns(offset)
-    return {name: lax.ppermute(x, ring.name, perm) for name, x in sums.items()}
+    return _unpacked({names: lax.ppermute(x, ring.name, perm) for names, x in _packed(sums).items()})
 
 
 def _add_keys(sums: dict[str, jax.Array], pair: Pair, found: Mapping[str, jax.Array]) -> None:

@@ -97,19 +97,20 @@ def forward(
                     P = tl.where(kept_pairs(seed, rows, keys, SPEC, False), P, 0.0)
                 acc = tl.dot(P.to(V.dtype), V, acc * alpha[:, None], input_precision=SPEC.precision)
 
-    m = m * SPEC.unit
+    # In nats, since the lowest logits are not finite in bits.
+    m = m * SPEC.nats
     row_at = (batch * SPEC.heads + head).to(tl.int64) * q_length + rows.index
-    tl.store(row_max + row_at, tl.where(norm == 0.0, float("-inf"), m * LN2), mask=inside)
+    tl.store(row_max + row_at, tl.where(norm == 0.0, float("-inf"), m), mask=inside)
     if SPEC.sinks > 0:
         slot = tl.arange(0, SPEC.block_sinks)
         sink_at = sinks + (head * SPEC.sinks if SPEC.sink_head else 0) + slot
-        sink = tl.load(sink_at, mask=slot < SPEC.sinks, other=float("-inf")).to(tl.float32) * LOG2E
+        sink = tl.load(sink_at, mask=slot < SPEC.sinks, other=float("-inf")).to(tl.float32)
         m_new = tl.maximum(m, tl.max(sink, 0))
-        alpha = tl.math.exp2(m - m_new)
-        norm = norm * alpha + tl.sum(tl.math.exp2(sink[None, :] - m_new[:, None]), 1)
+        alpha = tl.math.exp2((m - m_new) * LOG2E)
+        norm = norm * alpha + tl.sum(tl.math.exp2((sink[None, :] - m_new[:, None]) * LOG2E), 1)
         acc = acc * alpha[:, None]
         m = m_new
-    tl.store(lse + row_at, tl.where(norm == 0.0, float("-inf"), (m + tl.math.log2(norm)) * LN2), mask=inside)
+    tl.store(lse + row_at, tl.where(norm == 0.0, float("-inf"), m + tl.math.log2(norm) * LN2), mask=inside)
     factor = tl.full([SPEC.block_q], SPEC.keep, tl.float32)
     if SPEC.normalize:
         factor = factor / tl.where(norm == 0.0, 1.0, norm)

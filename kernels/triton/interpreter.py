@@ -128,7 +128,8 @@ class _Builder(stock.InterpreterBuilder):
     def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
         dtype = d.data.dtype
         wide = np.dtype(np.float32) if dtype.itemsize < 4 else dtype
-        product = np.matmul(a.data.astype(wide, copy=False), b.data.astype(wide, copy=False))
+        # In one order in memory, since BLAS sums a transposed matrix in another order than a copy of it.
+        product = np.matmul(*(np.ascontiguousarray(x.data, wide) for x in (a, b)))
         return stock.TensorHandle((product + d.data).astype(dtype, copy=False), d.dtype.scalar)
 
     def create_atomic_rmw(self, *_: Any) -> Any:

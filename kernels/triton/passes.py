@@ -228,6 +228,7 @@ def _spec(
     folded = (
         all(x is None for x in between) and settings.logits_dtype == "float32" and 0 < scale < _LARGEST_UNIT
     )
+    nats = scale if folded else cap or 1.0
     return KernelSpec(
         head_dim=call.query.shape[3],
         value_dim=call.value.shape[3],
@@ -236,7 +237,8 @@ def _spec(
         block_q=sizes.q,
         block_k=sizes.k,
         scale=1.0 if folded else scale,
-        unit=(scale if folded else cap or 1.0) * LOG2E,
+        unit=nats * LOG2E,
+        nats=nats,
         cap=cap or 0.0,
         logits_dtype=settings.logits_dtype,
         precision=settings.precision,

@@ -18,7 +18,7 @@ class KernelSpec:
         block_q, block_k: query rows and keys of a tile.
     Logits; `attest.kernels.triton.tile` explains their unit:
         scale: what the product is multiplied by before rounding, bias and cap.
-        unit: the bits of a unit of u.
+        unit, nats: the bits and the nats of a unit of u.
         cap: the soft cap, 0.0 where there is none.
         logits_dtype: the dtype that logits are rounded to.
         precision: the `input_precision` of `tl.dot`.
@@ -56,6 +56,7 @@ class KernelSpec:
     block_k: int
     scale: float
     unit: float
+    nats: float
     cap: float
     logits_dtype: str
     precision: str

@@ -131,3 +131,20 @@ def test_huge_logits_of_float16_fit_its_weights():
     """P is rounded to float16, which ends at 65504: a reference off by some bits would make it inf."""
     query, key, value = qkv(**SHAPES, dtype="float16")
     check(TRITON.under({"softmax_scale": 1.7e5}), (query * 100, key * 100, value), OPTIONS["large scale"])
+
+
+@needs_interpreter
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_largest_logits_have_an_lse_in_triton(sign, sinks):
+    """Also where they are not finite in bits. Ring attention takes an lse of -inf for a row that sees nothing."""
+    query, key, value = qkv(**SHAPES)
+    largest = np.float32(sign * np.finfo(np.float32).max)
+    options = {"bias": jnp.full((1, 1, 1, 1), largest)}
+    if sinks:
+        options["softmax_aux"] = jnp.full((2, 1), np.float32(np.finfo(np.float32).min))
+    out, lse = TRITON.call(jnp.zeros_like(query), key, value, **options)
+    np.testing.assert_array_equal(lse, np.full(lse.shape, largest))
+    keys = 70 + (sinks and sign < 0)
+    expected = np.broadcast_to(np.asarray(value, np.float64).sum(axis=1, keepdims=True) / keys, out.shape)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)

@@ -98,6 +98,22 @@ def test_a_dot_sums_in_float32(dtype: np.dtype[Any]) -> None:
 
 
 @triton.jit
+def dot_of_a_copy(x, y, out, N: tl.constexpr):
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    copy = tl.trans(tl.load(y + at)) + 0.0
+    tl.store(out + at, tl.dot(tl.load(x + at), copy, input_precision="ieee"))
+
+
+@needs_interpreter
+def test_a_dot_has_the_same_bits_wherever_its_operands_lie() -> None:
+    """A transposed tile and a copy of it are the same numbers, in another order in memory."""
+    dice = np.random.default_rng(0)
+    x, y = (dice.standard_normal((32, 32), np.float32) for _ in range(2))
+    transposed, copied = (run(kernel, [x, y], (x.shape, np.float32), N=32) for kernel in (dot, dot_of_a_copy))
+    np.testing.assert_array_equal(transposed[0], copied[0])
+
+
+@triton.jit
 def join(x, out, N: tl.constexpr):
     a = tl.load(x + tl.arange(0, N))
     pairs = tl.permute(tl.join(a, -a), (1, 0))

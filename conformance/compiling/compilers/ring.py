@@ -1,8 +1,8 @@
 """Ring attention over all devices of a topology, compiled without any of them.
 
 The compilers are those of the kernels on one device. A job is a pass of one strategy, with the exchanges and
-the kernels of a device. Where each collective permute of a ring does not run while a kernel computes, the job
-fails.
+the kernels of a device. A job of the strategy that a call takes by default fails if a collective permute of the
+ring does not run while a kernel computes.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +24,6 @@ from attest.conformance.compiling.roofline import PASSES
 from attest.kernels.ring.arguments import STRATEGIES
 
 _AXIS = "sequence"
-# The strategies that exchange keys between neighbours. The other two have all keys before they compute.
-_EXCHANGING = ("ring", "zigzag")
 # What is split along the sequence, its second axis.
 _SPLIT = ("query", "key", "value", "q_segment_ids", "kv_segment_ids")
 
@@ -80,11 +78,12 @@ def _placed(mesh: Mesh, name: str, x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _judged(source: RingSource, found: Binary, hlo: str) -> Binary:
-    """A binary with its collectives; its faults are those of exchanges, too, where the strategy has some."""
+    """A binary with its collectives; its faults are those of exchanges, too, if it is what a call takes."""
     overlap = overlap_of(hlo, dict(source.target)["devices"])
     taken = {**found.taken, "exchanges": overlap.exchanges, "exposed": len(overlap.exposed)}
     collectives = ", ".join(f"{number} {opcode}" for opcode, number in overlap.collectives.items())
-    faults = overlap.faults if source.strategy in _EXCHANGING else ()
+    taken_by_default = "zigzag" if source.case.causal else "ring"
+    faults = overlap.faults if source.strategy == taken_by_default else ()
     return Binary(taken, (*found.notes, f"collectives: {collectives}"), (*found.faults, *faults))
 
 

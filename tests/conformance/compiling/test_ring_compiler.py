@@ -83,16 +83,6 @@ def waiting(query: jax.Array, key: jax.Array, value: jax.Array, **options: Any) 
     )
 
 
-def late(query: jax.Array, key: jax.Array, value: jax.Array, **options: Any) -> Any:
-    """Sends keys on only when a first kernel is done."""
-
-    def sent(key: Any, total: Any, send: Any) -> Any:
-        key, total = lax.optimization_barrier((key, total + doubled(key, options["platform"])))
-        return key, send(key), total
-
-    return ring(sent, query, key, **options)
-
-
 def silent(query: jax.Array, key: jax.Array, value: jax.Array, **options: Any) -> Any:
     return ring(lambda key, total, _send: (key, key, total), query, key, **options)
 
@@ -120,7 +110,6 @@ def test_exchanges_that_overlap_a_kernel_pass(compiler, target):
     ("function", "words"),
     [
         (waiting, "3 of 3 exchanges overlap no kernel: "),
-        (late, "the first exchange, "),
         (silent, "exchanges no keys"),
     ],
 )
@@ -130,8 +119,9 @@ def test_exchanges_that_overlap_nothing_fail(compiler, target, function, words):
 
 
 @everywhere
-def test_strategies_without_exchanges_are_not_asked_for_them(compiler, target):
-    binary = compiled(compiler, target, silent, "ulysses_forward")
+@pytest.mark.parametrize("kernel", ["ulysses_forward", "zigzag_forward"])
+def test_exchanges_are_asked_only_of_the_strategy_that_is_taken(compiler, target, kernel):
+    binary = compiled(compiler, target, silent, kernel)
     assert (binary.taken["exchanges"], binary.faults) == (0, ())
 
 

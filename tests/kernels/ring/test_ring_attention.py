@@ -15,6 +15,7 @@ from kernel_cases import normal
 from attest.kernels import flash_attention_with_lse
 from attest.kernels.ring import ring_attention, ring_attention_with_lse
 from tests.kernels.alone import run_alone
+from tests.kernels.ring import ring_cases
 from tests.kernels.ring.ring_cases import (
     DEVICES,
     HEADS,
@@ -170,6 +171,14 @@ def test_hidden_pairs_are_not_sent() -> None:
     assert permutes("ring", 4, {"causal": True})["sends"] == 2 * (3 + 2 + 1)
     assert permutes("ring", 8, {"causal": True, "sliding_window": (10, 0)})["sends"] == 2 * 7
     assert set(permutes("ring", 4, {})) == {"collective-permute", "sends"}
+
+
+@here
+def test_keys_and_values_of_one_shape_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one exchange, and so do their gradients."""
+    monkeypatch.setattr(ring_cases, "VALUE_DIM", ring_cases.DIM)
+    assert permutes("ring", 4, {})["sends"] == 4 * 3
+    assert permutes("ring", 4, {"causal": True}, gradients=True)["sends"] == 3 * (3 + 2 + 1)
 
 
 @here
