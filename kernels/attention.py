@@ -1,7 +1,10 @@
 """The public attention functions, which run the first implementation that supports the call."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+import jax
 
 from attest.kernels.annotations import (
     AlibiSlopes,
@@ -191,9 +194,19 @@ def flash_attention_with_lse(
     The lse is the natural logarithm of the sum of exp over the visible logits and the sinks (S13). Both
     results are differentiable. The arguments and the errors are those of `flash_attention`.
     """
-    arguments = dict(locals())
-    del arguments["platform"], arguments["mask_info"]
-    arguments, leading = merged(arguments)
+    return computed("flash_attention", dict(locals()))
+
+
+def computed(function: str, arguments: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+    """Return out and lse of a call on its arguments, which are those of `flash_attention`, all by name.
+
+    function: the name of the public function, with which messages about derivatives begin.
+
+    Raises: as `flash_attention`.
+    """
+    rest = dict(arguments)
+    platform, mask_info = rest.pop("platform"), rest.pop("mask_info")
+    arguments, leading = merged(rest)
     arguments = with_mask_info(arguments, mask_info)
     check_symbolic(arguments)
     choice = chosen(arguments, traits_of(arguments), platform)
@@ -201,7 +214,7 @@ def flash_attention_with_lse(
     call = check_call(**{name: x for name, x in arguments.items() if name not in SETTINGS})
     # Now the call is well-formed; block sizes may depend on the device.
     check_supported(choice.implementation, choice.call)
-    settings = settings_of(passes, arguments)
+    settings = replace(settings_of(passes, arguments), function=function)
     if choice.device is not None:
         passes = refused_elsewhere(passes, choice)
     out, lse = attend(passes, settings, call)

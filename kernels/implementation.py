@@ -60,6 +60,7 @@ class Settings:
     unrounded: whether both passes return float32, as it is before the last rounding. It is for calls on a
         part of the keys, whose results are merged: see `attest.kernels.partial`. The lse of `RowTerms` is
         then that of all keys, and forward keeps nothing that depends on its own.
+    function: the name of the public function, with which messages about derivatives begin.
     """
 
     forward: Any
@@ -68,6 +69,7 @@ class Settings:
     precision: Any
     logits_dtype: str
     unrounded: bool = False
+    function: str = "flash_attention"
 
     def result_dtype(self, dtype: Any) -> Any:
         """Return the dtype of out or of a gradient, from the one that it is otherwise rounded to."""

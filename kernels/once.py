@@ -19,56 +19,63 @@ _EXPECTED = "expected one derivative, in reverse mode, such as jax.grad or jax.v
 _ADVICE = "attest.kernels.xla.attention has derivatives of every kind, in memory for all weights."
 
 
-def reverse_mode_only(call: Call) -> Call:
+def reverse_mode_only(function: str, call: Call) -> Call:
     """Return the call as it is; its derivative in forward mode raises NotImplementedError.
 
     It is raised where the derivative is computed, which under `jax.jit` is where the program is lowered.
+    function: the name of the public function, which the message begins with.
     """
     given = {name: getattr(call, name) for name in FLOATS}
-    return replace(call, **{name: _argument.bind(x) for name, x in given.items() if x is not None})
-
-
-@jax.custom_jvp
-def not_again[T](tree: T) -> T:
-    """Return arrays of either pass as they are; any derivative of them raises NotImplementedError."""
-    return tree
-
-
-def _refuse_twice(*_: Any) -> NoReturn:
-    raise NotImplementedError(
-        f"flash_attention: got a second derivative, as of jax.hessian; {_EXPECTED}. {_ADVICE}"
+    return replace(
+        call, **{name: _argument.bind(x, function=function) for name, x in given.items() if x is not None}
     )
 
 
-not_again.defjvp(_refuse_twice)
+def not_again[T](function: str, tree: T) -> T:
+    """Return arrays of either pass as they are; any derivative of them raises NotImplementedError.
+
+    function: as in `reverse_mode_only`.
+    """
+    return _not_again(function, tree)
 
 
-def _refuse_forward_mode(*_: Any, **__: Any) -> NoReturn:
+_not_again = jax.custom_jvp(lambda function, tree: tree, nondiff_argnums=(0,))
+
+
+def _refuse_twice(function: str) -> NoReturn:
     raise NotImplementedError(
-        "flash_attention: got a derivative in forward mode, as of jax.jvp or jax.jacfwd; "
-        f"{_EXPECTED}. {_ADVICE}"
+        f"{function}: got a second derivative, as of jax.hessian; {_EXPECTED}. {_ADVICE}"
+    )
+
+
+_not_again.defjvp(lambda function, *_: _refuse_twice(function))
+
+
+def _refuse_forward_mode(*_: Any, function: str, **__: Any) -> NoReturn:
+    raise NotImplementedError(
+        f"{function}: got a derivative in forward mode, as of jax.jvp or jax.jacfwd; {_EXPECTED}. {_ADVICE}"
     )
 
 
 # The tangent of an argument: reverse mode transposes it, and forward mode computes it, alone or batched.
 _tangent = Primitive("flash_attention_tangent")
-_tangent.def_abstract_eval(lambda tangent: tangent)
+_tangent.def_abstract_eval(lambda tangent, **_: tangent)
 _tangent.def_impl(_refuse_forward_mode)
 mlir.register_lowering(_tangent, _refuse_forward_mode)
 batching.primitive_batchers[_tangent] = _refuse_forward_mode
-ad.primitive_transposes[_tangent] = lambda cotangent, _: [cotangent]
-ad.primitive_jvps[_tangent] = _refuse_twice
+ad.primitive_transposes[_tangent] = lambda cotangent, *_, **__: [cotangent]
+ad.primitive_jvps[_tangent] = lambda *_, function: _refuse_twice(function)
 
 
-def _with_tangent(primals: tuple[jax.Array], tangents: tuple[Any]) -> tuple[jax.Array, Any]:
+def _with_tangent(primals: tuple[jax.Array], tangents: tuple[Any], *, function: str) -> tuple[jax.Array, Any]:
     (x,), (tangent,) = primals, tangents
-    return _argument.bind(x), _tangent.bind(tangent)
+    return _argument.bind(x, function=function), _tangent.bind(tangent, function=function)
 
 
 # An argument. It is no `jax.custom_jvp`, as `jax.vmap` would batch the tangents of that in reverse mode, too.
 _argument = Primitive("flash_attention_argument")
-_argument.def_abstract_eval(lambda x: x)
-_argument.def_impl(lambda x: x)
-mlir.register_lowering(_argument, lambda _, x: [x])
+_argument.def_abstract_eval(lambda x, **_: x)
+_argument.def_impl(lambda x, **_: x)
+mlir.register_lowering(_argument, lambda _, x, **__: [x])
 batching.defvectorized(_argument)
 ad.primitive_jvps[_argument] = _with_tangent

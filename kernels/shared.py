@@ -30,7 +30,7 @@ def attend(passes: Passes, settings: Settings, call: Call) -> tuple[jax.Array, j
     def run(call: Call) -> tuple[jax.Array, jax.Array]:
         return _differentiable(passes, settings, vary_together(call))
 
-    return on_mesh(run, reverse_mode_only(call))
+    return on_mesh(run, reverse_mode_only(settings.function, call))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -42,7 +42,7 @@ def _differentiable(passes: Passes, settings: Settings, call: Call) -> tuple[jax
 def _with_residuals(
     passes: Passes, settings: Settings, call: Call
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, Forward]]:
-    call = not_again(call)
+    call = not_again(settings.function, call)
     result = named(_forward(passes, settings, _read(call)))
     return (result.out, result.lse), (call, result)
 
@@ -61,7 +61,7 @@ def _cotangents(
     residuals: tuple[Call, Forward],
     cotangents: tuple[jax.Array, jax.Array],
 ) -> tuple[Call]:
-    (call, (out, lse, row_max, kept)), (d_out, d_lse) = not_again((residuals, cotangents))
+    (call, (out, lse, row_max, kept)), (d_out, d_lse) = not_again(settings.function, (residuals, cotangents))
     d_out = d_out.astype(call.query.dtype)  # float32 where out is unrounded
     wide, call = call, _read(call)
     given = {"out": out, "lse": lse, "row_max": row_max, "d_out": d_out, "d_lse": d_lse}

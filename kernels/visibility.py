@@ -106,6 +106,11 @@ def describe_rows(call: Call, whole: Whole | None = None) -> Rows:
     return Rows(first, last, padding, lowest, highest, stand)
 
 
+def row_positions(call: Call, whole: Whole | None = None) -> jax.Array:
+    """Return the position of each row, [N, Sq] int32 (S23); whole: as in `describe_rows`."""
+    return _row_positions(call, _sequences(call, whole))
+
+
 def _row_positions(call: Call, sequences: _Sequences) -> jax.Array:
     """The position of each row, [N, Sq] int32 (S23)."""
     if call.positions.q is not None:
@@ -267,8 +272,8 @@ def _packed(cum_q: jax.Array, cum_k: jax.Array, rows: jax.Array, offset: jax.Arr
     sequence = jnp.clip(sequence, 0, cum_q.shape[0] - 2)
     q_start, q_stop, k_start, k_stop = (cum[sequence + n] for cum in (cum_q, cum_k) for n in (0, 1))
     shift = (k_stop - k_start) - (q_stop - q_start)
-    if offset is not None and offset.shape[0] > 1:
-        offset = offset[sequence]
+    if offset is not None:
+        offset = offset[:, None] if offset.shape[0] == 1 else offset[sequence]
     return _Sequences(rows - q_start, k_start, shift, offset, k_start, k_stop - 1, rows >= cum_q[-1])
 
 

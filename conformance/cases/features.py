@@ -79,6 +79,7 @@ CLAUSES = {
     "S18": "block sizes never change results beyond rounding",
     "S19": "inputs are never modified, and nothing outside inputs and outputs is touched",
     "S20": "what is unsupported or malformed is refused by name, never silently ignored",
+    "S21": "a call over several devices gives what one device gives, and drops the same pairs",
     "S22": "eager, jit, vmap, grad and remat give the same answer",
     "S23": "causal and window compare positions as given; dropout counts from the origin in the whole arrays",
     "S24": "chunks: a row sees the keys whose positions are in its own chunk of chunk_size positions",

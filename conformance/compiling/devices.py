@@ -42,7 +42,9 @@ class Device:
 def all_devices() -> dict[str, Device]:
     """Return the devices of devices.toml by name."""
     found: dict[str, Device] = {}
-    for name, row in tomllib.loads(_DEVICES.read_text()).items():
+    table = tomllib.loads(_DEVICES.read_text())
+    for name, written in table.items():
+        row = written if "each" not in written else _several(written, table[written["each"]])
         limits = {key: x for key, x in row.items() if "limit" in x}
         found[name] = Device(
             name,
@@ -52,3 +54,14 @@ def all_devices() -> dict[str, Device]:
             peaks=Peaks(**row["peaks"]),
         )
     return found
+
+
+def _several(row: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
+    """Devices that are alike: the limits are those of each, the peaks of all together."""
+    devices, peaks = row["target"]["devices"], one["peaks"]
+    together = {
+        "of": f"{devices} times {peaks['of']}",
+        "flops_per_second": {dtype: devices * x for dtype, x in peaks["flops_per_second"].items()},
+        "bytes_per_second": devices * peaks["bytes_per_second"],
+    }
+    return {**one, **row, "peaks": {**peaks, **together}}

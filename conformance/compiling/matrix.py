@@ -298,7 +298,8 @@ def cases_of(profile: str) -> Iterator[tuple[str, str, Case]]:
             for name in grid.get("sets", sets):
                 for head_dim in grid["head_dims"]:
                     for dtype in grid.get("dtypes", DTYPES):
-                        fields = {**settings["problem"], **sets[name], "head_dim": head_dim, "dtype": dtype}
+                        problem = {**settings["problem"], **sets[name], **grid.get("problem", {})}
+                        fields = {**problem, "head_dim": head_dim, "dtype": dtype}
                         case = case_from_json(fields)
                         if case.features.isdisjoint(without):
                             found[target, name, case] = None

@@ -62,7 +62,7 @@ def flash_attention_arguments(
     if mask is not None:
         arguments["attention_mask"] = mask
     arguments |= _lengths(rest, sizes)
-    arguments |= _order(rest, sizes, alibi or chunk is not None)
+    arguments |= order_arguments(rest, sizes, alibi or chunk is not None)
     ranges = {"kv_start": rest.kv_start, "kv_end": rest.kv_end}
     arguments |= {name: ends for name, ends in ranges.items() if ends is not None}
     return arguments if len(leading) == 1 else _with_leading(arguments, leading)
@@ -83,8 +83,12 @@ def _chunk(info: "MaskInfo") -> tuple[int | None, "MaskInfo"]:
     if not info.chunk_sizes or info.kv_positions is not None:
         return None, info
     chunk, *others = info.chunk_sizes
-    # Positions reach less far: a larger size changes nothing.
-    return min(chunk, _INT32), replace(info, chunk_sizes=tuple(others))
+    return chunk_argument(chunk), replace(info, chunk_sizes=tuple(others))
+
+
+def chunk_argument(chunk: int) -> int:
+    """Return the size of chunks as a call takes it: positions reach less far than what it leaves out."""
+    return min(chunk, _INT32)
 
 
 def _segment_ids(info: "MaskInfo", sizes: Sizes) -> tuple[tuple[jax.Array, jax.Array] | None, "MaskInfo"]:
@@ -146,8 +150,11 @@ def _lengths(rest: "MaskInfo", sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def _order(rest: "MaskInfo", sizes: Sizes, placed: bool) -> dict[str, Any]:
-    """Causal order and the window, and the positions, if these or `placed` say that something reads them."""
+def order_arguments(rest: "MaskInfo", sizes: Sizes, placed: bool) -> dict[str, Any]:
+    """Return causal order, the window, and the positions, if these or `placed` say that something reads them.
+
+    sizes: of the call; they are read where there are lengths of keys.
+    """
     order: dict[str, Any] = {}
     if rest.causal:
         order["causal"] = True

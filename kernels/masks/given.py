@@ -31,16 +31,33 @@ def with_mask_info(arguments: Mapping[str, Any], mask_info: Any) -> dict[str, An
 
     Raises: ValueError naming the argument.
     """
-    if mask_info is None:
+    info = joined(arguments, mask_info)
+    if info is None:
         return dict(arguments)
+    alibi = arguments["alibi_slopes"] is not None
+    return replaced(arguments, info.arguments(arguments["query"], arguments["key"], alibi=alibi))
+
+
+def joined(arguments: Mapping[str, Any], mask_info: Any) -> MaskInfo | None:
+    """Return the conditions of a MaskInfo and those of the other arguments, as one MaskInfo.
+
+    None where mask_info is None, or where query or key are malformed, which the checks of the call refuse.
+
+    Raises: ValueError naming the argument.
+    """
+    if mask_info is None:
+        return None
     if not isinstance(mask_info, MaskInfo):
         advice = "Build it from attest.kernels.operations.MaskInfo."
         refuse("mask_info", f"a {type(mask_info).__name__}", "a MaskInfo", advice)
     query, key = arguments["query"], arguments["key"]
     if not all(isinstance(x, jax.Array | np.ndarray) and x.ndim == 4 for x in (query, key)):
-        return dict(arguments)
-    alibi = arguments["alibi_slopes"] is not None
-    said = _with_arguments(mask_info, arguments).arguments(query, key, alibi=alibi)
+        return None
+    return _with_arguments(mask_info, arguments)
+
+
+def replaced(arguments: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call with what a joined MaskInfo says in place of all conditions."""
     return {**arguments, **dict.fromkeys(_REPLACED), **said}
 
 

@@ -108,21 +108,23 @@ def _axes_of(in_specs: Any, out_specs: Any) -> tuple[tuple[str, ...], str, tuple
             f"a tuple of 1 to {len(OPERANDS)} specs",
             f"Give those of {', '.join(OPERANDS)}.",
         )
-    batch, sequence, heads = (_axes_at(in_specs[0], axis) for axis in range(3))
+    batch, sequence, heads = _axes("in_specs", in_specs[0])
     if len(sequence) != 1:
         expected = "one axis of the mesh for the sequence, its second entry"
         refuse(
             "in_specs of query", str(in_specs[0]), expected, "FlashAttention splits batch and heads alone."
         )
     for name, spec in zip(OPERANDS[1:3], in_specs[1:3], strict=False):
-        if tuple(_axes_at(spec, axis) for axis in range(3)) != (batch, sequence, heads):
+        if _axes("in_specs", spec) != (batch, sequence, heads):
             refuse(f"in_specs of {name}", str(spec), f"{in_specs[0]}, that of query", "Split them alike.")
-    if tuple(_axes_at(out_specs, axis) for axis in range(3)) != (batch, sequence, heads):
+    if _axes("out_specs", out_specs) != (batch, sequence, heads):
         refuse("out_specs", str(out_specs), f"{in_specs[0]}, that of query", "Give that of query.")
     return batch, sequence[0], heads
 
 
-def _axes_at(spec: Any, axis: int) -> tuple[str, ...]:
+def _axes(argument: str, spec: Any) -> tuple[tuple[str, ...], ...]:
+    """The axes that split the batch, the sequence and the heads, from one spec."""
     if not isinstance(spec, PartitionSpec):
-        refuse("in_specs", f"a {type(spec).__name__}", "a jax.sharding.PartitionSpec", "Give one for each.")
-    return axes_at(spec, axis)
+        advice = "Give that of query."
+        refuse(argument, f"a {type(spec).__name__}", "a jax.sharding.PartitionSpec", advice)
+    return tuple(axes_at(spec, axis) for axis in range(3))

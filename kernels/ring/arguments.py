@@ -118,8 +118,21 @@ def _check_pairs(name: str, x: Any, local: tuple[int, int, int, int], spread: Sp
     if not isinstance(x, jax.Array | np.ndarray) or not 2 <= x.ndim <= 4:
         return check(x, local)
     batch, heads, rows, keys = local
-    sizes = {-2: rows, -1: keys}
-    for axis, own in tuple(sizes.items()):
+    check_parts(name, x, rows, keys, spread)
+    own_rows, own_keys = (
+        size if size > 1 else own for size, own in ((x.shape[-2], rows), (x.shape[-1], keys))
+    )
+    return check(x, (batch, heads, own_rows, own_keys))
+
+
+def check_parts(name: str, x: Any, rows: int, keys: int, spread: Spread) -> None:
+    """Refuse a mask or bias whose last axes are not 1, the rows and keys of a shard, or all of them.
+
+    rows, keys: of a shard.
+
+    Raises: ValueError with the name.
+    """
+    for axis, own in ((-2, rows), (-1, keys)):
         size, every = x.shape[axis], own * spread.devices
         if size not in (1, own, every):
             what = "rows" if axis == -2 else "keys"
@@ -128,5 +141,3 @@ def _check_pairs(name: str, x: Any, local: tuple[int, int, int, int], spread: Sp
         # A single entry of a shard of one looks like one that all share.
         if size == 1 == own and spread.devices > 1 and spread.axis in varying_axes(jax.numpy.asarray(x)):
             refuse(name, f"shape {x.shape}, other entries on each device", f"all {every}", "Give it whole.")
-        sizes[axis] = size if size > 1 else own
-    return check(x, (batch, heads, sizes[-2], sizes[-1]))

@@ -5,6 +5,8 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from attest.kernels.annotations import (
     AlibiSlopes,
@@ -31,10 +33,11 @@ from attest.kernels.annotations import (
     Value,
 )
 from attest.kernels.arguments import Call
-from attest.kernels.attention import SETTINGS, flash_attention_with_lse, settings_of
+from attest.kernels.attention import SETTINGS, computed, settings_of
 from attest.kernels.batching import merged, split
 from attest.kernels.choose import check_supported, chosen, traits_of
 from attest.kernels.implementation import Implementation
+from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.once import reverse_mode_only
 from attest.kernels.options import refuse
 from attest.kernels.positions import KEY_GROUP
@@ -47,13 +50,16 @@ from attest.kernels.ring.arguments import (
 )
 from attest.kernels.ring.differentiable import ring_attend
 from attest.kernels.ring.layout import from_zigzag, to_zigzag
+from attest.kernels.ring.mask_info import with_own_mask_info, with_whole_mask_info
 from attest.kernels.ring.mesh import over_mesh
 from attest.kernels.ring.pairs import KEY_AXES, Ring, widened
 from attest.kernels.ring.schedule import Order, Schedule
 from attest.kernels.ring.ulysses import ulysses
 from attest.kernels.shared import attend
 from attest.kernels.varying import vary_together
+from attest.kernels.visibility import Whole, row_positions
 
+_NAME = "ring_attention"
 # The arguments that only `ring_attention` has.
 _OWN = ("axis_name", "strategy", "mesh", "batch_axes", "head_axes")
 # The arrays of rows, and the axis along which they are shards.
@@ -91,6 +97,7 @@ def ring_attention(
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
     alibi_slopes: AlibiSlopes | None = None,
+    mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
     axis_name: str | None = None,
@@ -108,7 +115,8 @@ def ring_attention(
     Inside `jax.shard_map`, with axis_name, arrays are the parts of this device: query, key, value, segment
     ids, positions and ranges. A mask or bias has, along its rows and along its keys, 1, this device's part or
     all. Cumulative lengths, offsets and ranges count in the whole sequence. From outside, with mesh and
-    axis_name, arrays are whole, and a length that the devices do not divide is padded inside.
+    axis_name, arrays are whole, and a length that the devices do not divide is padded inside. The arrays of a
+    mask_info lie as the arguments of the same names do; its lengths of keys count in the whole sequence.
 
     Args:
         axis_name: the mesh axis over which the sequence is spread. None computes on one device.
@@ -123,8 +131,8 @@ def ring_attention(
     The other arguments and the derivatives are those of `attest.flash_attention`.
 
     Raises:
-        ValueError: an argument is malformed, an axis does not exist, or the strategy does not fit the
-            shapes; the message names the argument (S20).
+        ValueError: an argument is malformed, an axis does not exist, the strategy does not fit the shapes, or
+            mask_info has chunks of several sizes inside `jax.shard_map`; the message names it (S20).
         NotImplementedError: the platform that is named does not support the call.
     """
     return ring_attention_with_lse(**locals())[0]
@@ -161,6 +169,7 @@ def ring_attention_with_lse(
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
     alibi_slopes: AlibiSlopes | None = None,
+    mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
     axis_name: str | None = None,
@@ -180,7 +189,8 @@ def ring_attention_with_lse(
     if axis_name is None:
         if mesh is not None:
             refuse("axis_name", None, "the axis of mesh that splits the sequence", "Name it.")
-        return flash_attention_with_lse(**arguments)
+        return computed(_NAME, arguments)
+    del arguments["mask_info"]
     arguments, leading = merged(arguments)
     if mesh is None:
         if batch_axes is not None or head_axes is not None:
@@ -188,8 +198,10 @@ def ring_attention_with_lse(
             refuse("batch_axes and head_axes", got, "None without mesh", advice)
         devices = devices_of(axis_name)
         lengths = _length_of("query", arguments) * devices, _length_of("key", arguments) * devices
-        out, lse = _on_device(arguments, Spread(axis_name, devices, *lengths), strategy)
+        spread = Spread(axis_name, devices, *lengths)
+        out, lse = _on_device(with_own_mask_info(arguments, mask_info, spread), spread, strategy)
     else:
+        arguments = with_whole_mask_info(arguments, mask_info)
         out, lse = over_mesh(_BY_STRATEGY[strategy], arguments, mesh, axis_name, batch_axes, head_axes)
     return split(out, leading), split(lse, leading)
 
@@ -207,10 +219,11 @@ def _on_device(
     choice = chosen(arguments, traits_of(arguments), arguments.pop("platform"))
     passes = choice.implementation.load()
     rest = {name: x for name, x in arguments.items() if name not in SETTINGS}
-    call, dtypes = widened(reverse_mode_only(check_spread_call(rest, spread)))
+    call = _placed(check_spread_call(rest, spread), spread)
+    call, dtypes = widened(reverse_mode_only(_NAME, call))
     call = vary_together(call)
     check_supported(choice.implementation, choice.call)
-    settings = settings_of(passes, arguments)
+    settings = replace(settings_of(passes, arguments), function=_NAME)
     if spread.devices == 1:
         return attend(passes, settings, call)
     order = _order(call, spread)
@@ -228,6 +241,16 @@ def _on_device(
         from_zigzag(out, 1, spread.axis, spread.devices),
         from_zigzag(lse, 2, spread.axis, spread.devices),
     )
+
+
+def _placed(call: Call, spread: Spread) -> Call:
+    """The call with the positions of its rows, where its keys have positions, which travel alone (S23)."""
+    if call.positions.kv is None or call.positions.q is not None:
+        return call
+    rows = call.query.shape[1]
+    index = lax.axis_index(spread.axis) * rows + jnp.arange(rows, dtype=jnp.int32)
+    q = row_positions(call, Whole(index, spread.q_length, spread.k_length))
+    return replace(call, positions=replace(call.positions, q=q, q_offset=None))
 
 
 def _schedule(name: str, call: Call, spread: Spread, order: Order | None, strategy: str) -> Schedule:

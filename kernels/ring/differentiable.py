@@ -27,7 +27,7 @@ def ring_attend(ring: Ring, call: Call) -> tuple[jax.Array, jax.Array]:
 
 
 def _with_residuals(ring: Ring, call: Call) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, Forward]]:
-    call = not_again(call)
+    call = not_again(ring.settings.function, call)
     result = named(forward(ring, ring.read(call)))
     return (result.out, result.lse), (call, result)
 
@@ -38,7 +38,7 @@ def _cotangents(
     # Behind a barrier, since XLA would otherwise take the keys that forward was sent for those that backward
     # is sent, and keep all of them in memory from one to the other.
     kept = lax.optimization_barrier((residuals, cotangents))
-    (call, (out, lse, row_max, _)), (d_out, d_lse) = not_again(kept)
+    (call, (out, lse, row_max, _)), (d_out, d_lse) = not_again(ring.settings.function, kept)
     wide, call = call, ring.read(call)
     whole: Any = jax.ShapeDtypeStruct((1, ring.schedule.k_length), call.key.dtype)
     terms = row_terms(

@@ -95,27 +95,47 @@ def travelling(call: Call) -> dict[str, jax.Array]:
 
 
 @dataclass(frozen=True)
+class Run:
+    """Some entries of an axis that follow each other: where they begin, also traced, and how many."""
+
+    first: Any
+    size: int
+
+    def of(self, x: jax.Array, axis: int) -> jax.Array:
+        """Return these entries of an array."""
+        if self.size == x.shape[axis]:
+            return x
+        if isinstance(self.first, int):
+            return lax.slice_in_dim(x, self.first, self.first + self.size, axis=axis)
+        return lax.dynamic_slice_in_dim(x, self.first, self.size, axis)
+
+
+@dataclass(frozen=True)
 class Pair:
-    """A piece of the own rows and one of the keys of `shard`, which are those of the device `source`."""
+    """A piece of the own rows and one of the keys of `shard`, which are those of the device `source`.
+
+    q_piece, k_piece: 0 or 1, traced where they differ between devices. meetings: of every device.
+    """
 
     ring: Ring
     own: Own
     shard: Shard
     source: Any
-    q_piece: int
-    k_piece: int
+    q_piece: Any
+    k_piece: Any
+    meetings: tuple[Meeting, ...]
 
     @property
-    def lines(self) -> slice:
+    def lines(self) -> Run:
         """The rows, among the own ones."""
         size = self.ring.schedule.q_piece
-        return slice(self.q_piece * size, (self.q_piece + 1) * size)
+        return Run(self.q_piece * size, size)
 
     @property
-    def columns(self) -> slice:
+    def columns(self) -> Run:
         """The keys, among those of the shard."""
         size = self.ring.schedule.k_piece
-        return slice(self.k_piece * size, (self.k_piece + 1) * size)
+        return Run(self.k_piece * size, size)
 
     @property
     def first_row(self) -> Any:
@@ -127,27 +147,26 @@ class Pair:
         """Where the keys begin in the whole."""
         return self.ring.schedule.place(self.source, self.k_piece) * self.ring.schedule.k_piece
 
-    def place_of(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[Any, int], tuple[Any, int]]:
-        """Return where the rows and keys lie in a mask or bias of a shape: first and how many, by axis."""
+    def place_of(self, name: str, shape: tuple[int, ...]) -> dict[int, Run]:
+        """Return where the rows and keys lie in a mask or bias of a shape, by axis."""
         schedule = self.ring.schedule
         own_rows, own_keys = schedule.pieces * schedule.q_piece, schedule.pieces * schedule.k_piece
         if shape[2] == 1:
-            rows = (0, 1)
+            rows = Run(0, 1)
         else:
-            rows = (self.lines.start if shape[2] == own_rows else self.first_row, schedule.q_piece)
+            rows = self.lines if shape[2] == own_rows else Run(self.first_row, schedule.q_piece)
         if shape[3] == 1:
-            return rows, (0, 1)
+            return {2: rows, 3: Run(0, 1)}
         split = shape[3] == own_keys or name in self.shard
-        return rows, (self.columns.start if split else self.first_key, schedule.k_piece)
+        return {2: rows, 3: self.columns if split else Run(self.first_key, schedule.k_piece)}
 
     def cut(self, name: str, x: jax.Array | None) -> jax.Array | None:
         """Return the rows and keys of a mask or bias."""
         if x is None:
             return None
         x = self.shard.get(name, x)
-        for axis, (first, size) in zip((2, 3), self.place_of(name, x.shape), strict=True):
-            if size != x.shape[axis]:
-                x = lax.dynamic_slice_in_dim(x, first, size, axis)
+        for axis, run in self.place_of(name, x.shape).items():
+            x = run.of(x, axis)
         return x
 
     def call(self, meeting: Meeting) -> Call:
@@ -159,18 +178,18 @@ class Pair:
         start = end = stand = None
         if meeting not in (Meeting.FULL, Meeting.ALIGNED):
             start, end = self._range(rows.first, 0), self._range(rows.last, 1)
-        keys = {name: x[:, self.columns] for name, x in self.shard.items() if KEY_AXES[name] == 1}
+        keys = {name: self.columns.of(x, 1) for name, x in self.shard.items() if KEY_AXES[name] == 1}
         if rows.position is not None or by_position:
             stand = self._stands(rows, by_position)
         ordered = by_position or meeting is Meeting.ALIGNED
         return replace(
             call,
-            query=call.query[:, self.lines],
+            query=self.lines.of(call.query, 1),
             key=keys["key"],
             value=keys["value"],
             attention_mask=self.cut("attention_mask", call.attention_mask),
             bias=self.cut("bias", call.bias),
-            q_segment_ids=None if call.q_segment_ids is None else call.q_segment_ids[:, self.lines],
+            q_segment_ids=None if call.q_segment_ids is None else self.lines.of(call.q_segment_ids, 1),
             kv_segment_ids=keys.get("kv_segment_ids"),
             cum_seqlens_q=None,
             cum_seqlens_k=None,
@@ -185,16 +204,16 @@ class Pair:
 
     def _range(self, bound: Any, more: int) -> jax.Array:
         """An end of the interval of each row, counted in the keys of the piece."""
-        return jnp.clip(bound[:, self.lines] + more - self.first_key, 0, self.ring.schedule.k_piece)
+        return jnp.clip(self.lines.of(bound, 1) + more - self.first_key, 0, self.ring.schedule.k_piece)
 
     def _stands(self, rows: Rows, by_position: bool) -> jax.Array:
         """The position of each row: as keys have them, or counted from the first key of the piece."""
         if by_position:
             position = self.own.call.positions.q if rows.position is None else rows.position
             assert position is not None
-            return position[:, self.lines]
+            return self.lines.of(position, 1)
         assert rows.position is not None
-        return rows.position[:, self.lines] - self.first_key
+        return self.lines.of(rows.position, 1) - self.first_key
 
     def _origin(self) -> jax.Array | None:
         call = self.own.call
@@ -213,18 +232,18 @@ class Pair:
             seen &= (q_ids.min() <= kv_ids.max()) & (kv_ids.min() <= q_ids.max()) & (largest >= 0)
         rows, positions = self.own.rows, call.positions.kv
         if positions is not None and rows.lowest is not None:
-            seen &= rows.lowest[:, self.lines].min() <= positions.max()
+            seen &= self.lines.of(rows.lowest, 1).min() <= positions.max()
         if positions is not None and rows.highest is not None:
-            seen &= rows.highest[:, self.lines].max() >= positions.min()
+            seen &= self.lines.of(rows.highest, 1).max() >= positions.min()
         return seen
 
 
-def computed[T](pair: Pair, meetings: tuple[Meeting, ...], compute: Callable[[Call], T]) -> T:
+def computed[T](pair: Pair, compute: Callable[[Call], T]) -> T:
     """Return what a call of the pair gives, zeros and -inf where the pair is hidden: see `nothing_like`.
 
-    meetings: of every device. Each device computes its own kind of call, or nothing.
+    Each device computes its own kind of call, or nothing.
     """
-    kinds = sorted(set(meetings), key=lambda meeting: meeting.name)
+    kinds = sorted(set(pair.meetings), key=lambda meeting: meeting.name)
 
     def run(kind: Meeting) -> Callable[[], T]:
         def branch() -> T:
@@ -247,7 +266,7 @@ def computed[T](pair: Pair, meetings: tuple[Meeting, ...], compute: Callable[[Ca
 
     if len(kinds) == 1:
         return guarded(kinds[0])()
-    own = jnp.array([kinds.index(meeting) for meeting in meetings], jnp.int32)[pair.own.device]
+    own = jnp.array([kinds.index(meeting) for meeting in pair.meetings], jnp.int32)[pair.own.device]
     return lax.switch(own, [guarded(kind) for kind in kinds])
 
 

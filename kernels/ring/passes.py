@@ -18,7 +18,7 @@ from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
 from attest.kernels.implementation import Forward, Passes, Settings
 from attest.kernels.partial import merge_parts
-from attest.kernels.ring.pairs import KEY_AXES, Own, Pair, Ring, Shard, computed, own_part, travelling
+from attest.kernels.ring.pairs import KEY_AXES, Own, Pair, Ring, Run, Shard, computed, own_part, travelling
 from attest.kernels.ring.schedule import Meeting
 from attest.kernels.varying import vary_together
 
@@ -26,54 +26,48 @@ from attest.kernels.varying import vary_together
 def forward(ring: Ring, call: Call) -> Forward:
     """Return out, lse and row maximum of the rows of this device; out is in the dtype of the query."""
     own = own_part(ring, call)
-    parts: dict[int, Forward] = {}
+    sums: Forward | None = None
     for _, pairs in visited(ring, own):
-        for pair, meetings in pairs:
-            found = computed(pair, meetings, partial(_forward, ring.passes, ring.unrounded))
-            before = parts.get(pair.q_piece)
-            parts[pair.q_piece] = found if before is None else _merged(before, found)
-    for piece in range(ring.schedule.pieces):
-        parts.setdefault(piece, _empty(ring, own))
-    whole = [parts[piece] for piece in range(ring.schedule.pieces)]
-    out = jnp.concatenate([part.out for part in whole], 1)
-    lse = jnp.concatenate([part.lse for part in whole], 2)
-    row_max = jnp.concatenate([part.row_max for part in whole], 2)
-    return _finished(ring, own, Forward(out, lse, row_max))
+        for pair in pairs:
+            found = computed(pair, partial(_forward, ring.passes, ring.unrounded))
+            if sums is None and pair.lines.size == call.query.shape[1]:
+                sums = found
+                continue
+            sums = _empty(own) if sums is None else sums
+            merged = _merged(jax.tree.map(partial(_rows, pair.lines), sums), found)
+            sums = jax.tree.map(partial(_put_rows, pair.lines), sums, merged)
+    return _finished(ring, own, _empty(own) if sums is None else sums)
 
 
 def backward(ring: Ring, call: Call, terms: RowTerms) -> dict[str, jax.Array]:
     """Return the float32 gradients of query, key, value and bias on this device, by name."""
     own = own_part(ring, call)
     settings = replace(ring.settings, unrounded=True)
-    rows: dict[int, jax.Array] = {}
     home: dict[str, jax.Array] = {}
     returning: dict[str, jax.Array] = {}
-    given = ("key", "value") if call.bias is None else ("key", "value", "bias")
+    given = [name for name in ("query", "key", "value", "bias") if getattr(call, name) is not None]
     result = {name: jnp.zeros(getattr(call, name).shape, jnp.float32) for name in given}
     bias_stays = call.bias is not None and "bias" not in travelling(call)
     for offset, pairs in visited(ring, own):
         sums: dict[str, jax.Array] = {}
         if pairs:
             # What came home must be added before more is computed: else XLA may keep all of it to the end.
-            shard, home = lax.optimization_barrier((dict(pairs[0][0].shard), home))
-            pairs = [(replace(pair, shard=shard), meetings) for pair, meetings in pairs]
-        for pair, meetings in pairs:
-            of_rows = jax.tree.map(lambda x, pair=pair: _piece(x, pair.lines), vars(terms))
-            found = computed(pair, meetings, partial(_backward, ring.passes, settings, of_rows))
-            rows[pair.q_piece] = rows.get(pair.q_piece, 0) + found["query"]
+            shard, home = lax.optimization_barrier((dict(pairs[0].shard), home))
+            pairs = [replace(pair, shard=shard) for pair in pairs]
+        for pair in pairs:
+            of_rows = jax.tree.map(partial(_rows, pair.lines), vars(terms))
+            found = computed(pair, partial(_backward, ring.passes, settings, of_rows))
+            result["query"] = _added(result["query"], found["query"], {1: pair.lines})
             _add_keys(sums, pair, found)
             if bias_stays:
                 place = pair.place_of("bias", result["bias"].shape)
-                result["bias"] = _added(result["bias"], found["bias"], (2, 3), place)
+                result["bias"] = _added(result["bias"], found["bias"], place)
         _, returned = vary_together((call, sums))
         # One step later, so that gradients travel while the next ones are computed.
         home = _summed(home, returning)
         returning = _sent_home(ring, offset, returned)
     home = _summed(home, returning)
-    size = ring.schedule.q_piece
-    empty = jnp.zeros((call.query.shape[0], size, *call.query.shape[2:]), jnp.float32)
-    query = jnp.concatenate([rows.get(piece, empty) for piece in range(ring.schedule.pieces)], 1)
-    return vary_together((call, result | home | {"query": query}))[1]
+    return vary_together((call, result | home))[1]
 
 
 def _summed(x: Mapping[str, jax.Array], y: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -81,10 +75,7 @@ def _summed(x: Mapping[str, jax.Array], y: Mapping[str, jax.Array]) -> dict[str,
     return {**x, **{name: x[name] + more if name in x else more for name, more in y.items()}}
 
 
-type _Pairs = list[tuple[Pair, tuple[Meeting, ...]]]
-
-
-def visited(ring: Ring, own: Own) -> Iterator[tuple[int, _Pairs]]:
+def visited(ring: Ring, own: Own) -> Iterator[tuple[int, list[Pair]]]:
     """Yield each offset with the pairs of pieces that meet; the next keys are sent before it is yielded."""
     schedule, shard = ring.schedule, travelling(own.call)
     if ring.gathers:
@@ -94,7 +85,7 @@ def visited(ring: Ring, own: Own) -> Iterator[tuple[int, _Pairs]]:
                 name: lax.all_gather(x, ring.name, axis=KEY_AXES[name], tiled=True)
                 for name, x in shard.items()
             }
-            yield 0, [(Pair(ring, own, gathered, 0, 0, 0), meetings)]
+            yield 0, [Pair(ring, own, gathered, 0, 0, 0, meetings)]
         return
     arriving = [_send(ring, shard, chain, 0) for chain in schedule.chains]
     yield 0, _pairs_at(ring, own, shard, 0)
@@ -106,12 +97,17 @@ def visited(ring: Ring, own: Own) -> Iterator[tuple[int, _Pairs]]:
             here = following
 
 
-def _pairs_at(ring: Ring, own: Own, shard: Shard, offset: int) -> _Pairs:
+def _pairs_at(ring: Ring, own: Own, shard: Shard, offset: int) -> list[Pair]:
     devices = ring.schedule.devices
     source = lax.rem(own.device - offset + devices, devices)
+
+    def own_entry(by_device: tuple[int, ...]) -> Any:
+        alike = len(set(by_device)) == 1
+        return by_device[0] if alike else jnp.array(by_device, jnp.int32)[own.device]
+
     return [
-        (Pair(ring, own, shard, source, q_piece, k_piece), meetings)
-        for (q_piece, k_piece), meetings in ring.schedule.meetings.get(offset % devices, {}).items()
+        Pair(ring, own, shard, source, own_entry(slot.q_pieces), own_entry(slot.k_pieces), slot.meetings)
+        for slot in ring.schedule.slots(offset)
     ]
 
 
@@ -137,29 +133,31 @@ def _add_keys(sums: dict[str, jax.Array], pair: Pair, found: Mapping[str, jax.Ar
     """Add the gradients of a pair to those of the keys of a shard."""
     for name in ("key", "value"):
         zeros = jnp.zeros(pair.shard[name].shape, jnp.float32)
-        place = ((pair.columns.start, pair.columns.stop - pair.columns.start),)
-        sums[name] = _added(sums.get(name, zeros), found[name], (1,), place)
+        sums[name] = _added(sums.get(name, zeros), found[name], {1: pair.columns})
     if "bias" in pair.shard:
         zeros = jnp.zeros(pair.shard["bias"].shape, jnp.float32)
         place = pair.place_of("bias", zeros.shape)
-        sums["bias"] = _added(sums.get("bias", zeros), found["bias"], (2, 3), place)
+        sums["bias"] = _added(sums.get("bias", zeros), found["bias"], place)
 
 
-def _added(
-    x: jax.Array, more: jax.Array, axes: tuple[int, ...], places: tuple[tuple[Any, int], ...]
-) -> jax.Array:
-    """x with an array added at a place: the first index and the size along each of some axes."""
-    first = [jnp.int32(0)] * x.ndim
-    for axis, (start, _) in zip(axes, places, strict=True):
-        first[axis] = jnp.asarray(start, jnp.int32)
+def _added(x: jax.Array, more: jax.Array, place: Mapping[int, Run]) -> jax.Array:
+    """x with an array added at a place, by axis."""
     if more.shape == x.shape:
         return x + more
+    first = [jnp.asarray(place[axis].first if axis in place else 0, jnp.int32) for axis in range(x.ndim)]
     return lax.dynamic_update_slice(x, lax.dynamic_slice(x, first, more.shape) + more, first)
 
 
-def _piece(x: jax.Array, lines: slice) -> jax.Array:
-    """The rows of a piece: [B, Sq, H, D] or [B, H, Sq]."""
-    return x[:, lines] if x.ndim == 4 else x[:, :, lines]
+def _rows(lines: Run, x: jax.Array) -> jax.Array:
+    """Some rows of [B, Sq, H, D] or [B, H, Sq]."""
+    return lines.of(x, 1 if x.ndim == 4 else 2)
+
+
+def _put_rows(lines: Run, x: jax.Array, part: jax.Array) -> jax.Array:
+    """x with other rows at a place."""
+    if part.shape == x.shape:
+        return part
+    return lax.dynamic_update_slice_in_dim(x, part, lines.first, 1 if x.ndim == 4 else 2)
 
 
 # Jitted, so that calls of pairs that are alike are traced and lowered once.
@@ -179,12 +177,11 @@ def _merged(a: Forward, b: Forward) -> Forward:
     return Forward(out, lse, jnp.maximum(a.row_max, b.row_max))
 
 
-def _empty(ring: Ring, own: Own) -> Forward:
-    """The part of a piece whose rows see no keys on any device."""
-    batch, _, heads, _ = own.call.query.shape
-    size = ring.schedule.q_piece
-    nothing = jnp.full((batch, heads, size), -jnp.inf, jnp.float32)
-    out = jnp.zeros((batch, size, heads, own.call.value.shape[3]), jnp.float32)
+def _empty(own: Own) -> Forward:
+    """The results of rows that see no keys."""
+    batch, rows, heads, _ = own.call.query.shape
+    nothing = jnp.full((batch, heads, rows), -jnp.inf, jnp.float32)
+    out = jnp.zeros((batch, rows, heads, own.call.value.shape[3]), jnp.float32)
     return vary_together((own.call, Forward(out, nothing, nothing)))[1]
 
 

@@ -62,6 +62,19 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Slot:
+    """A call that all devices make at one offset, each of a pair of pieces of its own.
+
+    q_pieces, k_pieces: of the rows and of the keys, by device. meetings: by device, HIDDEN for one that has
+    nothing to compute.
+    """
+
+    q_pieces: tuple[int, ...]
+    k_pieces: tuple[int, ...]
+    meetings: tuple[Meeting, ...]
+
+
+@dataclass(frozen=True)
 class Schedule:
     """Who meets whom.
 
@@ -78,11 +91,9 @@ class Schedule:
     k_length: int
     order: Order | None
 
-    def place(self, device: Any, piece: int) -> Any:
-        """Return which piece of the sequence the piece of a device is; also of a traced device."""
-        if self.pieces == 1:
-            return device
-        return 2 * self.devices - 1 - device if piece else device
+    def place(self, device: Any, piece: Any) -> Any:
+        """Return which piece of the sequence the piece of a device is; both may be traced."""
+        return device + piece * (2 * self.devices - 1 - 2 * device)
 
     def meeting(self, device: int, source: int, q_piece: int, k_piece: int) -> Meeting:
         """Return what is known of a piece of a device's rows and one of another device's keys."""
@@ -136,6 +147,32 @@ class Schedule:
             if pairs:
                 found[offset] = pairs
         return found
+
+    def slots(self, offset: int) -> tuple[Slot, ...]:
+        """Return the calls at an offset: as few as the device with most pairs needs.
+
+        Those of one pair of pieces on all devices come first. Under causal order each device of a zigzag has
+        one more full pair, but not of the same pieces: they share a call, and no device waits for another.
+        """
+        pairs = self.meetings.get(offset % self.devices, {})
+        shared = [at for at, row in pairs.items() if Meeting.HIDDEN not in row]
+        slots = [
+            Slot((q_piece,) * self.devices, (k_piece,) * self.devices, pairs[q_piece, k_piece])
+            for q_piece, k_piece in shared
+        ]
+        rest = [
+            [at for at, row in pairs.items() if at not in shared and row[device] is not Meeting.HIDDEN]
+            for device in range(self.devices)
+        ]
+        for number in range(max(map(len, rest))):
+            some = next(own[number] for own in rest if len(own) > number)
+            ats = [own[number] if len(own) > number else some for own in rest]
+            meetings = (
+                pairs[at][device] if len(rest[device]) > number else Meeting.HIDDEN
+                for device, at in enumerate(ats)
+            )
+            slots.append(Slot(tuple(at[0] for at in ats), tuple(at[1] for at in ats), tuple(meetings)))
+        return tuple(slots)
 
     @cached_property
     def chains(self) -> tuple[tuple[int, ...], ...]:

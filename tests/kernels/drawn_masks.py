@@ -28,8 +28,8 @@ class Drawn:
 
 
 @st.composite
-def drawn(draw):
-    shape = batch, _, q_length, k_length = draw(st.sampled_from(SHAPES))
+def drawn(draw, shapes=SHAPES):
+    shape = batch, _, q_length, k_length = draw(st.sampled_from(shapes))
     # The batch of all that need not have that of the call: each mixture is compiled anew.
     entries = draw(st.sampled_from((1, batch)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))

@@ -64,6 +64,15 @@ def test_all_conditions_count(name: str) -> None:
     assert not weights[np.broadcast_to(~mask, weights.shape)].any()
 
 
+def test_causal_order_beside_lengths_of_a_batch_of_one() -> None:
+    arrays = QUERY[:1], KEY[:1], VALUE[:1]
+    info = MaskInfo().apply_kv_lengths(3).apply_causal()
+    mask = jnp.broadcast_to(info.get_or_compute_attention_mask(Q, K), (1, 1, Q, K))
+    np.testing.assert_allclose(
+        flash_attention(*arrays, mask_info=info), flash_attention(*arrays, mask), rtol=1e-5, atol=1e-6
+    )
+
+
 def test_a_mask_info_is_an_argument_of_jit() -> None:
     run = jax.jit(lambda query, info: flash_attention(query, KEY, VALUE, mask_info=info))
     np.testing.assert_allclose(

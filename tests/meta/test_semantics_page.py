@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attest.conformance.cases.features import CLAUSES
 from attest.reference.oracle import Answer, Cotangents, attention
 from attest.reference.problem import make_problem
 from tests.meta.processes import ROOT
@@ -26,6 +27,10 @@ def tables() -> list[list[dict[str, str]]]:
 
 
 KEYS, CALLS = tables()
+
+
+def test_a_failure_has_words_for_each_clause() -> None:
+    assert sorted(CLAUSES) == sorted(re.findall(r"^\| (S\d+) \|", PAGE, flags=re.MULTILINE))
 
 
 def vector(text: str) -> list[float]:

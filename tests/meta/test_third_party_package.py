@@ -79,7 +79,7 @@ def site(tmp_path_factory) -> Path:
     """A folder where the package is installed, its test beside it."""
     source = tmp_path_factory.mktemp("source")
     _, declaration, test = code_blocks(README, "python")
-    _, limits, _ = code_blocks(PAGE, "python")
+    _, limits, *_ = code_blocks(PAGE, "python")
     (entry_point,) = code_blocks(PAGE, "toml")
     package = source / "my_attention"
     package.mkdir()

@@ -57,7 +57,8 @@ class Compiler:
 def all_compilers() -> tuple[Compiler, ...]:
     """Every column that there is."""
     from attest.conformance.compiling.compilers.mosaic_gpu import MOSAIC_GPU
+    from attest.conformance.compiling.compilers.ring import RING_GPU, RING_TPU
     from attest.conformance.compiling.compilers.tpu import TPU
     from attest.conformance.compiling.compilers.triton import TRITON
 
-    return (TRITON, MOSAIC_GPU, TPU)
+    return (TRITON, MOSAIC_GPU, TPU, RING_GPU, RING_TPU)

@@ -7,7 +7,7 @@ with the kernels that it launches and what XLA does around them.
 
 import os
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -49,8 +49,16 @@ class Frame:
 
 def compile_source(source: Source) -> Binary:
     """Compile one pass. Raises RuntimeError with the words of JAX, Mosaic, XLA or ptxas in one line."""
+    return compile_program(lambda: lowered(source, devices_of(dict(source.target))[0]))[0]
+
+
+def compile_program(lower: Callable[[], Any]) -> tuple[Binary, str]:
+    """Compile the `jax.stages.Lowered` of a function: what it takes on a GPU, and its module as text.
+
+    Raises RuntimeError with the words of JAX, Mosaic, XLA or ptxas in one line.
+    """
     with capture_fd(), capture_fd(STDOUT) as read_log, _verbose():
-        program = lowered(source, _device(dict(source.target)["description"]))
+        program = lower()
         shared = shared_of(program)
         if not shared:
             raise RuntimeError("launches no kernel of Mosaic GPU: XLA compiled all of it")
@@ -78,11 +86,12 @@ def compile_source(source: Source) -> Binary:
         f"{shared[kernel]} bytes of shared memory"
         for kernel, frame in frames.items()
     )
-    return Binary(
+    binary = Binary(
         taken,
         notes=(*notes, *(loss for loss in losses if _SERIALIZED not in loss)),
         faults=tuple(loss for loss in losses if _SERIALIZED in loss),
     )
+    return binary, compiled.as_text()
 
 
 def shared_of(program: Any) -> Mapping[str, int]:
@@ -103,7 +112,10 @@ def shared_of(program: Any) -> Mapping[str, int]:
 
 
 def frames_of(log: str) -> Mapping[str, Frame]:
-    """Return what each entry function takes, with the functions that it calls, by the name of its kernel."""
+    """Return what each entry function takes, with the functions that it calls, by the name of its kernel.
+
+    Of kernels with one name it is the most that any of them takes.
+    """
     found: dict[str, Frame] = {}
     _, *sections = _ENTRY.split(log)
     for name, section in zip(sections[::2], sections[1::2], strict=True):
@@ -111,10 +123,12 @@ def frames_of(log: str) -> Mapping[str, Frame]:
         registers = [int(number) for number in _REGISTERS.findall(section)]
         if not frames or not registers:
             raise RuntimeError(f"ptxas said nothing of registers or spills of {name}")
-        found[name.removesuffix(_SUFFIX)] = Frame(
-            registers=max(registers),
-            stack_bytes=sum(stack for stack, _, _ in frames),
-            spill_bytes=sum(stores + loads for _, stores, loads in frames),
+        kernel = name.removesuffix(_SUFFIX)
+        before = found.get(kernel, Frame(0, 0, 0))
+        found[kernel] = Frame(
+            registers=max(before.registers, *registers),
+            stack_bytes=max(before.stack_bytes, sum(stack for stack, _, _ in frames)),
+            spill_bytes=max(before.spill_bytes, sum(stores + loads for _, stores, loads in frames)),
         )
     return found
 
@@ -145,18 +159,24 @@ def _verbose() -> Generator[None]:
         os.environ.update(before)
 
 
+def devices_of(target: Mapping[str, Any]) -> list[Any]:
+    """As many GPUs of one host, alike, as a target of devices.toml has."""
+    return _topology(target["description"], target.get("devices", 1)).devices
+
+
 @cache
-def _device(description: str) -> Any:
+def _topology(description: str, devices: int) -> Any:
     # The plugin would refuse to load without the libraries that only a GPU needs.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     text = Path(__file__).with_name(description).read_text()
     try:
-        topology = topologies.get_topology_desc(description, "cuda", target_config=text, topology="1x1x1")
+        return topologies.get_topology_desc(
+            description, "cuda", target_config=text, topology=f"1x1x{devices}"
+        )
     except NotImplementedError as error:
         raise RuntimeError(
             "JAX refused its plugin for CUDA in this process: set JAX_PLATFORMS=cpu"
         ) from error
-    return topology.devices[0]
 
 
 def _reason(message: str) -> str:

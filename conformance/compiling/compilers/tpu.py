@@ -6,7 +6,7 @@ whole pass, forward or backward, with the kernels that it launches and what XLA 
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -33,15 +33,32 @@ _OVERFLOW = re.compile(
 
 def compile_source(source: Source) -> Binary:
     """Compile one pass. Raises RuntimeError with the words of JAX, Mosaic or XLA in one line."""
-    with capture_fd():
-        device = _device(dict(source.target)["topology"])
+
+    def lower() -> Any:
+        device, *_ = devices_of(dict(source.target))
         with use_abstract_mesh(Mesh([device], ("core",)).abstract_mesh):
-            program = lowered(source, device)
-            try:
-                compiled = program.compile(compiler_options=_OPTIONS)
-            except Exception as error:
-                raise RuntimeError(_reason(str(error))) from error
-    vmem = vmem_of(compiled.as_text())
+            return lowered(source, device)
+
+    return compile_program(lower, _OPTIONS)[0]
+
+
+def compile_program(
+    lower: Callable[[], Any], options: Mapping[str, bool] | None = None
+) -> tuple[Binary, str]:
+    """Compile the `jax.stages.Lowered` of a function: what it takes on a chip, and its module as text.
+
+    options: of XLA.
+
+    Raises RuntimeError with the words of JAX, Mosaic or XLA in one line.
+    """
+    with capture_fd():
+        program = lower()
+        try:
+            compiled = program.compile(compiler_options=options)
+        except Exception as error:
+            raise RuntimeError(_reason(str(error))) from error
+    hlo = compiled.as_text()
+    vmem = vmem_of(hlo)
     if not vmem:
         raise RuntimeError("launches no kernel of Mosaic: XLA compiled all of it")
     memory = compiled.memory_analysis()
@@ -53,7 +70,8 @@ def compile_source(source: Source) -> Binary:
         "temporary_bytes": temporary,
         "code_bytes": code,
     }
-    return Binary(taken, tuple(f"{kernel}: {size} bytes of scoped VMEM" for kernel, size in vmem.items()))
+    notes = tuple(f"{kernel}: {size} bytes of scoped VMEM" for kernel, size in vmem.items())
+    return Binary(taken, notes), hlo
 
 
 def vmem_of(hlo: str) -> Mapping[str, int]:
@@ -68,11 +86,16 @@ def vmem_of(hlo: str) -> Mapping[str, int]:
     return found
 
 
+def devices_of(target: Mapping[str, Any]) -> list[Any]:
+    """The devices of the topology of a target of devices.toml."""
+    return _topology(target["topology"]).devices
+
+
 @cache
-def _device(topology: str) -> Any:
+def _topology(name: str) -> Any:
     # libtpu locks a file, so that one process alone has the TPU. None is used here, where many compile.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
+    return topologies.get_topology_desc(platform="tpu", topology_name=name)
 
 
 def _reason(message: str) -> str:

@@ -120,11 +120,13 @@ class Hiding:
         if not bounds:
             return x
         column = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 1, layout=TILE)
+        # Once for all eights: each broadcast would cost Mosaic's inference of layouts a step of its search.
+        bounds = [(compare, over_rows(bound, column.shape) - column) for compare, bound in bounds]
         parts: list[jax.Array] = []
         for i in range(0, x.shape[1], COLUMNS):
             part = x[:, i : i + COLUMNS]
             for compare, bound in bounds:
-                part = jnp.where(compare(column, over_rows(bound - i, column.shape)), part, hidden)
+                part = jnp.where(compare(i, bound), part, hidden)
             parts.append(part)
         return jnp.concatenate(parts, axis=1)
 

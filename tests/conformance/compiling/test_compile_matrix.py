@@ -14,6 +14,7 @@ from attest.conformance.cases.case import Case
 from attest.conformance.cases.shapes import shapes_of
 from attest.conformance.compiling.compilers import Compiler, all_compilers
 from attest.conformance.compiling.compilers.mosaic_gpu import MOSAIC_GPU
+from attest.conformance.compiling.compilers.ring import RING_GPU, RING_TPU
 from attest.conformance.compiling.compilers.tpu import TPU
 from attest.conformance.compiling.compilers.triton import TRITON, compile_kernel, launches
 from attest.conformance.compiling.devices import all_devices
@@ -129,8 +130,10 @@ def test_real_kernels_launch_every_set_of_features(target):
         (TRITON, {"registers", "shared_bytes"}),
         (MOSAIC_GPU, {"registers", "shared_bytes", "hbm_bytes"}),
         (TPU, {"scoped_vmem_bytes", "vmem_bytes", "hbm_bytes"}),
+        (RING_GPU, {"registers", "shared_bytes", "hbm_bytes"}),
+        (RING_TPU, {"scoped_vmem_bytes", "vmem_bytes", "hbm_bytes"}),
     ],
-    ids=["triton", "mosaic_gpu", "tpu"],
+    ids=["triton", "mosaic_gpu", "tpu", "ring_gpu", "ring_tpu"],
 )
 def test_every_compiler_knows_its_devices_and_every_number_has_a_source(compiler, limits):
     for name in compiler.devices:
@@ -145,6 +148,28 @@ def test_every_compiler_knows_its_devices_and_every_number_has_a_source(compiler
 def test_every_device_has_one_compiler():
     found = [name for compiler in all_compilers() for name in compiler.devices]
     assert sorted(found) == sorted(all_devices())
+
+
+def test_several_devices_have_the_limits_of_each_and_the_peaks_of_all():
+    four, one = all_devices()["v5e_x4"], all_devices()["v5e"]
+    assert (four.limits, four.sources, four.target["topology"]) == (
+        one.limits,
+        one.sources,
+        one.target["topology"],
+    )
+    assert four.peaks.of == "4 times a chip"
+    assert four.peaks.flops_per_second["bfloat16"] == 4 * one.peaks.flops_per_second["bfloat16"]
+    assert four.peaks.bytes_per_second == 4 * one.peaks.bytes_per_second
+
+
+def test_a_grid_may_have_a_problem_of_its_own():
+    shapes = {
+        target: (case.batch, case.q_len, case.kv_len, case.q_heads)
+        for target, name, case in cases_of("full")
+        if name == "plain"
+    }
+    assert shapes["v5e_x4"] == (1, 32768, 32768, 8)
+    assert shapes["v5e"] == (2, 4096, 4096, 8)
 
 
 @pytest.mark.parametrize("profile", ["quick", "full"])
@@ -183,6 +208,8 @@ def test_every_set_of_features_is_asked_of_every_device_at_night():
             dropping.add(name)
     assert set(asked) == set(all_devices())
     every = set().union(*asked.values())
+    for target in RING_GPU.devices | RING_TPU.devices:
+        assert asked.pop(target) == {"plain", "causal"}
     for target, names in asked.items():
         assert names == (every - dropping if target in MOSAIC_GPU.devices else every), target
 

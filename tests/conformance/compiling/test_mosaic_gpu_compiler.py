@@ -21,8 +21,9 @@ from attest.conformance.compiling.compilers import Binary, Compiler
 from attest.conformance.compiling.compilers.mosaic_gpu import (
     MOSAIC_GPU,
     Frame,
-    _device,
+    _topology,
     compile_source,
+    devices_of,
     frames_of,
 )
 from attest.conformance.compiling.compilers.programs import passes
@@ -206,6 +207,14 @@ def test_what_ptxas_says_is_told_apart_by_kernel():
     assert frames_of(SAID) == {"one": Frame(128, 0, 0), "two": Frame(168, 16 + 32, 8 + 12 + 4)}
 
 
+def test_of_kernels_with_one_name_the_most_that_one_takes_counts():
+    again = SAID.replace("one_mosaic", "two_mosaic")
+    assert frames_of(again) == {"two": Frame(168, 16 + 32, 8 + 12 + 4)}
+    first, second = SAID.split("ptxas info    : Compiling entry function 'two", 1)
+    reversed_order = f"Compiling entry function 'two{second}{first}".replace("one_mosaic", "two_mosaic")
+    assert frames_of(reversed_order) == frames_of(again)
+
+
 def test_silence_of_ptxas_is_an_error():
     with pytest.raises(RuntimeError, match="ptxas said nothing of registers or spills of one_mosaic"):
         frames_of("Compiling entry function 'one_mosaic_gpu_kernel' for 'sm_90a'\n")
@@ -219,7 +228,7 @@ def test_a_process_in_which_jax_refused_the_plugin_says_what_to_do(monkeypatch):
         "attest.conformance.compiling.compilers.mosaic_gpu.topologies.get_topology_desc", unknown
     )
     monkeypatch.delenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", raising=False)
-    _device.cache_clear()
+    _topology.cache_clear()
     with pytest.raises(RuntimeError, match="set JAX_PLATFORMS=cpu"):
         compile_source(forward_of(small))
 
@@ -254,7 +263,7 @@ def test_the_passes_of_the_real_kernels_are_programs_of_their_own():
 @compiles
 def test_a_scan_stacks_no_result_before_it_is_changed_in_place():
     """XLA fuses a launch in a scan with the slices around it, but must not with that of its result."""
-    sharding = SingleDeviceSharding(_device(dict(H200.target)["description"]))
+    sharding = SingleDeviceSharding(devices_of(H200.target)[0])
     stack = (jax.ShapeDtypeStruct((2, 1, 256, 2, 64), jnp.bfloat16, sharding=sharding),) * 3
 
     def attend(_, arrays):

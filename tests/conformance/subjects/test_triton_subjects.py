@@ -63,7 +63,7 @@ def test_without_triton_they_say_so(monkeypatch, subject) -> None:
     assert "triton, which is not installed" in subject.ready()
 
 
-def test_the_quick_gate_covers_every_clause() -> None:
+def test_the_quick_gate_covers_every_clause_of_one_device() -> None:
     checks = all_checks()
     covered = {
         clause
@@ -72,7 +72,7 @@ def test_the_quick_gate_covers_every_clause() -> None:
         for name in names
         for clause in checks[name].clauses(Trial(INTERPRETED, case))
     }
-    assert covered == set(CLAUSES)
+    assert covered == set(CLAUSES) - {"S21"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

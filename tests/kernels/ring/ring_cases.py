@@ -82,6 +82,11 @@ def features(q: int, k: int) -> dict[str, dict[str, Any]]:
             "kv_end": numbers(10, 64, 1, q),
             "alibi_slopes": slopes,
         },
+        "positions of keys alone, offset": {
+            "kv_positions": numbers(0, 64, BATCH, k),
+            "q_offset": 3,
+            "causal": True,
+        },
     }
 
 

@@ -76,7 +76,8 @@ def test_a_configuration_reaches_the_pairs(tmp_path: Any) -> None:
         ({"out_specs": P("data")}, "out_specs: got .* expected .* that of query"),
         ({"in_specs": 3}, "in_specs: got a int; expected a tuple of specs"),
         ({"in_specs": ()}, "in_specs: got .* expected a tuple of 1 to 7 specs"),
-        ({"out_specs": "x"}, "in_specs: got a str; expected a jax.sharding.PartitionSpec"),
+        ({"in_specs": (SPEC, "x")}, "in_specs: got a str; expected a jax.sharding.PartitionSpec"),
+        ({"out_specs": "x"}, "out_specs: got a str; expected a jax.sharding.PartitionSpec"),
         (
             {"cfg": FlashAttentionConfig(fwd_params=FwdParams(q_blocksize=64))},
             "cfg: got fwd_params or bwd_params; expected config",
@@ -87,6 +88,15 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], words: str, tmp_p
     where = {"mesh": mesh(), "in_specs": (SPEC,) * 3, "out_specs": SPEC}
     with pytest.raises(ValueError, match=words):
         create_default_executor(str(tmp_path))(RingAttention(), *arrays(), **{**where, **changes})
+
+
+@here
+def test_a_second_derivative_is_refused_in_its_name(tmp_path: Any) -> None:
+    executor = create_default_executor(str(tmp_path))
+    where = {"mesh": mesh(), "in_specs": (SPEC,) * 3, "out_specs": SPEC}
+    _, key, value = arrays()
+    with pytest.raises(NotImplementedError, match=r"^ring_attention: got a second derivative"):
+        jax.hessian(lambda x: executor(RingAttention(), x, key, value, **where).sum())(arrays()[0])
 
 
 def test_an_argument_that_does_not_exist() -> None:

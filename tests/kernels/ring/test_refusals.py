@@ -110,6 +110,42 @@ def test_one_entry_of_a_shard_of_one_key_is_not_taken_for_one_of_all() -> None:
         jax.eval_shape(run, arrays(4), jnp.ones((1, 1, 1, 4)))
 
 
+TWICE = r"^ring_attention: got a second derivative, as of jax\.hessian; expected one derivative"
+FORWARD = r"^ring_attention: got a derivative in forward mode, as of jax\.jvp or jax\.jacfwd; expected one"
+
+
+@here
+@pytest.mark.parametrize(("derivative", "words"), [(jax.hessian, TWICE), (jax.jacfwd, FORWARD)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"axis_name": None}, id="no axis"),
+        *(
+            pytest.param(
+                {"axis_name": "x", "strategy": strategy, "devices": devices}, id=f"{strategy} {devices}"
+            )
+            for strategy, devices in (("ring", 1), ("zigzag", 4), ("all_gather", 4), ("ulysses", 4))
+        ),
+    ],
+)
+def test_other_derivatives_are_refused_in_its_name(
+    options: dict[str, Any], derivative: Any, words: str
+) -> None:
+    options = dict(options)
+    devices = options.pop("devices", None)
+    if devices is not None:
+        options["mesh"] = jax.make_mesh(
+            (devices,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
+        )
+    given = arrays(8)
+
+    def call(query: jax.Array) -> jax.Array:
+        return jnp.sin(ring_attention(query, given["key"], given["value"], **options)).sum()
+
+    with pytest.raises(NotImplementedError, match=words):
+        derivative(call)(given["query"])
+
+
 def test_without_an_axis_it_is_the_local_kernel() -> None:
     given = arrays()
     np.testing.assert_array_equal(

@@ -173,6 +173,15 @@ def test_hidden_pairs_are_not_sent() -> None:
 
 
 @here
+@pytest.mark.parametrize(("strategy", "chooses"), [("zigzag", False), ("ring", True)])
+def test_no_device_of_a_zigzag_chooses_what_it_computes(strategy: str, chooses: bool) -> None:
+    """On a GPU each choice between branches would make the host wait for the device."""
+    call = partial(ring_attention, causal=True, mesh=mesh_of(4), axis_name="x", strategy=strategy)
+    program = str(jax.make_jaxpr(jax.grad(lambda given: call(**given).sum()))(inputs(64, 64)))
+    assert ("cond[" in program) == chooses
+
+
+@here
 def test_gradients_are_sent_home() -> None:
     """Backward sends keys and values once more, and their gradients."""
     assert permutes("ring", 4, {"causal": True}, gradients=True)["sends"] == 3 * 2 * (3 + 2 + 1)

@@ -161,3 +161,27 @@ def test_what_arrays_decide_is_sent_to_all() -> None:
     assert {meeting for pairs in schedule.meetings.values() for row in pairs.values() for meeting in row} == {
         Meeting.UNKNOWN
     }
+
+
+@given(schedules())
+def test_slots_hold_each_pair_that_is_computed_once(schedule: Schedule) -> None:
+    """Each device computes all its pairs, in as few calls as the device with most of them needs."""
+    for offset, pairs in schedule.meetings.items():
+        slots = schedule.slots(offset)
+        for device in range(schedule.devices):
+            expected = {at: row[device] for at, row in pairs.items() if row[device] is not Meeting.HIDDEN}
+            found = [
+                ((slot.q_pieces[device], slot.k_pieces[device]), slot.meetings[device])
+                for slot in slots
+                if slot.meetings[device] is not Meeting.HIDDEN
+            ]
+            assert len(found) == len(expected)
+            assert dict(found) == expected
+        assert all(set(slot.meetings) != {Meeting.HIDDEN} for slot in slots)
+
+
+def test_no_device_of_a_zigzag_chooses_what_to_compute() -> None:
+    """Under causal order all make the same calls, of pieces that may be other ones on each."""
+    schedule = Schedule(8, 2, 8, 8, 128, 128, CAUSAL)
+    assert [len(schedule.slots(offset)) for offset in range(8)] == [3] + 7 * [2]
+    assert all(len(set(slot.meetings)) == 1 for offset in range(8) for slot in schedule.slots(offset))

@@ -87,7 +87,7 @@ def test_losses_from_outside_are_those_of_one_device() -> None:
 
 def _local_dropout(pair: pairs.Pair) -> Any:
     """Where the pairs of a call begin, by the rows and keys of the shards alone."""
-    begin = jnp.array([0, 0, pair.lines.start, pair.columns.start], jnp.uint32)
+    begin = jnp.array([0, 0, pair.lines.first, pair.columns.first], jnp.uint32)
     return begin if pair.own.call.dropout_seed is not None else None
 
 
