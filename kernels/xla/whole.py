@@ -235,8 +235,10 @@ def _weigh(dot: Any, call: Call, P: jax.Array, value: jax.Array, hides: bool) ->
     def propagate_nonfinite() -> jax.Array:
         finite = jnp.isfinite(call.value)
         cleaned = jnp.where(finite, call.value, jnp.zeros((), call.value.dtype)).astype(jnp.float32)
-        weight = dot("bhrk,bkhd->bhrd", P, (~finite).astype(jnp.float32))
-        return jnp.where(weight > 0, jnp.float32(jnp.nan), dot("bhrk,bkhd->bhrd", P, cleaned))
+        # Not the weights themselves, the least of which a product of low precision rounds to 0.
+        weighs = (P > 0).astype(jnp.float32)
+        seen = dot("bhrk,bkhd->bhrd", weighs, (~finite).astype(jnp.float32))
+        return jnp.where(seen > 0, jnp.float32(jnp.nan), dot("bhrk,bkhd->bhrd", P, cleaned))
 
     # 0 * NaN and 0 * inf are NaN, so that one row tells whether all values are finite, whatever its weights.
     return lax.cond(any_nonfinite(out[:, :, :1]), propagate_nonfinite, lambda: out)
