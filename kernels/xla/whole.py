@@ -22,7 +22,6 @@ from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
 from attest.kernels.implementation import Backward, Forward, Settings
 from attest.kernels.symbolic import is_symbolic
-from attest.kernels.varying import vary_together
 from attest.kernels.visibility import Rows, describe_rows, visible_tile
 from attest.kernels.xla.all_pairs import whole_alibi, whole_keep_mask
 from attest.kernels.xla.tiles import (
@@ -68,9 +67,11 @@ def forward(settings: Settings, call: Call) -> Forward:
         norm = norm + jnp.exp(sinks - shift[..., None]).sum(axis=-1)
     lse = shift + jnp.log(norm)
     keep = _keep(call, P)
-    out = _weigh(dot, _rows(_dropped(call, keep, P)), value, visible is not None or keep is not None)
+    hides = visible is not None or keep is not None
+    out = _weigh(dot, call, _rows(_dropped(call, keep, P)), value, hides)
     if settings.normalize_output:
-        divisor = norm if visible is None else jnp.where(norm == 0, jnp.float32(1), norm)
+        # The largest weight is 1, so the norm is less than that only where a row sees nothing.
+        divisor = norm if visible is None else jnp.maximum(norm, jnp.float32(1))
         out = out / divisor.reshape(*out.shape[:3], 1)
     lse, row_max = (x.reshape(x.shape[0], -1, x.shape[3]) for x in (lse, row_max))
     out = _by_token(call, out).astype(settings.result_dtype(call.query.dtype))
@@ -224,20 +225,20 @@ def _dropped(call: Call, keep: jax.Array | None, x: jax.Array) -> jax.Array:
     return x if keep is None else jnp.where(keep, x * (1 / (1 - call.dropout_prob)), jnp.float32(0))
 
 
-def _weigh(dot: Any, P: jax.Array, value: jax.Array, hides: bool) -> jax.Array:
+def _weigh(dot: Any, call: Call, P: jax.Array, value: jax.Array, hides: bool) -> jax.Array:
     """P @ value [b, h, r, d]; a value that is not finite shows only in rows that give it weight (S4)."""
+    out = dot("bhrk,bhkd->bhrd", P, value)
     if not hides:
-        return dot("bhrk,bhkd->bhrd", P, value)
-    finite = jnp.isfinite(value)
-    out = dot("bhrk,bhkd->bhrd", P, jnp.where(finite, value, jnp.float32(0)))
+        return out
 
-    # One step for each key, none where all is finite: a second product would cost every call its compilation,
-    # and vmap would make a cond pay for both branches.
-    def propagate_nonfinite(k: jax.Array, nonfinite: jax.Array) -> jax.Array:
-        weighs = lax.dynamic_slice_in_dim(P, k, 1, axis=3) > 0
-        return nonfinite | (weighs & ~lax.dynamic_slice_in_dim(finite, k, 1, axis=2))
+    # Products with the value as the call has it: with `value`, each call would make a copy of it for this.
+    def propagate_nonfinite() -> jax.Array:
+        finite = jnp.isfinite(call.value)
+        cleaned = jnp.where(finite, call.value, jnp.zeros((), call.value.dtype)).astype(jnp.float32)
+        # Not the weights themselves, the least of which a product of low precision rounds to 0.
+        weighs = (P > 0).astype(jnp.float32)
+        seen = dot("bhrk,bkhd->bhrd", weighs, (~finite).astype(jnp.float32))
+        return jnp.where(seen > 0, jnp.float32(jnp.nan), dot("bhrk,bkhd->bhrd", P, cleaned))
 
-    keys = jnp.where(any_nonfinite(value), jnp.int32(P.shape[3]), jnp.int32(0))
-    start = vary_together((jnp.zeros(out.shape, bool), out))[0]
-    nonfinite = lax.fori_loop(jnp.int32(0), keys, propagate_nonfinite, start)
-    return jnp.where(nonfinite, jnp.float32(jnp.nan), out)
+    # 0 * NaN and 0 * inf are NaN, so that one row tells whether all values are finite, whatever its weights.
+    return lax.cond(any_nonfinite(out[:, :, :1]), propagate_nonfinite, lambda: out)
