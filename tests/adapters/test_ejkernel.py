@@ -39,7 +39,18 @@ NOTHING: dict[str, Any] = {
 BY_ROWS, BY_KEYS, WHOLE = P(None, None, "x"), P(None, None, None, "x"), P()
 
 
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of two devices")
+elsewhere = pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of two devices")
+
+
+@elsewhere
+def test_sizes_of_forward_in_a_process_of_two_devices() -> None:
+    test = test_sizes_reach_the_pairs_and_change_nothing_beyond_rounding.__name__
+    run_alone(
+        f"{__file__}::{test}[forward0-None-False]", {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES
+    )
+
+
+@elsewhere
 def test_all_of_this_in_a_process_of_two_devices() -> None:
     run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
 

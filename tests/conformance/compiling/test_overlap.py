@@ -86,11 +86,6 @@ def test_exchanges_that_race_ahead_of_the_kernels_are_told_by_name():
     assert overlap.faults == ("2 of 3 exchanges overlap no kernel: a, b",)
 
 
-def test_the_first_exchange_starts_before_the_first_kernel():
-    overlap = overlap_of(module("kernel", started("a"), "launch", done("a")), 4)
-    assert overlap.faults == ("the first exchange, a, starts after kernel",)
-
-
 def test_the_order_of_zigzag_is_no_exchange():
     lines = (started("order", ZIGZAG), done("order"), started("a", PART_OF_RING), "kernel", done("a"))
     overlap = overlap_of(module(*lines, started("home", HOME), "kernel", done("home")), 4)

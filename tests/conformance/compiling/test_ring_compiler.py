@@ -31,7 +31,7 @@ GPUS = pytest.param(
 )
 everywhere = pytest.mark.parametrize(("compiler", "target"), [TPUS, GPUS])
 
-SMALL = Case("bfloat16", batch=1, q_len=4096, kv_len=4096, q_heads=4, kv_heads=4, head_dim=128, causal=True)
+SMALL = Case("bfloat16", batch=1, q_len=4096, kv_len=4096, q_heads=4, kv_heads=4, head_dim=128)
 
 
 def doubled(key: jax.Array, platform: str) -> jax.Array:

@@ -34,7 +34,16 @@ SPECS = dict.fromkeys(("query", "key", "value"), P(None, "x"))
 ARRAYS = tuple(field.name for field in fields(MaskInfo) if not field.metadata.get("static"))
 
 
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of two devices")
+elsewhere = pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of two devices")
+
+
+@elsewhere
+def test_some_conditions_in_a_process_of_two_devices() -> None:
+    test = test_the_conditions_of_other_arguments_count.__name__
+    run_alone(f"{__file__}::{test}", {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
+
+
+@elsewhere
 def test_all_of_this_in_a_process_of_two_devices() -> None:
     run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=900, devices=DEVICES)
 
