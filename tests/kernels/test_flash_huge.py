@@ -137,7 +137,7 @@ def test_huge_logits_of_float16_fit_its_weights():
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_the_largest_logits_have_an_lse_in_triton(sign, sinks):
-    """Also where they are not finite in bits. Ring attention takes an lse of -inf for a row that sees nothing."""
+    """Also where they are not finite in bits. An lse of -inf says that a row sees nothing, to a ring too."""
     query, key, value = qkv(**SHAPES)
     largest = np.float32(sign * np.finfo(np.float32).max)
     options = {"bias": jnp.full((1, 1, 1, 1), largest)}

@@ -1,8 +1,8 @@
 """Ring attention over all devices of a topology, compiled without any of them.
 
 The compilers are those of the kernels on one device. A job is a pass of one strategy, with the exchanges and
-the kernels of a device. A job of the strategy that a call takes by default fails if a collective permute of the
-ring does not run while a kernel computes.
+the kernels of a device. A job of the strategy that a call takes by default fails if a collective permute of
+the ring does not run while a kernel computes.
 """
 
 from collections.abc import Callable, Mapping

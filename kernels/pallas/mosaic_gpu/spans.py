@@ -135,7 +135,7 @@ def _unknown(*span: Any) -> Span:
 
 def _from_ranges(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
     entry = batch if spec.by_batch else 0
-    # In jax.shard_map what is loaded varies over its axes, and what a kernel computes is not said to: a loop that
-    # counts from a loaded number would end with another type.
+    # In jax.shard_map what is loaded varies over its axes, and what a kernel computes is not said to: a loop
+    # that counts from a loaded number would end with another type.
     start, full_start, full_stop, stop = (arrays["ranges"][entry, block, i] + 0 for i in range(4))
     return start, full_start, full_stop, stop
