@@ -53,7 +53,7 @@ from attest.kernels.ring.layout import from_zigzag, to_zigzag
 from attest.kernels.ring.mask_info import with_own_mask_info, with_whole_mask_info
 from attest.kernels.ring.mesh import over_mesh
 from attest.kernels.ring.pairs import KEY_AXES, Ring, widened
-from attest.kernels.ring.schedule import Order, Schedule
+from attest.kernels.ring.schedule import Order, Schedule, likely_strategy
 from attest.kernels.ring.ulysses import ulysses
 from attest.kernels.shared import attend
 from attest.kernels.varying import vary_together
@@ -228,7 +228,7 @@ def _on_device(
         return attend(passes, settings, call)
     order = _order(call, spread)
     if strategy is None:
-        strategy = _likely(call, order)
+        strategy = likely_strategy(order, call.query.shape[1], call.key.shape[1])
     if strategy == "ulysses":
         return ulysses(partial(attend, passes, settings), call, spread)
     schedule = _schedule(choice.implementation.name, call, spread, order, strategy)
@@ -307,10 +307,3 @@ def _order(call: Call, spread: Spread) -> Order | None:
         return None
     shift = spread.k_length - spread.q_length
     return Order(call.causal, call.sliding_window, call.chunk_size, shift)
-
-
-def _likely(call: Call, order: Order | None) -> str:
-    """The strategy that is likely to be fast: zigzag shares out what causal order leaves to do."""
-    even = call.query.shape[1] % 2 == 0 and call.key.shape[1] % 2 == 0
-    causal = order is not None and order.causal and order.window[0] is None and order.chunk is None
-    return "zigzag" if causal and even else "ring"

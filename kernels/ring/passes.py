@@ -35,7 +35,7 @@ def forward(ring: Ring, call: Call) -> Forward:
         merged = _merged(jax.tree.map(partial(_rows, pair.lines), sums), found)
         return jax.tree.map(partial(_put_rows, pair.lines), sums, merged)
 
-    def step(sums: Forward | None, _: Any, __: int, pairs: list[Pair]) -> tuple[Forward | None, None]:
+    def step(sums: Forward | None, _: None, _offset: int, pairs: list[Pair]) -> tuple[Forward | None, None]:
         return reduce(counted, pairs, sums), None
 
     sums, _ = _over_offsets(ring, own, None, None, step)
@@ -76,18 +76,18 @@ def _summed(x: Mapping[str, jax.Array], y: Mapping[str, jax.Array]) -> dict[str,
 type _Sums = Mapping[str, jax.Array]
 
 
-def _over_offsets[Done, Flying](
+def _over_offsets[Done, UnderWay](
     ring: Ring,
     own: Own,
     done: Done,
-    flying: Flying,
-    step: Callable[[Done, Flying, int, list[Pair]], tuple[Done, Flying]],
-) -> tuple[Done, Flying]:
-    """Return what `step` makes of (done, flying) at each offset, with the pairs of pieces that meet there.
+    under_way: UnderWay,
+    step: Callable[[Done, UnderWay, int, list[Pair]], tuple[Done, UnderWay]],
+) -> tuple[Done, UnderWay]:
+    """Return what `step` makes of (done, under_way) at each offset, with the pairs of pieces that meet there.
 
     The next keys travel while a step computes. done: what must be there before keys are sent on; without that
     XLA sends all of them at once, before anything is computed, and holds all of them, or adds what came home
-    at the end alone. flying: what is still under way.
+    at the end alone. under_way: gradients on their way home.
     """
     schedule, shard = ring.schedule, travelling(own.call)
     if ring.gathers:
@@ -97,19 +97,19 @@ def _over_offsets[Done, Flying](
                 name: lax.all_gather(x, ring.name, axis=KEY_AXES[name], tiled=True)
                 for name, x in shard.items()
             }
-            return step(done, flying, 0, [Pair(ring, own, gathered, 0, 0, 0, meetings)])
-        return done, flying
+            return step(done, under_way, 0, [Pair(ring, own, gathered, 0, 0, 0, meetings)])
+        return done, under_way
     packed = _packed(shard)
     arriving = [_send(ring, packed, chain, 0) for chain in schedule.chains]
-    done, flying = step(done, flying, 0, _pairs_at(ring, own, shard, 0))
+    done, under_way = step(done, under_way, 0, _pairs_at(ring, own, shard, 0))
     for chain, first in zip(schedule.chains, arriving, strict=True):
         here = first
         for number, offset in enumerate(chain):
             here, done = lax.optimization_barrier((here, done))
             following = _send(ring, here, chain, number + 1) if number + 1 < len(chain) else here
-            done, flying = step(done, flying, offset, _pairs_at(ring, own, _unpacked(here), offset))
+            done, under_way = step(done, under_way, offset, _pairs_at(ring, own, _unpacked(here), offset))
             here = following
-    return done, flying
+    return done, under_way
 
 
 def _pairs_at(ring: Ring, own: Own, shard: Shard, offset: int) -> list[Pair]:

@@ -61,6 +61,16 @@ class Order:
         return low, high
 
 
+def likely_strategy(order: Order | None, q_local: int, k_local: int) -> str:
+    """Return the strategy that is likely to be fast: zigzag shares out what causal order leaves to do.
+
+    q_local, k_local: the rows and the keys of a device, which zigzag halves.
+    """
+    even = q_local % 2 == 0 and k_local % 2 == 0
+    causal = order is not None and order.causal and order.window[0] is None and order.chunk is None
+    return "zigzag" if causal and even else "ring"
+
+
 @dataclass(frozen=True)
 class Slot:
     """A call that all devices make at one offset, each of a pair of pieces of its own.

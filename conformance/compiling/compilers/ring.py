@@ -22,6 +22,7 @@ from attest.conformance.compiling.devices import Device
 from attest.conformance.compiling.overlap import overlap_of
 from attest.conformance.compiling.roofline import PASSES
 from attest.kernels.ring.arguments import STRATEGIES
+from attest.kernels.ring.schedule import Order, likely_strategy
 
 _AXIS = "sequence"
 # What is split along the sequence, its second axis.
@@ -79,11 +80,13 @@ def _placed(mesh: Mesh, name: str, x: Any) -> jax.ShapeDtypeStruct:
 
 def _judged(source: RingSource, found: Binary, hlo: str) -> Binary:
     """A binary with its collectives; its faults are those of exchanges, too, if it is what a call takes."""
-    overlap = overlap_of(hlo, dict(source.target)["devices"])
+    case, devices = source.case, dict(source.target)["devices"]
+    overlap = overlap_of(hlo, devices)
     taken = {**found.taken, "exchanges": overlap.exchanges, "exposed": len(overlap.exposed)}
     collectives = ", ".join(f"{number} {opcode}" for opcode, number in overlap.collectives.items())
-    taken_by_default = "zigzag" if source.case.causal else "ring"
-    faults = overlap.faults if source.strategy == taken_by_default else ()
+    order = Order(case.causal, case.window or (None, None), case.chunk_size, case.kv_len - case.q_len)
+    by_default = likely_strategy(order, case.q_len // devices, case.kv_len // devices)
+    faults = overlap.faults if source.strategy == by_default else ()
     return Binary(taken, (*found.notes, f"collectives: {collectives}"), (*found.faults, *faults))
 
 
