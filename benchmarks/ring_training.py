@@ -15,19 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
-from jax.sharding import AxisType
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from attest.kernels.ring import ring_attention
+from attest.kernels.ring.arguments import STRATEGIES
 from attest.kernels.xla.blocks import ChunkSizes
 from tests.kernels.ring import gpt
 
-OPTIONS: dict[str, Any] = {"causal": True, "dropout_prob": 0.1, "platform": "xla"}
-STRATEGIES = ("ring", "zigzag", "all_gather", "ulysses")
 DEVICES = (2, 4, 8)
 BLOCKS = (8, 16, 32, 64)
 COLOURS = {"ring": "C0", "zigzag": "C1", "all_gather": "C2", "ulysses": "C3", "blocks": "0.5"}
@@ -36,18 +32,10 @@ ONE = "one device"
 
 def losses(dtype: Any, strategy: str | None = None, devices: int = 1, **options: Any) -> np.ndarray:
     """The loss of each step; on one device without a strategy."""
-    mesh = None
-    if strategy is not None:
-        kinds, used = (AxisType.Auto,), jax.devices()[:devices]
-        mesh = jax.make_mesh((devices,), (gpt.AXIS,), axis_types=kinds, devices=used)
-        options = {"axis_name": gpt.AXIS, "strategy": strategy, **options}
-
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array, seed: jax.Array) -> jax.Array:
-        query, key, value = (x.astype(dtype) for x in (query, key, value))
-        out = ring_attention(query, key, value, dropout_seed=seed, **OPTIONS, **options)
-        return out.astype(jnp.float32)
-
-    return gpt.losses(attend, mesh)
+    if strategy is None:
+        return gpt.losses(gpt.attend_in(dtype, **options))
+    attend = gpt.attend_in(dtype, axis_name=gpt.AXIS, strategy=strategy, **options)
+    return gpt.losses(attend, gpt.mesh_of(devices))
 
 
 def trainings(dtype: Any) -> dict[str, np.ndarray]:

@@ -13,7 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+
+from attest.kernels.ring import ring_attention
 
 STEPS, BATCH, LENGTH, TOKENS, LAYERS = 50, 2, 64, 11, 2
 FEATURES, HEADS, KEY_HEADS, HEAD_DIM = 32, 8, 4, 4
@@ -24,6 +27,23 @@ AXIS = "sequence"
 # query, key and value as `ring_attention` takes them, and the words of the seed of dropout
 type Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 type Parameters = dict[str, Any]
+
+
+def mesh_of(devices: int) -> Any:
+    """A mesh of so many devices of this process, along `AXIS`."""
+    used = jax.devices()[:devices]
+    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=used)
+
+
+def attend_in(dtype: Any, **options: Any) -> Attend:
+    """Return ring attention in a dtype, in causal order and with dropout; its result is float32."""
+
+    def call(query: jax.Array, key: jax.Array, value: jax.Array, seed: jax.Array) -> jax.Array:
+        query, key, value = (x.astype(dtype) for x in (query, key, value))
+        given = {"causal": True, "dropout_prob": 0.1, "platform": "xla", **options}
+        return ring_attention(query, key, value, dropout_seed=seed, **given).astype(jnp.float32)
+
+    return call
 
 
 def losses(attend: Attend, mesh: Any = None) -> np.ndarray:

@@ -13,16 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 
-from attest.kernels.ring import attention, pairs, ring_attention
+from attest.kernels.ring import attention, pairs
+from attest.kernels.ring.arguments import STRATEGIES
 from attest.kernels.xla.blocks import ChunkSizes
 from tests.kernels.alone import run_alone
 
 LIMITS = tomllib.loads((Path(__file__).parent / "training.toml").read_text())
 DEVICES = 8
-OPTIONS: dict[str, Any] = {"causal": True, "dropout_prob": 0.1, "platform": "xla"}
-STRATEGIES = ("ring", "zigzag", "all_gather", "ulysses")
 
 here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
 elsewhere = pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
@@ -39,32 +37,15 @@ def test_all_of_this_in_a_process_of_eight_devices() -> None:
     run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=1800, devices=DEVICES)
 
 
-def mesh_of(devices: int) -> Any:
-    return jax.make_mesh(
-        (devices,), (gpt.AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
-    )
-
-
-def attend(dtype: Any = jnp.float32, **options: Any) -> gpt.Attend:
-    """Ring attention in a dtype, with the result in float32."""
-
-    def call(query: jax.Array, key: jax.Array, value: jax.Array, seed: jax.Array) -> jax.Array:
-        query, key, value = (x.astype(dtype) for x in (query, key, value))
-        out = ring_attention(query, key, value, dropout_seed=seed, **OPTIONS, **options)
-        return out.astype(jnp.float32)
-
-    return call
-
-
 def losses(strategy: str, devices: int, dtype: Any = jnp.float32) -> np.ndarray:
     """The losses of the model inside of jax.shard_map."""
     options = {"axis_name": gpt.AXIS, "strategy": strategy}
-    return gpt.losses(attend(dtype, **options), mesh_of(devices))
+    return gpt.losses(gpt.attend_in(dtype, **options), gpt.mesh_of(devices))
 
 
 @cache
 def of_one_device() -> np.ndarray:
-    found = gpt.losses(attend())
+    found = gpt.losses(gpt.attend_in(jnp.float32))
     assert found[-5:].mean() < LIMITS["learnt"] * found[0], found
     return found
 
@@ -82,7 +63,7 @@ def test_losses_are_those_of_one_device(strategy: str, devices: int) -> None:
 
 @here
 def test_losses_from_outside_are_those_of_one_device() -> None:
-    agree(gpt.losses(attend(axis_name=gpt.AXIS, mesh=mesh_of(4))))
+    agree(gpt.losses(gpt.attend_in(jnp.float32, axis_name=gpt.AXIS, mesh=gpt.mesh_of(4))))
 
 
 def _local_dropout(pair: pairs.Pair) -> Any:
@@ -115,7 +96,7 @@ def test_a_mask_off_by_a_shard_is_found(monkeypatch: pytest.MonkeyPatch) -> None
 def test_meshes_differ_no_more_than_block_sizes_in_bfloat16() -> None:
     """Losses on 1, 2, 4 and 8 devices spread no further than those of four block sizes on one device."""
     sizes = (ChunkSizes(n, n) for n in (8, 16, 32, 64))
-    blocks = [gpt.losses(attend(jnp.bfloat16, fwd_params=x, bwd_params=x)) for x in sizes]
+    blocks = [gpt.losses(gpt.attend_in(jnp.bfloat16, fwd_params=x, bwd_params=x)) for x in sizes]
     meshes = [losses("ring", devices, jnp.bfloat16) for devices in (1, 2, 4, 8)]
     assert spread(blocks) > 0
     assert spread(meshes) <= LIMITS["spread"] * spread(blocks)
