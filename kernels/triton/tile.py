@@ -101,9 +101,9 @@ def by_key(x, TRANSPOSED: tl.constexpr):
 @triton.jit
 def load_pairs(
     pointer, rows, index, keys, q_length, k_length, PER_ROW: tl.constexpr, PER_KEY: tl.constexpr,
-    ALIGNED: tl.constexpr, CHECK: tl.constexpr,
+    ALIGNED: tl.constexpr, CHECK: tl.constexpr, OUTSIDE: tl.constexpr,
 ):  # fmt: skip
-    """The tile of a mask or bias whose plane begins at `pointer`; 0 outside the lengths, if CHECK.
+    """The tile of a mask or bias whose plane begins at `pointer`; OUTSIDE past the lengths, if CHECK.
 
     `index` and `keys` are the rows and keys of the tile, and broadcast against each other; so does the tile
     with those of pairs, where rows or keys share its entries. ALIGNED says that
@@ -126,7 +126,7 @@ def load_pairs(
         address = pointer + tl.zeros_like(keys)
         inside = keys < k_length
     if CHECK:
-        tile = tl.load(address, mask=inside, other=0)
+        tile = tl.load(address, mask=inside, other=OUTSIDE)
     else:
         tile = tl.load(address)
     return tile
@@ -165,17 +165,18 @@ def tile_logits(
     q_length, k_length = arrays.q_length, arrays.k_length
     index = by_row(rows.index, TRANSPOSED)
     key = by_key(keys.start + keys.order, TRANSPOSED)
-    # What is read pair by pair is asked for before the product, which hides the wait.
+    # What is read pair by pair is asked for before the product, which hides the wait. Past the queries mask and
+    # bias hide: there NaN of a key would reach its gradients as NaN * 0.
     if SPEC.bias:
         added = load_pairs(
             rows.bias, rows, index, key, q_length, k_length, SPEC.bias_row, SPEC.bias_key, SPEC.aligned,
-            not EVEN,
+            not EVEN, float("-inf"),
         )  # fmt: skip
     if EDGE:
         if SPEC.mask:
             allowed = load_pairs(
                 rows.mask, rows, index, key, q_length, k_length, SPEC.mask_row, SPEC.mask_key, SPEC.aligned,
-                not EVEN,
+                not EVEN, 0,
             )  # fmt: skip
         if SPEC.segments:
             key_ids = tl.load(rows.kv_ids + key, mask=key < k_length, other=-2)

@@ -53,6 +53,11 @@ NOBODY_LOOKS = {
         slice(35, 40),
     ),
     "starts": ({"kv_start": (9 + np.arange(40) % 7)[None].astype(np.int32)}, slice(0, 9), slice(0, 0)),
+    "bias": (
+        {"bias": np.pad(normal(1, 4, 40, 43), ((0, 0),) * 3 + ((0, 7),), constant_values=-np.inf)},
+        slice(43, 50),
+        slice(0, 0),
+    ),
     "window, cap": ({"sliding_window": (1, 0), "logits_soft_cap": 2.0}, slice(0, 9), slice(0, 0)),
 }
 
