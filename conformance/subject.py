@@ -106,6 +106,8 @@ class Subject:
     sharded_bits: the outputs of a sharded call, such as "out" and "dquery", with the bits of one device.
     spread: whether a call spreads the sequence over devices (S21): its tilings say over how many, and which
         strategy. It gets cases of its own number, since each is compiled for all devices.
+    traces: whether it traces its arrays, as a function does that calls its kernel in `jax.jit`: a kernel
+        cannot see what values traced arrays have, so no check expects it to refuse them.
     validates: whether it checks its arguments. If False, no check `refusal.*` applies to it: it is called
         only as it declares, and nothing is concluded about other calls.
 
@@ -140,6 +142,7 @@ class Subject:
     sharded: frozenset[str] = frozenset()
     sharded_bits: frozenset[str] = frozenset()
     spread: bool = False
+    traces: bool = False
     validates: bool = True
 
     def __post_init__(self) -> None:

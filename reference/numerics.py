@@ -68,6 +68,9 @@ class Numerics:
     lse: the rounding of the returned lse.
     d_weights: a rounding of dP = dO V^T where it is stored, or 0.
     key_block: keys per step of the online softmax; None: all of them in one.
+    dot_keys: keys over which one dot product sums, where that is more than key_block: of a kernel that
+        takes small problems in one step and large ones in several. Only the predicted standard deviation
+        reads it.
     splits: partial results (split-KV, ring) that are merged.
     materialised: P is divided by its sum before the cast and kept for the backward pass, in which D is the
         sum of P * dP; otherwise the backward pass recomputes P from the returned lse and D is the sum of
@@ -92,6 +95,7 @@ class Numerics:
     lse: float = 2.0**-24
     d_weights: float = 0.0
     key_block: int | None = None
+    dot_keys: int | None = None
     splits: int = 1
     materialised: bool = False
     rounded_out_in_delta: bool = True
@@ -104,7 +108,7 @@ class Numerics:
         for name in (*units, "exponential", "tanh", "lse", "d_weights"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a number in [0, 1)")
-        for name in ("truncated", "dot_lanes", "sum_lanes", "splits", "key_block"):
+        for name in ("truncated", "dot_lanes", "sum_lanes", "splits", "key_block", "dot_keys"):
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise ValueError(f"{name}: got {count!r}, expected at least 1")
@@ -135,19 +139,21 @@ class Numerics:
 
     def blocked_dot_variance(self, n: Floats, total: Floats, squares: Floats) -> Floats:
         """The same over keys, where each block is summed by itself, rescaled and added."""
-        return self._blocked(n, self.dot_lanes, total, squares)
+        return self._blocked(n, self.dot_lanes, self.dot_keys, total, squares)
 
     def blocked_sum_variance(self, n: Floats, total: Floats, squares: Floats) -> Floats:
         """The same for a sum of a row, without a dot product."""
-        return self._blocked(n, self.sum_lanes, total, squares)
+        return self._blocked(n, self.sum_lanes, None, total, squares)
 
     def _sequence(self, n: Floats | int, lanes: int, total: Floats, squares: Floats) -> Floats:
         length = np.asarray(n, np.float64) / lanes + math.log2(lanes)
         return ROUNDING_VARIANCE * self.accumulator**2 * length * (total**2 / 3 + squares / 2)
 
-    def _blocked(self, n: Floats, lanes: int, total: Floats, squares: Floats) -> Floats:
+    def _blocked(self, n: Floats, lanes: int, at_once: int | None, total: Floats, squares: Floats) -> Floats:
+        """at_once: terms that may be one sequence although they are of several blocks."""
         blocks = np.maximum(self.blocks(n), 1.0)
-        inner = self._sequence(n / blocks, lanes, total / np.sqrt(blocks), squares)
+        sequences = blocks if at_once is None else np.minimum(blocks, np.ceil(np.maximum(n, 1.0) / at_once))
+        inner = self._sequence(n / sequences, lanes, total / np.sqrt(sequences), squares)
         outer = 2 * (blocks + self.splits - 2) * self.accumulator**2
         outer = outer + (blocks + self.splits - 1) * self.partials**2
         return inner + ROUNDING_VARIANCE * outer * (total**2 / 3 + squares / 2)

@@ -130,6 +130,8 @@ def _malformed_check(name: str, malformed: Malformed) -> Check:
     def applies(subject: Subject) -> str | None:
         if malformed.feature is not None and malformed.feature not in subject.features:
             return f"does not declare {malformed.feature}"
+        if malformed.values and subject.traces:
+            return "traces its arrays, whose values it cannot see"
         return None if malformed.applies(subject) else "declares that it supports this call"
 
     return _validating(run, applies, name)

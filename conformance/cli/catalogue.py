@@ -65,6 +65,8 @@ def limits(subject: Subject) -> Iterator[str]:
         yield {"shared": "sinks shared by all heads", "per_head": "sinks for each head"}[subject.sinks]
     if subject.gradient_dtype != "input":
         yield f"gradients in {subject.gradient_dtype}"
+    if subject.traces:
+        yield "traces its arrays"
     if not subject.validates:
         yield "does not validate its arguments"
 

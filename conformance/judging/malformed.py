@@ -24,13 +24,15 @@ class Malformed:
 
     spoil: from the well-formed arguments to those that replace them. names: the refusal must contain one of
     these words. feature: what the subject must support for this to make sense. applies: the
-    subjects for which the call is malformed.
+    subjects for which the call is malformed. values: whether the values of an array alone are wrong, which
+    shapes and dtypes do not tell.
     """
 
     spoil: Spoil
     names: tuple[str, ...]
     feature: str | None = None
     applies: Callable[[Subject], bool] = lambda _subject: True
+    values: bool = False
 
 
 # Where arrays contradict each other, the refusal may name any of them.
@@ -126,6 +128,9 @@ _WRONG_SLOPES: Mapping[str, Any] = {
     "infinite": np.array([np.inf, 1], np.float32),
 }
 
+# Of these the values alone are wrong.
+_WRONG_VALUES = ("nan", "infinite", "decreasing", "not_from_zero", "too_long")
+
 # What can be wrong with the cumulative lengths of either side.
 _WRONG_SUMS: Mapping[str, Sums] = {
     "decreasing": lambda _length: [0, 4, 2],
@@ -138,11 +143,13 @@ _WRONG_SUMS: Mapping[str, Sums] = {
 def _wrong_lengths(start: str, *, packed: bool) -> dict[str, Malformed]:
     """Return every malformed pair of cumulative lengths: a padded batch of 2, or 2 packed sequences."""
 
-    def one(q: Sums | None, k: Sums | None, dtype: str = "int32") -> Malformed:
-        return Malformed(_sums(q, k, packed=packed, dtype=dtype), _LENGTH, "packed" if packed else "padded")
+    def one(q: Sums | None, k: Sums | None, dtype: str = "int32", wrong: str = "") -> Malformed:
+        feature = "packed" if packed else "padded"
+        spoil = _sums(q, k, packed=packed, dtype=dtype)
+        return Malformed(spoil, _LENGTH, feature, values=wrong in _WRONG_VALUES)
 
-    found = {f"{start}_{wrong}": one(sums, _well) for wrong, sums in _WRONG_SUMS.items()}
-    found |= {f"{start}_k_{wrong}": one(_well, sums) for wrong, sums in _WRONG_SUMS.items()}
+    found = {f"{start}_{wrong}": one(sums, _well, wrong=wrong) for wrong, sums in _WRONG_SUMS.items()}
+    found |= {f"{start}_k_{wrong}": one(_well, sums, wrong=wrong) for wrong, sums in _WRONG_SUMS.items()}
     return found | {
         f"{start}_one_sided": one(_well, None),
         f"{start}_k_one_sided": one(None, _well),
@@ -300,7 +307,9 @@ MALFORMED: Mapping[str, Malformed] = {
         chunk_size_beyond_int32=2**31,
     ),
     **{
-        f"alibi_{wrong}": Malformed(_set(alibi_slopes=slopes), ("alibi_slopes",), "alibi")
+        f"alibi_{wrong}": Malformed(
+            _set(alibi_slopes=slopes), ("alibi_slopes",), "alibi", values=wrong in _WRONG_VALUES
+        )
         for wrong, slopes in _WRONG_SLOPES.items()
     },
     **{

@@ -126,7 +126,7 @@ def _spread(
 
 def _spec(x: Any, axes: tuple[int, ...]) -> PartitionSpec:
     """How an array is split along the first of some axes that has several entries."""
-    split = next((x.ndim + axis for axis in axes if x.shape[axis] > 1), None)
+    split = next((x.ndim + axis for axis in axes if -axis <= x.ndim and x.shape[axis] > 1), None)
     return PartitionSpec(*[_AXIS if axis == split else None for axis in range(x.ndim)])
 
 
@@ -187,6 +187,7 @@ def _subject(name: str, kernel: _Kernel, inside: bool) -> Subject:
         implementation=lambda _: kernel.platform,
         meshes=(),
         spread=True,
+        traces=inside,
     )
 
 

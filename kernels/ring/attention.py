@@ -32,7 +32,7 @@ from attest.kernels.annotations import (
     SpreadMask,
     Value,
 )
-from attest.kernels.arguments import Call
+from attest.kernels.arguments import Call, check_call
 from attest.kernels.attention import SETTINGS, computed, settings_of
 from attest.kernels.batching import merged, split
 from attest.kernels.choose import check_supported, chosen, traits_of
@@ -202,6 +202,8 @@ def ring_attention_with_lse(
         out, lse = _on_device(with_own_mask_info(arguments, mask_info, spread), spread, strategy)
     else:
         arguments = with_whole_mask_info(arguments, mask_info)
+        # Of the whole call, whose values the devices see only traced.
+        check_call(**{name: x for name, x in arguments.items() if name not in (*SETTINGS, "platform")})
         out, lse = over_mesh(_BY_STRATEGY[strategy], arguments, mesh, axis_name, batch_axes, head_axes)
     return split(out, leading), split(lse, leading)
 

@@ -228,7 +228,8 @@ def _finished(ring: Ring, own: Own, sums: Forward) -> Forward:
     if call.softmax_aux is not None:
         sinks = jax.nn.logsumexp(call.softmax_aux.astype(jnp.float32), axis=-1)[None, :, None]
         both = jnp.logaddexp(lse, sinks)
-        share = jnp.where(lse == -jnp.inf, jnp.float32(0), jnp.exp(lse - both))
+        # Of the difference and not of `both`, whose rounding would be an error of every weight.
+        share = jnp.where(lse == -jnp.inf, jnp.float32(0), jax.nn.sigmoid(lse - sinks))
         out = jnp.where(_by_row(share) == 0, jnp.float32(0), out * _by_row(share))
         lse = both
         padding = own.rows.padding

@@ -165,8 +165,8 @@ def tile_logits(
     q_length, k_length = arrays.q_length, arrays.k_length
     index = by_row(rows.index, TRANSPOSED)
     key = by_key(keys.start + keys.order, TRANSPOSED)
-    # What is read pair by pair is asked for before the product, which hides the wait. Past the queries mask and
-    # bias hide: there NaN of a key would reach its gradients as NaN * 0.
+    # What is read pair by pair is asked for before the product, which hides the wait. Past the queries mask
+    # and bias hide: there NaN of a key would reach its gradients as NaN * 0.
     if SPEC.bias:
         added = load_pairs(
             rows.bias, rows, index, key, q_length, k_length, SPEC.bias_row, SPEC.bias_key, SPEC.aligned,

@@ -32,7 +32,8 @@ from attest.kernels.xla.tiles import (
     scaled_products,
 )
 
-_LIMITS = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
+# whole.toml: up to which sizes.
+LIMITS = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
 
 
 def takes(call: Call) -> bool:
@@ -41,8 +42,8 @@ def takes(call: Call) -> bool:
     pairs = q_length * call.key.shape[1]
     return (
         not is_symbolic(call)
-        and 0 < pairs <= _LIMITS["pairs"]
-        and batch * heads * pairs <= _LIMITS["all_pairs"]
+        and 0 < pairs <= LIMITS["pairs"]
+        and batch * heads * pairs <= LIMITS["all_pairs"]
     )
 
 
@@ -212,7 +213,7 @@ def _visible(call: Call, rows: Rows) -> jax.Array | None:
 
 def _sum_keys(P: jax.Array) -> jax.Array:
     """The sum over keys, of many in two steps: compilers add one after the other."""
-    length, step = P.shape[-1], _LIMITS["summed_keys"]
+    length, step = P.shape[-1], LIMITS["summed_keys"]
     whole = length - length % step
     if length <= step:
         return P.sum(axis=-1)

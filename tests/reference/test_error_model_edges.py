@@ -105,6 +105,7 @@ def test_the_gradients_of_float64_arguments_are_not_rounded_further() -> None:
         ("accumulator", -1.0, "accumulator: got -1.0, expected a number in"),
         ("weights", 1.0, "weights: got 1.0, expected a number in"),
         ("key_block", 0, "key_block: got 0, expected at least 1"),
+        ("dot_keys", 0, "dot_keys: got 0, expected at least 1"),
         ("dot_lanes", 0, "dot_lanes: got 0, expected at least 1"),
         ("truncated", 0, "truncated: got 0, expected at least 1"),
     ],

@@ -95,6 +95,24 @@ def test_every_check_is_planned_to_somebody() -> None:
     assert asked == set(NAMES)
 
 
+def test_a_subject_that_traces_its_arrays_need_not_see_their_values() -> None:
+    def asked(**declared: Any) -> set[str]:
+        return set(planned(subject_of(swallow, **EVERYTHING, **declared)))
+
+    assert asked() - asked(traces=True) == {
+        f"refusal.{name}"
+        for name in (
+            *(
+                f"{start}{side}_{wrong}"
+                for start in ("lengths", "packed")
+                for side in ("", "_k")
+                for wrong in ("decreasing", "not_from_zero", "too_long")
+            ),
+            *("alibi_nan", "alibi_infinite"),
+        )
+    }
+
+
 def test_a_call_without_the_arguments_of_coordinates_refuses_them() -> None:
     """The TypeError of Python names them; what another argument is named for does not count."""
     subject = toy(call=toy_attention)

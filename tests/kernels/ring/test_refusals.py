@@ -58,6 +58,13 @@ def inside(given: dict[str, Any], **options: Any) -> Any:
         ({"strategy": "ulysses", "heads": 12, "key_heads": 3}, "key: got 3 heads over 4 devices; expected a"),
         ({"attention_mask": np.ones((2, 1, 32, 20), bool)}, "attention_mask: got shape"),
         ({"bias": np.ones((1, 1, 8, 9), np.float32)}, "bias: got shape"),
+        # Values, which the devices see only traced.
+        ({"alibi_slopes": np.array([1, 1, np.nan, 1], np.float32)}, "alibi_slopes: got"),
+        (
+            {"cum_seqlens_q": np.array([0, 9, 4], np.int32), "cum_seqlens_k": np.array([0, 4, 9], np.int32)},
+            "cum_seqlens_q: got",
+        ),
+        ({"dropout_prob": 0.1, "dropout_seed": 1, "origin": (0, 0, -1, 0)}, "origin"),
         ({"softmax_scale": "a"}, "softmax_scale: got"),
         ({"fwd_params": 3}, "fwd_params: got a int; expected None where no platform is named"),
         (
