@@ -43,6 +43,8 @@ _HUGE_BITS = {"float32": 2.0**29, "bfloat16": 2.0**29, "float16": 2.0**27}
 # The largest block of the table, which only calls without edges take, and the next one.
 LARGEST_BLOCK = 256
 EVEN_LENGTH = 128
+# Up to so many queries there are tiles of few rows, as in decoding.
+FEW_QUERIES = 16
 
 _PRECISIONS = {
     None: "ieee",
@@ -313,7 +315,7 @@ def work_of(call: Call) -> str:
     if dropout:
         return "dropout"
     if uneven:
-        return "uneven"
+        return "few" if lengths[0] <= FEW_QUERIES else "uneven"
     if segments:
         return "segments"
     if windowed(call):

@@ -22,7 +22,7 @@ from attest.kernels.pallas.mosaic_gpu import (
     flash_attention,
     flash_attention_with_lse,
 )
-from attest.kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims
+from attest.kernels.pallas.mosaic_gpu.blocks import head_dims
 
 SMALL = Blocks(k=64, stages=2, consumers=2, registers=(240, 24), partial_sums=False)
 PERSISTENT = replace(SMALL, partial_sums=True, programs=3)
@@ -184,14 +184,6 @@ def test_blocks_fit(dims: tuple[int, int], schedule: str) -> None:
 @OTHER_DIMS
 def test_other_head_dims_are_padded(head_dim: int, value_dim: int, dtype: str) -> None:
     assert "flash_forward" in lowered(tensors(head_dim, value_dim, dtype), {"causal": True})
-
-
-def test_the_table_has_blocks_for_all_work() -> None:
-    """The first row that fits is taken; what asks for nothing special fits a row without a name."""
-    assert choose(128, 128, ["cap", "pairs"]).k < choose(128, 128, ["cap"]).k == choose(128, 128, []).k
-    assert choose_backward("backward_key", 128, 128, ["pairs", "cap"]).separate
-    assert not choose_backward("backward_key", 128, 128, []).separate
-    assert choose_backward("backward_key", 256, 256, []).separate
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {

@@ -1,9 +1,12 @@
 """The table of block sizes: whole, legal, and read from the top; and what block sizes may be."""
 
+import jax.numpy as jnp
 import pytest
 
+from attest.kernels.arguments import check_call
 from attest.kernels.tables import read_table
 from attest.kernels.triton.blocks import _TABLE, WORK, BlockSizes, choose, separate
+from attest.kernels.triton.passes import FEW_QUERIES, work_of
 
 KERNELS = ("forward", "backward_query", "backward_key", "backward_bias")
 
@@ -46,6 +49,19 @@ def test_rows_of_a_device_come_before_the_fallback():
     assert any(
         choose("forward", "sm_90", d, 2, "plain") != choose("forward", "new", d, 2, "plain")
         for d in (64, 128)
+    )
+
+
+def test_few_queries_take_tiles_of_few_rows():
+    def work(queries):
+        rows, keys = jnp.zeros((1, queries, 2, 8)), jnp.zeros((1, 300, 2, 8))
+        return work_of(check_call(rows, keys, keys))
+
+    assert [work(queries) for queries in (1, FEW_QUERIES, FEW_QUERIES + 1)] == ["few", "few", "uneven"]
+    assert (
+        choose("forward", "sm_90", 128, 2, "few").q
+        <= FEW_QUERIES
+        < choose("forward", "sm_90", 128, 2, "uneven").q
     )
 
 

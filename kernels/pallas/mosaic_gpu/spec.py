@@ -9,8 +9,11 @@ import jax.numpy as jnp
 from attest.kernels.arguments import Call
 from attest.kernels.exponents import LOG2E
 from attest.kernels.implementation import Settings
+from attest.kernels.tunable import key_span
 from attest.kernels.visibility import Rows, windowed
 
+# Up to so many keys in a window, smaller blocks pass over more of what it hides.
+_NARROW = 256
 # A scale below this is not divided by: the quotient could overflow.
 _SMALLEST_SCALE = 1e-6
 # From here on a scale is multiplied with before anything else: in bits it must be finite.
@@ -166,7 +169,8 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
 
     "few": few queries, see `attest.kernels.few_queries`. "cap": a soft cap, or ALiBi. "pairs": a mask, a bias
     or ALiBi, which takes the registers of both.
-    "ranges": arrays say what a row sees. "scale": one that is not positive, or very small.
+    "ranges": arrays say what a row sees. "narrow": a window of few keys. "scale": one that is not positive,
+    or very small.
     """
     pairs = (call.attention_mask, call.bias, call.alibi_slopes)
     rows = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
@@ -178,6 +182,7 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
         "ranges": windowed(call)
         or any(x is not None for x in rows)
         or (call.causal and call.positions.given),
+        "narrow": call.sliding_window != (None, None) and key_span(call) <= _NARROW,
     }
     return frozenset(name for name, found in kinds.items() if found)
 
