@@ -4,6 +4,7 @@ A call takes whole arrays, spreads their sequence over some devices and returns 
 judged as those of any kernel. How many devices, and by which strategy, are the tilings: they may move results
 within rounding alone (S18, S21). `ring.xla` is called from outside of `jax.shard_map`, with lengths that the
 devices need not divide; `ring.xla.inside` is called inside, where the columns of a bias travel with the keys.
+`operation.ring_attention` is the operation `RingAttention`, run by an executor over a mesh.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from attest.conformance.subject import Subject, Tiling
 from attest.conformance.subjects import mosaic_gpu, pallas, triton, xla
+from attest.kernels.operations import RingAttention, create_default_executor
 from attest.kernels.positions import KEY_GROUP
 from attest.kernels.ring import ring_attention_with_lse
 from attest.reference.numerics import Numerics
@@ -85,6 +87,22 @@ def _from_outside(
     strategy = _possible(strategy, devices, query.shape[-2], key.shape[-2])
     run = _ring_on(kernel, strategy, mesh=_mesh(devices))
     return run(query=query, key=key, value=value, **options)
+
+
+def _by_executor(
+    kernel: _Kernel, query: Any, key: Any, value: Any, *, devices: int, strategy: str, **options: Any
+) -> Any:
+    """Run the operation on whole arrays; the specs say which axis splits the sequence. Returns out alone."""
+    strategy = _possible(strategy, devices, query.shape[-2], key.shape[-2])
+    spec = PartitionSpec(*[None] * (query.ndim - 3), _AXIS)
+    where = {"mesh": _mesh(devices), "in_specs": (spec,) * 3, "out_specs": spec}
+    chosen = {"platform": kernel.platform, "strategy": strategy}
+    return _executor()(RingAttention(), query, key, value, **options, **chosen, **where)
+
+
+@cache
+def _executor() -> Any:
+    return create_default_executor(enable_autotuning=False)
 
 
 def _inside(
@@ -191,6 +209,16 @@ def _subject(name: str, kernel: _Kernel, inside: bool) -> Subject:
     )
 
 
-SUBJECTS: tuple[Subject, ...] = tuple(
+_RINGS = tuple(
     _subject(name, kernel, inside) for name, kernel in _KERNELS.items() for inside in (False, True)
+)
+
+SUBJECTS: tuple[Subject, ...] = (
+    *_RINGS,
+    replace(
+        _RINGS[0],
+        name="operation.ring_attention",
+        call=partial(_by_executor, _KERNELS["xla"]),
+        returns_lse=False,
+    ),
 )

@@ -87,20 +87,27 @@ class RingAttention(Kernel[FlashAttentionConfig, Out]):
         """Return a function over a mesh, and its arguments: the call, whose sequence the devices share.
 
         in_specs: of query, key, value, bias, cum_seqlens_q, cum_seqlens_k and softmax_aux, in that order.
-        The spec of query says which axes split the batch, the sequence and the heads; all else follows it.
+        The spec of query says which axes split the batch, the sequence and the heads; all else follows it. Of
+        several batch dimensions the first may be split.
 
         Raises: ValueError for specs that do not fit.
         """
         _, arguments = self.prepare(*args, **kwargs)
-        batch, sequence, heads = _axes_of(in_specs, out_specs)
+        batch, sequence, heads = _axes_of(in_specs, out_specs, _ndim(arguments["query"]))
         kernel = self._kernel(cfg, arguments)
         arrays = tuple(arguments.pop(name) for name in OPERANDS[:3])
         where = {"mesh": mesh, "batch_axes": batch or None, "head_axes": heads or None}
         return partial(kernel, **arguments, axis_name=sequence, **where), arrays
 
 
-def _axes_of(in_specs: Any, out_specs: Any) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-    """The axes that split the batch, the sequence and the heads, from the specs."""
+def _ndim(query: Any) -> int:
+    """How many axes the arrays have; of what is refused later as malformed, 4."""
+    ndim = getattr(query, "ndim", 4)
+    return ndim if ndim >= 3 else 4
+
+
+def _axes_of(in_specs: Any, out_specs: Any, ndim: int) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """The axes that split the batch, the sequence and the heads of arrays of `ndim` axes, from the specs."""
     if not isinstance(in_specs, tuple | list) or not 1 <= len(in_specs) <= len(OPERANDS):
         refuse(
             "in_specs",
@@ -108,23 +115,28 @@ def _axes_of(in_specs: Any, out_specs: Any) -> tuple[tuple[str, ...], str, tuple
             f"a tuple of 1 to {len(OPERANDS)} specs",
             f"Give those of {', '.join(OPERANDS)}.",
         )
-    batch, sequence, heads = _axes("in_specs", in_specs[0])
+    batch, sequence, heads = _axes("in_specs", in_specs[0], ndim)
     if len(sequence) != 1:
-        expected = "one axis of the mesh for the sequence, its second entry"
+        entry = "its second entry" if ndim == 4 else f"entry {ndim - 2}"
+        expected = f"one axis of the mesh for the sequence, {entry}"
         refuse(
             "in_specs of query", str(in_specs[0]), expected, "FlashAttention splits batch and heads alone."
         )
     for name, spec in zip(OPERANDS[1:3], in_specs[1:3], strict=False):
-        if _axes("in_specs", spec) != (batch, sequence, heads):
+        if _axes("in_specs", spec, ndim) != (batch, sequence, heads):
             refuse(f"in_specs of {name}", str(spec), f"{in_specs[0]}, that of query", "Split them alike.")
-    if _axes("out_specs", out_specs) != (batch, sequence, heads):
+    if _axes("out_specs", out_specs, ndim) != (batch, sequence, heads):
         refuse("out_specs", str(out_specs), f"{in_specs[0]}, that of query", "Give that of query.")
     return batch, sequence[0], heads
 
 
-def _axes(argument: str, spec: Any) -> tuple[tuple[str, ...], ...]:
+def _axes(argument: str, spec: Any, ndim: int) -> tuple[tuple[str, ...], ...]:
     """The axes that split the batch, the sequence and the heads, from one spec."""
     if not isinstance(spec, PartitionSpec):
         advice = "Give that of query."
         refuse(argument, f"a {type(spec).__name__}", "a jax.sharding.PartitionSpec", advice)
-    return tuple(axes_at(spec, axis) for axis in range(3))
+    *batch, sequence, heads, _ = (axes_at(spec, axis) for axis in range(ndim))
+    if any(batch[1:]):
+        expected = "the first batch dimension split alone"
+        refuse(argument, str(spec), expected, "Reshape the arrays to one batch dimension.")
+    return batch[0] if batch else (), sequence, heads

@@ -68,6 +68,25 @@ def test_a_configuration_reaches_the_pairs(tmp_path: Any) -> None:
 
 
 @here
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_arrays_have_any_number_of_batch_dimensions(batch: tuple[int, ...], tmp_path: Any) -> None:
+    given = tuple(normal(*batch, 32, heads, 8, seed=heads) for heads in (4, 2, 2))
+    spec = P(*["data", None][: len(batch)], "x", None, None)
+    where = {"mesh": mesh(), "in_specs": (spec,) * 3, "out_specs": spec}
+    out = create_default_executor(str(tmp_path))(RingAttention(), *given, causal=True, **where)
+    same(out, flash_attention(*given, causal=True))
+
+
+@here
+def test_of_several_batch_dimensions_the_first_is_split(tmp_path: Any) -> None:
+    given = tuple(normal(3, 2, 32, 2, 8, seed=seed) for seed in range(3))
+    spec = P(None, "data", "x")
+    where = {"mesh": mesh(), "in_specs": (spec,) * 3, "out_specs": spec}
+    with pytest.raises(ValueError, match=r"^in_specs: got .* expected the first batch dimension split alone"):
+        create_default_executor(str(tmp_path))(RingAttention(), *given, **where)
+
+
+@here
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
