@@ -10,7 +10,10 @@ from attest.kernels.tables import read_table, select
 _TABLE = Path(__file__).with_name("blocks.toml")
 
 # What `choose` calls work.
-WORK = ("plain", "edges", "short", "uneven", "few", "segments", "dropout", "mixed", "pairs", "bias", "rough")
+WORK = (
+    *("plain", "edges", "short", "uneven", "few", "few_keys", "segments"),
+    *("dropout", "mixed", "pairs", "bias", "rough"),
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def choose(kernel: str, device: str, head_dim: int, itemsize: int, work: str) ->
 
     - "plain": nothing; "edges": intervals of keys or a cap; "short": the same with a window, where loops are
       short; "uneven": cum_seqlens, or lengths that are no multiple of 128; "few": the same with at most 16
-      queries; "segments": segment ids;
+      queries; "few_keys": the same with at most 128 keys; "segments": segment ids;
     - "dropout": dropout; "mixed": two of dropout, segment ids and uneven lengths;
     - "pairs": a mask, or a bias that all rows share; "bias": a bias of every pair;
     - "rough": a mask or bias with another of these.

@@ -45,6 +45,8 @@ LARGEST_BLOCK = 256
 EVEN_LENGTH = 128
 # Up to so many queries there are tiles of few rows, as in decoding.
 FEW_QUERIES = 16
+# Up to so many keys, as of cross attention on a text, the kernel that owns keys has few and long programs.
+FEW_KEYS = 128
 
 _PRECISIONS = {
     None: "ieee",
@@ -315,7 +317,9 @@ def work_of(call: Call) -> str:
     if dropout:
         return "dropout"
     if uneven:
-        return "few" if lengths[0] <= FEW_QUERIES else "uneven"
+        if lengths[0] <= FEW_QUERIES:
+            return "few"
+        return "few_keys" if lengths[1] <= FEW_KEYS else "uneven"
     if segments:
         return "segments"
     if windowed(call):

@@ -6,7 +6,7 @@ import pytest
 from attest.kernels.arguments import check_call
 from attest.kernels.tables import read_table
 from attest.kernels.triton.blocks import _TABLE, WORK, BlockSizes, choose, separate
-from attest.kernels.triton.passes import FEW_QUERIES, work_of
+from attest.kernels.triton.passes import FEW_KEYS, FEW_QUERIES, work_of
 
 KERNELS = ("forward", "backward_query", "backward_key", "backward_bias")
 
@@ -52,17 +52,17 @@ def test_rows_of_a_device_come_before_the_fallback():
     )
 
 
-def test_few_queries_take_tiles_of_few_rows():
-    def work(queries):
-        rows, keys = jnp.zeros((1, queries, 2, 8)), jnp.zeros((1, 300, 2, 8))
+def test_few_queries_and_few_keys_are_work_of_their_own():
+    def work(queries, keys):
+        rows, keys = jnp.zeros((1, queries, 2, 8)), jnp.zeros((1, keys, 2, 8))
         return work_of(check_call(rows, keys, keys))
 
-    assert [work(queries) for queries in (1, FEW_QUERIES, FEW_QUERIES + 1)] == ["few", "few", "uneven"]
-    assert (
-        choose("forward", "sm_90", 128, 2, "few").q
-        <= FEW_QUERIES
-        < choose("forward", "sm_90", 128, 2, "uneven").q
-    )
+    assert [work(queries, 300) for queries in (1, FEW_QUERIES, FEW_QUERIES + 1)] == ["few", "few", "uneven"]
+    assert [work(300, keys) for keys in (1, FEW_KEYS - 1, FEW_KEYS + 1)] == ["few_keys", "few_keys", "uneven"]
+    few, others = (choose("forward", "sm_90", 128, 2, kind).q for kind in ("few", "uneven"))
+    assert few <= FEW_QUERIES < others
+    few, others = (choose("backward_key", "sm_90", 64, 2, kind).q for kind in ("few_keys", "uneven"))
+    assert few > others
 
 
 def test_beyond_the_head_dims_of_the_table_sums_are_separate():
