@@ -32,7 +32,7 @@ from attest.kernels.xla.tiles import (
     scaled_products,
 )
 
-# whole.toml: up to which sizes.
+# The sizes up to which a problem is small.
 LIMITS = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
 
 

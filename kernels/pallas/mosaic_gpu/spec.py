@@ -12,7 +12,7 @@ from attest.kernels.implementation import Settings
 from attest.kernels.tunable import key_span
 from attest.kernels.visibility import Rows, windowed
 
-# Up to so many keys in a window, smaller blocks pass over more of what it hides.
+# In a window of up to so many keys, smaller blocks skip more of what it hides.
 _NARROW = 256
 # A scale below this is not divided by: the quotient could overflow.
 _SMALLEST_SCALE = 1e-6
