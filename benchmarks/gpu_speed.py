@@ -24,6 +24,7 @@ from benchmarks.gpu.contenders import COMPILED_ALONE, CONTENDERS, DISTRIBUTIONS,
 from benchmarks.gpu.progress import progress
 from benchmarks.gpu.report import as_markdown, targets_table
 from benchmarks.gpu.rows import RowsFile
+from benchmarks.gpu.state import watched
 from benchmarks.gpu.targets import OURS, Measured, Row, Times, read_rows
 from benchmarks.gpu.timing import Absent, Timing, attempt, attempt_all, environment, in_turns, need_gpu
 from benchmarks.gpu.workload import FORWARD, Workload, draw, gradients, ready
@@ -75,7 +76,9 @@ def time_rows(todo: Sequence[Row], timing: Timing, file: RowsFile) -> None:
             runs = prepare(pair)
             for row in pair:
                 show(row.title, done)
-                file.add(row, measure(row, runs, timing))
+                with watched() as watch:
+                    measured = measure(row, runs, timing)
+                file.add(row, measured, watch.state)
                 write_text(file.path.with_suffix(".md"), as_markdown(file.read()))
                 done += 1
                 print(f"{time.perf_counter() - start:4.0f} s  {row.title}", flush=True)

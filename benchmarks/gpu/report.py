@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.gpu.rows import Report
+from benchmarks.gpu.rows import Report, row_name
 from benchmarks.gpu.targets import OURS, PLAIN, Measured, Row, Times, outcomes, tflops
 from benchmarks.gpu.timing import Absent
 
@@ -26,6 +26,7 @@ def as_markdown(report: Report) -> str:
         targets_table(report.rows),
         "## Times",
         table(("row", "contender", "workload", "ms", "TFLOP/s", "difference"), times),
+        *_states(report),
     )
     return "\n\n".join(parts) + "\n"
 
@@ -55,6 +56,22 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
         for line in (header, rule, *rows)
+    )
+
+
+def _states(report: Report) -> tuple[str, ...]:
+    """The section on clock and power, if any was read."""
+    lines = [
+        (row.title, str(report.states[row_name(row)]))
+        for row, _ in report.rows
+        if row_name(row) in report.states
+    ]
+    if not lines:
+        return ()
+    return (
+        "## Clock and power",
+        "The lowest and highest readings of nvidia-smi while the contenders of a row were timed.",
+        table(("row", "state"), lines),
     )
 
 

@@ -1,11 +1,12 @@
 """The rows of a speed benchmark in its file: one line for each, with its targets and every sample."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.lines import LinesFile, read_lines
+from benchmarks.gpu.state import State
 from benchmarks.gpu.targets import Measured, Row, Target, Times, outcomes, tflops
 from benchmarks.gpu.timing import Absent
 from benchmarks.gpu.workload import Workload
@@ -15,11 +16,15 @@ SCHEMA = "attest.speed/1"
 
 @dataclass(frozen=True)
 class Report:
-    """What a file holds: what was measured on, the largest difference, and the rows with their times."""
+    """What a file holds: what was measured on, the largest difference, and the rows with their times.
+
+    states: of the GPU during a row, by `row_name`, where it was read.
+    """
 
     about: Mapping[str, str]
     largest_difference: float
     rows: tuple[tuple[Row, Measured], ...]
+    states: Mapping[tuple[Any, ...], State] = field(default_factory=dict[tuple[Any, ...], State])
 
     def times(self, row: Row) -> Measured | None:
         """Return what was measured of a row; None if it was not, or was another row by the same name."""
@@ -43,9 +48,9 @@ class RowsFile:
         self._file = LinesFile(path, header)
         self.path = path
 
-    def add(self, row: Row, measured: Measured) -> None:
-        """Append one row."""
-        self._file.add(row_to_json(row, measured))
+    def add(self, row: Row, measured: Measured, state: State | None = None) -> None:
+        """Append one row, and the state of the GPU during it."""
+        self._file.add(row_to_json(row, measured, state))
 
     def read(self) -> Report:
         """Return everything in the file."""
@@ -57,12 +62,17 @@ def read_report(path: Path) -> Report:
     header, lines = read_lines(path, SCHEMA)
     try:
         rows = tuple(row_from_json(line) for line in lines)
+        states = {
+            row_name(row): State(tuple(line["state"]["mhz"]), tuple(line["state"]["watts"]))
+            for line, (row, _) in zip(lines, rows, strict=True)
+            if line.get("state")
+        }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: broken row: {type(error).__name__}: {error}") from error
-    return Report(header["about"], header["largest_difference"], rows)
+    return Report(header["about"], header["largest_difference"], rows, states)
 
 
-def row_to_json(row: Row, measured: Measured) -> dict[str, Any]:
+def row_to_json(row: Row, measured: Measured, state: State | None = None) -> dict[str, Any]:
     """Return a row as its line holds it; what is at its default in a workload is left out."""
     entries: list[dict[str, Any]] = []
     for label, (contender, workload) in row.entries.items():
@@ -85,6 +95,7 @@ def row_to_json(row: Row, measured: Measured) -> dict[str, Any]:
         "note": row.note,
         "entries": entries,
         "targets": targets,
+        "state": None if state is None else asdict(state),
     }
 
 

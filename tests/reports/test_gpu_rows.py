@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from attest.kernels import xla
 from benchmarks import gpu_speed, gpu_tune
 from benchmarks.gpu.contenders import KERNELS
 from benchmarks.gpu.report import as_markdown
-from benchmarks.gpu.rows import RowsFile, read_report
+from benchmarks.gpu.rows import RowsFile, read_report, row_name
+from benchmarks.gpu.state import State, parse, watched
 from benchmarks.gpu.targets import OURS, PLAIN, Row, Target, Times
 from benchmarks.gpu.timing import Absent
 from benchmarks.gpu.workload import FORWARD, Workload
@@ -165,6 +168,37 @@ def test_a_row_is_read_as_it_was_written(tmp_path) -> None:
     assert report.about == ABOUT
     assert report.largest_difference == 0.05
     assert report.rows == ((row("a"), MEASURED),)
+
+
+def test_clock_and_power_are_kept_with_the_row(tmp_path) -> None:
+    state = parse(["345, 70.31", "[N/A], 12.0", "", "1980, 691.50", "1755, 688.2"])
+    assert state == State((345, 1980), (70.31, 691.5))
+    file = RowsFile(tmp_path / "rows.jsonl", ABOUT, 0.05)
+    file.add(row("a"), MEASURED, state)
+    file.add(row("b"), MEASURED)
+    report = file.read()
+    assert report.states == {row_name(row("a")): state}
+    assert "| a, forward | 345 to 1980 MHz, 70 to 692 W |" in as_markdown(report)
+
+
+def test_there_is_no_state_without_readings(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    assert parse(["NVIDIA-SMI has failed"]) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with watched() as watch:
+        pass
+    assert watch.state is None
+
+
+def test_the_readings_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    program = tmp_path / "nvidia-smi"
+    started = tmp_path / "started"
+    program.write_text(f"#!/bin/sh\necho 1000, 300.0\ntouch {started}\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with watched() as watch:
+        while not started.exists():
+            time.sleep(0.01)
+    assert watch.state == State((1000, 1000), (300, 300))
 
 
 def test_a_line_that_was_cut_off_is_measured_again(tmp_path) -> None:

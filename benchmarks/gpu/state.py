@@ -1,0 +1,66 @@
+"""The clock and the power of the GPU while it is timed, as nvidia-smi reads them."""
+
+import subprocess
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+_EVERY_MILLISECONDS = 50
+_QUERY = (
+    "nvidia-smi",
+    "--id=0",
+    "--query-gpu=clocks.sm,power.draw",
+    "--format=csv,noheader,nounits",
+    f"--loop-ms={_EVERY_MILLISECONDS}",
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """The lowest and highest readings: of the clock of the multiprocessors, and of the power."""
+
+    mhz: tuple[float, float]
+    watts: tuple[float, float]
+
+    def __str__(self) -> str:
+        (slow, fast), (low, high) = self.mhz, self.watts
+        return f"{slow:.0f} to {fast:.0f} MHz, {low:.0f} to {high:.0f} W"
+
+
+@dataclass
+class Watch:
+    """What `watched` reads: None until it ends, and where there is no nvidia-smi or no reading."""
+
+    state: State | None = field(default=None)
+
+
+@contextmanager
+def watched() -> Generator[Watch]:
+    """Read clock and power of the first GPU until the block ends; the watch then has the state."""
+    watch = Watch()
+    try:
+        reader = subprocess.Popen(_QUERY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except FileNotFoundError:
+        yield watch
+        return
+    try:
+        yield watch
+    finally:
+        reader.terminate()
+        lines, _ = reader.communicate()
+        watch.state = parse(lines.splitlines())
+
+
+def parse(lines: Iterable[str]) -> State | None:
+    """Return the state from lines of `clock, power`; lines that have no two numbers do not count."""
+    found: list[tuple[float, float]] = []
+    for line in lines:
+        try:
+            clock, power = (float(cell) for cell in line.split(","))
+        except ValueError:
+            continue
+        found.append((clock, power))
+    if not found:
+        return None
+    clocks, powers = zip(*found, strict=True)
+    return State((min(clocks), max(clocks)), (min(powers), max(powers)))
