@@ -1,9 +1,9 @@
 """Recomputation of results into which a hidden value leaked as 0 * NaN (clause S4).
 
 The matrix unit multiplies a hidden pair's 0 with whatever is stored behind it. The fast kernels ignore that
-and say which rows are not finite. Behind each stands one of these: it does nothing where all are finite,
-which costs a launch and no host synchronisation, and else computes the result anew, in place, a tile at a
-time, with what may not be seen taken out of the second product.
+and say which rows are not finite. Behind each stands one of these. It reads what the fast kernel said, which
+costs a launch and no host synchronisation. Tiles with a row that is not finite are computed anew, in place,
+with what may not be seen taken out of the second product.
 
 A program is one warpgroup that takes tiles of 64 by 64 one after the other.
 """
@@ -46,11 +46,13 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     over_rows,
     weights,
 )
+from attest.kernels.pallas.mosaic_gpu.tanh import any_above
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 PROGRAMS = 132  # one for each multiprocessor of an H200
 CHANNELS = 128  # the most of whose sums the registers hold
+_READ_TILES = 4  # the most whose rows a thread reads at a time, to see whether any is not finite
 
 
 @dataclass(frozen=True)
@@ -81,20 +83,20 @@ def repair(
     results: Mapping[str, jax.Array],
     leak: jax.Array,
 ) -> dict[str, jax.Array]:
-    """The results, computed anew if `leak`, what a fast kernel said of its rows, is anywhere NaN.
+    """The results, computed anew in tiles where `leak`, what a fast kernel said of its rows, is NaN.
 
     arrays: those of the fast kernel. body: `d_query`, `d_key`, or `out` of the fast kernel's blocks. It
-    writes the results, in the fast kernel's order of sums: to the bit the same where nothing leaked.
+    writes the results, in the fast kernel's order of sums: to the bit the same where nothing leaked. leak:
+    [entries, heads, rows] float32, the rows padded to a multiple of 64.
     """
     # Only the forward kernel's sums depend on how many keys a step takes.
     spec = replace(spec, q_block=ROWS, k_block=spec.k_block if "out" in results else ROWS)
     refs = {name: jax.new_ref(x) for name, x in results.items()}
-    leaked = jnp.isnan(leak).any().astype(jnp.int32)[None]
     launch(
-        partial(_program, body, spec),
+        partial(_program, body, spec, leak.shape[2] // ROWS),
         Shared,
         name,
-        {**arrays, "leaked": leaked, **refs},
+        {**arrays, "leak": leak.reshape(-1), **refs},
         {},
         scratch(Shared, spec),
         PROGRAMS,
@@ -218,18 +220,36 @@ def d_key(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_inde
 
 
 def _program(
-    body: Body, spec: KernelSpec, arrays: Mapping[str, Any], _: Mapping[str, Any], shared: Shared
+    body: Body,
+    spec: KernelSpec,
+    blocks: int,
+    arrays: Mapping[str, Any],
+    _: Mapping[str, Any],
+    shared: Shared,
 ) -> None:
-    """Tiles of a program, none where nothing leaked."""
-    by_key = body is d_key
-    blocks, heads = (spec.k_blocks, spec.key_heads) if by_key else (spec.q_blocks, spec.heads)
-    tiles, program = spec.entries * heads * blocks, lax.axis_index(PROGRAM)
-    mine = jnp.where(arrays["leaked"][0] > 0, lax.div(tiles - program + PROGRAMS - 1, PROGRAMS), 0)
+    """The tiles of a program that have a row that is not finite, and those that are read with them.
 
-    def one(i: Any, _: None) -> None:
-        body(spec, arrays, shared, program + i * PROGRAMS)
+    blocks: how many each head has, with those past the end of its rows.
+    """
+    spec_blocks, heads = (spec.k_blocks, spec.key_heads) if body is d_key else (spec.q_blocks, spec.heads)
+    tiles = spec.entries * heads * blocks
+    together = math.gcd(tiles, _READ_TILES)
+    groups = tiles // together
+    mine = -(-groups // PROGRAMS)
+    begin = lax.axis_index(PROGRAM) * mine
 
-    lax.fori_loop(0, mine, one, None)
+    def one(tile: Any, _: None) -> None:
+        head, block = lax.div(tile, blocks), lax.rem(tile, blocks)
+        pl.when(block < spec_blocks)(lambda: body(spec, arrays, shared, head * spec_blocks + block))
+
+    def group(i: Any, _: None) -> None:
+        rows = pl.ds(i * (together * ROWS), together * ROWS)
+        # By column, every warp holds all of them, so that all come to the same answer.
+        leaked = any_above(0.0, load(arrays["leak"].at[rows], BY_COLUMN), BY_COLUMN)
+        stop = jnp.where(leaked > 0, (i + 1) * together, i * together)
+        lax.fori_loop(i * together, stop, one, None)
+
+    lax.fori_loop(begin, jnp.minimum(begin + mine, groups), group, None)
 
 
 def _weights(tile: Tile, shared: Shared, lse: jax.Array) -> tuple[jax.Array, jax.Array | None]:
