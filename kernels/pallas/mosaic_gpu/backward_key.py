@@ -30,6 +30,7 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     start_ping_pong,
     warp_specialize,
 )
+from attest.kernels.pallas.mosaic_gpu.order import keys_first
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
     number_ring,
@@ -40,7 +41,7 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     tile_ring,
     value_ring,
 )
-from attest.kernels.pallas.mosaic_gpu.spans import Span, locate, over_queries, query_span
+from attest.kernels.pallas.mosaic_gpu.spans import Span, over_queries, query_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
@@ -108,7 +109,7 @@ def backward_key(
     shared: Shared,
 ) -> None:
     """The body of the kernel. outputs: d_key, d_value or both, and leak where pairs may be hidden."""
-    batch, key_head, block = locate(lax.axis_index(PROGRAM), spec.k_blocks, spec.key_heads)
+    batch, key_head, block = keys_first(spec, lax.axis_index(PROGRAM))
     span = query_span(spec, arrays, batch, block)
 
     def produce() -> None:

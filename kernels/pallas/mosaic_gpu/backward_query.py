@@ -29,6 +29,7 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     start_ping_pong,
     warp_specialize,
 )
+from attest.kernels.pallas.mosaic_gpu.order import rows_first
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
     own_rows,
@@ -39,7 +40,7 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     tile_ring,
     value_ring,
 )
-from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
+from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, over_keys
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import Tile, cotangents, leaked, load_bounds, opaque, weights
 
@@ -74,8 +75,7 @@ def backward_query(
     shared: Shared,
 ) -> None:
     """The body of the kernel. outputs: d_query, and leak where pairs may be hidden."""
-    batch, head, index = locate(lax.axis_index(PROGRAM), spec.q_blocks, spec.heads)
-    block = spec.q_blocks - 1 - index  # the last may have most keys
+    batch, head, block = rows_first(spec, lax.axis_index(PROGRAM))
     span = key_span(spec, arrays, batch, block)
 
     def produce() -> None:

@@ -13,8 +13,10 @@ from attest.kernels.tables import read_table, select, select_all
 _TABLE = Path(__file__).with_name("blocks.toml")
 
 # To begin and end a tile takes as long as so many blocks of keys; more parts than these are never worth it.
-_TILE_BLOCKS = 3
+TILE_BLOCKS = 3
 _MOST_PARTS = 64
+# What the L2 cache of a Hopper GPU holds beside what else passes through it; FlashAttention-3 takes as much.
+L2_BYTES = 32 * 2**20
 # With one slot the forward kernel would wait for a block that it has not yet freed.
 LEAST_STAGES = 2
 
@@ -130,7 +132,7 @@ def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:
 
     def ends(blocks: int) -> int:
         parts = -(-k_blocks // blocks)
-        return -(-tiles * parts // programs) * (blocks + _TILE_BLOCKS)
+        return -(-tiles * parts // programs) * (blocks + TILE_BLOCKS)
 
     return -(-k_blocks // min(cuts, key=ends))
 

@@ -33,6 +33,7 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     start_store,
     warp_specialize,
 )
+from attest.kernels.pallas.mosaic_gpu.order import rows_first
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
     own_rows,
@@ -41,7 +42,7 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     slot_full,
 )
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
-from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys, part_span, rows_span
+from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, over_keys, part_span, rows_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
 
@@ -141,23 +142,36 @@ def flash_forward(
     """The body of the kernel. outputs: out, lse, row_max, leak, by name."""
 
     def produce() -> None:
-        _over_tiles(spec, blocks, partial(_produce, spec, blocks, arrays, shared))
+        _over_tiles(spec, blocks, arrays, partial(_produce, spec, blocks, arrays, shared))
 
     def consume(warpgroup: Any) -> None:
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
-        _over_tiles(spec, blocks, partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup))
+        _over_tiles(spec, blocks, arrays, partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup))
         plgpu.wait_smem_to_gmem(0)
 
     warp_specialize(blocks, produce, consume)
 
 
-def _over_tiles(spec: KernelSpec, blocks: Blocks, work: Callable[[Any, Any], Any]) -> None:
+def _over_tiles(
+    spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], work: Callable[[Any, Any], Any]
+) -> None:
     """work(tile, count) for every tile of this program: from and to the number of key blocks taken so far."""
     program = lax.axis_index(PROGRAM)
     if blocks.programs is None:
         work(program, jnp.int32(0))
         return
     programs = min(blocks.programs, tiles(spec))
+    if "schedule" in arrays:
+        mine = arrays["schedule"].at[program]
+
+        def scheduled(i: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            tile, count = carry
+            # Loaded while this tile is at work; behind the last one the first is loaded again.
+            following = mine[lax.rem(i, mine[0]) + 1]
+            return following, work(tile, count)
+
+        lax.fori_loop(1, mine[0] + 1, scheduled, (mine[1] + 0, jnp.int32(0)))
+        return
 
     def one(i: Any, count: Any) -> Any:
         return work(i * programs + _place(program, programs, i), count)
@@ -172,12 +186,6 @@ def _place(program: Any, programs: int, nth: Any) -> Any:
     return jnp.where(nth % 2 == 0, program, programs - 1 - program)
 
 
-def _locate(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
-    """The entry, head and row block of a tile; the last row block is taken first: it may see most."""
-    entry, head, index = locate(tile, spec.q_blocks, spec.heads)
-    return entry, head, spec.q_blocks - 1 - index
-
-
 def batch_and_part(spec: KernelSpec, entry: Any) -> tuple[Any, Any]:
     """The batch row, and the part of the keys, of an entry of the results."""
     return (entry, 0) if spec.parts == 1 else (lax.rem(entry, spec.batch), lax.div(entry, spec.batch))
@@ -188,7 +196,7 @@ def _visit(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> tuple[Any,
 
     A row block that sees nothing takes one block of keys, all hidden: no case of its own.
     """
-    entry, head, block = _locate(spec, tile)
+    entry, head, block = rows_first(spec, tile)
     batch, part = batch_and_part(spec, entry)
     start, full_start, full_stop, stop = part_span(spec, part, key_span(spec, arrays, batch, block))
     return batch, head, block, (start, full_start, full_stop, jnp.maximum(stop, start + 1))
@@ -245,7 +253,7 @@ def _consume(
 
     acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, spec.value_dim), jnp.float32))
     # Anew, so that registers need not hold through the loop what follows from the number of the tile.
-    entry, head, block = _locate(spec, lax.optimization_barrier(tile))
+    entry, head, block = rows_first(spec, lax.optimization_barrier(tile))
     rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
     if spec.hides:
         outputs["leak"][entry, head, rows] = leaked(acc)

@@ -43,6 +43,7 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
     tensor_length,
     visibility,
 )
+from attest.kernels.pallas.mosaic_gpu.order import schedule
 from attest.kernels.pallas.mosaic_gpu.scratch import scratch
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
@@ -102,6 +103,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call, transposed=False),
         **sinks(spec, call),
+        **_schedule(spec, blocks),
     }
     of_row = _of_row(spec)
     out = _of_queries(spec, call.query, spec.value_dim)
@@ -124,6 +126,13 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
     width = call.value.shape[3]
     out = out[:, :, :q_length, :width] if spec.partial else out[:, :q_length, :, :width]
     return Forward(out, lse[..., :q_length], row_max[..., :q_length])
+
+
+def _schedule(spec: KernelSpec, blocks: Blocks) -> dict[str, jax.Array]:
+    """The tiles of each program of a persistent kernel, where tiles differ in length."""
+    if blocks.programs is None or not spec.causal:
+        return {}
+    return {"schedule": jnp.asarray(schedule(spec, min(blocks.programs, forward.tiles(spec))))}
 
 
 def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:

@@ -35,6 +35,7 @@ from attest.kernels.pallas.mosaic_gpu.scratch import scratch
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import locate, part_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
+from attest.kernels.pallas.mosaic_gpu.tanh import any_above
 from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
     BY_ROW,
@@ -46,7 +47,6 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     over_rows,
     weights,
 )
-from attest.kernels.pallas.mosaic_gpu.tanh import any_above
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
