@@ -25,6 +25,7 @@ from attest.kernels.implementation import (
 )
 from attest.kernels.philox import dropout_words
 from attest.kernels.ranges import key_blocks, query_blocks
+from attest.kernels.tile_order import key_heads_together, query_heads_together
 from attest.kernels.triton.backward_bias import backward_bias
 from attest.kernels.triton.backward_key import backward_key
 from attest.kernels.triton.backward_query import backward_query
@@ -100,6 +101,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
         sinks=0 if sinks is None else sinks.shape[-1],
         sink_head=sinks is not None and sinks.shape[0] > 1,
         normalize=settings.normalize_output,
+        together=_together(call, by_key=False),
         **_references(call, spec.unit),
     )
     return Forward(
@@ -140,7 +142,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
             partial_loop = hides or k_length % sizes.k != 0
         arguments: tuple[Any, ...] = (*_arrays(call, visible, ranges), *row_arrays)
         spec = _spec(settings, call, visible, ranges, sizes, partial_loop=partial_loop)
-        spec = replace(spec, weighted=terms.weight is not None, **more)
+        spec = replace(spec, weighted=terms.weight is not None, together=_together(call, by_key), **more)
         if kernel is backward_bias:
             assert call.bias is not None
             shape = call.bias.shape
@@ -172,6 +174,17 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
     # A kernel of its own, so that XLA drops it where the gradient of the bias is unused.
     d_bias = None if call.bias is None else run(backward_bias, (call.bias,), by_key=False)[0]
     return Backward(d_query, d_key, d_value, d_bias)
+
+
+def _together(call: Call, by_key: bool) -> int:
+    """How many heads the programs of a kernel take together, whose tiles are blocks of keys or of queries."""
+    if not call.causal or windowed(call):
+        return 1
+    group = call.query.shape[2] // call.key.shape[2]
+    row_bytes = (call.query.shape[3] + call.value.shape[3]) * call.query.dtype.itemsize
+    if by_key:
+        return key_heads_together(call.query.shape[1], group, row_bytes)
+    return query_heads_together(call.key.shape[1], group, row_bytes)
 
 
 def _launch(what: Launch, sizes: Sizes) -> tuple[jax.Array, ...]:

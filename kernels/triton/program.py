@@ -91,9 +91,22 @@ def own_block(length, BLOCK: tl.constexpr, HEADS: tl.constexpr, SPEC: tl.constex
         batches = tl.num_programs(0) // (blocks * HEADS)
         batch = program % batches
         program = program // batches
+        block = program % blocks
+        head = (program // blocks) % HEADS
+    elif SPEC.together > 1:
+        # The first blocks of all heads of a group, then the second ones; the last group may have fewer heads.
+        group = program // (blocks * SPEC.together)
+        rest = program % (blocks * SPEC.together)
+        members = tl.minimum(SPEC.together, tl.num_programs(0) // blocks - group * SPEC.together)
+        block = rest // members
+        place = group * SPEC.together + rest % members
+        batch = place // HEADS
+        head = place % HEADS
     else:
         batch = program // (blocks * HEADS)
-    return batch, (program // blocks) % HEADS, program % blocks
+        head = (program // blocks) % HEADS
+        block = program % blocks
+    return batch, head, block
 
 
 @triton.jit

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attest.kernels.pallas.mosaic_gpu.blocks import L2_BYTES, TILE_BLOCKS
+from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS
 from attest.kernels.pallas.mosaic_gpu.order import keys_first, rows_first, schedule
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
+from attest.kernels.tile_order import L2_BYTES
 from tests.kernels.test_mosaic_gpu_scratch import spec
 
 PROGRAMS = 132

@@ -9,6 +9,7 @@ from feature_cases import FEATURES, assert_close, expected, problem
 from implementations import TRITON
 from kernel_cases import normal, plain_attention, qkv
 
+from attest.kernels import tile_order
 from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 
@@ -47,6 +48,20 @@ def test_each_backward_kernel_has_its_block_sizes():
     wanted = expected("dropout, bias")
     assert_close(TRITON.under(options | sizes)(*case), wanted)
     assert_close(TRITON.under(options | {"bwd_params": BackwardSizes(key=BlockSizes(16, 64))})(*case), wanted)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("cache", [1, 20_000, 2**20])
+def test_the_order_of_tiles_changes_nothing(cache, monkeypatch):
+    """S18; one key head at a time, two in a group with one left over, and all at once."""
+    monkeypatch.setattr(tile_order, "L2_BYTES", cache)
+    arrays = qkv(batch=1, q_heads=6, k_heads=3, head_dim=32)
+    cotangents = normal(1, 40, 6, 16, seed=8), normal(1, 6, 40, seed=9)
+    want, vjp = jax.vjp(lambda arrays: plain_attention(*arrays, {"causal": True}, {})[:2], arrays)
+    assert_close(
+        TRITON.under({"causal": True, "fwd_params": BlockSizes(16, 16)})(arrays, {}, cotangents),
+        (want, (*vjp(cotangents), {})),
+    )
 
 
 @needs_interpreter

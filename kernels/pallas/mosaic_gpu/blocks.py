@@ -15,8 +15,6 @@ _TABLE = Path(__file__).with_name("blocks.toml")
 # To begin and end a tile takes as long as so many blocks of keys; more parts than these are never worth it.
 TILE_BLOCKS = 3
 _MOST_PARTS = 64
-# What the L2 cache of a Hopper GPU holds beside what else passes through it; FlashAttention-3 takes as much.
-L2_BYTES = 32 * 2**20
 # With one slot the forward kernel would wait for a block that it has not yet freed.
 LEAST_STAGES = 2
 

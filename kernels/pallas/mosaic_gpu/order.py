@@ -1,8 +1,6 @@
 """The order of tiles: which tile each program of a Hopper kernel takes, so that all programs end together.
 
-In causal order tiles differ in length. Long tiles come first, so that short ones fill the gaps at the end.
-Tiles of all heads at once would read the keys and values of all heads at once, so heads are taken in groups
-whose keys and values the L2 cache holds, as in FlashAttention-3 (Shah and others, arXiv 2407.08608).
+In causal order tiles differ in length, and long ones come first: `attest.kernels.tile_order`.
 """
 
 from functools import cache
@@ -14,21 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from attest.kernels.pallas.mosaic_gpu.blocks import L2_BYTES, TILE_BLOCKS
+from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS
 from attest.kernels.pallas.mosaic_gpu.spans import key_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
+from attest.kernels.tile_order import key_heads_together, query_heads_together
 
 
 def rows_first(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     """Return the entry, the query head and the block of queries of a tile, a block that sees most first."""
-    entry, head, nth = _longest_first(tile, spec.entries, spec.heads, spec.q_blocks, _query_heads(spec))
+    together = query_heads_together(spec.k_length, spec.group, _row_bytes(spec)) if spec.causal else 1
+    entry, head, nth = _longest_first(tile, spec.entries, spec.heads, spec.q_blocks, together)
     return entry, head, spec.q_blocks - 1 - nth
 
 
 def keys_first(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     """Return the entry, the key head and the block of keys of a tile, a block that most rows see first."""
-    visited = spec.group * _bytes(spec, spec.q_length)
-    together = max(1, L2_BYTES // visited) if spec.causal else 1
+    together = key_heads_together(spec.q_length, spec.group, _row_bytes(spec)) if spec.causal else 1
     return _longest_first(tile, spec.entries, spec.key_heads, spec.k_blocks, together)
 
 
@@ -57,14 +56,9 @@ def schedule(spec: KernelSpec, programs: int) -> np.ndarray:
     return table
 
 
-def _query_heads(spec: KernelSpec) -> int:
-    """How many query heads are taken together: those that read as many key heads as the L2 cache holds."""
-    return max(1, L2_BYTES // _bytes(spec, spec.k_length)) * spec.group if spec.causal else 1
-
-
-def _bytes(spec: KernelSpec, length: int) -> int:
-    """The bytes of two operands of a head: of head_dim and of value_dim."""
-    return max(1, length) * (spec.head_dim + spec.value_dim) * np.dtype(spec.dtype).itemsize
+def _row_bytes(spec: KernelSpec) -> int:
+    """The bytes of a row of two operands: one of head_dim, one of value_dim."""
+    return (spec.head_dim + spec.value_dim) * np.dtype(spec.dtype).itemsize
 
 
 def _longest_first(tile: Any, entries: int, heads: int, blocks: int, together: int) -> tuple[Any, Any, Any]:

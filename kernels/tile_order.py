@@ -1,0 +1,32 @@
+"""How many heads a kernel takes together where its tiles differ in length, as in causal order.
+
+Long tiles of all heads come first, so that short ones fill the gaps at the end. But all heads at once would
+read the operands of all heads at once. So heads are taken in groups whose operands the L2 cache holds, as in
+FlashAttention-3 (Shah and others, arXiv 2407.08608).
+"""
+
+# What the L2 cache of a GPU holds beside what else passes through it: an H100 has 50 MB, an A100 40 MB.
+L2_BYTES = 32 * 2**20
+
+
+def query_heads_together(k_length: int, group: int, row_bytes: int) -> int:
+    """Return how many query heads a kernel takes together whose tiles are blocks of queries.
+
+    k_length: the keys that a head reads. group: the query heads that read one key head. row_bytes: of a key
+    and its value.
+    """
+    return _together(k_length * row_bytes) * group
+
+
+def key_heads_together(q_length: int, group: int, row_bytes: int) -> int:
+    """Return how many key heads a kernel takes together whose tiles are blocks of keys.
+
+    q_length: the queries of a query head. group: the query heads that read one key head. row_bytes: of a
+    query and its cotangent of out.
+    """
+    return _together(q_length * group * row_bytes)
+
+
+def _together(size: int) -> int:
+    """The largest power of two of such sizes, so that calls of many lengths share a compiled kernel."""
+    return 1 << (max(1, L2_BYTES // max(1, size)).bit_length() - 1)
