@@ -5,7 +5,8 @@
 It needs neither an installed project nor a network. Each row is written to gpu_speed.jsonl as soon as it is
 measured (gpu_speed_mosaic_gpu.jsonl for the kernels in Mosaic GPU), and the report beside it, a .md file, is
 made from the rows. The same command continues a run that was stopped: rows that are there are not measured
-again. Set ATTEST_COMMIT to the commit where the files were copied without their history.
+again. With `--processes 14`, fourteen processes compile at the same time before any of them times anything.
+Set ATTEST_COMMIT to the commit where the files were copied without their history.
 """
 
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import jax
@@ -21,9 +23,10 @@ import typer
 
 from attest.conformance.files import write_text
 from benchmarks.gpu.contenders import COMPILED_ALONE, CONTENDERS, DISTRIBUTIONS, KERNELS
+from benchmarks.gpu.processes import part_of, run_parts, turn, wait_for_all
 from benchmarks.gpu.progress import progress
 from benchmarks.gpu.report import as_markdown, targets_table
-from benchmarks.gpu.rows import RowsFile
+from benchmarks.gpu.rows import RowsFile, read_report, row_name
 from benchmarks.gpu.state import watched
 from benchmarks.gpu.targets import OURS, Measured, Row, Times, read_rows
 from benchmarks.gpu.timing import Absent, Timing, attempt, attempt_all, environment, in_turns, need_gpu
@@ -41,6 +44,9 @@ def main(
     kernels: Annotated[str, typer.Option(help=f"Which are ours: {' or '.join(KERNELS)}.")] = "triton",
     rows: Annotated[str, typer.Option(help="Only rows whose title contains this.")] = "",
     contenders: Annotated[str, typer.Option(help="Only these, separated by commas.")] = "",
+    processes: Annotated[int, typer.Option(help="Compile in so many processes.", min=1)] = 1,
+    part: Annotated[str, typer.Option(help="i/n: the rows of one of the processes.", hidden=True)] = "",
+    meet: Annotated[Path | None, typer.Option(help="Where the processes meet.", hidden=True)] = None,
 ) -> None:
     """Time the rows of a file of targets and of the models' workloads, and report them."""
     need_gpu("benchmarks.gpu_speed")
@@ -52,12 +58,54 @@ def main(
         raise typer.BadParameter(f"--contenders {', '.join(unknown)}: expected some of {', '.join(known)}.")
     todo, timing, largest_difference = read_rows(TARGETS / f"{kernels}.toml", chosen, TARGETS / "models.toml")
     about = environment(DISTRIBUTIONS) | {"ours": KERNELS[kernels]}
+    todo = [row for row in todo if rows in row.title]
     try:
         file = RowsFile(out / f"{REPORTS[kernels]}.jsonl", about, largest_difference)
-        time_rows([row for row in todo if rows in row.title], timing, file)
+        if meet is not None:
+            time_part(part_of(by_name(todo), part), part, meet, timing, file)
+            return
+        if processes > 1:
+            arguments = ("--kernels", kernels, "--rows", rows, "--contenders", contenders)
+            with TemporaryDirectory() as folder:
+                time_in_processes(todo, arguments, processes, Path(folder), file)
+        time_rows(todo, timing, file)
     except ValueError as error:
         raise SystemExit(str(error)) from error
     print(targets_table(file.read().rows))
+
+
+def by_name(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows in groups: the directions of a workload share its inputs."""
+    return [list(group) for _, group in groupby(rows, key=lambda row: row.name)]
+
+
+def time_part(
+    groups: Sequence[Sequence[Row]], part: str, folder: Path, timing: Timing, file: RowsFile
+) -> None:
+    """Compile all rows of a process, wait for the others, and measure each row when no other does."""
+    prepared = [(group, prepare(group)) for group in groups]
+    wait_for_all(folder, part)
+    for group, runs in prepared:
+        for row in group:
+            with turn(folder), watched() as watch:
+                measured = measure(row, runs, timing)
+            file.add(row, measured, watch.state)
+            print(row.title, flush=True)
+
+
+def time_in_processes(
+    todo: Sequence[Row], arguments: Sequence[str], processes: int, folder: Path, file: RowsFile
+) -> None:
+    """Measure the rows in several processes; write those that were measured in the order of the rows."""
+    outs = run_parts("benchmarks.gpu_speed", arguments, processes, folder)
+    reports = [read_report(out / file.path.name) for out in outs]
+    there = file.read()
+    for row in todo:
+        for report in reports:
+            measured = report.times(row)
+            if measured is not None and there.times(row) is None:
+                file.add(row, measured, report.states.get(row_name(row)))
+    write_text(file.path.with_suffix(".md"), as_markdown(file.read()))
 
 
 def time_rows(todo: Sequence[Row], timing: Timing, file: RowsFile) -> None:
@@ -69,9 +117,8 @@ def time_rows(todo: Sequence[Row], timing: Timing, file: RowsFile) -> None:
     start = time.perf_counter()
     done = 0
     with progress(len(missing)) as show:
-        # The directions of a workload share its inputs; no two workloads need be in memory at once.
-        for _, group in groupby(missing, key=lambda row: row.name):
-            pair = list(group)
+        # No two workloads need be in memory at once.
+        for pair in by_name(missing):
             show(f"compiling {pair[0].name}", done)
             runs = prepare(pair)
             for row in pair:

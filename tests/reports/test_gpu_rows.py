@@ -6,6 +6,8 @@ import os
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from attest.conformance.running import environment as run_environment
 from attest.kernels import xla
 from benchmarks import gpu_speed, gpu_tune
 from benchmarks.gpu.contenders import KERNELS
+from benchmarks.gpu.processes import part_of, run_parts
 from benchmarks.gpu.report import as_markdown
 from benchmarks.gpu.rows import RowsFile, read_report, row_name
 from benchmarks.gpu.state import State, parse, watched
@@ -252,3 +255,37 @@ def test_another_file_is_refused(text: str, tmp_path) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match="its first line is no "):
         read_report(path)
+
+
+def test_processes_measure_every_row_once(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """Two threads stand in for two processes."""
+
+    def run_parts(module: str, arguments: Sequence[str], parts: int, folder: Path) -> list[Path]:
+        assert (module, parts) == ("benchmarks.gpu_speed", 2)
+        assert arguments == ("--kernels", "triton", "--rows", "forward +", "--contenders", "ours")
+        outs = [folder / f"part{i}" for i in (1, 2)]
+        given = {"kernels": "triton", "rows": "forward +", "contenders": "ours", "meet": folder}
+        with ThreadPoolExecutor() as pool:
+            for i, out in enumerate(outs):
+                pool.submit(gpu_speed.main, out, **given, part=f"{i + 1}/2")
+        return outs
+
+    run = benchmark(monkeypatch, tmp_path)
+    monkeypatch.setattr(gpu_speed, "run_parts", run_parts)
+    run(rows="forward +", contenders="ours", processes=2)
+    report = read_report(tmp_path / "out" / "gpu_speed.jsonl")
+    assert [it.title for it, _ in report.rows] == TITLES[1::2]
+    assert (tmp_path / "out" / "gpu_speed.md").read_text() == as_markdown(report)
+
+
+def test_a_part_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import pathlib, sys\n"
+        "part, out = (sys.argv[sys.argv.index(it) + 1] for it in ('--part', '--out'))\n"
+        "assert part != '2/3'\n"
+        "pathlib.Path(out).mkdir()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    meet = tmp_path / "meet"
+    assert run_parts("program", (), 3, meet) == [meet / "part1", meet / "part3"]
+    assert [part_of("abcde", f"{i}/2") for i in (1, 2)] == [["a", "c", "e"], ["b", "d"]]
