@@ -163,4 +163,5 @@ def _each_copy(
         shared = tiles.copied.at[index, i, pl.ds(0, parts)].transpose((1, 0, 2))
         copy(array.at[batch, pl.ds(rows.start + i * GROUP, GROUP), head], shared)
 
-    lax.fori_loop(0, rows.size // GROUP, group, None)
+    # Of a bound that it knows the compiler unrolls the loop, and spills registers for it.
+    lax.fori_loop(0, lax.optimization_barrier(jnp.int32(rows.size // GROUP)), group, None)
