@@ -158,10 +158,13 @@ def _each_copy(
     batch, rows, head = at
     parts = array.shape[3]
 
-    def group(i: Any, _: None) -> None:
+    def group(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        i, left = state
         # The array has a row's parts one after the other, and the tile each part of all eight rows.
         shared = tiles.copied.at[index, i, pl.ds(0, parts)].transpose((1, 0, 2))
         copy(array.at[batch, pl.ds(rows.start + i * GROUP, GROUP), head], shared)
+        return i + 1, lax.optimization_barrier(lax.shift_right_logical(left, jnp.int32(1)))
 
-    # Of a bound that it knows the compiler unrolls the loop, and spills registers for it.
-    lax.fori_loop(0, lax.optimization_barrier(jnp.int32(rows.size // GROUP)), group, None)
+    # A bit for each group: a loop that counts is unrolled, and then the producer spills registers.
+    left = lax.optimization_barrier(jnp.int32(1 << (rows.size // GROUP - 1)))
+    lax.while_loop(lambda state: state[1] != 0, group, (jnp.int32(0), left))
