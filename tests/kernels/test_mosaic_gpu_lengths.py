@@ -1,4 +1,4 @@
-"""Lengths of the Hopper kernels: the TMA unit reads and writes what is there, and XLA copies nothing for it."""
+"""Lengths of the Hopper kernels: the TMA unit copies what is there, and XLA pads nothing for it."""
 
 import re
 from functools import partial

@@ -90,11 +90,6 @@ def consumer_signal(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
     return barriers(blocks.consumers)
 
 
-def query_full(spec: KernelSpec, blocks: Blocks) -> Any:
-    """[consumers] barriers, each complete when a consumer's query has arrived."""
-    return barriers(blocks.consumers, query_copies(spec, ROWS)[0])
-
-
 def query_pair_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
     """[consumers] barriers, each complete when a consumer's query and cotangent of out have arrived."""
     return barriers(blocks.consumers, sum(query_copies(spec, ROWS)))
@@ -112,7 +107,7 @@ def tile_bytes(kernel: str, blocks: Blocks | BackwardBlocks, dims: tuple[int, in
     """
     own = blocks.own
     if isinstance(blocks, Blocks):
-        both = own * dims[0] + blocks.stages * blocks.k * sum(dims)
+        both = blocks.query_slots * own * dims[0] + blocks.stages * blocks.k * sum(dims)
         return itemsize * (both if blocks.programs is None else both + own * dims[1])
     if kernel == "backward_bias":
         own *= blocks.stages
