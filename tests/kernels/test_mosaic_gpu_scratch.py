@@ -125,12 +125,6 @@ def test_each_group_of_eight_rows_arrives_alone_where_it_is_copied_alone(
     assert {name: allocated[name].num_arrivals for name in arrivals} == arrivals
 
 
-def test_a_second_room_for_the_query_has_its_own_barriers() -> None:
-    allocated = scratch(forward.Shared, spec(128), replace(FORWARD, programs=4, query_slots=2))
-    assert allocated["query"] == rows(4, 64)
-    assert (allocated["query_full"], allocated["query_empty"]) == (barriers(4), barriers(2, arrivals=2))
-
-
 @pytest.mark.parametrize(
     ("record", "wide", "narrow"),
     [
@@ -157,7 +151,6 @@ def test_value_and_out_have_the_head_dim_of_value(
     [
         ("forward", forward.Shared, FORWARD),
         ("forward", forward.Shared, replace(FORWARD, programs=4)),
-        ("forward", forward.Shared, replace(FORWARD, programs=4, query_slots=2)),
         ("backward_query", backward_query.Shared, BACKWARD),
         ("backward_key", backward_key.Shared, BACKWARD),
         ("backward_bias", backward_bias.Shared, BACKWARD),

@@ -28,9 +28,7 @@ class Blocks:
     k: keys a block, a multiple of 64. stages: slots of the K ring and of the V ring. consumers: warpgroups of
     64 query rows each. registers: of a thread of a consumer, and of the producer; multiples of 8 that fit the
     register file together. partial_sums: whether a row's norm is kept as 8 sums until the end. programs: how
-    many share the tiles out among them; None is one for each. query_slots: rooms for the query of a tile.
-    With two, the next tile's is copied while a program works on the last, which is worth it where tiles are
-    short.
+    many share the tiles out among them; None is one for each.
     """
 
     k: int
@@ -39,7 +37,6 @@ class Blocks:
     registers: tuple[int, int]
     partial_sums: bool
     programs: int | None = None
-    query_slots: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self)

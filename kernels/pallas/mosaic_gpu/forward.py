@@ -33,6 +33,7 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
     key_full,
+    own_rows,
     own_value_rows,
     query_copies,
     slot_empty,
@@ -57,16 +58,12 @@ def _value_ring(spec: KernelSpec, blocks: Blocks) -> Any:
     return matrix(spec.dtype, blocks.stages, blocks.k, spec.value_dim)
 
 
-def _query(spec: KernelSpec, blocks: Blocks) -> Any:
-    return matrix(spec.dtype, blocks.query_slots * blocks.consumers, ROWS, spec.head_dim)
-
-
 def _query_full(spec: KernelSpec, blocks: Blocks) -> Any:
-    return barriers(blocks.query_slots * blocks.consumers, query_copies(spec, ROWS)[0])
+    return barriers(blocks.consumers, query_copies(spec, ROWS)[0])
 
 
 def _query_empty(_: KernelSpec, blocks: Blocks) -> Any:
-    return barriers(blocks.query_slots, arrivals=blocks.consumers)
+    return barriers(1, arrivals=blocks.consumers)
 
 
 def _out(spec: KernelSpec, blocks: Blocks) -> Any:
@@ -77,13 +74,13 @@ def _out(spec: KernelSpec, blocks: Blocks) -> Any:
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    query [query_slots * consumers, 64, D]; out [consumers, 64, Dv]; key [stages, k, D]; value [stages, k,
-    Dv]. out is None where a program has one tile: the query then makes room for it. It is None, too, where
-    results are partial: those are stored from registers. Barriers of rings and query_empty have an entry for
-    each slot; query_full and ping_pong, for each consumer, query_full in each slot.
+    query [consumers, 64, D]; out [consumers, 64, Dv]; key [stages, k, D]; value [stages, k, Dv]. out is None
+    where a program has one tile: the query then makes room for it. It is None, too, where results are
+    partial: those are stored from registers. A ring's barriers have an entry for each slot; query_full and
+    ping_pong, for each consumer.
     """
 
-    query: Annotated[Any, _query]
+    query: Annotated[Any, own_rows]
     key: Annotated[Any, _key_ring]
     value: Annotated[Any, _value_ring]
     query_full: Annotated[Any, _query_full]
@@ -98,10 +95,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class _Consumer:
-    """A consumer at work on a tile. acc: [64, Dv] float32, the sum of P V, which the products accumulate.
-
-    turn: how many tiles the program has worked on before.
-    """
+    """A consumer at work on a tile. acc: [64, Dv] float32, the sum of P V, which the products accumulate."""
 
     spec: KernelSpec
     blocks: Blocks
@@ -109,12 +103,6 @@ class _Consumer:
     warpgroup: Any
     tile: Tile
     acc: Any
-    turn: Any
-
-    @property
-    def query(self) -> Any:
-        """Which entry of the query is this consumer's, in the slot of this tile."""
-        return lax.rem(self.turn, self.blocks.query_slots) * self.blocks.consumers + self.warpgroup
 
     def slot(self, count: Any) -> Any:
         return lax.rem(count, self.blocks.stages)
@@ -129,7 +117,7 @@ class _Consumer:
         """Start S = Q K^T of a slot, once the block is there and this consumer has its signal."""
         plgpu.barrier_wait(self.shared.key_full.at[slot])
         self.wait_for_signal()
-        plgpu.wgmma(s, self.shared.query.at[self.query], self.shared.key.at[slot].T)
+        plgpu.wgmma(s, self.shared.query.at[self.warpgroup], self.shared.key.at[slot].T)
 
     def skip_block(self, count: Any) -> Any:
         """Release a block that only the other consumers need, once it is there and the signal has come."""
@@ -167,16 +155,16 @@ def flash_forward(
     warp_specialize(blocks, produce, consume)
 
 
-def _over_tiles(spec: KernelSpec, blocks: Blocks, work: Callable[[Any, Any, Any], Any]) -> None:
-    """work(tile, turn, count) for every tile of this program: from and to the number of key blocks taken."""
+def _over_tiles(spec: KernelSpec, blocks: Blocks, work: Callable[[Any, Any], Any]) -> None:
+    """work(tile, count) for every tile of this program: from and to the number of key blocks taken so far."""
     program = lax.axis_index(PROGRAM)
     if blocks.programs is None:
-        work(program, jnp.int32(0), jnp.int32(0))
+        work(program, jnp.int32(0))
         return
     programs = min(blocks.programs, tiles(spec))
 
     def one(i: Any, count: Any) -> Any:
-        return work(i * programs + _place(program, programs, i), i, count)
+        return work(i * programs + _place(program, programs, i), count)
 
     whole_rounds, rest = divmod(tiles(spec), programs)
     mine = whole_rounds + (_place(program, programs, whole_rounds) < rest).astype(jnp.int32)
@@ -211,24 +199,15 @@ def _visit(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> tuple[Any,
 
 
 def _produce(
-    spec: KernelSpec,
-    blocks: Blocks,
-    arrays: Mapping[str, Any],
-    shared: Shared,
-    tile: Any,
-    turn: Any,
-    count: Any,
+    spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], shared: Shared, tile: Any, count: Any
 ) -> Any:
     """Start copies of the query of a tile and of its K and V blocks, each when its slot is empty."""
     batch, head, block, (start, _, _, stop) = _visit(spec, arrays, tile)
-    slot = lax.rem(turn, blocks.query_slots)
     if blocks.programs is not None:
-        empty = shared.query_empty.at[slot]
-        pl.when(turn >= blocks.query_slots)(lambda: plgpu.barrier_wait(empty))
+        pl.when(count > 0)(lambda: plgpu.barrier_wait(shared.query_empty))
     for i in range(blocks.consumers):
         at = (batch, pl.ds(block * blocks.own + i * ROWS, ROWS), head)
-        mine = slot * blocks.consumers + i
-        start_load(arrays["query"], at, shared.query, mine, shared.query_full.at[mine])
+        start_load(arrays["query"], at, shared.query, i, shared.query_full.at[i])
     key_head = lax.div(head, spec.group)
 
     def step(j: Any, count: Any) -> Any:
@@ -247,7 +226,6 @@ def _consume(
     shared: Shared,
     warpgroup: Any,
     tile: Any,
-    turn: Any,
     count: Any,
 ) -> Any:
     """Computes and stores 64 rows of a tile."""
@@ -259,7 +237,7 @@ def _consume(
     own = rows_span(spec, span, row)
 
     def run(acc: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-        consumer = _Consumer(spec, blocks, shared, warpgroup, held, acc, turn)
+        consumer = _Consumer(spec, blocks, shared, warpgroup, held, acc)
         acc, m, norm, taken = _attend(consumer, own, count)
         return (
             acc,
@@ -338,7 +316,7 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     """acc = sum of P V, the reference, the norm, over the key blocks of a span; blocks taken."""
     spec, blocks, shared = consumer.spec, consumer.blocks, consumer.shared
     start = span[0]
-    plgpu.barrier_wait(shared.query_full.at[consumer.query])
+    plgpu.barrier_wait(shared.query_full.at[consumer.warpgroup])
 
     slot = consumer.slot(count)
     known = nothing_known(spec, blocks.partial_sums)
@@ -349,7 +327,7 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     p, known, count = carry
 
     if blocks.programs is not None:
-        plgpu.barrier_arrive(shared.query_empty.at[lax.rem(consumer.turn, blocks.query_slots)])
+        plgpu.barrier_arrive(shared.query_empty)
     slot = consumer.slot(count - 1)
     plgpu.wgmma(consumer.acc, p, shared.value.at[slot])
     plgpu.wgmma_wait(0)

@@ -107,7 +107,7 @@ def tile_bytes(kernel: str, blocks: Blocks | BackwardBlocks, dims: tuple[int, in
     """
     own = blocks.own
     if isinstance(blocks, Blocks):
-        both = blocks.query_slots * own * dims[0] + blocks.stages * blocks.k * sum(dims)
+        both = own * dims[0] + blocks.stages * blocks.k * sum(dims)
         return itemsize * (both if blocks.programs is None else both + own * dims[1])
     if kernel == "backward_bias":
         own *= blocks.stages
