@@ -166,5 +166,5 @@ def _each_copy(
         return i + 1, lax.optimization_barrier(lax.shift_right_logical(left, jnp.int32(1)))
 
     # A bit for each group: a loop that counts is unrolled, and then the producer spills registers.
-    left = lax.optimization_barrier(jnp.int32(1 << (rows.size // GROUP - 1)))
-    lax.while_loop(lambda state: state[1] != 0, group, (jnp.int32(0), left))
+    first, left = lax.optimization_barrier((jnp.int32(0), jnp.int32(1 << (rows.size // GROUP - 1))))
+    lax.while_loop(lambda state: state[1] != 0, group, (first, left))
