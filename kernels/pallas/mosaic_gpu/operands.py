@@ -1,8 +1,8 @@
-"""The operands of the Hopper kernels: padded tensors, visibility, masks, biases.
+"""The operands of the Hopper kernels: tensors, visibility, masks, biases.
 
 What is read row by row or pair by pair is padded here to full blocks, so that reading needs no bounds; what
-is past the end sees nothing, as a hidden key that is NaN must not come back through it. The TMA unit reads
-rows past the end as 0 and writes none.
+is past the end sees nothing, as a hidden key that is NaN must not come back through it. Tensors of any length
+stay as they are: see `transfers.py`.
 """
 
 import jax
