@@ -29,9 +29,9 @@ _UNGROUPED = 4  # the axes of an array that is not copied group by group
 class Tiles:
     """[count, rows, D] in shared memory, seen in two ways.
 
-    tiled: as products read it, and registers are written to it. copied: as the TMA unit sees it, [count, rows,
-    D] of rows that are one part wide, else [count, groups, parts, 8, columns]. These are the same bytes by
-    their layouts. Pallas does not promise it: tests on a GPU compare results.
+    tiled: as products read it, and registers are written to it. copied: as the TMA unit sees it, [count,
+    rows, D] of rows that are one part wide, else [count, groups, parts, 8, columns]. These are the same bytes
+    by their layouts. Pallas does not promise it: tests on a GPU compare results.
     """
 
     tiled: Any
