@@ -216,6 +216,12 @@ def test_what_is_no_configuration_is_refused(text, words):
             {"forward": TILE | {"consumers": 3}},
             r".*got \(240, 24\) with 3 consumers, 744 in all",
         ),
+        # A launch of 3 warpgroups has 504 registers to share out: another 8 are waited for without end.
+        (
+            "mosaic_gpu",
+            {"forward": TILE | {"registers": [240, 32]}},
+            r".*got \(240, 32\) with 2 consumers, 512 in all; expected at most 504",
+        ),
         (
             "mosaic_gpu",
             {"forward": TILE | {"registers": [9, 24]}},

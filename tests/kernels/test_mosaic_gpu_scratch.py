@@ -7,9 +7,10 @@ import pytest
 
 from attest.kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
 from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
-from attest.kernels.pallas.mosaic_gpu.launch import barriers, launch, matrix, shared_bytes, vector
+from attest.kernels.pallas.mosaic_gpu.launch import barriers, launch, shared_bytes, vector
 from attest.kernels.pallas.mosaic_gpu.scratch import scratch, tile_bytes
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
+from attest.kernels.pallas.mosaic_gpu.transfers import matrix
 
 FORWARD = Blocks(k=128, stages=3, consumers=2, registers=(240, 24), partial_sums=False)
 BACKWARD = BackwardBlocks(step=128, stages=3, consumers=2, registers=(240, 24))
@@ -23,14 +24,14 @@ class Toy:
     spare: Annotated[Any, lambda size: vector(64, size) if size else None] = None
 
 
-def spec(k_block: int, value_dim: int = 64) -> KernelSpec:
+def spec(k_block: int, value_dim: int = 64, head_dim: int = 64, length: int = 128) -> KernelSpec:
     return KernelSpec(
         batch=1,
         heads=1,
         group=1,
-        q_length=128,
-        k_length=128,
-        head_dim=64,
+        q_length=length,
+        k_length=length,
+        head_dim=head_dim,
         value_dim=value_dim,
         dtype="bfloat16",
         scale=0.125,
@@ -109,6 +110,22 @@ def test_sizes_and_arrivals_follow_the_blocks(
 
 
 @pytest.mark.parametrize(
+    ("record", "blocks", "arrivals"),
+    [
+        (forward.Shared, FORWARD, {"query_full": 8, "key_full": 16, "value_full": 16}),
+        (backward_query.Shared, BACKWARD, {"own_full": 16, "key_full": 16, "value_full": 16}),
+        (backward_key.Shared, BACKWARD, {"own_full": 16, "query_full": 17, "d_out_full": 17}),
+        (backward_bias.Shared, BACKWARD, {"full": 2 * 16 + 2 + 2 * 2 * 8}),
+    ],
+)
+def test_each_group_of_eight_rows_arrives_alone_where_it_is_copied_alone(
+    record: type[Any], blocks: Blocks | BackwardBlocks, arrivals: dict[str, int]
+) -> None:
+    allocated = scratch(record, spec(128, 128, 128, length=197), blocks)
+    assert {name: allocated[name].num_arrivals for name in arrivals} == arrivals
+
+
+@pytest.mark.parametrize(
     ("record", "wide", "narrow"),
     [
         (forward.Shared, {"query": 2, "key": 3}, {"value": 3, "out": 2}),
@@ -124,7 +141,8 @@ def test_value_and_out_have_the_head_dim_of_value(
     allocated = scratch(record, spec(128, value_dim=32), blocks)
     for counts, channels in ((wide, 64), (narrow, 32)):
         for name, count in counts.items():
-            assert allocated[name].shape[::2] == (count, channels)
+            tiled, _ = allocated[name].refs
+            assert tiled.shape[::2] == (count, channels)
 
 
 @pytest.mark.parametrize("value_dim", [64, 32])

@@ -20,8 +20,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, matrix, warp_specialize
-from attest.kernels.pallas.mosaic_gpu.scratch import number_ring, slot_empty, tile_ring, value_ring
+from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, warp_specialize
+from attest.kernels.pallas.mosaic_gpu.scratch import (
+    key_copies,
+    number_ring,
+    query_copies,
+    slot_empty,
+    tile_ring,
+    value_ring,
+)
 from attest.kernels.pallas.mosaic_gpu.spans import query_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import (
@@ -35,6 +42,7 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     over_columns,
     weights,
 )
+from attest.kernels.pallas.mosaic_gpu.transfers import matrix, start_load
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
@@ -47,9 +55,10 @@ def _value_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
     return matrix(spec.dtype, blocks.stages * blocks.consumers, ROWS, spec.value_dim)
 
 
-def _slot_full(_: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """Four tensors come once for a slot, key and value once for each consumer."""
-    return barriers(blocks.stages, arrivals=4 + 2 * blocks.consumers)
+def _slot_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """A slot has a block of query rows with two numbers of each, and the keys and values of each consumer."""
+    own = blocks.consumers * sum(key_copies(spec, ROWS))
+    return barriers(blocks.stages, sum(query_copies(spec, blocks.step)) + 2 + own)
 
 
 @dataclass(frozen=True)
@@ -158,12 +167,12 @@ def _produce(
         ("lse", shared.lse, (batch, head, rows)),
         ("delta", shared.delta, (batch, head, rows)),
     ):
-        plgpu.copy_gmem_to_smem(arrays[name].at[at], ring.at[slot], shared.full.at[slot])
+        start_load(arrays[name], at, ring, slot, shared.full.at[slot])
     for name, ring in (("key", shared.key), ("value", shared.value)):
         for i in range(blocks.consumers):
             keys = pl.ds(visits.owner[2] * blocks.own + i * ROWS, ROWS)
-            source = arrays[name].at[batch, keys, lax.div(head, visits.spec.group)]
-            plgpu.copy_gmem_to_smem(source, ring.at[slot * blocks.consumers + i], shared.full.at[slot])
+            at = (batch, keys, lax.div(head, visits.spec.group))
+            start_load(arrays[name], at, ring, slot * blocks.consumers + i, shared.full.at[slot])
 
 
 def _consume(

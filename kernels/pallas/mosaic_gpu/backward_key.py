@@ -33,10 +33,11 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
 from attest.kernels.pallas.mosaic_gpu.order import keys_first
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
+    key_pair_full,
     number_ring,
     own_rows,
     own_value_rows,
-    pair_full,
+    query_copies,
     slot_empty,
     tile_ring,
     value_ring,
@@ -54,13 +55,19 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     over_columns,
     weights,
 )
+from attest.kernels.pallas.mosaic_gpu.transfers import start_load, start_store
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
-def _slot_full(_: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """A block comes with a number for each of its rows."""
-    return barriers(blocks.stages, arrivals=2)
+def _query_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """A block of the query comes with a number for each of its rows."""
+    return barriers(blocks.stages, 1 + query_copies(spec, blocks.step)[0])
+
+
+def _d_out_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """The same for the cotangent of out."""
+    return barriers(blocks.stages, 1 + query_copies(spec, blocks.step)[1])
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,10 @@ class Shared:
     d_out: Annotated[Any, value_ring]
     lse: Annotated[Any, number_ring]
     delta: Annotated[Any, number_ring]
-    own_full: Annotated[Any, pair_full]
-    query_full: Annotated[Any, _slot_full]
+    own_full: Annotated[Any, key_pair_full]
+    query_full: Annotated[Any, _query_full]
     query_empty: Annotated[Any, slot_empty]
-    d_out_full: Annotated[Any, _slot_full]
+    d_out_full: Annotated[Any, _d_out_full]
     d_out_empty: Annotated[Any, slot_empty]
     ping_pong: Annotated[Any, consumer_signal]
 
@@ -143,8 +150,8 @@ def _produce(
         head = key_head * spec.group + lax.div(count, stop - start)
         rows = pl.ds((start + lax.rem(count, stop - start)) * blocks.step, blocks.step)
         for name, ring, of_row, numbers, full, empty in rings:
-            tile = (arrays[name].at[batch, rows, head], ring)
-            of_each = (arrays[of_row].at[batch, head, rows], numbers)
+            tile = (arrays[name], (batch, rows, head), ring)
+            of_each = (arrays[of_row], (batch, head, rows), numbers)
             start_copy([tile, of_each], full, empty, count, blocks.stages)
 
     lax.fori_loop(0, (stop - start) * spec.group, step, None)
@@ -155,9 +162,9 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
     blocks, shared, tile, warpgroup = consumer.blocks, consumer.shared, consumer.tile, consumer.warpgroup
     spec, key_head = tile.spec, tile.head
     own = (tile.batch, tile.keys, key_head)
-    rooms = {"d_key": shared.key.at[warpgroup], "d_value": shared.value.at[warpgroup]}
-    for name, room in (("key", rooms["d_key"]), ("value", rooms["d_value"])):
-        plgpu.copy_gmem_to_smem(tile.arrays[name].at[own], room, shared.own_full.at[warpgroup])
+    rooms = {"d_key": shared.key, "d_value": shared.value}
+    for name, room in (("key", shared.key), ("value", shared.value)):
+        start_load(tile.arrays[name], own, room, warpgroup, shared.own_full.at[warpgroup])
     if blocks.ping_pong:
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
     plgpu.barrier_wait(shared.own_full.at[warpgroup])
@@ -173,7 +180,7 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
         lax.fori_loop(0, spec.group, over_head, jnp.int32(0))
         return {name: acc[...] for name, acc in accs.items()}
 
-    accs = {name: plgpu.ACC((ROWS, rooms[name].shape[1]), jnp.float32) for name in sums}
+    accs = {name: plgpu.ACC((ROWS, rooms[name].shape[2]), jnp.float32) for name in sums}
     totals = pl.run_scoped(run, **accs)
     if spec.hides:
         leak = sum(leaked(total) for total in totals.values())
@@ -185,10 +192,10 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
             outputs[name][own] = total
         return
     for name, total in totals.items():
-        rooms[name][...] = total.astype(spec.dtype)
+        rooms[name].at[warpgroup][...] = total.astype(spec.dtype)
     plgpu.commit_smem()
     for name in totals:
-        plgpu.copy_smem_to_gmem(rooms[name], outputs[name].at[own])
+        start_store(rooms[name], warpgroup, rooms[name].shape[2], outputs[name], own)
     plgpu.wait_smem_to_gmem(0)
 
 

@@ -32,17 +32,19 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
 from attest.kernels.pallas.mosaic_gpu.order import rows_first
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
+    key_full,
     own_rows,
     own_value_rows,
-    pair_full,
+    query_pair_full,
     slot_empty,
-    slot_full,
     tile_ring,
+    value_full,
     value_ring,
 )
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, over_keys
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import Tile, cotangents, leaked, load_bounds, opaque, weights
+from attest.kernels.pallas.mosaic_gpu.transfers import start_load, start_store
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
@@ -59,10 +61,10 @@ class Shared:
     d_out: Annotated[Any, own_value_rows]
     key: Annotated[Any, tile_ring]
     value: Annotated[Any, value_ring]
-    own_full: Annotated[Any, pair_full]
-    key_full: Annotated[Any, slot_full]
+    own_full: Annotated[Any, query_pair_full]
+    key_full: Annotated[Any, key_full]
     key_empty: Annotated[Any, slot_empty]
-    value_full: Annotated[Any, slot_full]
+    value_full: Annotated[Any, value_full]
     value_empty: Annotated[Any, slot_empty]
     ping_pong: Annotated[Any, consumer_signal]
 
@@ -115,7 +117,7 @@ def _consume(
     spec, arrays = tile.spec, tile.arrays
     own = (tile.batch, tile.queries, tile.head)
     for name, room in (("query", shared.query), ("d_out", shared.d_out)):
-        plgpu.copy_gmem_to_smem(arrays[name].at[own], room.at[warpgroup], shared.own_full.at[warpgroup])
+        start_load(arrays[name], own, room, warpgroup, shared.own_full.at[warpgroup])
     tile = replace(tile, bounds=load_bounds(tile))
     at = (tile.batch, tile.head, tile.queries)
     lse, delta = (tile.load_by_query(arrays[name].at[at]) for name in ("lse", "delta"))
@@ -134,10 +136,9 @@ def _consume(
     if spec.unrounded:
         outputs["d_query"][own] = total * spec.scale
         return
-    room = shared.query.at[warpgroup]
-    room[...] = (total * spec.scale).astype(spec.dtype)
+    shared.query.at[warpgroup][...] = (total * spec.scale).astype(spec.dtype)
     plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(room, outputs["d_query"].at[own])
+    start_store(shared.query, warpgroup, spec.head_dim, outputs["d_query"], own)
     plgpu.wait_smem_to_gmem(0)
 
 

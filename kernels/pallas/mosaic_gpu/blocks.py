@@ -171,7 +171,10 @@ def _check_limits(blocks: Blocks | BackwardBlocks, block: str) -> None:
             expected = f"multiples of {unit} from {least} to {most}"
             refuse(f"{of}.registers", blocks.registers, expected, "Use the numbers of a row of blocks.toml.")
     of_consumer, of_producer = blocks.registers
-    total, most = of_consumer * blocks.consumers + of_producer, limits["register_file"]
+    warpgroups = blocks.consumers + 1
+    # What they give back and take is what the launch has given each: as many as fit, in whole units.
+    most = limits["register_file"] // warpgroups // unit * unit * warpgroups
+    total = of_consumer * blocks.consumers + of_producer
     if total > most:
         got = f"{blocks.registers} with {blocks.consumers} consumers, {total} in all"
         refuse(f"{of}.registers", got, f"at most {most} in all", "Give each consumer fewer registers.")

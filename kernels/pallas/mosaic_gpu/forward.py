@@ -25,26 +25,26 @@ from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
     barriers,
-    first_channels,
-    matrix,
     signal_next,
     start_key_value_copies,
     start_ping_pong,
-    start_store,
     warp_specialize,
 )
 from attest.kernels.pallas.mosaic_gpu.order import rows_first
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
+    key_full,
     own_rows,
     own_value_rows,
+    query_copies,
     slot_empty,
-    slot_full,
+    value_full,
 )
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, over_keys, part_span, rows_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
+from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, matrix, start_load, start_store
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
@@ -57,6 +57,10 @@ def _key_ring(spec: KernelSpec, blocks: Blocks) -> Any:
 
 def _value_ring(spec: KernelSpec, blocks: Blocks) -> Any:
     return matrix(spec.dtype, blocks.stages, blocks.k, spec.value_dim)
+
+
+def _query_full(spec: KernelSpec, blocks: Blocks) -> Any:
+    return barriers(blocks.consumers, query_copies(spec, ROWS)[0])
 
 
 def _query_empty(_: KernelSpec, blocks: Blocks) -> Any:
@@ -80,11 +84,11 @@ class Shared:
     query: Annotated[Any, own_rows]
     key: Annotated[Any, _key_ring]
     value: Annotated[Any, _value_ring]
-    query_full: Annotated[Any, consumer_signal]
+    query_full: Annotated[Any, _query_full]
     query_empty: Annotated[Any, _query_empty]
-    key_full: Annotated[Any, slot_full]
+    key_full: Annotated[Any, key_full]
     key_empty: Annotated[Any, slot_empty]
-    value_full: Annotated[Any, slot_full]
+    value_full: Annotated[Any, value_full]
     value_empty: Annotated[Any, slot_empty]
     ping_pong: Annotated[Any, consumer_signal]
     out: Annotated[Any, _out] = None
@@ -210,9 +214,8 @@ def _produce(
     if blocks.programs is not None:
         pl.when(count > 0)(lambda: plgpu.barrier_wait(shared.query_empty))
     for i in range(blocks.consumers):
-        rows = pl.ds(block * blocks.own + i * ROWS, ROWS)
-        source = arrays["query"].at[batch, rows, head]
-        plgpu.copy_gmem_to_smem(source, shared.query.at[i], shared.query_full.at[i])
+        at = (batch, pl.ds(block * blocks.own + i * ROWS, ROWS), head)
+        start_load(arrays["query"], at, shared.query, i, shared.query_full.at[i])
     key_head = lax.div(head, spec.group)
 
     def step(j: Any, count: Any) -> Any:
@@ -268,14 +271,14 @@ def _consume(
     if spec.unrounded:
         outputs["out"][entry, rows, head] = scaled(acc, factor)
         return count
-    room = shared.query.at[warpgroup]
+    room = shared.query
     if blocks.programs is not None:
-        room = shared.out.at[warpgroup]
+        room = shared.out
         # The out of the tile before may still be on its way.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    first_channels(room, spec.value_dim)[...] = scaled(acc, factor).astype(spec.dtype)
+    first_channels(room.at[warpgroup], spec.value_dim)[...] = scaled(acc, factor).astype(spec.dtype)
     plgpu.commit_smem()
-    start_store(room, spec.value_dim, outputs["out"].at[entry, rows, head])
+    start_store(room, warpgroup, spec.value_dim, outputs["out"], (entry, rows, head))
     return count
 
 

@@ -11,11 +11,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
+from attest.kernels.pallas.mosaic_gpu.transfers import Tiles, start_load
 
 plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
 
 WARPGROUP, PROGRAM = "warpgroup", "program"  # the axes of a launch
-TMA_ROWS = 8  # the TMA unit sees arrays in tiles of so many rows
 SHARED_BYTES = 227 * 1024  # of a block; CUDA C++ Programming Guide, compute capability 9.0
 _ALIGNMENT = 1024  # Pallas begins each array of shared memory at a multiple of so many bytes
 
@@ -41,6 +41,7 @@ def launch[S](
     Raises: ValueError if the scratch does not fit into the shared memory of a block.
     """
     needed = shared_bytes(scratch)
+    tiles = {name for name, x in scratch.items() if isinstance(x, plgpu.RefUnion)}
     if needed > SHARED_BYTES:
         raise ValueError(
             f"attest.kernels.pallas.mosaic_gpu: {name} needs {needed} bytes of shared memory, and a block "
@@ -53,7 +54,7 @@ def launch[S](
         body(
             dict(zip(arrays, inputs, strict=True)),
             dict(zip(outputs, results, strict=True)),
-            shared(**scratch),
+            shared(**{name: Tiles(*x) if name in tiles else x for name, x in scratch.items()}),
         )
 
     run: Any = plgpu.kernel(
@@ -68,36 +69,6 @@ def launch[S](
         compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
     )
     return dict(zip(outputs, run(*arrays.values()), strict=True))
-
-
-def matrix(dtype: Any, count: int, rows: int, channels: int) -> Any:
-    """[count, rows, channels] in shared memory, in the layout that TMA writes and WGMMA reads.
-
-    Rows are cut into parts of 128, 64 or 32 bytes, the largest of these that divides a row.
-    """
-    itemsize = jnp.dtype(dtype).itemsize
-    swizzle = plgpu.find_swizzle(channels * itemsize * 8)
-    layout = (plgpu.TilingTransform((TMA_ROWS, swizzle // itemsize)), plgpu.SwizzleTransform(swizzle))
-    return plgpu.SMEM((count, rows, channels), dtype, transforms=layout)
-
-
-def first_channels(room: Any, channels: int) -> Any:
-    """The first channels of [rows, D] in shared memory."""
-    return room if room.shape[1] == channels else room.at[:, pl.ds(0, channels)]
-
-
-def start_store(room: Any, channels: int, target: Any) -> None:
-    """Start the copy of the first channels of [rows, D] in shared memory to `target` in memory.
-
-    The TMA unit takes what is contiguous: all channels of all rows, or a part of those of eight rows.
-    """
-    rows, width = room.shape
-    if channels == width:
-        plgpu.copy_smem_to_gmem(room, target)
-        return
-    for i in range(0, rows, TMA_ROWS):
-        few = pl.ds(i, TMA_ROWS)
-        plgpu.copy_smem_to_gmem(room.at[few, pl.ds(0, channels)], target.at[few])
 
 
 def vector(size: int, count: int) -> Any:
@@ -146,16 +117,18 @@ def signal_next(barriers: Any, warpgroup: Any, consumers: int) -> None:
     plgpu.barrier_arrive(barriers.at[lax.rem(warpgroup + 1, consumers)])
 
 
-def start_copy(copies: Iterable[tuple[Any, Any]], full: Any, empty: Any, count: Any, stages: int) -> None:
+def start_copy(
+    sources: Iterable[tuple[Any, tuple[Any, ...], Any]], full: Any, empty: Any, count: Any, stages: int
+) -> None:
     """Start the copies to the next slot of a ring, when it is empty.
 
-    copies: what to copy, and the ring of `stages` slots that it goes to. full, empty: a barrier for each
-    slot. count: the copies started so far.
+    sources: an array, what to copy of it, and the ring of `stages` slots that it goes to. full, empty: a
+    barrier for each slot. count: the slots filled so far.
     """
     slot = lax.rem(count, stages)
     pl.when(count >= stages)(partial(plgpu.barrier_wait, empty.at[slot]))
-    for source, ring in copies:
-        plgpu.copy_gmem_to_smem(source, ring.at[slot], full.at[slot])
+    for array, at, ring in sources:
+        start_load(array, at, ring, slot, full.at[slot])
 
 
 def start_key_value_copies(
@@ -166,8 +139,8 @@ def start_key_value_copies(
     shared: a record with key and value, rings, and key_full, key_empty, value_full and value_empty. at: where
     the block is in the arrays. count: the blocks copied so far.
     """
-    for copy, full, empty in (
-        ((arrays["key"].at[at], shared.key), shared.key_full, shared.key_empty),
-        ((arrays["value"].at[at], shared.value), shared.value_full, shared.value_empty),
+    for source, full, empty in (
+        ((arrays["key"], at, shared.key), shared.key_full, shared.key_empty),
+        ((arrays["value"], at, shared.value), shared.value_full, shared.value_empty),
     ):
-        start_copy([copy], full, empty, count, stages)
+        start_copy([source], full, empty, count, stages)

@@ -1,8 +1,8 @@
-"""The operands of the Hopper kernels: padded tensors, visibility, masks, biases.
+"""The operands of the Hopper kernels: tensors, visibility, masks, biases.
 
 What is read row by row or pair by pair is padded here to full blocks, so that reading needs no bounds; what
-is past the end sees nothing, as a hidden key that is NaN must not come back through it. The TMA unit reads
-rows past the end as 0 and writes none.
+is past the end sees nothing, as a hidden key that is NaN must not come back through it. Tensors of any length
+stay as they are: see `transfers.py`.
 """
 
 import jax
@@ -10,20 +10,15 @@ import jax.numpy as jnp
 
 from attest.kernels.arguments import Call
 from attest.kernels.exponents import LOG2E
-from attest.kernels.pallas.mosaic_gpu.launch import TMA_ROWS
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
+from attest.kernels.pallas.mosaic_gpu.transfers import as_operand
 from attest.kernels.pallas.padding import padded
 from attest.kernels.visibility import Rows
 
 
 def tensor(x: jax.Array, head_dim: int) -> jax.Array:
-    """[B, S, H, head_dim] with a length that the kernels take: a copy where x has another shape."""
-    return padded(padded(x, 1, tensor_length(x.shape[1]), 0), 3, head_dim, 0)
-
-
-def tensor_length(length: int) -> int:
-    """What a length is padded to."""
-    return -(-length // TMA_ROWS) * TMA_ROWS
+    """[B, S, H, head_dim], as the TMA unit copies it: a copy where x has another head dim."""
+    return as_operand(padded(x, 3, head_dim, 0))
 
 
 def per_query(spec: KernelSpec, x: jax.Array, fill: float) -> jax.Array:

@@ -40,13 +40,13 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
     per_query,
     sinks,
     tensor,
-    tensor_length,
     visibility,
 )
 from attest.kernels.pallas.mosaic_gpu.order import schedule
 from attest.kernels.pallas.mosaic_gpu.scratch import scratch
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
+from attest.kernels.pallas.mosaic_gpu.transfers import from_operand, operand_shape
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.visibility import Rows, ahead, describe_rows
 
@@ -124,7 +124,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
     lse, row_max = filled.pop("lse"), filled.pop("row_max")
     out = _repaired(spec, partial(repair.out, blocks), "flash_repair_out", arrays, filled)["out"]
     width = call.value.shape[3]
-    out = out[:, :, :q_length, :width] if spec.partial else out[:, :q_length, :, :width]
+    out = out[:, :, :q_length, :width] if spec.partial else from_operand(out)[:, :q_length, :, :width]
     return Forward(out, lse[..., :q_length], row_max[..., :q_length])
 
 
@@ -169,7 +169,7 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         blocks.consumers + 1,
     )
     filled = _repaired(spec, repair.d_query, "flash_repair_query", arrays, filled)
-    d_query = filled["d_query"]
+    d_query = from_operand(filled["d_query"])
     return d_query[:, : call.query.shape[1], :, : call.query.shape[3]]
 
 
@@ -200,8 +200,8 @@ def _key_cotangents(
         sums |= _repaired(spec, repair.d_key, "flash_repair_key", arrays, filled)
     k_length = call.key.shape[1]
     return (
-        sums["d_key"][:, :k_length, :, : call.key.shape[3]],
-        sums["d_value"][:, :k_length, :, : call.value.shape[3]],
+        from_operand(sums["d_key"])[:, :k_length, :, : call.key.shape[3]],
+        from_operand(sums["d_value"])[:, :k_length, :, : call.value.shape[3]],
     )
 
 
@@ -283,8 +283,8 @@ def _of_tensor(spec: KernelSpec, x: jax.Array, head_dim: int, whole_blocks: int)
     Those are written from registers, in whole blocks. The TMA unit writes the others, no row past the end.
     """
     batch, length, heads, _ = x.shape
-    length = whole_blocks if spec.unrounded else tensor_length(length)
-    return jax.ShapeDtypeStruct((batch, length, heads, head_dim), spec.result_dtype)
+    shape = (batch, whole_blocks if spec.unrounded else length, heads, head_dim)
+    return jax.ShapeDtypeStruct(operand_shape(spec.result_dtype, shape), spec.result_dtype)
 
 
 def _with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) -> Outputs:

@@ -25,10 +25,7 @@ from attest.kernels.pallas.mosaic_gpu.forward import batch_and_part, finish, sca
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
     barriers,
-    first_channels,
     launch,
-    matrix,
-    start_store,
     vector,
 )
 from attest.kernels.pallas.mosaic_gpu.scratch import scratch
@@ -47,6 +44,7 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     over_rows,
     weights,
 )
+from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, load_and_wait, matrix, start_store
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
@@ -118,12 +116,12 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
     begin, _, _, end = part_span(spec, part, (0, 0, 0, spec.k_blocks))
     tile = Tile(spec, arrays, batch, head, block * ROWS, key=None)
     tile = replace(tile, bounds=load_bounds(tile))
-    _fetch(shared, arrays["query"].at[batch, tile.queries, head], shared.own.at[0])
+    _fetch(shared, arrays["query"], (batch, tile.queries, head), shared.own, 0)
 
     def step(nonfinite: bool, acc: Any, channels: Any, j: Any, known: Softmax) -> Softmax:
         here = replace(tile, key=j * blocks.k)
         at = (batch, here.keys, lax.div(head, spec.group))
-        _fetch(shared, arrays["key"].at[at], shared.visited.at[0])
+        _fetch(shared, arrays["key"], at, shared.visited, 0)
         score = _product(here, shared.own.at[0], shared.visited.at[0])
         found = online_softmax(here, score, compared=True, known=known)
         p = found.p
@@ -131,7 +129,7 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
             p = jnp.where(p > 0.0, 1.0, 0.0)  # however small a weight is, its dtype holds it
         else:
             acc[...] = rescaled(acc[...], found)
-        _fetch(shared, arrays["value"].at[at], shared.visited_value.at[0])
+        _fetch(shared, arrays["value"], at, shared.visited_value, 0)
         _change(shared.visited_value.at[0], _is_nonfinite if nonfinite else _finite_or_zero)
         _add(acc, p, shared.visited_value.at[0, :, channels])
         return found.known
@@ -150,7 +148,7 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
     _sum(spec, result, partial(total, False))
     _change(result, lambda x, nonfinite: jnp.where(nonfinite > 0.0, jnp.nan, x), shared.own_value.at[0])
     target = (entry, head, tile.queries) if spec.partial else (entry, tile.queries, head)
-    _write(shared.result.at[0], spec.value_dim, arrays["out"].at[target])
+    _write(shared, spec.value_dim, arrays["out"], target)
 
 
 def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
@@ -159,15 +157,15 @@ def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_in
     tile = Tile(spec, arrays, batch, head, block * ROWS, key=None)
     tile = replace(tile, bounds=load_bounds(tile))
     own, of_row = (batch, tile.queries, head), (batch, head, tile.queries)
-    _fetch(shared, arrays["query"].at[own], shared.own.at[0])
-    _fetch(shared, arrays["d_out"].at[own], shared.own_value.at[0])
+    _fetch(shared, arrays["query"], own, shared.own, 0)
+    _fetch(shared, arrays["d_out"], own, shared.own_value, 0)
     lse, delta = (tile.load_by_query(arrays[name].at[of_row]) for name in ("lse", "delta"))
 
     def step(acc: Any, channels: Any, j: Any, _: None) -> None:
         here = replace(tile, key=j * ROWS)
         at = (batch, here.keys, lax.div(head, spec.group))
-        _fetch(shared, arrays["key"].at[at], shared.visited.at[0])
-        _fetch(shared, arrays["value"].at[at], shared.visited_value.at[0])
+        _fetch(shared, arrays["key"], at, shared.visited, 0)
+        _fetch(shared, arrays["value"], at, shared.visited_value, 0)
         ds = _cotangents(here, shared, lse, delta)
         _change(shared.visited.at[0], _finite_or_zero)
         _add(acc, ds, shared.visited.at[0, :, channels])
@@ -177,7 +175,7 @@ def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_in
         return acc[...] * spec.scale
 
     _sum(spec, shared.result.at[0], total)
-    _write(shared.result.at[0], spec.head_dim, arrays["d_query"].at[own])
+    _write(shared, spec.head_dim, arrays["d_query"], own)
 
 
 def d_key(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
@@ -188,18 +186,18 @@ def d_key(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_inde
     batch, key_head, block = locate(tile_index, spec.k_blocks, spec.key_heads)
     tile = Tile(spec, arrays, batch, key_head, row=None, key=block * ROWS, transposed=True)
     own = (batch, tile.keys, key_head)
-    _fetch(shared, arrays["key"].at[own], shared.own.at[0])
-    _fetch(shared, arrays["value"].at[own], shared.own_value.at[0])
+    _fetch(shared, arrays["key"], own, shared.own, 0)
+    _fetch(shared, arrays["value"], own, shared.own_value, 0)
 
     def step(name: str, acc: Any, channels: Any, visit: Any, _: None) -> None:
         head = key_head * spec.group + lax.div(visit, spec.q_blocks)
         here = replace(tile, head=head, row=lax.rem(visit, spec.q_blocks) * ROWS)
         here = replace(here, bounds=load_bounds(here))
         at, of_row = (batch, here.queries, head), (batch, head, here.queries)
-        _fetch(shared, arrays["query"].at[at], shared.visited.at[0])
-        _fetch(shared, arrays["d_out"].at[at], shared.visited_value.at[0])
+        _fetch(shared, arrays["query"], at, shared.visited, 0)
+        _fetch(shared, arrays["d_out"], at, shared.visited_value, 0)
         for i, number in enumerate(("lse", "delta")):
-            _fetch(shared, arrays[number].at[of_row], shared.numbers.at[i])
+            _fetch(shared, arrays[number], of_row, shared.numbers, i)
         lse, delta = (load(shared.numbers.at[i], BY_COLUMN) for i in range(2))
         if name == "d_key":
             left, right = _cotangents(here, shared, lse, delta), shared.visited
@@ -216,7 +214,7 @@ def d_key(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_inde
     for name, channels in (("d_key", spec.head_dim), ("d_value", spec.value_dim)):
         if name in arrays:
             _sum(spec, first_channels(shared.result.at[0], channels), partial(total, name))
-            _write(shared.result.at[0], channels, arrays[name].at[own])
+            _write(shared, channels, arrays[name], own)
 
 
 def _program(
@@ -266,9 +264,8 @@ def _cotangents(tile: Tile, shared: Shared, lse: jax.Array, delta: jax.Array) ->
     return cotangents(p, slope, dp, compared=True)
 
 
-def _fetch(shared: Shared, source: Any, room: Any) -> None:
-    plgpu.copy_gmem_to_smem(source, room, shared.full.at[0])
-    plgpu.barrier_wait(shared.full.at[0])
+def _fetch(shared: Shared, array: Any, at: tuple[Any, ...], room: Any, index: Any) -> None:
+    load_and_wait(array, at, room, index, shared.full.at[0])
 
 
 def _product(tile: Tile, left: Any, right: Any, begin: jax.Array | None = None) -> jax.Array:
@@ -324,6 +321,6 @@ def _finite_or_zero(x: jax.Array) -> jax.Array:
     return jnp.where(x * 0.0 == 0.0, x, 0.0)
 
 
-def _write(room: Any, channels: int, target: Any) -> None:
-    start_store(room, channels, target)
+def _write(shared: Shared, channels: int, array: Any, at: tuple[Any, ...]) -> None:
+    start_store(shared.result, 0, channels, array, at)
     plgpu.wait_smem_to_gmem(0)

@@ -5,7 +5,7 @@ A field is annotated with a function that describes it:
     @dataclass(frozen=True)
     class Shared:
         key: Annotated[Any, tile_ring]
-        key_full: Annotated[Any, slot_full]
+        key_full: Annotated[Any, key_full]
 
 `scratch(Shared, spec, blocks)` is then what a launch allocates, and the launch gives the kernel a `Shared`.
 """
@@ -14,8 +14,9 @@ from dataclasses import fields
 from typing import Any, get_type_hints
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks, Blocks
-from attest.kernels.pallas.mosaic_gpu.launch import barriers, matrix, vector
+from attest.kernels.pallas.mosaic_gpu.launch import barriers, vector
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
+from attest.kernels.pallas.mosaic_gpu.transfers import copies, matrix
 
 
 def scratch(record: type, *sizes: Any) -> dict[str, Any]:
@@ -55,9 +56,28 @@ def number_ring(_: KernelSpec, blocks: BackwardBlocks) -> Any:
     return vector(blocks.step, blocks.stages)
 
 
-def slot_full(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[stages] barriers, each complete when one copy has arrived."""
-    return barriers(blocks.stages)
+def key_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
+    """[stages] barriers, each complete when a block of K has arrived."""
+    return barriers(blocks.stages, key_copies(spec, spec.k_block)[0])
+
+
+def value_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
+    """[stages] barriers, each complete when a block of V has arrived."""
+    return barriers(blocks.stages, key_copies(spec, spec.k_block)[1])
+
+
+def query_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
+    """How many copies bring so many rows of query, and of the cotangent of out."""
+    dims = (spec.head_dim, spec.value_dim)
+    first, second = (copies(spec.dtype, spec.q_length, dim, rows) for dim in dims)
+    return first, second
+
+
+def key_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
+    """How many copies bring so many rows of key, and of value."""
+    dims = (spec.head_dim, spec.value_dim)
+    first, second = (copies(spec.dtype, spec.k_length, dim, rows) for dim in dims)
+    return first, second
 
 
 def slot_empty(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
@@ -66,13 +86,18 @@ def slot_empty(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
 
 
 def consumer_signal(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[consumers] barriers, each complete when one copy or warpgroup has arrived."""
+    """[consumers] barriers, each complete when one warpgroup has arrived."""
     return barriers(blocks.consumers)
 
 
-def pair_full(_: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """[consumers] barriers, each complete when both tensors of a consumer have arrived."""
-    return barriers(blocks.consumers, arrivals=2)
+def query_pair_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """[consumers] barriers, each complete when a consumer's query and cotangent of out have arrived."""
+    return barriers(blocks.consumers, sum(query_copies(spec, ROWS)))
+
+
+def key_pair_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """[consumers] barriers, each complete when a consumer's key and value have arrived."""
+    return barriers(blocks.consumers, sum(key_copies(spec, ROWS)))
 
 
 def tile_bytes(kernel: str, blocks: Blocks | BackwardBlocks, dims: tuple[int, int], itemsize: int) -> int:

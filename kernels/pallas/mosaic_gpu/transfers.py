@@ -1,0 +1,171 @@
+"""Tiles of shared memory, and their copies from and to memory by the TMA unit.
+
+The TMA unit reads rows past the end of an array as 0 and writes none, if it counts rows one by one. But a
+tile that products read lies in groups of eight rows, each in parts of one swizzle width. Three ways of
+copying a tile of an array [B, S, H, D] follow:
+
+- A row that is one part wide: groups follow each other, so the tile is `rows` rows. One copy takes any S.
+- S is a multiple of eight: the unit counts groups. One copy.
+- Otherwise each group is a copy. The array is then [B, S, H, parts, columns], as `as_operand` makes it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu
+
+plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
+
+GROUP = 8  # the rows that a swizzle pattern spans
+_UNGROUPED = 4  # the axes of an array that is not copied group by group
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """[count, rows, D] in shared memory, seen in two ways.
+
+    tiled: as products read it, and registers are written to it. copied: as the TMA unit sees it, [count,
+    rows, D] of rows that are one part wide, else [count, groups, parts, 8, columns]. These are the same bytes
+    by their layouts. Pallas does not promise it: tests on a GPU compare results.
+    """
+
+    tiled: Any
+    copied: Any
+
+    @property
+    def at(self) -> Any:
+        return self.tiled.at
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tiled.shape
+
+
+def matrix(dtype: Any, count: int, rows: int, channels: int) -> Any:
+    """What to allocate for `Tiles` [count, rows, channels], in the layout that TMA writes and WGMMA reads.
+
+    Rows are cut into parts of 128, 64 or 32 bytes, the largest of these that divides a row.
+    """
+    columns, parts = columns_of(dtype, channels), parts_of(dtype, channels)
+    swizzle = plgpu.SwizzleTransform(columns * jnp.dtype(dtype).itemsize)
+    shape = (count, rows, channels) if parts == 1 else (count, rows // GROUP, parts, GROUP, columns)
+    return plgpu.RefUnion(
+        plgpu.SMEM(
+            (count, rows, channels), dtype, transforms=(plgpu.TilingTransform((GROUP, columns)), swizzle)
+        ),
+        plgpu.SMEM(shape, dtype, transforms=(swizzle,)),
+    )
+
+
+def columns_of(dtype: Any, channels: int) -> int:
+    """The columns of a part of a row."""
+    itemsize = jnp.dtype(dtype).itemsize
+    return plgpu.find_swizzle(channels * itemsize * 8) // itemsize
+
+
+def parts_of(dtype: Any, channels: int) -> int:
+    """How many parts a row has."""
+    return channels // columns_of(dtype, channels)
+
+
+def in_groups(dtype: Any, length: int, channels: int) -> bool:
+    """Whether arrays of such a length are copied group by group."""
+    return length % GROUP != 0 and parts_of(dtype, channels) > 1
+
+
+def copies(dtype: Any, length: int, channels: int, rows: int) -> int:
+    """How many copies fill a tile of so many rows from an array of such a length."""
+    return rows // GROUP if in_groups(dtype, length, channels) else 1
+
+
+def as_operand(x: jax.Array) -> jax.Array:
+    """An array [B, S, H, D] in the shape that is copied from. No copy is made."""
+    return x.reshape(operand_shape(x.dtype, x.shape))
+
+
+def operand_shape(dtype: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """What `as_operand` makes of a shape [B, S, H, D]."""
+    length, channels = shape[1], shape[3]
+    if not in_groups(dtype, length, channels):
+        return shape
+    return (*shape[:3], parts_of(dtype, channels), columns_of(dtype, channels))
+
+
+def from_operand(x: jax.Array) -> jax.Array:
+    """The array [B, S, H, D] that `as_operand` has given its shape."""
+    return x.reshape(*x.shape[:3], -1)
+
+
+def start_load(array: Any, at: tuple[Any, ...], room: Any, index: Any, barrier: Any) -> None:
+    """Start the copies of `array.at[at]` to an entry of `room`: `copies` of them arrive at the barrier.
+
+    room: `Tiles`, with (batch row, rows, head) for `at`; or another reference, which one copy fills.
+    """
+
+    def start(memory: Any, shared: Any) -> None:
+        plgpu.copy_gmem_to_smem(memory, shared, barrier)
+
+    if isinstance(room, Tiles):
+        _each_copy(start, array, at, room, index)
+    else:
+        start(array.at[at], room.at[index])
+
+
+def load_and_wait(array: Any, at: tuple[Any, ...], room: Any, index: Any, barrier: Any) -> None:
+    """Copy as `start_load` does, one copy after another: each is the only arrival of the barrier."""
+
+    def copy(memory: Any, shared: Any) -> None:
+        plgpu.copy_gmem_to_smem(memory, shared, barrier)
+        plgpu.barrier_wait(barrier)
+
+    if isinstance(room, Tiles):
+        _each_copy(copy, array, at, room, index)
+    else:
+        copy(array.at[at], room.at[index])
+
+
+def start_store(tiles: Tiles, index: Any, channels: int, array: Any, at: tuple[Any, ...]) -> None:
+    """Start the copies of an entry of `tiles`, or of its first channels, to `array.at[at]`.
+
+    The TMA unit takes what is contiguous: all channels of all rows, or a part of those of one group.
+    """
+    rows, width = tiles.shape[1:]
+    if channels < width and len(array.shape) == _UNGROUPED:
+        for i in range(0, rows, GROUP):
+            few = tuple(pl.ds(x.start + i, GROUP) if isinstance(x, pl.Slice) else x for x in at)
+            plgpu.copy_smem_to_gmem(tiles.at[index, pl.ds(i, GROUP), pl.ds(0, channels)], array.at[few])
+        return
+    _each_copy(lambda memory, shared: plgpu.copy_smem_to_gmem(shared, memory), array, at, tiles, index)
+
+
+def first_channels(room: Any, channels: int) -> Any:
+    """The first channels of [rows, D] in shared memory."""
+    return room if room.shape[1] == channels else room.at[:, pl.ds(0, channels)]
+
+
+def _each_copy(
+    copy: Callable[[Any, Any], None], array: Any, at: tuple[Any, ...], tiles: Tiles, index: Any
+) -> None:
+    """copy(memory, shared) for each copy between `array.at[at]` and an entry of `tiles`."""
+    if len(array.shape) == _UNGROUPED:
+        one_part = len(tiles.copied.shape) == len(tiles.shape)
+        copy(array.at[at], (tiles.copied if one_part else tiles).at[index])
+        return
+    batch, rows, head = at
+    parts = array.shape[3]
+
+    def group(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        i, left = state
+        # The array has a row's parts one after the other, and the tile each part of all eight rows.
+        shared = tiles.copied.at[index, i, pl.ds(0, parts)].transpose((1, 0, 2))
+        copy(array.at[batch, pl.ds(rows.start + i * GROUP, GROUP), head], shared)
+        return i + 1, lax.optimization_barrier(lax.shift_right_logical(left, jnp.int32(1)))
+
+    # A bit for each group: a loop that counts is unrolled, and then the producer spills registers.
+    first, left = lax.optimization_barrier((jnp.int32(0), jnp.int32(1 << (rows.size // GROUP - 1))))
+    lax.while_loop(lambda state: state[1] != 0, group, (first, left))
