@@ -21,6 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
+from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
@@ -40,7 +41,7 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     tile_ring,
     value_ring,
 )
-from attest.kernels.pallas.mosaic_gpu.spans import Span, locate, over_queries, query_span
+from attest.kernels.pallas.mosaic_gpu.spans import Span, locate_sharers, over_queries, query_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
@@ -62,13 +63,18 @@ def _slot_full(_: KernelSpec, blocks: BackwardBlocks) -> Any:
     return barriers(blocks.stages, arrivals=2)
 
 
+def _query_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """A block of Q comes with the tiles of a mask and a bias, too."""
+    return barriers(blocks.stages, arrivals=2 + pairs.copies_of_slot(spec, blocks))
+
+
 @dataclass(frozen=True)
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
     key [consumers, 64, D]; value [consumers, 64, Dv]; query [stages, step, D]; d_out [stages, step, Dv]; lse,
-    delta [stages, step] float32, which come with query and d_out. A ring's barriers have an entry for each
-    slot; own_full and ping_pong, for each consumer.
+    delta [stages, step] float32, which come with query and d_out; mask, bias: see `pairs`. A ring's barriers
+    have an entry for each slot; own_full and ping_pong, for each consumer.
     """
 
     key: Annotated[Any, own_rows]
@@ -78,11 +84,13 @@ class Shared:
     lse: Annotated[Any, number_ring]
     delta: Annotated[Any, number_ring]
     own_full: Annotated[Any, pair_full]
-    query_full: Annotated[Any, _slot_full]
+    query_full: Annotated[Any, _query_full]
     query_empty: Annotated[Any, slot_empty]
     d_out_full: Annotated[Any, _slot_full]
     d_out_empty: Annotated[Any, slot_empty]
     ping_pong: Annotated[Any, consumer_signal]
+    mask: Annotated[Any, pairs.ring_of_keys("mask")] = None
+    bias: Annotated[Any, pairs.ring_of_keys("bias")] = None
 
 
 @dataclass(frozen=True)
@@ -108,11 +116,13 @@ def backward_key(
     shared: Shared,
 ) -> None:
     """The body of the kernel. outputs: d_key, d_value or both, and leak where pairs may be hidden."""
-    batch, key_head, block = locate(lax.axis_index(PROGRAM), spec.k_blocks, spec.key_heads)
+    batch, key_head, block = locate_sharers(
+        spec, lax.axis_index(PROGRAM), spec.k_blocks, spec.key_heads, spec.batch
+    )
     span = query_span(spec, arrays, batch, block)
 
     def produce() -> None:
-        _produce(spec, blocks, arrays, shared, (batch, key_head), span)
+        _produce(spec, blocks, arrays, shared, (batch, key_head, block), span)
 
     def consume(warpgroup: Any) -> None:
         key = block * blocks.own + warpgroup * ROWS
@@ -127,11 +137,11 @@ def _produce(
     blocks: BackwardBlocks,
     arrays: Mapping[str, Any],
     shared: Shared,
-    source: tuple[Any, Any],
+    owner: tuple[Any, Any, Any],
     span: Span,
 ) -> None:
     """Start copies of the query blocks of all heads that share a key head, each when its slot is empty."""
-    batch, key_head = source
+    batch, key_head, block = owner
     start, _, _, stop = span
     rings = (
         ("query", shared.query, "lse", shared.lse, shared.query_full, shared.query_empty),
@@ -141,10 +151,15 @@ def _produce(
     def step(count: Any, _: None) -> None:
         head = key_head * spec.group + lax.div(count, stop - start)
         rows = pl.ds((start + lax.rem(count, stop - start)) * blocks.step, blocks.step)
+
+        def of_pairs(i: int) -> tuple[Any, Any, Any, Any]:
+            return batch, head, rows, pl.ds(block * blocks.own + i * ROWS, ROWS)
+
         for name, ring, of_row, numbers, full, empty in rings:
             tile = (arrays[name].at[batch, rows, head], ring)
             of_each = (arrays[of_row].at[batch, head, rows], numbers)
-            start_copy([tile, of_each], full, empty, count, blocks.stages)
+            beside = pairs.copies(spec, blocks, arrays, shared, of_pairs) if name == "query" else []
+            start_copy([tile, of_each, *beside], full, empty, count, blocks.stages)
 
     lax.fori_loop(0, (stop - start) * spec.group, step, None)
 
@@ -195,8 +210,9 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
     """Adds what queries of block i of a head give; blocks taken so far."""
     blocks, shared, warpgroup = consumer.blocks, consumer.shared, consumer.warpgroup
     spec = consumer.tile.spec
-    tile = replace(consumer.tile, head=head, row=i * blocks.step)
     me, slot = opaque(spec, warpgroup, lax.rem(count, blocks.stages))
+    held = pairs.tiles_of_slot(spec, blocks, shared, me, slot)
+    tile = replace(consumer.tile, head=head, row=i * blocks.step, pairs=held)
 
     def of_query(numbers: Any) -> jax.Array:
         return load(numbers.at[slot], BY_COLUMN)

@@ -21,9 +21,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
+from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
+    barriers,
     signal_next,
     start_key_value_copies,
     start_ping_pong,
@@ -39,19 +41,25 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     tile_ring,
     value_ring,
 )
-from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys
+from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate_sharers, over_keys
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import Tile, cotangents, leaked, load_bounds, opaque, weights
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
+def _key_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """A block of K comes with the tiles of a mask and a bias."""
+    return barriers(blocks.stages, arrivals=1 + pairs.copies_of_slot(spec, blocks))
+
+
 @dataclass(frozen=True)
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    query [consumers, 64, D]; d_out [consumers, 64, Dv]; key [stages, step, D]; value [stages, step, Dv]. A
-    ring's barriers have an entry for each slot; own_full and ping_pong, for each consumer.
+    query [consumers, 64, D]; d_out [consumers, 64, Dv]; key [stages, step, D]; value [stages, step, Dv]; mask,
+    bias: see `pairs`. A ring's barriers have an entry for each slot; own_full and ping_pong, for each
+    consumer.
     """
 
     query: Annotated[Any, own_rows]
@@ -59,11 +67,13 @@ class Shared:
     key: Annotated[Any, tile_ring]
     value: Annotated[Any, value_ring]
     own_full: Annotated[Any, pair_full]
-    key_full: Annotated[Any, slot_full]
+    key_full: Annotated[Any, _key_full]
     key_empty: Annotated[Any, slot_empty]
     value_full: Annotated[Any, slot_full]
     value_empty: Annotated[Any, slot_empty]
     ping_pong: Annotated[Any, consumer_signal]
+    mask: Annotated[Any, pairs.ring_of_queries("mask")] = None
+    bias: Annotated[Any, pairs.ring_of_queries("bias")] = None
 
 
 def backward_query(
@@ -74,12 +84,12 @@ def backward_query(
     shared: Shared,
 ) -> None:
     """The body of the kernel. outputs: d_query, and leak where pairs may be hidden."""
-    batch, head, index = locate(lax.axis_index(PROGRAM), spec.q_blocks, spec.heads)
+    batch, head, index = locate_sharers(spec, lax.axis_index(PROGRAM), spec.q_blocks, spec.heads, spec.batch)
     block = spec.q_blocks - 1 - index  # the last may have most keys
     span = key_span(spec, arrays, batch, block)
 
     def produce() -> None:
-        _produce(spec, blocks, arrays, shared, (batch, lax.div(head, spec.group)), span)
+        _produce(spec, blocks, arrays, shared, (batch, head, block), span)
 
     def consume(warpgroup: Any) -> None:
         row = block * blocks.own + warpgroup * ROWS
@@ -94,16 +104,22 @@ def _produce(
     blocks: BackwardBlocks,
     arrays: Mapping[str, Any],
     shared: Shared,
-    source: tuple[Any, Any],
+    owner: tuple[Any, Any, Any],
     span: Span,
 ) -> None:
-    """Start copies of the K and V blocks of a batch row and key head, each when its slot is empty."""
-    batch, key_head = source
+    """Start copies of the K and V blocks of a batch row, head and row block, each when its slot is empty."""
+    batch, head, block = owner
     start, _, _, stop = span
 
     def step(j: Any, _: None) -> None:
-        at = (batch, pl.ds(j * blocks.step, blocks.step), key_head)
-        start_key_value_copies(arrays, shared, at, j - start, blocks.stages)
+        keys = pl.ds(j * blocks.step, blocks.step)
+
+        def of_pairs(i: int) -> tuple[Any, Any, Any, Any]:
+            return batch, head, pl.ds(block * blocks.own + i * ROWS, ROWS), keys
+
+        at = (batch, keys, lax.div(head, spec.group))
+        beside_key = pairs.copies(spec, blocks, arrays, shared, of_pairs)
+        start_key_value_copies(arrays, shared, at, j - start, blocks.stages, beside_key)
 
     lax.fori_loop(start, stop, step, None)
 
@@ -156,8 +172,9 @@ def _step(
 ) -> None:
     """Adds dS K of block j to the total."""
     spec = tile.spec
-    tile = replace(tile, key=j * blocks.step)
     me, slot = opaque(spec, warpgroup, lax.rem(j - start, blocks.stages))
+    held = pairs.tiles_of_slot(spec, blocks, shared, me, slot)
+    tile = replace(tile, key=j * blocks.step, pairs=held)
 
     def run(s: Any, dp: Any) -> jax.Array:
         plgpu.barrier_wait(shared.key_full.at[slot])

@@ -28,11 +28,13 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     first_channels,
     matrix,
     signal_next,
+    start_copy,
     start_key_value_copies,
     start_ping_pong,
     start_store,
     warp_specialize,
 )
+from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
     own_rows,
@@ -41,7 +43,14 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     slot_full,
 )
 from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
-from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, locate, over_keys, part_span, rows_span
+from attest.kernels.pallas.mosaic_gpu.spans import (
+    Span,
+    key_span,
+    locate_sharers,
+    over_keys,
+    part_span,
+    rows_span,
+)
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
 
@@ -70,10 +79,10 @@ def _out(spec: KernelSpec, blocks: Blocks) -> Any:
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    query [consumers, 64, D]; out [consumers, 64, Dv]; key [stages, k, D]; value [stages, k, Dv]. out is None
-    where a program has one tile: the query then makes room for it. It is None, too, where results are
-    partial: those are stored from registers. A ring's barriers have an entry for each slot; query_full and
-    ping_pong, for each consumer.
+    query [consumers, 64, D]; out [consumers, 64, Dv]; key [stages, k, D]; value [stages, k, Dv]; mask, bias: see
+    `pairs`. out is None where a program has one tile: the query then makes room for it. It is None, too, where
+    results are partial: those are stored from registers. A ring's barriers have an entry for each slot;
+    query_full and ping_pong, for each consumer.
     """
 
     query: Annotated[Any, own_rows]
@@ -87,6 +96,10 @@ class Shared:
     value_empty: Annotated[Any, slot_empty]
     ping_pong: Annotated[Any, consumer_signal]
     out: Annotated[Any, _out] = None
+    mask: Annotated[Any, pairs.ring_of_queries("mask")] = None
+    bias: Annotated[Any, pairs.ring_of_queries("bias")] = None
+    pairs_full: Annotated[Any, pairs.slot_full] = None
+    pairs_empty: Annotated[Any, pairs.slot_empty] = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +137,23 @@ class _Consumer:
         plgpu.barrier_arrive(shared.key_empty.at[slot])
         plgpu.barrier_wait(shared.value_full.at[slot])
         plgpu.barrier_arrive(shared.value_empty.at[slot])
+        if shared.pairs_full is not None:
+            plgpu.barrier_wait(shared.pairs_full.at[slot])
+            self.release_pairs(slot)
         return count + 1
+
+    def release_pairs(self, slot: Any) -> None:
+        if self.shared.pairs_empty is not None:
+            plgpu.barrier_arrive(self.shared.pairs_empty.at[slot])
+
+    def weights(self, score: jax.Array, slot: Any, block: Any, compared: bool, known: Softmax) -> Weights:
+        """The weights of a block of keys, whose mask and bias are in a slot."""
+        spec, blocks, shared = self.spec, self.blocks, self.shared
+        if shared.pairs_full is not None:
+            plgpu.barrier_wait(shared.pairs_full.at[slot])
+        held = pairs.tiles_of_slot(spec, blocks, shared, self.warpgroup, slot)
+        tile = replace(self.tile, key=block * blocks.k, pairs=held)
+        return online_softmax(tile, score, compared, known)
 
     def with_score[T](self, run: Callable[[Any], T]) -> T:
         return pl.run_scoped(run, plgpu.ACC((ROWS, self.blocks.k), jnp.float32))
@@ -174,7 +203,7 @@ def _place(program: Any, programs: int, nth: Any) -> Any:
 
 def _locate(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     """The entry, head and row block of a tile; the last row block is taken first: it may see most."""
-    entry, head, index = locate(tile, spec.q_blocks, spec.heads)
+    entry, head, index = locate_sharers(spec, tile, spec.q_blocks, spec.heads, spec.entries)
     return entry, head, spec.q_blocks - 1 - index
 
 
@@ -208,7 +237,17 @@ def _produce(
     key_head = lax.div(head, spec.group)
 
     def step(j: Any, count: Any) -> Any:
-        at = (batch, pl.ds(j * blocks.k, blocks.k), key_head)
+        keys = pl.ds(j * blocks.k, blocks.k)
+        if spec.tiled_pairs:
+            copies = pairs.copies(
+                spec,
+                blocks,
+                arrays,
+                shared,
+                lambda i: (batch, head, pl.ds(block * blocks.own + i * ROWS, ROWS), keys),
+            )
+            start_copy(copies, shared.pairs_full, shared.pairs_empty, count, blocks.stages)
+        at = (batch, keys, key_head)
         start_key_value_copies(arrays, shared, at, count, blocks.stages)
         return count + 1
 
@@ -317,7 +356,10 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
 
     slot = consumer.slot(count)
     known = nothing_known(spec, blocks.partial_sums)
-    first = _weights(consumer, _score(consumer, slot), start, spec.hides or spec.ragged, known)
+    first = consumer.weights(_score(consumer, slot), slot, start, spec.hides or spec.ragged, known)
+    if spec.tiled_pairs:
+        first = lax.optimization_barrier(first)
+        consumer.release_pairs(slot)
     plgpu.barrier_wait(shared.value_full.at[slot])
     carry = (first.p.astype(spec.dtype), first.known, count + 1)
     carry = over_keys(spec, span, start + 1, partial(_step, consumer), carry)
@@ -331,11 +373,6 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     plgpu.barrier_arrive(shared.value_empty.at[slot])
     norm = known.whole_norm()
     return consumer.acc[...], known.level(spec), norm, count
-
-
-def _weights(consumer: _Consumer, score: jax.Array, block: Any, compared: bool, known: Softmax) -> Weights:
-    """The weights of a block of keys."""
-    return online_softmax(replace(consumer.tile, key=block * consumer.blocks.k), score, compared, known)
 
 
 def _score(consumer: _Consumer, slot: Any) -> jax.Array:
@@ -368,7 +405,8 @@ def _step(consumer: _Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -
         plgpu.barrier_arrive(shared.key_empty.at[slot])
         # Both compilers would else move the softmax behind the wait for the second product: LLVM obeys the
         # optimization barrier, and ptxas moves nothing past the loop in the wait for V.
-        new = lax.optimization_barrier(_weights(consumer, score, j, compared, known))
+        new = lax.optimization_barrier(consumer.weights(score, slot, j, compared, known))
+        consumer.release_pairs(slot)
         plgpu.barrier_wait(shared.value_full.at[slot])
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(shared.value_empty.at[slot_before])

@@ -16,6 +16,7 @@ plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
 
 WARPGROUP, PROGRAM = "warpgroup", "program"  # the axes of a launch
 TMA_ROWS = 8  # the TMA unit sees arrays in tiles of so many rows
+TMA_BYTES = 128  # and of rows of at most so many bytes
 SHARED_BYTES = 227 * 1024  # of a block; CUDA C++ Programming Guide, compute capability 9.0
 _ALIGNMENT = 1024  # Pallas begins each array of shared memory at a multiple of so many bytes
 
@@ -159,15 +160,20 @@ def start_copy(copies: Iterable[tuple[Any, Any]], full: Any, empty: Any, count: 
 
 
 def start_key_value_copies(
-    arrays: Mapping[str, Any], shared: Any, at: tuple[Any, ...], count: Any, stages: int
+    arrays: Mapping[str, Any],
+    shared: Any,
+    at: tuple[Any, ...],
+    count: Any,
+    stages: int,
+    beside_key: Iterable[tuple[Any, Any]] = (),
 ) -> None:
     """Start the copies of a block of K and of V, each to the next slot of its ring, when that is empty.
 
     shared: a record with key and value, rings, and key_full, key_empty, value_full and value_empty. at: where
-    the block is in the arrays. count: the blocks copied so far.
+    the block is in the arrays. count: the blocks copied so far. beside_key: copies to rings that share the
+    barriers of K.
     """
-    for copy, full, empty in (
-        ((arrays["key"].at[at], shared.key), shared.key_full, shared.key_empty),
-        ((arrays["value"].at[at], shared.value), shared.value_full, shared.value_empty),
-    ):
-        start_copy([copy], full, empty, count, stages)
+    of_key = [(arrays["key"].at[at], shared.key), *beside_key]
+    start_copy(of_key, shared.key_full, shared.key_empty, count, stages)
+    of_value = [(arrays["value"].at[at], shared.value)]
+    start_copy(of_value, shared.value_full, shared.value_empty, count, stages)

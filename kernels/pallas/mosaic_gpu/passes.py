@@ -4,6 +4,7 @@ Everything that depends on arrays but not on pairs is computed here in JAX: the 
 the blocks that every block visits, Delta and the lse in bits.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,6 +37,7 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
 )
 from attest.kernels.pallas.mosaic_gpu.launch import Outputs, launch
 from attest.kernels.pallas.mosaic_gpu.operands import (
+    pair_lengths,
     pairs,
     per_query,
     sinks,
@@ -43,8 +45,8 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
     tensor_length,
     visibility,
 )
-from attest.kernels.pallas.mosaic_gpu.scratch import scratch
-from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
+from attest.kernels.pallas.mosaic_gpu.scratch import fits, scratch
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, tiled_bytes, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.visibility import Rows, ahead, describe_rows
@@ -65,7 +67,8 @@ def _forward(settings: Settings, call: Call) -> Forward:
 
 def _chosen(call: Call, few: bool) -> Blocks:
     """The table's choice; tiles of few queries have rows of several heads."""
-    return choose(*_dims(call), work_of(call, few), None if few else call.query.shape[1])
+    queries = None if few else call.query.shape[1]
+    return choose(*_dims(call), work_of(call, few), queries, _fitting("forward", call))
 
 
 def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
@@ -100,7 +103,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         "key": tensor(call.key, spec.head_dim),
         "value": tensor(call.value, spec.value_dim),
         **visibility(spec, call, rows, ranges),
-        **pairs(spec, call, transposed=False),
+        **pairs(spec, call),
         **sinks(spec, call),
     }
     of_row = _of_row(spec)
@@ -204,22 +207,27 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
     q_length, k_length = spec.q_blocks * blocks.step, spec.k_blocks * blocks.own
     by_query = call.bias.shape[2] > 1
     # Of a bias that keys share there is a sum for each key, and then one of those.
-    shared = call.bias.shape[3] < call.key.shape[1]
-    dtype = jnp.float32 if shared else settings.result_dtype(call.bias.dtype)
-    shape = (*call.bias.shape[:2], k_length, *((q_length,) if by_query else ()))
+    shared, dtype = call.bias.shape[3] < call.key.shape[1], settings.result_dtype(call.bias.dtype)
+    tiled = "bias" in spec.tiled_pairs
+    if tiled:
+        lengths, stored = pair_lengths(*call.bias.shape[2:], spec.d_bias_dtype.itemsize), spec.d_bias_dtype
+    else:
+        lengths, stored = (k_length, q_length) if by_query else (k_length,), jnp.float32 if shared else dtype
     filled = launch(
         partial(backward_bias.backward_bias, spec, blocks),
         backward_bias.Shared,
         "flash_backward_bias",
         arrays,
-        {"d_bias": jax.ShapeDtypeStruct(shape, dtype)},
+        {"d_bias": jax.ShapeDtypeStruct((*call.bias.shape[:2], *lengths), stored)},
         scratch(backward_bias.Shared, spec, blocks),
         backward_bias.programs(spec),
         blocks.consumers + 1,
     )
-    d_bias = filled["d_bias"].swapaxes(2, 3) if by_query else filled["d_bias"][:, :, None]
+    d_bias = filled["d_bias"]
+    if not tiled:
+        d_bias = d_bias.swapaxes(2, 3) if by_query else d_bias[:, :, None]
     d_bias = d_bias[:, :, : call.bias.shape[2], : call.key.shape[1]]
-    return d_bias.sum(axis=3, keepdims=True) if shared else d_bias
+    return (d_bias.sum(axis=3, keepdims=True) if shared else d_bias).astype(dtype)
 
 
 def _backward_spec(
@@ -238,7 +246,7 @@ def _backward_spec(
         "d_out": tensor(terms.d_out, spec.value_dim),
         **_row_numbers(spec, terms),
         **visibility(spec, call, rows, ranges),
-        **pairs(spec, call, transposed=by_key),
+        **pairs(spec, call),
     }
 
 
@@ -285,7 +293,11 @@ def _with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) -
 
 def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:
     asked = None if settings.backward is None else getattr(settings.backward, kernel)
-    return asked or choose_backward(kernel, *_dims(call), work_of(call))
+    return asked or choose_backward(kernel, *_dims(call), work_of(call), _fitting(kernel, call))
+
+
+def _fitting(kernel: str, call: Call) -> Callable[[Blocks | BackwardBlocks], bool]:
+    return partial(fits, kernel, _dims(call), call.query.dtype.itemsize, tiled_bytes(call))
 
 
 def _dims(call: Call) -> tuple[int, int]:

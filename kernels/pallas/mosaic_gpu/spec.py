@@ -32,8 +32,8 @@ class KernelSpec:
     rounded to, None for none. causal: whether causal order alone decides what a row sees; else first, last
     and segments say which arrays do, and by_batch whether those have an entry for each batch row. alibi:
     whether heads have slopes; slope_batch: whether those of each batch row are others. mask, bias: None
-    without; else which of their four axes have more than one entry. q_block, k_block: the
-    queries and keys that a step of a program deals with. parts: how many programs share the keys of a row, in
+    without; else which of their four axes have more than one entry. bias_dtype: of the bias in memory.
+    q_block, k_block: the queries and keys that a step of a program deals with. parts: how many programs share the keys of a row, in
     the forward kernel. partial: whether it returns the sums of each part, as
     `attest.kernels.few_queries.Partial` has them. unrounded: as `attest.kernels.implementation.Settings`
     says.
@@ -66,6 +66,7 @@ class KernelSpec:
     parts: int = 1
     partial: bool = False
     unrounded: bool = False
+    bias_dtype: Any = None
 
     @property
     def unit(self) -> float:
@@ -123,8 +124,27 @@ class KernelSpec:
 
     @property
     def pairwise(self) -> bool:
-        """Whether every block must be compared, pair by pair."""
+        """Whether a mask or bias may hide pairs of every block."""
         return self.mask is not None or self.bias is not None
+
+    @property
+    def tiled_pairs(self) -> dict[str, Any]:
+        """The dtypes of those of mask and bias that have an entry for each query and key.
+
+        Their tiles come through shared memory.
+        """
+        dtypes = {"mask": jnp.int8, "bias": self.bias_dtype}
+        return {name: dtype for name, dtype in dtypes.items() if all(self.axes_of_pairs(name)[2:])}
+
+    @property
+    def d_bias_dtype(self) -> Any:
+        """Of the gradient of a bias of every pair, as the kernel stores it."""
+        return jnp.dtype(jnp.float32) if self.unrounded else self.bias_dtype
+
+    def axes_of_pairs(self, name: str) -> tuple[bool, ...]:
+        """Which axes of the mask or the bias have more than one entry; none without one."""
+        axes = self.mask if name == "mask" else self.bias
+        return (False,) * 4 if axes is None else axes
 
     @property
     def ragged(self) -> bool:
@@ -229,6 +249,7 @@ def describe(
         slope_batch=call.alibi_slopes is not None and call.alibi_slopes.shape[0] > 1,
         mask=_axes(call.attention_mask),
         bias=_axes(call.bias),
+        bias_dtype=None if call.bias is None else pair_dtype(call.bias),
         sinks=call.softmax_aux is not None,
         q_block=q_block,
         k_block=k_block,
@@ -236,6 +257,20 @@ def describe(
         partial=parts is not None,
         unrounded=settings.unrounded,
     )
+
+
+def tiled_bytes(call: Call) -> dict[str, int]:
+    """The bytes of an element of those of mask and bias that have an entry for each query and key."""
+    found: dict[str, int] = {}
+    for name, x in (("mask", call.attention_mask), ("bias", call.bias)):
+        if x is not None and x.shape[2] > 1 and x.shape[3] > 1:
+            found[name] = 1 if name == "mask" else pair_dtype(x).itemsize
+    return found
+
+
+def pair_dtype(bias: jax.Array) -> Any:
+    """The dtype that a bias has in memory: its own where that is a float of 16 or 32 bits."""
+    return bias.dtype if bias.dtype.itemsize in (2, 4) else jnp.dtype(jnp.float32)
 
 
 def _axes(x: jax.Array | None) -> tuple[bool, ...] | None:
