@@ -75,8 +75,8 @@ class Shared:
     """What the warpgroups of a program share: rings of tiles, and barriers for full and for empty slots.
 
     key [stages * consumers, 64, D]; value [stages * consumers, 64, Dv]; query [stages, step, D]; d_out
-    [stages, step, Dv]; lse, delta [stages, step] float32; mask: see `pairs`. Of a bias of every pair, bias and
-    d_bias [consumers, step, 64], which all visits share.
+    [stages, step, Dv]; lse, delta [stages, step] float32; mask: see `pairs`. Of a bias of every pair, bias
+    and d_bias [consumers, step, 64], which all visits share.
     """
 
     key: Annotated[Any, _key_ring]

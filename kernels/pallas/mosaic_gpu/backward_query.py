@@ -57,8 +57,8 @@ def _key_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    query [consumers, 64, D]; d_out [consumers, 64, Dv]; key [stages, step, D]; value [stages, step, Dv]; mask,
-    bias: see `pairs`. A ring's barriers have an entry for each slot; own_full and ping_pong, for each
+    query [consumers, 64, D]; d_out [consumers, 64, Dv]; key [stages, step, D]; value [stages, step, Dv];
+    mask, bias: see `pairs`. A ring's barriers have an entry for each slot; own_full and ping_pong, for each
     consumer.
     """
 

@@ -175,7 +175,9 @@ def _backward_blocks(row: Mapping[str, Any]) -> BackwardBlocks:
 
 
 def _fitting[T](
-    rows: tuple[dict[str, Any], ...], blocks: Callable[[Mapping[str, Any]], T], fits: Callable[[T], bool] | None
+    rows: tuple[dict[str, Any], ...],
+    blocks: Callable[[Mapping[str, Any]], T],
+    fits: Callable[[T], bool] | None,
 ) -> tuple[dict[str, Any], ...]:
     """The rows that fit; the last, which is the smallest, if none does."""
     return tuple(row for row in rows if fits is None or fits(blocks(row))) or rows[-1:]

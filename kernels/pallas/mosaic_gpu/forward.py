@@ -21,9 +21,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
+from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
-    PROGRAM,
     barriers,
     first_channels,
     matrix,
@@ -34,7 +34,6 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     start_store,
     warp_specialize,
 )
-from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
     own_rows,
@@ -46,13 +45,13 @@ from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_k
 from attest.kernels.pallas.mosaic_gpu.spans import (
     Span,
     key_span,
-    locate_sharers,
     over_keys,
     part_span,
     rows_span,
 )
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
+from attest.kernels.pallas.mosaic_gpu.tiles import batch_and_part, locate_tile, over_tiles
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
@@ -79,9 +78,9 @@ def _out(spec: KernelSpec, blocks: Blocks) -> Any:
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    query [consumers, 64, D]; out [consumers, 64, Dv]; key [stages, k, D]; value [stages, k, Dv]; mask, bias: see
-    `pairs`. out is None where a program has one tile: the query then makes room for it. It is None, too, where
-    results are partial: those are stored from registers. A ring's barriers have an entry for each slot;
+    query [consumers, 64, D]; out [consumers, 64, Dv]; key [stages, k, D]; value [stages, k, Dv]; mask, bias:
+    see `pairs`. out is None where a program has one tile: the query then makes room for it. It is None, too,
+    where results are partial: those are stored from registers. A ring's barriers have an entry for each slot;
     query_full and ping_pong, for each consumer.
     """
 
@@ -159,57 +158,20 @@ class _Consumer:
         return pl.run_scoped(run, plgpu.ACC((ROWS, self.blocks.k), jnp.float32))
 
 
-def tiles(spec: KernelSpec) -> int:
-    """How many there are in a launch."""
-    return spec.entries * spec.heads * spec.q_blocks
-
-
 def flash_forward(
     spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], outputs: Mapping[str, Any], shared: Shared
 ) -> None:
     """The body of the kernel. outputs: out, lse, row_max, leak, by name."""
 
     def produce() -> None:
-        _over_tiles(spec, blocks, partial(_produce, spec, blocks, arrays, shared))
+        over_tiles(spec, blocks, partial(_produce, spec, blocks, arrays, shared))
 
     def consume(warpgroup: Any) -> None:
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
-        _over_tiles(spec, blocks, partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup))
+        over_tiles(spec, blocks, partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup))
         plgpu.wait_smem_to_gmem(0)
 
     warp_specialize(blocks, produce, consume)
-
-
-def _over_tiles(spec: KernelSpec, blocks: Blocks, work: Callable[[Any, Any], Any]) -> None:
-    """work(tile, count) for every tile of this program: from and to the number of key blocks taken so far."""
-    program = lax.axis_index(PROGRAM)
-    if blocks.programs is None:
-        work(program, jnp.int32(0))
-        return
-    programs = min(blocks.programs, tiles(spec))
-
-    def one(i: Any, count: Any) -> Any:
-        return work(i * programs + _place(program, programs, i), count)
-
-    whole_rounds, rest = divmod(tiles(spec), programs)
-    mine = whole_rounds + (_place(program, programs, whole_rounds) < rest).astype(jnp.int32)
-    lax.fori_loop(0, mine, one, jnp.int32(0))
-
-
-def _place(program: Any, programs: int, nth: Any) -> Any:
-    """Which tile of a round a program takes: every other round backwards, so that none gets all long ones."""
-    return jnp.where(nth % 2 == 0, program, programs - 1 - program)
-
-
-def _locate(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
-    """The entry, head and row block of a tile; the last row block is taken first: it may see most."""
-    entry, head, index = locate_sharers(spec, tile, spec.q_blocks, spec.heads, spec.entries)
-    return entry, head, spec.q_blocks - 1 - index
-
-
-def batch_and_part(spec: KernelSpec, entry: Any) -> tuple[Any, Any]:
-    """The batch row, and the part of the keys, of an entry of the results."""
-    return (entry, 0) if spec.parts == 1 else (lax.rem(entry, spec.batch), lax.div(entry, spec.batch))
 
 
 def _visit(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> tuple[Any, Any, Any, Span]:
@@ -217,7 +179,7 @@ def _visit(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> tuple[Any,
 
     A row block that sees nothing takes one block of keys, all hidden: no case of its own.
     """
-    entry, head, block = _locate(spec, tile)
+    entry, head, block = locate_tile(spec, tile)
     batch, part = batch_and_part(spec, entry)
     start, full_start, full_stop, stop = part_span(spec, part, key_span(spec, arrays, batch, block))
     return batch, head, block, (start, full_start, full_stop, jnp.maximum(stop, start + 1))
@@ -284,7 +246,7 @@ def _consume(
 
     acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, spec.value_dim), jnp.float32))
     # Anew, so that registers need not hold through the loop what follows from the number of the tile.
-    entry, head, block = _locate(spec, lax.optimization_barrier(tile))
+    entry, head, block = locate_tile(spec, lax.optimization_barrier(tile))
     rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
     if spec.hides:
         outputs["leak"][entry, head, rows] = leaked(acc)

@@ -79,7 +79,7 @@ def pair_lengths(q_length: int, k_length: int, itemsize: int) -> tuple[int, int]
 
 def _laid(spec: KernelSpec, name: str, x: jax.Array, fill: float) -> jax.Array:
     if name in spec.tiled_pairs:
-        q_length, k_length = pair_lengths(*x.shape[2:], x.dtype.itemsize)
+        q_length, k_length = pair_lengths(x.shape[2], x.shape[3], x.dtype.itemsize)
         return padded(padded(x, 2, q_length, fill), 3, k_length, fill)
     if x.shape[3] == 1 < x.shape[2]:
         return padded(x, 2, spec.q_blocks * spec.q_block, fill).swapaxes(2, 3)

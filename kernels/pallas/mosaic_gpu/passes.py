@@ -48,6 +48,7 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
 from attest.kernels.pallas.mosaic_gpu.scratch import fits, scratch
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, tiled_bytes, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
+from attest.kernels.pallas.mosaic_gpu.tiles import tiles as forward_tiles
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.visibility import Rows, ahead, describe_rows
 
@@ -111,7 +112,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
     if spec.partial:
         out = jax.ShapeDtypeStruct((*of_row.shape, spec.value_dim), jnp.float32)
     outputs = {"out": out, "lse": of_row, "row_max": of_row}
-    tiles = forward.tiles(spec)
+    tiles = forward_tiles(spec)
     filled = launch(
         partial(forward.flash_forward, spec, blocks),
         forward.Shared,
@@ -210,9 +211,11 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
     shared, dtype = call.bias.shape[3] < call.key.shape[1], settings.result_dtype(call.bias.dtype)
     tiled = "bias" in spec.tiled_pairs
     if tiled:
-        lengths, stored = pair_lengths(*call.bias.shape[2:], spec.d_bias_dtype.itemsize), spec.d_bias_dtype
+        stored = spec.d_bias_dtype
+        lengths = pair_lengths(call.query.shape[1], call.key.shape[1], stored.itemsize)
     else:
-        lengths, stored = (k_length, q_length) if by_query else (k_length,), jnp.float32 if shared else dtype
+        stored = jnp.float32 if shared else dtype
+        lengths = (k_length, q_length) if by_query else (k_length,)
     filled = launch(
         partial(backward_bias.backward_bias, spec, blocks),
         backward_bias.Shared,

@@ -88,8 +88,8 @@ def tile_bytes(
 ) -> int:
     """The shared memory of a kernel's tiles: what `scratch` describes, but for numbers and barriers.
 
-    kernel: "forward", "backward_query", "backward_key" or "backward_bias". dims: of query and of value. pairs:
-    `attest.kernels.pallas.mosaic_gpu.spec.tiled_bytes` of the call.
+    kernel: "forward", "backward_query", "backward_key" or "backward_bias". dims: of query and of value.
+    pairs: what `attest.kernels.pallas.mosaic_gpu.spec.tiled_bytes` says of the call.
     """
     own, pairs = blocks.own, dict(pairs or {})
     if isinstance(blocks, Blocks):

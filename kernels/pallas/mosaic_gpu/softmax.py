@@ -118,7 +118,9 @@ def _of_logits(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
     # A maximum with a NaN is NaN, and the vote is for it.
     moved = any_above(slack, highest - over_rows(row.reference, highest.shape), TILE)
     if spec.in_nats:
-        u, row, alpha = lax.cond(moved, partial(_moved_beside_bias, tile, slack), _unmoved_beside_bias, u, row)
+        u, row, alpha = lax.cond(
+            moved, partial(_moved_beside_bias, tile, slack), _unmoved_beside_bias, u, row
+        )
     else:
         row, alpha = lax.cond(moved, partial(_moved, spec, slack), _unmoved, highest, row)
     assert row.unit is not None

@@ -24,7 +24,9 @@ def locate(tile: Any, blocks: int, heads: int) -> tuple[Any, Any, Any]:
     return lax.div(rest, heads), lax.rem(rest, heads), lax.rem(tile, blocks)
 
 
-def locate_sharers(spec: KernelSpec, tile: Any, blocks: int, heads: int, entries: int) -> tuple[Any, Any, Any]:
+def locate_sharers(
+    spec: KernelSpec, tile: Any, blocks: int, heads: int, entries: int
+) -> tuple[Any, Any, Any]:
     """The same, in an order in which those that share tiles of a mask or bias run at the same time.
 
     The first of them then reads a tile from memory, and the others from the cache.
@@ -34,7 +36,10 @@ def locate_sharers(spec: KernelSpec, tile: Any, blocks: int, heads: int, entries
         return locate(tile, blocks, heads)
     by_batch, by_head = (any(axes[i] for axes in tiled) for i in range(2))
     # A stable sort: what shares is first, and else blocks are, then heads.
-    axes = sorted([("block", blocks, True), ("head", heads, by_head), ("entry", entries, by_batch)], key=lambda axis: axis[2])
+    axes = sorted(
+        [("block", blocks, True), ("head", heads, by_head), ("entry", entries, by_batch)],
+        key=lambda axis: axis[2],
+    )
     found: dict[str, Any] = {}
     for name, size, _ in axes:
         found[name], tile = lax.rem(tile, size), lax.div(tile, size)

@@ -33,8 +33,8 @@ class KernelSpec:
     and segments say which arrays do, and by_batch whether those have an entry for each batch row. alibi:
     whether heads have slopes; slope_batch: whether those of each batch row are others. mask, bias: None
     without; else which of their four axes have more than one entry. bias_dtype: of the bias in memory.
-    q_block, k_block: the queries and keys that a step of a program deals with. parts: how many programs share the keys of a row, in
-    the forward kernel. partial: whether it returns the sums of each part, as
+    q_block, k_block: the queries and keys that a step of a program deals with. parts: how many programs share
+    the keys of a row, in the forward kernel. partial: whether it returns the sums of each part, as
     `attest.kernels.few_queries.Partial` has them. unrounded: as `attest.kernels.implementation.Settings`
     says.
     """
