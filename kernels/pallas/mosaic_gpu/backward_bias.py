@@ -60,7 +60,7 @@ def _slot_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
     return barriers(blocks.stages, arrivals=4 + (2 + masks) * blocks.consumers)
 
 
-def _own_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+def _bias_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
     return consumer_signal(spec, blocks) if "bias" in spec.tiled_pairs else None
 
 
@@ -90,7 +90,7 @@ class Shared:
     mask: Annotated[Any, pairs.ring_of_keys("mask")] = None
     bias: Annotated[Any, pairs.room_of_keys("bias")] = None
     d_bias: Annotated[Any, _d_bias] = None
-    own_full: Annotated[Any, _own_full] = None
+    bias_full: Annotated[Any, _bias_full] = None
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,8 @@ def _consume(
     batch, head, key_block, row_block = visits.owner
     key = key_block * blocks.own + warpgroup * ROWS
     tile = Tile(spec, arrays, batch, head, row_block * blocks.step, key, transposed=True, strict=True)
-    if shared.own_full is not None:
-        full = shared.own_full.at[warpgroup]
+    if shared.bias_full is not None:
+        full = shared.bias_full.at[warpgroup]
         source = pairs.source(spec, arrays, "bias", (batch, head, tile.queries, tile.keys))
         plgpu.copy_gmem_to_smem(source, shared.bias.at[warpgroup], full)
         plgpu.barrier_wait(full)
@@ -255,9 +255,10 @@ def _step(
         dp[...] = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
         plgpu.wgmma(s, shared.key.at[own], shared.query.at[slot].T)
         plgpu.wgmma(dp, shared.value.at[own], shared.d_out.at[slot].T)
+        early = tile.with_bias()
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
         # A bias comes between product and exponent, so that the lse was not subtracted before.
-        p, slope = weights(tile, score, load(shared.lse.at[slot], BY_COLUMN), compared=True)
+        p, slope = weights(early, score, load(shared.lse.at[slot], BY_COLUMN), compared=True)
         ds = cotangents(p, slope, plgpu.wgmma_accumulator_load(dp, wait_n=0), compared=True)
         plgpu.barrier_arrive(shared.empty.at[slot])
         return ds

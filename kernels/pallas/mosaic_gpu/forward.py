@@ -41,7 +41,7 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     slot_empty,
     slot_full,
 )
-from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
+from attest.kernels.pallas.mosaic_gpu.softmax import nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import (
     Span,
     key_span,
@@ -145,14 +145,13 @@ class _Consumer:
         if self.shared.pairs_empty is not None:
             plgpu.barrier_arrive(self.shared.pairs_empty.at[slot])
 
-    def weights(self, score: jax.Array, slot: Any, block: Any, compared: bool, known: Softmax) -> Weights:
-        """The weights of a block of keys, whose mask and bias are in a slot."""
+    def tile_of(self, slot: Any, block: Any) -> Tile:
+        """The tile of a block of keys, whose mask and bias are in a slot, once they are there."""
         spec, blocks, shared = self.spec, self.blocks, self.shared
         if shared.pairs_full is not None:
             plgpu.barrier_wait(shared.pairs_full.at[slot])
         held = pairs.tiles_of_slot(spec, blocks, shared, self.warpgroup, slot)
-        tile = replace(self.tile, key=block * blocks.k, pairs=held)
-        return online_softmax(tile, score, compared, known)
+        return replace(self.tile, key=block * blocks.k, pairs=held).with_bias()
 
     def with_score[T](self, run: Callable[[Any], T]) -> T:
         return pl.run_scoped(run, plgpu.ACC((ROWS, self.blocks.k), jnp.float32))
@@ -318,7 +317,8 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
 
     slot = consumer.slot(count)
     known = nothing_known(spec, blocks.partial_sums)
-    first = consumer.weights(_score(consumer, slot), slot, start, spec.hides or spec.ragged, known)
+    score = _score(consumer, slot)
+    first = online_softmax(consumer.tile_of(slot, start), score, spec.hides or spec.ragged, known)
     if spec.tiled_pairs:
         first = lax.optimization_barrier(first)
         consumer.release_pairs(slot)
@@ -363,11 +363,12 @@ def _step(consumer: _Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -
         consumer.start_score(s, slot)
         plgpu.wgmma(acc, p, shared.value.at[slot_before])
         consumer.signal_next()
+        tile = consumer.tile_of(slot, j)
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
         plgpu.barrier_arrive(shared.key_empty.at[slot])
         # Both compilers would else move the softmax behind the wait for the second product: LLVM obeys the
         # optimization barrier, and ptxas moves nothing past the loop in the wait for V.
-        new = lax.optimization_barrier(consumer.weights(score, slot, j, compared, known))
+        new = lax.optimization_barrier(online_softmax(tile, score, compared, known))
         consumer.release_pairs(slot)
         plgpu.barrier_wait(shared.value_full.at[slot])
         plgpu.wgmma_wait(0)

@@ -67,7 +67,7 @@ def pairs(spec: KernelSpec, call: Call) -> dict[str, jax.Array]:
     if call.attention_mask is not None:
         arrays["mask"] = _laid(spec, "mask", call.attention_mask.astype(jnp.int8), 0)
     if call.bias is not None:
-        arrays["bias"] = _laid(spec, "bias", call.bias.astype(spec.bias_dtype), -jnp.inf)
+        arrays["bias"] = _laid(spec, "bias", call.bias, -jnp.inf)
     return arrays
 
 

@@ -87,7 +87,8 @@ def tiles_of_slot(
     spec: KernelSpec, blocks: Blocks | BackwardBlocks, shared: Any, warpgroup: Any, slot: Any
 ) -> dict[str, Any]:
     """A consumer's tiles in shared memory, by name."""
-    return {name: getattr(shared, name).at[warpgroup * blocks.stages + slot] for name in spec.tiled_pairs}
+    held = warpgroup * blocks.stages + slot
+    return {name: getattr(shared, name).at[held] for name in spec.tiled_pairs}
 
 
 def load_tile(ref: Any, transposed: bool) -> jax.Array:

@@ -230,7 +230,7 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
     if not tiled:
         d_bias = d_bias.swapaxes(2, 3) if by_query else d_bias[:, :, None]
     d_bias = d_bias[:, :, : call.bias.shape[2], : call.key.shape[1]]
-    return (d_bias.sum(axis=3, keepdims=True) if shared else d_bias).astype(dtype)
+    return d_bias.sum(axis=3, keepdims=True).astype(dtype) if shared else d_bias
 
 
 def _backward_spec(

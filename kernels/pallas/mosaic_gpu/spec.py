@@ -249,7 +249,7 @@ def describe(
         slope_batch=call.alibi_slopes is not None and call.alibi_slopes.shape[0] > 1,
         mask=_axes(call.attention_mask),
         bias=_axes(call.bias),
-        bias_dtype=None if call.bias is None else pair_dtype(call.bias),
+        bias_dtype=None if call.bias is None else call.bias.dtype,
         sinks=call.softmax_aux is not None,
         q_block=q_block,
         k_block=k_block,
@@ -261,16 +261,9 @@ def describe(
 
 def tiled_bytes(call: Call) -> dict[str, int]:
     """The bytes of an element of those of mask and bias that have an entry for each query and key."""
-    found: dict[str, int] = {}
-    for name, x in (("mask", call.attention_mask), ("bias", call.bias)):
-        if x is not None and x.shape[2] > 1 and x.shape[3] > 1:
-            found[name] = 1 if name == "mask" else pair_dtype(x).itemsize
-    return found
-
-
-def pair_dtype(bias: jax.Array) -> Any:
-    """The dtype that a bias has in memory: its own where that is a float of 16 or 32 bits."""
-    return bias.dtype if bias.dtype.itemsize in (2, 4) else jnp.dtype(jnp.float32)
+    arrays = {"mask": call.attention_mask, "bias": call.bias}
+    tiled = {name: x for name, x in arrays.items() if x is not None and min(x.shape[2:]) > 1}
+    return {name: 1 if name == "mask" else x.dtype.itemsize for name, x in tiled.items()}
 
 
 def _axes(x: jax.Array | None) -> tuple[bool, ...] | None:
