@@ -255,10 +255,9 @@ def _step(
         dp[...] = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
         plgpu.wgmma(s, shared.key.at[own], shared.query.at[slot].T)
         plgpu.wgmma(dp, shared.value.at[own], shared.d_out.at[slot].T)
-        early = tile.with_bias()
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
         # A bias comes between product and exponent, so that the lse was not subtracted before.
-        p, slope = weights(early, score, load(shared.lse.at[slot], BY_COLUMN), compared=True)
+        p, slope = weights(tile, score, load(shared.lse.at[slot], BY_COLUMN), compared=True)
         ds = cotangents(p, slope, plgpu.wgmma_accumulator_load(dp, wait_n=0), compared=True)
         plgpu.barrier_arrive(shared.empty.at[slot])
         return ds

@@ -233,9 +233,8 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
         if blocks.ping_pong:
             signal_next(shared.ping_pong, warpgroup, blocks.consumers)
         lse = None if spec.folds else of_query(shared.lse)
-        held = tile.with_bias()
         score = plgpu.wgmma_accumulator_load(s, wait_n=0 if dp is None else 1)
-        bounded = replace(held, bounds=load_bounds(tile)) if compared or spec.alibi else held
+        bounded = replace(tile, bounds=load_bounds(tile)) if compared or spec.alibi else tile
         p, slope = weights(bounded, score, lse, compared)
         ds = None
         if dp is not None:

@@ -189,9 +189,8 @@ def _step(
         plgpu.wgmma(dp, shared.d_out.at[me], shared.value.at[slot].T)
         if blocks.ping_pong:
             signal_next(shared.ping_pong, warpgroup, blocks.consumers)
-        held = tile.with_bias()
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
-        p, slope = lax.optimization_barrier(weights(held, score, None if spec.folds else lse, compared))
+        p, slope = lax.optimization_barrier(weights(tile, score, None if spec.folds else lse, compared))
         found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
         plgpu.barrier_arrive(shared.value_empty.at[slot])
         return cotangents(p, slope, found, compared).astype(spec.dtype)

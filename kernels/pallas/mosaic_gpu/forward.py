@@ -151,7 +151,7 @@ class _Consumer:
         if shared.pairs_full is not None:
             plgpu.barrier_wait(shared.pairs_full.at[slot])
         held = pairs.tiles_of_slot(spec, blocks, shared, self.warpgroup, slot)
-        return replace(self.tile, key=block * blocks.k, pairs=held).with_bias()
+        return replace(self.tile, key=block * blocks.k, pairs=held)
 
     def with_score[T](self, run: Callable[[Any], T]) -> T:
         return pl.run_scoped(run, plgpu.ACC((ROWS, self.blocks.k), jnp.float32))
@@ -197,19 +197,15 @@ def _produce(
         plgpu.copy_gmem_to_smem(source, shared.query.at[i], shared.query_full.at[i])
     key_head = lax.div(head, spec.group)
 
+    def of_pairs(i: int, keys: Any) -> tuple[Any, Any, Any, Any]:
+        return batch, head, pl.ds(block * blocks.own + i * ROWS, ROWS), keys
+
     def step(j: Any, count: Any) -> Any:
         keys = pl.ds(j * blocks.k, blocks.k)
         if spec.tiled_pairs:
-            copies = pairs.copies(
-                spec,
-                blocks,
-                arrays,
-                shared,
-                lambda i: (batch, head, pl.ds(block * blocks.own + i * ROWS, ROWS), keys),
-            )
+            copies = pairs.copies(spec, blocks, arrays, shared, partial(of_pairs, keys=keys))
             start_copy(copies, shared.pairs_full, shared.pairs_empty, count, blocks.stages)
-        at = (batch, keys, key_head)
-        start_key_value_copies(arrays, shared, at, count, blocks.stages)
+        start_key_value_copies(arrays, shared, (batch, keys, key_head), count, blocks.stages)
         return count + 1
 
     return lax.fori_loop(start, stop, step, count)

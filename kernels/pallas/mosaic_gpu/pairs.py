@@ -8,8 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu
 from jax.experimental.pallas import mosaic_gpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, vector
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks, Blocks
 from attest.kernels.pallas.mosaic_gpu.launch import barriers, matrix
@@ -103,6 +107,31 @@ def load_tile(ref: Any, transposed: bool) -> jax.Array:
         return plgpu.load(ref.T, layout=TILE)
     x = plgpu.load(ref.T, layout=_TRANSPOSED, optimized=itemsize > 1)
     return plgpu.layout_cast(x.astype(jnp.int16) if itemsize == 1 else x, TILE)
+
+
+def widened(x: jax.Array) -> jax.Array:
+    """A tile as float32; of bfloat16 by two instructions for two elements, where the compiler takes three."""
+    if x.dtype != jnp.bfloat16:
+        return x.astype(jnp.float32)
+    number = plgpu.ShapeDtypeStruct(x.shape, jnp.float32, layout=TILE)
+    return plgpu.inline_mgpu(arg_types=(TILE,), return_type=number)(_widened)(x)
+
+
+def _widened(_: Any, array: Any) -> Any:
+    """The first of two elements is the lower half of 32 bits, and the upper half of its float32."""
+    i32, f32 = ir.IntegerType.get_signless(32), ir.F32Type.get()
+    integers, floats = (ir.VectorType.get((2,), element) for element in (i32, f32))
+
+    def constant(value: int) -> Any:
+        return arith.constant(i32, ir.IntegerAttr.get(i32, value))
+
+    def pair(register: Any) -> Any:
+        both = vector.extract(vector.bitcast(ir.VectorType.get((1,), i32), register), [], [0])
+        halves = arith.shli(both, constant(16)), arith.andi(both, constant(-(1 << 16)))
+        return vector.bitcast(floats, vector.from_elements(integers, halves))
+
+    registers = np.vectorize(pair, otypes=[object])(array.registers)
+    return gpu.FragmentedArray(_registers=registers, _layout=array.layout, _is_signed=None)
 
 
 def store_transposed(ref: Any, x: jax.Array) -> None:

@@ -180,7 +180,7 @@ def _moved_beside_bias(
     tile: Tile, slack: float, u: jax.Array, row: _Row
 ) -> tuple[jax.Array, _Row, jax.Array]:
     """The same, and u without what a bias hides that is not finite (S4)."""
-    u = jnp.where(tile.load_bias() == -jnp.inf, -jnp.inf, u)
+    u = jnp.where(tile.load_pairs("bias").astype(jnp.float32) == -jnp.inf, -jnp.inf, u)
     return u, *_moved(tile.spec, slack, _by_column(jnp.maximum, u), row)
 
 

@@ -7,7 +7,7 @@ it is the other way round, and the tile is called transposed.
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -17,16 +17,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
-from attest.kernels.pallas.mosaic_gpu.pairs import TILE, load_tile
+from attest.kernels.pallas.mosaic_gpu.pairs import TILE, load_tile, widened
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tanh import tanh
 
 BY_ROW = TILE.reduce(1)
 BY_COLUMN = TILE.reduce(0)
 COLUMNS = 8  # the columns of which every thread of a product has some
-import os
 
-EARLY = int(os.environ.get("EARLY", "1"))
 OPAQUE_ABOVE = 64  # the largest head dim whose addresses the registers hold
 
 
@@ -48,9 +46,8 @@ class Tile:
     """A tile: where its pairs are, and what of each query decides which keys it sees.
 
     arrays: by name, in memory. batch, head, row, key: int32 scalars, row and key the first of the tile's.
-    pairs: mask and bias of every pair, [queries, keys] in shared memory, by name. bias: the tile of it in
-    registers, None if it has yet to be read. strict: whether hidden pairs must be exactly 0 even where
-    something hidden is not finite; no repair follows.
+    pairs: mask and bias of every pair, [queries, keys] in shared memory, by name. strict: whether hidden
+    pairs must be exactly 0 even where something hidden is not finite; no repair follows.
     """
 
     spec: KernelSpec
@@ -62,7 +59,6 @@ class Tile:
     bounds: Bounds = Bounds()
     transposed: bool = False
     pairs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    bias: Any = None
     strict: bool = False
 
     @property
@@ -102,17 +98,9 @@ class Tile:
         return self.by_key(self.load_by_key(ref.at[self.keys]))
 
     def load_bias(self) -> jax.Array:
-        """float32."""
-        return (self.load_pairs("bias") if self.bias is None else self.bias).astype(jnp.float32)
-
-    def with_bias(self) -> "Tile":
-        """With a bias of every pair in registers: read before a product is awaited, it costs no time."""
-        if "bias" not in self.pairs or not EARLY:
-            return self
+        """The tile of the bias, float32."""
         bias = self.load_pairs("bias")
-        if EARLY == 2:
-            bias = bias.astype(jnp.float32)
-        return replace(self, bias=lax.optimization_barrier(bias))
+        return widened(bias) if "bias" in self.pairs else bias.astype(jnp.float32)
 
 
 @dataclass(frozen=True)
