@@ -186,7 +186,9 @@ def test_programs_that_share_a_tile_are_neighbours(shape: tuple[int, int], faste
 @pytest.mark.parametrize("pairs", [{}, {"mask": 1}, {"bias": 2}, {"bias": 4}, {"bias": 4, "mask": 1}])
 @pytest.mark.parametrize("dims", head_dims())
 def test_the_table_has_blocks_that_fit_beside_any_pairs(dims: tuple[int, int], pairs: dict[str, int]) -> None:
-    for work in product(("pairs",) if pairs else ("",), ("", "cap"), ("", "ranges")):
+    kinds = [f"{name}_tiles" for name in pairs]
+    for others in product(("pairs",) if pairs else ("",), ("", "cap"), ("", "ranges"), ("", "bounds")):
+        work = [*kinds, *others]
         room = partial(fits, "forward", dims, 2, pairs)
         assert room(choose(*dims, work, 2048, room))
         for kernel in ("backward_query", "backward_key", "backward_bias"):

@@ -12,6 +12,8 @@ from attest.kernels.implementation import Settings
 from attest.kernels.tunable import key_span
 from attest.kernels.visibility import Rows, windowed
 
+# Keys of the blocks that the table has for kernels whose registers have no room for bounds.
+_BLOCK = 128
 # In a window of up to so many keys, smaller blocks skip more of what it hides.
 _NARROW = 256
 # A scale below this is not divided by: the quotient could overflow.
@@ -188,23 +190,25 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
     """The kinds of work that the table of blocks tells apart.
 
     "few": few queries, see `attest.kernels.few_queries`. "cap": a soft cap, or ALiBi. "pairs": a mask, a bias
-    or ALiBi, which takes the registers of both.
-    "ranges": arrays say what a row sees. "narrow": a window of few keys. "scale": one that is not positive,
-    or very small.
+    or ALiBi, which takes the registers of both. "mask_tiles", "bias_tiles": one with an entry for each query
+    and key, which takes shared memory, too.
+    "ranges": arrays say what a row sees. "bounds": those, causal order, or keys that end within a block.
+    "narrow": a window of few keys. "scale": one that is not positive, or very small.
     """
     pairs = (call.attention_mask, call.bias, call.alibi_slopes)
     rows = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
+    ranges = windowed(call) or any(x is not None for x in rows) or (call.causal and call.positions.given)
     kinds = {
         "few": few,
         "cap": call.logits_soft_cap is not None or call.alibi_slopes is not None,
         "scale": call.softmax_scale < _SMALLEST_SCALE,
         "pairs": any(x is not None for x in pairs),
-        "ranges": windowed(call)
-        or any(x is not None for x in rows)
-        or (call.causal and call.positions.given),
+        "ranges": ranges,
+        "bounds": ranges or call.causal or call.key.shape[1] % _BLOCK != 0,
         "narrow": call.sliding_window != (None, None) and key_span(call) <= _NARROW,
     }
-    return frozenset(name for name, found in kinds.items() if found)
+    tiles = {f"{name}_tiles" for name in tiled_bytes(call)}
+    return frozenset(name for name, found in kinds.items() if found) | tiles
 
 
 def describe(
