@@ -31,6 +31,15 @@ _SMALL = {
     "backward_bias": _BACKWARD,
 }
 
+# Up to this head dim shared memory has room for a mask and a bias beside the tiles of two consumers.
+_LARGEST_BESIDE_PAIRS = 192
+
+
+def _has_pairs(options: Mapping[str, Any]) -> bool:
+    """Whether there is a mask or bias of every pair, whose tiles come through shared memory."""
+    arrays = (options.get(name) for name in ("attention_mask", "bias"))
+    return any(x is not None and min(x.shape[2:]) > 1 for x in arrays)
+
 
 def _flash_attention(
     query: Any,
@@ -49,6 +58,8 @@ def _flash_attention(
     )
 
     if blocks is not None:
+        if max(query.shape[3], value.shape[3]) > _LARGEST_BESIDE_PAIRS and _has_pairs(options):
+            blocks = {name: {**chosen, "consumers": 1} for name, chosen in blocks.items()}
         backward = {name: BackwardBlocks(**chosen) for name, chosen in blocks.items() if name != "forward"}
         options |= {"fwd_params": Blocks(**blocks["forward"]), "bwd_params": BackwardSizes(**backward)}
     return flash_attention_with_lse(query, key, value, **options)

@@ -33,3 +33,25 @@ def test_the_table_has_blocks_for_all_work() -> None:
 def test_a_window_of_few_keys_is_work_of_its_own(options: dict[str, Any], narrow: bool) -> None:
     array = jnp.zeros((1, 600, 1, 64), jnp.bfloat16)
     assert ("narrow" in work_of(check_call(array, array, array, **options))) == narrow
+
+
+@pytest.mark.parametrize(
+    ("options", "keys", "bounds"),
+    [({}, 256, False), ({}, 200, True), ({"causal": True}, 256, True), ({"sliding_window": 9}, 256, True)],
+)
+def test_bounds_are_work_of_their_own(options: dict[str, Any], keys: int, bounds: bool) -> None:
+    query, key = (jnp.zeros((1, length, 1, 64), jnp.bfloat16) for length in (256, keys))
+    assert ("bounds" in work_of(check_call(query, key, key, **options))) == bounds
+
+
+def test_three_consumers_take_a_bias_alone() -> None:
+    """With a bound or a mask beside it, 160 registers are too few."""
+    work = ["pairs", "bias_tiles"]
+    assert choose(64, 64, work, 2048, lambda blocks: blocks.stages == 2).consumers == 3
+    for more in ("bounds", "mask_tiles"):
+        assert choose(64, 64, [*work, more], 2048).consumers == 2
+
+
+def test_blocks_that_do_not_fit_are_passed_over() -> None:
+    first = choose(64, 64, ["pairs"], 2048)
+    assert choose(64, 64, ["pairs"], 2048, lambda blocks: blocks != first) != first

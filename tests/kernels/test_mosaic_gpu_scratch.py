@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
+import jax.numpy as jnp
 import pytest
 
 from attest.kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
@@ -10,7 +11,7 @@ from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
 from attest.kernels.pallas.mosaic_gpu.launch import barriers, launch, shared_bytes, vector
 from attest.kernels.pallas.mosaic_gpu.scratch import scratch, tile_bytes
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.transfers import matrix
+from attest.kernels.pallas.mosaic_gpu.transfers import matrix, tiled
 
 FORWARD = Blocks(k=128, stages=3, consumers=2, registers=(240, 24), partial_sums=False)
 BACKWARD = BackwardBlocks(step=128, stages=3, consumers=2, registers=(240, 24))
@@ -53,6 +54,12 @@ def spec(k_block: int, value_dim: int = 64, head_dim: int = 64, length: int = 12
     )
 
 
+def with_pairs(k_block: int, dtype: str = "bfloat16") -> KernelSpec:
+    """With a mask and a bias of every pair."""
+    every = (True, True, True, True)
+    return replace(spec(k_block), mask=every, bias=every, bias_dtype=jnp.dtype(dtype))
+
+
 def rows(count: int, rows: int, channels: int = 64) -> Any:
     return matrix("bfloat16", count, rows, channels)
 
@@ -77,8 +84,10 @@ def test_a_field_that_is_described_as_none_is_not_allocated() -> None:
     ],
 )
 def test_a_launch_fills_every_field_of_a_record(record: type[Any], blocks: Blocks | BackwardBlocks) -> None:
-    allocated = scratch(record, spec(128), blocks)
-    assert list(allocated) == [field.name for field in fields(record)]
+    names = [field.name for field in fields(record)]
+    assert list(scratch(record, with_pairs(128), blocks)) == names
+    of_pairs = ("mask", "bias", "pairs_full", "pairs_empty", "d_bias", "bias_full")
+    assert list(scratch(record, spec(128), blocks)) == [name for name in names if name not in of_pairs]
 
 
 def test_only_a_persistent_kernel_has_room_of_its_own_for_out() -> None:
@@ -126,6 +135,32 @@ def test_each_group_of_eight_rows_arrives_alone_where_it_is_copied_alone(
 
 
 @pytest.mark.parametrize(
+    ("record", "blocks", "name", "expected"),
+    [
+        (forward.Shared, FORWARD, "bias", tiled("float32", 6, 64, 128)),
+        (forward.Shared, FORWARD, "mask", tiled("int8", 6, 64, 128)),
+        (forward.Shared, FORWARD, "key_full", barriers(3)),
+        (forward.Shared, FORWARD, "pairs_full", barriers(3, arrivals=4)),
+        (forward.Shared, FORWARD, "pairs_empty", barriers(3, arrivals=2)),
+        (backward_query.Shared, BACKWARD, "bias", tiled("float32", 6, 64, 128)),
+        (backward_query.Shared, BACKWARD, "key_full", barriers(3, arrivals=5)),
+        (backward_key.Shared, BACKWARD, "mask", tiled("int8", 6, 128, 64)),
+        (backward_key.Shared, BACKWARD, "query_full", barriers(3, arrivals=6)),
+        (backward_bias.Shared, BACKWARD, "bias", tiled("float32", 2, 128, 64)),
+        (backward_bias.Shared, BACKWARD, "d_bias", tiled("float32", 2, 128, 64)),
+        (backward_bias.Shared, BACKWARD, "mask", tiled("int8", 6, 128, 64)),
+        (backward_bias.Shared, BACKWARD, "full", barriers(3, arrivals=10)),
+        (backward_bias.Shared, BACKWARD, "bias_full", barriers(2)),
+    ],
+)
+def test_each_consumer_has_tiles_of_pairs_of_its_own(
+    record: type[Any], blocks: Blocks | BackwardBlocks, name: str, expected: Any
+) -> None:
+    """A slot is full once the tiles of all consumers are there, one of each."""
+    assert scratch(record, with_pairs(128, "float32"), blocks)[name] == expected
+
+
+@pytest.mark.parametrize(
     ("record", "wide", "narrow"),
     [
         (forward.Shared, {"query": 2, "key": 3}, {"value": 3, "out": 2}),
@@ -164,6 +199,9 @@ def test_tiles_take_what_a_launch_allocates(
     tiles = tile_bytes(kernel, blocks, (64, value_dim), 2)
     numbers = 2 * 2048 if kernel in ("backward_key", "backward_bias") else 0
     assert allocated == tiles + numbers
+    beside = replace(with_pairs(128), value_dim=value_dim)
+    allocated = shared_bytes(scratch(record, beside, blocks))
+    assert allocated == tile_bytes(kernel, blocks, (64, value_dim), 2, {"mask": 1, "bias": 2}) + numbers
 
 
 def test_what_does_not_fit_is_refused_in_a_sentence() -> None:
@@ -175,6 +213,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence() -> None:
 
 
 def test_a_repair_visits_blocks_of_the_fast_kernels_keys() -> None:
-    allocated = scratch(repair.Shared, spec(256))
+    allocated = scratch(repair.Shared, with_pairs(256))
     assert list(allocated) == [field.name for field in fields(repair.Shared)]
     assert allocated["visited"] == rows(1, 256)
+    assert allocated["bias"] == matrix("bfloat16", 1, 128, 256)

@@ -19,9 +19,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
+from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, warp_specialize
 from attest.kernels.pallas.mosaic_gpu.scratch import (
+    consumer_signal,
     key_copies,
     number_ring,
     query_copies,
@@ -42,7 +44,7 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     over_columns,
     weights,
 )
-from attest.kernels.pallas.mosaic_gpu.transfers import matrix, start_load
+from attest.kernels.pallas.mosaic_gpu.transfers import matrix, start_load, tiled
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
@@ -56,9 +58,22 @@ def _value_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
 
 
 def _slot_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """A slot has a block of query rows with two numbers of each, and the keys and values of each consumer."""
-    own = blocks.consumers * sum(key_copies(spec, ROWS))
+    """A slot has a block of query rows with two numbers of each, and the keys and values of each consumer.
+
+    A tile of the mask comes with those of each consumer.
+    """
+    own = blocks.consumers * (sum(key_copies(spec, ROWS)) + ("mask" in spec.tiled_pairs))
     return barriers(blocks.stages, sum(query_copies(spec, blocks.step)) + 2 + own)
+
+
+def _bias_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    return consumer_signal(spec, blocks) if "bias" in spec.tiled_pairs else None
+
+
+def _d_bias(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    if "bias" not in spec.tiled_pairs:
+        return None
+    return tiled(spec.d_bias_dtype, blocks.consumers, spec.q_block, ROWS)
 
 
 @dataclass(frozen=True)
@@ -66,7 +81,8 @@ class Shared:
     """What the warpgroups of a program share: rings of tiles, and barriers for full and for empty slots.
 
     key [stages * consumers, 64, D]; value [stages * consumers, 64, Dv]; query [stages, step, D]; d_out
-    [stages, step, Dv]; lse, delta [stages, step] float32.
+    [stages, step, Dv]; lse, delta [stages, step] float32; mask: see `pairs`. Of a bias of every pair, bias
+    and d_bias [consumers, step, 64], which all visits share.
     """
 
     key: Annotated[Any, _key_ring]
@@ -77,6 +93,10 @@ class Shared:
     delta: Annotated[Any, number_ring]
     full: Annotated[Any, _slot_full]
     empty: Annotated[Any, slot_empty]
+    mask: Annotated[Any, pairs.ring_of_keys("mask")] = None
+    bias: Annotated[Any, pairs.room_of_keys("bias")] = None
+    d_bias: Annotated[Any, _d_bias] = None
+    bias_full: Annotated[Any, _bias_full] = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +139,11 @@ def backward_bias(
     outputs: Mapping[str, Any],
     shared: Shared,
 ) -> None:
-    """The body of the kernel. outputs: d_bias [.., keys, queries], or [.., keys] if all queries share it."""
+    """The body of the kernel.
+
+    outputs: d_bias [.., queries, keys]; [.., keys, queries] if all keys share the bias, and [.., keys] if all
+    queries do.
+    """
     visits = _visits(spec, arrays)
 
     def produce() -> None:
@@ -173,6 +197,11 @@ def _produce(
             keys = pl.ds(visits.owner[2] * blocks.own + i * ROWS, ROWS)
             at = (batch, keys, lax.div(head, visits.spec.group))
             start_load(arrays[name], at, ring, slot * blocks.consumers + i, shared.full.at[slot])
+    if shared.mask is not None:
+        for i in range(blocks.consumers):
+            keys = pl.ds(visits.owner[2] * blocks.own + i * ROWS, ROWS)
+            at = pairs.place(visits.spec, "mask", (batch, head, rows, keys))
+            start_load(arrays["mask"], at, shared.mask, i * blocks.stages + slot, shared.full.at[slot])
 
 
 def _consume(
@@ -187,10 +216,21 @@ def _consume(
     spec = visits.spec
     batch, head, key_block, row_block = visits.owner
     key = key_block * blocks.own + warpgroup * ROWS
-    tile = Tile(spec, arrays, batch, head, row_block * blocks.step, key, transposed=True)
+    tile = Tile(spec, arrays, batch, head, row_block * blocks.step, key, transposed=True, strict=True)
+    if shared.bias_full is not None:
+        full = shared.bias_full.at[warpgroup]
+        at = pairs.place(spec, "bias", (batch, head, tile.queries, tile.keys))
+        start_load(arrays["bias"], at, shared.bias, warpgroup, full)
+        plgpu.barrier_wait(full)
     total = plgpu.layout_cast(jnp.zeros(tile.shape, jnp.float32), TILE)
     total = lax.fori_loop(0, visits.count, partial(_step, blocks, shared, warpgroup, tile, visits), total)
-    if _axes(spec)[2]:
+    if shared.d_bias is not None:
+        room = shared.d_bias.at[warpgroup]
+        pairs.store_transposed(room, total)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(room, d_bias.at[batch, head, tile.queries, tile.keys])
+        plgpu.wait_smem_to_gmem(0)
+    elif _axes(spec)[2]:
         d_bias[batch, head, tile.keys, tile.queries] = total.astype(d_bias.dtype)
     else:
         d_bias[batch, head, tile.keys] = jnp.sum(total, axis=1).astype(d_bias.dtype)
@@ -211,6 +251,10 @@ def _step(
     tile = replace(tile, bounds=load_bounds(tile))
     me, slot = opaque(tile.spec, warpgroup, lax.rem(visit, blocks.stages))
     own = slot * blocks.consumers + me
+    held = {"bias": shared.bias.at[me]} if shared.bias is not None else {}
+    if shared.mask is not None:
+        held["mask"] = shared.mask.at[me * blocks.stages + slot]
+    tile = replace(tile, pairs=held)
 
     def run(s: Any, dp: Any) -> jax.Array:
         plgpu.barrier_wait(shared.full.at[slot])

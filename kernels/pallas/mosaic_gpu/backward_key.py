@@ -21,6 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
+from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
@@ -61,12 +62,13 @@ plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
 def _query_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """A block of the query comes with a number for each of its rows."""
-    return barriers(blocks.stages, 1 + query_copies(spec, blocks.step)[0])
+    """A block of Q comes with a number for each of its rows, and with the tiles of a mask and a bias."""
+    copies = query_copies(spec, blocks.step)[0] + pairs.copies_of_slot(spec, blocks)
+    return barriers(blocks.stages, 1 + copies)
 
 
 def _d_out_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """The same for the cotangent of out."""
+    """A block of the cotangent of out comes with a number for each of its rows."""
     return barriers(blocks.stages, 1 + query_copies(spec, blocks.step)[1])
 
 
@@ -75,8 +77,8 @@ class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
     key [consumers, 64, D]; value [consumers, 64, Dv]; query [stages, step, D]; d_out [stages, step, Dv]; lse,
-    delta [stages, step] float32, which come with query and d_out. A ring's barriers have an entry for each
-    slot; own_full and ping_pong, for each consumer.
+    delta [stages, step] float32, which come with query and d_out; mask, bias: see `pairs`. A ring's barriers
+    have an entry for each slot; own_full and ping_pong, for each consumer.
     """
 
     key: Annotated[Any, own_rows]
@@ -91,6 +93,8 @@ class Shared:
     d_out_full: Annotated[Any, _d_out_full]
     d_out_empty: Annotated[Any, slot_empty]
     ping_pong: Annotated[Any, consumer_signal]
+    mask: Annotated[Any, pairs.ring_of_keys("mask")] = None
+    bias: Annotated[Any, pairs.ring_of_keys("bias")] = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ def backward_key(
     span = query_span(spec, arrays, batch, block)
 
     def produce() -> None:
-        _produce(spec, blocks, arrays, shared, (batch, key_head), span)
+        _produce(spec, blocks, arrays, shared, (batch, key_head, block), span)
 
     def consume(warpgroup: Any) -> None:
         key = block * blocks.own + warpgroup * ROWS
@@ -135,11 +139,11 @@ def _produce(
     blocks: BackwardBlocks,
     arrays: Mapping[str, Any],
     shared: Shared,
-    source: tuple[Any, Any],
+    owner: tuple[Any, Any, Any],
     span: Span,
 ) -> None:
     """Start copies of the query blocks of all heads that share a key head, each when its slot is empty."""
-    batch, key_head = source
+    batch, key_head, block = owner
     start, _, _, stop = span
     rings = (
         ("query", shared.query, "lse", shared.lse, shared.query_full, shared.query_empty),
@@ -149,10 +153,15 @@ def _produce(
     def step(count: Any, _: None) -> None:
         head = key_head * spec.group + lax.div(count, stop - start)
         rows = pl.ds((start + lax.rem(count, stop - start)) * blocks.step, blocks.step)
+
+        def of_pairs(i: int) -> tuple[Any, Any, Any, Any]:
+            return batch, head, rows, pl.ds(block * blocks.own + i * ROWS, ROWS)
+
         for name, ring, of_row, numbers, full, empty in rings:
             tile = (arrays[name], (batch, rows, head), ring)
             of_each = (arrays[of_row], (batch, head, rows), numbers)
-            start_copy([tile, of_each], full, empty, count, blocks.stages)
+            beside = pairs.copies(spec, blocks, arrays, shared, of_pairs) if name == "query" else []
+            start_copy([tile, of_each, *beside], full, empty, count, blocks.stages)
 
     lax.fori_loop(0, (stop - start) * spec.group, step, None)
 
@@ -203,8 +212,9 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
     """Adds what queries of block i of a head give; blocks taken so far."""
     blocks, shared, warpgroup = consumer.blocks, consumer.shared, consumer.warpgroup
     spec = consumer.tile.spec
-    tile = replace(consumer.tile, head=head, row=i * blocks.step)
     me, slot = opaque(spec, warpgroup, lax.rem(count, blocks.stages))
+    held = pairs.tiles_of_slot(spec, blocks, shared, me, slot)
+    tile = replace(consumer.tile, head=head, row=i * blocks.step, pairs=held)
 
     def of_query(numbers: Any) -> jax.Array:
         return load(numbers.at[slot], BY_COLUMN)

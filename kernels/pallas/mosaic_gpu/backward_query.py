@@ -21,9 +21,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
+from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
+    barriers,
     signal_next,
     start_key_value_copies,
     start_ping_pong,
@@ -32,7 +34,7 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
 from attest.kernels.pallas.mosaic_gpu.order import rows_first
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
-    key_full,
+    key_copies,
     own_rows,
     own_value_rows,
     query_pair_full,
@@ -49,12 +51,18 @@ from attest.kernels.pallas.mosaic_gpu.transfers import start_load, start_store
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
+def _key_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """A block of K comes with the tiles of a mask and a bias."""
+    return barriers(blocks.stages, key_copies(spec, blocks.step)[0] + pairs.copies_of_slot(spec, blocks))
+
+
 @dataclass(frozen=True)
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    query [consumers, 64, D]; d_out [consumers, 64, Dv]; key [stages, step, D]; value [stages, step, Dv]. A
-    ring's barriers have an entry for each slot; own_full and ping_pong, for each consumer.
+    query [consumers, 64, D]; d_out [consumers, 64, Dv]; key [stages, step, D]; value [stages, step, Dv];
+    mask, bias: see `pairs`. A ring's barriers have an entry for each slot; own_full and ping_pong, for each
+    consumer.
     """
 
     query: Annotated[Any, own_rows]
@@ -62,11 +70,13 @@ class Shared:
     key: Annotated[Any, tile_ring]
     value: Annotated[Any, value_ring]
     own_full: Annotated[Any, query_pair_full]
-    key_full: Annotated[Any, key_full]
+    key_full: Annotated[Any, _key_full]
     key_empty: Annotated[Any, slot_empty]
     value_full: Annotated[Any, value_full]
     value_empty: Annotated[Any, slot_empty]
     ping_pong: Annotated[Any, consumer_signal]
+    mask: Annotated[Any, pairs.ring_of_queries("mask")] = None
+    bias: Annotated[Any, pairs.ring_of_queries("bias")] = None
 
 
 def backward_query(
@@ -81,7 +91,7 @@ def backward_query(
     span = key_span(spec, arrays, batch, block)
 
     def produce() -> None:
-        _produce(spec, blocks, arrays, shared, (batch, lax.div(head, spec.group)), span)
+        _produce(spec, blocks, arrays, shared, (batch, head, block), span)
 
     def consume(warpgroup: Any) -> None:
         row = block * blocks.own + warpgroup * ROWS
@@ -96,16 +106,22 @@ def _produce(
     blocks: BackwardBlocks,
     arrays: Mapping[str, Any],
     shared: Shared,
-    source: tuple[Any, Any],
+    owner: tuple[Any, Any, Any],
     span: Span,
 ) -> None:
-    """Start copies of the K and V blocks of a batch row and key head, each when its slot is empty."""
-    batch, key_head = source
+    """Start copies of the K and V blocks of a batch row, head and row block, each when its slot is empty."""
+    batch, head, block = owner
     start, _, _, stop = span
 
     def step(j: Any, _: None) -> None:
-        at = (batch, pl.ds(j * blocks.step, blocks.step), key_head)
-        start_key_value_copies(arrays, shared, at, j - start, blocks.stages)
+        keys = pl.ds(j * blocks.step, blocks.step)
+
+        def of_pairs(i: int) -> tuple[Any, Any, Any, Any]:
+            return batch, head, pl.ds(block * blocks.own + i * ROWS, ROWS), keys
+
+        at = (batch, keys, lax.div(head, spec.group))
+        beside_key = pairs.copies(spec, blocks, arrays, shared, of_pairs)
+        start_key_value_copies(arrays, shared, at, j - start, blocks.stages, beside_key)
 
     lax.fori_loop(start, stop, step, None)
 
@@ -157,8 +173,9 @@ def _step(
 ) -> None:
     """Adds dS K of block j to the total."""
     spec = tile.spec
-    tile = replace(tile, key=j * blocks.step)
     me, slot = opaque(spec, warpgroup, lax.rem(j - start, blocks.stages))
+    held = pairs.tiles_of_slot(spec, blocks, shared, me, slot)
+    tile = replace(tile, key=j * blocks.step, pairs=held)
 
     def run(s: Any, dp: Any) -> jax.Array:
         plgpu.barrier_wait(shared.key_full.at[slot])

@@ -1,6 +1,6 @@
 """Block sizes and schedules of the Hopper kernels: the data table blocks.toml."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any
 
 from attest.kernels.fields import check_fields
 from attest.kernels.options import refuse
-from attest.kernels.tables import read_table, select, select_all
+from attest.kernels.tables import read_table, select_all
 
 _TABLE = Path(__file__).with_name("blocks.toml")
 
@@ -104,21 +104,28 @@ class Config:
         check_fields(self)
 
 
-def choose(head_dim: int, value_dim: int, work: Collection[str], queries: int | None = None) -> Blocks:
+def choose(
+    head_dim: int,
+    value_dim: int,
+    work: Collection[str],
+    queries: int | None = None,
+    fits: Callable[[Blocks], bool] | None = None,
+) -> Blocks:
     """The table's choice for the forward kernel.
 
     work: what `spec.work_of` says of the call. queries: its rows. Rows of the table that have a speed are
-    rivals: the last tile of each head may have few rows, which take as long as all.
+    rivals: the last tile of each head may have few rows, which take as long as all. fits: whether shared
+    memory has room for blocks; the first that fit are taken.
     """
     rows = select_all(_TABLE, "forward", head_dim, work, value_dim=value_dim)
+    rows = _fitting(rows, _forward_blocks, fits)
     rivals = tuple(takewhile(lambda row: "speed" in row, rows))
 
     def time(row: Mapping[str, Any]) -> float:
         own = ROWS * row["consumers"]
         return -(-(queries or 1) // own) * own / row["speed"]
 
-    chosen = min(rivals, key=time) if queries and rivals else rows[0]
-    return Blocks(**{name: x for name, x in chosen.items() if name != "speed"})
+    return _forward_blocks(min(rivals, key=time) if queries and rivals else rows[0])
 
 
 def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:
@@ -135,9 +142,16 @@ def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:
     return -(-k_blocks // min(cuts, key=ends))
 
 
-def choose_backward(kernel: str, head_dim: int, value_dim: int, work: Collection[str]) -> BackwardBlocks:
-    """The table's choice for a backward kernel, by name."""
-    return BackwardBlocks(**select(_TABLE, kernel, head_dim, work, value_dim=value_dim))
+def choose_backward(
+    kernel: str,
+    head_dim: int,
+    value_dim: int,
+    work: Collection[str],
+    fits: Callable[[BackwardBlocks], bool] | None = None,
+) -> BackwardBlocks:
+    """The table's choice for a backward kernel, by name. fits: as in `choose`."""
+    rows = select_all(_TABLE, kernel, head_dim, work, value_dim=value_dim)
+    return _backward_blocks(_fitting(rows, _backward_blocks, fits)[0])
 
 
 def head_dims() -> tuple[tuple[int, int], ...]:
@@ -150,6 +164,23 @@ def head_dims() -> tuple[tuple[int, int], ...]:
 def pad_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
     """The first head dims of the table that are not below these: what tensors are padded to."""
     return next(dims for dims in head_dims() if dims[0] >= head_dim and dims[1] >= value_dim)
+
+
+def _forward_blocks(row: Mapping[str, Any]) -> Blocks:
+    return Blocks(**{name: x for name, x in row.items() if name != "speed"})
+
+
+def _backward_blocks(row: Mapping[str, Any]) -> BackwardBlocks:
+    return BackwardBlocks(**row)
+
+
+def _fitting[T](
+    rows: tuple[dict[str, Any], ...],
+    blocks: Callable[[Mapping[str, Any]], T],
+    fits: Callable[[T], bool] | None,
+) -> tuple[dict[str, Any], ...]:
+    """The rows that fit; the last, which is the smallest, if none does."""
+    return tuple(row for row in rows if fits is None or fits(blocks(row))) or rows[-1:]
 
 
 def _check_limits(blocks: Blocks | BackwardBlocks, block: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from attest.kernels.arguments import Call
@@ -17,17 +18,14 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
     choose_backward,
     pad_dims,
 )
-from attest.kernels.pallas.mosaic_gpu.launch import SHARED_BYTES
-from attest.kernels.pallas.mosaic_gpu.scratch import tile_bytes
-from attest.kernels.pallas.mosaic_gpu.spec import work_of
+from attest.kernels.pallas.mosaic_gpu.scratch import fits
+from attest.kernels.pallas.mosaic_gpu.spec import tiled_bytes, work_of
 from attest.kernels.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
 
 _UNDERSTOOD = frozenset({"q_blocksize", "kv_blocksize", "num_warps", "num_stages"})
 # The registers of a consumer and of the producer, by the number of consumers.
 _REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}
 _WARPS = 4  # of a warpgroup
-# Of a block's shared memory, for barriers and for what Mosaic takes for reductions.
-_SPARE_BYTES = 4096
 # Keys and stages of the forward kernel; step and stages of a backward kernel.
 _FORWARD = ((128, 2), (64, 3), (128, 3), (64, 4), (64, 2), (192, 2), (128, 4))
 _BACKWARD = ((64, 2), (128, 2), (64, 3), (64, 1), (128, 1))
@@ -37,10 +35,14 @@ def chosen(call: Call) -> Config:
     """Return what the table has."""
     dims, work = _dims(call), work_of(call)
     few = _few(call)
-    forward = choose(*dims, work_of(call, few), None if few else call.query.shape[1])
-    bias = None if call.bias is None else choose_backward("backward_bias", *dims, work)
-    query, key = (choose_backward(kernel, *dims, work) for kernel in ("backward_query", "backward_key"))
-    return Config(forward, BackwardSizes(query, key, bias))
+    queries = None if few else call.query.shape[1]
+    forward = choose(*dims, work_of(call, few), queries, partial(_fits, call, "forward"))
+
+    def backward(kernel: str) -> BackwardBlocks:
+        return choose_backward(kernel, *dims, work, partial(_fits, call, kernel))
+
+    bias = None if call.bias is None else backward("backward_bias")
+    return Config(forward, BackwardSizes(backward("backward_query"), backward("backward_key"), bias))
 
 
 def candidates(call: Call) -> tuple[Config, ...]:
@@ -118,8 +120,7 @@ def _changed[T: (Blocks, BackwardBlocks)](call: Call, kernel: str, blocks: T, ch
 
 def _fits(call: Call, kernel: str, blocks: Blocks | BackwardBlocks) -> bool:
     """Whether the tiles of a kernel leave some shared memory for barriers and numbers."""
-    needed = tile_bytes(kernel, blocks, _dims(call), call.query.dtype.itemsize)
-    return needed + _SPARE_BYTES <= SHARED_BYTES
+    return fits(kernel, _dims(call), call.query.dtype.itemsize, tiled_bytes(call), blocks)
 
 
 def _schedule(argument: str, given: Neutral, own: str) -> dict[str, Any]:

@@ -21,11 +21,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
+from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.launch import (
-    PROGRAM,
     barriers,
     signal_next,
+    start_copy,
     start_key_value_copies,
     start_ping_pong,
     warp_specialize,
@@ -40,10 +41,11 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     slot_empty,
     value_full,
 )
-from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, Weights, nothing_known, online_softmax, rescaled
+from attest.kernels.pallas.mosaic_gpu.softmax import nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, over_keys, part_span, rows_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
+from attest.kernels.pallas.mosaic_gpu.tiles import batch_and_part, over_tiles
 from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, matrix, start_load, start_store
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
@@ -75,10 +77,10 @@ def _out(spec: KernelSpec, blocks: Blocks) -> Any:
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    query [consumers, 64, D]; out [consumers, 64, Dv]; key [stages, k, D]; value [stages, k, Dv]. out is None
-    where a program has one tile: the query then makes room for it. It is None, too, where results are
-    partial: those are stored from registers. A ring's barriers have an entry for each slot; query_full and
-    ping_pong, for each consumer.
+    query [consumers, 64, D]; out [consumers, 64, Dv]; key [stages, k, D]; value [stages, k, Dv]; mask, bias:
+    see `pairs`. out is None where a program has one tile: the query then makes room for it. It is None, too,
+    where results are partial: those are stored from registers. A ring's barriers have an entry for each slot;
+    query_full and ping_pong, for each consumer.
     """
 
     query: Annotated[Any, own_rows]
@@ -92,6 +94,10 @@ class Shared:
     value_empty: Annotated[Any, slot_empty]
     ping_pong: Annotated[Any, consumer_signal]
     out: Annotated[Any, _out] = None
+    mask: Annotated[Any, pairs.ring_of_queries("mask")] = None
+    bias: Annotated[Any, pairs.ring_of_queries("bias")] = None
+    pairs_full: Annotated[Any, pairs.slot_full] = None
+    pairs_empty: Annotated[Any, pairs.slot_empty] = None
 
 
 @dataclass(frozen=True)
@@ -129,15 +135,25 @@ class _Consumer:
         plgpu.barrier_arrive(shared.key_empty.at[slot])
         plgpu.barrier_wait(shared.value_full.at[slot])
         plgpu.barrier_arrive(shared.value_empty.at[slot])
+        if shared.pairs_full is not None:
+            plgpu.barrier_wait(shared.pairs_full.at[slot])
+            self.release_pairs(slot)
         return count + 1
+
+    def release_pairs(self, slot: Any) -> None:
+        if self.shared.pairs_empty is not None:
+            plgpu.barrier_arrive(self.shared.pairs_empty.at[slot])
+
+    def tile_of(self, slot: Any, block: Any) -> Tile:
+        """The tile of a block of keys, whose mask and bias are in a slot, once they are there."""
+        spec, blocks, shared = self.spec, self.blocks, self.shared
+        if shared.pairs_full is not None:
+            plgpu.barrier_wait(shared.pairs_full.at[slot])
+        held = pairs.tiles_of_slot(spec, blocks, shared, self.warpgroup, slot)
+        return replace(self.tile, key=block * blocks.k, pairs=held)
 
     def with_score[T](self, run: Callable[[Any], T]) -> T:
         return pl.run_scoped(run, plgpu.ACC((ROWS, self.blocks.k), jnp.float32))
-
-
-def tiles(spec: KernelSpec) -> int:
-    """How many there are in a launch."""
-    return spec.entries * spec.heads * spec.q_blocks
 
 
 def flash_forward(
@@ -146,53 +162,14 @@ def flash_forward(
     """The body of the kernel. outputs: out, lse, row_max, leak, by name."""
 
     def produce() -> None:
-        _over_tiles(spec, blocks, arrays, partial(_produce, spec, blocks, arrays, shared))
+        over_tiles(spec, blocks, arrays, partial(_produce, spec, blocks, arrays, shared))
 
     def consume(warpgroup: Any) -> None:
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
-        _over_tiles(spec, blocks, arrays, partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup))
+        over_tiles(spec, blocks, arrays, partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup))
         plgpu.wait_smem_to_gmem(0)
 
     warp_specialize(blocks, produce, consume)
-
-
-def _over_tiles(
-    spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], work: Callable[[Any, Any], Any]
-) -> None:
-    """work(tile, count) for every tile of this program: from and to the number of key blocks taken so far."""
-    program = lax.axis_index(PROGRAM)
-    if blocks.programs is None:
-        work(program, jnp.int32(0))
-        return
-    programs = min(blocks.programs, tiles(spec))
-    if "schedule" in arrays:
-        mine = arrays["schedule"].at[program]
-
-        def scheduled(i: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            tile, count = carry
-            # Loaded while this tile is at work; behind the last one the first is loaded again.
-            following = mine[lax.rem(i, mine[0]) + 1]
-            return following, work(tile, count)
-
-        lax.fori_loop(1, mine[0] + 1, scheduled, (mine[1] + 0, jnp.int32(0)))
-        return
-
-    def one(i: Any, count: Any) -> Any:
-        return work(i * programs + _place(program, programs, i), count)
-
-    whole_rounds, rest = divmod(tiles(spec), programs)
-    mine = whole_rounds + (_place(program, programs, whole_rounds) < rest).astype(jnp.int32)
-    lax.fori_loop(0, mine, one, jnp.int32(0))
-
-
-def _place(program: Any, programs: int, nth: Any) -> Any:
-    """Which tile of a round a program takes: every other round backwards, so that none gets all long ones."""
-    return jnp.where(nth % 2 == 0, program, programs - 1 - program)
-
-
-def batch_and_part(spec: KernelSpec, entry: Any) -> tuple[Any, Any]:
-    """The batch row, and the part of the keys, of an entry of the results."""
-    return (entry, 0) if spec.parts == 1 else (lax.rem(entry, spec.batch), lax.div(entry, spec.batch))
 
 
 def _visit(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> tuple[Any, Any, Any, Span]:
@@ -218,9 +195,15 @@ def _produce(
         start_load(arrays["query"], at, shared.query, i, shared.query_full.at[i])
     key_head = lax.div(head, spec.group)
 
+    def of_pairs(i: int, keys: Any) -> tuple[Any, Any, Any, Any]:
+        return batch, head, pl.ds(block * blocks.own + i * ROWS, ROWS), keys
+
     def step(j: Any, count: Any) -> Any:
-        at = (batch, pl.ds(j * blocks.k, blocks.k), key_head)
-        start_key_value_copies(arrays, shared, at, count, blocks.stages)
+        keys = pl.ds(j * blocks.k, blocks.k)
+        if spec.tiled_pairs:
+            copies = pairs.copies(spec, blocks, arrays, shared, partial(of_pairs, keys=keys))
+            start_copy(copies, shared.pairs_full, shared.pairs_empty, count, blocks.stages)
+        start_key_value_copies(arrays, shared, (batch, keys, key_head), count, blocks.stages)
         return count + 1
 
     return lax.fori_loop(start, stop, step, count)
@@ -328,7 +311,11 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
 
     slot = consumer.slot(count)
     known = nothing_known(spec, blocks.partial_sums)
-    first = _weights(consumer, _score(consumer, slot), start, spec.hides or spec.ragged, known)
+    score = _score(consumer, slot)
+    first = online_softmax(consumer.tile_of(slot, start), score, spec.hides or spec.ragged, known)
+    if spec.tiled_pairs:
+        first = lax.optimization_barrier(first)
+        consumer.release_pairs(slot)
     plgpu.barrier_wait(shared.value_full.at[slot])
     carry = (first.p.astype(spec.dtype), first.known, count + 1)
     carry = over_keys(spec, span, start + 1, partial(_step, consumer), carry)
@@ -342,11 +329,6 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     plgpu.barrier_arrive(shared.value_empty.at[slot])
     norm = known.whole_norm()
     return consumer.acc[...], known.level(spec), norm, count
-
-
-def _weights(consumer: _Consumer, score: jax.Array, block: Any, compared: bool, known: Softmax) -> Weights:
-    """The weights of a block of keys."""
-    return online_softmax(replace(consumer.tile, key=block * consumer.blocks.k), score, compared, known)
 
 
 def _score(consumer: _Consumer, slot: Any) -> jax.Array:
@@ -375,11 +357,13 @@ def _step(consumer: _Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -
         consumer.start_score(s, slot)
         plgpu.wgmma(acc, p, shared.value.at[slot_before])
         consumer.signal_next()
+        tile = consumer.tile_of(slot, j)
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
         plgpu.barrier_arrive(shared.key_empty.at[slot])
         # Both compilers would else move the softmax behind the wait for the second product: LLVM obeys the
         # optimization barrier, and ptxas moves nothing past the loop in the wait for V.
-        new = lax.optimization_barrier(_weights(consumer, score, j, compared, known))
+        new = lax.optimization_barrier(online_softmax(tile, score, compared, known))
+        consumer.release_pairs(slot)
         plgpu.barrier_wait(shared.value_full.at[slot])
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(shared.value_empty.at[slot_before])

@@ -132,15 +132,20 @@ def start_copy(
 
 
 def start_key_value_copies(
-    arrays: Mapping[str, Any], shared: Any, at: tuple[Any, ...], count: Any, stages: int
+    arrays: Mapping[str, Any],
+    shared: Any,
+    at: tuple[Any, ...],
+    count: Any,
+    stages: int,
+    beside_key: Iterable[tuple[Any, Any]] = (),
 ) -> None:
     """Start the copies of a block of K and of V, each to the next slot of its ring, when that is empty.
 
     shared: a record with key and value, rings, and key_full, key_empty, value_full and value_empty. at: where
-    the block is in the arrays. count: the blocks copied so far.
+    the block is in the arrays. count: the blocks copied so far. beside_key: copies to rings that share the
+    barriers of K.
     """
-    for source, full, empty in (
-        ((arrays["key"], at, shared.key), shared.key_full, shared.key_empty),
-        ((arrays["value"], at, shared.value), shared.value_full, shared.value_empty),
-    ):
-        start_copy([source], full, empty, count, stages)
+    of_key = [(arrays["key"], at, shared.key), *beside_key]
+    start_copy(of_key, shared.key_full, shared.key_empty, count, stages)
+    of_value = [(arrays["value"], at, shared.value)]
+    start_copy(of_value, shared.value_full, shared.value_empty, count, stages)

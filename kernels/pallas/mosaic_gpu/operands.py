@@ -1,8 +1,8 @@
 """The operands of the Hopper kernels: tensors, visibility, masks, biases.
 
-What is read row by row or pair by pair is padded here to full blocks, so that reading needs no bounds; what
-is past the end sees nothing, as a hidden key that is NaN must not come back through it. Tensors of any length
-stay as they are: see `transfers.py`.
+What is read row by row is padded here to full blocks, so that reading needs no bounds; what is past the end
+sees nothing, as a hidden key that is NaN must not come back through it. Tensors of any length stay as they
+are: see `transfers.py`.
 """
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from attest.kernels.arguments import Call
 from attest.kernels.exponents import LOG2E
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.transfers import as_operand
+from attest.kernels.pallas.mosaic_gpu.transfers import GROUP, PART_BYTES, as_operand
 from attest.kernels.pallas.padding import padded
 from attest.kernels.visibility import Rows
 
@@ -53,28 +53,33 @@ def visibility(spec: KernelSpec, call: Call, rows: Rows, ranges: jax.Array | Non
     return arrays
 
 
-def pairs(spec: KernelSpec, call: Call, transposed: bool) -> dict[str, jax.Array]:
-    """Mask and bias, as [.., queries or 1, keys], or as [.., keys, queries] if transposed.
+def pairs(spec: KernelSpec, call: Call) -> dict[str, jax.Array]:
+    """Mask and bias, as [.., queries, keys], or [.., 1, keys] if all queries share them.
 
     One that keys share is [.., 1, queries]; one that queries share, too, has that entry for each key.
     """
-    q_length, k_length = spec.q_blocks * spec.q_block, spec.k_blocks * spec.k_block
-
-    def laid(x: jax.Array, fill: float) -> jax.Array:
-        if x.shape[3] == 1 < x.shape[2]:
-            return padded(x, 2, q_length, fill).swapaxes(2, 3)
-        x = padded(jnp.broadcast_to(x, (*x.shape[:3], call.key.shape[1])), 3, k_length, fill)
-        if x.shape[2] == 1:
-            return x
-        x = padded(x, 2, q_length, fill)
-        return x.swapaxes(2, 3) if transposed else x
-
     arrays: dict[str, jax.Array] = {}
     if call.attention_mask is not None:
-        arrays["mask"] = laid(call.attention_mask.astype(jnp.int8), 0)
+        arrays["mask"] = _laid(spec, "mask", call.attention_mask.astype(jnp.int8), 0)
     if call.bias is not None:
-        arrays["bias"] = laid(call.bias, -jnp.inf)
+        arrays["bias"] = _laid(spec, "bias", call.bias, -jnp.inf)
     return arrays
+
+
+def pair_lengths(q_length: int, k_length: int, itemsize: int) -> tuple[int, int]:
+    """What the queries and keys of an array of every pair are padded to, for the TMA unit."""
+    row = PART_BYTES // itemsize
+    return -(-q_length // GROUP) * GROUP, -(-k_length // row) * row
+
+
+def _laid(spec: KernelSpec, name: str, x: jax.Array, fill: float) -> jax.Array:
+    if name in spec.tiled_pairs:
+        q_length, k_length = pair_lengths(x.shape[2], x.shape[3], x.dtype.itemsize)
+        return padded(padded(x, 2, q_length, fill), 3, k_length, fill)
+    if x.shape[3] == 1 < x.shape[2]:
+        return padded(x, 2, spec.q_blocks * spec.q_block, fill).swapaxes(2, 3)
+    x = jnp.broadcast_to(x, (*x.shape[:3], spec.k_length))
+    return padded(x, 3, spec.k_blocks * spec.k_block, fill)
 
 
 def sinks(spec: KernelSpec, call: Call) -> dict[str, jax.Array]:

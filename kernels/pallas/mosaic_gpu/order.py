@@ -13,22 +13,28 @@ import numpy as np
 from jax import lax
 
 from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS
-from attest.kernels.pallas.mosaic_gpu.spans import key_span
+from attest.kernels.pallas.mosaic_gpu.spans import key_span, locate_sharers
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.tile_order import key_heads_together, query_heads_together
 
 
 def rows_first(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     """Return the entry, the query head and the block of queries of a tile, a block that sees most first."""
-    together = query_heads_together(spec.k_length, spec.group, _row_bytes(spec)) if spec.causal else 1
-    entry, head, nth = _longest_first(tile, spec.entries, spec.heads, spec.q_blocks, together)
+    sizes = (spec.q_blocks, spec.heads, spec.entries)
+    if _by_length(spec):
+        together = query_heads_together(spec.k_length, spec.group, _row_bytes(spec))
+        entry, head, nth = _longest_first(tile, *sizes, together)
+    else:
+        entry, head, nth = locate_sharers(spec, tile, *sizes)
     return entry, head, spec.q_blocks - 1 - nth
 
 
 def keys_first(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     """Return the entry, the key head and the block of keys of a tile, a block that most rows see first."""
-    together = key_heads_together(spec.q_length, spec.group, _row_bytes(spec)) if spec.causal else 1
-    return _longest_first(tile, spec.entries, spec.key_heads, spec.k_blocks, together)
+    sizes = (spec.k_blocks, spec.key_heads, spec.entries)
+    if not _by_length(spec):
+        return locate_sharers(spec, tile, *sizes)
+    return _longest_first(tile, *sizes, key_heads_together(spec.q_length, spec.group, _row_bytes(spec)))
 
 
 @cache
@@ -56,12 +62,17 @@ def schedule(spec: KernelSpec, programs: int) -> np.ndarray:
     return table
 
 
+def _by_length(spec: KernelSpec) -> bool:
+    """Whether long tiles come first: not where tiles of a mask or bias are shared, which then decide."""
+    return spec.causal and not spec.tiled_pairs
+
+
 def _row_bytes(spec: KernelSpec) -> int:
     """The bytes of a row of two operands: one of head_dim, one of value_dim."""
     return (spec.head_dim + spec.value_dim) * np.dtype(spec.dtype).itemsize
 
 
-def _longest_first(tile: Any, entries: int, heads: int, blocks: int, together: int) -> tuple[Any, Any, Any]:
+def _longest_first(tile: Any, blocks: int, heads: int, entries: int, together: int) -> tuple[Any, Any, Any]:
     """The entry, the head and the place of a tile: by groups of `together` heads, then place, then head."""
     total = entries * heads
     together = min(together, total)

@@ -4,6 +4,7 @@ Everything that depends on arrays but not on pairs is computed here in JAX: the 
 the blocks that every block visits, Delta and the lse in bits.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,6 +37,7 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
 )
 from attest.kernels.pallas.mosaic_gpu.launch import Outputs, launch
 from attest.kernels.pallas.mosaic_gpu.operands import (
+    pair_lengths,
     pairs,
     per_query,
     sinks,
@@ -43,9 +45,10 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
     visibility,
 )
 from attest.kernels.pallas.mosaic_gpu.order import schedule
-from attest.kernels.pallas.mosaic_gpu.scratch import scratch
-from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
+from attest.kernels.pallas.mosaic_gpu.scratch import fits, scratch
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, tiled_bytes, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
+from attest.kernels.pallas.mosaic_gpu.tiles import tiles
 from attest.kernels.pallas.mosaic_gpu.transfers import from_operand, operand_shape
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.visibility import Rows, ahead, describe_rows
@@ -66,7 +69,8 @@ def _forward(settings: Settings, call: Call) -> Forward:
 
 def _chosen(call: Call, few: bool) -> Blocks:
     """The table's choice; tiles of few queries have rows of several heads."""
-    return choose(*_dims(call), work_of(call, few), None if few else call.query.shape[1])
+    queries = None if few else call.query.shape[1]
+    return choose(*_dims(call), work_of(call, few), queries, _fitting("forward", call))
 
 
 def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
@@ -101,7 +105,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         "key": tensor(call.key, spec.head_dim),
         "value": tensor(call.value, spec.value_dim),
         **visibility(spec, call, rows, ranges),
-        **pairs(spec, call, transposed=False),
+        **pairs(spec, call),
         **sinks(spec, call),
         **_schedule(spec, blocks),
     }
@@ -110,7 +114,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
     if spec.partial:
         out = jax.ShapeDtypeStruct((*of_row.shape, spec.value_dim), jnp.float32)
     outputs = {"out": out, "lse": of_row, "row_max": of_row}
-    tiles = forward.tiles(spec)
+    count = tiles(spec)
     filled = launch(
         partial(forward.flash_forward, spec, blocks),
         forward.Shared,
@@ -118,7 +122,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         arrays,
         _with_leak(spec, outputs, of_row),
         scratch(forward.Shared, spec, blocks),
-        tiles if blocks.programs is None else min(blocks.programs, tiles),
+        count if blocks.programs is None else min(blocks.programs, count),
         blocks.consumers + 1,
     )
     lse, row_max = filled.pop("lse"), filled.pop("row_max")
@@ -132,7 +136,7 @@ def _schedule(spec: KernelSpec, blocks: Blocks) -> dict[str, jax.Array]:
     """The tiles of each program of a persistent kernel, where tiles differ in length."""
     if blocks.programs is None or not spec.causal:
         return {}
-    return {"schedule": jnp.asarray(schedule(spec, min(blocks.programs, forward.tiles(spec))))}
+    return {"schedule": jnp.asarray(schedule(spec, min(blocks.programs, tiles(spec))))}
 
 
 def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
@@ -213,22 +217,29 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
     q_length, k_length = spec.q_blocks * blocks.step, spec.k_blocks * blocks.own
     by_query = call.bias.shape[2] > 1
     # Of a bias that keys share there is a sum for each key, and then one of those.
-    shared = call.bias.shape[3] < call.key.shape[1]
-    dtype = jnp.float32 if shared else settings.result_dtype(call.bias.dtype)
-    shape = (*call.bias.shape[:2], k_length, *((q_length,) if by_query else ()))
+    shared, dtype = call.bias.shape[3] < call.key.shape[1], settings.result_dtype(call.bias.dtype)
+    tiled = "bias" in spec.tiled_pairs
+    if tiled:
+        stored = spec.d_bias_dtype
+        lengths = pair_lengths(call.query.shape[1], call.key.shape[1], stored.itemsize)
+    else:
+        stored = jnp.float32 if shared else dtype
+        lengths = (k_length, q_length) if by_query else (k_length,)
     filled = launch(
         partial(backward_bias.backward_bias, spec, blocks),
         backward_bias.Shared,
         "flash_backward_bias",
         arrays,
-        {"d_bias": jax.ShapeDtypeStruct(shape, dtype)},
+        {"d_bias": jax.ShapeDtypeStruct((*call.bias.shape[:2], *lengths), stored)},
         scratch(backward_bias.Shared, spec, blocks),
         backward_bias.programs(spec),
         blocks.consumers + 1,
     )
-    d_bias = filled["d_bias"].swapaxes(2, 3) if by_query else filled["d_bias"][:, :, None]
+    d_bias = filled["d_bias"]
+    if not tiled:
+        d_bias = d_bias.swapaxes(2, 3) if by_query else d_bias[:, :, None]
     d_bias = d_bias[:, :, : call.bias.shape[2], : call.key.shape[1]]
-    return d_bias.sum(axis=3, keepdims=True) if shared else d_bias
+    return d_bias.sum(axis=3, keepdims=True).astype(dtype) if shared else d_bias
 
 
 def _backward_spec(
@@ -247,7 +258,7 @@ def _backward_spec(
         "d_out": tensor(terms.d_out, spec.value_dim),
         **_row_numbers(spec, terms),
         **visibility(spec, call, rows, ranges),
-        **pairs(spec, call, transposed=by_key),
+        **pairs(spec, call),
     }
 
 
@@ -294,7 +305,11 @@ def _with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) -
 
 def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:
     asked = None if settings.backward is None else getattr(settings.backward, kernel)
-    return asked or choose_backward(kernel, *_dims(call), work_of(call))
+    return asked or choose_backward(kernel, *_dims(call), work_of(call), _fitting(kernel, call))
+
+
+def _fitting(kernel: str, call: Call) -> Callable[[Blocks | BackwardBlocks], bool]:
+    return partial(fits, kernel, _dims(call), call.query.dtype.itemsize, tiled_bytes(call))
 
 
 def _dims(call: Call) -> tuple[int, int]:

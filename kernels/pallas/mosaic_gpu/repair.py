@@ -20,8 +20,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
+from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
-from attest.kernels.pallas.mosaic_gpu.forward import batch_and_part, finish, scaled
+from attest.kernels.pallas.mosaic_gpu.forward import finish, scaled
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
     barriers,
@@ -44,6 +45,7 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     over_rows,
     weights,
 )
+from attest.kernels.pallas.mosaic_gpu.tiles import batch_and_part
 from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, load_and_wait, matrix, start_store
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
@@ -58,7 +60,7 @@ class Shared:
     """Tiles of the rows that a tile owns and of those that it visits, with two numbers of each.
 
     own, visited [1, rows, D]: of query and key. own_value, visited_value [1, rows, Dv]: of value and the
-    cotangent of out. result [1, 64, D].
+    cotangent of out. result [1, 64, D]. mask, bias [1, 64, k]: of the pairs of both, those of every pair.
     """
 
     own: Annotated[Any, lambda spec: matrix(spec.dtype, 1, ROWS, spec.head_dim)]
@@ -68,6 +70,8 @@ class Shared:
     result: Annotated[Any, lambda spec: matrix(spec.result_dtype, 1, ROWS, spec.head_dim)]
     numbers: Annotated[Any, lambda _: vector(ROWS, 2)]
     full: Annotated[Any, lambda _: barriers(1)]
+    mask: Annotated[Any, pairs.room("mask")] = None
+    bias: Annotated[Any, pairs.room("bias")] = None
 
 
 type Body = Callable[[KernelSpec, Mapping[str, Any], Shared, Any], None]
@@ -114,12 +118,12 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
     entry, head, block = locate(tile_index, spec.q_blocks, spec.heads)
     batch, part = batch_and_part(spec, entry)
     begin, _, _, end = part_span(spec, part, (0, 0, 0, spec.k_blocks))
-    tile = Tile(spec, arrays, batch, head, block * ROWS, key=None)
+    tile = Tile(spec, arrays, batch, head, block * ROWS, key=None, strict=True)
     tile = replace(tile, bounds=load_bounds(tile))
     _fetch(shared, arrays["query"], (batch, tile.queries, head), shared.own, 0)
 
     def step(nonfinite: bool, acc: Any, channels: Any, j: Any, known: Softmax) -> Softmax:
-        here = replace(tile, key=j * blocks.k)
+        here = _with_pairs(replace(tile, key=j * blocks.k), shared)
         at = (batch, here.keys, lax.div(head, spec.group))
         _fetch(shared, arrays["key"], at, shared.visited, 0)
         score = _product(here, shared.own.at[0], shared.visited.at[0])
@@ -154,7 +158,7 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
 def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
     """64 rows of d_query: keys that are not finite are left out; the lse is NaN for those that are seen."""
     batch, head, block = locate(tile_index, spec.q_blocks, spec.heads)
-    tile = Tile(spec, arrays, batch, head, block * ROWS, key=None)
+    tile = Tile(spec, arrays, batch, head, block * ROWS, key=None, strict=True)
     tile = replace(tile, bounds=load_bounds(tile))
     own, of_row = (batch, tile.queries, head), (batch, head, tile.queries)
     _fetch(shared, arrays["query"], own, shared.own, 0)
@@ -162,7 +166,7 @@ def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_in
     lse, delta = (tile.load_by_query(arrays[name].at[of_row]) for name in ("lse", "delta"))
 
     def step(acc: Any, channels: Any, j: Any, _: None) -> None:
-        here = replace(tile, key=j * ROWS)
+        here = _with_pairs(replace(tile, key=j * ROWS), shared)
         at = (batch, here.keys, lax.div(head, spec.group))
         _fetch(shared, arrays["key"], at, shared.visited, 0)
         _fetch(shared, arrays["value"], at, shared.visited_value, 0)
@@ -184,7 +188,7 @@ def d_key(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_inde
     The lse is not finite for those, and makes P 0 or NaN where they are seen.
     """
     batch, key_head, block = locate(tile_index, spec.k_blocks, spec.key_heads)
-    tile = Tile(spec, arrays, batch, key_head, row=None, key=block * ROWS, transposed=True)
+    tile = Tile(spec, arrays, batch, key_head, row=None, key=block * ROWS, transposed=True, strict=True)
     own = (batch, tile.keys, key_head)
     _fetch(shared, arrays["key"], own, shared.own, 0)
     _fetch(shared, arrays["value"], own, shared.own_value, 0)
@@ -192,7 +196,7 @@ def d_key(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_inde
     def step(name: str, acc: Any, channels: Any, visit: Any, _: None) -> None:
         head = key_head * spec.group + lax.div(visit, spec.q_blocks)
         here = replace(tile, head=head, row=lax.rem(visit, spec.q_blocks) * ROWS)
-        here = replace(here, bounds=load_bounds(here))
+        here = _with_pairs(replace(here, bounds=load_bounds(here)), shared)
         at, of_row = (batch, here.queries, head), (batch, head, here.queries)
         _fetch(shared, arrays["query"], at, shared.visited, 0)
         _fetch(shared, arrays["d_out"], at, shared.visited_value, 0)
@@ -262,6 +266,17 @@ def _cotangents(tile: Tile, shared: Shared, lse: jax.Array, delta: jax.Array) ->
     p, slope = _weights(tile, shared, lse)
     dp = _product(tile, shared.own_value.at[0], shared.visited_value.at[0], delta)
     return cotangents(p, slope, dp, compared=True)
+
+
+def _with_pairs(tile: Tile, shared: Shared) -> Tile:
+    """The tile with those of a mask and bias of every pair."""
+    spec, held = tile.spec, dict[str, Any]()
+    for name in spec.tiled_pairs:
+        room = getattr(shared, name)
+        held[name] = room.at[0]
+        at = pairs.place(spec, name, (tile.batch, tile.head, tile.queries, tile.keys))
+        _fetch(shared, tile.arrays[name], at, room, 0)
+    return replace(tile, pairs=held)
 
 
 def _fetch(shared: Shared, array: Any, at: tuple[Any, ...], room: Any, index: Any) -> None:

@@ -10,13 +10,17 @@ A field is annotated with a function that describes it:
 `scratch(Shared, spec, blocks)` is then what a launch allocates, and the launch gives the kernel a `Shared`.
 """
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks, Blocks
-from attest.kernels.pallas.mosaic_gpu.launch import barriers, vector
+from attest.kernels.pallas.mosaic_gpu.launch import SHARED_BYTES, barriers, vector
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.transfers import copies, matrix
+
+# Of a block's shared memory, for barriers, numbers and what Mosaic takes for reductions.
+_SPARE_BYTES = 3072
 
 
 def scratch(record: type, *sizes: Any) -> dict[str, Any]:
@@ -100,15 +104,38 @@ def key_pair_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
     return barriers(blocks.consumers, sum(key_copies(spec, ROWS)))
 
 
-def tile_bytes(kernel: str, blocks: Blocks | BackwardBlocks, dims: tuple[int, int], itemsize: int) -> int:
+def tile_bytes(
+    kernel: str,
+    blocks: Blocks | BackwardBlocks,
+    dims: tuple[int, int],
+    itemsize: int,
+    pairs: Mapping[str, int] | None = None,
+) -> int:
     """The shared memory of a kernel's tiles: what `scratch` describes, but for numbers and barriers.
 
     kernel: "forward", "backward_query", "backward_key" or "backward_bias". dims: of query and of value.
+    pairs: what `attest.kernels.pallas.mosaic_gpu.spec.tiled_bytes` says of the call.
     """
-    own = blocks.own
+    own, pairs = blocks.own, dict(pairs or {})
     if isinstance(blocks, Blocks):
         both = own * dims[0] + blocks.stages * blocks.k * sum(dims)
-        return itemsize * (both if blocks.programs is None else both + own * dims[1])
+        tensors = both if blocks.programs is None else both + own * dims[1]
+        return itemsize * tensors + own * blocks.k * blocks.stages * sum(pairs.values())
+    of_pairs = own * blocks.step * blocks.stages * sum(pairs.values())
     if kernel == "backward_bias":
+        # One tile of the bias, and of its gradient, is enough: all visits share it.
+        bias = pairs.pop("bias", 0)
+        of_pairs = own * blocks.step * (blocks.stages * sum(pairs.values()) + 2 * bias)
         own *= blocks.stages
-    return itemsize * (own + blocks.stages * blocks.step) * sum(dims)
+    return itemsize * (own + blocks.stages * blocks.step) * sum(dims) + of_pairs
+
+
+def fits(
+    kernel: str,
+    dims: tuple[int, int],
+    itemsize: int,
+    pairs: Mapping[str, int],
+    blocks: Blocks | BackwardBlocks,
+) -> bool:
+    """Whether the tiles of a kernel leave some shared memory for barriers and numbers."""
+    return tile_bytes(kernel, blocks, dims, itemsize, pairs) + _SPARE_BYTES <= SHARED_BYTES

@@ -115,8 +115,14 @@ def _of_logits(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
     u, hidden = logits(tile, s, compared)
     u, slack = hidden.apply(u, -jnp.inf), _slack(tile) / spec.unit
     highest = _by_column(jnp.maximum, u)
+    # A maximum with a NaN is NaN, and the vote is for it.
     moved = any_above(slack, highest - over_rows(row.reference, highest.shape), TILE)
-    row, alpha = lax.cond(moved, partial(_moved, spec, slack), _unmoved, highest, row)
+    if spec.in_nats:
+        u, row, alpha = lax.cond(
+            moved, partial(_moved_beside_bias, tile, slack), _unmoved_beside_bias, u, row
+        )
+    else:
+        row, alpha = lax.cond(moved, partial(_moved, spec, slack), _unmoved, highest, row)
     assert row.unit is not None
     bits = u * over_rows(row.unit, u.shape)
     return bits - over_rows(row.reference * row.unit, u.shape), row, alpha, moved
@@ -133,7 +139,7 @@ def _of_cap(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
     def long(s: jax.Array, row: _Row) -> _Step:
         bits = cap.of_any(s)
         if compared:
-            bits = hidden_pairs(tile, None).apply(bits, -jnp.inf)
+            bits = hidden_pairs(tile, None, compared).apply(bits, -jnp.inf)
         return bits, *_moved(tile.spec, slack, _by_column(jnp.maximum, bits), row), jnp.int32(1)
 
     def short(s: jax.Array, row: _Row) -> _Step:
@@ -168,6 +174,18 @@ def _moved(spec: KernelSpec, slack: float, highest: jax.Array, row: _Row) -> tup
     if row.unit is None:
         return _Row(now, None), jnp.exp2(row.reference - now)
     return _Row(now, _row_unit(spec, now)), jnp.exp2((row.reference - now) * spec.unit)
+
+
+def _moved_beside_bias(
+    tile: Tile, slack: float, u: jax.Array, row: _Row
+) -> tuple[jax.Array, _Row, jax.Array]:
+    """The same, and u without what a bias hides that is not finite (S4)."""
+    u = jnp.where(tile.load_pairs("bias").astype(jnp.float32) == -jnp.inf, -jnp.inf, u)
+    return u, *_moved(tile.spec, slack, _by_column(jnp.maximum, u), row)
+
+
+def _unmoved_beside_bias(u: jax.Array, row: _Row) -> tuple[jax.Array, _Row, jax.Array]:
+    return u, *_unmoved(None, row)
 
 
 def _row_unit(spec: KernelSpec, reference: jax.Array) -> jax.Array:

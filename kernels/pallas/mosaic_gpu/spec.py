@@ -12,6 +12,8 @@ from attest.kernels.implementation import Settings
 from attest.kernels.tunable import key_span
 from attest.kernels.visibility import Rows, windowed
 
+# Keys of the blocks that the table has for kernels whose registers have no room for bounds.
+_BLOCK = 128
 # In a window of up to so many keys, smaller blocks skip more of what it hides.
 _NARROW = 256
 # A scale below this is not divided by: the quotient could overflow.
@@ -32,9 +34,9 @@ class KernelSpec:
     rounded to, None for none. causal: whether causal order alone decides what a row sees; else first, last
     and segments say which arrays do, and by_batch whether those have an entry for each batch row. alibi:
     whether heads have slopes; slope_batch: whether those of each batch row are others. mask, bias: None
-    without; else which of their four axes have more than one entry. q_block, k_block: the
-    queries and keys that a step of a program deals with. parts: how many programs share the keys of a row, in
-    the forward kernel. partial: whether it returns the sums of each part, as
+    without; else which of their four axes have more than one entry. bias_dtype: of the bias in memory.
+    q_block, k_block: the queries and keys that a step of a program deals with. parts: how many programs share
+    the keys of a row, in the forward kernel. partial: whether it returns the sums of each part, as
     `attest.kernels.few_queries.Partial` has them. unrounded: as `attest.kernels.implementation.Settings`
     says.
     """
@@ -66,6 +68,7 @@ class KernelSpec:
     parts: int = 1
     partial: bool = False
     unrounded: bool = False
+    bias_dtype: Any = None
 
     @property
     def unit(self) -> float:
@@ -123,8 +126,27 @@ class KernelSpec:
 
     @property
     def pairwise(self) -> bool:
-        """Whether every block must be compared, pair by pair."""
+        """Whether a mask or bias may hide pairs of every block."""
         return self.mask is not None or self.bias is not None
+
+    @property
+    def tiled_pairs(self) -> dict[str, Any]:
+        """The dtypes of those of mask and bias that have an entry for each query and key.
+
+        Their tiles come through shared memory.
+        """
+        dtypes = {"mask": jnp.int8, "bias": self.bias_dtype}
+        return {name: dtype for name, dtype in dtypes.items() if all(self.axes_of_pairs(name)[2:])}
+
+    @property
+    def d_bias_dtype(self) -> Any:
+        """Of the gradient of a bias of every pair, as the kernel stores it."""
+        return jnp.dtype(jnp.float32) if self.unrounded else self.bias_dtype
+
+    def axes_of_pairs(self, name: str) -> tuple[bool, ...]:
+        """Which axes of the mask or the bias have more than one entry; none without one."""
+        axes = self.mask if name == "mask" else self.bias
+        return (False,) * 4 if axes is None else axes
 
     @property
     def ragged(self) -> bool:
@@ -168,23 +190,25 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
     """The kinds of work that the table of blocks tells apart.
 
     "few": few queries, see `attest.kernels.few_queries`. "cap": a soft cap, or ALiBi. "pairs": a mask, a bias
-    or ALiBi, which takes the registers of both.
-    "ranges": arrays say what a row sees. "narrow": a window of few keys. "scale": one that is not positive,
-    or very small.
+    or ALiBi, which takes the registers of both. "mask_tiles", "bias_tiles": one with an entry for each query
+    and key, which takes shared memory, too.
+    "ranges": arrays say what a row sees. "bounds": those, causal order, or keys that end within a block.
+    "narrow": a window of few keys. "scale": one that is not positive, or very small.
     """
     pairs = (call.attention_mask, call.bias, call.alibi_slopes)
     rows = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
+    ranges = windowed(call) or any(x is not None for x in rows) or (call.causal and call.positions.given)
     kinds = {
         "few": few,
         "cap": call.logits_soft_cap is not None or call.alibi_slopes is not None,
         "scale": call.softmax_scale < _SMALLEST_SCALE,
         "pairs": any(x is not None for x in pairs),
-        "ranges": windowed(call)
-        or any(x is not None for x in rows)
-        or (call.causal and call.positions.given),
+        "ranges": ranges,
+        "bounds": ranges or call.causal or call.key.shape[1] % _BLOCK != 0,
         "narrow": call.sliding_window != (None, None) and key_span(call) <= _NARROW,
     }
-    return frozenset(name for name, found in kinds.items() if found)
+    tiles = {f"{name}_tiles" for name in tiled_bytes(call)}
+    return frozenset(name for name, found in kinds.items() if found) | tiles
 
 
 def describe(
@@ -229,6 +253,7 @@ def describe(
         slope_batch=call.alibi_slopes is not None and call.alibi_slopes.shape[0] > 1,
         mask=_axes(call.attention_mask),
         bias=_axes(call.bias),
+        bias_dtype=None if call.bias is None else call.bias.dtype,
         sinks=call.softmax_aux is not None,
         q_block=q_block,
         k_block=k_block,
@@ -236,6 +261,13 @@ def describe(
         partial=parts is not None,
         unrounded=settings.unrounded,
     )
+
+
+def tiled_bytes(call: Call) -> dict[str, int]:
+    """The bytes of an element of those of mask and bias that have an entry for each query and key."""
+    arrays = {"mask": call.attention_mask, "bias": call.bias}
+    tiled = {name: x for name, x in arrays.items() if x is not None and min(x.shape[2:]) > 1}
+    return {name: 1 if name == "mask" else x.dtype.itemsize for name, x in tiled.items()}
 
 
 def _axes(x: jax.Array | None) -> tuple[bool, ...] | None:

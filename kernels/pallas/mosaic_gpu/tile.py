@@ -7,7 +7,7 @@ it is the other way round, and the tile is called transposed.
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -17,13 +17,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
+from attest.kernels.pallas.mosaic_gpu.pairs import TILE, load_tile, widened
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tanh import tanh
 
-TILE = plgpu.Layout.WGMMA
 BY_ROW = TILE.reduce(1)
 BY_COLUMN = TILE.reduce(0)
 COLUMNS = 8  # the columns of which every thread of a product has some
+
 OPAQUE_ABOVE = 64  # the largest head dim whose addresses the registers hold
 
 
@@ -44,8 +45,9 @@ class Bounds:
 class Tile:
     """A tile: where its pairs are, and what of each query decides which keys it sees.
 
-    arrays: by name, in memory; mask and bias as [.., keys, queries] if transposed. batch, head, row, key:
-    int32 scalars, row and key the first of the tile's.
+    arrays: by name, in memory. batch, head, row, key: int32 scalars, row and key the first of the tile's.
+    pairs: mask and bias of every pair, [queries, keys] in shared memory, by name. strict: whether hidden
+    pairs must be exactly 0 even where something hidden is not finite; no repair follows.
     """
 
     spec: KernelSpec
@@ -56,6 +58,8 @@ class Tile:
     key: Any
     bounds: Bounds = Bounds()
     transposed: bool = False
+    pairs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    strict: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -83,16 +87,20 @@ class Tile:
     def load_by_key(self, ref: Any) -> jax.Array:
         return load(ref, BY_ROW if self.transposed else BY_COLUMN)
 
-    def load_pairs(self, name: str, axes: tuple[bool, ...]) -> jax.Array:
-        """The tile of a mask or bias; axes: which of batch, head, query and key it has several entries of."""
-        by_batch, by_head, by_query, by_key = axes
-        ref = self.arrays[name].at[self.batch if by_batch else 0, self.head if by_head else 0]
-        if by_query and not by_key:
-            return self.by_query(self.load_by_query(ref.at[0, self.queries]))
-        if not by_query:
-            return self.by_key(self.load_by_key(ref.at[0, self.keys]))
-        rows, columns = (self.keys, self.queries) if self.transposed else (self.queries, self.keys)
-        return load(ref.at[rows, columns], TILE)
+    def load_pairs(self, name: str) -> jax.Array:
+        """The tile of a mask or bias."""
+        if name in self.pairs:
+            return load_tile(self.pairs[name], self.transposed)
+        by_batch, by_head, by_query, _ = self.spec.axes_of_pairs(name)
+        ref = self.arrays[name].at[self.batch if by_batch else 0, self.head if by_head else 0, 0]
+        if by_query:
+            return self.by_query(self.load_by_query(ref.at[self.queries]))
+        return self.by_key(self.load_by_key(ref.at[self.keys]))
+
+    def load_bias(self) -> jax.Array:
+        """The tile of the bias, float32."""
+        bias = self.load_pairs("bias")
+        return widened(bias) if "bias" in self.pairs else bias.astype(jnp.float32)
 
 
 @dataclass(frozen=True)
@@ -144,17 +152,23 @@ def load_bounds(tile: Tile) -> Bounds:
     return Bounds(of("first", entry), of("last", entry), of("q_ids", tile.batch), stand)
 
 
-def hidden_pairs(tile: Tile, bias: Any) -> Hiding:
-    """Which pairs of a tile are hidden; bias: the tile of it, None without."""
-    spec, bounds = tile.spec, tile.bounds
+def hidden_pairs(tile: Tile, bias: Any, compared: bool) -> Hiding:
+    """Which pairs of a tile are hidden. bias: the tile of it, None where its -inf needs no comparing.
+
+    compared: whether bounds or segments may hide any; a mask may always.
+    """
+    spec = tile.spec
     conditions: list[tuple[Callable[[Any, Any], jax.Array], jax.Array, Any]] = []
     if bias is not None:
         conditions.append((operator.ne, bias, -jnp.inf))
+    if spec.mask is not None:
+        conditions.append((operator.ne, tile.load_pairs("mask"), 0))
+    if not compared:
+        return Hiding(tuple(conditions))
+    bounds = tile.bounds
     if spec.segments:
         ids = tile.load_by_key(tile.arrays["kv_ids"].at[tile.batch, tile.keys])
         conditions.append((operator.eq, tile.by_query(bounds.ids), tile.by_key(ids)))
-    if spec.mask is not None:
-        conditions.append((operator.ne, tile.load_pairs("mask", spec.mask), 0))
     shift = spec.k_length - spec.q_length
     if tile.transposed:
         for compare, bound in ((operator.le, bounds.last), (operator.ge, bounds.first)):
@@ -163,7 +177,11 @@ def hidden_pairs(tile: Tile, bias: Any) -> Hiding:
                 conditions.append((compare, keys, tile.by_query(bound)))
         # Keys past the end are nobody's: what is summed for them is not written.
         low = _row_index() + (tile.key - shift - tile.row) if spec.causal else None
-        return Hiding(tuple(conditions), low=low)
+        high = None
+        if tile.strict and "bias" in tile.pairs:
+            # Rows past the end see nothing, and the bias, which is read as 0 there, does not say so.
+            high = lax.broadcast(spec.q_length - 1 - tile.row, (ROWS,))
+        return Hiding(tuple(conditions), low=low, high=high)
     high: Any = None
     if bounds.last is not None:
         high = bounds.last - tile.key
@@ -177,12 +195,13 @@ def hidden_pairs(tile: Tile, bias: Any) -> Hiding:
 
 
 def logits(tile: Tile, s: jax.Array, compared: bool) -> tuple[jax.Array, Hiding]:
-    """u float32 of a tile, from the product s, and what is hidden if pairs are compared."""
+    """u float32 of a tile, from the product s, and what is hidden: by bounds and segments only if compared.
+
+    A bias of -inf makes -inf of every finite u: it is compared where a cap follows, or if the tile is strict.
+    """
     spec = tile.spec
-    bias = None
-    if spec.bias is not None:
-        bias = tile.load_pairs("bias", spec.bias).astype(jnp.float32)
-    hiding = hidden_pairs(tile, bias) if compared else Hiding()
+    bias = None if spec.bias is None else tile.load_bias()
+    hiding = hidden_pairs(tile, bias if tile.strict or spec.cap is not None else None, compared)
     if spec.factor != 1.0:
         s = s * spec.factor
     if spec.rounded is not None:
@@ -237,7 +256,7 @@ def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Arr
 
 
 def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: bool) -> jax.Array:
-    """dS from dP less delta, through the cap; 0 where P is 0, whatever a hidden value makes of dP (S4)."""
+    """dS from dP less delta, through the cap; if compared, 0 where P is 0, whatever dP is there (S4)."""
     ds = p * dp
     if slope is not None:
         ds = ds * slope

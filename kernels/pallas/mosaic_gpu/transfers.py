@@ -22,6 +22,7 @@ from jax.experimental.pallas import mosaic_gpu
 plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
 
 GROUP = 8  # the rows that a swizzle pattern spans
+PART_BYTES = 128  # of the widest part of a row
 _UNGROUPED = 4  # the axes of an array that is not copied group by group
 
 
@@ -52,14 +53,23 @@ def matrix(dtype: Any, count: int, rows: int, channels: int) -> Any:
     Rows are cut into parts of 128, 64 or 32 bytes, the largest of these that divides a row.
     """
     columns, parts = columns_of(dtype, channels), parts_of(dtype, channels)
-    swizzle = plgpu.SwizzleTransform(columns * jnp.dtype(dtype).itemsize)
     shape = (count, rows, channels) if parts == 1 else (count, rows // GROUP, parts, GROUP, columns)
-    return plgpu.RefUnion(
-        plgpu.SMEM(
-            (count, rows, channels), dtype, transforms=(plgpu.TilingTransform((GROUP, columns)), swizzle)
-        ),
-        plgpu.SMEM(shape, dtype, transforms=(swizzle,)),
-    )
+    copied = plgpu.SMEM(shape, dtype, transforms=(_swizzle(dtype, columns),))
+    return plgpu.RefUnion(tiled(dtype, count, rows, channels), copied)
+
+
+def tiled(dtype: Any, count: int, rows: int, channels: int) -> Any:
+    """What to allocate for [count, rows, channels] in that layout, which one copy of an array fills.
+
+    The array's rows and their number are multiples of what the layout has.
+    """
+    columns = columns_of(dtype, channels)
+    transforms = (plgpu.TilingTransform((GROUP, columns)), _swizzle(dtype, columns))
+    return plgpu.SMEM((count, rows, channels), dtype, transforms=transforms)
+
+
+def _swizzle(dtype: Any, columns: int) -> Any:
+    return plgpu.SwizzleTransform(columns * jnp.dtype(dtype).itemsize)
 
 
 def columns_of(dtype: Any, channels: int) -> int:
