@@ -216,4 +216,4 @@ def test_a_repair_visits_blocks_of_the_fast_kernels_keys() -> None:
     allocated = scratch(repair.Shared, with_pairs(256))
     assert list(allocated) == [field.name for field in fields(repair.Shared)]
     assert allocated["visited"] == rows(1, 256)
-    assert allocated["bias"] == matrix("bfloat16", 1, 128, 256)
+    assert allocated["bias"] == tiled("bfloat16", 1, 128, 256)
