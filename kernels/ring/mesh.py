@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
-from attest.kernels.dispatch import Axes, Placement, own_origin
+from attest.kernels.dispatch import Axes, Placement, own_array, own_origin
 from attest.kernels.mesh_functions import once_for_alike, placed_on
 from attest.kernels.options import refuse
 from attest.kernels.ring.arguments import Spread, check_axis_name
@@ -30,6 +30,8 @@ _LAYOUTS = {
     "kv_end": "bq",
     "alibi_slopes": "bh",
 }
+# What each device has of all batch entries, and reads of its own.
+_OF_ENTRIES = ("cum_seqlens_q", "cum_seqlens_k", "q_offset")
 # What pads an array that is not padded with 0: rows and keys of padding meet nothing.
 _FILL = {"q_segment_ids": -1, "kv_segment_ids": -1}
 # Shards are a multiple of so many rows and keys: their halves begin at multiples of 4, as dropout needs.
@@ -98,8 +100,11 @@ class _Local:
 
     def __call__(self, given: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
         whole = {**dict(self.static), **given}
+        batch, _, heads, _ = whole["query"].shape
+        for name in _OF_ENTRIES:
+            if getattr(whole.get(name), "ndim", 0) == 1:
+                whole[name] = own_array(self.placement, name, whole[name], batch, heads)
         if whole.get("dropout_prob"):
-            batch, _, heads, _ = whole["query"].shape
             # The ring itself counts rows and keys.
             whole["origin"] = own_origin(self.placement, batch, heads, whole.get("origin"))
         return self.run(whole, self.spread)
