@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from attest.kernels.dispatch import Axes, Placement, own_array, own_origin
 from attest.kernels.mesh_functions import once_for_alike, placed_on
-from attest.kernels.options import refuse
+from attest.kernels.options import refuse, shown
 from attest.kernels.ring.arguments import Spread, check_axis_name
 
 # What each axis of an array is: batch, query heads, key heads, rows, keys, or none of them.
@@ -50,9 +50,14 @@ def over_mesh(
 
     Raises: ValueError for axes that the mesh does not have, or that do not divide the batch or the heads.
     """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        refuse("mesh", f"a {type(mesh).__name__}", "a jax.sharding.Mesh", "Build it with jax.make_mesh.")
     axes = {"b": _axes("batch_axes", batch_axes, mesh), "h": _axes("head_axes", head_axes, mesh)}
     check_axis_name(axis_name)
     (sequence,) = _axes("axis_name", axis_name, mesh)
+    if sequence in jax.sharding.get_abstract_mesh().manual_axes:
+        got = f"a mesh inside jax.shard_map over its axis {sequence!r}"
+        refuse("mesh", got, "None there", "Leave mesh out: arrays are those of this device.")
     if len({sequence, *axes["b"], *axes["h"]}) < 1 + len(axes["b"]) + len(axes["h"]):
         got = f"{sequence!r}, {axes['b']} and {axes['h']}"
         refuse(
@@ -122,12 +127,14 @@ def _over(
 
 
 def _axes(argument: str, given: Any, mesh: Any) -> Axes:
-    found = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    found = () if given is None else (given,) if isinstance(given, str) else given
+    if not isinstance(found, tuple | list):
+        refuse(argument, shown(given), "the name of a mesh axis, or a tuple of them", "None splits nothing.")
     for name in found:
         if name not in mesh.axis_names:
             there = ", ".join(map(repr, mesh.axis_names))
             refuse(argument, repr(name), f"axes of the mesh, {there}", "Correct the name.")
-    return found
+    return tuple(found)
 
 
 def _padded(length: int, devices: int) -> int:
