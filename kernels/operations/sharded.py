@@ -10,9 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
+from attest.kernels.arguments import check_call
+from attest.kernels.arrays import check_is_array
+from attest.kernels.batching import split as batch_dimensions
 from attest.kernels.dispatch import FLOATS, LAYOUTS, Axes, Placement, own_array, own_origin
+from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.mesh_functions import once_for_alike, placed_on
+from attest.kernels.operations.abstract_call import DEFAULTS, SETTINGS
+from attest.kernels.operations.leading import with_one_batch
 from attest.kernels.options import refuse
 from attest.kernels.wide_keys import check_dtype_of_query, wide_keys
 
@@ -46,8 +52,14 @@ def sharded_call(
     spec; the others are whole on every device. widens: whether `run` takes arrays that several devices read
     in float32, so that their gradients are rounded once; see `attest.kernels.wide_keys`.
 
-    Raises: ValueError for specs that do not fit the mesh, the arrays or each other, or split a sequence.
+    Raises: ValueError for specs that do not fit the mesh, the arrays or each other, or split a sequence; what
+    the checks of the whole call raise, as the devices see values traced.
     """
+    if isinstance(in_specs, tuple | list):
+        arguments, in_specs, out_specs, leading = with_one_batch(arguments, OPERANDS, in_specs, out_specs)
+    else:
+        leading = None
+    _check_whole(arguments, checks_values=widens)
     # The batch and the heads are the first of four axes.
     pairs = {name: x for name, x in arguments.items() if name in ("attention_mask", "bias") and x is not None}
     arguments = {**arguments, **{name: x.reshape((1,) * (4 - x.ndim) + x.shape) for name, x in pairs.items()}}
@@ -70,7 +82,20 @@ def sharded_call(
     whole_heads = axes_at(specs.operands.get("key"), 2) != specs.heads
     local = _Local(run, tuple(static.items()), tuple(arrays), placement, whole_heads, widens)
     split = tuple(_spec(name, x, specs) for name, x in arrays.items())
-    return _over(local, split, out_spec), tuple(arrays.values())
+    function = _over(local, split, out_spec)
+    if leading is None:
+        return function, tuple(arrays.values())
+    return lambda *operands: batch_dimensions(function(*operands), leading), tuple(arrays.values())
+
+
+def _check_whole(arguments: Mapping[str, Any], checks_values: bool) -> None:
+    """Refuse a malformed call; checks_values: also values and features that not every kernel takes."""
+    for name in (*OPERANDS, "attention_mask"):
+        if name in OPERANDS[:3] or arguments.get(name) is not None:
+            check_is_array(name, arguments.get(name))
+    if checks_values:
+        whole = with_mask_info({**DEFAULTS, **arguments}, arguments.get("mask_info"))
+        check_call(**{name: x for name, x in whole.items() if name not in SETTINGS})
 
 
 @dataclass(frozen=True)
@@ -140,6 +165,10 @@ def _read(arguments: Mapping[str, Any], mesh: Any, in_specs: Any) -> _Specs:
         refuse("in_specs", got, f"a tuple of 1 to {len(OPERANDS)}", f"Give those of {', '.join(OPERANDS)}.")
     query = _entries("in_specs of query", in_specs[0], 4, mesh)
     batch, heads = query[0], query[2]
+    both = [axis for axis in batch if axis in heads]
+    if both:
+        got = f"{both[0]!r} for its batch and its heads"
+        refuse("in_specs of query", got, "another axis of the mesh for each", "Leave one of them whole.")
     own = {"b": batch, "h": heads, "k": heads}
     operands: dict[str, PartitionSpec] = {}
     for name, spec in zip(OPERANDS, in_specs, strict=False):
@@ -186,7 +215,7 @@ def _entries(place: str, spec: Any, ndim: int, mesh: Any) -> tuple[Axes, ...]:
         refuse(place, f"a {type(spec).__name__}", "a jax.sharding.PartitionSpec", "Give one, or None.")
     if len(spec) > ndim:
         refuse(place, str(spec), f"at most {ndim} entries, as the array has axes", "Remove the others.")
-    found = [() if x is None else (x,) if isinstance(x, str) else tuple(x) for x in spec]
+    found = [axes_at(spec, axis) for axis in range(len(spec))]
     unknown = [axis for axes in found for axis in axes if axis not in mesh.axis_names]
     if unknown:
         there = ", ".join(map(repr, mesh.axis_names))
@@ -211,8 +240,9 @@ def _spec(name: str, x: Any, specs: _Specs) -> Any:
 
 def axes_at(spec: PartitionSpec | None, axis: int) -> Axes:
     """Return the axes of the mesh that split an axis of an array."""
-    entry = None if spec is None or len(spec) <= axis else spec[axis]
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+    entry: Any = None if spec is None or len(spec) <= axis else spec[axis]
+    # What names no axes, as PartitionSpec.UNCONSTRAINED, is returned as it is, and is no axis of any mesh.
+    return () if entry is None else tuple(entry) if isinstance(entry, tuple | list) else (entry,)
 
 
 def _has_arrays(x: Any) -> bool:

@@ -199,8 +199,54 @@ def test_the_easydel_operator_splits_what_its_mesh_can() -> None:
         (SPEC, SPEC, "in_specs"),
         (("data",), SPEC, "in_specs of query: got a str; expected a jax.sharding.PartitionSpec"),
         ((P("data", None, None, None, None),), SPEC, "expected at most 4 entries"),
+        ((P("data", None, "data"),), SPEC, "in_specs of query: got 'data' for its batch and its heads; exp"),
+        ((P(P.UNCONSTRAINED),), SPEC, "in_specs of query: got the mesh axis UNCONSTRAINED; expected axes of"),
     ],
 )  # fmt: skip
 def test_specs_that_do_not_fit_are_refused(in_specs: Any, out_specs: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         operations.flash_attention(*QKV, mesh=mesh(), in_specs=in_specs, out_specs=out_specs)
+
+
+@here
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    ("batch", "spec"), [((), P(None, "model")), ((2, 3), P("data", None, None, "model"))]
+)
+def test_arrays_have_any_number_of_batch_dimensions(batch: tuple[int, ...], spec: P, kind: AxisType) -> None:
+    query, key, value = (
+        normal(*batch, length, heads, 8, seed=heads + length) for length, heads in ((16, 8), (24, 2), (24, 2))
+    )
+    options = {"causal": True, "bias": normal(*batch, 1, 1, 24)}
+    where = {"mesh": mesh(kind), "in_specs": (spec, None, None, P()), "out_specs": spec}
+    got = operations.flash_attention(query, key, value, **options, **where)
+    np.testing.assert_allclose(
+        got, operations.flash_attention(query, key, value, **options), rtol=1e-6, atol=1e-6
+    )
+
+
+@here
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query": None}, "query: got a NoneType; expected a JAX or NumPy array"),
+        ({"bias": [1.0]}, "bias: got a list; expected a JAX or NumPy array"),
+        ({"key": QKV[1][:1]}, "key: got batch 1 in shape"),
+        # A value, which the devices see only traced.
+        (
+            {"cum_seqlens_q": np.array([0, 9, 8, 9, 9]), "cum_seqlens_k": np.array([0, 9, 9, 9, 9])},
+            "cum_seqlens_q: got 8 after 9",
+        ),
+    ],
+)
+def test_a_malformed_call_over_a_mesh_is_refused(changes: dict[str, Any], message: str) -> None:
+    call = {**dict(zip(("query", "key", "value"), QKV, strict=True)), **changes}
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        operations.flash_attention(**call, mesh=mesh(), in_specs=(SPEC,), out_specs=SPEC)
+
+
+@here
+def test_of_several_batch_dimensions_the_first_is_split() -> None:
+    spec = P(None, "data")
+    with pytest.raises(ValueError, match=r"in_specs of query: got .*; expected the first batch dimension"):
+        operations.flash_attention(*(x[None] for x in QKV), mesh=mesh(), in_specs=(spec,), out_specs=spec)

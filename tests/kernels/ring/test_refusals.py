@@ -106,7 +106,7 @@ def test_within_shard_map(length: int, options: dict[str, Any], words: str) -> N
 
 @here
 def test_a_mesh_within_shard_map() -> None:
-    with pytest.raises(ValueError, match="mesh: got a mesh inside jax.shard_map over its axis 'x'"):
+    with pytest.raises(ValueError, match=r"mesh: got a mesh inside jax.shard_map over its axis 'x'"):
         jax.eval_shape(partial(inside, mesh=mesh()), arrays())
 
 
