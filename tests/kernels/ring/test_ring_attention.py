@@ -169,6 +169,16 @@ def test_what_is_counted_by_batch_entry_is_that_of_the_own_entries(counted: dict
 
 
 @here
+def test_ulysses_with_padding_alone_on_some_devices() -> None:
+    """XLA must not exchange what is computed and the padding in two layouts."""
+    given = {
+        name: normal(1, 8, heads, 16, seed=heads) for name, heads in (("query", 8), ("key", 4), ("value", 4))
+    }
+    call = partial(ring_attention_with_lse, mesh=mesh_of(4), axis_name="x", strategy="ulysses")
+    assert_same(both_passes(call, {}, given), both_passes(flash_attention_with_lse, {}, given))
+
+
+@here
 def test_sinks_of_a_shard_without_rows_have_a_gradient() -> None:
     given = {**inputs(0, 8), "softmax_aux": normal(HEADS, 2)}
     call = in_shard_map(2, SEQUENCE, {})
