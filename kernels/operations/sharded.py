@@ -88,6 +88,48 @@ def sharded_call(
     return lambda *operands: batch_dimensions(function(*operands), leading), tuple(arrays.values())
 
 
+def part_of_call(arguments: Mapping[str, Any], mesh: Any, in_specs: Any, out_specs: Any) -> dict[str, Any]:
+    """Return the arguments of a call on one device of a mesh, with arrays as jax.ShapeDtypeStruct.
+
+    Raises: ValueError for specs that do not fit the mesh, the arrays or each other, or split a sequence.
+    """
+    part = _Part()
+    arrays = {name: jax.tree.map(_shape, x) for name, x in arguments.items() if _has_arrays(x)}
+    static = {name: x for name, x in arguments.items() if name not in arrays}
+
+    def call(arrays: dict[str, Any]) -> jax.Array:
+        function, operands = sharded_call(part, static | arrays, mesh, in_specs, out_specs, widens=False)
+        return function(*operands)
+
+    jax.eval_shape(call, arrays)
+    # Where the part begins in the whole is no matter of its speed.
+    return {name: _with_axes_of(arrays.get(name), x) for name, x in part.seen.items() if name in arguments}
+
+
+class _Part:
+    """Keeps the arguments of the call on a device. It has no hash, so that no function is kept for it."""
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    def __call__(self, **arguments: Any) -> jax.Array:
+        self.seen = {name: jax.tree.map(_shape, x) if _has_arrays(x) else x for name, x in arguments.items()}
+        query, value = arguments["query"], arguments["value"]
+        return jnp.zeros((*query.shape[:3], value.shape[3]), query.dtype)
+
+
+def _shape(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") else x
+
+
+def _with_axes_of(whole: Any, part: Any) -> Any:
+    """The part without the axes of size 1 that were put in front of those of the whole."""
+    more = getattr(part, "ndim", 0) - getattr(whole, "ndim", 0)
+    return jax.ShapeDtypeStruct(part.shape[more:], part.dtype) if more > 0 else part
+
+
 def _check_whole(arguments: Mapping[str, Any], checks_values: bool) -> None:
     """Refuse a malformed call; checks_values: also values and features that not every kernel takes."""
     for name in (*OPERANDS, "attention_mask"):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from queue import Empty, Queue
 from typing import Any
 
+from jax._src.core import trace_state_clean  # JAX has no public name for it
+
 # A candidate is given up after so many calls, if it then is so many times slower than the best.
 _FEW = 5
 _CLEARLY = 1.5
@@ -17,6 +19,11 @@ _MOST_AT_A_TIME = 50
 
 class OutOfTimeError(Exception):
     """What was started did not end within its time limit."""
+
+
+def traced() -> bool:
+    """Return whether JAX traces what runs now, for jax.jit or another transformation."""
+    return not trace_state_clean()
 
 
 def within[T](seconds: float, work: Callable[[], T]) -> T:

@@ -10,9 +10,17 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from attest.kernels import operations, xla
-from attest.kernels.operations import FlashAttention, FlashAttentionConfig, MaskInfo
+from attest.kernels import operations, tunable, xla
+from attest.kernels.operations import (
+    AutotunePolicy,
+    FlashAttention,
+    FlashAttentionConfig,
+    MaskInfo,
+    Tuner,
+    create_default_executor,
+)
 from attest.kernels.operations.easydel import FlashAttn, OperationMetadata
+from attest.kernels.operations.judging import Judgement
 from tests.kernels.alone import run_alone
 from tests.kernels.kernel_cases import normal, qkv
 
@@ -223,6 +231,43 @@ def test_arrays_have_any_number_of_batch_dimensions(batch: tuple[int, ...], spec
     np.testing.assert_allclose(
         got, operations.flash_attention(query, key, value, **options), rtol=1e-6, atol=1e-6
     )
+
+
+@here
+def test_a_call_over_a_mesh_runs_with_what_was_tuned_for_the_part_of_a_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tunable, "MOST_CANDIDATES", 1)
+    judged: list[Any] = []
+
+    def judge(call: Any) -> Judgement:
+        judged.append(call)
+        return Judgement(len(judged) > 1)
+
+    executor = create_default_executor()
+    executor.chooser.tuner = Tuner(1, 1, judge)
+    executor.chooser.policy = AutotunePolicy(cache_miss_fallback="heuristics")
+    where: Any = {"mesh": mesh(), "in_specs": (SPEC, P("data"), P("data")), "out_specs": SPEC}
+    query, key, value = (sixteen_bits(x) for x in qkv(4, 300, 300, 8, 2, 8, 8))
+    mask = np.arange(4 * 300).reshape(4, 1, 1, 300) % 5 > 0
+    slopes = jnp.arange(8, dtype=jnp.float32)
+    options: Any = {"dropout_prob": 0.4, "dropout_seed": 5, "causal": True}
+    whole = {"attention_mask": mask, "alibi_slopes": slopes, **options}
+    winner = executor.tune(FlashAttention(), query, key, value, **whole, **where).winner()
+
+    part = {"query": query[:2, :, :2], "key": key[:2, :, :1], "value": value[:2, :, :1]}
+    part |= {"attention_mask": mask[:2], "alibi_slopes": slopes[:2]}
+    for name, x in part.items():
+        given = judged[0].arguments[name]
+        assert (given.shape, given.dtype) == (x.shape, x.dtype)
+    np.testing.assert_array_equal(judged[0].arguments["attention_mask"], mask[:2])
+    np.testing.assert_array_equal(judged[0].arguments["alibi_slopes"], slopes[:2])
+
+    explained = executor.explain(FlashAttention(), query, key, value, **whole, **where)
+    assert explained.config == winner
+    assert explained.steps[-1].why.endswith("as the part of one device")
+    assert executor.choose_config(FlashAttention(), **part, **options) == winner
+    assert executor.choose_config(FlashAttention(), query, key, value, **whole) != winner
 
 
 @here
