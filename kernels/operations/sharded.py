@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -164,6 +164,8 @@ class _Local:
             layout = _LAYOUT_OF.get(name, name)
             if layout in LAYOUTS and x.ndim == len(LAYOUTS[layout]):
                 given[name] = own(layout, x, whole_heads=self.whole_heads and name in ("key", "value"))
+        if isinstance(info := given.get("mask_info"), MaskInfo):
+            given["mask_info"] = replace(info, **{name: own(name, x) for name, x in _counted(info).items()})
         if static.get("dropout_prob", 0.0):
             origin = given.get("origin", static.get("origin"))
             given["origin"] = own_origin(self.placement, batch, heads, origin)
@@ -268,7 +270,10 @@ def _entries(place: str, spec: Any, ndim: int, mesh: Any) -> tuple[Axes, ...]:
 def _spec(name: str, x: Any, specs: _Specs) -> Any:
     """The spec of an argument: as given, or split like query where it has the batch or the heads."""
     if isinstance(x, MaskInfo):
-        return x.shardings(batch=specs.batch or None, heads=specs.heads or None)
+        counted = _counted(x)
+        parts = replace(x, **dict.fromkeys(counted))
+        of_parts = parts.shardings(batch=specs.batch or None, heads=specs.heads or None)
+        return replace(of_parts, **dict.fromkeys(counted, PartitionSpec()))
     if name in OPERANDS:
         return specs.operands.get(name, PartitionSpec())
     layout = LAYOUTS.get(_LAYOUT_OF.get(name, name), "")
@@ -278,6 +283,14 @@ def _spec(name: str, x: Any, specs: _Specs) -> Any:
     return PartitionSpec(
         *(own.get(kind) or None if size > 1 else None for kind, size in zip(layout, x.shape, strict=True))
     )
+
+
+def _counted(info: MaskInfo) -> dict[str, Any]:
+    """The arrays of a MaskInfo that have no parts by themselves: lengths of sequences, and their offsets."""
+    if info.cum_seqlens_q is None:
+        return {}
+    found = {name: getattr(info, name) for name in ("cum_seqlens_q", "cum_seqlens_k", "q_offset")}
+    return {name: x for name, x in found.items() if x is not None}
 
 
 def axes_at(spec: PartitionSpec | None, axis: int) -> Axes:

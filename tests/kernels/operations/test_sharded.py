@@ -54,6 +54,17 @@ CALLS: dict[str, tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any]]] = {
         {},
         {"q_offset": jnp.array([0, 3, 5, 8]), "causal": True, "attention_mask": normal(4, 1, 16, 24) > -0.5},
     ),
+    "a MaskInfo of lengths, offsets": (
+        {},
+        P("data"),
+        {},
+        {
+            "mask_info": MaskInfo.from_cu_seqlens(
+                np.array([0, 16, 20, 30, 41]), np.array([0, 24, 30, 44, 60]), padded=True
+            ).with_positions(q_offset=jnp.array([0, 3, 5, 8])),
+            "causal": True,
+        },
+    ),
     "lengths": (
         {"cum_seqlens_q": jnp.array([0, 16, 20, 30, 41]), "cum_seqlens_k": jnp.array([0, 24, 30, 44, 60])},
         P("data"),
