@@ -14,6 +14,7 @@ from attest.kernels.arguments import Call
 from attest.kernels.exponents import lowered
 from attest.kernels.positions import Positions
 from attest.kernels.symbolic import is_symbolic
+from attest.kernels.varying import vary_together
 
 
 @dataclass(frozen=True)
@@ -116,4 +117,5 @@ def sink_cotangent(call: Call, lse: jax.Array, delta: jax.Array) -> jax.Array | 
     per_head = -jnp.where(padding, jnp.float32(0), p * delta[..., None]).sum(axis=(0, 2))
     if sinks.shape[0] == 1:
         per_head = per_head.sum(axis=0, keepdims=True)
-    return per_head.astype(call.softmax_aux.dtype)
+    # A sum over no rows says nothing of the devices over which it varies.
+    return vary_together((call, per_head.astype(call.softmax_aux.dtype)))[1]

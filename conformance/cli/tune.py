@@ -65,6 +65,7 @@ def tune(
     from attest.conformance.cli.console import show
     from attest.conformance.tuning.judge import judge
     from attest.kernels.operations import FlashAttention, Tuner, create_default_executor, policy_override
+    from attest.kernels.options import check_dtype
 
     options: dict[str, Any] = {"causal": causal, "platform": platform, "logits_soft_cap": soft_cap}
     if window is not None:
@@ -73,6 +74,7 @@ def tune(
         options |= {"dropout_prob": dropout, "dropout_seed": 0}
     kv_len, kv_heads = kv_len or q_len, kv_heads or q_heads
     try:
+        check_dtype("dtype", dtype)
         arrays = {
             name: jax.ShapeDtypeStruct((batch, length, heads, dim), dtype)
             for name, length, heads, dim in (

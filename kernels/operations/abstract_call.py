@@ -19,8 +19,8 @@ from attest.kernels.operations.inputs import check_concrete
 _FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 _UNNEEDED = ("mask_info", "config", "platform", "fwd_params", "bwd_params")
 # Every argument of a call with its default; those that `check_call` does not take.
-_DEFAULTS = {name: x.default for name, x in inspect.signature(attention.flash_attention).parameters.items()}
-_SETTINGS = (
+DEFAULTS = {name: x.default for name, x in inspect.signature(attention.flash_attention).parameters.items()}
+SETTINGS = (
     "normalize_output", "precision", "logits_dtype", "mask_info", "config", "platform", "fwd_params",
     "bwd_params",
 )  # fmt: skip
@@ -46,10 +46,10 @@ def abstract_call(arguments: Mapping[str, Any]) -> AbstractCall:
     traits: list[Traits] = []
 
     def check(arrays: dict[str, Any]) -> Call:
-        given, _ = merged({**_DEFAULTS, **static, **arrays})
+        given, _ = merged({**DEFAULTS, **static, **arrays})
         given = with_mask_info(given, given["mask_info"])
         traits.append(traits_of(given))
-        return check_call(**{name: x for name, x in given.items() if name not in _SETTINGS})
+        return check_call(**{name: x for name, x in given.items() if name not in SETTINGS})
 
     return AbstractCall(jax.eval_shape(check, arrays), traits[0])
 
@@ -67,7 +67,7 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, x in arguments.items():
         if name not in floats:
             check_concrete(name, x)
-    given, _ = merged({**_DEFAULTS, **arguments, **zeros})
+    given, _ = merged({**DEFAULTS, **arguments, **zeros})
     given = with_mask_info(given, given["mask_info"])
     given["dropout_seed"] = _seed(given["dropout_seed"])
     plain = {name: x for name, x in given.items() if x is not None and name not in _UNNEEDED}

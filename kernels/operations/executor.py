@@ -14,6 +14,7 @@ from attest.kernels.operations.kernel import Kernel
 from attest.kernels.operations.persistent import PersistentCache
 from attest.kernels.operations.policy import AutotunePolicy
 from attest.kernels.operations.selector import ConfigSelectorChain, Explanation
+from attest.kernels.operations.timing import traced
 from attest.kernels.operations.tuner import Tuner, TuningRecord
 from attest.kernels.options import refuse
 
@@ -52,7 +53,7 @@ class Executor[Config, Out]:
         Raises: ValueError naming the argument; what the operation raises.
         """
         _check_mesh(mesh, in_specs, out_specs)
-        args, kwargs = op.prepare(*args, **kwargs)
+        args, kwargs = _prepared(op, args, kwargs)
         where = (mesh, in_specs, out_specs)
         config = self._config(op, args, kwargs, cfg, *where)
         if mesh is None:
@@ -66,7 +67,7 @@ class Executor[Config, Out]:
         self, op: Kernel[Config, Out], *args: Any, cfg: Config | None = None, **kwargs: Any
     ) -> Config:
         """Return the configuration that a call would run with, tuned if the policy says so."""
-        args, kwargs = op.prepare(*args, **kwargs)
+        args, kwargs = _prepared(op, args, kwargs)
         return self._config(op, args, kwargs, cfg, None, None, None)
 
     def explain(
@@ -84,19 +85,38 @@ class Executor[Config, Out]:
         Arrays may be jax.ShapeDtypeStruct. Nothing is tuned.
         """
         _check_mesh(mesh, in_specs, out_specs)
-        args, kwargs = op.prepare(*args, **kwargs)
+        args, kwargs = _prepared(op, args, kwargs)
         return self.chooser.explain(invocation(op, args, kwargs, cfg, mesh, in_specs, out_specs), op)
 
-    def tune(self, op: Kernel[Config, Out], *args: Any, **kwargs: Any) -> TuningRecord[Config]:
+    def tune(
+        self,
+        op: Kernel[Config, Out],
+        *args: Any,
+        mesh: Mesh | None = None,
+        in_specs: tuple[Any, ...] | None = None,
+        out_specs: Any = None,
+        **kwargs: Any,
+    ) -> TuningRecord[Config]:
         """Time the candidates of a call ahead of time, and keep the winner in the caches.
 
-        Float arrays may be jax.ShapeDtypeStruct. The policy of the chain says whether gradients count.
+        Float arrays may be jax.ShapeDtypeStruct. With mesh, in_specs and out_specs, what the first device
+        computes of the call is tuned, on one device, and calls over that mesh run with the winner. The policy
+        of the chain says whether gradients count.
 
-        Raises: ValueError where a candidate cannot be judged or none is right; nothing is cached then.
+        Raises: ValueError where a candidate cannot be judged or none is right; nothing is cached then. Also
+        for an operation that has one configuration, and inside of a trace.
         """
-        args, kwargs = op.prepare(*args, **kwargs)
+        _check_mesh(mesh, in_specs, out_specs)
+        args, kwargs = _prepared(op, args, kwargs)
+        inv = invocation(op, args, kwargs, None, mesh, in_specs, out_specs)
+        if mesh is not None:
+            part = op.part_of(inv)
+            if part is None:
+                got, advice = f"a mesh for {op.op_id}", "It needs no tuning: call it."
+                refuse("mesh", got, "an operation that is tuned by the part of a device", advice)
+            inv, kwargs = part, _first_parts(kwargs, part.kwargs)
         self._remembered.clear()
-        return self.chooser.tune(invocation(op, args, kwargs), op, kwargs)
+        return self.chooser.tune(inv, op, kwargs)
 
     def compile(
         self, op: Kernel[Config, Out], *args: Any, cfg: Config | None = None, **kwargs: Any
@@ -105,7 +125,7 @@ class Executor[Config, Out]:
 
         What is no array is as it is here.
         """
-        args, kwargs = op.prepare(*args, **kwargs)
+        args, kwargs = _prepared(op, args, kwargs)
         config = self._config(op, args, kwargs, cfg, None, None, None)
         arrays = {name: x for name, x in kwargs.items() if _has_arrays(x)}
         static = {name: x for name, x in kwargs.items() if name not in arrays}
@@ -134,6 +154,8 @@ class Executor[Config, Out]:
             op,
             self.chooser.policy,
             self.chooser.cache.changes,
+            traced(),
+            jax.config.jax_default_device,
             mesh,
             in_specs,
             out_specs,
@@ -149,6 +171,16 @@ class Executor[Config, Out]:
             self._remembered.clear()
         self._remembered[*looks[:2], self.chooser.cache.changes, *looks[3:]] = config
         return config
+
+
+def _prepared(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call as the operation takes them; refuses what is no operation."""
+    if not isinstance(op, Kernel):
+        got = f"the class {op.__name__}" if isinstance(op, type) else f"a {type(op).__name__}"
+        refuse("op", got, "an operation, such as FlashAttention()", "Pass an instance of a Kernel.")
+    return op.prepare(*args, **kwargs)
 
 
 def invocation[Config, Out](
@@ -211,6 +243,19 @@ def _check_mesh(mesh: Any, in_specs: Any, out_specs: Any) -> None:
         refuse("mesh", f"a {type(mesh).__name__}", "a jax.sharding.Mesh", "Build it with jax.make_mesh.")
     if mesh is not None and not isinstance(in_specs, tuple | list):
         refuse("in_specs", f"a {type(in_specs).__name__}", "a tuple of specs", "Give one for each operand.")
+
+
+def _first_parts(whole: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the first device, with the values of what is no shape."""
+
+    def first(part: Any, x: Any) -> Any:
+        if not hasattr(part, "shape") or isinstance(x, jax.ShapeDtypeStruct):
+            return part
+        more = x.ndim - len(part.shape)
+        x = x.reshape(-1, *x.shape[more + 1 :]) if more > 0 else x.reshape((1,) * -more + x.shape)
+        return x[tuple(slice(0, size) for size in part.shape)]
+
+    return {name: jax.tree.map(first, x, whole[name]) for name, x in parts.items()}
 
 
 def _looks(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from attest.kernels.operations.invocation import Invocation
 from attest.kernels.operations.kernel import Kernel, named_arguments
 from attest.kernels.operations.platforms import Platform, check_platform, check_runs_on, implementation_name
 from attest.kernels.operations.registry import kernel_registry
-from attest.kernels.operations.sharded import sharded_call
+from attest.kernels.operations.sharded import part_of_call, sharded_call
 from attest.kernels.options import refuse
 from attest.kernels.tunable import Neutral, Tunable
 
@@ -174,6 +174,14 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         if tunable is None:
             return self.heuristic_cfg(inv)
         return FlashAttentionConfig(config=tunable.capped(resolved.call.call, q_blocksize, kv_blocksize))
+
+    def part_of(self, inv: _Invocation) -> _Invocation | None:
+        """Return the call on the shapes of one device, which has a part of the batch and of the heads.
+
+        Raises: ValueError for specs that do not fit, or that split a sequence.
+        """
+        part = part_of_call(inv.kwargs, inv.mesh, inv.in_specs, inv.out_specs)
+        return Invocation(inv.op_id, kwargs=part, version=inv.version, device=inv.device)
 
     def create_shard_map_wrapper(
         self, *args: Any, mesh: Any, in_specs: Any, out_specs: Any, cfg: FlashAttentionConfig, **kwargs: Any

@@ -87,7 +87,13 @@ def _abstract(x: Any) -> Any:
     sharding = getattr(jax.typeof(x), "sharding", None) if isinstance(x, Tracer) else None
     if isinstance(x, jax.Array) and not isinstance(x, Tracer):
         sharding = x.sharding
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if _spreads(sharding) else None)
+    # JAX reads int64 of NumPy as int32, and warns of it in a shape.
+    dtype = (
+        jax.dtypes.canonicalize_dtype(x.dtype)
+        if isinstance(x, np.ndarray) and x.dtype.kind in "iu"
+        else x.dtype
+    )
+    return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding if _spreads(sharding) else None)
 
 
 def _spreads(sharding: Any) -> bool:

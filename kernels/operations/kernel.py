@@ -82,6 +82,14 @@ class Kernel[Config, Out]:
         """Return a configuration with everything that the implementation chooses itself."""
         return cfg
 
+    def part_of(self, inv: Invocation[Config, Out]) -> Invocation[Config, Out] | None:
+        """Return what one device computes of a call over a mesh, as a call without one.
+
+        Configurations that were tuned for it count for the call, and `Executor.tune` with a mesh tunes it.
+        None where the operation has no such part.
+        """
+        return None
+
     def create_shard_map_wrapper(
         self, *args: Any, **kwargs: Any
     ) -> tuple[Callable[..., Out], tuple[Any, ...]]:

@@ -1,7 +1,7 @@
 """The operation `RingAttention`: attention over a sequence that is spread over the devices of a mesh axis."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,8 @@ _DEFAULTS = {
     for name, parameter in inspect.signature(ring_attention).parameters.items()
     if name not in _CONFIGURED
 }
+# What the axes of operands that follow query are: batch, query heads, rows, or what is never split.
+_LAYOUTS = {"bias": "bhq.", "softmax_aux": "h."}
 
 
 class RingAttention(Kernel[FlashAttentionConfig, Out]):
@@ -87,13 +89,16 @@ class RingAttention(Kernel[FlashAttentionConfig, Out]):
         """Return a function over a mesh, and its arguments: the call, whose sequence the devices share.
 
         in_specs: of query, key, value, bias, cum_seqlens_q, cum_seqlens_k and softmax_aux, in that order.
-        The spec of query says which axes split the batch, the sequence and the heads; all else follows it. Of
-        several batch dimensions the first may be split.
+        The spec of query says which axes split the batch, the sequence and the heads; all else follows it, a
+        bias by its rows. Of several batch dimensions the first may be split.
 
         Raises: ValueError for specs that do not fit.
         """
         _, arguments = self.prepare(*args, **kwargs)
         batch, sequence, heads = _axes_of(in_specs, out_specs, _ndim(arguments["query"]))
+        own = {"b": batch, "q": (sequence,), "h": heads}
+        for name, spec in zip(OPERANDS[3:], in_specs[3:], strict=False):
+            _check_follows(name, spec, arguments.get(name), own)
         kernel = self._kernel(cfg, arguments)
         arrays = tuple(arguments.pop(name) for name in OPERANDS[:3])
         where = {"mesh": mesh, "batch_axes": batch or None, "head_axes": heads or None}
@@ -128,6 +133,23 @@ def _axes_of(in_specs: Any, out_specs: Any, ndim: int) -> tuple[tuple[str, ...],
     if _axes("out_specs", out_specs, ndim) != (batch, sequence, heads):
         refuse("out_specs", str(out_specs), f"{in_specs[0]}, that of query", "Give that of query.")
     return batch, sequence[0], heads
+
+
+def _check_follows(name: str, spec: Any, x: Any, own: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse the spec of another operand that splits it in another way than query; None follows query."""
+    if spec is None:
+        return
+    place, ndim = f"in_specs of {name}", getattr(x, "ndim", 0)
+    if not isinstance(spec, PartitionSpec):
+        refuse(place, f"a {type(spec).__name__}", "a jax.sharding.PartitionSpec", "None follows query.")
+    layout = _LAYOUTS.get(name, "").rjust(ndim, "b")[-ndim:]
+    for axis in range(len(spec)):
+        axes = axes_at(spec, axis)
+        kind = layout[axis] if axis < ndim else ""
+        if axes and axes != own.get(kind):
+            allowed = ", ".join(own.get(kind, ()))
+            expected = f"{allowed}, as for query, or None" if allowed else f"axis {axis} whole"
+            refuse(place, f"axis {axis} over {', '.join(map(str, axes))}", expected, "None follows query.")
 
 
 def _axes(argument: str, spec: Any, ndim: int) -> tuple[tuple[str, ...], ...]:

@@ -15,6 +15,7 @@ from attest.kernels.operations.invocation import Invocation
 from attest.kernels.operations.kernel import Kernel
 from attest.kernels.operations.persistent import PersistentCache
 from attest.kernels.operations.policy import AutotunePolicy
+from attest.kernels.operations.timing import traced
 from attest.kernels.operations.tuner import Tuner, TuningRecord
 
 _LOG = logging.getLogger("attest.operations")
@@ -152,15 +153,11 @@ class ConfigSelectorChain[Config, Out]:
             note("overlay", True, "a block of overlay_cache has it")
             return kernel.check_cfg(config, inv)
         note("overlay", False, "no block of overlay_cache has it")
-        key = self._key(inv, kernel)
-        config = self.cache.get(*key)
+        config = self._from_caches(inv, kernel, note)
+        part = None if config is not None or inv.mesh is None else kernel.part_of(inv)
+        if part is not None:
+            config = self._from_caches(part, kernel, note, ", as the part of one device")
         if config is not None:
-            note("memory", True, "it was found or tuned in this process")
-            return config
-        note("memory", False, "the call is new in this process")
-        config = self._from_disk(key, note)
-        if config is not None:
-            self.cache.put(*key, config)
             return config
         order = ["heuristics", "autotune"]
         if self.policy.cache_miss_fallback == "autotune":
@@ -174,6 +171,24 @@ class ConfigSelectorChain[Config, Out]:
             f"policy: got {self.policy}; expected one that finds a configuration for {inv.op_id}: "
             f"{'; '.join(map(str, steps))}. Allow heuristics, or give cfg."
         )
+
+    def _from_caches(
+        self,
+        inv: Invocation[Config, Out],
+        kernel: Kernel[Config, Out],
+        note: Callable[[str, bool, str], None],
+        what: str = "",
+    ) -> Config | None:
+        key = self._key(inv, kernel)
+        config = self.cache.get(*key)
+        if config is not None:
+            note("memory", True, f"it was found or tuned in this process{what}")
+            return config
+        note("memory", False, f"the call is new in this process{what}")
+        config = self._from_disk(key, note)
+        if config is not None:
+            self.cache.put(*key, config)
+        return config
 
     def _from_disk(self, key: tuple[str, str, str], note: Callable[[str, bool, str], None]) -> Config | None:
         if self.persistent is None:
@@ -217,10 +232,10 @@ class ConfigSelectorChain[Config, Out]:
             return "no judge is installed: install attest-attention[suite]"
         if self._key(inv, kernel) in self._untunable:
             return "it failed before in this process"
-        if arguments is None or any(isinstance(x, Tracer) for x in jax.tree.leaves(dict(arguments))):
+        if arguments is None or traced() or _has_tracers(arguments):
             return "JAX traces the call, or it has no arrays; use executor.tune ahead of time"
         if inv.mesh is not None:
-            return "the call has a mesh; use executor.tune with the shapes of one device"
+            return "the call has a mesh; use executor.tune ahead of time"
         if len(list(kernel.candidate_cfgs(inv))) < 2:
             return "the operation has one configuration"
         return None
@@ -244,3 +259,7 @@ class ConfigSelectorChain[Config, Out]:
 
     def _agreement(self) -> Agreement:
         return agreement_here() if self.agreement is None else self.agreement
+
+
+def _has_tracers(arguments: Mapping[str, Any]) -> bool:
+    return any(isinstance(x, Tracer) for x in jax.tree.leaves(dict(arguments)))

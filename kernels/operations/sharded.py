@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,9 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
+from attest.kernels.arguments import check_call
+from attest.kernels.arrays import check_is_array
+from attest.kernels.batching import split as batch_dimensions
 from attest.kernels.dispatch import FLOATS, LAYOUTS, Axes, Placement, own_array, own_origin
+from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.mesh_functions import once_for_alike, placed_on
+from attest.kernels.operations.abstract_call import DEFAULTS, SETTINGS
+from attest.kernels.operations.leading import with_one_batch
 from attest.kernels.options import refuse
 from attest.kernels.wide_keys import check_dtype_of_query, wide_keys
 
@@ -46,8 +52,14 @@ def sharded_call(
     spec; the others are whole on every device. widens: whether `run` takes arrays that several devices read
     in float32, so that their gradients are rounded once; see `attest.kernels.wide_keys`.
 
-    Raises: ValueError for specs that do not fit the mesh, the arrays or each other, or split a sequence.
+    Raises: ValueError for specs that do not fit the mesh, the arrays or each other, or split a sequence; what
+    the checks of the whole call raise, as the devices see values traced.
     """
+    if isinstance(in_specs, tuple | list):
+        arguments, in_specs, out_specs, leading = with_one_batch(arguments, OPERANDS, in_specs, out_specs)
+    else:
+        leading = None
+    _check_whole(arguments, checks_values=widens)
     # The batch and the heads are the first of four axes.
     pairs = {name: x for name, x in arguments.items() if name in ("attention_mask", "bias") and x is not None}
     arguments = {**arguments, **{name: x.reshape((1,) * (4 - x.ndim) + x.shape) for name, x in pairs.items()}}
@@ -70,7 +82,62 @@ def sharded_call(
     whole_heads = axes_at(specs.operands.get("key"), 2) != specs.heads
     local = _Local(run, tuple(static.items()), tuple(arrays), placement, whole_heads, widens)
     split = tuple(_spec(name, x, specs) for name, x in arrays.items())
-    return _over(local, split, out_spec), tuple(arrays.values())
+    function = _over(local, split, out_spec)
+    if leading is None:
+        return function, tuple(arrays.values())
+    return lambda *operands: batch_dimensions(function(*operands), leading), tuple(arrays.values())
+
+
+def part_of_call(arguments: Mapping[str, Any], mesh: Any, in_specs: Any, out_specs: Any) -> dict[str, Any]:
+    """Return the arguments of a call on one device of a mesh, with arrays as jax.ShapeDtypeStruct.
+
+    Raises: ValueError for specs that do not fit the mesh, the arrays or each other, or split a sequence.
+    """
+    part = _Part()
+    arrays = {name: jax.tree.map(_shape, x) for name, x in arguments.items() if _has_arrays(x)}
+    static = {name: x for name, x in arguments.items() if name not in arrays}
+
+    def call(arrays: dict[str, Any]) -> jax.Array:
+        function, operands = sharded_call(part, static | arrays, mesh, in_specs, out_specs, widens=False)
+        return function(*operands)
+
+    jax.eval_shape(call, arrays)
+    # Where the part begins in the whole is no matter of its speed.
+    return {name: _with_axes_of(arrays.get(name), x) for name, x in part.seen.items() if name in arguments}
+
+
+class _Part:
+    """Keeps the arguments of the call on a device. It has no hash, so that no function is kept for it."""
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    def __call__(self, **arguments: Any) -> jax.Array:
+        self.seen = {name: jax.tree.map(_shape, x) if _has_arrays(x) else x for name, x in arguments.items()}
+        query, value = arguments["query"], arguments["value"]
+        return jnp.zeros((*query.shape[:3], value.shape[3]), query.dtype)
+
+
+def _shape(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") else x
+
+
+def _with_axes_of(whole: Any, part: Any) -> Any:
+    """The part without the axes of size 1 that were put in front of those of the whole."""
+    more = getattr(part, "ndim", 0) - getattr(whole, "ndim", 0)
+    return jax.ShapeDtypeStruct(part.shape[more:], part.dtype) if more > 0 else part
+
+
+def _check_whole(arguments: Mapping[str, Any], checks_values: bool) -> None:
+    """Refuse a malformed call; checks_values: also values and features that not every kernel takes."""
+    for name in (*OPERANDS, "attention_mask"):
+        if name in OPERANDS[:3] or arguments.get(name) is not None:
+            check_is_array(name, arguments.get(name))
+    if checks_values:
+        whole = with_mask_info({**DEFAULTS, **arguments}, arguments.get("mask_info"))
+        check_call(**{name: x for name, x in whole.items() if name not in SETTINGS})
 
 
 @dataclass(frozen=True)
@@ -97,6 +164,8 @@ class _Local:
             layout = _LAYOUT_OF.get(name, name)
             if layout in LAYOUTS and x.ndim == len(LAYOUTS[layout]):
                 given[name] = own(layout, x, whole_heads=self.whole_heads and name in ("key", "value"))
+        if isinstance(info := given.get("mask_info"), MaskInfo):
+            given["mask_info"] = replace(info, **{name: own(name, x) for name, x in _counted(info).items()})
         if static.get("dropout_prob", 0.0):
             origin = given.get("origin", static.get("origin"))
             given["origin"] = own_origin(self.placement, batch, heads, origin)
@@ -140,6 +209,10 @@ def _read(arguments: Mapping[str, Any], mesh: Any, in_specs: Any) -> _Specs:
         refuse("in_specs", got, f"a tuple of 1 to {len(OPERANDS)}", f"Give those of {', '.join(OPERANDS)}.")
     query = _entries("in_specs of query", in_specs[0], 4, mesh)
     batch, heads = query[0], query[2]
+    both = [axis for axis in batch if axis in heads]
+    if both:
+        got = f"{both[0]!r} for its batch and its heads"
+        refuse("in_specs of query", got, "another axis of the mesh for each", "Leave one of them whole.")
     own = {"b": batch, "h": heads, "k": heads}
     operands: dict[str, PartitionSpec] = {}
     for name, spec in zip(OPERANDS, in_specs, strict=False):
@@ -186,7 +259,7 @@ def _entries(place: str, spec: Any, ndim: int, mesh: Any) -> tuple[Axes, ...]:
         refuse(place, f"a {type(spec).__name__}", "a jax.sharding.PartitionSpec", "Give one, or None.")
     if len(spec) > ndim:
         refuse(place, str(spec), f"at most {ndim} entries, as the array has axes", "Remove the others.")
-    found = [() if x is None else (x,) if isinstance(x, str) else tuple(x) for x in spec]
+    found = [axes_at(spec, axis) for axis in range(len(spec))]
     unknown = [axis for axes in found for axis in axes if axis not in mesh.axis_names]
     if unknown:
         there = ", ".join(map(repr, mesh.axis_names))
@@ -197,7 +270,10 @@ def _entries(place: str, spec: Any, ndim: int, mesh: Any) -> tuple[Axes, ...]:
 def _spec(name: str, x: Any, specs: _Specs) -> Any:
     """The spec of an argument: as given, or split like query where it has the batch or the heads."""
     if isinstance(x, MaskInfo):
-        return x.shardings(batch=specs.batch or None, heads=specs.heads or None)
+        counted = _counted(x)
+        parts = replace(x, **dict.fromkeys(counted))
+        of_parts = parts.shardings(batch=specs.batch or None, heads=specs.heads or None)
+        return replace(of_parts, **dict.fromkeys(counted, PartitionSpec()))
     if name in OPERANDS:
         return specs.operands.get(name, PartitionSpec())
     layout = LAYOUTS.get(_LAYOUT_OF.get(name, name), "")
@@ -209,10 +285,19 @@ def _spec(name: str, x: Any, specs: _Specs) -> Any:
     )
 
 
+def _counted(info: MaskInfo) -> dict[str, Any]:
+    """The arrays of a MaskInfo that have no parts by themselves: lengths of sequences, and their offsets."""
+    if info.cum_seqlens_q is None:
+        return {}
+    found = {name: getattr(info, name) for name in ("cum_seqlens_q", "cum_seqlens_k", "q_offset")}
+    return {name: x for name, x in found.items() if x is not None}
+
+
 def axes_at(spec: PartitionSpec | None, axis: int) -> Axes:
     """Return the axes of the mesh that split an axis of an array."""
-    entry = None if spec is None or len(spec) <= axis else spec[axis]
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+    entry: Any = None if spec is None or len(spec) <= axis else spec[axis]
+    # What names no axes, as PartitionSpec.UNCONSTRAINED, is returned as it is, and is no axis of any mesh.
+    return () if entry is None else tuple(entry) if isinstance(entry, tuple | list) else (entry,)
 
 
 def _has_arrays(x: Any) -> bool:

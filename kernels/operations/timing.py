@@ -1,5 +1,6 @@
 """How long a call takes: the median of calls of a compiled program, never inside a trace."""
 
+import atexit
 import statistics
 import threading
 import time
@@ -7,23 +8,34 @@ from collections.abc import Callable
 from queue import Empty, Queue
 from typing import Any
 
+from jax._src.core import trace_state_clean  # JAX has no public name for it
+
 # A candidate is given up after so many calls, if it then is so many times slower than the best.
 _FEW = 5
 _CLEARLY = 1.5
 # As many calls at a time as take so long, but no more than these.
 _SECONDS_AT_A_TIME = 0.002
 _MOST_AT_A_TIME = 50
+# Seconds that a process waits at its end for threads that were left alone.
+_PATIENCE = 5.0
+
+_left: list[threading.Thread] = []
 
 
 class OutOfTimeError(Exception):
     """What was started did not end within its time limit."""
 
 
+def traced() -> bool:
+    """Return whether JAX traces what runs now, for jax.jit or another transformation."""
+    return not trace_state_clean()
+
+
 def within[T](seconds: float, work: Callable[[], T]) -> T:
     """Return the result of `work`, which runs in a thread of its own.
 
     Raises: OutOfTimeError after so many seconds; the thread is then left alone, since nothing can end what
-    runs on a device. What `work` raises.
+    runs on a device. The process ends some seconds later if it still runs then. What `work` raises.
     """
     answers: Queue[tuple[bool, Any]] = Queue()
 
@@ -33,14 +45,24 @@ def within[T](seconds: float, work: Callable[[], T]) -> T:
         except BaseException as error:
             answers.put((False, error))
 
-    threading.Thread(target=run, daemon=True, name="attest-tuning").start()
+    thread = threading.Thread(target=run, daemon=True, name="attest-tuning")
+    thread.start()
     try:
         succeeded, answer = answers.get(timeout=seconds)
     except Empty:
+        _left.append(thread)
         raise OutOfTimeError from None
     if not succeeded:
         raise answer
     return answer
+
+
+@atexit.register
+def wait_for_left() -> None:
+    """Give threads that were left alone some seconds to end: one amid a compilation can crash the process."""
+    end = time.monotonic() + _PATIENCE
+    while _left:
+        _left.pop().join(max(0.0, end - time.monotonic()))
 
 
 def median_seconds(

@@ -16,7 +16,7 @@ from attest.kernels.operations.invocation import Invocation
 from attest.kernels.operations.judging import CandidateCall, Judge, Judgement, Program, installed_judge
 from attest.kernels.operations.kernel import Kernel
 from attest.kernels.operations.programs import compiled
-from attest.kernels.operations.timing import OutOfTimeError, median_seconds, within
+from attest.kernels.operations.timing import OutOfTimeError, median_seconds, traced, within
 from attest.kernels.options import check_size, refuse
 
 # Seeds of judgements, other ones in each process and run.
@@ -152,13 +152,20 @@ class Tuner:
         was timed, on other inputs, and the next one is taken if it fails. The first candidate is kept unless
         the fastest one is faster by more than noise.
 
-        Raises: ValueError without a judge, where no candidate is right, and where a process is lost.
+        Raises: ValueError without a judge or candidates, inside of a trace, where no candidate is right, and
+        where a process is lost.
         """
         judge = self.judge
         if judge is None:
             refuse("judge", "none", "a judge of candidates", "Install attest-attention[suite].")
-        run = _Run(self, kernel, inv, arguments, backward, judge)
+        if traced():
+            got, advice = "a call while JAX traces", "Call it ahead of time, with the shapes of the call."
+            refuse("tune", got, "one outside of jax.jit and other transformations", advice)
         configs = list(kernel.candidate_cfgs(inv))
+        if not configs:
+            advice = "It needs no tuning: call it."
+            refuse("op", f"{inv.op_id}, which has one configuration here", "several candidates", advice)
+        run = _Run(self, kernel, inv, arguments, backward, judge)
         if not backward:
             configs = _first_of_each(configs, kernel.forward_part)
         found = [run.candidate(config, len(configs) + 1) for config in configs]

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
-from attest.kernels.dispatch import Axes, Placement, own_origin
+from attest.kernels.dispatch import Axes, Placement, own_array, own_origin
 from attest.kernels.mesh_functions import once_for_alike, placed_on
-from attest.kernels.options import refuse
+from attest.kernels.options import refuse, shown
 from attest.kernels.ring.arguments import Spread, check_axis_name
 
 # What each axis of an array is: batch, query heads, key heads, rows, keys, or none of them.
@@ -30,6 +30,8 @@ _LAYOUTS = {
     "kv_end": "bq",
     "alibi_slopes": "bh",
 }
+# What each device has of all batch entries, and reads of its own.
+_OF_ENTRIES = ("cum_seqlens_q", "cum_seqlens_k", "q_offset")
 # What pads an array that is not padded with 0: rows and keys of padding meet nothing.
 _FILL = {"q_segment_ids": -1, "kv_segment_ids": -1}
 # Shards are a multiple of so many rows and keys: their halves begin at multiples of 4, as dropout needs.
@@ -48,9 +50,14 @@ def over_mesh(
 
     Raises: ValueError for axes that the mesh does not have, or that do not divide the batch or the heads.
     """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        refuse("mesh", f"a {type(mesh).__name__}", "a jax.sharding.Mesh", "Build it with jax.make_mesh.")
     axes = {"b": _axes("batch_axes", batch_axes, mesh), "h": _axes("head_axes", head_axes, mesh)}
     check_axis_name(axis_name)
     (sequence,) = _axes("axis_name", axis_name, mesh)
+    if sequence in jax.sharding.get_abstract_mesh().manual_axes:
+        got = f"a mesh inside jax.shard_map over its axis {sequence!r}"
+        refuse("mesh", got, "None there", "Leave mesh out: arrays are those of this device.")
     if len({sequence, *axes["b"], *axes["h"]}) < 1 + len(axes["b"]) + len(axes["h"]):
         got = f"{sequence!r}, {axes['b']} and {axes['h']}"
         refuse(
@@ -98,8 +105,11 @@ class _Local:
 
     def __call__(self, given: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
         whole = {**dict(self.static), **given}
+        batch, _, heads, _ = whole["query"].shape
+        for name in _OF_ENTRIES:
+            if getattr(whole.get(name), "ndim", 0) == 1:
+                whole[name] = own_array(self.placement, name, whole[name], batch, heads)
         if whole.get("dropout_prob"):
-            batch, _, heads, _ = whole["query"].shape
             # The ring itself counts rows and keys.
             whole["origin"] = own_origin(self.placement, batch, heads, whole.get("origin"))
         return self.run(whole, self.spread)
@@ -117,12 +127,14 @@ def _over(
 
 
 def _axes(argument: str, given: Any, mesh: Any) -> Axes:
-    found = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    found = () if given is None else (given,) if isinstance(given, str) else given
+    if not isinstance(found, tuple | list):
+        refuse(argument, shown(given), "the name of a mesh axis, or a tuple of them", "None splits nothing.")
     for name in found:
         if name not in mesh.axis_names:
             there = ", ".join(map(repr, mesh.axis_names))
             refuse(argument, repr(name), f"axes of the mesh, {there}", "Correct the name.")
-    return found
+    return tuple(found)
 
 
 def _padded(length: int, devices: int) -> int:

@@ -48,6 +48,8 @@ def ulysses(
     missing = shard * spread.devices - spread.q_length
     out = jnp.pad(out, ((0, 0), (0, missing), (0, 0), (0, 0)))
     lse = jnp.pad(lse, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
+    if missing:
+        out, lse = lax.optimization_barrier((out, lse))  # see `_of_own_heads`
     out = lax.all_to_all(out, spread.axis, split_axis=1, concat_axis=2, tiled=True)
     return out, lax.all_to_all(lse, spread.axis, split_axis=2, concat_axis=1, tiled=True)
 
@@ -60,7 +62,12 @@ def _of_own_heads(call: Call, spread: Spread) -> Call:
     q_local, k_local = call.query.shape[1], call.key.shape[1]
 
     def exchanged(x: jax.Array, length: int) -> jax.Array:
-        return lax.all_to_all(x, axis, split_axis=2, concat_axis=1, tiled=True)[:, :length]
+        x = lax.all_to_all(x, axis, split_axis=2, concat_axis=1, tiled=True)
+        if length == x.shape[1]:
+            return x
+        # Else XLA may exchange what is computed and the zeros of padding in two layouts, which it refuses
+        # itself. Here that is in the backward pass, whose exchange is the transposed one.
+        return lax.optimization_barrier(x)[:, :length]
 
     def gathered(x: jax.Array | None, along: int, length: int) -> jax.Array | None:
         if x is None:

@@ -65,11 +65,12 @@ def candidate_call(run: Run, arguments: Mapping[str, Any], seed: int, backward: 
 
 @dataclass(frozen=True)
 class Defect:
-    """A defect: what it does to a right candidate, and the features that show it."""
+    """A defect: what it does to a right candidate, the features that show it, and those that may hide it."""
 
     features: tuple[str, ...]
     plant: Callable[[Run, np.random.Generator, Mapping[str, Any]], Run]
     float32: bool = False
+    hidden_by: frozenset[str] = frozenset()
 
 
 def _changed(**changes: Callable[[Any], Any]) -> Callable[..., Run]:
@@ -172,6 +173,12 @@ def _half_differentiated(x: Any) -> Any:
     return x * 0.5 + jax.lax.stop_gradient(x * 0.5)
 
 
+# What is not written is 0. So are the results of padding, the gradients of a row that sees one key alone, and
+# what dropout leaves of a row or a key that few others see.
+_PADDING = frozenset({"segments"})
+_FEW = _PADDING | {"window"}
+_ONE_KEY = _FEW | {"causal"}
+
 DEFECTS: dict[str, Defect] = {
     "causal order is off by one": Defect(("causal",), _changed(q_offset=lambda x: -1)),
     "causal order sees one key more": Defect(("causal",), _changed(q_offset=lambda x: 1)),
@@ -179,10 +186,10 @@ DEFECTS: dict[str, Defect] = {
     "the window reaches too far right": Defect(("window",), _changed(sliding_window=_wider)),
     "a block of keys is stale": Defect((), _stale_block),
     "the last rows are NaN": Defect((), _result(lambda out: out.at[:, -2:].set(jnp.nan))),
-    "the last row is not written": Defect((), _result(lambda out: out.at[:, -1].set(0))),
-    "a row of dkey is not written": Defect((), _unwritten("key")),
-    "a row of dvalue is not written": Defect((), _unwritten("value")),
-    "a row of dquery is not written": Defect((), _unwritten("query")),
+    "the last row is not written": Defect((), _result(lambda out: out.at[:, -1].set(0)), hidden_by=_FEW),
+    "a row of dkey is not written": Defect((), _unwritten("key"), hidden_by=_PADDING),
+    "a row of dvalue is not written": Defect((), _unwritten("value"), hidden_by=_FEW),
+    "a row of dquery is not written": Defect((), _unwritten("query"), hidden_by=_ONE_KEY),
     "right for one input only": Defect((), _other_inputs),
     "right the first time only": Defect((), _first_time_only),
     "the value heads are mixed up": Defect((), _wrong_group),
@@ -205,6 +212,7 @@ def planted(name: str, seed: int) -> CandidateCall:
     defect = DEFECTS[name]
     stream = np.random.default_rng([seed, *name.encode()])
     features = {*defect.features, *stream.choice(FEATURES, int(stream.integers(0, 3)), replace=False)}
+    features -= defect.hidden_by
     if name.startswith(("the window", "causal")):
         features -= {"window", "causal", "segments"}
         features |= set(defect.features)

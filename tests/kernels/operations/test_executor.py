@@ -232,6 +232,14 @@ def test_unknown_arguments_are_refused():
         executor(FlashAttention(), *QKV, query=QKV[0])
 
 
+@pytest.mark.parametrize(
+    ("op", "got"), [(FlashAttention, "the class FlashAttention"), (operations.flash_attention, "a function")]
+)
+def test_what_is_no_operation_is_refused(op, got):
+    with pytest.raises(ValueError, match=f"op: got {got}; expected an operation, such as FlashAttention"):
+        Executor()(op, *QKV)
+
+
 def test_attention_says_what_it_does_not_use():
     executor = Executor[Any, Any]()
     cfg = AttentionConfig(block_q=64, num_warps=4)

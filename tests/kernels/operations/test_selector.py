@@ -111,6 +111,26 @@ def test_nothing_is_tuned_inside_a_trace():
     assert operation.ran == [FAST]
 
 
+def test_constants_of_a_traced_function_are_not_tuned_either():
+    operation = Toy((FIRST, FAST))
+    executor = Executor(chain())
+    jax.jit(lambda: executor(operation, X))()
+    assert operation.ran == [FIRST]
+    # What was taken inside of the trace is not taken for the same call outside.
+    assert executor.choose_config(operation, X) == FAST
+    with pytest.raises(ValueError, match="tune: got a call while JAX traces; expected one outside of"):
+        jax.jit(lambda: executor.tune(operation, X))()
+
+
+def test_an_operation_without_candidates_is_not_tuned():
+    executor = Executor(chain())
+    with pytest.raises(ValueError, match="op: got toy, which has one configuration here; expected several"):
+        executor.tune(Toy(()), X)
+    mesh = jax.make_mesh((1,), ("x",))
+    with pytest.raises(ValueError, match="mesh: got a mesh for toy; expected an operation that is tuned by"):
+        executor.tune(Toy((FIRST,)), X, mesh=mesh, in_specs=(), out_specs=())
+
+
 def test_nothing_is_tuned_without_a_judge(monkeypatch):
     monkeypatch.setattr(tuner_module, "installed_judge", lambda: None)
     operation = Toy((FIRST, FAST))

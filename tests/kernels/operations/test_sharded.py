@@ -10,9 +10,17 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from attest.kernels import operations, xla
-from attest.kernels.operations import FlashAttention, FlashAttentionConfig, MaskInfo
+from attest.kernels import operations, tunable, xla
+from attest.kernels.operations import (
+    AutotunePolicy,
+    FlashAttention,
+    FlashAttentionConfig,
+    MaskInfo,
+    Tuner,
+    create_default_executor,
+)
 from attest.kernels.operations.easydel import FlashAttn, OperationMetadata
+from attest.kernels.operations.judging import Judgement
 from tests.kernels.alone import run_alone
 from tests.kernels.kernel_cases import normal, qkv
 
@@ -45,6 +53,17 @@ CALLS: dict[str, tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any]]] = {
         None,
         {},
         {"q_offset": jnp.array([0, 3, 5, 8]), "causal": True, "attention_mask": normal(4, 1, 16, 24) > -0.5},
+    ),
+    "a MaskInfo of lengths, offsets": (
+        {},
+        P("data"),
+        {},
+        {
+            "mask_info": MaskInfo.from_cu_seqlens(
+                np.array([0, 16, 20, 30, 41]), np.array([0, 24, 30, 44, 60]), padded=True
+            ).with_positions(q_offset=jnp.array([0, 3, 5, 8])),
+            "causal": True,
+        },
     ),
     "lengths": (
         {"cum_seqlens_q": jnp.array([0, 16, 20, 30, 41]), "cum_seqlens_k": jnp.array([0, 24, 30, 44, 60])},
@@ -199,8 +218,91 @@ def test_the_easydel_operator_splits_what_its_mesh_can() -> None:
         (SPEC, SPEC, "in_specs"),
         (("data",), SPEC, "in_specs of query: got a str; expected a jax.sharding.PartitionSpec"),
         ((P("data", None, None, None, None),), SPEC, "expected at most 4 entries"),
+        ((P("data", None, "data"),), SPEC, "in_specs of query: got 'data' for its batch and its heads; exp"),
+        ((P(P.UNCONSTRAINED),), SPEC, "in_specs of query: got the mesh axis UNCONSTRAINED; expected axes of"),
     ],
 )  # fmt: skip
 def test_specs_that_do_not_fit_are_refused(in_specs: Any, out_specs: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         operations.flash_attention(*QKV, mesh=mesh(), in_specs=in_specs, out_specs=out_specs)
+
+
+@here
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    ("batch", "spec"), [((), P(None, "model")), ((2, 3), P("data", None, None, "model"))]
+)
+def test_arrays_have_any_number_of_batch_dimensions(batch: tuple[int, ...], spec: P, kind: AxisType) -> None:
+    query, key, value = (
+        normal(*batch, length, heads, 8, seed=heads + length) for length, heads in ((16, 8), (24, 2), (24, 2))
+    )
+    options = {"causal": True, "bias": normal(*batch, 1, 1, 24)}
+    where = {"mesh": mesh(kind), "in_specs": (spec, None, None, P()), "out_specs": spec}
+    got = operations.flash_attention(query, key, value, **options, **where)
+    np.testing.assert_allclose(
+        got, operations.flash_attention(query, key, value, **options), rtol=1e-6, atol=1e-6
+    )
+
+
+@here
+def test_a_call_over_a_mesh_runs_with_what_was_tuned_for_the_part_of_a_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tunable, "MOST_CANDIDATES", 1)
+    judged: list[Any] = []
+
+    def judge(call: Any) -> Judgement:
+        judged.append(call)
+        return Judgement(len(judged) > 1)
+
+    executor = create_default_executor()
+    executor.chooser.tuner = Tuner(1, 1, judge)
+    executor.chooser.policy = AutotunePolicy(cache_miss_fallback="heuristics")
+    where: Any = {"mesh": mesh(), "in_specs": (SPEC, P("data"), P("data")), "out_specs": SPEC}
+    query, key, value = (sixteen_bits(x) for x in qkv(4, 300, 300, 8, 2, 8, 8))
+    mask = np.arange(4 * 300).reshape(4, 1, 1, 300) % 5 > 0
+    slopes = jnp.arange(8, dtype=jnp.float32)
+    options: Any = {"dropout_prob": 0.4, "dropout_seed": 5, "causal": True}
+    whole = {"attention_mask": mask, "alibi_slopes": slopes, **options}
+    winner = executor.tune(FlashAttention(), query, key, value, **whole, **where).winner()
+
+    part = {"query": query[:2, :, :2], "key": key[:2, :, :1], "value": value[:2, :, :1]}
+    part |= {"attention_mask": mask[:2], "alibi_slopes": slopes[:2]}
+    for name, x in part.items():
+        given = judged[0].arguments[name]
+        assert (given.shape, given.dtype) == (x.shape, x.dtype)
+    np.testing.assert_array_equal(judged[0].arguments["attention_mask"], mask[:2])
+    np.testing.assert_array_equal(judged[0].arguments["alibi_slopes"], slopes[:2])
+
+    explained = executor.explain(FlashAttention(), query, key, value, **whole, **where)
+    assert explained.config == winner
+    assert explained.steps[-1].why.endswith("as the part of one device")
+    assert executor.choose_config(FlashAttention(), **part, **options) == winner
+    assert executor.choose_config(FlashAttention(), query, key, value, **whole) != winner
+
+
+@here
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query": None}, "query: got a NoneType; expected a JAX or NumPy array"),
+        ({"bias": [1.0]}, "bias: got a list; expected a JAX or NumPy array"),
+        ({"key": QKV[1][:1]}, "key: got batch 1 in shape"),
+        # A value, which the devices see only traced.
+        (
+            {"cum_seqlens_q": np.array([0, 9, 8, 9, 9]), "cum_seqlens_k": np.array([0, 9, 9, 9, 9])},
+            "cum_seqlens_q: got 8 after 9",
+        ),
+    ],
+)
+def test_a_malformed_call_over_a_mesh_is_refused(changes: dict[str, Any], message: str) -> None:
+    call = {**dict(zip(("query", "key", "value"), QKV, strict=True)), **changes}
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        operations.flash_attention(**call, mesh=mesh(), in_specs=(SPEC,), out_specs=SPEC)
+
+
+@here
+def test_of_several_batch_dimensions_the_first_is_split() -> None:
+    spec = P(None, "data")
+    with pytest.raises(ValueError, match=r"in_specs of query: got .*; expected the first batch dimension"):
+        operations.flash_attention(*(x[None] for x in QKV), mesh=mesh(), in_specs=(spec,), out_specs=spec)

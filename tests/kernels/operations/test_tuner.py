@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from attest.kernels.operations import Tuner, tuner
+from attest.kernels.operations import Tuner, timing, tuner
 from attest.kernels.operations.executor import invocation
 from attest.kernels.operations.inputs import draw
 from attest.kernels.operations.judging import Judgement
@@ -175,7 +175,17 @@ def test_within_returns_raises_or_runs_out_of_time():
     with pytest.raises(KeyError):
         within(5, lambda: {}[1])
     with pytest.raises(OutOfTimeError):
-        within(0.05, lambda: time.sleep(10))
+        within(0.05, lambda: time.sleep(1))
+
+
+def test_the_end_of_the_process_waits_for_what_was_left_alone(monkeypatch):
+    monkeypatch.setattr(timing, "_left", [])
+    ended: list[bool] = []
+    with pytest.raises(OutOfTimeError):
+        within(0.01, lambda: (time.sleep(0.3), ended.append(True)))
+    assert not ended
+    timing.wait_for_left()
+    assert ended
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,15 @@ def test_of_several_batch_dimensions_the_first_is_split(tmp_path: Any) -> None:
         ({"in_specs": ()}, "in_specs: got .* expected a tuple of 1 to 7 specs"),
         ({"in_specs": (SPEC, "x")}, "in_specs: got a str; expected a jax.sharding.PartitionSpec"),
         ({"out_specs": "x"}, "out_specs: got a str; expected a jax.sharding.PartitionSpec"),
+        ({"in_specs": (*(SPEC,) * 3, "x")}, "in_specs of bias: got a str; expected a jax.sharding.Part"),
+        (
+            {"in_specs": (*(SPEC,) * 3, P(None, None, None, "x"))},
+            "in_specs of bias: got axis 3 over x; expected axis 3 whole",
+        ),
+        (
+            {"in_specs": (*(SPEC,) * 3, P("x"))},
+            "in_specs of bias: got axis 0 over x; expected data, as for query, or None",
+        ),
         (
             {"cfg": FlashAttentionConfig(fwd_params=FwdParams(q_blocksize=64))},
             "cfg: got fwd_params or bwd_params; expected config",
@@ -104,7 +113,8 @@ def test_of_several_batch_dimensions_the_first_is_split(tmp_path: Any) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], words: str, tmp_path: Any) -> None:
-    where = {"mesh": mesh(), "in_specs": (SPEC,) * 3, "out_specs": SPEC}
+    bias = normal(1, 1, 32, 32)
+    where = {"mesh": mesh(), "in_specs": (SPEC,) * 3, "out_specs": SPEC, "bias": bias}
     with pytest.raises(ValueError, match=words):
         create_default_executor(str(tmp_path))(RingAttention(), *arrays(), **{**where, **changes})
 

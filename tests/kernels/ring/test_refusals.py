@@ -53,6 +53,8 @@ def inside(given: dict[str, Any], **options: Any) -> Any:
         ({"axis_name": None}, "axis_name: got None; expected the axis of mesh that splits the sequence"),
         ({"strategy": "star"}, "strategy: got 'star'; expected one of 'ring', 'zigzag', 'all_gather', 'uly"),
         ({"batch_axes": "x"}, "axis_name: got 'x', .* expected other axes for the sequence, the batch and"),
+        ({"mesh": "x"}, "mesh: got a str; expected a jax.sharding.Mesh"),
+        ({"batch_axes": 3}, "batch_axes: got 3; expected the name of a mesh axis, or a tuple of them"),
         ({"head_axes": "z"}, "head_axes: got 'z'; expected axes of the mesh, 'x'"),
         ({"strategy": "ulysses", "heads": 6, "key_heads": 6}, "query: got 6 heads over 4 devices; expected"),
         ({"strategy": "ulysses", "heads": 12, "key_heads": 3}, "key: got 3 heads over 4 devices; expected a"),
@@ -100,6 +102,12 @@ def test_from_outside(options: dict[str, Any], words: str) -> None:
 def test_within_shard_map(length: int, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         jax.eval_shape(partial(inside, **options), arrays(length))
+
+
+@here
+def test_a_mesh_within_shard_map() -> None:
+    with pytest.raises(ValueError, match=r"mesh: got a mesh inside jax.shard_map over its axis 'x'"):
+        jax.eval_shape(partial(inside, mesh=mesh()), arrays())
 
 
 @here

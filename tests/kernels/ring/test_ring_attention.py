@@ -144,6 +144,48 @@ def test_batch_and_heads_may_be_sharded_beside_the_sequence(strategy: str, kind:
     assert_same(found, on_one_device(name, 32, 32))
 
 
+@here
+@pytest.mark.parametrize(
+    "counted",
+    [
+        {"cum_seqlens_q": np.array([0, 9, 20]), "cum_seqlens_k": np.array([0, 14, 18])},
+        {"q_offset": np.array([3, -2]), "alibi_slopes": np.float32([0.5, -0.25, 0.125, 1])},
+    ],
+    ids=["lengths", "offsets"],
+)
+def test_what_is_counted_by_batch_entry_is_that_of_the_own_entries(counted: dict[str, Any]) -> None:
+    """A device that has one padded sequence must not take the lengths of all for those of packed ones."""
+    given = inputs(16, 16)
+    call = partial(
+        ring_attention_with_lse,
+        causal=True,
+        mesh=mesh_of(2, data=2),
+        axis_name="x",
+        batch_axes="data",
+        strategy="ring",
+    )
+    wanted = both_passes(partial(flash_attention_with_lse, causal=True), counted, given)
+    assert_same(both_passes(call, counted, given), wanted)
+
+
+@here
+def test_ulysses_with_padding_alone_on_some_devices() -> None:
+    """XLA must not exchange what is computed and the padding in two layouts."""
+    given = {
+        name: normal(1, 8, heads, 16, seed=heads) for name, heads in (("query", 8), ("key", 4), ("value", 4))
+    }
+    call = partial(ring_attention_with_lse, mesh=mesh_of(4), axis_name="x", strategy="ulysses")
+    assert_same(both_passes(call, {}, given), both_passes(flash_attention_with_lse, {}, given))
+
+
+@here
+def test_sinks_of_a_shard_without_rows_have_a_gradient() -> None:
+    given = {**inputs(0, 8), "softmax_aux": normal(HEADS, 2)}
+    call = in_shard_map(2, SEQUENCE, {})
+    gradient = jax.jit(jax.grad(lambda given: call(**given)[1].sum()))(given)
+    np.testing.assert_array_equal(gradient["softmax_aux"], np.zeros((HEADS, 2)))
+
+
 def permutes(strategy: str, devices: int, options: dict[str, Any], gradients: bool = False) -> Counter[str]:
     """The collectives of the compiled program, by name; of permutes, also the number of sends."""
     given = inputs(128, 128)
