@@ -142,8 +142,8 @@ def start_key_value_copies(
     """Start the copies of a block of K and of V, each to the next slot of its ring, when that is empty.
 
     shared: a record with key and value, rings, and key_full, key_empty, value_full and value_empty. at: where
-    the block is in the arrays. count: the blocks copied so far. beside_key: other copies, to rings that share the
-    barriers of K.
+    the block is in the arrays. count: the blocks copied so far. beside_key: other copies, to
+    rings that share the barriers of K.
     """
     of_key = [(arrays["key"], at, shared.key), *beside_key]
     start_copy(of_key, shared.key_full, shared.key_empty, count, stages)
