@@ -3,7 +3,7 @@
 A call takes whole arrays, spreads their sequence over some devices and returns whole results, which are
 judged as those of any kernel. How many devices, and by which strategy, are the tilings: they may move results
 within rounding alone (S18, S21). `ring.xla` is called from outside of `jax.shard_map`, with lengths that the
-devices need not divide; `ring.xla.inside` is called inside, where the columns of a bias travel with the keys.
+devices need not divide, and over two rings where the batch is even; `ring.xla.inside` is called inside, where the columns of a bias travel with the keys.
 `operation.ring_attention` is the operation `RingAttention`, run by an executor over a mesh.
 """
 
@@ -23,6 +23,8 @@ from attest.kernels.ring import ring_attention_with_lse
 from attest.reference.numerics import Numerics
 
 _AXIS = "sequence"
+_BATCH, _HALVES = "batch", 2  # the axis of a mesh with several rings, and how many
+_AXES = 4  # of a query with one batch dimension
 # Each device gets a multiple of so many rows and keys.
 _SHARD = 8
 
@@ -83,10 +85,15 @@ _SPLIT: Mapping[str, tuple[int, ...]] = {
 def _from_outside(
     kernel: _Kernel, query: Any, key: Any, value: Any, *, devices: int, strategy: str, **options: Any
 ) -> Any:
-    """Run ring attention on whole arrays, which it places and pads itself."""
+    """Run ring attention on whole arrays, which it places and pads itself.
+
+    With so many devices that there may be two rings, each has half of an even batch.
+    """
     strategy = _possible(strategy, devices, query.shape[-2], key.shape[-2])
-    run = _ring_on(kernel, strategy, mesh=_mesh(devices))
-    return run(query=query, key=key, value=value, **options)
+    where: dict[str, Any] = {"mesh": _mesh(devices)}
+    if query.ndim == _AXES and query.shape[0] % _HALVES == 0 and _HALVES * devices <= kernel.most:
+        where = {"mesh": _mesh_of_rings(devices), "batch_axes": _BATCH}
+    return _ring_on(kernel, strategy, **where)(query=query, key=key, value=value, **options)
 
 
 def _by_executor(
@@ -166,6 +173,13 @@ def _possible(strategy: str, devices: int, heads: int, key_heads: int) -> str:
 def _mesh(devices: int) -> Any:
     devices_used = jax.local_devices()[:devices]
     return jax.make_mesh((devices,), (_AXIS,), axis_types=(AxisType.Auto,), devices=devices_used)
+
+
+@cache
+def _mesh_of_rings(devices: int) -> Any:
+    devices_used = jax.local_devices()[: _HALVES * devices]
+    kinds = (AxisType.Auto,) * 2
+    return jax.make_mesh((_HALVES, devices), (_BATCH, _AXIS), axis_types=kinds, devices=devices_used)
 
 
 def _why_too_few(most: int) -> str | None:
