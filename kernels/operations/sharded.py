@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attest.kernels.arguments import check_call
 from attest.kernels.arrays import check_is_array
@@ -82,10 +83,22 @@ def sharded_call(
     whole_heads = axes_at(specs.operands.get("key"), 2) != specs.heads
     local = _Local(run, tuple(static.items()), tuple(arrays), placement, whole_heads, widens)
     split = tuple(_spec(name, x, specs) for name, x in arrays.items())
-    function = _over(local, split, out_spec)
+    query, value = arguments["query"], arguments["value"]
+    if 0 in (query.shape[1], value.shape[1]) and AxisType.Explicit not in mesh.axis_types:
+        of_out = jax.ShapeDtypeStruct(
+            (*query.shape[:3], value.shape[3]), query.dtype, sharding=NamedSharding(mesh, out_spec)
+        )
+        function = partial(_without_pairs, of_out)
+    else:
+        function = _over(local, split, out_spec)
     if leading is None:
         return function, tuple(arrays.values())
     return lambda *operands: batch_dimensions(function(*operands), leading), tuple(arrays.values())
+
+
+def _without_pairs(out: jax.ShapeDtypeStruct, *_: jax.Array) -> jax.Array:
+    """Out of a call without rows or keys: XLA crashes on its arrays in jax.shard_map (jax 0.11.2)."""
+    return lax.with_sharding_constraint(jnp.zeros(out.shape, out.dtype), out.sharding)
 
 
 def part_of_call(arguments: Mapping[str, Any], mesh: Any, in_specs: Any, out_specs: Any) -> dict[str, Any]:

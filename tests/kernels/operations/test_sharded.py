@@ -306,3 +306,18 @@ def test_of_several_batch_dimensions_the_first_is_split() -> None:
     spec = P(None, "data")
     with pytest.raises(ValueError, match=r"in_specs of query: got .*; expected the first batch dimension"):
         operations.flash_attention(*(x[None] for x in QKV), mesh=mesh(), in_specs=(spec,), out_specs=spec)
+
+
+@here
+@pytest.mark.parametrize(("rows", "keys"), [(16, 0), (0, 24)])
+def test_without_rows_or_keys_out_and_gradients_are_0(rows: int, keys: int) -> None:
+    query, key, value = QKV[0][:, :rows], QKV[1][:, :keys], QKV[2][:, :keys]
+    of_mesh = {"mesh": mesh(), "in_specs": (SPEC, P("data"), P("data")), "out_specs": SPEC}
+
+    def call(query: Any, key: Any, value: Any, softmax_aux: Any) -> Any:
+        return operations.flash_attention(query, key, value, softmax_aux=softmax_aux, **of_mesh)
+
+    out, vjp = jax.vjp(call, query, key, value, normal(8, 2))
+    assert out.shape == (4, rows, 8, 4)
+    for x in (out, *vjp(out)):
+        np.testing.assert_array_equal(x, np.zeros(x.shape))
