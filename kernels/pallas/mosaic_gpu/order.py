@@ -3,7 +3,7 @@
 In causal order tiles differ in length, and long ones come first: `attest.kernels.tile_order`.
 """
 
-from functools import cache
+from functools import lru_cache
 from heapq import heapify, heapreplace
 from typing import Any
 
@@ -37,7 +37,7 @@ def keys_first(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     return _longest_first(tile, *sizes, key_heads_together(spec.q_length, spec.group, _row_bytes(spec)))
 
 
-@cache
+@lru_cache(maxsize=256)
 def schedule(spec: KernelSpec, programs: int) -> np.ndarray:
     """Return the tiles of each program of a persistent forward kernel in causal order: [programs, n] int32.
 
