@@ -3,8 +3,9 @@
 A call takes whole arrays, spreads their sequence over some devices and returns whole results, which are
 judged as those of any kernel. How many devices, and by which strategy, are the tilings: they may move results
 within rounding alone (S18, S21). `ring.xla` is called from outside of `jax.shard_map`, with lengths that the
-devices need not divide, and over two rings where the batch is even; `ring.xla.inside` is called inside, where the columns of a bias travel with the keys.
-`operation.ring_attention` is the operation `RingAttention`, run by an executor over a mesh.
+devices need not divide, and over two rings where the batch is even. `ring.xla.inside` is called inside, where
+the columns of a bias travel with the keys. `operation.ring_attention` is the operation `RingAttention`, run
+by an executor over a mesh.
 """
 
 from collections.abc import Callable, Mapping
