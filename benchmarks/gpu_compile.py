@@ -21,7 +21,8 @@ import typer
 
 from attest.conformance.files import write_text
 from benchmarks.gpu.contenders import CONTENDERS, DISTRIBUTIONS
-from benchmarks.gpu.report import table
+from benchmarks.gpu.report import absent_cell, table
+from benchmarks.gpu.targets import titled
 from benchmarks.gpu.timing import Absent, attempt, environment, need_gpu
 from benchmarks.gpu.workload import DIRECTIONS, FORWARD, Workload, draw, gradients
 
@@ -42,7 +43,7 @@ class Program:
 
     @property
     def title(self) -> str:
-        return f"{self.name}, {self.direction.replace('_', ' + ')}"
+        return titled(self.name, self.direction)
 
 
 type Seconds = Mapping[str, float | Absent]  # of one program, by contender
@@ -134,9 +135,7 @@ def as_markdown(
 
 
 def _cell(taken: float | Absent) -> str:
-    return (
-        f"absent: {taken.reason.replace('|', chr(92) + '|')}" if isinstance(taken, Absent) else f"{taken:.1f}"
-    )
+    return absent_cell(taken) if isinstance(taken, Absent) else f"{taken:.1f}"
 
 
 def _target(program: Program, taken: Seconds, contenders: Sequence[str], peer: str) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """How many heads a kernel takes together where its tiles differ in length, as in causal order.
 
-Long tiles of all heads come first, so that short ones fill the gaps at the end. But all heads at once would
-read the operands of all heads at once. So heads are taken in groups whose operands the L2 cache holds, as in
-FlashAttention-3 (Shah and others, arXiv 2407.08608).
+Long tiles come first, so that short ones fill the gaps at the end. The operands of all heads together may be
+more than the L2 cache holds, so heads are taken in groups that fit it, as in FlashAttention-3 (Shah and
+others, arXiv 2407.08608).
 """
 
 # What the L2 cache of a GPU holds beside what else passes through it: an H100 has 50 MB, an A100 40 MB.

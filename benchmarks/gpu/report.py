@@ -59,6 +59,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def absent_cell(absent: Absent) -> str:
+    """Return the reason as a cell of a table, in which a bar would end it."""
+    return "absent: " + absent.reason.replace("|", "\\|")
+
+
 def _states(report: Report) -> tuple[str, ...]:
     """The section on clock and power, if any was read."""
     lines = [
@@ -79,8 +84,7 @@ def _time_cells(row: Row, measured: Measured, label: str, largest_difference: fl
     times, workload = measured[label], row.entries[label][1]
     name = f"{label} ({row.note})" if label == PLAIN else label
     if isinstance(times, Absent):
-        reason = times.reason.replace("|", "\\|")
-        return row.title, name, workload.shape, f"absent: {reason}", "", ""
+        return row.title, name, workload.shape, absent_cell(times), "", ""
     difference = "" if times.difference is None else f"{times.difference:.1e}"
     if times.difference is not None and not times.difference <= largest_difference:
         difference += " DIFFERS"

@@ -3,7 +3,7 @@
 import subprocess
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 _EVERY_MILLISECONDS = 50
 _QUERY = (
@@ -31,7 +31,7 @@ class State:
 class Watch:
     """What `watched` reads: None until it ends, and where there is no nvidia-smi or no reading."""
 
-    state: State | None = field(default=None)
+    state: State | None = None
 
 
 @contextmanager

@@ -31,6 +31,11 @@ class Target:
         return f"{'>=' if self.kind == 'speed' else '<='} {self.bound:g}x"
 
 
+def titled(name: str, direction: str) -> str:
+    """Return the title of a row: its name and its direction in words."""
+    return f"{name}, {direction.replace('_', ' + ')}"
+
+
 @dataclass(frozen=True)
 class Row:
     """What is timed in turns: contenders and their workloads by label, of which OURS has the targets."""
@@ -43,7 +48,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        return f"{self.name}, {self.direction.replace('_', ' + ')}"
+        return titled(self.name, self.direction)
 
 
 @dataclass(frozen=True)

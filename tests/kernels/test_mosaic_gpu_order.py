@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS
-from attest.kernels.pallas.mosaic_gpu.order import keys_first, rows_first, schedule
+from attest.kernels.pallas.mosaic_gpu.order import locate_key_tile, locate_query_tile, schedule
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.tile_order import L2_BYTES
 from tests.kernels.test_mosaic_gpu_scratch import spec
@@ -46,8 +46,8 @@ def visited(it: KernelSpec, block: np.ndarray) -> np.ndarray:
 @each_spec
 def test_each_tile_is_taken_once(it: KernelSpec) -> None:
     for order, heads, blocks in (
-        (rows_first, it.heads, it.q_blocks),
-        (keys_first, it.key_heads, it.k_blocks),
+        (locate_query_tile, it.heads, it.q_blocks),
+        (locate_key_tile, it.key_heads, it.k_blocks),
     ):
         tiles = it.entries * heads * blocks
         places = np.stack([np.asarray(x) for x in order(it, jnp.arange(tiles, dtype=jnp.int32))])
@@ -59,7 +59,7 @@ def test_each_tile_is_taken_once(it: KernelSpec) -> None:
 @each_spec
 def test_the_heads_of_a_group_fit_the_cache_and_their_long_tiles_come_first(it: KernelSpec) -> None:
     tiles = it.entries * it.heads * it.q_blocks
-    entry, head, block = (np.asarray(x) for x in rows_first(it, jnp.arange(tiles, dtype=jnp.int32)))
+    entry, head, block = (np.asarray(x) for x in locate_query_tile(it, jnp.arange(tiles, dtype=jnp.int32)))
     # A group ends where the blocks start again from the last one.
     groups = np.split(np.arange(tiles), 1 + np.flatnonzero(np.diff(block) > 0))
     for group in groups:
@@ -83,6 +83,6 @@ def test_programs_of_a_schedule_end_together(name: str) -> None:
     table = schedule(it, PROGRAMS)
     loads = []
     for row in table:
-        _, _, block = rows_first(it, jnp.asarray(row[1 : 1 + row[0]]))
+        _, _, block = locate_query_tile(it, jnp.asarray(row[1 : 1 + row[0]]))
         loads.append((visited(it, np.asarray(block)) + TILE_BLOCKS).sum())
     assert max(loads) <= 1.02 * np.mean(loads)

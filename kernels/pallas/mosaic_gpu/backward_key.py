@@ -31,7 +31,7 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     start_ping_pong,
     warp_specialize,
 )
-from attest.kernels.pallas.mosaic_gpu.order import keys_first
+from attest.kernels.pallas.mosaic_gpu.order import locate_key_tile
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
     key_pair_full,
@@ -120,7 +120,7 @@ def backward_key(
     shared: Shared,
 ) -> None:
     """The body of the kernel. outputs: d_key, d_value or both, and leak where pairs may be hidden."""
-    batch, key_head, block = keys_first(spec, lax.axis_index(PROGRAM))
+    batch, key_head, block = locate_key_tile(spec, lax.axis_index(PROGRAM))
     span = query_span(spec, arrays, batch, block)
 
     def produce() -> None:

@@ -31,7 +31,7 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     start_ping_pong,
     warp_specialize,
 )
-from attest.kernels.pallas.mosaic_gpu.order import rows_first
+from attest.kernels.pallas.mosaic_gpu.order import locate_query_tile
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
     key_copies,
@@ -87,7 +87,7 @@ def backward_query(
     shared: Shared,
 ) -> None:
     """The body of the kernel. outputs: d_query, and leak where pairs may be hidden."""
-    batch, head, block = rows_first(spec, lax.axis_index(PROGRAM))
+    batch, head, block = locate_query_tile(spec, lax.axis_index(PROGRAM))
     span = key_span(spec, arrays, batch, block)
 
     def produce() -> None:

@@ -31,7 +31,7 @@ from attest.kernels.pallas.mosaic_gpu.launch import (
     start_ping_pong,
     warp_specialize,
 )
-from attest.kernels.pallas.mosaic_gpu.order import rows_first
+from attest.kernels.pallas.mosaic_gpu.order import locate_query_tile
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
     key_full,
@@ -177,7 +177,7 @@ def _visit(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> tuple[Any,
 
     A row block that sees nothing takes one block of keys, all hidden: no case of its own.
     """
-    entry, head, block = rows_first(spec, tile)
+    entry, head, block = locate_query_tile(spec, tile)
     batch, part = batch_and_part(spec, entry)
     start, full_start, full_stop, stop = part_span(spec, part, key_span(spec, arrays, batch, block))
     return batch, head, block, (start, full_start, full_stop, jnp.maximum(stop, start + 1))
@@ -239,7 +239,7 @@ def _consume(
 
     acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, spec.value_dim), jnp.float32))
     # Anew, so that registers need not hold through the loop what follows from the number of the tile.
-    entry, head, block = rows_first(spec, lax.optimization_barrier(tile))
+    entry, head, block = locate_query_tile(spec, lax.optimization_barrier(tile))
     rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
     if spec.hides:
         outputs["leak"][entry, head, rows] = leaked(acc)

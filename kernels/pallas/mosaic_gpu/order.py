@@ -13,12 +13,12 @@ import numpy as np
 from jax import lax
 
 from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS
-from attest.kernels.pallas.mosaic_gpu.spans import key_span, locate_sharers
+from attest.kernels.pallas.mosaic_gpu.spans import key_span, locate
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.tile_order import key_heads_together, query_heads_together
 
 
-def rows_first(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
+def locate_query_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     """Return the entry, the query head and the block of queries of a tile, a block that sees most first."""
     sizes = (spec.q_blocks, spec.heads, spec.entries)
     if _by_length(spec):
@@ -29,7 +29,7 @@ def rows_first(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     return entry, head, spec.q_blocks - 1 - nth
 
 
-def keys_first(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
+def locate_key_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     """Return the entry, the key head and the block of keys of a tile, a block that most rows see first."""
     sizes = (spec.k_blocks, spec.key_heads, spec.entries)
     if not _by_length(spec):
@@ -37,16 +37,38 @@ def keys_first(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     return _longest_first(tile, *sizes, key_heads_together(spec.q_length, spec.group, _row_bytes(spec)))
 
 
+def locate_sharers(
+    spec: KernelSpec, tile: Any, blocks: int, heads: int, entries: int
+) -> tuple[Any, Any, Any]:
+    """The entry, the head and the place of a tile: those that share tiles of a mask or bias run together.
+
+    The first of them then reads a tile from memory, and the others from the cache.
+    """
+    tiled = [spec.axes_of_pairs(name) for name in spec.tiled_pairs]
+    if not tiled:
+        return locate(tile, blocks, heads)
+    by_batch, by_head = (any(axes[i] for axes in tiled) for i in range(2))
+    # A stable sort: what shares is first, and else blocks are, then heads.
+    axes = sorted(
+        [("block", blocks, True), ("head", heads, by_head), ("entry", entries, by_batch)],
+        key=lambda axis: axis[2],
+    )
+    found: dict[str, Any] = {}
+    for name, size, _ in axes:
+        found[name], tile = lax.rem(tile, size), lax.div(tile, size)
+    return found["entry"], found["head"], found["block"]
+
+
 @lru_cache(maxsize=256)
 def schedule(spec: KernelSpec, programs: int) -> np.ndarray:
     """Return the tiles of each program of a persistent forward kernel in causal order: [programs, n] int32.
 
-    The first number of a row is how many tiles follow; `rows_first` locates them. Each tile goes to the
-    program that has least to do so far.
+    The first number of a row is how many tiles follow, of `locate_query_tile`. Each tile goes to the program
+    that has least to do so far.
     """
     tiles = np.arange(spec.entries * spec.heads * spec.q_blocks)
     with jax.ensure_compile_time_eval():
-        _, _, block = rows_first(spec, jnp.asarray(tiles, jnp.int32))
+        _, _, block = locate_query_tile(spec, jnp.asarray(tiles, jnp.int32))
         start, _, _, stop = key_span(spec, {}, None, block)
         blocks = np.broadcast_to(jnp.maximum(stop - start, 1), block.shape).tolist()
     mine: list[list[int]] = [[] for _ in range(programs)]

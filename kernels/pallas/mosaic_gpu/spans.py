@@ -24,28 +24,6 @@ def locate(tile: Any, blocks: int, heads: int) -> tuple[Any, Any, Any]:
     return lax.div(rest, heads), lax.rem(rest, heads), lax.rem(tile, blocks)
 
 
-def locate_sharers(
-    spec: KernelSpec, tile: Any, blocks: int, heads: int, entries: int
-) -> tuple[Any, Any, Any]:
-    """The same, in an order in which those that share tiles of a mask or bias run at the same time.
-
-    The first of them then reads a tile from memory, and the others from the cache.
-    """
-    tiled = [spec.axes_of_pairs(name) for name in spec.tiled_pairs]
-    if not tiled:
-        return locate(tile, blocks, heads)
-    by_batch, by_head = (any(axes[i] for axes in tiled) for i in range(2))
-    # A stable sort: what shares is first, and else blocks are, then heads.
-    axes = sorted(
-        [("block", blocks, True), ("head", heads, by_head), ("entry", entries, by_batch)],
-        key=lambda axis: axis[2],
-    )
-    found: dict[str, Any] = {}
-    for name, size, _ in axes:
-        found[name], tile = lax.rem(tile, size), lax.div(tile, size)
-    return found["entry"], found["head"], found["block"]
-
-
 def key_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
     """The key blocks that a block of queries visits."""
     if spec.uses_ranges:
