@@ -66,7 +66,7 @@ def launch[S](
         num_threads=warpgroups,
         thread_name=WARPGROUP,
         kernel_name=name,
-        compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
+        compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
     )
     return dict(zip(outputs, run(*arrays.values()), strict=True))
 

@@ -139,7 +139,6 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
         return found.known
 
     def total(nonfinite: bool, acc: Any, channels: Any) -> jax.Array:
-        acc[...] = jnp.zeros(acc.shape, jnp.float32)
         start = nothing_known(spec, blocks.partial_sums)
         known = lax.fori_loop(begin, end, partial(step, nonfinite, acc, channels), start)
         if nonfinite:
