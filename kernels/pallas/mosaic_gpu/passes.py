@@ -198,7 +198,10 @@ def _key_cotangents(
             spec.batch * spec.key_heads * spec.k_blocks,
             blocks.consumers + 1,
         )
-        sums |= _repaired(spec, repair.d_key, "flash_repair_key", arrays, filled)
+        if "leak" in sums:
+            filled["leak"] += sums["leak"]
+        sums |= filled
+    sums = _repaired(spec, repair.d_key, "flash_repair_key", arrays, sums)
     k_length = call.key.shape[1]
     return (
         from_operand(sums["d_key"])[:, :k_length, :, : call.key.shape[3]],
