@@ -13,6 +13,7 @@ from typing import Any
 
 from attest.conformance.subject import Subject, Tiling, default_numerics
 from attest.conformance.subjects._declared import declared
+from attest.kernels.choose import device_of
 from attest.kernels.implementations import TRITON
 from attest.reference.numerics import Numerics
 
@@ -83,7 +84,9 @@ def _why_not_interpreted() -> str | None:
 
 
 def _why_not_compiled() -> str | None:
-    for package in ("triton", "jax_triton"):
+    device = device_of()
+    needed = TRITON.capabilities.packages + (TRITON.capabilities.amd_packages if device.of_amd else ())
+    for package in needed:
         if find_spec(package) is None:
             return f"needs the package {package}, which is not installed"
     if os.environ.get("TRITON_INTERPRET") == "1":

@@ -1,6 +1,6 @@
 """Launches as Triton's compiler sees them, and the shared memory that blocks need.
 
-It is compiled as jax-triton does: array pointers are multiples of 16 bytes, a scalar of 1 is a constant.
+They are compiled as jax-triton does: array pointers are multiples of 16 bytes, a scalar of 1 is a constant.
 """
 
 from dataclasses import dataclass

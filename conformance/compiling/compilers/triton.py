@@ -1,9 +1,8 @@
 """Triton: the kernels that production would launch, compiled without a GPU.
 
 The launches are those that `attest.kernels.triton` itself records, with the block sizes that it chooses for
-the device, compiled as jax-triton does: array pointers are multiples of 16 bytes, a scalar of 1 is a
-constant. jax-triton hands its PTX on to XLA, whose ptxas may allot registers a little differently from
-Triton's own.
+the device, compiled as for a call: array pointers are multiples of 16 bytes, a scalar of 1 is a constant. A
+call hands the PTX on to XLA, whose ptxas may allot registers a little differently from Triton's own.
 """
 
 import re
