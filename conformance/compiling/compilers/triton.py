@@ -23,7 +23,7 @@ from attest.conformance.cases.shapes import shapes_of
 from attest.conformance.compiling.compilers import Binary, Compiler, Job
 from attest.conformance.compiling.compilers.capture_fd import capture_fd
 from attest.conformance.compiling.devices import Device
-from attest.kernels.triton.compiled import Source, compile_for
+from attest.kernels.triton.compiled import Source, compile_afresh
 from attest.kernels.triton.launch import Launch, recorded
 from attest.reference.semantics import GRADIENTS
 
@@ -68,7 +68,7 @@ def compile_kernel(source: Compilation) -> Binary:
     log = StringIO()
     with _settings(), capture_fd() as read_log, redirect_stdout(log):
         try:
-            compiled = compile_for(target, source.kernel)
+            compiled = compile_afresh(target, source.kernel)
         except Exception as error:
             raise RuntimeError(_reason(error, read_log())) from error
     binary = _of_ptxas(log.getvalue()) if target.backend == "cuda" else _of_amdgcn(compiled.asm["amdgcn"])
