@@ -151,7 +151,7 @@ def _position_limits(
     return low, high
 
 
-def _plus(x: jax.Array, y: jax.Array | int, xp: Any) -> jax.Array:
+def _plus(x: jax.Array, y: jax.Array | np.int32 | int, xp: Any) -> jax.Array:
     """x + y, limited to what int32 holds."""
     if isinstance(y, int) and y == 0:
         return x

@@ -326,7 +326,7 @@ def _sum(
 
     def part(channels: Any) -> None:
         acc = plgpu.ACC((ROWS, width), jnp.float32)
-        store(channels, pl.run_scoped(partial(total, channels=channels), acc))
+        store(channels, pl.run_scoped(lambda acc: total(acc, channels), acc))
 
     if dim == width:
         part(pl.ds(0, dim))
@@ -337,7 +337,8 @@ def _sum(
 
 def _repeat(times: int, body: Callable[[Any], None]) -> None:
     """body(i) so many times, by the same instructions: copies of them would have to be compiled."""
-    lax.fori_loop(0, *unknown(jnp.int32(times)), lambda i, _: body(i), None)
+    (stop,) = unknown(jnp.int32(times))
+    lax.fori_loop(0, stop, lambda i, _: body(i), None)
 
 
 def _store(room: Any, channels: Any, x: jax.Array) -> None:
