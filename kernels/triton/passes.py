@@ -192,8 +192,9 @@ def _launch(what: Launch, sizes: Sizes) -> tuple[jax.Array, ...]:
 
 def _arrays(call: Call, visible: _Visible, ranges: jax.Array | None) -> tuple[jax.Array | int, ...]:
     """The first parameters of all kernels, as `attest.kernels.triton.program.Arrays` names them."""
-    if ranges is not None and visible.batched:
-        ranges = jnp.broadcast_to(ranges, (call.query.shape[0], *ranges.shape[1:]))
+    if ranges is not None:
+        entries = call.query.shape[0] if visible.batched else ranges.shape[0]
+        ranges = jnp.broadcast_to(ranges, (entries, *ranges.shape[1:]))
     arrays = (
         *(call.query, call.key, call.value, call.attention_mask, call.bias),
         *(visible.first, visible.last, call.q_segment_ids, call.kv_segment_ids),
