@@ -52,6 +52,11 @@ class Blocks:
         """The query rows of a program's tile."""
         return ROWS * self.consumers
 
+    @property
+    def warpgroups(self) -> int:
+        """Of a program: the consumers, and one that copies what they read."""
+        return self.consumers + 1
+
 
 @dataclass(frozen=True)
 class BackwardBlocks:
@@ -62,6 +67,8 @@ class BackwardBlocks:
     backward_query and of 64 keys in the others. registers: as in `Blocks`. ping_pong: whether barriers let
     consumers start products one after another.
     separate: whether backward_key sums dkey and dvalue by a launch each, where registers hold one sum.
+    fused: whether backward_key sums dquery, too, and backward_query is not launched; only for calls that hide
+    no pair.
     """
 
     step: int
@@ -70,10 +77,16 @@ class BackwardBlocks:
     registers: tuple[int, int]
     ping_pong: bool = False
     separate: bool = False
+    fused: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         _check_limits(self, "step")
+
+    @property
+    def warpgroups(self) -> int:
+        """Of a program: one copies what the consumers read, and of fused ones another adds up dquery."""
+        return self.consumers + (2 if self.fused else 1)
 
     @property
     def own(self) -> int:
@@ -202,10 +215,10 @@ def _check_limits(blocks: Blocks | BackwardBlocks, block: str) -> None:
             expected = f"multiples of {unit} from {least} to {most}"
             refuse(f"{of}.registers", blocks.registers, expected, "Use the numbers of a row of blocks.toml.")
     of_consumer, of_producer = blocks.registers
-    warpgroups = blocks.consumers + 1
+    warpgroups = blocks.warpgroups
     # What they give back and take is what the launch has given each: as many as fit, in whole units.
     most = limits["register_file"] // warpgroups // unit * unit * warpgroups
-    total = of_consumer * blocks.consumers + of_producer
+    total = of_consumer * blocks.consumers + of_producer * (warpgroups - blocks.consumers)
     if total > most:
         got = f"{blocks.registers} with {blocks.consumers} consumers, {total} in all"
         refuse(f"{of}.registers", got, f"at most {most} in all", "Give each consumer fewer registers.")

@@ -123,7 +123,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         _with_leak(spec, outputs, of_row),
         scratch(forward.Shared, spec, blocks),
         count if blocks.programs is None else min(blocks.programs, count),
-        blocks.consumers + 1,
+        blocks.warpgroups,
     )
     lse, row_max = filled.pop("lse"), filled.pop("row_max")
     out = _repaired(spec, partial(repair.out, blocks), "flash_repair_out", arrays, filled)["out"]
@@ -143,10 +143,12 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
     with ahead(call):
         rows = describe_rows(call)
     terms = _normalized(terms)
-    d_query = _query_cotangent(settings, call, rows, terms)
-    d_key, d_value = _key_cotangents(settings, call, rows, terms)
+    of_keys = _key_cotangents(settings, call, rows, terms)
+    d_query = of_keys.get("d_query")
+    if d_query is None:
+        d_query = _query_cotangent(settings, call, rows, terms)
     d_bias = None if call.bias is None else _bias_cotangent(settings, call, rows, terms)
-    return Backward(d_query, d_key, d_value, d_bias)
+    return Backward(d_query, of_keys["d_key"], of_keys["d_value"], d_bias)
 
 
 def _normalized(terms: RowTerms) -> RowTerms:
@@ -170,16 +172,15 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         _with_leak(spec, {"d_query": _of_queries(spec, call.query, spec.head_dim)}, _of_row(spec)),
         scratch(backward_query.Shared, spec, blocks),
         spec.batch * spec.heads * spec.q_blocks,
-        blocks.consumers + 1,
+        blocks.warpgroups,
     )
     filled = _repaired(spec, repair.d_query, "flash_repair_query", arrays, filled)
     d_query = from_operand(filled["d_query"])
     return d_query[:, : call.query.shape[1], :, : call.query.shape[3]]
 
 
-def _key_cotangents(
-    settings: Settings, call: Call, rows: Rows, terms: RowTerms
-) -> tuple[jax.Array, jax.Array]:
+def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> dict[str, jax.Array]:
+    """d_key and d_value, and d_query if the blocks are fused."""
     blocks = _blocks(settings, "backward_key", call)
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
     whole_blocks = spec.k_blocks * blocks.own
@@ -187,10 +188,13 @@ def _key_cotangents(
         "d_key": _of_tensor(spec, call.key, spec.head_dim, whole_blocks),
         "d_value": _of_tensor(spec, call.value, spec.value_dim, whole_blocks),
     }
+    if blocks.fused:
+        whole = (*_of_row(spec).shape, spec.head_dim)
+        results["d_query"] = jax.ShapeDtypeStruct(whole, jnp.float32)
     leak = jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * blocks.own), jnp.float32)
 
     sums: dict[str, jax.Array] = {}
-    for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
+    for names in (("d_key",), ("d_value",)) if blocks.separate else (tuple(results),):
         filled = launch(
             partial(backward_key.backward_key, spec, blocks),
             backward_key.Shared,
@@ -199,14 +203,15 @@ def _key_cotangents(
             _with_leak(spec, {name: results[name] for name in names}, leak),
             scratch(backward_key.Shared, spec, blocks),
             spec.batch * spec.key_heads * spec.k_blocks,
-            blocks.consumers + 1,
+            blocks.warpgroups,
         )
         sums |= _repaired(spec, repair.d_key, "flash_repair_key", arrays, filled)
-    k_length = call.key.shape[1]
-    return (
-        from_operand(sums["d_key"])[:, :k_length, :, : call.key.shape[3]],
-        from_operand(sums["d_value"])[:, :k_length, :, : call.value.shape[3]],
-    )
+    if blocks.fused:
+        sums["d_query"] = (sums["d_query"] * spec.scale).astype(spec.result_dtype).swapaxes(1, 2)
+    of = {"d_query": call.query, "d_key": call.key, "d_value": call.value}
+    return {
+        name: from_operand(x)[:, : of[name].shape[1], :, : of[name].shape[3]] for name, x in sums.items()
+    }
 
 
 def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
@@ -233,7 +238,7 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
         {"d_bias": jax.ShapeDtypeStruct((*call.bias.shape[:2], *lengths), stored)},
         scratch(backward_bias.Shared, spec, blocks),
         backward_bias.programs(spec),
-        blocks.consumers + 1,
+        blocks.warpgroups,
     )
     d_bias = filled["d_bias"]
     if not tiled:

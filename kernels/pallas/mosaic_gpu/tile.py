@@ -263,6 +263,13 @@ def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: b
     return jnp.where(p == 0.0, 0.0, ds) if compared else ds
 
 
+def without_keys_past_end(tile: Tile, ds: jax.Array) -> jax.Array:
+    """dS of a transposed tile, 0 for keys past the end, whatever is in their queries: they are nobody's (S4)."""
+    if not tile.spec.ragged:
+        return ds
+    return jnp.where(tile.by_key(_row_index() + tile.key) < tile.spec.k_length, ds, 0.0)
+
+
 def opaque(spec: KernelSpec, *indices: Any) -> tuple[Any, ...]:
     """The indices of tiles in shared memory, so that addresses are computed anew in every step.
 
