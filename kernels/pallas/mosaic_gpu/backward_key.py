@@ -105,8 +105,8 @@ class Shared:
     delta [stages, step] float32, which come with query and d_out; mask, bias: see `pairs`. A ring's barriers
     have an entry for each slot; own_full and ping_pong, for each consumer.
 
-    If fused, ds [SLOTS * consumers, 64, step] and part [1, step, D] float32, of dquery. own_read: complete when
-    no consumer reads keys any more.
+    If fused, ds [SLOTS * consumers, 64, step] and part [1, step, D] float32, of dquery. own_read: complete
+    when no consumer reads keys any more.
     """
 
     key: Annotated[Any, own_rows]

@@ -18,6 +18,7 @@ _MOST_PARTS = 64
 # With one slot the forward kernel would wait for a block that it has not yet freed.
 LEAST_STAGES = 2
 
+PROGRAMS = 132  # that run at once: one for each multiprocessor of an H200
 ROWS = 64  # the rows of one product of a warpgroup: WGMMA's only choice
 
 
@@ -82,10 +83,14 @@ class BackwardBlocks:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_limits(self, "step")
+        if self.fused and (self.separate or self.step not in (ROWS, self.own)):
+            got = f"step {self.step}, separate {self.separate} with {self.consumers} consumers"
+            expected = f"step {ROWS} or {self.own} and not separate"
+            refuse("BackwardBlocks.fused", got, expected, "A consumer sums 64 rows of dquery in a step.")
 
     @property
     def warpgroups(self) -> int:
-        """Of a program: one copies what the consumers read, and of fused ones another adds up dquery."""
+        """Of a program: the consumers, one that copies, and of fused ones another that adds up dquery."""
         return self.consumers + (2 if self.fused else 1)
 
     @property
@@ -96,7 +101,7 @@ class BackwardBlocks:
 
 @dataclass(frozen=True)
 class BackwardSizes:
-    """One choice for each backward kernel; None is the table's."""
+    """One choice for each backward kernel; None is the table's, not fused where backward_query is chosen."""
 
     backward_query: BackwardBlocks | None = None
     backward_key: BackwardBlocks | None = None
@@ -104,6 +109,14 @@ class BackwardSizes:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.fused and self.backward_query is not None:
+            got = f"{self.backward_query} beside a fused backward_key"
+            refuse("BackwardSizes.backward_query", got, "None", "A fused backward_key sums dquery itself.")
+
+    @property
+    def fused(self) -> bool:
+        """Whether one kernel is to sum dquery, dkey and dvalue."""
+        return self.backward_key is not None and self.backward_key.fused
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ Everything that depends on arrays but not on pairs is computed here in JAX: the 
 the blocks that every block visits, Delta and the lse in bits.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from attest.kernels.implementation import (
     check_blocks,
     check_precision,
 )
+from attest.kernels.options import refuse
 from attest.kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
 from attest.kernels.pallas.mosaic_gpu.blocks import (
     ROWS,
@@ -45,8 +45,8 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
     visibility,
 )
 from attest.kernels.pallas.mosaic_gpu.order import schedule
-from attest.kernels.pallas.mosaic_gpu.scratch import fits, scratch
-from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, tiled_bytes, work_of
+from attest.kernels.pallas.mosaic_gpu.scratch import scratch, suits
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.pallas.mosaic_gpu.tiles import tiles
 from attest.kernels.pallas.mosaic_gpu.transfers import from_operand, operand_shape
@@ -70,7 +70,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
 def _chosen(call: Call, few: bool) -> Blocks:
     """The table's choice; tiles of few queries have rows of several heads."""
     queries = None if few else call.query.shape[1]
-    return choose(*_dims(call), work_of(call, few), queries, _fitting("forward", call))
+    return choose(*_dims(call), work_of(call, few), queries, partial(suits, "forward", call, False))
 
 
 def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
@@ -189,6 +189,9 @@ def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
         "d_value": _of_tensor(spec, call.value, spec.value_dim, whole_blocks),
     }
     if blocks.fused:
+        if spec.hides:
+            expected = "False for calls that may hide pairs"
+            refuse("bwd_params.backward_key.fused", True, expected, "None lets the kernel choose.")
         whole = (*_of_row(spec).shape, spec.head_dim)
         results["d_query"] = jax.ShapeDtypeStruct(whole, jnp.float32)
     leak = jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * blocks.own), jnp.float32)
@@ -209,9 +212,7 @@ def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
     if blocks.fused:
         sums["d_query"] = (sums["d_query"] * spec.scale).astype(spec.result_dtype).swapaxes(1, 2)
     of = {"d_query": call.query, "d_key": call.key, "d_value": call.value}
-    return {
-        name: from_operand(x)[:, : of[name].shape[1], :, : of[name].shape[3]] for name, x in sums.items()
-    }
+    return {name: from_operand(x)[:, : of[name].shape[1], :, : of[name].shape[3]] for name, x in sums.items()}
 
 
 def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
@@ -309,12 +310,9 @@ def _with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) -
 
 
 def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:
-    asked = None if settings.backward is None else getattr(settings.backward, kernel)
-    return asked or choose_backward(kernel, *_dims(call), work_of(call), _fitting(kernel, call))
-
-
-def _fitting(kernel: str, call: Call) -> Callable[[Blocks | BackwardBlocks], bool]:
-    return partial(fits, kernel, _dims(call), call.query.dtype.itemsize, tiled_bytes(call))
+    asked = settings.backward or BackwardSizes()
+    fits = partial(suits, kernel, call, asked.backward_query is not None)
+    return getattr(asked, kernel) or choose_backward(kernel, *_dims(call), work_of(call), fits)
 
 
 def _dims(call: Call) -> tuple[int, int]:

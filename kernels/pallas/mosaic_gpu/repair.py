@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
-from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
+from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.forward import finish, scaled
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
@@ -50,7 +50,6 @@ from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, load_and_
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
-PROGRAMS = 132  # one for each multiprocessor of an H200
 CHANNELS = 128  # the most of whose sums the registers hold
 _READ_TILES = 4  # the most whose rows a thread reads at a time, to see whether any is not finite
 

@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks, Blocks
+from attest.kernels.arguments import Call
+from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS, BackwardBlocks, Blocks, pad_dims
 from attest.kernels.pallas.mosaic_gpu.launch import SHARED_BYTES, barriers, vector
-from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, tiled_bytes, work_of
 from attest.kernels.pallas.mosaic_gpu.transfers import copies, matrix
 
 # Of a block's shared memory, for barriers, numbers and what Mosaic takes for reductions.
 _SPARE_BYTES = 3072
+_PART_BYTES = 4  # of a number of a part, float32
 
 
 def scratch(record: type, *sizes: Any) -> dict[str, Any]:
@@ -127,7 +129,31 @@ def tile_bytes(
         bias = pairs.pop("bias", 0)
         of_pairs = own * blocks.step * (blocks.stages * sum(pairs.values()) + 2 * bias)
         own *= blocks.stages
+    if isinstance(blocks, BackwardBlocks) and blocks.fused:
+        # Two slots of dS, and the part of dquery that is handed over.
+        of_pairs = 2 * itemsize * own * blocks.step + _PART_BYTES * blocks.step * dims[0]
     return itemsize * (own + blocks.stages * blocks.step) * sum(dims) + of_pairs
+
+
+def suits(kernel: str, call: Call, apart: bool, blocks: Blocks | BackwardBlocks) -> bool:
+    """Whether a kernel of a call may well have such blocks: they fit, and fused ones can be, and are fast.
+
+    apart: whether backward_query is launched for dquery, so that nothing is fused.
+    """
+    if isinstance(blocks, BackwardBlocks) and blocks.fused and (apart or not _fuses(call, blocks)):
+        return False
+    dims = pad_dims(call.query.shape[3], call.value.shape[3])
+    return fits(kernel, dims, call.query.dtype.itemsize, tiled_bytes(call), blocks)
+
+
+def _fuses(call: Call, blocks: BackwardBlocks) -> bool:
+    """Whether one kernel can sum all gradients of a call, and its programs do not wait for each other.
+
+    Programs of a head add to dquery one after another. With fewer steps than there are programs beside one
+    another, they would wait for their turns.
+    """
+    steps = call.query.shape[2] // call.key.shape[2] * -(-call.query.shape[1] // blocks.step)
+    return "full" in work_of(call) and steps >= min(-(-call.key.shape[1] // blocks.own), PROGRAMS)
 
 
 def fits(
