@@ -95,9 +95,9 @@ def warp_specialize(
     consume: Callable[[Any], Any],
     add: Callable[[], Any] | None = None,
 ) -> None:
-    """consume(warpgroup) in each consumer, produce() in the warpgroup after them, add() in another after that.
+    """consume(warpgroup) in each consumer, produce() in the warpgroup behind them, add() in one behind that.
 
-    Each has the registers that the blocks say; add has as many as produce.
+    Each has the registers that the blocks say, add as many as produce.
     """
     warpgroup = lax.axis_index(WARPGROUP)
     of_consumer, of_producer = blocks.registers

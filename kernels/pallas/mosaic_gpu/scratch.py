@@ -129,7 +129,7 @@ def tile_bytes(
         bias = pairs.pop("bias", 0)
         of_pairs = own * blocks.step * (blocks.stages * sum(pairs.values()) + 2 * bias)
         own *= blocks.stages
-    if isinstance(blocks, BackwardBlocks) and blocks.fused:
+    if blocks.fused:
         # Two slots of dS, and the part of dquery that is handed over.
         of_pairs = 2 * itemsize * own * blocks.step + _PART_BYTES * blocks.step * dims[0]
     return itemsize * (own + blocks.stages * blocks.step) * sum(dims) + of_pairs
