@@ -15,6 +15,7 @@ from attest.kernels.pallas.mosaic_gpu.transfers import matrix, tiled
 
 FORWARD = Blocks(k=128, stages=3, consumers=2, registers=(240, 24), partial_sums=False)
 BACKWARD = BackwardBlocks(step=128, stages=3, consumers=2, registers=(240, 24))
+FUSED = replace(BACKWARD, registers=(232, 24), fused=True)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def test_a_field_that_is_described_as_none_is_not_allocated() -> None:
     [
         (forward.Shared, replace(FORWARD, programs=4)),
         (backward_query.Shared, BACKWARD),
-        (backward_key.Shared, BACKWARD),
+        (backward_key.Shared, FUSED),
         (backward_bias.Shared, BACKWARD),
     ],
 )
@@ -188,6 +189,7 @@ def test_value_and_out_have_the_head_dim_of_value(
         ("forward", forward.Shared, replace(FORWARD, programs=4)),
         ("backward_query", backward_query.Shared, BACKWARD),
         ("backward_key", backward_key.Shared, BACKWARD),
+        ("backward_key", backward_key.Shared, FUSED),
         ("backward_bias", backward_bias.Shared, BACKWARD),
     ],
 )

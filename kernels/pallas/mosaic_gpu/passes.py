@@ -23,7 +23,6 @@ from attest.kernels.implementation import (
     check_blocks,
     check_precision,
 )
-from attest.kernels.options import refuse
 from attest.kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
 from attest.kernels.pallas.mosaic_gpu.blocks import (
     ROWS,
@@ -45,7 +44,7 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
     visibility,
 )
 from attest.kernels.pallas.mosaic_gpu.order import schedule
-from attest.kernels.pallas.mosaic_gpu.scratch import scratch, suits
+from attest.kernels.pallas.mosaic_gpu.scratch import require_fusible, scratch, suits
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.pallas.mosaic_gpu.tiles import tiles
@@ -189,9 +188,7 @@ def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
         "d_value": _of_tensor(spec, call.value, spec.value_dim, whole_blocks),
     }
     if blocks.fused:
-        if spec.hides:
-            expected = "False for calls that may hide pairs"
-            refuse("bwd_params.backward_key.fused", True, expected, "None lets the kernel choose.")
+        require_fusible(spec, blocks)
         whole = (*_of_row(spec).shape, spec.head_dim)
         results["d_query"] = jax.ShapeDtypeStruct(whole, jnp.float32)
     leak = jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * blocks.own), jnp.float32)

@@ -15,10 +15,11 @@ from dataclasses import fields
 from typing import Any, get_type_hints
 
 from attest.kernels.arguments import Call
+from attest.kernels.options import refuse
 from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS, BackwardBlocks, Blocks, pad_dims
 from attest.kernels.pallas.mosaic_gpu.launch import SHARED_BYTES, barriers, vector
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, tiled_bytes, work_of
-from attest.kernels.pallas.mosaic_gpu.transfers import copies, matrix
+from attest.kernels.pallas.mosaic_gpu.transfers import columns_of, copies, matrix
 
 # Of a block's shared memory, for barriers, numbers and what Mosaic takes for reductions.
 _SPARE_BYTES = 3072
@@ -131,7 +132,7 @@ def tile_bytes(
         own *= blocks.stages
     if blocks.fused:
         # Two slots of dS, and the part of dquery that is handed over.
-        of_pairs = 2 * itemsize * own * blocks.step + _PART_BYTES * blocks.step * dims[0]
+        of_pairs += 2 * itemsize * own * blocks.step + _PART_BYTES * blocks.step * dims[0]
     return itemsize * (own + blocks.stages * blocks.step) * sum(dims) + of_pairs
 
 
@@ -154,6 +155,20 @@ def _fuses(call: Call, blocks: BackwardBlocks) -> bool:
     """
     steps = call.query.shape[2] // call.key.shape[2] * -(-call.query.shape[1] // blocks.step)
     return "full" in work_of(call) and steps >= min(-(-call.key.shape[1] // blocks.own), PROGRAMS)
+
+
+def require_fusible(spec: KernelSpec, blocks: BackwardBlocks) -> None:
+    """Refuse fused blocks for a call whose dquery they cannot sum.
+
+    Raises: ValueError naming the field.
+    """
+    expected, columns = "", columns_of(spec.dtype, spec.head_dim)
+    if spec.hides:
+        expected = "False for calls that may hide pairs"
+    elif blocks.step == ROWS and spec.head_dim % (columns * blocks.consumers) != 0:
+        expected = f"False, or a step of {blocks.own}: shares of dquery are multiples of {columns} channels"
+    if expected:
+        refuse("bwd_params.backward_key.fused", True, expected, "None lets the kernel choose.")
 
 
 def fits(
