@@ -1,4 +1,4 @@
-"""The Hopper kernel of dquery, dkey and dvalue together: when it is chosen, what it refuses, and its results."""
+"""The Hopper kernel of dquery, dkey and dvalue together: when it is chosen, what is refused, its results."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from tests.kernels.test_mosaic_gpu import assert_right, both_passes, lowered, lo
 APART = BackwardBlocks(step=64, stages=2, consumers=2, registers=(240, 24))
 FUSED = replace(APART, registers=(232, 24), fused=True)
 BY_ROW = replace(FUSED, step=128)
-# Batch, queries, keys, heads, key heads: lengths that fill no block, fewer rows than a block has, one of each.
+# Batch, queries, keys, heads, key heads: lengths that fill no block, fewer rows than a block, one of each.
 SHAPES = [
     (2, 200, 300, 4, 2),
     (2, 520, 776, 2, 2),
@@ -121,8 +121,8 @@ def test_a_share_of_fewer_channels_than_a_product_takes_is_refused() -> None:
 @needs_hopper
 @pytest.mark.parametrize(("head_dim", "blocks"), [(128, FUSED), (64, BY_ROW)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_all_gradients_are_right(shape: tuple[int, ...], head_dim: int, blocks: BackwardBlocks) -> None:
-    assert_right(tensors(*shape, head_dim), {"bwd_params": BackwardSizes(backward_key=blocks)})
+def test_all_gradients_are_right(shape: Any, head_dim: int, blocks: BackwardBlocks) -> None:
+    assert_right(tensors(*shape, head_dim=head_dim), {"bwd_params": BackwardSizes(backward_key=blocks)})
 
 
 @needs_hopper
