@@ -23,7 +23,14 @@ from attest.kernels.implementation import (
     check_blocks,
     check_precision,
 )
-from attest.kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
+from attest.kernels.pallas.mosaic_gpu import (
+    backward_bias,
+    backward_fused,
+    backward_key,
+    backward_query,
+    forward,
+    repair,
+)
 from attest.kernels.pallas.mosaic_gpu.blocks import (
     ROWS,
     BackwardBlocks,
@@ -142,12 +149,15 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
     with ahead(call):
         rows = describe_rows(call)
     terms = _normalized(terms)
-    of_keys = _key_cotangents(settings, call, rows, terms)
-    d_query = of_keys.get("d_query")
-    if d_query is None:
+    if _blocks(settings, "backward_key", call).fused:
+        sums = _fused_cotangents(settings, call, rows, terms)
+    else:
         d_query = _query_cotangent(settings, call, rows, terms)
+        sums = {"d_query": d_query, **_key_cotangents(settings, call, rows, terms)}
+    of = {"d_query": call.query, "d_key": call.key, "d_value": call.value}
+    cut = {name: from_operand(x)[:, : of[name].shape[1], :, : of[name].shape[3]] for name, x in sums.items()}
     d_bias = None if call.bias is None else _bias_cotangent(settings, call, rows, terms)
-    return Backward(d_query, of_keys["d_key"], of_keys["d_value"], d_bias)
+    return Backward(cut["d_query"], cut["d_key"], cut["d_value"], d_bias)
 
 
 def _normalized(terms: RowTerms) -> RowTerms:
@@ -173,43 +183,49 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         spec.batch * spec.heads * spec.q_blocks,
         blocks.warpgroups,
     )
-    filled = _repaired(spec, repair.d_query, "flash_repair_query", arrays, filled)
-    d_query = from_operand(filled["d_query"])
-    return d_query[:, : call.query.shape[1], :, : call.query.shape[3]]
+    return _repaired(spec, repair.d_query, "flash_repair_query", arrays, filled)["d_query"]
 
 
 def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> dict[str, jax.Array]:
-    """d_key and d_value, and d_query if the blocks are fused."""
     blocks = _blocks(settings, "backward_key", call)
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
-    whole_blocks = spec.k_blocks * blocks.own
-    results = {
-        "d_key": _of_tensor(spec, call.key, spec.head_dim, whole_blocks),
-        "d_value": _of_tensor(spec, call.value, spec.value_dim, whole_blocks),
-    }
-    if blocks.fused:
-        require_fusible(spec, blocks)
-        whole = (*_of_row(spec).shape, spec.head_dim)
-        results["d_query"] = jax.ShapeDtypeStruct(whole, jnp.float32)
-    leak = jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * blocks.own), jnp.float32)
-
+    results = _of_keys(spec, call)
     sums: dict[str, jax.Array] = {}
-    for names in (("d_key",), ("d_value",)) if blocks.separate else (tuple(results),):
+    for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
         filled = launch(
             partial(backward_key.backward_key, spec, blocks),
             backward_key.Shared,
             "flash_backward_key",
             arrays,
-            _with_leak(spec, {name: results[name] for name in names}, leak),
+            _with_leak(spec, {name: results[name] for name in names}, _of_key(spec)),
             scratch(backward_key.Shared, spec, blocks),
             spec.batch * spec.key_heads * spec.k_blocks,
             blocks.warpgroups,
         )
         sums |= _repaired(spec, repair.d_key, "flash_repair_key", arrays, filled)
-    if blocks.fused:
-        sums["d_query"] = (sums["d_query"] * spec.scale).astype(spec.result_dtype).swapaxes(1, 2)
-    of = {"d_query": call.query, "d_key": call.key, "d_value": call.value}
-    return {name: from_operand(x)[:, : of[name].shape[1], :, : of[name].shape[3]] for name, x in sums.items()}
+    return sums
+
+
+def _fused_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> dict[str, jax.Array]:
+    blocks = _blocks(settings, "backward_key", call)
+    spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
+    require_fusible(spec, blocks)
+    outputs = {
+        "d_query": jax.ShapeDtypeStruct((*_of_row(spec).shape, spec.head_dim), jnp.float32),
+        **_of_keys(spec, call),
+    }
+    filled = launch(
+        partial(backward_fused.backward_fused, spec, blocks),
+        backward_fused.Shared,
+        "flash_backward_fused",
+        arrays,
+        _with_leak(spec, outputs, _of_key(spec)),
+        scratch(backward_fused.Shared, spec, blocks),
+        spec.batch * spec.key_heads * spec.k_blocks,
+        blocks.warpgroups,
+    )
+    d_query = (filled.pop("d_query") * spec.scale).astype(spec.result_dtype).swapaxes(1, 2)
+    return {"d_query": d_query, **_repaired(spec, repair.d_key, "flash_repair_key", arrays, filled)}
 
 
 def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
@@ -289,6 +305,18 @@ def _of_row(spec: KernelSpec) -> jax.ShapeDtypeStruct:
 
 def _of_queries(spec: KernelSpec, query: jax.Array, head_dim: int) -> jax.ShapeDtypeStruct:
     return _of_tensor(spec, query, head_dim, spec.q_blocks * spec.q_block)
+
+
+def _of_keys(spec: KernelSpec, call: Call) -> dict[str, jax.ShapeDtypeStruct]:
+    whole_blocks = spec.k_blocks * spec.k_block
+    return {
+        "d_key": _of_tensor(spec, call.key, spec.head_dim, whole_blocks),
+        "d_value": _of_tensor(spec, call.value, spec.value_dim, whole_blocks),
+    }
+
+
+def _of_key(spec: KernelSpec) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * spec.k_block), jnp.float32)
 
 
 def _of_tensor(spec: KernelSpec, x: jax.Array, head_dim: int, whole_blocks: int) -> jax.ShapeDtypeStruct:
