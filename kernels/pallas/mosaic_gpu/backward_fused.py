@@ -47,9 +47,11 @@ from attest.kernels.pallas.mosaic_gpu.spans import query_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
+    TILE,
     Tile,
     cotangents,
     hidden_pairs,
+    leaked,
     load,
     over_columns,
     weights,
@@ -208,6 +210,10 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any]) -> None:
     load_own(shared, warpgroup, tile)
     for i in range(program.blocks.consumers):
         plgpu.barrier_wait(shared.own_full.at[i])
+    if spec.hides:
+        key, parts = shared.key.at[warpgroup], range(0, spec.head_dim, ROWS)
+        found = sum(leaked(load(key.at[:, pl.ds(i, ROWS)], TILE).astype(jnp.float32)) for i in parts)
+        outputs["key_leak"][tile.batch, tile.head, tile.keys] = found
     plgpu.barrier_arrive(shared.ds_empty.at[0])
     # The first step multiplies what it finds in the other slot, and hands nothing over.
     plgpu.barrier_arrive(shared.ds_full.at[1])
@@ -283,8 +289,8 @@ def _step(consumer: _Consumer, count: Any) -> None:
 def _sum_over_keys(consumer: _Consumer, count: Any, slot: Any = None) -> None:
     """Hand over this consumer's share of dS' K of the step before step `count`, if there is one.
 
-    slot: of the query and dO of step `count`, which are read when dkey's and dvalue's products have ended; S of
-    the step behind it is then started. None: there is no such step.
+    slot: of the query and dO of step `count`, which are read when dkey's and dvalue's products have ended. S
+    of the step behind it is then started. None: there is no such step.
     """
     program, shared, spec = consumer.program, consumer.program.shared, consumer.tile.spec
     blocks = program.blocks

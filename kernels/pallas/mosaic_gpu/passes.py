@@ -55,7 +55,7 @@ from attest.kernels.pallas.mosaic_gpu.scratch import require_fusible, scratch, s
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.pallas.mosaic_gpu.tiles import tiles
-from attest.kernels.pallas.mosaic_gpu.transfers import from_operand, operand_shape
+from attest.kernels.pallas.mosaic_gpu.transfers import as_operand, from_operand, operand_shape
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.visibility import Rows, ahead, describe_rows
 
@@ -183,7 +183,7 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         spec.batch * spec.heads * spec.q_blocks,
         blocks.warpgroups,
     )
-    return _repaired(spec, repair.d_query, "flash_repair_query", arrays, filled)["d_query"]
+    return _repaired(spec, partial(repair.d_query, None), "flash_repair_query", arrays, filled)["d_query"]
 
 
 def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> dict[str, jax.Array]:
@@ -212,6 +212,7 @@ def _fused_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerm
     require_fusible(spec, blocks)
     outputs = {
         "d_query": jax.ShapeDtypeStruct((*_of_row(spec).shape, spec.head_dim), jnp.float32),
+        **({"key_leak": _of_key(spec)} if spec.hides else {}),
         **_of_keys(spec, call),
     }
     filled = launch(
@@ -225,7 +226,20 @@ def _fused_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerm
         blocks.warpgroups,
     )
     d_query = (filled.pop("d_query") * spec.scale).astype(spec.result_dtype).swapaxes(1, 2)
-    return {"d_query": d_query, **_repaired(spec, repair.d_key, "flash_repair_key", arrays, filled)}
+    blind = spec.q_length - spec.k_length if spec.causal else 0
+    if blind > 0:
+        # No program visits a block of which no row sees a key.
+        d_query = d_query.at[:, :blind].set(0)
+    of_query = {"d_query": d_query}
+    if spec.hides:
+        # dS of a hidden pair is 0. So only a key that is not finite reaches dquery from behind one.
+        leak = jnp.repeat(filled.pop("key_leak").sum(axis=2, keepdims=True), spec.group, axis=1)
+        of_query["leak"] = jnp.broadcast_to(leak, _of_row(spec).shape)
+        if not spec.unrounded:
+            of_query["d_query"] = as_operand(d_query[:, : spec.q_length])
+    body = partial(repair.d_query, blocks.own)
+    of_query = _repaired(spec, body, "flash_repair_query", arrays, of_query)
+    return {**of_query, **_repaired(spec, repair.d_key, "flash_repair_key", arrays, filled)}
 
 
 def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:

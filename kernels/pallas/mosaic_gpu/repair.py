@@ -51,6 +51,7 @@ from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, load_and_
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 CHANNELS = 128  # the most of whose sums the registers hold
+_CHANNELS_OF_SUMS = 64  # the same where a sum is of sums
 _READ_TILES = 4  # the most whose rows a thread reads at a time, to see whether any is not finite
 
 
@@ -154,8 +155,13 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
     _write(shared, spec.value_dim, arrays["out"], target)
 
 
-def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
-    """64 rows of d_query: keys that are not finite are left out; the lse is NaN for those that are seen."""
+def d_query(
+    keys: int | None, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any
+) -> None:
+    """64 rows of d_query: keys that are not finite are left out; the lse is NaN for those that are seen.
+
+    keys: how many of them the fast kernel sums before it adds the sum to those of the keys before. None: all.
+    """
     batch, head, block = locate(tile_index, spec.q_blocks, spec.heads)
     tile = Tile(spec, arrays, batch, head, block * ROWS, key=None, strict=True)
     tile = replace(tile, bounds=load_bounds(tile))
@@ -177,7 +183,21 @@ def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_in
         lax.fori_loop(0, spec.k_blocks, partial(step, acc, channels), None)
         return acc[...] * spec.scale
 
-    _sum(spec, shared.result.at[0], total)
+    def total_of_sums(acc: Any, channels: Any) -> jax.Array:
+        blocks = (keys or 0) // ROWS
+
+        def add(i: Any, found: jax.Array) -> jax.Array:
+            acc[...] = jnp.zeros(acc.shape, jnp.float32)
+            stop = jnp.minimum((i + 1) * blocks, spec.k_blocks)
+            lax.fori_loop(i * blocks, stop, partial(step, acc, channels), None)
+            return found + acc[...]
+
+        return lax.fori_loop(0, -(-spec.k_blocks // blocks), add, acc[...]) * spec.scale
+
+    if keys is None:
+        _sum(spec, shared.result.at[0], total)
+    else:
+        _sum(spec, shared.result.at[0], total_of_sums, _CHANNELS_OF_SUMS)
     _write(shared, spec.head_dim, arrays["d_query"], own)
 
 
@@ -300,11 +320,11 @@ def _add(acc: Any, left: jax.Array, right: Any) -> None:
     plgpu.wgmma_wait(0)
 
 
-def _sum(spec: KernelSpec, room: Any, total: Callable[[Any, Any], jax.Array]) -> None:
+def _sum(spec: KernelSpec, room: Any, total: Callable[[Any, Any], jax.Array], most: int = CHANNELS) -> None:
     """room = total(acc, channels), in parts that the registers hold; acc begins at 0."""
     dim = spec.head_dim
     # Equal parts: with one of 128 and one of 64 channels, the kernel holds the addresses of both, and spills.
-    width = dim if dim <= CHANNELS else math.gcd(dim, CHANNELS)
+    width = dim if dim <= most else math.gcd(dim, most)
     for i in range(0, room.shape[1], width):
         channels = pl.ds(i, width)
 

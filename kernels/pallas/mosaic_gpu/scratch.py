@@ -163,8 +163,8 @@ def require_fusible(spec: KernelSpec, blocks: BackwardBlocks) -> None:
     Raises: ValueError naming the field.
     """
     expected, columns = "", columns_of(spec.dtype, spec.head_dim)
-    if spec.hides:
-        expected = "False for calls that may hide pairs"
+    if spec.uses_ranges or spec.pairwise:
+        expected = "False for calls that hide pairs by more than causal order"
     elif blocks.step == ROWS and spec.head_dim % (columns * blocks.consumers) != 0:
         expected = f"False, or a step of {blocks.own}: shares of dquery are multiples of {columns} channels"
     if expected:

@@ -265,7 +265,7 @@ def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: b
 
 def without_keys_past_end(tile: Tile, ds: jax.Array) -> jax.Array:
     """dS of a transposed tile, 0 for keys past the end, whatever queries hold: nobody sees them (S4)."""
-    if not tile.spec.ragged:
+    if not tile.spec.ragged or tile.spec.causal:
         return ds
     return jnp.where(tile.by_key(_row_index() + tile.key) < tile.spec.k_length, ds, 0.0)
 
