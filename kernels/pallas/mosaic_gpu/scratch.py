@@ -132,7 +132,7 @@ def tile_bytes(
         own *= blocks.stages
     if blocks.fused:
         # Two slots of dS, and the part of dquery that is handed over.
-        of_pairs += 2 * itemsize * own * blocks.step + _PART_BYTES * blocks.step * dims[0]
+        of_pairs = 2 * itemsize * own * blocks.step + _PART_BYTES * blocks.step * dims[0]
     return itemsize * (own + blocks.stages * blocks.step) * sum(dims) + of_pairs
 
 
