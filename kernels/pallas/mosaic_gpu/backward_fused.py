@@ -31,10 +31,9 @@ from attest.kernels.pallas.mosaic_gpu.backward_key import (
 )
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, warp_specialize
-from attest.kernels.pallas.mosaic_gpu.order import locate_key_tile
+from attest.kernels.pallas.mosaic_gpu.order import locate_fused_tile
 from attest.kernels.pallas.mosaic_gpu.ordered_sum import add_parts, fence, hand_over
 from attest.kernels.pallas.mosaic_gpu.scratch import (
-    consumer_signal,
     key_pair_full,
     number_ring,
     own_rows,
@@ -51,8 +50,8 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     Tile,
     cotangents,
     hidden_pairs,
-    leaked,
     load,
+    nonfinite_rows,
     over_columns,
     weights,
     without_keys_past_end,
@@ -62,6 +61,7 @@ from attest.kernels.pallas.mosaic_gpu.transfers import tiled
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 SLOTS = 2  # of dS
+PARTS = 2  # of dquery: one waits for its turn while consumers write the next
 
 
 def _ds(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
@@ -74,7 +74,15 @@ def _ds_signal(_: KernelSpec, blocks: BackwardBlocks) -> Any:
 
 
 def _parts(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    return tiled(jnp.float32, blocks.consumers, ROWS, share_of_channels(spec, blocks))
+    return tiled(jnp.float32, PARTS, blocks.step, spec.head_dim)
+
+
+def _part_written(_: KernelSpec, blocks: BackwardBlocks) -> Any:
+    return barriers(PARTS, arrivals=blocks.consumers)
+
+
+def _part_free(_: KernelSpec, _blocks: BackwardBlocks) -> Any:
+    return barriers(PARTS)
 
 
 def _own_read(_: KernelSpec, blocks: BackwardBlocks) -> Any:
@@ -85,8 +93,8 @@ def _own_read(_: KernelSpec, blocks: BackwardBlocks) -> Any:
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    As in `backward_key`, and ds [SLOTS * consumers, 64, step]; parts [consumers, 64, channels] float32, of
-    dquery. own_read: complete when no consumer reads the keys any more.
+    As in `backward_key`, and ds [SLOTS * consumers, 64, step]; parts [PARTS, step, D] float32, of dquery.
+    own_read: complete when no consumer reads the keys any more.
     """
 
     key: Annotated[Any, own_rows]
@@ -105,8 +113,8 @@ class Shared:
     d_out_empty: Annotated[Any, slot_empty]
     ds_full: Annotated[Any, _ds_signal]
     ds_empty: Annotated[Any, _ds_signal]
-    part_written: Annotated[Any, consumer_signal]
-    part_free: Annotated[Any, consumer_signal]
+    part_written: Annotated[Any, _part_written]
+    part_free: Annotated[Any, _part_free]
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ class _Consumer:
 
 
 def share_of_channels(spec: KernelSpec, blocks: BackwardBlocks) -> int:
-    """The channels of a consumer's share of dquery: 64 rows of a block, or all rows and fewer channels."""
+    """The channels of a consumer's share of a part: all, of 64 rows of a larger block, or some."""
     return spec.head_dim if blocks.step > ROWS else spec.head_dim // blocks.consumers
 
 
@@ -162,7 +170,7 @@ def backward_fused(
     before the first that sees a key; and where pairs may be hidden leak and key_leak, [B, Hk, keys] float32:
     NaN for sums of keys, and for keys, that are not finite.
     """
-    owner = locate_key_tile(spec, lax.axis_index(PROGRAM))
+    owner = locate_fused_tile(spec, lax.axis_index(PROGRAM))
     batch, key_head, block = owner
     start, full_start, _, _ = query_span(spec, arrays, batch, block)
     program = _Program(spec, blocks, arrays, shared, owner, start, full_start)
@@ -183,24 +191,21 @@ def _add(program: _Program, d_query: Any) -> None:
     spec, blocks, shared = program.spec, program.blocks, program.shared
     batch, _, block = program.owner
 
-    def place(count: Any) -> tuple[Any, tuple[Any, ...]]:
+    def place(count: Any) -> tuple[Any, Any]:
         head, i = program.visited(count)
-        shares = (_share(spec, blocks, consumer, i * blocks.step) for consumer in range(blocks.consumers))
-        number = (batch * spec.heads + head) * spec.q_blocks + i
-        return number, tuple(d_query.at[batch, head, rows, channels] for rows, channels in shares)
+        rows = pl.ds(i * blocks.step, blocks.step)
+        return (batch * spec.heads + head) * spec.q_blocks + i, d_query.at[batch, head, rows]
 
     sums = spec.batch * spec.heads * spec.q_blocks
     add_parts(shared.parts, shared.part_written, shared.part_free, sums, program.steps, place, before=block)
 
 
-def _share(spec: KernelSpec, blocks: BackwardBlocks, consumer: Any, first: Any = 0) -> tuple[Any, Any]:
-    """The rows, from a first one on, and the channels of a consumer's share of a block of dquery."""
+def _share(spec: KernelSpec, blocks: BackwardBlocks, consumer: Any) -> tuple[Any, Any]:
+    """The rows and channels of a part that a consumer computes: 64 rows, or some channels of as many."""
     width = share_of_channels(spec, blocks)
     size = ROWS if width == spec.head_dim else width
-    at = pl.multiple_of(jnp.int32(consumer) * size, size)
-    if width == spec.head_dim:
-        return pl.ds(first + at, ROWS), pl.ds(0, width)
-    return pl.ds(first, ROWS), pl.ds(at, width)
+    own = pl.ds(pl.multiple_of(consumer * size, size), size)
+    return (own, pl.ds(0, width)) if width == spec.head_dim else (pl.ds(0, ROWS), own)
 
 
 def _consume(consumer: _Consumer, outputs: Mapping[str, Any]) -> None:
@@ -211,9 +216,9 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any]) -> None:
     for i in range(program.blocks.consumers):
         plgpu.barrier_wait(shared.own_full.at[i])
     if spec.hides:
-        key, parts = shared.key.at[warpgroup], range(0, spec.head_dim, ROWS)
-        found = sum(leaked(load(key.at[:, pl.ds(i, ROWS)], TILE).astype(jnp.float32)) for i in parts)
-        outputs["key_leak"][tile.batch, tile.head, tile.keys] = found
+        key, starts = shared.key.at[warpgroup], range(0, spec.head_dim, ROWS)
+        parts = [load(key.at[:, pl.ds(i, ROWS)], TILE).astype(jnp.float32) for i in starts]
+        outputs["key_leak"][tile.batch, tile.head, tile.keys] = nonfinite_rows(*parts)
     plgpu.barrier_arrive(shared.ds_empty.at[0])
     # The first step multiplies what it finds in the other slot, and hands nothing over.
     plgpu.barrier_arrive(shared.ds_full.at[1])
@@ -309,10 +314,11 @@ def _sum_over_keys(consumer: _Consumer, count: Any, slot: Any = None) -> None:
             _start_logits(consumer, count + 1)
         plgpu.wgmma_wait(0 if slot is None else 1)
         plgpu.barrier_arrive(shared.ds_empty.at[of_ds])
-        share, own = acc[...], consumer.warpgroup
+        share, room = acc[...], lax.rem(count + 1, PARTS)
 
         @pl.when(count > 0)
         def _() -> None:
-            hand_over(shared.parts.at[own], shared.part_written.at[own], shared.part_free.at[own], share)
+            part = shared.parts.at[room, rows, channels]
+            hand_over(part, shared.part_written.at[room], shared.part_free.at[room], share)
 
     pl.run_scoped(run, plgpu.ACC((ROWS, share_of_channels(spec, blocks)), jnp.float32))

@@ -49,9 +49,9 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
     Tile,
     cotangents,
-    leaked,
     load,
     load_bounds,
+    nonfinite_rows,
     opaque,
     over_columns,
     weights,
@@ -216,8 +216,7 @@ def store_sums(
     spec, own = tile.spec, (tile.batch, tile.keys, tile.head)
     rooms = {"d_key": shared.key, "d_value": shared.value}
     if spec.hides:
-        leak = sum(leaked(total) for total in totals.values())
-        outputs["leak"][tile.batch, tile.head, tile.keys] = leak
+        outputs["leak"][tile.batch, tile.head, tile.keys] = nonfinite_rows(*totals.values())
     if "d_key" in totals:
         totals["d_key"] = totals["d_key"] * spec.scale
     if spec.unrounded:

@@ -37,6 +37,19 @@ def locate_key_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     return _longest_first(tile, *sizes, key_heads_together(spec.q_length, spec.group, _row_bytes(spec)))
 
 
+def locate_fused_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
+    """The same, of a kernel whose programs of a head add to dquery one after another.
+
+    Programs of other heads start between them, so that fewer wait. What is added to is in the cache, too.
+    """
+    row_bytes = _row_bytes(spec) + 4 * spec.head_dim
+    together = TOGETHER or key_heads_together(spec.q_length, spec.group, row_bytes)
+    return _longest_first(tile, spec.k_blocks, spec.key_heads, spec.entries, together)
+
+
+TOGETHER = None
+
+
 def locate_sharers(
     spec: KernelSpec, tile: Any, blocks: int, heads: int, entries: int
 ) -> tuple[Any, Any, Any]:

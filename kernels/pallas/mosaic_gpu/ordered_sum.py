@@ -9,7 +9,6 @@ unit adds.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -27,32 +26,30 @@ def add_parts(
     free: Any,
     sums: int,
     steps: Any,
-    place: Callable[[Any], tuple[Any, tuple[Any, ...]]],
+    place: Callable[[Any], tuple[Any, Any]],
     before: Any,
 ) -> None:
-    """Add the parts of each step to their sums when their turn has come: the work of one warpgroup.
+    """Add the part of each step to its sum when its turn has come: the work of one warpgroup.
 
-    parts: in shared memory, one for each consumer. written, free: a barrier for each, from and for the
-    consumer. sums: how many there are. place(step): the number of a sum, and where it is in memory, for each
-    consumer. before: how many programs add to each of these sums before this one; the first one stores.
+    parts: rooms in shared memory, which steps take in turn. written, free: a barrier for each, from and for
+    those who write parts. sums: how many there are. place(step): the number of a sum, and where it is in
+    memory. before: how many programs add to each of these sums before this one; the first one stores.
     """
     counts = pl.get_global(plgpu.SemaphoreType.REGULAR((sums,)))  # all 0 when the launch starts
-    consumers = range(parts.shape[0])
-    for i in consumers:
+    rooms = parts.shape[0]
+    for i in range(rooms):
         plgpu.barrier_arrive(free.at[i])
 
     def step(nth: Any, _: None) -> None:
-        number, places = place(nth)
-        count = counts.at[number]
+        number, total = place(nth)
+        room = lax.rem(nth, rooms)
+        count, part = counts.at[number], parts.at[room]
+        plgpu.barrier_wait(written.at[room])
         plgpu.semaphore_wait(count, before, decrement=False, memory_scope="gpu")
-        for i in consumers:
-            part, total = parts.at[i], places[i]
-            plgpu.barrier_wait(written.at[i])
-            pl.when(before == 0)(partial(plgpu.copy_smem_to_gmem, part, total))
-            pl.when(before > 0)(partial(plgpu.copy_smem_to_gmem, part, total, reduction_op="add"))
+        pl.when(before == 0)(lambda: plgpu.copy_smem_to_gmem(part, total))
+        pl.when(before > 0)(lambda: plgpu.copy_smem_to_gmem(part, total, reduction_op="add"))
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        for i in consumers:
-            plgpu.barrier_arrive(free.at[i])
+        plgpu.barrier_arrive(free.at[room])
         plgpu.wait_smem_to_gmem(0)
         plgpu.semaphore_signal(count, memory_scope="gpu")
 
@@ -60,7 +57,7 @@ def add_parts(
 
 
 def hand_over(room: Any, written: Any, free: Any, part: jax.Array) -> None:
-    """Write a consumer's part to its room, when the part before has been read."""
+    """Write a consumer's share of a part to its place in a room, when what was there has been read."""
     plgpu.barrier_wait(free)
     room[...] = part
     fence()

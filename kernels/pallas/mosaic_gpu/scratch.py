@@ -131,8 +131,8 @@ def tile_bytes(
         of_pairs = own * blocks.step * (blocks.stages * sum(pairs.values()) + 2 * bias)
         own *= blocks.stages
     if blocks.fused:
-        # Two slots of dS, and the part of dquery that is handed over.
-        of_pairs = 2 * itemsize * own * blocks.step + _PART_BYTES * blocks.step * dims[0]
+        # Two slots of dS, and of parts of dquery.
+        of_pairs = 2 * blocks.step * (itemsize * own + _PART_BYTES * dims[0])
     return itemsize * (own + blocks.stages * blocks.step) * sum(dims) + of_pairs
 
 

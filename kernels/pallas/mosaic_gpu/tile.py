@@ -19,7 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
 from attest.kernels.pallas.mosaic_gpu.pairs import TILE, load_tile, widened
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tanh import tanh
+from attest.kernels.pallas.mosaic_gpu.tanh import any_above, tanh
 
 BY_ROW = TILE.reduce(1)
 BY_COLUMN = TILE.reduce(0)
@@ -281,6 +281,12 @@ def opaque(spec: KernelSpec, *indices: Any) -> tuple[Any, ...]:
 def leaked(acc: jax.Array) -> jax.Array:
     """[64] float32: 0 for a row that is finite, else NaN."""
     return jnp.sum(acc * 0.0, axis=1)
+
+
+def nonfinite_rows(*parts: jax.Array) -> jax.Array:
+    """[64] float32: 0, or NaN for the rows of a warp with anything that is not finite in one of the parts."""
+    found = sum(any_above(0.0, part * 0.0, TILE) for part in parts)
+    return plgpu.layout_cast(lax.broadcast(jnp.where(found > 0, jnp.nan, 0.0), (ROWS,)), BY_ROW)
 
 
 def load(ref: Any, layout: Any) -> jax.Array:
