@@ -154,7 +154,7 @@ def _fuses(call: Call, blocks: BackwardBlocks) -> bool:
     another, they would wait for their turns.
     """
     steps = call.query.shape[2] // call.key.shape[2] * -(-call.query.shape[1] // blocks.step)
-    return "full" in work_of(call) and steps >= min(-(-call.key.shape[1] // blocks.own), PROGRAMS)
+    return "plain" in work_of(call) and steps >= min(-(-call.key.shape[1] // blocks.own), PROGRAMS)
 
 
 def require_fusible(spec: KernelSpec, blocks: BackwardBlocks) -> None:

@@ -193,8 +193,8 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
     or ALiBi, which takes the registers of both. "mask_tiles", "bias_tiles": one with an entry for each query
     and key, which takes shared memory, too.
     "ranges": arrays say what a row sees. "bounds": those, causal order, or keys that end within a block.
-    "full": every row sees every key. "narrow": a window of few keys. "scale": one that is not positive, or
-    very small.
+    "plain": causal order at most, and none of the others but "scale": one that is not positive, or very
+    small. "narrow": a window of few keys.
     """
     pairs = (call.attention_mask, call.bias, call.alibi_slopes)
     rows = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
@@ -206,7 +206,7 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
         "pairs": any(x is not None for x in pairs),
         "ranges": ranges,
         "bounds": ranges or call.causal or call.key.shape[1] % _BLOCK != 0,
-        "full": not (ranges or call.causal or any(x is not None for x in pairs)),
+        "plain": not ranges and call.logits_soft_cap is None and all(x is None for x in pairs),
         "narrow": call.sliding_window != (None, None) and key_span(call) <= _NARROW,
     }
     tiles = {f"{name}_tiles" for name in tiled_bytes(call)}
