@@ -209,7 +209,8 @@ class Subject:
     def why_not_here(self, backend: str) -> str | None:
         """Why the subject cannot run in this process, on a backend of JAX, in one clause; None if it can."""
         if self.backend not in ("any", backend):
-            return f"runs on {self.backend}, this machine has {backend}"
+            advice = "; JAX_PLATFORMS=cpu makes JAX use it" if self.backend == "cpu" else ""
+            return f"runs on {self.backend}, this machine has {backend}{advice}"
         return self.ready()
 
     def why_not(self, case: Case) -> str | None:

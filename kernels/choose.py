@@ -36,6 +36,11 @@ class Device:
     backend: str
     compute_capability: str | None = None
 
+    @property
+    def of_amd(self) -> bool:
+        """Whether it is a GPU of AMD, whose capability has the form "gfx942"."""
+        return "gfx" in (self.compute_capability or "")
+
 
 @dataclass(frozen=True)
 class Traits:
@@ -214,7 +219,8 @@ def _why_not(
     if capabilities.jax_versions is not None and jax_version not in capabilities.jax_versions:
         got = ".".join(map(str, jax_version))
         return f"needs jax {capabilities.jax_versions}, and jax is {got}"
-    missing = [package for package in capabilities.packages if not installed(package)]
+    packages = capabilities.packages + (capabilities.amd_packages if device.of_amd else ())
+    missing = [package for package in packages if not installed(package)]
     if missing:
         return f"needs the package {missing[0]}, which is not installed"
     return _why_not_the_call(capabilities, call)

@@ -49,6 +49,8 @@ class Capabilities:
     symbolic: bool = False
     # The packages that it needs beside JAX, by the names that Python imports.
     packages: tuple[str, ...] = ()
+    # Those that it needs beside them on GPUs of AMD.
+    amd_packages: tuple[str, ...] = ()
     # The versions of JAX on which it was judged; None: any.
     jax_versions: Versions | None = None
 

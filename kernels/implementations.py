@@ -56,8 +56,9 @@ TRITON = _loaded(
         named_on=("cpu",),
         largest_head_dim=256,
         alibi=True,
-        packages=("triton", "jax_triton"),
-        # jax 0.12 removes the internals that jax-triton 0.4.1 is built on.
+        packages=("triton",),
+        amd_packages=("jax_triton",),
+        # It was judged on 0.11.2; jax 0.12 removes the internals that jax-triton 0.4.1 is built on.
         jax_versions=Versions((0, 11, 2), (0, 12)),
     ),
 )

@@ -16,7 +16,8 @@ from attest.conformance.subject import Subject
 
 # Primitives that only programs of this implementation have. A program without any of them is XLA's.
 MARKS: Mapping[str, str] = {
-    "triton_kernel_call": "triton",
+    "triton_ptx_call": "triton",
+    "triton_kernel_call": "triton",  # by jax-triton
     "pure_callback": "triton",  # in Triton's interpreter
 }
 # The module whose callbacks interpret TPU kernels.

@@ -38,7 +38,7 @@ _LARGEST_BESIDE_PAIRS = 192
 def _has_pairs(options: Mapping[str, Any]) -> bool:
     """Whether there is a mask or bias of every pair, whose tiles come through shared memory."""
     arrays = (options.get(name) for name in ("attention_mask", "bias"))
-    return any(x is not None and min(x.shape[2:]) > 1 for x in arrays)
+    return any(x is not None and min(x.shape[-2:], default=1) > 1 for x in arrays)
 
 
 def _flash_attention(
@@ -58,7 +58,8 @@ def _flash_attention(
     )
 
     if blocks is not None:
-        if max(query.shape[3], value.shape[3]) > _LARGEST_BESIDE_PAIRS and _has_pairs(options):
+        head_dims = query.shape[-1:] + value.shape[-1:]  # there may be any number of axes
+        if max(head_dims, default=0) > _LARGEST_BESIDE_PAIRS and _has_pairs(options):
             blocks = {name: {**chosen, "consumers": 1} for name, chosen in blocks.items()}
         backward = {name: BackwardBlocks(**chosen) for name, chosen in blocks.items() if name != "forward"}
         options |= {"fwd_params": Blocks(**blocks["forward"]), "bwd_params": BackwardSizes(**backward)}

@@ -1,12 +1,14 @@
 """Launches as Triton's compiler sees them, and the shared memory that blocks need.
 
-It is compiled as jax-triton does: array pointers are multiples of 16 bytes, a scalar of 1 is a constant.
+They are compiled as jax-triton does: array pointers are multiples of 16 bytes, a scalar of 1 is a constant.
 """
 
+import os
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import Any
 
 import triton
@@ -32,6 +34,9 @@ _TYPES = {
     "float32": "fp32",
 }
 _POINTER = [["tt.divisibility", 16]]
+
+# JAX may lower in several threads, and Triton keeps its settings in the environment.
+_LOCK = Lock()
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,25 @@ class Source:
 def compile_for(target: GPUTarget, source: Source) -> Any:
     """What `triton.compile` makes of a kernel for a device that need not be here; raises what it raises.
 
-    It compiles for real, whatever an earlier process has left in Triton's cache.
+    It takes what an earlier process has left in Triton's cache.
     """
+    with _LOCK:
+        if not _is_usable(_triton.knobs.cache.dir):
+            _triton.knobs.cache.dir = _own_cache().name
+    return _compile(target, source)
+
+
+def compile_afresh(target: GPUTarget, source: Source) -> Any:
+    """The same, whatever is in Triton's cache, so that the compilers' messages are heard.
+
+    For a process with one thread: a folder of its own is set in the environment.
+    """
+    with TemporaryDirectory() as folder, _triton.knobs.cache.scope():
+        _triton.knobs.cache.dir = folder
+        return _compile(target, source)
+
+
+def _compile(target: GPUTarget, source: Source) -> Any:
     kernel = getattr(import_module(source.module), source.name)
     ast = _triton.compiler.ASTSource(
         kernel,
@@ -80,10 +102,21 @@ def compile_for(target: GPUTarget, source: Source) -> Any:
     )
     # jax-triton turns on fused multiplication and addition; Triton's own default is about to change.
     options = dict(source.options) | {"enable_fp_fusion": True}
-    # Importing jax-triton leaves Triton with no cache to write to, which is an error.
-    with TemporaryDirectory() as folder, _triton.knobs.cache.scope():
-        _triton.knobs.cache.dir = folder
-        return _triton.compile(ast, target=target, options=options)
+    return _triton.compile(ast, target=target, options=options)
+
+
+def _is_usable(folder: str) -> bool:
+    """Whether Triton can write its cache to a folder; jax-triton, once imported, leaves it "" for one."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+@cache
+def _own_cache() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="attest-triton-")
 
 
 def check_room(launch: Launch) -> None:

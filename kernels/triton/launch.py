@@ -3,7 +3,8 @@
 This is the one place where a launch happens. A kernel's parameters come in this order: arrays and ints,
 outputs, `tl.constexpr` constants; its source is the same wherever it runs.
 
-- On a GPU, through jax-triton (0.3.1 or 0.4.1), imported when the first launch needs it.
+- On NVIDIA's GPUs, by `attest.kernels.triton.ptx`.
+- On AMD's, through jax-triton (0.3.1 or 0.4.1), imported when the first launch needs it.
 - Where the process was started with TRITON_INTERPRET=1, which `@triton.jit` reads when a kernel is defined,
   through `attest.kernels.triton.interpreter`, on any CPU.
 - Under `recorded()`, nowhere: the launches are listed for the compile matrix.
@@ -188,6 +189,18 @@ class _Call:
             name=what.name,
         )
 
+    def launched_on(self, arrays: Sequence[jax.Array]) -> Launch:
+        """The launch again, on arrays in the places of those that it was made of."""
+        return Launch(
+            kernel=self.kernel,
+            arguments=tuple(self.arguments(arrays)),
+            outputs=self.outputs,
+            constants=dict(self.constants),
+            grid=self.grid,
+            num_warps=self.num_warps,
+            num_stages=self.num_stages,
+        )
+
     def arguments(self, arrays: Sequence[Any]) -> list[Any]:
         """The ints, with the arrays in the places between them."""
         rest = iter(arrays)
@@ -219,6 +232,15 @@ class _Interpreted:
 
 
 def _launch_on_gpu(call: _Call, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    device = target_device()
+    if not device.startswith("sm_"):
+        return _launch_by_jax_triton(call, arrays)
+    from attest.kernels.triton import ptx  # imports this module
+
+    return ptx.launch_ptx(ptx.ptx_call(call.launched_on(arrays), device), *arrays)
+
+
+def _launch_by_jax_triton(call: _Call, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     import jax_triton  # 0.3.1 cannot be imported without a GPU build of jaxlib
 
     triton_call: Any = jax_triton.triton_call

@@ -3,9 +3,8 @@
 Numerics of `flash_attention`: inputs are widened to float32, which is exact, and every dot, exp and sum is
 float32; P and dS stay float32 for the second dot; out and each gradient are rounded once, to their input's
 dtype. Delta uses out as rounded. Gradients of bias and softmax_aux are summed over their broadcast axes in
-float32. fwd_params and bwd_params are ChunkSizes. precision is what `jax.lax.dot_general` takes: None is the
-backend's default, full float32 on CPU, but TF32 or bfloat16 products on accelerators unless "highest" is
-given.
+float32. fwd_params and bwd_params are ChunkSizes. precision is what `jax.lax.dot_general` takes: None is full
+float32, "default" the backend's choice, which is TF32 or bfloat16 products on accelerators.
 
 `attention` here is the function; its module is reached by `importlib.import_module`.
 """

@@ -47,6 +47,9 @@ from attest.kernels.visibility import describe_rows, visible_tile
 from attest.kernels.xla.all_pairs import whole_alibi, whole_keep_mask
 from attest.kernels.xla.tiles import capped, grouped_sinks, scaled_products
 
+# In float32 on every backend: the default of accelerators rounds the weights to TF32 or bfloat16.
+_dot = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+
 
 def attention(
     query: Query,
@@ -166,7 +169,7 @@ def _attend(out_dtype: str, softmax_dtype: str, call: Call) -> tuple[jax.Array, 
     broken = (~key_finite).any(axis=-1)[:, :, None, None, :]
     key = jnp.where(key_finite, key, jnp.float32(0))
 
-    logits = scaled_products(jnp.einsum, "bhgqd,bhkd->bhgqk", call, query, key)
+    logits = scaled_products(_dot, "bhgqd,bhkd->bhgqk", call, query, key)
     logits = jnp.where(broken, jnp.float32(jnp.nan), logits).astype(softmax_dtype)
     if call.bias is not None:
         bias = jnp.where(call.bias == -jnp.inf, jnp.zeros((), call.bias.dtype), call.bias)
@@ -230,11 +233,11 @@ def _softmax(logits: jax.Array, visible: jax.Array, sinks: jax.Array | None) -> 
 def _weigh(weights: jax.Array, value: jax.Array) -> jax.Array:
     """weights @ value, where a non-finite value shows only in the rows that give it weight (S4)."""
     finite = jnp.isfinite(value)
-    out = jnp.einsum("bhgqk,bhkd->bhgqd", weights, jnp.where(finite, value, jnp.float32(0)))
+    out = _dot("bhgqk,bhkd->bhgqd", weights, jnp.where(finite, value, jnp.float32(0)))
 
     def propagate_nonfinite(out: jax.Array) -> jax.Array:
         seen = (weights > 0).astype(jnp.float32), (~finite).astype(jnp.float32)
-        return out + jnp.where(jnp.einsum("bhgqk,bhkd->bhgqd", *seen) > 0, jnp.float32(jnp.nan), 0.0)
+        return out + jnp.where(_dot("bhgqk,bhkd->bhgqd", *seen) > 0, jnp.float32(jnp.nan), 0.0)
 
     return lax.cond(finite.all(), lambda out: out, propagate_nonfinite, out)
 

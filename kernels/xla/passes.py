@@ -195,7 +195,9 @@ def _is_precision(precision: Any) -> bool:
 
 
 def _check_precision(precision: Any) -> Any:
-    """Anything `jax.lax.dot_general` takes, hashable."""
+    """Anything `jax.lax.dot_general` takes, hashable; None is float32, as in the other implementations."""
+    if precision is None:
+        return lax.Precision.HIGHEST
     if isinstance(precision, list):
         precision = tuple(precision)
     try:
@@ -207,7 +209,7 @@ def _check_precision(precision: Any) -> Any:
             "precision",
             shown(precision),
             "a precision of jax.lax.dot_general",
-            "None is the backend's default.",
+            "None is full float32, 'default' is what the backend is fastest with.",
         )
     return precision
 

@@ -76,13 +76,20 @@ def test_the_fastest_that_takes_the_call(device, call, expected):
     assert implementation_for(device, call, installed=EVERYTHING).name == expected
 
 
-@pytest.mark.parametrize("missing", ["triton", "jax_triton"])
-def test_without_its_packages_it_is_not_chosen(missing):
+@pytest.mark.parametrize(
+    ("device", "missing"), [(AMPERE, "triton"), (MI300, "triton"), (MI300, "jax_triton")]
+)
+def test_without_its_packages_it_is_not_chosen(device, missing):
     installed = lambda package: package != missing  # noqa: E731
-    assert implementation_for(HOPPER, traits(F32), installed=installed).name == "xla"
+    assert implementation_for(device, traits(F32), installed=installed).name == "xla"
     assert implementation_for(HOPPER, traits(BF16), installed=installed).name == "mosaic_gpu"
     with pytest.raises(NotImplementedError, match=f"platform: 'triton' needs the package {missing}.*'xla'"):
-        implementation_for(HOPPER, traits(F32), "triton", installed)
+        implementation_for(device, traits(F32), "triton", installed)
+
+
+def test_gpus_of_nvidia_need_no_jax_triton():
+    installed = lambda package: package != "jax_triton"  # noqa: E731
+    assert implementation_for(AMPERE, traits(F32), installed=installed).name == "triton"
 
 
 @pytest.mark.parametrize(

@@ -229,3 +229,12 @@ def test_what_a_bias_hides_changes_nothing(dtype: str, options: dict[str, Any], 
     for name in ("keys", "queries"):
         got = run(poisoned(tensors(dim), name), {"bias": bias})
         jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("keys", [1, 33])
+def test_a_tile_past_the_keys_replaces_no_gradient(keys: int, dtype: str) -> None:
+    """The second consumer's keys are past the end, and the whole gradient is one tile wide."""
+    query, key, value = tensors(64)
+    assert_right((query, key[:, :keys], value[:, :keys]), {"bias": normal(1, HEADS, Q, keys, dtype=dtype)})

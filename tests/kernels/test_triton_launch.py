@@ -1,4 +1,4 @@
-"""Launches: the same under every transformation, interpreted or through jax-triton, and recorded."""
+"""Launches: the same under every transformation, interpreted, by XLA or through jax-triton, and recorded."""
 
 import sys
 from types import SimpleNamespace
@@ -177,11 +177,16 @@ def test_recorded_launches_are_listed_and_not_run() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("device", "primitive"), [("sm_90", "triton_ptx_call"), ("gfx942", "triton_kernel_call")]
+)
 @pytest.mark.parametrize("name", BATCHED)
-def test_every_transformation_is_traced_through_jax_triton(name: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "target_device", lambda: "sm_90")
+def test_every_transformation_is_traced(name: str, device: str, primitive: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "target_device", lambda: device)
+    jax.clear_caches()  # traces for the other device
+    module._runner.cache_clear()
     traced = str(jax.make_jaxpr(gradients(BATCHED[name]))(X, W))
-    assert "triton_kernel_call" in traced
+    assert primitive in traced
     mesh = jax.sharding.AbstractMesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     specs = (jax.P("d"), jax.P())
     sharded = jax.shard_map(BATCHED[name], mesh=mesh, in_specs=specs, out_specs=jax.P("d"))
@@ -208,7 +213,7 @@ def test_the_call_is_one_that_jax_triton_0_3_takes(monkeypatch: Any) -> None:
         return tuple(jnp.full(shape.shape, 7, shape.dtype) for shape in out_shape)
 
     module._runner.cache_clear()
-    monkeypatch.setattr(module, "target_device", lambda: "sm_90")
+    monkeypatch.setattr(module, "target_device", lambda: "gfx942")
     monkeypatch.setitem(sys.modules, "jax_triton", SimpleNamespace(triton_call=triton_call))
     np.testing.assert_array_equal(scaled_once(jnp.asarray(X), jnp.asarray(W)), np.full(X.shape, 7))
     module._runner.cache_clear()

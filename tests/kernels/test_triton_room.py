@@ -1,10 +1,13 @@
 """Block sizes that a GPU has no room for are refused by name, and others are not, with no GPU here."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
+from triton.backends.compiler import GPUTarget
 
 from attest.kernels.triton import BackwardSizes, BlockSizes, compiled, flash_attention
 from attest.kernels.triton import launch as module
@@ -55,13 +58,42 @@ def test_blocks_that_do_not_fit_are_named():
         trace(bwd_params=BackwardSizes(query=TOO_LARGE))
 
 
-def test_compiling_needs_no_cache(monkeypatch):
-    """jax-triton, once imported, leaves this variable empty."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+@pytest.mark.parametrize("folder", ["", "/proc/none"])
+def test_compiling_needs_no_cache(folder, monkeypatch):
+    """jax-triton, once imported, leaves this variable empty; a home folder may not be writable."""
+    monkeypatch.setattr(compiled._triton.knobs.cache, "dir", folder)
     compiled._shared_bytes.cache_clear()
     with recorded("sm_90") as launches:
         trace(fwd_params=FITS)
     assert compiled._shared_bytes("sm_90", compiled.Source.of(launches[0])) > 0
+
+
+def test_threads_may_compile_at_the_same_time(monkeypatch):
+    """JAX lowers in the threads of its callers, and Triton reads its cache's folder from the environment."""
+    monkeypatch.setattr(compiled._triton.knobs.cache, "dir", "")
+    with recorded("sm_90") as launches:
+        for q in (16, 32, 64, 128):
+            trace(fwd_params=BlockSizes(q, 16))
+    sources = {compiled.Source.of(launch) for launch in launches if launch.kernel.__name__ == "forward"}
+    target = GPUTarget("cuda", 90, 32)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(partial(compiled.compile_for, target), sources))
+    assert [".entry forward" in x.asm["ptx"] for x in found] == [True] * len(sources)
+    assert len(sources) == 4
+
+
+def test_a_kernel_is_compiled_once_for_all_processes(monkeypatch, tmp_path):
+    """The second process finds it in Triton's cache; where messages are wanted, it is compiled anew."""
+    monkeypatch.setattr(compiled._triton.knobs.cache, "dir", str(tmp_path))
+    with recorded("sm_90") as launches:
+        trace(fwd_params=FITS)
+    source, target = compiled.Source.of(launches[0]), GPUTarget("cuda", 90, 32)
+    made = compiled.compile_for(target, source)
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert kept
+    assert compiled.compile_for(target, source).asm["ptx"] == made.asm["ptx"]
+    compiled.compile_afresh(target, source)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == kept
 
 
 @pytest.mark.usefixtures("on_a_gpu")

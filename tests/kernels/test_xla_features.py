@@ -1,5 +1,8 @@
 """What the XLA kernels promise beside the clauses: one rounding, weights, dtypes, and seeds from a key."""
 
+import re
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +31,24 @@ def test_low_precision_rounds_once(dtype):
         assert a.dtype == dtype
         # Delta uses the rounded output, so the two differ by a little more than the last rounding.
         np.testing.assert_allclose(widen(a), b, rtol=8 * float(jnp.finfo(dtype).eps), atol=1e-2)
+
+
+def precisions(attend, length):
+    """The precision of each product of both passes, in float32."""
+    x = jax.ShapeDtypeStruct((1, length, 2, 16), "float32")
+    both_passes = jax.grad(lambda *arrays: attend(*arrays).sum(), argnums=(0, 1, 2))
+    program = str(jax.make_jaxpr(both_passes)(x, x, x))
+    found = re.findall(r"precision=\(Precision\.(\w+), Precision\.(\w+)\)", program)
+    assert len(found) == program.count("dot_general[") > 4
+    return {name for pair in found for name in pair}
+
+
+@pytest.mark.parametrize("length", [40, 3000])
+def test_products_are_float32_on_every_backend_unless_another_precision_is_named(length):
+    """S16: an accelerator's own default is TF32 or bfloat16 products."""
+    assert precisions(flash_attention, length) == {"HIGHEST"}
+    assert precisions(partial(flash_attention, precision="default"), length) == {"DEFAULT"}
+    assert precisions(lambda *arrays: attention(*arrays)[0], length) == {"HIGHEST"}
 
 
 def test_attention_returns_the_weights():

@@ -1,9 +1,8 @@
 """Triton: the kernels that production would launch, compiled without a GPU.
 
 The launches are those that `attest.kernels.triton` itself records, with the block sizes that it chooses for
-the device, compiled as jax-triton does: array pointers are multiples of 16 bytes, a scalar of 1 is a
-constant. jax-triton hands its PTX on to XLA, whose ptxas may allot registers a little differently from
-Triton's own.
+the device, compiled as for a call: array pointers are multiples of 16 bytes, a scalar of 1 is a constant. A
+call hands the PTX on to XLA, whose ptxas may allot registers a little differently from Triton's own.
 """
 
 import re
@@ -24,7 +23,7 @@ from attest.conformance.cases.shapes import shapes_of
 from attest.conformance.compiling.compilers import Binary, Compiler, Job
 from attest.conformance.compiling.compilers.capture_fd import capture_fd
 from attest.conformance.compiling.devices import Device
-from attest.kernels.triton.compiled import Source, compile_for
+from attest.kernels.triton.compiled import Source, compile_afresh
 from attest.kernels.triton.launch import Launch, recorded
 from attest.reference.semantics import GRADIENTS
 
@@ -69,7 +68,7 @@ def compile_kernel(source: Compilation) -> Binary:
     log = StringIO()
     with _settings(), capture_fd() as read_log, redirect_stdout(log):
         try:
-            compiled = compile_for(target, source.kernel)
+            compiled = compile_afresh(target, source.kernel)
         except Exception as error:
             raise RuntimeError(_reason(error, read_log())) from error
     binary = _of_ptxas(log.getvalue()) if target.backend == "cuda" else _of_amdgcn(compiled.asm["amdgcn"])

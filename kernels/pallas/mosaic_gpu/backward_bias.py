@@ -228,8 +228,13 @@ def _consume(
         room = shared.d_bias.at[warpgroup]
         pairs.store_transposed(room, total)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(room, d_bias.at[batch, head, tile.queries, tile.keys])
-        plgpu.wait_smem_to_gmem(0)
+
+        # Of an axis with one tile Mosaic drops the index, so that a tile past the end would replace that one.
+        @pl.when(tile.key < spec.k_length)
+        def _() -> None:
+            plgpu.copy_smem_to_gmem(room, d_bias.at[batch, head, tile.queries, tile.keys])
+            plgpu.wait_smem_to_gmem(0)
+
     elif _axes(spec)[2]:
         d_bias[batch, head, tile.keys, tile.queries] = total.astype(d_bias.dtype)
     else:

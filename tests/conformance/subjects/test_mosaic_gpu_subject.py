@@ -60,6 +60,20 @@ def test_with_one_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SUBJECT.why_not_here("gpu") is None
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5, 256), (2, 2, 5, 1, 256)])
+def test_arrays_of_any_rank_reach_the_kernel(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused, and why, is for the kernel to say, which also merges further batch dimensions."""
+    from attest.kernels.pallas import mosaic_gpu
+
+    def shapes(*arrays: Any, **_: Any) -> list[tuple[int, ...]]:
+        return [x.shape for x in arrays]
+
+    monkeypatch.setattr(mosaic_gpu, "flash_attention_with_lse", shapes)
+    for tiling in SUBJECT.tilings:
+        got = SUBJECT.call(*(np.zeros(shape),) * 3, bias=np.zeros(shape[1:]), **tiling.options)
+        assert got == [shape] * 3
+
+
 def test_a_tiling_gives_every_kernel_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     from attest.kernels.pallas import mosaic_gpu
     from attest.kernels.pallas.mosaic_gpu.blocks import Blocks

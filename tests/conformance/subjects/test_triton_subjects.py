@@ -50,6 +50,7 @@ def test_listing_them_imports_no_triton() -> None:
 )
 def test_a_process_runs_one_of_them(monkeypatch, subject, interpret, words) -> None:
     monkeypatch.setattr("attest.conformance.subjects.triton.find_spec", lambda name: name)
+    monkeypatch.setattr("attest.conformance.subjects.triton.version", lambda name: "3.7.1")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     if interpret is not None:
         monkeypatch.setenv("TRITON_INTERPRET", interpret)
@@ -61,6 +62,12 @@ def test_a_process_runs_one_of_them(monkeypatch, subject, interpret, words) -> N
 def test_without_triton_they_say_so(monkeypatch, subject) -> None:
     monkeypatch.setattr("attest.conformance.subjects.triton.find_spec", lambda name: None)
     assert "triton, which is not installed" in subject.ready()
+
+
+def test_the_interpreter_names_the_triton_that_it_needs(monkeypatch) -> None:
+    monkeypatch.setattr("attest.conformance.subjects.triton.version", lambda name: "3.6.0")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert INTERPRETED.ready() == "needs triton 3.7 or newer, and 3.6.0 is installed"
 
 
 def test_the_quick_gate_covers_every_clause_of_one_device() -> None:
