@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from kernel_cases import normal
 
-from attest.kernels.arguments import check_call
+from attest.kernels.arguments import Call
+from attest.kernels.operations.abstract_call import abstract_call
 from attest.kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, flash_attention_with_lse
 from attest.kernels.pallas.mosaic_gpu.candidates import candidates, chosen, translated
 from tests.kernels.test_mosaic_gpu import assert_right, both_passes, lowered, lowered_on_mesh, needs_hopper
@@ -35,12 +36,6 @@ def tensors(batch: int, queries: int, keys: int, heads: int, key_heads: int, hea
     return query, key, normal(batch, keys, key_heads, head_dim, seed=2, dtype="bfloat16")
 
 
-def sizes_of(arrays: Any, **options: Any) -> BackwardSizes:
-    found = chosen(check_call(*arrays, **options)).backward
-    assert found is not None
-    return found
-
-
 HIDING: list[dict[str, Any]] = [
     {"sliding_window": (50, 50)},
     {"attention_mask": np.ones((1, 1, 1, 300), bool)},
@@ -49,50 +44,77 @@ HIDING: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"softmax_scale": 0.3}, {"softmax_aux": np.zeros((4, 2), np.float32)}]
-)
-def test_one_kernel_sums_all_gradients_where_every_row_sees_every_key(options: dict[str, Any]) -> None:
-    arrays = tensors(*SHAPES[0])
-    sizes = sizes_of(arrays, **options)
+# Sizes for which the table has fused blocks: head dim, queries, options.
+CHOSEN: list[tuple[int, int, dict[str, Any]]] = [
+    (128, 4096, {}),
+    (128, 4096, {"softmax_scale": 0.3, "softmax_aux": jax.ShapeDtypeStruct((2, 2), "float32")}),
+    (128, 8192, {"causal": True}),
+    (64, 2048, {}),
+]
+
+
+def sizes_of(
+    head_dim: int, queries: int, keys: int, options: dict[str, Any], key_heads: int = 2
+) -> BackwardSizes:
+    found = chosen(abstract(head_dim, queries, keys, options, key_heads)).backward
+    assert found is not None
+    return found
+
+
+def abstract(head_dim: int, queries: int, keys: int, options: dict[str, Any], key_heads: int = 2) -> Call:
+    query = jax.ShapeDtypeStruct((1, queries, 2, head_dim), "bfloat16")
+    key = jax.ShapeDtypeStruct((1, keys, key_heads, head_dim), "bfloat16")
+    return abstract_call({"query": query, "key": key, "value": key, **options}).call
+
+
+@pytest.mark.parametrize(("head_dim", "length", "options"), CHOSEN)
+def test_one_kernel_sums_all_gradients_where_that_is_faster(
+    head_dim: int, length: int, options: dict[str, Any]
+) -> None:
+    sizes = sizes_of(head_dim, length, length, options)
     assert sizes.fused
     assert sizes.backward_query is None
-    program = lowered_on_mesh(arrays, options)
+    assert not sizes_of(head_dim, length - 64, length, options).fused
+    assert not sizes_of(head_dim, length, length, options, key_heads=1).fused
+    assert not sizes_of(head_dim, length, length, {"logits_soft_cap": 3.0, **options}).fused
+    assert not sizes_of(head_dim, length, length, {"sliding_window": (9, 9), **options}).fused
+
+
+def test_two_kernels_run_where_programs_would_wait_for_their_turns() -> None:
+    """Programs of a head add one after another: they need as many steps as programs run at once."""
+    assert not sizes_of(128, 4096, 1 << 20, {}).fused
+    assert sizes_of(128, 132 * 64, 1 << 20, {}).fused
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}])
+def test_the_tables_choice_lowers(options: dict[str, Any]) -> None:
+    program = lowered_on_mesh(tensors(1, 8192, 8192, 1, 1), options)
     assert "flash_backward_fused" in program
     assert "flash_backward_query" not in program
 
 
 @pytest.mark.parametrize("options", HIDING, ids=lambda options: next(iter(options)))
-def test_two_kernels_run_where_pairs_may_be_hidden(options: dict[str, Any]) -> None:
-    arrays = tensors(*SHAPES[0])
-    assert not sizes_of(arrays, **options).fused
-    with pytest.raises(
-        ValueError, match=r"backward_key\.fused: got True; expected False for calls that hide"
-    ):
-        lowered(arrays, options | {"bwd_params": BackwardSizes(backward_key=FUSED)})
-
-
-def test_two_kernels_run_where_programs_would_wait_for_their_turns() -> None:
-    """One query has as many programs as blocks of keys, which add one after another."""
-    assert not sizes_of(tensors(1, 64, 300, 1, 1)).fused
-    assert sizes_of(tensors(1, 192, 300, 1, 1)).fused
-    assert sizes_of(tensors(1, 64, 300, 4, 1)).fused
+def test_it_is_refused_where_more_than_causal_order_hides_pairs(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"backward_key\.fused: got True; expected False for calls that"):
+        lowered(tensors(*SHAPES[0]), options | {"bwd_params": BackwardSizes(backward_key=FUSED)})
 
 
 def test_a_choice_of_the_caller_is_respected() -> None:
-    arrays = tensors(*SHAPES[0])
+    arrays = tensors(1, 4096, 4096, 1, 1)
     for sizes in (BackwardSizes(backward_query=APART), BackwardSizes(backward_key=APART)):
         assert "flash_backward_query" in lowered(arrays, {"bwd_params": sizes})
-    assert "flash_backward_query" not in lowered(arrays, {"bwd_params": BackwardSizes(backward_key=FUSED)})
+    fused = {"bwd_params": BackwardSizes(backward_key=FUSED)}
+    assert "flash_backward_query" not in lowered_on_mesh(tensors(*SHAPES[0]), fused)
 
 
 def test_a_tuner_tries_both_forms_and_neutral_sizes_mean_two_kernels() -> None:
-    call = check_call(*tensors(*SHAPES[0]))
+    call = abstract(128, 4096, 4096, {})
     forms = {x.backward.fused for x in candidates(call) if x.backward is not None}
     assert forms == {True, False}
     neutral = translated(call, {}, {"kv_blocksize": 128}).backward
     assert neutral is not None
     assert neutral.backward_query is not None
+    assert translated(call, {"kv_blocksize": 128}, {}).backward == chosen(call).backward
 
 
 REFUSED = [
@@ -119,10 +141,17 @@ def test_a_share_of_fewer_channels_than_a_product_takes_is_refused() -> None:
 
 
 @needs_hopper
-@pytest.mark.parametrize(("head_dim", "blocks"), [(128, FUSED), (64, BY_ROW)])
+@pytest.mark.parametrize(
+    ("head_dim", "blocks", "options"),
+    [(128, FUSED, {}), (128, FUSED, {"causal": True}), (64, BY_ROW, {})],
+    ids=["128", "128 causal", "64"],
+)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_all_gradients_are_right(shape: Any, head_dim: int, blocks: BackwardBlocks) -> None:
-    assert_right(tensors(*shape, head_dim=head_dim), {"bwd_params": BackwardSizes(backward_key=blocks)})
+def test_all_gradients_are_right(
+    shape: Any, head_dim: int, blocks: BackwardBlocks, options: dict[str, Any]
+) -> None:
+    sizes = BackwardSizes(backward_key=blocks)
+    assert_right(tensors(*shape, head_dim=head_dim), {"bwd_params": sizes, **options})
 
 
 @needs_hopper
@@ -134,6 +163,21 @@ def test_the_order_of_additions_is_fixed() -> None:
     first = run(arrays, {})
     for _ in range(5):
         jax.tree.map(np.testing.assert_array_equal, run(arrays, {}), first)
+
+
+@needs_hopper
+def test_what_causal_order_hides_changes_nothing() -> None:
+    """S4: the last key is seen by the last query alone, the first query sees the first key alone."""
+    options = {"causal": True, "bwd_params": BackwardSizes(backward_key=FUSED)}
+    run = jax.jit(partial(both_passes, flash_attention_with_lse, options))
+    query, key, value = tensors(2, 520, 520, 4, 2)
+    _, ((d_query, d_key, d_value), _) = run((query, key, value), {})
+    _, (found, _) = run((query, key.at[:, -1].set(jnp.nan), value.at[:, -1].set(jnp.inf)), {})
+    np.testing.assert_array_equal(found[0][:, :-1], d_query[:, :-1])
+    assert jnp.isnan(found[0][:, -1]).any()
+    _, (found, _) = run((query.at[:, 0].set(jnp.nan), key, value), {})
+    np.testing.assert_array_equal(found[1][:, 1:], d_key[:, 1:])
+    np.testing.assert_array_equal(found[2][:, 1:], d_value[:, 1:])
 
 
 @needs_hopper

@@ -174,9 +174,11 @@ def choose_backward(
     value_dim: int,
     work: Collection[str],
     fits: Callable[[BackwardBlocks], bool] | None = None,
+    queries: int = 0,
 ) -> BackwardBlocks:
-    """The table's choice for a backward kernel, by name. fits: as in `choose`."""
+    """The table's choice for a backward kernel, by name. fits: as in `choose`. queries: of a head."""
     rows = select_all(_TABLE, kernel, head_dim, work, value_dim=value_dim)
+    rows = tuple(row for row in rows if queries >= row.get("least_queries", 0))
     return _backward_blocks(_fitting(rows, _backward_blocks, fits)[0])
 
 
@@ -197,7 +199,7 @@ def _forward_blocks(row: Mapping[str, Any]) -> Blocks:
 
 
 def _backward_blocks(row: Mapping[str, Any]) -> BackwardBlocks:
-    return BackwardBlocks(**row)
+    return BackwardBlocks(**{name: x for name, x in row.items() if name != "least_queries"})
 
 
 def _fitting[T](

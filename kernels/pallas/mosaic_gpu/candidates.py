@@ -39,7 +39,8 @@ def chosen(call: Call, apart: bool = False) -> Config:
     forward = choose(*dims, work_of(call, few), queries, partial(suits, "forward", call, False))
 
     def backward(kernel: str) -> BackwardBlocks:
-        return choose_backward(kernel, *dims, work, partial(suits, kernel, call, apart))
+        fits = partial(suits, kernel, call, apart)
+        return choose_backward(kernel, *dims, work, fits, call.query.shape[1])
 
     key = backward("backward_key")
     query = None if key.fused else backward("backward_query")

@@ -40,14 +40,11 @@ def locate_key_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
 def locate_fused_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     """The same, of a kernel whose programs of a head add to dquery one after another.
 
-    Programs of other heads start between them, so that fewer wait. What is added to is in the cache, too.
+    Programs of other heads start between them, so that fewer wait. The sums, too, are to be in the cache.
     """
-    row_bytes = _row_bytes(spec) + 4 * spec.head_dim
-    together = TOGETHER or key_heads_together(spec.q_length, spec.group, row_bytes)
+    row_bytes = _row_bytes(spec) + np.dtype(np.float32).itemsize * spec.head_dim
+    together = key_heads_together(spec.q_length, spec.group, row_bytes)
     return _longest_first(tile, spec.k_blocks, spec.key_heads, spec.entries, together)
-
-
-TOGETHER = None
 
 
 def locate_sharers(

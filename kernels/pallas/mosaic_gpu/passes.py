@@ -351,7 +351,9 @@ def _with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) -
 def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:
     asked = settings.backward or BackwardSizes()
     fits = partial(suits, kernel, call, asked.backward_query is not None)
-    return getattr(asked, kernel) or choose_backward(kernel, *_dims(call), work_of(call), fits)
+    return getattr(asked, kernel) or choose_backward(
+        kernel, *_dims(call), work_of(call), fits, call.query.shape[1]
+    )
 
 
 def _dims(call: Call) -> tuple[int, int]:

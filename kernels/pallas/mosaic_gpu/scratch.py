@@ -18,7 +18,7 @@ from attest.kernels.arguments import Call
 from attest.kernels.options import refuse
 from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS, BackwardBlocks, Blocks, pad_dims
 from attest.kernels.pallas.mosaic_gpu.launch import SHARED_BYTES, barriers, vector
-from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, tiled_bytes, work_of
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, tiled_bytes
 from attest.kernels.pallas.mosaic_gpu.transfers import columns_of, copies, matrix
 
 # Of a block's shared memory, for barriers, numbers and what Mosaic takes for reductions.
@@ -137,24 +137,17 @@ def tile_bytes(
 
 
 def suits(kernel: str, call: Call, apart: bool, blocks: Blocks | BackwardBlocks) -> bool:
-    """Whether a kernel of a call may well have such blocks: they fit, and fused ones can be, and are fast.
+    """Whether a kernel of a call may have such blocks: they fit, and programs of fused ones need not wait.
 
     apart: whether backward_query is launched for dquery, so that nothing is fused.
     """
-    if isinstance(blocks, BackwardBlocks) and blocks.fused and (apart or not _fuses(call, blocks)):
-        return False
+    if isinstance(blocks, BackwardBlocks) and blocks.fused:
+        # Programs of a head add one after another: with fewer steps than programs, they wait for their turns.
+        steps = -(-call.query.shape[1] // blocks.step)
+        if apart or steps < min(-(-call.key.shape[1] // blocks.own), PROGRAMS):
+            return False
     dims = pad_dims(call.query.shape[3], call.value.shape[3])
     return fits(kernel, dims, call.query.dtype.itemsize, tiled_bytes(call), blocks)
-
-
-def _fuses(call: Call, blocks: BackwardBlocks) -> bool:
-    """Whether one kernel can sum all gradients of a call, and its programs do not wait for each other.
-
-    Programs of a head add to dquery one after another. With fewer steps than there are programs beside one
-    another, they would wait for their turns.
-    """
-    steps = call.query.shape[2] // call.key.shape[2] * -(-call.query.shape[1] // blocks.step)
-    return "plain" in work_of(call) and steps >= min(-(-call.key.shape[1] // blocks.own), PROGRAMS)
 
 
 def require_fusible(spec: KernelSpec, blocks: BackwardBlocks) -> None:
