@@ -55,6 +55,7 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     over_columns,
     weights,
     without_keys_past_end,
+    zeros,
 )
 from attest.kernels.pallas.mosaic_gpu.transfers import tiled
 
@@ -249,8 +250,10 @@ def _start_logits(consumer: _Consumer, count: Any) -> None:
     me, slot = lax.optimization_barrier((consumer.warpgroup, lax.rem(count, program.blocks.stages)))
     pl.when(count < program.steps)(lambda: plgpu.barrier_wait(shared.query_full.at[slot]))
     shape = consumer.tile.shape
-    folded = over_columns(load(shared.lse.at[slot], BY_COLUMN), shape) if spec.folds else jnp.zeros(shape)
-    consumer.logits[...] = folded
+    if spec.folds:
+        consumer.logits[...] = over_columns(load(shared.lse.at[slot], BY_COLUMN), shape)
+    else:
+        consumer.logits[...] = zeros(shape)
     plgpu.wgmma(consumer.logits, shared.key.at[me], shared.query.at[slot].T)
 
 

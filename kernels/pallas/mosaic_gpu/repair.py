@@ -44,6 +44,7 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     load_bounds,
     over_rows,
     weights,
+    zeros,
 )
 from attest.kernels.pallas.mosaic_gpu.tiles import batch_and_part
 from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, load_and_wait, matrix, start_store
@@ -187,7 +188,7 @@ def d_query(
         blocks = (keys or 0) // ROWS
 
         def add(i: Any, found: jax.Array) -> jax.Array:
-            acc[...] = jnp.zeros(acc.shape, jnp.float32)
+            acc[...] = zeros(acc.shape)
             stop = jnp.minimum((i + 1) * blocks, spec.k_blocks)
             lax.fori_loop(i * blocks, stop, partial(step, acc, channels), None)
             return found + acc[...]

@@ -289,6 +289,11 @@ def nonfinite_rows(*parts: jax.Array) -> jax.Array:
     return plgpu.layout_cast(lax.broadcast(jnp.where(found > 0, jnp.nan, 0.0), (ROWS,)), BY_ROW)
 
 
+def zeros(shape: tuple[int, ...]) -> jax.Array:
+    """A tile of zeros, as an accumulator holds it."""
+    return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), TILE)
+
+
 def load(ref: Any, layout: Any) -> jax.Array:
     """From memory into registers of a layout, without staging through shared memory."""
     return plgpu.load(ref, layout=layout, optimized=False)
