@@ -61,6 +61,9 @@ def launch_ptx(call: PtxCall, *arrays: jax.Array) -> tuple[jax.Array, ...]:
 def with_ints(ptx: str, ints: dict[int, int], count: int) -> str:
     """Return the PTX of a kernel that takes arrays alone.
 
+    It reads its ints from constant memory, where parameters are too. As numbers in the code, the assembler
+    would compile the loops over all blocks differently.
+
     ints: values of parameters, by their place. count: the parameters of the kernel; those that Triton adds
     behind them, for memory of its own, are left out.
 
@@ -71,18 +74,23 @@ def with_ints(ptx: str, ints: dict[int, int], count: int) -> str:
     if signature is None:
         raise ValueError("attest.kernels.triton: expected PTX with an entry, and found none.")
     parameters = [(found[0], found[1], int(found[2])) for found in _PARAMETER.finditer(signature[3])]
-    body = ptx[signature.end() :]
-    for _, name, place in parameters:
+    head, body = ptx[: signature.start()], ptx[signature.end() :]
+    constants = ""
+    for text, name, place in parameters:
         if place in ints:
-            load = rf"ld\.param\.[bsu](32|64)(\s+%\w+), \[{name}\];"
-            body = re.sub(load, rf"mov.b\1\2, {ints[place]};", body)
+            constant = f"{signature[2]}_int_{place}"
+            bits = 64 if "64" in text.split(name)[0] else 32
+            constants += f".visible .const .align 8 .s{bits} {constant} = {ints[place]};\n"
+            body = re.sub(rf"ld\.param(\.\w+\s+%\w+), \[{name}\];", rf"ld.const\1, [{constant}];", body)
         if (place in ints or place >= count) and re.search(rf"\b{name}\b", body):
             raise ValueError(
                 f"attest.kernels.triton: {name} of the compiled kernel is read in an unknown way. "
                 "Use a version of Triton that these kernels were tested with, or platform='xla'."
             )
     kept = ",\n".join(text for text, _, place in parameters if place < count and place not in ints)
-    return f"{ptx[: signature.start()]}{signature[1]}\n{kept}\n{signature[4]}{body}"
+    directives = head.rfind("\n") + 1  # those before the entry on its line, such as .visible
+    head, own = head[:directives], head[directives:]
+    return f"{head}{constants}{own}{signature[1]}\n{kept}\n{signature[4]}{body}"
 
 
 @lru_cache(maxsize=1024)

@@ -29,14 +29,20 @@ ENTRY = """.version 8.7
 """
 
 
-def test_ints_and_parameters_of_triton_s_own_are_left_out() -> None:
+def test_ints_come_from_constant_memory_and_what_triton_adds_is_left_out() -> None:
     found = ptx.with_ints(ENTRY, {1: -7}, 3)
-    assert "mov.b32 \t%r1, -7;" in found
+    assert ".visible .const .align 8 .s32 product_int_1 = -7;\n.visible .entry product(" in found
+    assert "ld.const.b32 \t%r1, [product_int_1];" in found
     assert re.findall(r"\.param .* (\w+)", found) == ["product_param_0", "product_param_2"]
     assert found.count("ld.param") == 2
-    assert found.endswith(
-        ENTRY[ENTRY.index("\n.reqntid") : ENTRY.index("\tld.param.b32")] + found[found.index("\tmov") :]
-    )
+    assert ".reqntid 128" in found
+
+
+def test_ints_of_64_bits_have_them() -> None:
+    wide = ENTRY.replace(".param .u32 p", ".param .u64 p").replace("ld.param.b32", "ld.param.b64")
+    found = ptx.with_ints(wide, {1: 2**40}, 3)
+    assert f".s64 product_int_1 = {2**40};" in found
+    assert "ld.const.b64 \t%r1, [product_int_1];" in found
 
 
 @pytest.mark.parametrize(
@@ -86,8 +92,8 @@ def test_a_program_has_the_kernel_and_its_lengths() -> None:
     texts = [program(lengths) for lengths in ((37, 41), (53, 59))]
     for text, (queries, keys) in zip(texts, ((37, 41), (53, 59)), strict=True):
         assert text.count("__gpu$xla.gpu.ptx") == 1
-        assert f", {queries};" in text
-        assert f", {keys};" in text
+        assert f" = {queries};" in text
+        assert f" = {keys};" in text
         assert "shared_mem_bytes = " in text
     assert ptx._compiled.cache_info().misses == 1
 
