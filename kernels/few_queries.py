@@ -17,7 +17,7 @@ from attest.kernels.arguments import Call
 from attest.kernels.exponents import LOG2E
 from attest.kernels.implementation import Forward
 from attest.kernels.positions import Positions
-from attest.kernels.visibility import Rows, ahead
+from attest.kernels.visibility import Rows
 
 _LN2 = 1.0 / LOG2E
 
@@ -46,8 +46,8 @@ def pack_heads(call: Call, rows: Rows) -> tuple[Call, Rows]:
     def by_row(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else jnp.tile(x, (1, group))
 
-    first = _restricting(rows.first, call, lambda first: first <= 0)
-    last = _restricting(rows.last, call, lambda last: last >= call.key.shape[1] - 1)
+    first = _restricting(rows.first, lambda first: first <= 0)
+    last = _restricting(rows.last, lambda last: last >= call.key.shape[1] - 1)
 
     packed = replace(
         call,
@@ -68,14 +68,11 @@ def pack_heads(call: Call, rows: Rows) -> tuple[Call, Rows]:
     return packed, Rows(by_row(first), by_row(last), by_row(rows.padding))
 
 
-def _restricting(
-    bound: jax.Array | None, call: Call, open_: Callable[[jax.Array], jax.Array]
-) -> jax.Array | None:
+def _restricting(bound: jax.Array | None, open_: Callable[[jax.Array], jax.Array]) -> jax.Array | None:
     """A bound; None where it is known while tracing that no row is restricted by it."""
     if bound is None or isinstance(bound, Tracer):
         return bound
-    with ahead(call):
-        return None if bool(open_(bound).all()) else bound
+    return None if bool(open_(bound).all()) else bound
 
 
 def _packed(x: jax.Array, group: int) -> jax.Array:

@@ -15,7 +15,7 @@ from attest.kernels.implementation import Backward, Forward, Passes, Settings
 from attest.kernels.once import not_again, reverse_mode_only
 from attest.kernels.partitioned import backward, forward, spreads
 from attest.kernels.varying import vary_together
-from attest.kernels.visibility import ahead, describe_rows, hides_pairs
+from attest.kernels.visibility import array_module, describe_rows, hides_pairs
 
 # What policies of `jax.checkpoint` call the results of the forward pass, by which the backward pass needs it
 # no more.
@@ -112,8 +112,7 @@ def _alone(passes: Passes, settings: Settings, call: Call) -> Forward:
     if call.softmax_aux is None:
         return result
     # Padding has no sinks (S9); an empty row, which otherwise looks like it, has (S11).
-    with ahead(call):
-        padding = describe_rows(call).padding
+    padding = describe_rows(call, xp=array_module(call)).padding
     if padding is None:
         return result
     return result._replace(lse=jnp.where(padding[:, None, :], -jnp.inf, result.lse))

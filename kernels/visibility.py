@@ -12,8 +12,8 @@ S11 gives an empty row the logsumexp of its sinks.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,8 @@ _INT32 = np.iinfo(np.int32)
 class Rows:
     """What decides, per query row, which keys are visible; N is B, or 1 where all batch entries agree.
 
-    A field is None where the call does not constrain that side. A row with last < first sees no key.
+    A field is None where the call does not constrain that side. A row with last < first sees no key. The
+    arrays are NumPy's where `describe_rows` was told so.
     """
 
     first: jax.Array | None  # [N, Sq] int32, the first visible key
@@ -70,57 +71,60 @@ class _Sequences:
     padding: jax.Array | None
 
 
-def describe_rows(call: Call, whole: Whole | None = None) -> Rows:
+def describe_rows(call: Call, whole: Whole | None = None, xp: Any = jnp) -> Rows:
     """The interval of keys and the padding flag of every query row of `call` (S6 to S9, S23, S24, S28).
 
-    whole: what the rows are a part of, where keys are counted in the whole, too.
+    whole: what the rows are a part of, where keys are counted in the whole, too. xp: the module of the
+    arrays, jax.numpy, or what `array_module` says.
     """
     q_length, k_length = _lengths(call, whole)
-    sequences = _sequences(call, whole)
+    sequences = _sequences(call, whole, xp)
     first, last, padding = sequences.first, sequences.last, sequences.padding
-    position = _row_positions(call, sequences)
-    low, high = _position_limits(call, position, q_length + k_length)
+    position = _row_positions(call, sequences, xp)
+    low, high = _position_limits(call, position, q_length + k_length, xp)
     lowest = highest = None
     if call.positions.kv is None:
         # Key j of a sequence stands at j.
         if low is not None:
-            first = _both(jnp.maximum, first, _plus(low, sequences.key_start))
+            first = _both(xp.maximum, first, _plus(low, sequences.key_start, xp))
         if high is not None:
-            last = _both(jnp.minimum, last, _plus(high, sequences.key_start))
+            last = _both(xp.minimum, last, _plus(high, sequences.key_start, xp))
     else:
         lowest, highest = low, high
     if call.alibi_slopes is None:
         stand = None
     else:
-        stand = position if call.positions.kv is not None else _plus(position, sequences.key_start)
+        stand = position if call.positions.kv is not None else _plus(position, sequences.key_start, xp)
     if call.kv_start is not None:
-        first = _both(jnp.maximum, first, call.kv_start)
+        first = _both(xp.maximum, first, call.kv_start)
     if call.kv_end is not None:
-        last = _both(jnp.minimum, last, call.kv_end - 1)
+        last = _both(xp.minimum, last, call.kv_end - 1)
     if call.q_segment_ids is not None:
-        padding = _both(jnp.logical_or, padding, call.q_segment_ids < 0)
+        padding = _both(xp.logical_or, padding, call.q_segment_ids < 0)
     if last is not None:
-        last = jnp.minimum(last, k_length - 1)
+        last = xp.minimum(last, k_length - 1)
     if padding is not None:
-        last = jnp.where(padding, jnp.int32(-1), jnp.int32(k_length - 1) if last is None else last)
+        last = xp.where(padding, np.int32(-1), np.int32(k_length - 1) if last is None else last)
     return Rows(first, last, padding, lowest, highest, stand)
 
 
 def row_positions(call: Call, whole: Whole | None = None) -> jax.Array:
     """Return the position of each row, [N, Sq] int32 (S23); whole: as in `describe_rows`."""
-    return _row_positions(call, _sequences(call, whole))
+    return _row_positions(call, _sequences(call, whole, jnp), jnp)
 
 
-def _row_positions(call: Call, sequences: _Sequences) -> jax.Array:
+def _row_positions(call: Call, sequences: _Sequences, xp: Any) -> jax.Array:
     """The position of each row, [N, Sq] int32 (S23)."""
     if call.positions.q is not None:
         return call.positions.q
     if sequences.offset is not None:
-        return _plus(sequences.local, sequences.offset)
+        return _plus(sequences.local, sequences.offset, xp)
     return sequences.local + sequences.shift
 
 
-def _position_limits(call: Call, position: jax.Array, most: int) -> tuple[jax.Array | None, jax.Array | None]:
+def _position_limits(
+    call: Call, position: jax.Array, most: int, xp: Any
+) -> tuple[jax.Array | None, jax.Array | None]:
     """The lowest and highest position that each row sees by order, windows and chunks (S6, S7, S23, S24).
 
     most: rows and keys of the whole.
@@ -134,34 +138,34 @@ def _position_limits(call: Call, position: jax.Array, most: int) -> tuple[jax.Ar
         left, right = (None if side is None else min(side, most) for side in (left, right))
     low = high = None
     if left is not None:
-        low = _plus_static(position, -left)
+        low = _plus_static(position, -left, xp)
     if right is not None:
-        high = _plus_static(position, right)
+        high = _plus_static(position, right, xp)
     if call.causal:
         high = position
     if call.chunk_size is not None:
         # How far the row stands behind the first position of its chunk, below 0, too.
         behind = position % call.chunk_size
-        low = _both(jnp.maximum, low, _plus(position, -behind))
-        high = _both(jnp.minimum, high, _plus(position, jnp.int32(call.chunk_size - 1) - behind))
+        low = _both(xp.maximum, low, _plus(position, -behind, xp))
+        high = _both(xp.minimum, high, _plus(position, np.int32(call.chunk_size - 1) - behind, xp))
     return low, high
 
 
-def _plus(x: jax.Array, y: jax.Array | int) -> jax.Array:
+def _plus(x: jax.Array, y: jax.Array | np.int32 | int, xp: Any) -> jax.Array:
     """x + y, limited to what int32 holds."""
     if isinstance(y, int) and y == 0:
         return x
     total = x + y
     over = (x > 0) & (y > 0) & (total < 0)
     under = (x < 0) & (y < 0) & (total >= 0)
-    return jnp.where(over, _INT32.max, jnp.where(under, _INT32.min, total))
+    return xp.where(over, _INT32.max, xp.where(under, _INT32.min, total))
 
 
-def _plus_static(x: jax.Array, n: int) -> jax.Array:
+def _plus_static(x: jax.Array, n: int, xp: Any) -> jax.Array:
     """The same for a Python int below 2**32 in size, which int32 may not hold."""
     step = max(min(n, _INT32.max), -_INT32.max)
-    x = _plus(x, jnp.int32(step)) if step else x
-    return x if step == n else _plus_static(x, n - step)
+    x = _plus(x, np.int32(step), xp) if step else x
+    return x if step == n else _plus_static(x, n - step, xp)
 
 
 def hides_pairs(call: Call) -> bool:
@@ -176,16 +180,15 @@ def windowed(call: Call) -> bool:
     return call.sliding_window != (None, None) or call.chunk_size is not None
 
 
-def ahead(call: Call) -> AbstractContextManager[None]:
-    """Visibility that no array decides is computed once, while tracing, and is a constant of the program.
+def array_module(call: Call) -> Any:
+    """Return NumPy where no array decides visibility, and jax.numpy elsewhere.
 
-    Not inside `jax.shard_map`, where JAX computes nothing while it traces.
+    What NumPy computes while JAX traces is a constant of the program. JAX would compile a program of its own
+    for each of the operations.
     """
     arrays = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
     fixed = all(x is None for x in arrays) and not call.positions.given and not is_symbolic(call)
-    if not fixed or jax.sharding.get_abstract_mesh().manual_axes:
-        return nullcontext()
-    return jax.ensure_compile_time_eval()
+    return np if fixed else jnp
 
 
 def visible_tile(
@@ -253,9 +256,9 @@ def _lengths(call: Call, whole: Whole | None) -> tuple[int, int]:
     return whole.q_length, whole.k_length
 
 
-def _sequences(call: Call, whole: Whole | None) -> _Sequences:
+def _sequences(call: Call, whole: Whole | None, xp: Any) -> _Sequences:
     q_length, k_length = _lengths(call, whole)
-    rows = jnp.arange(q_length, dtype=jnp.int32)[None, :] if whole is None else whole.rows[None, :]
+    rows = xp.arange(q_length, dtype=np.int32)[None, :] if whole is None else whole.rows[None, :]
     offset = call.positions.q_offset
     by_entry = None if offset is None else offset[:, None]
     if call.cum_seqlens_q is None or call.cum_seqlens_k is None:

@@ -34,7 +34,7 @@ from attest.kernels.triton.compiled import check_room
 from attest.kernels.triton.forward import forward
 from attest.kernels.triton.launch import Launch, launch, recording_id, target_device
 from attest.kernels.triton.spec import KernelSpec
-from attest.kernels.visibility import ahead, describe_rows, hides_pairs, windowed
+from attest.kernels.visibility import array_module, describe_rows, hides_pairs, windowed
 
 # A scale from here on is multiplied with before anything else.
 _LARGEST_UNIT = 2.0**100
@@ -89,9 +89,8 @@ def _forward(settings: Settings, call: Call) -> Forward:
     out = jax.ShapeDtypeStruct((batch, q_length, q_heads, value_dim), dtype)
     rows = jax.ShapeDtypeStruct((batch, q_heads, q_length), jnp.float32)
     sizes = _sizes(settings.forward, "forward", call)
-    with ahead(call):
-        visible = _visible(call)
-        ranges = key_blocks(call, visible.rows, sizes.q, sizes.k)
+    visible = _visible(call)
+    ranges = key_blocks(call, visible.rows, sizes.q, sizes.k)
     sinks = call.softmax_aux
     hides = hides_pairs(call)
     spec = _spec(settings, call, visible, ranges, sizes, partial_loop=hides or k_length % sizes.k != 0)
@@ -123,8 +122,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
 def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
     batch, q_length, q_heads, _ = call.query.shape
     k_length, k_heads = call.key.shape[1:3]
-    with ahead(call):
-        visible = _visible(call)
+    visible = _visible(call)
     hides = hides_pairs(call)
     call = replace(call, query=terms.query)
     weight = terms.query if terms.weight is None else terms.weight
@@ -132,8 +130,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
 
     def run(kernel: Any, outputs: tuple[Any, ...], by_key: bool, **more: bool) -> tuple[jax.Array, ...]:
         sizes = _sizes(settings.backward, kernel.__name__, call)
-        with ahead(call):
-            ranges = (query_blocks if by_key else key_blocks)(call, visible.rows, sizes.q, sizes.k)
+        ranges = (query_blocks if by_key else key_blocks)(call, visible.rows, sizes.q, sizes.k)
         if by_key:
             grid = batch * k_heads * _blocks(k_length, sizes.k)
             partial_loop = hides
@@ -215,7 +212,7 @@ def _seed(call: Call) -> jax.Array:
 
 def _visible(call: Call) -> _Visible:
     """The rows' intervals, all batched if one is: the kernels know one N."""
-    rows = describe_rows(call)
+    rows = describe_rows(call, xp=array_module(call))
     arrays = [x for x in (rows.first, rows.last, rows.position) if x is not None]
     batched = call.q_segment_ids is not None or any(x.shape[0] > 1 for x in arrays)
     shape = (call.query.shape[0] if batched else 1, call.query.shape[1])

@@ -10,7 +10,7 @@ from kernel_cases import visible_pairs
 
 from attest.kernels.arguments import check_call
 from attest.kernels.ranges import key_blocks, query_blocks
-from attest.kernels.visibility import describe_rows
+from attest.kernels.visibility import array_module, describe_rows
 from tests.examples import examples
 
 # (queries, keys, queries a block, keys a block); few, since JAX compiles for each.
@@ -130,6 +130,39 @@ def test_nothing_that_is_whole_is_compared(drawn):
     for (_, full_start, full_stop, _), tiles in by_block(key_blocks, call, blocks, visible):
         whole = [j for j, tile in enumerate(tiles) if tile.all() and tile.shape[1] == blocks[1]]
         assert whole == list(range(full_start, full_stop))
+
+
+CALLS = (
+    {"causal": True},
+    {"sliding_window": (5, 2)},
+    {"sliding_window": (2**31, 0), "causal": True},
+    {"chunk_size": 6},
+    {"causal": True, "alibi_slopes": np.ones((1, 1), np.float32)},
+)
+
+
+@pytest.mark.parametrize("options", CALLS, ids=", ".join)
+@pytest.mark.parametrize("lengths", [(13, 18), (18, 13)])
+def test_numpy_describes_what_no_array_decides(options, lengths):
+    """Rows and ranges are those that JAX computes, in int32."""
+    query, key = (np.zeros((2, length, 1, 8), np.float32) for length in lengths)
+    call = check_call(query, key, key, **options)
+    assert array_module(call) is np
+    of_numpy, of_jax = describe_rows(call, xp=np), describe_rows(call)
+    for view in (key_blocks, query_blocks):
+        pairs = jax.tree.leaves((of_numpy, view(call, of_numpy, 4, 5)))
+        expected = jax.tree.leaves((of_jax, view(call, of_jax, 4, 5)))
+        for got, wanted in zip(pairs, expected, strict=True):
+            assert isinstance(got, np.ndarray)
+            assert got.dtype == wanted.dtype
+            np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("name", ["kv_start", "kv_end"])
+def test_jax_describes_what_an_array_decides(name):
+    query = np.zeros((2, 8, 1, 8), np.float32)
+    call = check_call(query, query, query, causal=True, **{name: np.zeros((1, 8), np.int32)})
+    assert array_module(call) is jnp
 
 
 def test_ranges_are_traced():

@@ -235,7 +235,7 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
     """Adds what queries of block i of a head give; blocks taken so far."""
     blocks, shared, warpgroup = consumer.blocks, consumer.shared, consumer.warpgroup
     spec = consumer.tile.spec
-    me, slot = opaque(spec, warpgroup, lax.rem(count, blocks.stages))
+    me, slot, i = opaque(spec, warpgroup, lax.rem(count, blocks.stages), i)
     held = pairs.tiles_of_slot(spec, blocks, shared, me, slot)
     tile = replace(consumer.tile, head=head, row=i * blocks.step, pairs=held)
 

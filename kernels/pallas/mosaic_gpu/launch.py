@@ -66,7 +66,12 @@ def launch[S](
         num_threads=warpgroups,
         thread_name=WARPGROUP,
         kernel_name=name,
-        compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
+        # Lane by lane, all layouts are given here. To infer them took Mosaic most of the time of lowering.
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            unsafe_no_auto_barriers=True,
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+        ),
     )
     return dict(zip(outputs, run(*arrays.values()), strict=True))
 

@@ -7,12 +7,10 @@ from functools import lru_cache
 from heapq import heapify, heapreplace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS
+from attest.kernels.pallas.mosaic_gpu.integers import div, minimum, rem
 from attest.kernels.pallas.mosaic_gpu.spans import key_span, locate
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.tile_order import key_heads_together, query_heads_together
@@ -65,7 +63,7 @@ def locate_sharers(
     )
     found: dict[str, Any] = {}
     for name, size, _ in axes:
-        found[name], tile = lax.rem(tile, size), lax.div(tile, size)
+        found[name], tile = rem(tile, size), div(tile, size)
     return found["entry"], found["head"], found["block"]
 
 
@@ -77,10 +75,9 @@ def schedule(spec: KernelSpec, programs: int) -> np.ndarray:
     that has least to do so far.
     """
     tiles = np.arange(spec.entries * spec.heads * spec.q_blocks)
-    with jax.ensure_compile_time_eval():
-        _, _, block = locate_query_tile(spec, jnp.asarray(tiles, jnp.int32))
-        start, _, _, stop = key_span(spec, {}, None, block)
-        blocks = np.broadcast_to(jnp.maximum(stop - start, 1), block.shape).tolist()
+    _, _, block = locate_query_tile(spec, tiles)
+    start, _, _, stop = key_span(spec, {}, None, block)
+    blocks = np.broadcast_to(np.maximum(stop - start, 1), block.shape).tolist()
     mine: list[list[int]] = [[] for _ in range(programs)]
     ends = [(0, program) for program in range(programs)]
     heapify(ends)
@@ -108,9 +105,9 @@ def _longest_first(tile: Any, blocks: int, heads: int, entries: int, together: i
     """The entry, the head and the place of a tile: by groups of `together` heads, then place, then head."""
     total = entries * heads
     together = min(together, total)
-    group = lax.div(tile, together * blocks)
-    rest = lax.rem(tile, together * blocks)
+    group = div(tile, together * blocks)
+    rest = rem(tile, together * blocks)
     # The last group may have fewer heads.
-    members = together if total % together == 0 else jnp.minimum(together, total - group * together)
-    at = group * together + lax.rem(rest, members)
-    return lax.div(at, heads), lax.rem(at, heads), lax.div(rest, members)
+    members = together if total % together == 0 else minimum(together, total - group * together)
+    at = group * together + rem(rest, members)
+    return div(at, heads), rem(at, heads), div(rest, members)

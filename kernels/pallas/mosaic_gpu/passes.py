@@ -57,15 +57,14 @@ from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.pallas.mosaic_gpu.tiles import tiles
 from attest.kernels.pallas.mosaic_gpu.transfers import as_operand, from_operand, operand_shape
 from attest.kernels.ranges import key_blocks, query_blocks
-from attest.kernels.visibility import Rows, ahead, describe_rows
+from attest.kernels.visibility import Rows, array_module, describe_rows
 
 # The products take 16 bits and sum in float32, whatever is asked for.
 _PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "bfloat16"))
 
 
 def _forward(settings: Settings, call: Call) -> Forward:
-    with ahead(call):
-        rows = describe_rows(call)
+    rows = describe_rows(call, xp=array_module(call))
     few = _few(call, rows) if settings.normalize_output else None
     blocks = settings.forward or _chosen(call, few is not None)
     if few is None:
@@ -103,9 +102,8 @@ def _partial(settings: Settings, call: Call, rows: Rows, blocks: Blocks) -> Part
 def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int | None = None) -> Forward:
     """The forward kernel; of parts, their sums: totals for out, norms for lse, references for row_max."""
     q_length = call.query.shape[1]
-    with ahead(call):
-        spec = describe(settings, call, rows, _dims(call), blocks.own, blocks.k, parts)
-        ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.uses_ranges else None
+    spec = describe(settings, call, rows, _dims(call), blocks.own, blocks.k, parts)
+    ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.uses_ranges else None
     arrays = {
         "query": require_hopper(tensor(call.query, spec.head_dim)),
         "key": tensor(call.key, spec.head_dim),
@@ -146,8 +144,7 @@ def _schedule(spec: KernelSpec, blocks: Blocks) -> dict[str, jax.Array]:
 
 
 def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
-    with ahead(call):
-        rows = describe_rows(call)
+    rows = describe_rows(call, xp=array_module(call))
     terms = _normalized(terms)
     if _blocks(settings, "backward_key", call).fused:
         sums = _fused_cotangents(settings, call, rows, terms)
@@ -202,8 +199,10 @@ def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
             spec.batch * spec.key_heads * spec.k_blocks,
             blocks.warpgroups,
         )
-        sums |= _repaired(spec, repair.d_key, "flash_repair_key", arrays, filled)
-    return sums
+        if "leak" in sums:
+            filled["leak"] += sums["leak"]
+        sums |= filled
+    return _repaired(spec, repair.d_key, "flash_repair_key", arrays, sums)
 
 
 def _fused_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> dict[str, jax.Array]:
@@ -280,10 +279,9 @@ def _backward_spec(
 ) -> tuple[KernelSpec, dict[str, jax.Array]]:
     """The spec of a backward kernel, and what it reads; by_key: whether its programs own keys."""
     q_block, k_block = (blocks.step, blocks.own) if by_key else (blocks.own, blocks.step)
-    with ahead(call):
-        spec = describe(settings, call, rows, _dims(call), q_block, k_block)
-        visited = query_blocks if by_key else key_blocks
-        ranges = visited(call, rows, q_block, k_block) if spec.uses_ranges else None
+    spec = describe(settings, call, rows, _dims(call), q_block, k_block)
+    visited = query_blocks if by_key else key_blocks
+    ranges = visited(call, rows, q_block, k_block) if spec.uses_ranges else None
     return spec, {
         "query": tensor(terms.query, spec.head_dim),
         "key": tensor(call.key, spec.head_dim),

@@ -23,6 +23,7 @@ from jax.experimental.pallas import mosaic_gpu
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.forward import finish, scaled
+from attest.kernels.pallas.mosaic_gpu.integers import unknown
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
     barriers,
@@ -123,34 +124,36 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
     tile = replace(tile, bounds=load_bounds(tile))
     _fetch(shared, arrays["query"], (batch, tile.queries, head), shared.own, 0)
 
-    def step(nonfinite: bool, acc: Any, channels: Any, j: Any, known: Softmax) -> Softmax:
+    def step(nonfinite: Any, acc: Any, channels: Any, j: Any, known: Softmax) -> Softmax:
         here = _with_pairs(replace(tile, key=j * blocks.k), shared)
         at = (batch, here.keys, lax.div(head, spec.group))
         _fetch(shared, arrays["key"], at, shared.visited, 0)
-        score = _product(here, shared.own.at[0], shared.visited.at[0])
+        score = _product(here, shared.own.at[_only()], shared.visited.at[_only()])
         found = online_softmax(here, score, compared=True, known=known)
-        p = found.p
-        if nonfinite:
-            p = jnp.where(p > 0.0, 1.0, 0.0)  # however small a weight is, its dtype holds it
-        else:
-            acc[...] = rescaled(acc[...], found)
+        acc[...] = rescaled(acc[...], found._replace(moved=jnp.where(nonfinite, 0, found.moved)))
+        # However small a weight is, its dtype holds 1.
+        p = jnp.where(nonfinite, jnp.where(found.p > 0.0, 1.0, 0.0), found.p)
         _fetch(shared, arrays["value"], at, shared.visited_value, 0)
-        _change(shared.visited_value.at[0], _is_nonfinite if nonfinite else _finite_or_zero)
-        _add(acc, p, shared.visited_value.at[0, :, channels])
+        _change(shared.visited_value.at[_only()], partial(_part, nonfinite))
+        _add(acc, p, shared.visited_value.at[_only(), :, channels])
         return found.known
 
-    def total(nonfinite: bool, acc: Any, channels: Any) -> jax.Array:
-        acc[...] = jnp.zeros(acc.shape, jnp.float32)
+    def total(nonfinite: Any, acc: Any, channels: Any) -> jax.Array:
         start = nothing_known(spec, blocks.partial_sums)
         known = lax.fori_loop(begin, end, partial(step, nonfinite, acc, channels), start)
-        if nonfinite:
-            return acc[...]
         _, factor = finish(spec, arrays, head, known.level(spec), known.whole_norm())
-        return scaled(acc[...], factor)
+        return jnp.where(nonfinite, acc[...], scaled(acc[...], factor))
 
     result = first_channels(shared.result.at[0], spec.value_dim)
-    _sum(spec, shared.own_value.at[0], partial(total, True))
-    _sum(spec, result, partial(total, False))
+
+    def one(i: Any) -> None:
+        def store(channels: Any, found: jax.Array) -> None:
+            pl.when(i == 0)(lambda: _store(shared.own_value.at[0], channels, found))
+            pl.when(i == 1)(lambda: _store(result, channels, found))
+
+        _sum(spec, spec.value_dim, partial(total, i == 0), store)
+
+    _repeat(2, one)
     _change(result, lambda x, nonfinite: jnp.where(nonfinite > 0.0, jnp.nan, x), shared.own_value.at[0])
     target = (entry, head, tile.queries) if spec.partial else (entry, tile.queries, head)
     _write(shared, spec.value_dim, arrays["out"], target)
@@ -177,8 +180,8 @@ def d_query(
         _fetch(shared, arrays["key"], at, shared.visited, 0)
         _fetch(shared, arrays["value"], at, shared.visited_value, 0)
         ds = _cotangents(here, shared, lse, delta)
-        _change(shared.visited.at[0], _finite_or_zero)
-        _add(acc, ds, shared.visited.at[0, :, channels])
+        _change(shared.visited.at[_only()], _finite_or_zero)
+        _add(acc, ds, shared.visited.at[_only(), :, channels])
 
     def total(acc: Any, channels: Any) -> jax.Array:
         lax.fori_loop(0, spec.k_blocks, partial(step, acc, channels), None)
@@ -195,10 +198,11 @@ def d_query(
 
         return lax.fori_loop(0, -(-spec.k_blocks // blocks), add, acc[...]) * spec.scale
 
+    store = partial(_store, shared.result.at[0])
     if keys is None:
-        _sum(spec, shared.result.at[0], total)
+        _sum(spec, spec.head_dim, total, store)
     else:
-        _sum(spec, shared.result.at[0], total_of_sums, _CHANNELS_OF_SUMS)
+        _sum(spec, spec.head_dim, total_of_sums, store, _CHANNELS_OF_SUMS)
     _write(shared, spec.head_dim, arrays["d_query"], own)
 
 
@@ -228,8 +232,8 @@ def d_key(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_inde
         else:
             left, right = _weights(here, shared, lse)[0], shared.visited_value
         sound = load(shared.numbers.at[0], BY_ROW) * 0.0 == 0.0
-        _change(right.at[0], lambda x: jnp.where(over_rows(sound, x.shape), x, 0.0))
-        _add(acc, left, right.at[0, :, channels])
+        _change(right.at[_only()], lambda x: jnp.where(over_rows(sound, x.shape), x, 0.0))
+        _add(acc, left, right.at[_only(), :, channels])
 
     def total(name: str, acc: Any, channels: Any) -> jax.Array:
         lax.fori_loop(0, spec.q_blocks * spec.group, partial(step, name, acc, channels), None)
@@ -237,7 +241,8 @@ def d_key(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_inde
 
     for name, channels in (("d_key", spec.head_dim), ("d_value", spec.value_dim)):
         if name in arrays:
-            _sum(spec, first_channels(shared.result.at[0], channels), partial(total, name))
+            room = first_channels(shared.result.at[0], channels)
+            _sum(spec, channels, partial(total, name), partial(_store, room))
             _write(shared, channels, arrays[name], own)
 
 
@@ -277,14 +282,14 @@ def _program(
 def _weights(tile: Tile, shared: Shared, lse: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """P of a tile whose Q and K are those that it owns and visits, and the slope of the cap."""
     folds = tile.spec.folds
-    score = _product(tile, shared.own.at[0], shared.visited.at[0], lse if folds else None)
+    score = _product(tile, shared.own.at[_only()], shared.visited.at[_only()], lse if folds else None)
     return weights(tile, score, None if folds else lse, compared=True)
 
 
 def _cotangents(tile: Tile, shared: Shared, lse: jax.Array, delta: jax.Array) -> jax.Array:
     """dS of a tile whose dO and V are those that it owns and visits."""
     p, slope = _weights(tile, shared, lse)
-    dp = _product(tile, shared.own_value.at[0], shared.visited_value.at[0], delta)
+    dp = _product(tile, shared.own_value.at[_only()], shared.visited_value.at[_only()], delta)
     return cotangents(p, slope, dp, compared=True)
 
 
@@ -297,6 +302,12 @@ def _with_pairs(tile: Tile, shared: Shared) -> Tile:
         at = pairs.place(spec, name, (tile.batch, tile.head, tile.queries, tile.keys))
         _fetch(shared, tile.arrays[name], at, room, 0)
     return replace(tile, pairs=held)
+
+
+def _only() -> Any:
+    """The index of the only entry, so that addresses are computed anew: registers are few for all of them."""
+    (index,) = unknown(jnp.int32(0))
+    return index
 
 
 def _fetch(shared: Shared, array: Any, at: tuple[Any, ...], room: Any, index: Any) -> None:
@@ -321,20 +332,39 @@ def _add(acc: Any, left: jax.Array, right: Any) -> None:
     plgpu.wgmma_wait(0)
 
 
-def _sum(spec: KernelSpec, room: Any, total: Callable[[Any, Any], jax.Array], most: int = CHANNELS) -> None:
-    """room = total(acc, channels), in parts that the registers hold; acc begins at 0."""
-    dim = spec.head_dim
+def _sum(
+    spec: KernelSpec,
+    dim: int,
+    total: Callable[[Any, Any], jax.Array],
+    store: Callable[[Any, jax.Array], None],
+    most: int = CHANNELS,
+) -> None:
+    """store(channels, total(acc, channels)) for `dim` channels, in parts that the registers hold.
+
+    acc begins at 0.
+    """
     # Equal parts: with one of 128 and one of 64 channels, the kernel holds the addresses of both, and spills.
-    width = dim if dim <= most else math.gcd(dim, most)
-    for i in range(0, room.shape[1], width):
-        channels = pl.ds(i, width)
+    width = spec.head_dim if spec.head_dim <= most else math.gcd(spec.head_dim, most)
 
-        def run(acc: Any, channels: Any = channels) -> jax.Array:
-            return total(acc, channels)
+    def part(channels: Any) -> None:
+        acc = plgpu.ACC((ROWS, width), jnp.float32)
+        store(channels, pl.run_scoped(lambda acc: total(acc, channels), acc))
 
-        found = pl.run_scoped(run, plgpu.ACC((ROWS, width), jnp.float32))
-        room[:, channels] = found.astype(room.dtype)
+    if dim == width:
+        part(pl.ds(0, dim))
+    else:
+        _repeat(dim // width, lambda i: part(pl.ds(pl.multiple_of(i * width, width), width)))
     plgpu.commit_smem()
+
+
+def _repeat(times: int, body: Callable[[Any], None]) -> None:
+    """body(i) so many times, by the same instructions: copies of them would have to be compiled."""
+    (stop,) = unknown(jnp.int32(times))
+    lax.fori_loop(0, stop, lambda i, _: body(i), None)
+
+
+def _store(room: Any, channels: Any, x: jax.Array) -> None:
+    room[:, channels] = x.astype(room.dtype)
 
 
 def _change(room: Any, change: Callable[..., jax.Array], *others: Any) -> None:
@@ -348,8 +378,10 @@ def _change(room: Any, change: Callable[..., jax.Array], *others: Any) -> None:
     plgpu.commit_smem()
 
 
-def _is_nonfinite(x: jax.Array) -> jax.Array:
-    return jnp.where(x * 0.0 == 0.0, 0.0, 1.0)
+def _part(nonfinite: Any, x: jax.Array) -> jax.Array:
+    """1 where x is not finite, else 0; or x where it is finite, else 0."""
+    finite = x * 0.0 == 0.0
+    return jnp.where(nonfinite, jnp.where(finite, 0.0, 1.0), jnp.where(finite, x, 0.0))
 
 
 def _finite_or_zero(x: jax.Array) -> jax.Array:

@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
+from attest.kernels.pallas.mosaic_gpu.integers import div, maximum, minimum, rem, unknown
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 
 type Span = tuple[Any, Any, Any, Any]
@@ -20,8 +22,8 @@ type Arrays = Mapping[str, Any]
 
 def locate(tile: Any, blocks: int, heads: int) -> tuple[Any, Any, Any]:
     """The batch row, the head and the block of a program's tile."""
-    rest = lax.div(tile, blocks)
-    return lax.div(rest, heads), lax.rem(rest, heads), lax.rem(tile, blocks)
+    rest = div(tile, blocks)
+    return div(rest, heads), rem(rest, heads), rem(tile, blocks)
 
 
 def key_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
@@ -29,14 +31,14 @@ def key_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
     if spec.uses_ranges:
         return _from_ranges(spec, arrays, batch, block)
     k_block, k_length = spec.k_block, spec.k_length
-    zero, full = jnp.int32(0), jnp.int32(k_length // k_block)
+    zero, full = np.int32(0), np.int32(k_length // k_block)
     if not spec.causal:
-        return _unknown(zero, zero, full, jnp.int32(spec.k_blocks))
+        return _unknown(zero, zero, full, np.int32(spec.k_blocks))
     lowest = block * spec.q_block + (k_length - spec.q_length)  # the last key that the first row sees
-    highest = jnp.minimum(lowest + spec.q_block - 1, k_length - 1)
-    stop = jnp.maximum(lax.div(highest + k_block, k_block), 0)
-    whole = jnp.minimum(lax.div(jnp.maximum(lowest + 1, 0), k_block), full)
-    return _unknown(zero, zero, jnp.minimum(whole, stop), stop)
+    highest = minimum(lowest + spec.q_block - 1, k_length - 1)
+    stop = maximum(div(highest + k_block, k_block), 0)
+    whole = minimum(div(maximum(lowest + 1, 0), k_block), full)
+    return _unknown(zero, zero, minimum(whole, stop), stop)
 
 
 def part_span(spec: KernelSpec, part: Any, span: Span) -> Span:
@@ -44,7 +46,7 @@ def part_span(spec: KernelSpec, part: Any, span: Span) -> Span:
     if spec.parts == 1:
         return span
     low = part * spec.part_blocks
-    high = jnp.minimum(low + spec.part_blocks, spec.k_blocks)
+    high = minimum(low + spec.part_blocks, spec.k_blocks)
     start, full_start, full_stop, stop = span
     start = jnp.clip(start, low, high - 1)
     stop = jnp.clip(stop, start, high)
@@ -60,23 +62,23 @@ def rows_span(spec: KernelSpec, span: Span, row: Any) -> Span:
     if spec.uses_ranges or not spec.causal or spec.q_block == ROWS:
         return span
     alone = replace(spec, q_block=ROWS)
-    start, full_start, full_stop, stop = key_span(alone, {}, None, lax.div(row, ROWS))
-    return start, full_start, full_stop, jnp.minimum(jnp.maximum(stop, start + 1), span[3])
+    start, full_start, full_stop, stop = key_span(alone, {}, None, div(row, ROWS))
+    return start, full_start, full_stop, minimum(maximum(stop, start + 1), span[3])
 
 
 def query_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
     """The query blocks that visit a block of keys."""
     if spec.uses_ranges:
         return _from_ranges(spec, arrays, batch, block)
-    zero, stop = jnp.int32(0), jnp.int32(spec.q_blocks)
+    zero, stop = np.int32(0), np.int32(spec.q_blocks)
     if not spec.causal:
         return _unknown(zero, zero, stop, stop)
     # The first row that sees the first key, and the first that sees all.
     first = block * spec.k_block - (spec.k_length - spec.q_length)
     all_seen = first + spec.k_block - 1
     q_block = spec.q_block
-    start = jnp.minimum(lax.div(jnp.maximum(first, 0), q_block), stop)
-    whole = jnp.minimum(lax.div(jnp.maximum(all_seen, 0) + q_block - 1, q_block), stop)
+    start = minimum(div(maximum(first, 0), q_block), stop)
+    whole = minimum(div(maximum(all_seen, 0) + q_block - 1, q_block), stop)
     return _unknown(start, whole, stop, stop)
 
 
@@ -114,11 +116,11 @@ def _over(
 
     if leading:
         carry = loop(True, begin, full_start, carry)
-        begin = jnp.maximum(begin, full_start)
+        begin = maximum(begin, full_start)
     if not trailing:
         return loop(False, begin, stop, carry)
     carry = loop(False, begin, full_stop, carry)
-    return loop(True, jnp.maximum(begin, full_stop), stop, carry)
+    return loop(True, maximum(begin, full_stop), stop, carry)
 
 
 def _unknown(*span: Any) -> Span:
@@ -127,7 +129,7 @@ def _unknown(*span: Any) -> Span:
     Of short ones it unrolls the loops and spills registers for it, or takes the waits out of the producer's,
     where they never wait: such a kernel has faulted on an H200.
     """
-    start, full_start, full_stop, stop = lax.optimization_barrier(span)
+    start, full_start, full_stop, stop = unknown(*span)
     return start, full_start, full_stop, stop
 
 

@@ -180,7 +180,7 @@ def hidden_pairs(tile: Tile, bias: Any, compared: bool) -> Hiding:
         high = None
         if tile.strict and "bias" in tile.pairs:
             # Rows past the end see nothing, and the bias, which is read as 0 there, does not say so.
-            high = lax.broadcast(spec.q_length - 1 - tile.row, (ROWS,))
+            high = by_row(spec.q_length - 1 - tile.row)
         return Hiding(tuple(conditions), low=low, high=high)
     high: Any = None
     if bounds.last is not None:
@@ -188,7 +188,7 @@ def hidden_pairs(tile: Tile, bias: Any, compared: bool) -> Hiding:
     elif spec.causal:
         high = _row_index() + (tile.row + shift - tile.key)
     if spec.ragged and bounds.last is None:
-        end = lax.broadcast(spec.k_length - 1 - tile.key, (ROWS,))
+        end = by_row(spec.k_length - 1 - tile.key)
         high = end if high is None else jnp.minimum(high, end)
     low = None if bounds.first is None else bounds.first - tile.key
     return Hiding(tuple(conditions), low=low, high=high)
@@ -297,6 +297,11 @@ def zeros(shape: tuple[int, ...]) -> jax.Array:
 def load(ref: Any, layout: Any) -> jax.Array:
     """From memory into registers of a layout, without staging through shared memory."""
     return plgpu.load(ref, layout=layout, optimized=False)
+
+
+def by_row(x: Any) -> jax.Array:
+    """[64], a number for each row."""
+    return plgpu.layout_cast(lax.broadcast(x, (ROWS,)), BY_ROW)
 
 
 def over_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

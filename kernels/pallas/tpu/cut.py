@@ -18,7 +18,7 @@ from attest.kernels.pallas.tpu.launch import Blocked, Place
 from attest.kernels.pallas.tpu.target import interpreting
 from attest.kernels.pallas.tpu.tile import Tile, kept_scratch
 from attest.kernels.philox import dropout_words
-from attest.kernels.visibility import Rows, ahead, describe_rows
+from attest.kernels.visibility import Rows, array_module, describe_rows
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Cut:
         scalars: dict[str, jax.Array] = {}
         if ranges is not None:
             entries = self.call.query.shape[0] if self.batched else 1
-            ends = jnp.broadcast_to(ranges[..., jnp.array([0, 3])], (entries, ranges.shape[1], 2))
+            ends = jnp.broadcast_to(ranges[..., ::3], (entries, ranges.shape[1], 2))
             scalars["ranges"] = ends.reshape(-1)
         if self.call.alibi_slopes is not None:
             scalars["slopes"] = self.call.alibi_slopes.reshape(-1)
@@ -147,8 +147,7 @@ def cut_call(settings: Settings, asked: Any, kernel: str, call: Call) -> Cut:
             f"attest.kernels.pallas.tpu: {sizes} is not supported on a TPU, where blocks are multiples of "
             f"{LANES}."
         )
-    with ahead(call):
-        rows = describe_rows(call)
+    rows = describe_rows(call, xp=array_module(call))
     known = {"first": rows.first, "last": rows.last, "ids": call.q_segment_ids, "stand": rows.position}
     arrays = [x for x in known.values() if x is not None]
     slopes = call.alibi_slopes

@@ -31,7 +31,7 @@ from attest.kernels.pallas.tpu.cut import Cut, channels, cut_call
 from attest.kernels.pallas.tpu.forward import forward
 from attest.kernels.pallas.tpu.launch import Blocked, by_bias, by_keys, by_queries, launch
 from attest.kernels.ranges import key_blocks, query_blocks
-from attest.kernels.visibility import ahead, hides_pairs
+from attest.kernels.visibility import hides_pairs
 
 _PRECISIONS = {
     None: lax.Precision.HIGHEST,
@@ -47,8 +47,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
     batch, q_length, q_heads, _ = call.query.shape
     value_dim = call.value.shape[3]
     cut = cut_call(settings, settings.forward, "forward", call)
-    with ahead(call):
-        ranges = key_blocks(call, cut.rows, cut.sizes.q, cut.sizes.k)
+    ranges = key_blocks(call, cut.rows, cut.sizes.q, cut.sizes.k)
     schedule = by_queries(batch, q_heads, cut.q_blocks, _steps(ranges, cut.k_blocks), cut.batched)
     scalars = cut.scalars(ranges)
     if call.softmax_aux is not None:
@@ -110,8 +109,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
 def _query_cotangent(settings: Settings, call: Call, terms: RowTerms, hides: bool) -> jax.Array:
     cut = cut_call(settings, settings.backward, "backward_query", call)
     batch, q_length, q_heads, head_dim = call.query.shape
-    with ahead(call):
-        ranges = key_blocks(call, cut.rows, cut.sizes.q, cut.sizes.k)
+    ranges = key_blocks(call, cut.rows, cut.sizes.q, cut.sizes.k)
     schedule = by_queries(batch, q_heads, cut.q_blocks, _steps(ranges, cut.k_blocks), cut.batched)
     shape = (batch, q_heads, channels(head_dim), cut.q_blocks * cut.sizes.q)
     filled = launch(
@@ -131,8 +129,7 @@ def _key_cotangents(
 ) -> tuple[jax.Array, jax.Array]:
     cut = cut_call(settings, settings.backward, "backward_key", call)
     batch, k_length, k_heads, head_dim = call.key.shape
-    with ahead(call):
-        ranges = query_blocks(call, cut.rows, cut.sizes.q, cut.sizes.k)
+    ranges = query_blocks(call, cut.rows, cut.sizes.q, cut.sizes.k)
     schedule = by_keys(batch, k_heads, cut.group, cut.k_blocks, _steps(ranges, cut.q_blocks), cut.batched)
 
     def output(channels: int) -> Blocked:
@@ -168,8 +165,7 @@ def _bias_cotangent(settings: Settings, call: Call, terms: RowTerms, hides: bool
     batch, _, q_heads, _ = call.query.shape
     # Of a bias that keys share there is a sum for each key, and then one of those.
     shape, per_row = (*call.bias.shape[:3], call.key.shape[1]), call.bias.shape[2] > 1
-    with ahead(call):
-        ranges = (key_blocks if per_row else query_blocks)(call, cut.rows, cut.sizes.q, cut.sizes.k)
+    ranges = (key_blocks if per_row else query_blocks)(call, cut.rows, cut.sizes.q, cut.sizes.k)
     steps = 1 if per_row else _steps(ranges, cut.q_blocks)
     padded = (*shape[:2], cut.q_blocks * cut.sizes.q if per_row else 1, cut.k_blocks * cut.sizes.k)
     dtype = settings.result_dtype(call.bias.dtype) if shape == call.bias.shape else jnp.float32
