@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS
-from attest.kernels.pallas.mosaic_gpu.order import locate_key_tile, locate_query_tile, schedule
+from attest.kernels.pallas.mosaic_gpu.order import (
+    locate_fused_tile,
+    locate_key_tile,
+    locate_query_tile,
+    schedule,
+)
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.tile_order import L2_BYTES
 from tests.kernels.test_mosaic_gpu_scratch import spec
@@ -48,6 +53,7 @@ def test_each_tile_is_taken_once(it: KernelSpec) -> None:
     for order, heads, blocks in (
         (locate_query_tile, it.heads, it.q_blocks),
         (locate_key_tile, it.key_heads, it.k_blocks),
+        (locate_fused_tile, it.key_heads, it.k_blocks),
     ):
         tiles = it.entries * heads * blocks
         places = np.stack([np.asarray(x) for x in order(it, jnp.arange(tiles, dtype=jnp.int32))])
@@ -67,6 +73,16 @@ def test_the_heads_of_a_group_fit_the_cache_and_their_long_tiles_come_first(it: 
         key_heads = {(e, h // it.group) for e, h in zip(entry[group], head[group], strict=True)}
         of_one = it.k_length * (it.head_dim + it.value_dim) * 2
         assert len(key_heads) <= max(1, L2_BYTES // of_one)
+
+
+@each_spec
+def test_programs_that_wait_for_others_start_behind_them(it: KernelSpec) -> None:
+    """A program adds to dquery after those of its head with earlier keys: these have smaller indices."""
+    tiles = jnp.arange(it.entries * it.key_heads * it.k_blocks, dtype=jnp.int32)
+    entry, head, block = (np.asarray(x) for x in locate_fused_tile(it, tiles))
+    for of_head in range(it.entries * it.key_heads):
+        own = block[entry * it.key_heads + head == of_head]
+        assert own.tolist() == list(range(it.k_blocks))
 
 
 @each_spec

@@ -6,7 +6,14 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 import pytest
 
-from attest.kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
+from attest.kernels.pallas.mosaic_gpu import (
+    backward_bias,
+    backward_fused,
+    backward_key,
+    backward_query,
+    forward,
+    repair,
+)
 from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
 from attest.kernels.pallas.mosaic_gpu.launch import barriers, launch, shared_bytes, vector
 from attest.kernels.pallas.mosaic_gpu.scratch import scratch, tile_bytes
@@ -15,6 +22,7 @@ from attest.kernels.pallas.mosaic_gpu.transfers import matrix, tiled
 
 FORWARD = Blocks(k=128, stages=3, consumers=2, registers=(240, 24), partial_sums=False)
 BACKWARD = BackwardBlocks(step=128, stages=3, consumers=2, registers=(240, 24))
+FUSED = replace(BACKWARD, registers=(232, 24), fused=True)
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,7 @@ def test_a_field_that_is_described_as_none_is_not_allocated() -> None:
     [
         (forward.Shared, replace(FORWARD, programs=4)),
         (backward_query.Shared, BACKWARD),
+        (backward_fused.Shared, FUSED),
         (backward_key.Shared, BACKWARD),
         (backward_bias.Shared, BACKWARD),
     ],
@@ -188,6 +197,7 @@ def test_value_and_out_have_the_head_dim_of_value(
         ("forward", forward.Shared, replace(FORWARD, programs=4)),
         ("backward_query", backward_query.Shared, BACKWARD),
         ("backward_key", backward_key.Shared, BACKWARD),
+        ("backward_key", backward_fused.Shared, FUSED),
         ("backward_bias", backward_bias.Shared, BACKWARD),
     ],
 )

@@ -10,7 +10,7 @@ lse and delta are as in `backward_query`.
 Papers: Dao, arXiv 2307.08691; Shah and others, arXiv 2407.08608.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
@@ -49,9 +49,9 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_COLUMN,
     Tile,
     cotangents,
-    leaked,
     load,
     load_bounds,
+    nonfinite_rows,
     opaque,
     over_columns,
     weights,
@@ -61,13 +61,13 @@ from attest.kernels.pallas.mosaic_gpu.transfers import start_load, start_store
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
-def _query_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+def query_slot_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
     """A block of Q comes with a number for each of its rows, and with the tiles of a mask and a bias."""
     copies = query_copies(spec, blocks.step)[0] + pairs.copies_of_slot(spec, blocks)
     return barriers(blocks.stages, 1 + copies)
 
 
-def _d_out_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+def d_out_slot_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
     """A block of the cotangent of out comes with a number for each of its rows."""
     return barriers(blocks.stages, 1 + query_copies(spec, blocks.step)[1])
 
@@ -88,9 +88,9 @@ class Shared:
     lse: Annotated[Any, number_ring]
     delta: Annotated[Any, number_ring]
     own_full: Annotated[Any, key_pair_full]
-    query_full: Annotated[Any, _query_full]
+    query_full: Annotated[Any, query_slot_full]
     query_empty: Annotated[Any, slot_empty]
-    d_out_full: Annotated[Any, _d_out_full]
+    d_out_full: Annotated[Any, d_out_slot_full]
     d_out_empty: Annotated[Any, slot_empty]
     ping_pong: Annotated[Any, consumer_signal]
     mask: Annotated[Any, pairs.ring_of_keys("mask")] = None
@@ -123,36 +123,47 @@ def backward_key(
     batch, key_head, block = locate_key_tile(spec, lax.axis_index(PROGRAM))
     span = query_span(spec, arrays, batch, block)
 
-    def produce() -> None:
-        _produce(spec, blocks, arrays, shared, (batch, key_head, block), span)
+    start, _, _, stop = span
+
+    def visited(count: Any) -> tuple[Any, Any]:
+        head = key_head * spec.group + lax.div(count, stop - start)
+        return head, start + lax.rem(count, stop - start)
+
+    def copy() -> None:
+        steps = (stop - start) * spec.group
+        produce(spec, blocks, arrays, shared, (batch, key_head, block), steps, visited)
 
     def consume(warpgroup: Any) -> None:
         key = block * blocks.own + warpgroup * ROWS
         tile = Tile(spec, arrays, batch, key_head, row=None, key=key, transposed=True)
         _consume(_Consumer(blocks, shared, warpgroup, tile), outputs, span)
 
-    warp_specialize(blocks, produce, consume)
+    warp_specialize(blocks, copy, consume)
 
 
-def _produce(
+def produce(
     spec: KernelSpec,
     blocks: BackwardBlocks,
     arrays: Mapping[str, Any],
-    shared: Shared,
+    shared: Any,
     owner: tuple[Any, Any, Any],
-    span: Span,
+    steps: Any,
+    visited: Callable[[Any], tuple[Any, Any]],
 ) -> None:
-    """Start copies of the query blocks of all heads that share a key head, each when its slot is empty."""
-    batch, key_head, block = owner
-    start, _, _, stop = span
+    """Start copies of the query blocks of all heads that share a key head, each when its slot is empty.
+
+    shared: a record with the rings of `Shared` and their barriers. owner: entry, key head and block of keys.
+    visited(count): the head and the query block that come after so many.
+    """
+    batch, _, block = owner
     rings = (
         ("query", shared.query, "lse", shared.lse, shared.query_full, shared.query_empty),
         ("d_out", shared.d_out, "delta", shared.delta, shared.d_out_full, shared.d_out_empty),
     )
 
     def step(count: Any, _: None) -> None:
-        head = key_head * spec.group + lax.div(count, stop - start)
-        rows = pl.ds((start + lax.rem(count, stop - start)) * blocks.step, blocks.step)
+        head, i = visited(count)
+        rows = pl.ds(i * blocks.step, blocks.step)
 
         def of_pairs(i: int) -> tuple[Any, Any, Any, Any]:
             return batch, head, rows, pl.ds(block * blocks.own + i * ROWS, ROWS)
@@ -163,17 +174,14 @@ def _produce(
             beside = pairs.copies(spec, blocks, arrays, shared, of_pairs) if name == "query" else []
             start_copy([tile, of_each, *beside], full, empty, count, blocks.stages)
 
-    lax.fori_loop(0, (stop - start) * spec.group, step, None)
+    lax.fori_loop(0, steps, step, None)
 
 
 def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> None:
     """Sums and stores what is asked for of 64 keys."""
     blocks, shared, tile, warpgroup = consumer.blocks, consumer.shared, consumer.tile, consumer.warpgroup
     spec, key_head = tile.spec, tile.head
-    own = (tile.batch, tile.keys, key_head)
-    rooms = {"d_key": shared.key, "d_value": shared.value}
-    for name, room in (("key", shared.key), ("value", shared.value)):
-        start_load(tile.arrays[name], own, room, warpgroup, shared.own_full.at[warpgroup])
+    load_own(shared, warpgroup, tile)
     if blocks.ping_pong:
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
     plgpu.barrier_wait(shared.own_full.at[warpgroup])
@@ -189,11 +197,26 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
         lax.fori_loop(0, spec.group, over_head, jnp.int32(0))
         return {name: acc[...] for name, acc in accs.items()}
 
-    accs = {name: plgpu.ACC((ROWS, rooms[name].shape[2]), jnp.float32) for name in sums}
-    totals = pl.run_scoped(run, **accs)
+    dims = {"d_key": spec.head_dim, "d_value": spec.value_dim}
+    accs = {name: plgpu.ACC((ROWS, dims[name]), jnp.float32) for name in sums}
+    store_sums(shared, warpgroup, tile, outputs, pl.run_scoped(run, **accs))
+
+
+def load_own(shared: Any, warpgroup: Any, tile: Tile) -> None:
+    """Start the copies of a consumer's keys and values."""
+    for name, room in (("key", shared.key), ("value", shared.value)):
+        own = (tile.batch, tile.keys, tile.head)
+        start_load(tile.arrays[name], own, room, warpgroup, shared.own_full.at[warpgroup])
+
+
+def store_sums(
+    shared: Any, warpgroup: Any, tile: Tile, outputs: Mapping[str, Any], totals: dict[str, jax.Array]
+) -> None:
+    """Store the sums of a consumer's keys by way of their tiles, and say which are not finite."""
+    spec, own = tile.spec, (tile.batch, tile.keys, tile.head)
+    rooms = {"d_key": shared.key, "d_value": shared.value}
     if spec.hides:
-        leak = sum(leaked(total) for total in totals.values())
-        outputs["leak"][tile.batch, key_head, tile.keys] = leak
+        outputs["leak"][tile.batch, tile.head, tile.keys] = nonfinite_rows(*totals.values())
     if "d_key" in totals:
         totals["d_key"] = totals["d_key"] * spec.scale
     if spec.unrounded:

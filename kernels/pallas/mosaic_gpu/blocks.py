@@ -18,6 +18,7 @@ _MOST_PARTS = 64
 # With one slot the forward kernel would wait for a block that it has not yet freed.
 LEAST_STAGES = 2
 
+PROGRAMS = 132  # that run at once: one for each multiprocessor of an H200
 ROWS = 64  # the rows of one product of a warpgroup: WGMMA's only choice
 
 
@@ -52,6 +53,11 @@ class Blocks:
         """The query rows of a program's tile."""
         return ROWS * self.consumers
 
+    @property
+    def warpgroups(self) -> int:
+        """Of a program: the consumers, and one that copies what they read."""
+        return self.consumers + 1
+
 
 @dataclass(frozen=True)
 class BackwardBlocks:
@@ -62,6 +68,8 @@ class BackwardBlocks:
     backward_query and of 64 keys in the others. registers: as in `Blocks`. ping_pong: whether barriers let
     consumers start products one after another.
     separate: whether backward_key sums dkey and dvalue by a launch each, where registers hold one sum.
+    fused: whether backward_key sums dquery, too, and backward_query is not launched; only for calls that hide
+    no pair.
     """
 
     step: int
@@ -70,10 +78,20 @@ class BackwardBlocks:
     registers: tuple[int, int]
     ping_pong: bool = False
     separate: bool = False
+    fused: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         _check_limits(self, "step")
+        if self.fused and (self.separate or self.step not in (ROWS, self.own)):
+            got = f"step {self.step}, separate {self.separate} with {self.consumers} consumers"
+            expected = f"step {ROWS} or {self.own} and not separate"
+            refuse("BackwardBlocks.fused", got, expected, "A consumer sums 64 rows of dquery in a step.")
+
+    @property
+    def warpgroups(self) -> int:
+        """Of a program: the consumers, one that copies, and of fused ones another that adds up dquery."""
+        return self.consumers + (2 if self.fused else 1)
 
     @property
     def own(self) -> int:
@@ -83,7 +101,7 @@ class BackwardBlocks:
 
 @dataclass(frozen=True)
 class BackwardSizes:
-    """One choice for each backward kernel; None is the table's."""
+    """One choice for each backward kernel; None is the table's, not fused where backward_query is chosen."""
 
     backward_query: BackwardBlocks | None = None
     backward_key: BackwardBlocks | None = None
@@ -91,6 +109,14 @@ class BackwardSizes:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.fused and self.backward_query is not None:
+            got = f"{self.backward_query} beside a fused backward_key"
+            refuse("BackwardSizes.backward_query", got, "None", "A fused backward_key sums dquery itself.")
+
+    @property
+    def fused(self) -> bool:
+        """Whether one kernel is to sum dquery, dkey and dvalue."""
+        return self.backward_key is not None and self.backward_key.fused
 
 
 @dataclass(frozen=True)
@@ -148,9 +174,11 @@ def choose_backward(
     value_dim: int,
     work: Collection[str],
     fits: Callable[[BackwardBlocks], bool] | None = None,
+    queries: int = 0,
 ) -> BackwardBlocks:
-    """The table's choice for a backward kernel, by name. fits: as in `choose`."""
+    """The table's choice for a backward kernel, by name. fits: as in `choose`. queries: of a head."""
     rows = select_all(_TABLE, kernel, head_dim, work, value_dim=value_dim)
+    rows = tuple(row for row in rows if queries >= row.get("least_queries", 0))
     return _backward_blocks(_fitting(rows, _backward_blocks, fits)[0])
 
 
@@ -171,7 +199,7 @@ def _forward_blocks(row: Mapping[str, Any]) -> Blocks:
 
 
 def _backward_blocks(row: Mapping[str, Any]) -> BackwardBlocks:
-    return BackwardBlocks(**row)
+    return BackwardBlocks(**{name: x for name, x in row.items() if name != "least_queries"})
 
 
 def _fitting[T](
@@ -202,10 +230,10 @@ def _check_limits(blocks: Blocks | BackwardBlocks, block: str) -> None:
             expected = f"multiples of {unit} from {least} to {most}"
             refuse(f"{of}.registers", blocks.registers, expected, "Use the numbers of a row of blocks.toml.")
     of_consumer, of_producer = blocks.registers
-    warpgroups = blocks.consumers + 1
+    warpgroups = blocks.warpgroups
     # What they give back and take is what the launch has given each: as many as fit, in whole units.
     most = limits["register_file"] // warpgroups // unit * unit * warpgroups
-    total = of_consumer * blocks.consumers + of_producer
+    total = of_consumer * blocks.consumers + of_producer * (warpgroups - blocks.consumers)
     if total > most:
         got = f"{blocks.registers} with {blocks.consumers} consumers, {total} in all"
         refuse(f"{of}.registers", got, f"at most {most} in all", "Give each consumer fewer registers.")

@@ -18,8 +18,8 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
     choose_backward,
     pad_dims,
 )
-from attest.kernels.pallas.mosaic_gpu.scratch import fits
-from attest.kernels.pallas.mosaic_gpu.spec import tiled_bytes, work_of
+from attest.kernels.pallas.mosaic_gpu.scratch import suits
+from attest.kernels.pallas.mosaic_gpu.spec import work_of
 from attest.kernels.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
 
 _UNDERSTOOD = frozenset({"q_blocksize", "kv_blocksize", "num_warps", "num_stages"})
@@ -31,36 +31,45 @@ _FORWARD = ((128, 2), (64, 3), (128, 3), (64, 4), (64, 2), (192, 2), (128, 4))
 _BACKWARD = ((64, 2), (128, 2), (64, 3), (64, 1), (128, 1))
 
 
-def chosen(call: Call) -> Config:
-    """Return what the table has."""
+def chosen(call: Call, apart: bool = False) -> Config:
+    """Return what the table has; apart: with no fused backward kernel."""
     dims, work = _dims(call), work_of(call)
     few = _few(call)
     queries = None if few else call.query.shape[1]
-    forward = choose(*dims, work_of(call, few), queries, partial(_fits, call, "forward"))
+    forward = choose(*dims, work_of(call, few), queries, partial(suits, "forward", call, False))
 
     def backward(kernel: str) -> BackwardBlocks:
-        return choose_backward(kernel, *dims, work, partial(_fits, call, kernel))
+        fits = partial(suits, kernel, call, apart)
+        return choose_backward(kernel, *dims, work, fits, call.query.shape[1])
 
-    bias = None if call.bias is None else backward("backward_bias")
-    return Config(forward, BackwardSizes(backward("backward_query"), backward("backward_key"), bias))
+    key = backward("backward_key")
+    query = None if key.fused else backward("backward_query")
+    return Config(
+        forward, BackwardSizes(query, key, None if call.bias is None else backward("backward_bias"))
+    )
 
 
 def candidates(call: Call) -> tuple[Config, ...]:
-    """Return blocks of 64 to 192 keys with two or three consumers that fit: for each kernel alone."""
-    first = chosen(call)
-    forward, backward = _given(first)
+    """Return blocks of 64 to 192 keys with two or three consumers that fit: for each kernel alone.
+
+    Of backward kernels, those that sum dquery apart; the fused form has no other blocks that fit.
+    """
+    first, apart = chosen(call), chosen(call, apart=True)
+    forward, _ = _given(first)
+    _, backward = _given(apart)
     return distinct(
         first,
         (
             replace(first, forward=blocks)
             for blocks in _forward(call, forward)
-            if _fits(call, "forward", blocks)
+            if suits("forward", call, False, blocks)
         ),
+        (apart,),
         *(
             (
                 replace(first, backward=replace(backward, **{name: blocks}))
                 for blocks in _backward(sizes)
-                if _fits(call, name, blocks)
+                if suits(name, call, True, blocks)
             )
             for name, sizes in (
                 ("backward_query", backward.backward_query),
@@ -78,7 +87,8 @@ def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
     """
     for argument, given in (("fwd_params", forward), ("bwd_params", backward)):
         check_understood("mosaic_gpu", argument, given, _UNDERSTOOD)
-    blocks, by_kernel = _given(chosen(call))
+    # Neutral sizes are those of kernels that sum dquery apart.
+    blocks, by_kernel = _given(chosen(call, apart=bool(backward)))
     changes: dict[str, Any] = _schedule("fwd_params", forward, "q_blocksize")
     if "kv_blocksize" in forward:
         changes["k"] = forward["kv_blocksize"]
@@ -113,14 +123,9 @@ def _changed[T: (Blocks, BackwardBlocks)](call: Call, kernel: str, blocks: T, ch
     """The blocks with changes; of stages that these do not have, as many as fit."""
     blocks = replace(blocks, **changes)
     least = LEAST_STAGES if kernel == "forward" else 1
-    while "stages" not in changes and blocks.stages > least and not _fits(call, kernel, blocks):
+    while "stages" not in changes and blocks.stages > least and not suits(kernel, call, False, blocks):
         blocks = replace(blocks, stages=blocks.stages - 1)
     return blocks
-
-
-def _fits(call: Call, kernel: str, blocks: Blocks | BackwardBlocks) -> bool:
-    """Whether the tiles of a kernel leave some shared memory for barriers and numbers."""
-    return fits(kernel, _dims(call), call.query.dtype.itemsize, tiled_bytes(call), blocks)
 
 
 def _schedule(argument: str, given: Neutral, own: str) -> dict[str, Any]:

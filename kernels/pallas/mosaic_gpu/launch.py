@@ -95,9 +95,15 @@ def shared_bytes(scratch: Mapping[str, Any]) -> int:
 
 
 def warp_specialize(
-    blocks: Blocks | BackwardBlocks, produce: Callable[[], Any], consume: Callable[[Any], Any]
+    blocks: Blocks | BackwardBlocks,
+    produce: Callable[[], Any],
+    consume: Callable[[Any], Any],
+    add: Callable[[], Any] | None = None,
 ) -> None:
-    """produce() in the last warpgroup, consume(warpgroup) in each of the others, with registers for each."""
+    """consume(warpgroup) in each consumer, produce() in the warpgroup behind them, add() in one behind that.
+
+    Each has the registers that the blocks say, add as many as produce.
+    """
     warpgroup = lax.axis_index(WARPGROUP)
     of_consumer, of_producer = blocks.registers
 
@@ -105,6 +111,13 @@ def warp_specialize(
     def _() -> None:
         plgpu.set_max_registers(of_producer, action="decrease")
         produce()
+
+    if add is not None:
+
+        @pl.when(warpgroup == blocks.consumers + 1)
+        def _() -> None:
+            plgpu.set_max_registers(of_producer, action="decrease")
+            add()
 
     @pl.when(warpgroup < blocks.consumers)
     def _() -> None:

@@ -35,6 +35,16 @@ def locate_key_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     return _longest_first(tile, *sizes, key_heads_together(spec.q_length, spec.group, _row_bytes(spec)))
 
 
+def locate_fused_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
+    """The same, of a kernel whose programs of a head add to dquery one after another.
+
+    Programs of other heads start between them, so that fewer wait. The sums, too, are to be in the cache.
+    """
+    row_bytes = _row_bytes(spec) + np.dtype(np.float32).itemsize * spec.head_dim
+    together = key_heads_together(spec.q_length, spec.group, row_bytes)
+    return _longest_first(tile, spec.k_blocks, spec.key_heads, spec.entries, together)
+
+
 def locate_sharers(
     spec: KernelSpec, tile: Any, blocks: int, heads: int, entries: int
 ) -> tuple[Any, Any, Any]:

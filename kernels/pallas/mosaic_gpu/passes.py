@@ -4,7 +4,6 @@ Everything that depends on arrays but not on pairs is computed here in JAX: the 
 the blocks that every block visits, Delta and the lse in bits.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +23,14 @@ from attest.kernels.implementation import (
     check_blocks,
     check_precision,
 )
-from attest.kernels.pallas.mosaic_gpu import backward_bias, backward_key, backward_query, forward, repair
+from attest.kernels.pallas.mosaic_gpu import (
+    backward_bias,
+    backward_fused,
+    backward_key,
+    backward_query,
+    forward,
+    repair,
+)
 from attest.kernels.pallas.mosaic_gpu.blocks import (
     ROWS,
     BackwardBlocks,
@@ -45,11 +51,11 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
     visibility,
 )
 from attest.kernels.pallas.mosaic_gpu.order import schedule
-from attest.kernels.pallas.mosaic_gpu.scratch import fits, scratch
-from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, tiled_bytes, work_of
+from attest.kernels.pallas.mosaic_gpu.scratch import require_fusible, scratch, suits
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.pallas.mosaic_gpu.tiles import tiles
-from attest.kernels.pallas.mosaic_gpu.transfers import from_operand, operand_shape
+from attest.kernels.pallas.mosaic_gpu.transfers import as_operand, from_operand, operand_shape
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.visibility import Rows, array_module, describe_rows
 
@@ -69,7 +75,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
 def _chosen(call: Call, few: bool) -> Blocks:
     """The table's choice; tiles of few queries have rows of several heads."""
     queries = None if few else call.query.shape[1]
-    return choose(*_dims(call), work_of(call, few), queries, _fitting("forward", call))
+    return choose(*_dims(call), work_of(call, few), queries, partial(suits, "forward", call, False))
 
 
 def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
@@ -121,7 +127,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         _with_leak(spec, outputs, of_row),
         scratch(forward.Shared, spec, blocks),
         count if blocks.programs is None else min(blocks.programs, count),
-        blocks.consumers + 1,
+        blocks.warpgroups,
     )
     lse, row_max = filled.pop("lse"), filled.pop("row_max")
     out = _repaired(spec, partial(repair.out, blocks), "flash_repair_out", arrays, filled)["out"]
@@ -140,10 +146,15 @@ def _schedule(spec: KernelSpec, blocks: Blocks) -> dict[str, jax.Array]:
 def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
     rows = describe_rows(call, xp=array_module(call))
     terms = _normalized(terms)
-    d_query = _query_cotangent(settings, call, rows, terms)
-    d_key, d_value = _key_cotangents(settings, call, rows, terms)
+    if _blocks(settings, "backward_key", call).fused:
+        sums = _fused_cotangents(settings, call, rows, terms)
+    else:
+        d_query = _query_cotangent(settings, call, rows, terms)
+        sums = {"d_query": d_query, **_key_cotangents(settings, call, rows, terms)}
+    of = {"d_query": call.query, "d_key": call.key, "d_value": call.value}
+    cut = {name: from_operand(x)[:, : of[name].shape[1], :, : of[name].shape[3]] for name, x in sums.items()}
     d_bias = None if call.bias is None else _bias_cotangent(settings, call, rows, terms)
-    return Backward(d_query, d_key, d_value, d_bias)
+    return Backward(cut["d_query"], cut["d_key"], cut["d_value"], d_bias)
 
 
 def _normalized(terms: RowTerms) -> RowTerms:
@@ -167,25 +178,15 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         _with_leak(spec, {"d_query": _of_queries(spec, call.query, spec.head_dim)}, _of_row(spec)),
         scratch(backward_query.Shared, spec, blocks),
         spec.batch * spec.heads * spec.q_blocks,
-        blocks.consumers + 1,
+        blocks.warpgroups,
     )
-    filled = _repaired(spec, repair.d_query, "flash_repair_query", arrays, filled)
-    d_query = from_operand(filled["d_query"])
-    return d_query[:, : call.query.shape[1], :, : call.query.shape[3]]
+    return _repaired(spec, partial(repair.d_query, None), "flash_repair_query", arrays, filled)["d_query"]
 
 
-def _key_cotangents(
-    settings: Settings, call: Call, rows: Rows, terms: RowTerms
-) -> tuple[jax.Array, jax.Array]:
+def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> dict[str, jax.Array]:
     blocks = _blocks(settings, "backward_key", call)
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
-    whole_blocks = spec.k_blocks * blocks.own
-    results = {
-        "d_key": _of_tensor(spec, call.key, spec.head_dim, whole_blocks),
-        "d_value": _of_tensor(spec, call.value, spec.value_dim, whole_blocks),
-    }
-    leak = jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * blocks.own), jnp.float32)
-
+    results = _of_keys(spec, call)
     sums: dict[str, jax.Array] = {}
     for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
         filled = launch(
@@ -193,20 +194,51 @@ def _key_cotangents(
             backward_key.Shared,
             "flash_backward_key",
             arrays,
-            _with_leak(spec, {name: results[name] for name in names}, leak),
+            _with_leak(spec, {name: results[name] for name in names}, _of_key(spec)),
             scratch(backward_key.Shared, spec, blocks),
             spec.batch * spec.key_heads * spec.k_blocks,
-            blocks.consumers + 1,
+            blocks.warpgroups,
         )
         if "leak" in sums:
             filled["leak"] += sums["leak"]
         sums |= filled
-    sums = _repaired(spec, repair.d_key, "flash_repair_key", arrays, sums)
-    k_length = call.key.shape[1]
-    return (
-        from_operand(sums["d_key"])[:, :k_length, :, : call.key.shape[3]],
-        from_operand(sums["d_value"])[:, :k_length, :, : call.value.shape[3]],
+    return _repaired(spec, repair.d_key, "flash_repair_key", arrays, sums)
+
+
+def _fused_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> dict[str, jax.Array]:
+    blocks = _blocks(settings, "backward_key", call)
+    spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
+    require_fusible(spec, blocks)
+    outputs = {
+        "d_query": jax.ShapeDtypeStruct((*_of_row(spec).shape, spec.head_dim), jnp.float32),
+        **({"key_leak": _of_key(spec)} if spec.hides else {}),
+        **_of_keys(spec, call),
+    }
+    filled = launch(
+        partial(backward_fused.backward_fused, spec, blocks),
+        backward_fused.Shared,
+        "flash_backward_fused",
+        arrays,
+        _with_leak(spec, outputs, _of_key(spec)),
+        scratch(backward_fused.Shared, spec, blocks),
+        spec.batch * spec.key_heads * spec.k_blocks,
+        blocks.warpgroups,
     )
+    d_query = (filled.pop("d_query") * spec.scale).astype(spec.result_dtype).swapaxes(1, 2)
+    blind = spec.q_length - spec.k_length if spec.causal else 0
+    if blind > 0:
+        # No program visits a block of which no row sees a key.
+        d_query = d_query.at[:, :blind].set(0)
+    of_query = {"d_query": d_query}
+    if spec.hides:
+        # dS of a hidden pair is 0. So only a key that is not finite reaches dquery from behind one.
+        leak = jnp.repeat(filled.pop("key_leak").sum(axis=2, keepdims=True), spec.group, axis=1)
+        of_query["leak"] = jnp.broadcast_to(leak, _of_row(spec).shape)
+        if not spec.unrounded:
+            of_query["d_query"] = as_operand(d_query[:, : spec.q_length])
+    body = partial(repair.d_query, blocks.own)
+    of_query = _repaired(spec, body, "flash_repair_query", arrays, of_query)
+    return {**of_query, **_repaired(spec, repair.d_key, "flash_repair_key", arrays, filled)}
 
 
 def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
@@ -233,7 +265,7 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
         {"d_bias": jax.ShapeDtypeStruct((*call.bias.shape[:2], *lengths), stored)},
         scratch(backward_bias.Shared, spec, blocks),
         backward_bias.programs(spec),
-        blocks.consumers + 1,
+        blocks.warpgroups,
     )
     d_bias = filled["d_bias"]
     if not tiled:
@@ -287,6 +319,18 @@ def _of_queries(spec: KernelSpec, query: jax.Array, head_dim: int) -> jax.ShapeD
     return _of_tensor(spec, query, head_dim, spec.q_blocks * spec.q_block)
 
 
+def _of_keys(spec: KernelSpec, call: Call) -> dict[str, jax.ShapeDtypeStruct]:
+    whole_blocks = spec.k_blocks * spec.k_block
+    return {
+        "d_key": _of_tensor(spec, call.key, spec.head_dim, whole_blocks),
+        "d_value": _of_tensor(spec, call.value, spec.value_dim, whole_blocks),
+    }
+
+
+def _of_key(spec: KernelSpec) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * spec.k_block), jnp.float32)
+
+
 def _of_tensor(spec: KernelSpec, x: jax.Array, head_dim: int, whole_blocks: int) -> jax.ShapeDtypeStruct:
     """A result for each row and head of an array. whole_blocks: the length that unrounded ones have.
 
@@ -303,12 +347,11 @@ def _with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) -
 
 
 def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:
-    asked = None if settings.backward is None else getattr(settings.backward, kernel)
-    return asked or choose_backward(kernel, *_dims(call), work_of(call), _fitting(kernel, call))
-
-
-def _fitting(kernel: str, call: Call) -> Callable[[Blocks | BackwardBlocks], bool]:
-    return partial(fits, kernel, _dims(call), call.query.dtype.itemsize, tiled_bytes(call))
+    asked = settings.backward or BackwardSizes()
+    fits = partial(suits, kernel, call, asked.backward_query is not None)
+    return getattr(asked, kernel) or choose_backward(
+        kernel, *_dims(call), work_of(call), fits, call.query.shape[1]
+    )
 
 
 def _dims(call: Call) -> tuple[int, int]:

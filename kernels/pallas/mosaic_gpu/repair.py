@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
-from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
+from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.forward import finish, scaled
 from attest.kernels.pallas.mosaic_gpu.integers import unknown
 from attest.kernels.pallas.mosaic_gpu.launch import (
@@ -45,14 +45,15 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     load_bounds,
     over_rows,
     weights,
+    zeros,
 )
 from attest.kernels.pallas.mosaic_gpu.tiles import batch_and_part
 from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, load_and_wait, matrix, start_store
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
-PROGRAMS = 132  # one for each multiprocessor of an H200
 CHANNELS = 128  # the most of whose sums the registers hold
+_CHANNELS_OF_SUMS = 64  # the same where a sum is of sums
 _READ_TILES = 4  # the most whose rows a thread reads at a time, to see whether any is not finite
 
 
@@ -158,8 +159,13 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
     _write(shared, spec.value_dim, arrays["out"], target)
 
 
-def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
-    """64 rows of d_query: keys that are not finite are left out; the lse is NaN for those that are seen."""
+def d_query(
+    keys: int | None, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any
+) -> None:
+    """64 rows of d_query: keys that are not finite are left out; the lse is NaN for those that are seen.
+
+    keys: how many of them the fast kernel sums before it adds the sum to those of the keys before. None: all.
+    """
     batch, head, block = locate(tile_index, spec.q_blocks, spec.heads)
     tile = Tile(spec, arrays, batch, head, block * ROWS, key=None, strict=True)
     tile = replace(tile, bounds=load_bounds(tile))
@@ -181,7 +187,22 @@ def d_query(spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_in
         lax.fori_loop(0, spec.k_blocks, partial(step, acc, channels), None)
         return acc[...] * spec.scale
 
-    _sum(spec, spec.head_dim, total, partial(_store, shared.result.at[0]))
+    def total_of_sums(acc: Any, channels: Any) -> jax.Array:
+        blocks = (keys or 0) // ROWS
+
+        def add(i: Any, found: jax.Array) -> jax.Array:
+            acc[...] = zeros(acc.shape)
+            stop = jnp.minimum((i + 1) * blocks, spec.k_blocks)
+            lax.fori_loop(i * blocks, stop, partial(step, acc, channels), None)
+            return found + acc[...]
+
+        return lax.fori_loop(0, -(-spec.k_blocks // blocks), add, acc[...]) * spec.scale
+
+    store = partial(_store, shared.result.at[0])
+    if keys is None:
+        _sum(spec, spec.head_dim, total, store)
+    else:
+        _sum(spec, spec.head_dim, total_of_sums, store, _CHANNELS_OF_SUMS)
     _write(shared, spec.head_dim, arrays["d_query"], own)
 
 
@@ -316,13 +337,14 @@ def _sum(
     dim: int,
     total: Callable[[Any, Any], jax.Array],
     store: Callable[[Any, jax.Array], None],
+    most: int = CHANNELS,
 ) -> None:
     """store(channels, total(acc, channels)) for `dim` channels, in parts that the registers hold.
 
     acc begins at 0.
     """
     # Equal parts: with one of 128 and one of 64 channels, the kernel holds the addresses of both, and spills.
-    width = spec.head_dim if spec.head_dim <= CHANNELS else math.gcd(spec.head_dim, CHANNELS)
+    width = spec.head_dim if spec.head_dim <= most else math.gcd(spec.head_dim, most)
 
     def part(channels: Any) -> None:
         acc = plgpu.ACC((ROWS, width), jnp.float32)

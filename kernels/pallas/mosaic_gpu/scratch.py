@@ -14,13 +14,16 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks, Blocks
+from attest.kernels.arguments import Call
+from attest.kernels.options import refuse
+from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS, BackwardBlocks, Blocks, pad_dims
 from attest.kernels.pallas.mosaic_gpu.launch import SHARED_BYTES, barriers, vector
-from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.transfers import copies, matrix
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, tiled_bytes
+from attest.kernels.pallas.mosaic_gpu.transfers import columns_of, copies, matrix
 
 # Of a block's shared memory, for barriers, numbers and what Mosaic takes for reductions.
 _SPARE_BYTES = 3072
+_PART_BYTES = 4  # of a number of a part, float32
 
 
 def scratch(record: type, *sizes: Any) -> dict[str, Any]:
@@ -127,7 +130,38 @@ def tile_bytes(
         bias = pairs.pop("bias", 0)
         of_pairs = own * blocks.step * (blocks.stages * sum(pairs.values()) + 2 * bias)
         own *= blocks.stages
+    if blocks.fused:
+        # Two slots of dS, and of parts of dquery.
+        of_pairs = 2 * blocks.step * (itemsize * own + _PART_BYTES * dims[0])
     return itemsize * (own + blocks.stages * blocks.step) * sum(dims) + of_pairs
+
+
+def suits(kernel: str, call: Call, apart: bool, blocks: Blocks | BackwardBlocks) -> bool:
+    """Whether a kernel of a call may have such blocks: they fit, and programs of fused ones need not wait.
+
+    apart: whether backward_query is launched for dquery, so that nothing is fused.
+    """
+    if isinstance(blocks, BackwardBlocks) and blocks.fused:
+        # Programs of a head add one after another: with fewer steps than programs, they wait for their turns.
+        steps = -(-call.query.shape[1] // blocks.step)
+        if apart or steps < min(-(-call.key.shape[1] // blocks.own), PROGRAMS):
+            return False
+    dims = pad_dims(call.query.shape[3], call.value.shape[3])
+    return fits(kernel, dims, call.query.dtype.itemsize, tiled_bytes(call), blocks)
+
+
+def require_fusible(spec: KernelSpec, blocks: BackwardBlocks) -> None:
+    """Refuse fused blocks for a call whose dquery they cannot sum.
+
+    Raises: ValueError naming the field.
+    """
+    expected, columns = "", columns_of(spec.dtype, spec.head_dim)
+    if spec.uses_ranges or spec.pairwise:
+        expected = "False for calls that hide pairs by more than causal order"
+    elif blocks.step == ROWS and spec.head_dim % (columns * blocks.consumers) != 0:
+        expected = f"False, or a step of {blocks.own}: shares of dquery are multiples of {columns} channels"
+    if expected:
+        refuse("bwd_params.backward_key.fused", True, expected, "None lets the kernel choose.")
 
 
 def fits(

@@ -193,18 +193,24 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
     or ALiBi, which takes the registers of both. "mask_tiles", "bias_tiles": one with an entry for each query
     and key, which takes shared memory, too.
     "ranges": arrays say what a row sees. "bounds": those, causal order, or keys that end within a block.
-    "narrow": a window of few keys. "scale": one that is not positive, or very small.
+    "narrow": a window of few keys. "scale": one that is not positive, or very small. "full", "plain_causal":
+    at most causal order, no cap, and a key head for each query head.
     """
     pairs = (call.attention_mask, call.bias, call.alibi_slopes)
     rows = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
     ranges = windowed(call) or any(x is not None for x in rows) or (call.causal and call.positions.given)
+    shared = call.query.shape[2] != call.key.shape[2]
+    capped = call.logits_soft_cap is not None
+    plain = not (ranges or shared or capped or any(x is not None for x in pairs))
     kinds = {
         "few": few,
-        "cap": call.logits_soft_cap is not None or call.alibi_slopes is not None,
+        "cap": capped or call.alibi_slopes is not None,
         "scale": call.softmax_scale < _SMALLEST_SCALE,
         "pairs": any(x is not None for x in pairs),
         "ranges": ranges,
         "bounds": ranges or call.causal or call.key.shape[1] % _BLOCK != 0,
+        "full": plain and not call.causal,
+        "plain_causal": plain and call.causal,
         "narrow": call.sliding_window != (None, None) and key_span(call) <= _NARROW,
     }
     tiles = {f"{name}_tiles" for name in tiled_bytes(call)}

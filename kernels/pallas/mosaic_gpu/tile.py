@@ -19,7 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
 from attest.kernels.pallas.mosaic_gpu.pairs import TILE, load_tile, widened
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tanh import tanh
+from attest.kernels.pallas.mosaic_gpu.tanh import any_above, tanh
 
 BY_ROW = TILE.reduce(1)
 BY_COLUMN = TILE.reduce(0)
@@ -263,6 +263,13 @@ def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: b
     return jnp.where(p == 0.0, 0.0, ds) if compared else ds
 
 
+def without_keys_past_end(tile: Tile, ds: jax.Array) -> jax.Array:
+    """dS of a transposed tile, 0 for keys past the end, whatever queries hold: nobody sees them (S4)."""
+    if not tile.spec.ragged or tile.spec.causal:
+        return ds
+    return jnp.where(tile.by_key(_row_index() + tile.key) < tile.spec.k_length, ds, 0.0)
+
+
 def opaque(spec: KernelSpec, *indices: Any) -> tuple[Any, ...]:
     """The indices of tiles in shared memory, so that addresses are computed anew in every step.
 
@@ -274,6 +281,17 @@ def opaque(spec: KernelSpec, *indices: Any) -> tuple[Any, ...]:
 def leaked(acc: jax.Array) -> jax.Array:
     """[64] float32: 0 for a row that is finite, else NaN."""
     return jnp.sum(acc * 0.0, axis=1)
+
+
+def nonfinite_rows(*parts: jax.Array) -> jax.Array:
+    """[64] float32: 0, or NaN for the rows of a warp with anything that is not finite in one of the parts."""
+    found = sum(any_above(0.0, part * 0.0, TILE) for part in parts)
+    return plgpu.layout_cast(lax.broadcast(jnp.where(found > 0, jnp.nan, 0.0), (ROWS,)), BY_ROW)
+
+
+def zeros(shape: tuple[int, ...]) -> jax.Array:
+    """A tile of zeros, as an accumulator holds it."""
+    return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), TILE)
 
 
 def load(ref: Any, layout: Any) -> jax.Array:

@@ -54,7 +54,7 @@ def test_every_part_is_chosen_where_the_call_needs_it(name):
     assert chosen.forward is not None
     if name != "xla":
         assert all(vars(chosen.backward).values())
-        without = list(vars(tunable(name).chosen(call()).backward).values())
+        without = vars(tunable(name).chosen(call()).backward).values()
         assert [x is None for x in without] == [False, False, True]
 
 
