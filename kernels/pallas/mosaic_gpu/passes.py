@@ -30,6 +30,7 @@ from attest.kernels.pallas.mosaic_gpu import (
     backward_query,
     forward,
     repair,
+    repair_tile,
 )
 from attest.kernels.pallas.mosaic_gpu.blocks import (
     ROWS,
@@ -130,7 +131,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         blocks.warpgroups,
     )
     lse, row_max = filled.pop("lse"), filled.pop("row_max")
-    out = _repaired(spec, partial(repair.out, blocks), "flash_repair_out", arrays, filled)["out"]
+    out = _repaired(spec, partial(repair_tile.out, blocks), "flash_repair_out", arrays, filled)["out"]
     width = call.value.shape[3]
     out = out[:, :, :q_length, :width] if spec.partial else from_operand(out)[:, :q_length, :, :width]
     return Forward(out, lse[..., :q_length], row_max[..., :q_length])
@@ -180,7 +181,9 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         spec.batch * spec.heads * spec.q_blocks,
         blocks.warpgroups,
     )
-    return _repaired(spec, partial(repair.d_query, None), "flash_repair_query", arrays, filled)["d_query"]
+    return _repaired(spec, partial(repair_tile.d_query, None), "flash_repair_query", arrays, filled)[
+        "d_query"
+    ]
 
 
 def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> dict[str, jax.Array]:
@@ -202,7 +205,7 @@ def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
         if "leak" in sums:
             filled["leak"] += sums["leak"]
         sums |= filled
-    return _repaired(spec, repair.d_key, "flash_repair_key", arrays, sums)
+    return _repaired(spec, partial(repair_tile.d_key, None), "flash_repair_key", arrays, sums)
 
 
 def _fused_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> dict[str, jax.Array]:
@@ -236,9 +239,9 @@ def _fused_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerm
         of_query["leak"] = jnp.broadcast_to(leak, _of_row(spec).shape)
         if not spec.unrounded:
             of_query["d_query"] = as_operand(d_query[:, : spec.q_length])
-    body = partial(repair.d_query, blocks.own)
-    of_query = _repaired(spec, body, "flash_repair_query", arrays, of_query)
-    return {**of_query, **_repaired(spec, repair.d_key, "flash_repair_key", arrays, filled)}
+    for_queries, for_keys = partial(repair_tile.d_query, blocks.own), partial(repair_tile.d_key, blocks.step)
+    of_query = _repaired(spec, for_queries, "flash_repair_query", arrays, of_query)
+    return {**of_query, **_repaired(spec, for_keys, "flash_repair_key", arrays, filled)}
 
 
 def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:

@@ -1,0 +1,328 @@
+"""The tiles of the repair kernels: 64 rows of out, dquery, or dkey and dvalue, without what may not be seen.
+
+They are computed in the fast kernels' order of sums: to the bit the same where nothing leaked.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu
+
+from attest.kernels.pallas.mosaic_gpu import pairs
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
+from attest.kernels.pallas.mosaic_gpu.forward import finish, scaled
+from attest.kernels.pallas.mosaic_gpu.integers import unknown
+from attest.kernels.pallas.mosaic_gpu.launch import barriers, vector
+from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, nothing_known, online_softmax, rescaled
+from attest.kernels.pallas.mosaic_gpu.spans import locate, part_span
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
+from attest.kernels.pallas.mosaic_gpu.tile import (
+    BY_COLUMN,
+    BY_ROW,
+    TILE,
+    Tile,
+    cotangents,
+    load,
+    load_bounds,
+    over_rows,
+    weights,
+    zeros,
+)
+from attest.kernels.pallas.mosaic_gpu.tiles import batch_and_part
+from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, load_and_wait, matrix, start_store
+
+plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
+
+CHANNELS = 128  # the most of whose sums the registers hold
+_CHANNELS_OF_SUMS = 64  # the same where a sum is of sums
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Tiles of the rows that a tile owns and of those that it visits, with two numbers of each.
+
+    own, visited [1, rows, D]: of query and key. own_value, visited_value [1, rows, Dv]: of value and the
+    cotangent of out. result [1, 64, D]. mask, bias [1, 64, k]: of the pairs of both, those of every pair.
+    """
+
+    own: Annotated[Any, lambda spec: matrix(spec.dtype, 1, ROWS, spec.head_dim)]
+    own_value: Annotated[Any, lambda spec: matrix(spec.dtype, 1, ROWS, spec.value_dim)]
+    visited: Annotated[Any, lambda spec: matrix(spec.dtype, 1, spec.k_block, spec.head_dim)]
+    visited_value: Annotated[Any, lambda spec: matrix(spec.dtype, 1, spec.k_block, spec.value_dim)]
+    result: Annotated[Any, lambda spec: matrix(spec.result_dtype, 1, ROWS, spec.head_dim)]
+    numbers: Annotated[Any, lambda _: vector(ROWS, 2)]
+    full: Annotated[Any, lambda _: barriers(1)]
+    mask: Annotated[Any, pairs.room("mask")] = None
+    bias: Annotated[Any, pairs.room("bias")] = None
+
+
+def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
+    """64 rows of out.
+
+    Values that are not finite are left out; then the rows that give one of them weight are NaN there. Which
+    do is found with values that are 1 in their places and 0 elsewhere.
+    """
+    entry, head, block = locate(tile_index, spec.q_blocks, spec.heads)
+    batch, part = batch_and_part(spec, entry)
+    begin, _, _, end = part_span(spec, part, (0, 0, 0, spec.k_blocks))
+    tile = Tile(spec, arrays, batch, head, block * ROWS, key=None, strict=True)
+    tile = replace(tile, bounds=load_bounds(tile))
+    _fetch(shared, arrays["query"], (batch, tile.queries, head), shared.own, 0)
+
+    def step(nonfinite: Any, acc: Any, channels: Any, j: Any, known: Softmax) -> Softmax:
+        here = _with_pairs(replace(tile, key=j * blocks.k), shared)
+        at = (batch, here.keys, lax.div(head, spec.group))
+        _fetch(shared, arrays["key"], at, shared.visited, 0)
+        score = _product(here, shared.own.at[_only()], shared.visited.at[_only()])
+        found = online_softmax(here, score, compared=True, known=known)
+        acc[...] = rescaled(acc[...], found._replace(moved=jnp.where(nonfinite, 0, found.moved)))
+        # However small a weight is, its dtype holds 1.
+        p = jnp.where(nonfinite, jnp.where(found.p > 0.0, 1.0, 0.0), found.p)
+        _fetch(shared, arrays["value"], at, shared.visited_value, 0)
+        _change(shared.visited_value.at[_only()], partial(_part, nonfinite))
+        _add(acc, p, shared.visited_value.at[_only(), :, channels])
+        return found.known
+
+    def total(nonfinite: Any, acc: Any, channels: Any) -> jax.Array:
+        start = nothing_known(spec, blocks.partial_sums)
+        known = lax.fori_loop(begin, end, partial(step, nonfinite, acc, channels), start)
+        _, factor = finish(spec, arrays, head, known.level(spec), known.whole_norm())
+        return jnp.where(nonfinite, acc[...], scaled(acc[...], factor))
+
+    result = first_channels(shared.result.at[0], spec.value_dim)
+
+    def one(i: Any) -> None:
+        def store(channels: Any, found: jax.Array) -> None:
+            pl.when(i == 0)(lambda: _store(shared.own_value.at[0], channels, found))
+            pl.when(i == 1)(lambda: _store(result, channels, found))
+
+        _sum(spec, spec.value_dim, partial(total, i == 0), store)
+
+    _repeat(2, one)
+    _change(result, lambda x, nonfinite: jnp.where(nonfinite > 0.0, jnp.nan, x), shared.own_value.at[0])
+    target = (entry, head, tile.queries) if spec.partial else (entry, tile.queries, head)
+    _write(shared, spec.value_dim, arrays["out"], target)
+
+
+def d_query(
+    keys: int | None, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any
+) -> None:
+    """64 rows of d_query: keys that are not finite are left out; the lse is NaN for those that are seen.
+
+    keys: how many of them the fast kernel sums before it adds the sum to those of the keys before. None: all.
+    """
+    batch, head, block = locate(tile_index, spec.q_blocks, spec.heads)
+    tile = Tile(spec, arrays, batch, head, block * ROWS, key=None, strict=True)
+    tile = replace(tile, bounds=load_bounds(tile))
+    own, of_row = (batch, tile.queries, head), (batch, head, tile.queries)
+    _fetch(shared, arrays["query"], own, shared.own, 0)
+    _fetch(shared, arrays["d_out"], own, shared.own_value, 0)
+    lse, delta = (tile.load_by_query(arrays[name].at[of_row]) for name in ("lse", "delta"))
+
+    def step(acc: Any, channels: Any, j: Any, _: None) -> None:
+        here = _with_pairs(replace(tile, key=j * ROWS), shared)
+        at = (batch, here.keys, lax.div(head, spec.group))
+        _fetch(shared, arrays["key"], at, shared.visited, 0)
+        _fetch(shared, arrays["value"], at, shared.visited_value, 0)
+        ds = _cotangents(here, shared, lse, delta)
+        _change(shared.visited.at[_only()], _finite_or_zero)
+        _add(acc, ds, shared.visited.at[_only(), :, channels])
+
+    def total(acc: Any, channels: Any) -> jax.Array:
+        lax.fori_loop(0, spec.k_blocks, partial(step, acc, channels), None)
+        return acc[...] * spec.scale
+
+    def total_of_sums(acc: Any, channels: Any) -> jax.Array:
+        blocks = (keys or 0) // ROWS
+
+        def add(i: Any, found: jax.Array) -> jax.Array:
+            acc[...] = zeros(acc.shape)
+            stop = jnp.minimum((i + 1) * blocks, spec.k_blocks)
+            lax.fori_loop(i * blocks, stop, partial(step, acc, channels), None)
+            return found + acc[...]
+
+        return lax.fori_loop(0, -(-spec.k_blocks // blocks), add, acc[...]) * spec.scale
+
+    store = partial(_store, shared.result.at[0])
+    if keys is None:
+        _sum(spec, spec.head_dim, total, store)
+    else:
+        _sum(spec, spec.head_dim, total_of_sums, store, _CHANNELS_OF_SUMS)
+    _write(shared, spec.head_dim, arrays["d_query"], own)
+
+
+def d_key(
+    step: int | None, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any
+) -> None:
+    """64 rows of d_key, d_value or both: query rows that see nothing, or are NaN, are left out.
+
+    The lse is not finite for those, and makes P 0 or NaN where they are seen. step: of a fused kernel, the
+    queries in a block. None: of one that sums over a head's queries before it takes the next head's.
+    """
+    batch, key_head, block = locate(tile_index, spec.k_blocks, spec.key_heads)
+    tile = Tile(spec, arrays, batch, key_head, row=None, key=block * ROWS, transposed=True, strict=True)
+    own = (batch, tile.keys, key_head)
+    _fetch(shared, arrays["key"], own, shared.own, 0)
+    _fetch(shared, arrays["value"], own, shared.own_value, 0)
+
+    size = 1 if step is None else step // ROWS
+    whole_blocks = -(-spec.q_blocks // size)
+
+    def visited(visit: Any) -> tuple[Any, Any]:
+        if step is None:
+            return lax.div(visit, spec.q_blocks), lax.rem(visit, spec.q_blocks)
+        # From the last block to the first, of all heads in turn.
+        count, within = lax.div(visit, size), lax.rem(visit, size)
+        block = whole_blocks - 1 - lax.div(count, spec.group)
+        return lax.rem(count, spec.group), block * size + within
+
+    def add(name: str, acc: Any, channels: Any, visit: Any, _: None) -> None:
+        member, i = visited(visit)
+        head = key_head * spec.group + member
+        here = replace(tile, head=head, row=i * ROWS)
+        here = _with_pairs(replace(here, bounds=load_bounds(here)), shared)
+        at, of_row = (batch, here.queries, head), (batch, head, here.queries)
+        _fetch(shared, arrays["query"], at, shared.visited, 0)
+        _fetch(shared, arrays["d_out"], at, shared.visited_value, 0)
+        for i, number in enumerate(("lse", "delta")):
+            _fetch(shared, arrays[number], of_row, shared.numbers, i)
+        lse, delta = (load(shared.numbers.at[i], BY_COLUMN) for i in range(2))
+        if name == "d_key":
+            left, right = _cotangents(here, shared, lse, delta), shared.visited
+        else:
+            left, right = _weights(here, shared, lse)[0], shared.visited_value
+        sound = load(shared.numbers.at[0], BY_ROW) * 0.0 == 0.0
+        _change(right.at[_only()], lambda x: jnp.where(over_rows(sound, x.shape), x, 0.0))
+        _add(acc, left, right.at[_only(), :, channels])
+
+    def total(name: str, acc: Any, channels: Any) -> jax.Array:
+        visits = whole_blocks * size * spec.group
+        lax.fori_loop(0, visits, partial(add, name, acc, channels), None)
+        return acc[...] * (spec.scale if name == "d_key" else 1.0)
+
+    for name, channels in (("d_key", spec.head_dim), ("d_value", spec.value_dim)):
+        if name in arrays:
+            room = first_channels(shared.result.at[0], channels)
+            _sum(spec, channels, partial(total, name), partial(_store, room))
+            _write(shared, channels, arrays[name], own)
+
+
+def _weights(tile: Tile, shared: Shared, lse: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """P of a tile whose Q and K are those that it owns and visits, and the slope of the cap."""
+    folds = tile.spec.folds
+    score = _product(tile, shared.own.at[_only()], shared.visited.at[_only()], lse if folds else None)
+    return weights(tile, score, None if folds else lse, compared=True)
+
+
+def _cotangents(tile: Tile, shared: Shared, lse: jax.Array, delta: jax.Array) -> jax.Array:
+    """dS of a tile whose dO and V are those that it owns and visits."""
+    p, slope = _weights(tile, shared, lse)
+    dp = _product(tile, shared.own_value.at[_only()], shared.visited_value.at[_only()], delta)
+    return cotangents(p, slope, dp, compared=True)
+
+
+def _with_pairs(tile: Tile, shared: Shared) -> Tile:
+    """The tile with those of a mask and bias of every pair."""
+    spec, held = tile.spec, dict[str, Any]()
+    for name in spec.tiled_pairs:
+        room = getattr(shared, name)
+        held[name] = room.at[0]
+        at = pairs.place(spec, name, (tile.batch, tile.head, tile.queries, tile.keys))
+        _fetch(shared, tile.arrays[name], at, room, 0)
+    return replace(tile, pairs=held)
+
+
+def _only() -> Any:
+    """The index of the only entry, so that addresses are computed anew: registers are few for all of them."""
+    (index,) = unknown(jnp.int32(0))
+    return index
+
+
+def _fetch(shared: Shared, array: Any, at: tuple[Any, ...], room: Any, index: Any) -> None:
+    load_and_wait(array, at, room, index, shared.full.at[0])
+
+
+def _product(tile: Tile, left: Any, right: Any, begin: jax.Array | None = None) -> jax.Array:
+    """left @ right.T float32, of a tile's shape; begin: of each query, what the sum begins at."""
+
+    def run(acc: Any) -> jax.Array:
+        if begin is not None:
+            acc[...] = tile.by_query(begin)
+        plgpu.wgmma(acc, left, right.T)
+        return acc[...]
+
+    return pl.run_scoped(run, plgpu.ACC(tile.shape, jnp.float32))
+
+
+def _add(acc: Any, left: jax.Array, right: Any) -> None:
+    """acc += left @ right, left rounded to the dtype of right."""
+    plgpu.wgmma(acc, left.astype(right.dtype), right)
+    plgpu.wgmma_wait(0)
+
+
+def _sum(
+    spec: KernelSpec,
+    dim: int,
+    total: Callable[[Any, Any], jax.Array],
+    store: Callable[[Any, jax.Array], None],
+    most: int = CHANNELS,
+) -> None:
+    """store(channels, total(acc, channels)) for `dim` channels, in parts that the registers hold.
+
+    acc begins at 0.
+    """
+    # Equal parts: with one of 128 and one of 64 channels, the kernel holds the addresses of both, and spills.
+    width = spec.head_dim if spec.head_dim <= most else math.gcd(spec.head_dim, most)
+
+    def part(channels: Any) -> None:
+        acc = plgpu.ACC((ROWS, width), jnp.float32)
+        store(channels, pl.run_scoped(lambda acc: total(acc, channels), acc))
+
+    if dim == width:
+        part(pl.ds(0, dim))
+    else:
+        _repeat(dim // width, lambda i: part(pl.ds(pl.multiple_of(i * width, width), width)))
+    plgpu.commit_smem()
+
+
+def _repeat(times: int, body: Callable[[Any], None]) -> None:
+    """body(i) so many times, by the same instructions: copies of them would have to be compiled."""
+    (stop,) = unknown(jnp.int32(times))
+    lax.fori_loop(0, stop, lambda i, _: body(i), None)
+
+
+def _store(room: Any, channels: Any, x: jax.Array) -> None:
+    room[:, channels] = x.astype(room.dtype)
+
+
+def _change(room: Any, change: Callable[..., jax.Array], *others: Any) -> None:
+    """room = change(room, *others), at most a square of 64 at a time, for which there are registers."""
+    rows, columns = room.shape
+    for i in range(0, rows, ROWS):
+        for j in range(0, columns, ROWS):
+            at = (pl.ds(i, ROWS), pl.ds(j, min(ROWS, columns - j)))
+            x, *given = (load(ref.at[at], TILE).astype(jnp.float32) for ref in (room, *others))
+            room[at] = change(x, *given).astype(room.dtype)
+    plgpu.commit_smem()
+
+
+def _part(nonfinite: Any, x: jax.Array) -> jax.Array:
+    """1 where x is not finite, else 0; or x where it is finite, else 0."""
+    finite = x * 0.0 == 0.0
+    return jnp.where(nonfinite, jnp.where(finite, 0.0, 1.0), jnp.where(finite, x, 0.0))
+
+
+def _finite_or_zero(x: jax.Array) -> jax.Array:
+    return jnp.where(x * 0.0 == 0.0, x, 0.0)
+
+
+def _write(shared: Shared, channels: int, array: Any, at: tuple[Any, ...]) -> None:
+    start_store(shared.result, 0, channels, array, at)
+    plgpu.wait_smem_to_gmem(0)
