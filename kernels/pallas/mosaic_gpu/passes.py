@@ -181,9 +181,8 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         spec.batch * spec.heads * spec.q_blocks,
         blocks.warpgroups,
     )
-    return _repaired(spec, partial(repair_tile.d_query, None), "flash_repair_query", arrays, filled)[
-        "d_query"
-    ]
+    body = partial(repair_tile.d_query, None)
+    return _repaired(spec, body, "flash_repair_query", arrays, filled)["d_query"]
 
 
 def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> dict[str, jax.Array]:

@@ -43,8 +43,8 @@ def repair(
     """The results, computed anew in tiles where `leak`, what a fast kernel said of its rows, is NaN.
 
     arrays: those of the fast kernel. body: one of `repair_tile`, with what it needs of the fast kernel's
-    blocks. It writes the results, in the fast kernel's order of sums: to the bit the same where nothing leaked. leak:
-    [entries, heads, rows] float32, the rows padded to a multiple of 64.
+    blocks. It writes the results, in the fast kernel's order of sums: to the bit the same where nothing
+    leaked. leak: [entries, heads, rows] float32, the rows padded to a multiple of 64.
     """
     # Only the forward kernel's sums depend on how many keys a step takes.
     spec = replace(spec, q_block=ROWS, k_block=spec.k_block if "out" in results else ROWS)
