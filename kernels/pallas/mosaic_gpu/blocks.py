@@ -68,8 +68,8 @@ class BackwardBlocks:
     backward_query and of 64 keys in the others. registers: as in `Blocks`. ping_pong: whether barriers let
     consumers start products one after another.
     separate: whether backward_key sums dkey and dvalue by a launch each, where registers hold one sum.
-    fused: whether backward_key sums dquery, too, and backward_query is not launched; only for calls that hide
-    no pair.
+    fused: whether backward_key sums dquery, too, and backward_query is not launched; only for calls whose
+    pairs causal order alone may hide.
     """
 
     step: int
