@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from triton.backends.compiler import GPUTarget
@@ -119,8 +120,8 @@ def _settings(call: PtxCall) -> str:
     return f"{{{', '.join(entries)}}}"
 
 
-def _abstract(*_: Any, call: PtxCall) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(x.shape, x.dtype) for x in call.outputs]
+def _abstract(*_: Any, call: PtxCall) -> list[ShapedArray]:
+    return [ShapedArray(x.shape, x.dtype) for x in call.outputs]
 
 
 def _lower(context: Any, *operands: Any, call: PtxCall) -> Any:
