@@ -219,11 +219,16 @@ def _why_not(
     if capabilities.jax_versions is not None and jax_version not in capabilities.jax_versions:
         got = ".".join(map(str, jax_version))
         return f"needs jax {capabilities.jax_versions}, and jax is {got}"
+    return missing_package(capabilities, device, installed) or _why_not_the_call(capabilities, call)
+
+
+def missing_package(
+    capabilities: Capabilities, device: Device, installed: Callable[[str], bool] = _installed
+) -> str | None:
+    """Return which package an implementation needs on a device and does not find, in one clause; or None."""
     packages = capabilities.packages + (capabilities.amd_packages if device.of_amd else ())
     missing = [package for package in packages if not installed(package)]
-    if missing:
-        return f"needs the package {missing[0]}, which is not installed"
-    return _why_not_the_call(capabilities, call)
+    return f"needs the package {missing[0]}, which is not installed" if missing else None
 
 
 def _why_not_the_call(capabilities: Capabilities, call: Traits) -> str | None:

@@ -13,14 +13,14 @@ from typing import Any
 
 from attest.conformance.subject import Subject, Tiling, default_numerics
 from attest.conformance.subjects._declared import declared
-from attest.kernels.choose import device_of
+from attest.kernels.choose import device_of, missing_package
 from attest.kernels.implementations import TRITON
 from attest.reference.numerics import Numerics
 
 # Largest relative errors of the functions. In the interpreter they are NumPy's exp2 and float32 arithmetic.
 _INTERPRETED = {"exponential": 2.0**-22, "tanh": 2.0**-21}
 # The oldest whose builder the interpreter can stand for.
-OLDEST_INTERPRETED = (3, 7)
+_OLDEST_INTERPRETED = (3, 7)
 # On an H200 exp2 was off by at most 2**-22.7, the kernels' own tanh by 2**-21.5: see reports/data/benchmarks.
 CUDA = {"exponential": 2.0**-22, "tanh": 2.0**-21}
 # Its matrix unit adds 16 products at once and truncates the sum; float32 dots are IEEE and never see it.
@@ -78,17 +78,17 @@ def _why_not_interpreted() -> str | None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         return "needs a process started with TRITON_INTERPRET=1"
     installed = version("triton")
-    if tuple(map(int, installed.split(".")[:2])) < OLDEST_INTERPRETED:
-        return f"needs triton {'.'.join(map(str, OLDEST_INTERPRETED))} or newer, and {installed} is installed"
+    if tuple(map(int, installed.split(".")[:2])) < _OLDEST_INTERPRETED:
+        return (
+            f"needs triton {'.'.join(map(str, _OLDEST_INTERPRETED))} or newer, and {installed} is installed"
+        )
     return None
 
 
 def _why_not_compiled() -> str | None:
-    device = device_of()
-    needed = TRITON.capabilities.packages + (TRITON.capabilities.amd_packages if device.of_amd else ())
-    for package in needed:
-        if find_spec(package) is None:
-            return f"needs the package {package}, which is not installed"
+    missing = missing_package(TRITON.capabilities, device_of(), lambda name: find_spec(name) is not None)
+    if missing is not None:
+        return missing
     if os.environ.get("TRITON_INTERPRET") == "1":
         return "TRITON_INTERPRET=1 has the kernels interpreted"
     return None

@@ -34,6 +34,7 @@ _TYPES = {
     "float32": "fp32",
 }
 _POINTER = [["tt.divisibility", 16]]
+THREADS_OF_A_WARP, THREADS_OF_A_WAVE = 32, 64  # of NVIDIA's GPUs, and of AMD's
 
 # JAX may lower in several threads, and Triton keeps its settings in the environment.
 _LOCK = Lock()
@@ -80,6 +81,16 @@ def compile_for(target: GPUTarget, source: Source) -> Any:
         if not _is_usable(_triton.knobs.cache.dir):
             _triton.knobs.cache.dir = _own_cache().name
     return _compile(target, source)
+
+
+@lru_cache(maxsize=1024)
+def compiled_on(device: str, source: Source) -> Any:
+    """The same for a device by its name, such as "sm_90" or "gfx942", once in a process."""
+    if device.startswith("gfx"):
+        target = GPUTarget("hip", device, THREADS_OF_A_WAVE)
+    else:
+        target = GPUTarget("cuda", int(device.removeprefix("sm_")), THREADS_OF_A_WARP)
+    return compile_for(target, source)
 
 
 def compile_afresh(target: GPUTarget, source: Source) -> Any:
@@ -152,13 +163,8 @@ def _most_shared_bytes(launch: Launch) -> int:
     return rows + (stages + 1) * 8 * q * k + max(q, k) * width * max(wider, 0)
 
 
-@lru_cache(maxsize=1024)
 def _shared_bytes(device: str, source: Source) -> int:
-    if device.startswith("gfx"):
-        target = GPUTarget("hip", device, 64)
-    else:
-        target = GPUTarget("cuda", int(device.removeprefix("sm_")), 32)
-    return compile_for(target, source).metadata.shared
+    return compiled_on(device, source).metadata.shared
 
 
 def _type(given: Any) -> str:

@@ -15,15 +15,13 @@ import jax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
-from triton.backends.compiler import GPUTarget
 
-from attest.kernels.triton.compiled import Source, compile_for
+from attest.kernels.triton.compiled import THREADS_OF_A_WARP, Source, compiled_on
 from attest.kernels.triton.launch import Launch
 
 _CUSTOM_CALL = "__gpu$xla.gpu.ptx"
 # XLA takes the settings of this custom call as text, as calls of this version have them.
 _API_VERSION = 2
-_THREADS_OF_A_WARP = 32
 
 _SIGNATURE = re.compile(r"(\.entry\s+(\w+)\s*\()(.*?)(\))", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s[^,]*?(\w+_param_(\d+))\b")
@@ -94,14 +92,9 @@ def with_ints(ptx: str, ints: dict[int, int], count: int) -> str:
     return f"{head}{constants}{own}{signature[1]}\n{kept}\n{signature[4]}{body}"
 
 
-@lru_cache(maxsize=1024)
-def _compiled(device: str, source: Source) -> Any:
-    return compile_for(GPUTarget("cuda", int(device.removeprefix("sm_")), _THREADS_OF_A_WARP), source)
-
-
 def _settings(call: PtxCall) -> str:
     """What the custom call launches, as the text of an MLIR dictionary."""
-    compiled = _compiled(call.device, call.source)
+    compiled = compiled_on(call.device, call.source)
     count = sum(kind != "constexpr" for kind in call.source.types)
     ptx = with_ints(compiled.asm["ptx"], dict(call.ints), count)
     grid, metadata = (*call.grid, 1, 1), compiled.metadata
@@ -109,7 +102,7 @@ def _settings(call: PtxCall) -> str:
         "grid_x": grid[0],
         "grid_y": grid[1],
         "grid_z": grid[2],
-        "block_x": metadata.num_warps * _THREADS_OF_A_WARP,
+        "block_x": metadata.num_warps * THREADS_OF_A_WARP,
         "block_y": 1,
         "block_z": 1,
         "shared_mem_bytes": metadata.shared,

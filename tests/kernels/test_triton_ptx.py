@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attest.kernels.triton import flash_attention, ptx
+from attest.kernels.triton import compiled, flash_attention, ptx
 from attest.kernels.triton import launch as module
 from tests.kernels.interpreted import needs_compiler
 
@@ -88,14 +88,14 @@ def program(lengths: tuple[int, int]) -> str:
 @pytest.mark.usefixtures("for_hopper")
 def test_a_program_has_the_kernel_and_its_lengths() -> None:
     """One compilation by Triton serves all lengths: only the PTX differs."""
-    ptx._compiled.cache_clear()
+    compiled.compiled_on.cache_clear()
     texts = [program(lengths) for lengths in ((37, 41), (53, 59))]
     for text, (queries, keys) in zip(texts, ((37, 41), (53, 59)), strict=True):
         assert text.count("__gpu$xla.gpu.ptx") == 1
         assert f" = {queries};" in text
         assert f" = {keys};" in text
         assert "shared_mem_bytes = " in text
-    assert ptx._compiled.cache_info().misses == 1
+    assert compiled.compiled_on.cache_info().misses == 1
 
 
 @pytest.mark.usefixtures("for_hopper")
@@ -103,7 +103,7 @@ def test_what_does_not_compile_is_not_lowered(monkeypatch: pytest.MonkeyPatch) -
     def fails(*_: object) -> None:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(ptx, "compile_for", fails)
-    ptx._compiled.cache_clear()
+    monkeypatch.setattr(compiled, "compile_for", fails)
+    compiled.compiled_on.cache_clear()
     with pytest.raises(RuntimeError, match="no such instruction"):
         program((37, 43))

@@ -62,7 +62,7 @@ def test_blocks_that_do_not_fit_are_named():
 def test_compiling_needs_no_cache(folder, monkeypatch):
     """jax-triton, once imported, leaves this variable empty; a home folder may not be writable."""
     monkeypatch.setattr(compiled._triton.knobs.cache, "dir", folder)
-    compiled._shared_bytes.cache_clear()
+    compiled.compiled_on.cache_clear()
     with recorded("sm_90") as launches:
         trace(fwd_params=FITS)
     assert compiled._shared_bytes("sm_90", compiled.Source.of(launches[0])) > 0
@@ -101,7 +101,7 @@ def test_blocks_that_fit_are_launched():
     # Tiles of 128 x 128 are close enough to the limit that only the compiler knows.
     grads = trace(fwd_params=BlockSizes(128, 128, 8, 2), bwd_params=FITS)
     assert [x.shape for x in grads] == [SHAPE.shape] * 3
-    assert compiled._shared_bytes.cache_info().currsize
+    assert compiled.compiled_on.cache_info().currsize
 
 
 @pytest.mark.parametrize(

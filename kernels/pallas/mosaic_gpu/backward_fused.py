@@ -167,9 +167,9 @@ def backward_fused(
 ) -> None:
     """The body of the kernel.
 
-    outputs: d_key, d_value; d_query [B, H, whole blocks of Sq, D] float32, not scaled, not written for rows
-    before the first that sees a key; and where pairs may be hidden leak and key_leak, [B, Hk, keys] float32:
-    NaN for sums of keys, and for keys, that are not finite.
+    outputs: d_key, d_value; d_query [B, H, full blocks of Sq, D] float32, before it is scaled: the kernel
+    writes no row before the first that sees a key. Where pairs may be hidden also leak and key_leak,
+    [B, Hk, keys] float32: NaN for each sum of a key, and each key, that is not finite.
     """
     owner = locate_fused_tile(spec, lax.axis_index(PROGRAM))
     batch, key_head, block = owner

@@ -147,11 +147,12 @@ def _schedule(spec: KernelSpec, blocks: Blocks) -> dict[str, jax.Array]:
 def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
     rows = describe_rows(call, xp=array_module(call))
     terms = _normalized(terms)
-    if _blocks(settings, "backward_key", call).fused:
-        sums = _fused_cotangents(settings, call, rows, terms)
+    blocks = _blocks(settings, "backward_key", call)
+    if blocks.fused:
+        sums = _fused_cotangents(settings, call, rows, terms, blocks)
     else:
         d_query = _query_cotangent(settings, call, rows, terms)
-        sums = {"d_query": d_query, **_key_cotangents(settings, call, rows, terms)}
+        sums = {"d_query": d_query, **_key_cotangents(settings, call, rows, terms, blocks)}
     of = {"d_query": call.query, "d_key": call.key, "d_value": call.value}
     cut = {name: from_operand(x)[:, : of[name].shape[1], :, : of[name].shape[3]] for name, x in sums.items()}
     d_bias = None if call.bias is None else _bias_cotangent(settings, call, rows, terms)
@@ -185,8 +186,9 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
     return _repaired(spec, body, "flash_repair_query", arrays, filled)["d_query"]
 
 
-def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> dict[str, jax.Array]:
-    blocks = _blocks(settings, "backward_key", call)
+def _key_cotangents(
+    settings: Settings, call: Call, rows: Rows, terms: RowTerms, blocks: BackwardBlocks
+) -> dict[str, jax.Array]:
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
     results = _of_keys(spec, call)
     sums: dict[str, jax.Array] = {}
@@ -207,8 +209,9 @@ def _key_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
     return _repaired(spec, partial(repair_tile.d_key, None), "flash_repair_key", arrays, sums)
 
 
-def _fused_cotangents(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> dict[str, jax.Array]:
-    blocks = _blocks(settings, "backward_key", call)
+def _fused_cotangents(
+    settings: Settings, call: Call, rows: Rows, terms: RowTerms, blocks: BackwardBlocks
+) -> dict[str, jax.Array]:
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
     require_fusible(spec, blocks)
     outputs = {
