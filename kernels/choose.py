@@ -223,7 +223,7 @@ def _why_not(
 
 
 def missing_package(
-    capabilities: Capabilities, device: Device, installed: Callable[[str], bool] = _installed
+    capabilities: Capabilities, device: Device, installed: Callable[[str], bool]
 ) -> str | None:
     """Return which package an implementation needs on a device and does not find, in one clause; or None."""
     packages = capabilities.packages + (capabilities.amd_packages if device.of_amd else ())

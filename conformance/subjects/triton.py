@@ -79,9 +79,8 @@ def _why_not_interpreted() -> str | None:
         return "needs a process started with TRITON_INTERPRET=1"
     installed = version("triton")
     if tuple(map(int, installed.split(".")[:2])) < _OLDEST_INTERPRETED:
-        return (
-            f"needs triton {'.'.join(map(str, _OLDEST_INTERPRETED))} or newer, and {installed} is installed"
-        )
+        oldest = ".".join(map(str, _OLDEST_INTERPRETED))
+        return f"needs triton {oldest} or newer, and {installed} is installed"
     return None
 
 

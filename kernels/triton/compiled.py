@@ -85,7 +85,7 @@ def compile_for(target: GPUTarget, source: Source) -> Any:
 
 @lru_cache(maxsize=1024)
 def compiled_on(device: str, source: Source) -> Any:
-    """The same for a device by its name, such as "sm_90" or "gfx942", once in a process."""
+    """Compile a kernel for a device, such as "sm_90" or "gfx942", once in a process."""
     if device.startswith("gfx"):
         target = GPUTarget("hip", device, THREADS_OF_A_WAVE)
     else:
@@ -94,7 +94,7 @@ def compiled_on(device: str, source: Source) -> Any:
 
 
 def compile_afresh(target: GPUTarget, source: Source) -> Any:
-    """The same, whatever is in Triton's cache, so that the compilers' messages are heard.
+    """Compile as `compile_for`, whatever is in Triton's cache, so that the compilers' messages are heard.
 
     For a process with one thread: a folder of its own is set in the environment.
     """
