@@ -30,6 +30,9 @@ _SMALL = {
     "backward_key": {**_BACKWARD, "separate": True},
     "backward_bias": _BACKWARD,
 }
+# Queries in a step of the fused backward kernel, by what both head dims are padded to; it has no others.
+_FUSED_STEPS = {(64, 64): 128, (128, 128): 64}
+_FUSED_FEATURES = frozenset({"scale", "soft_cap", "causal", "sinks", "unnormalized", "gqa", "value_dim"})
 
 # Up to this head dim shared memory has room for a mask and a bias beside the tiles of two consumers.
 _LARGEST_BESIDE_PAIRS = 192
@@ -66,6 +69,36 @@ def _flash_attention(
     return flash_attention_with_lse(query, key, value, **options)
 
 
+def _fused_step(arguments: Mapping[str, Any]) -> int | None:
+    """The queries in a step of the fused backward kernel, None if there is none for this call."""
+    from attest.kernels.operations.abstract_call import abstract_call
+    from attest.kernels.pallas.mosaic_gpu.blocks import pad_dims
+    from attest.kernels.pallas.mosaic_gpu.spec import work_of
+
+    try:
+        call = abstract_call(arguments).call
+    except (TypeError, ValueError, NotImplementedError):
+        return None  # the kernel says what is wrong
+    dims = call.query.shape[3], call.value.shape[3]
+    if work_of(call) & {"ranges", "pairs"} or max(dims) > max(max(_FUSED_STEPS)):
+        return None  # pairs are hidden by more than causal order, or rows are too long
+    return _FUSED_STEPS.get(pad_dims(*dims))
+
+
+def _fused_flash_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """`flash_attention_with_lse`, of which one kernel sums dquery, dkey and dvalue where it can.
+
+    The table takes that kernel for thousands of queries only.
+    """
+    from attest.kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, flash_attention_with_lse
+
+    step = _fused_step({"query": query, "key": key, "value": value, **options})
+    if step is not None:
+        blocks = BackwardBlocks(step=step, stages=2, consumers=2, registers=(232, 24), fused=True)
+        options["bwd_params"] = BackwardSizes(backward_key=blocks)
+    return flash_attention_with_lse(query, key, value, **options)
+
+
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
     """Weights and dS cast to the inputs' dtype, all else in float32."""
     functions = {**CUDA, "tanh": 2.0**-20}  # their own: kernels/pallas/mosaic_gpu/tanh.py
@@ -79,21 +112,36 @@ def _why_not_here() -> str | None:
     return f"needs a GPU of compute capability {COMPUTE_CAPABILITY}, this machine has {device.device_kind}"
 
 
+_DECLARED: Mapping[str, Any] = {
+    **declared(MOSAIC_GPU),
+    "numerics": _numerics,
+    "backend": "gpu",
+    "returns_lse": True,
+    "ready": _why_not_here,
+}
+
 SUBJECTS = (
     Subject(
         name="pallas.mosaic_gpu",
         call=_flash_attention,
-        **declared(MOSAIC_GPU),
+        **_DECLARED,
         meshes=("explicit",),
-        sharded=declared(MOSAIC_GPU)["features"],
-        numerics=_numerics,
-        backend="gpu",
+        sharded=_DECLARED["features"],
         tilings=(
             Tiling({"blocks": _SMALL}, query_block=128, key_block=64),
             Tiling({}, *PRODUCTION_BLOCKS),
         ),
-        returns_lse=True,
         longest=1 << 20,
-        ready=_why_not_here,
+    ),
+    Subject(
+        name="pallas.mosaic_gpu.fused",
+        call=_fused_flash_attention,
+        **_DECLARED
+        | {
+            "features": _FUSED_FEATURES,
+            "unjudged": _DECLARED["features"] - _FUSED_FEATURES,
+            "head_dims": (1, max(max(_FUSED_STEPS))),
+        },
+        tilings=(Tiling({}, query_block=64, key_block=128),),
     ),
 )

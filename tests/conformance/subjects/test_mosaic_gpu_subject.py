@@ -22,6 +22,7 @@ from attest.conformance.subject import find
 from attest.conformance.subjects.mosaic_gpu import FEWEST_KEYS, PRODUCTION_BLOCKS
 
 SUBJECT = find("pallas.mosaic_gpu")
+FUSED = find("pallas.mosaic_gpu.fused")
 
 
 def blocks_crossed(case: Case) -> int:
@@ -69,9 +70,10 @@ def test_arrays_of_any_rank_reach_the_kernel(shape: tuple[int, ...], monkeypatch
         return [x.shape for x in arrays]
 
     monkeypatch.setattr(mosaic_gpu, "flash_attention_with_lse", shapes)
-    for tiling in SUBJECT.tilings:
-        got = SUBJECT.call(*(np.zeros(shape),) * 3, bias=np.zeros(shape[1:]), **tiling.options)
-        assert got == [shape] * 3
+    for subject in (SUBJECT, FUSED):
+        for tiling in subject.tilings:
+            got = subject.call(*(np.zeros(shape),) * 3, bias=np.zeros(shape[1:]), **tiling.options)
+            assert got == [shape] * 3
 
 
 def test_a_tiling_gives_every_kernel_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +99,56 @@ def test_a_tiling_gives_every_kernel_its_blocks(monkeypatch: pytest.MonkeyPatch)
     assert backward.backward_key.separate
     assert given == [{"causal": True, "fwd_params": blocks, "bwd_params": backward}, {"causal": True}]
     assert (production.query_block, production.key_block) == PRODUCTION_BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "options", "step"),
+    [
+        (64, {}, 128),
+        (40, {"causal": True}, 128),
+        (128, {"causal": True, "logits_soft_cap": 3.0}, 64),
+        (80, {}, None),
+        (256, {}, None),
+        (512, {}, None),
+        (64, {"sliding_window": (1, 1)}, None),
+        (64, {"bias": np.zeros((1, 1, 1, 3), np.float32)}, None),
+        (64, {"no_such_option": 3}, None),
+    ],
+)
+def test_one_subject_asks_for_the_fused_kernel_where_there_is_one(
+    head_dim: int, options: dict[str, Any], step: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attest.kernels.pallas import mosaic_gpu
+
+    given: list[Any] = []
+
+    def spy(*_arrays: Any, bwd_params: Any = None, **_options: Any) -> None:
+        given.append(None if bwd_params is None else bwd_params.backward_key)
+
+    monkeypatch.setattr(mosaic_gpu, "flash_attention_with_lse", spy)
+    FUSED.call(*(np.zeros((1, 3, 2, head_dim), np.float16),) * 3, **options)
+    (chosen,) = given
+    assert (None if chosen is None else (chosen.fused, chosen.step)) == (
+        None if step is None else (True, step)
+    )
+
+
+def test_the_quick_gate_reaches_the_fused_kernel_with_each_feature_across_blocks() -> None:
+    planned = tuple(tasks(FUSED, load_profile("quick"), seed=0))
+    cases = [case for task in planned for case, names in task.cases if "gradients" in names]
+    fused = [case for case in cases if not 64 < max(case.head_dim, case.value_dim or 0) <= 96]
+    assert len(fused) >= 10
+    assert frozenset().union(*(case.features for case in fused)) == FUSED.features
+    (tiling,) = FUSED.tilings
+    assert tiling.query_block is not None
+    assert tiling.key_block is not None
+    for causal in (False, True):
+        across = [
+            case
+            for case in fused
+            if case.q_len > tiling.query_block and case.kv_len > tiling.key_block and case.causal == causal
+        ]
+        assert across
 
 
 def test_the_declared_blocks_are_those_of_the_kernels() -> None:
