@@ -163,13 +163,26 @@ def test_one_query_takes_one_launch_where_nothing_hides() -> None:
     assert "flash_repair" not in program
 
 
-def test_what_is_changed_in_place_is_kept_from_other_launches_results() -> None:
-    """Of a launch in a scan, XLA puts its results where the scan stacks them, and changes those in place."""
-    program = lowered(tensors(64), {"causal": True})
-    changed = re.findall(r"(%\d+)(?::\d+)? = stablehlo\.custom_call @\w+\(.*output_operand_aliases", program)
-    assert len(changed) == 3
-    for result in changed:
-        assert re.search(rf"= stablehlo\.optimization_barrier {result}\b", program)
+FUSED = BackwardSizes(
+    backward_key=BackwardBlocks(step=128, stages=2, consumers=2, registers=(232, 24), fused=True)
+)
+
+
+@pytest.mark.parametrize("options", [{}, {"bwd_params": FUSED}], ids=["apart", "fused"])
+def test_what_is_changed_in_place_is_kept_apart(options: dict[str, Any]) -> None:
+    """XLA hands slices to a launch: of what it is to change, and of where a scan stacks what it returns."""
+    program = lowered(tensors(64), {"causal": True, **options})
+    barriers = set(re.findall(r"(%\d+)(?::\d+)? = stablehlo\.optimization_barrier ", program))
+    guarded = set(re.findall(r"%\d+", " ".join(re.findall(r"optimization_barrier ([^:]+) :", program))))
+    launches = re.findall(
+        r"(%\d+)(?::\d+)? = stablehlo\.custom_call @\w+\(([^)]*)\)(.*output_operand_aliases.*)", program
+    )
+    repairs = [launch for launch in launches if "flash_repair" in launch[2]]
+    assert len(repairs) == 3
+    for result, operands, rest in repairs:
+        assert result in guarded
+        for index in re.findall(r"operand_index = (\d+)", rest):
+            assert operands.split(", ")[int(index)].partition("#")[0] in barriers
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -56,7 +56,7 @@ from attest.kernels.pallas.mosaic_gpu.scratch import require_fusible, scratch, s
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.pallas.mosaic_gpu.tiles import tiles
-from attest.kernels.pallas.mosaic_gpu.transfers import as_operand, from_operand, operand_shape
+from attest.kernels.pallas.mosaic_gpu.transfers import from_operand, operand_shape
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.visibility import Rows, array_module, describe_rows
 
@@ -239,8 +239,6 @@ def _fused_cotangents(
         # dS of a hidden pair is 0. So only a key that is not finite reaches dquery from behind one.
         leak = jnp.repeat(filled.pop("key_leak").sum(axis=2, keepdims=True), spec.group, axis=1)
         of_query["leak"] = jnp.broadcast_to(leak, _of_row(spec).shape)
-        if not spec.unrounded:
-            of_query["d_query"] = as_operand(d_query[:, : spec.q_length])
     for_queries, for_keys = partial(repair_tile.d_query, blocks.own), partial(repair_tile.d_key, blocks.step)
     of_query = _repaired(spec, for_queries, "flash_repair_query", arrays, of_query)
     return {**of_query, **_repaired(spec, for_keys, "flash_repair_key", arrays, filled)}

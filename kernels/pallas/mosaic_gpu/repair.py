@@ -8,7 +8,6 @@ with what may not be seen taken out of the second product.
 A program is one warpgroup that takes tiles of 64 by 64 one after the other.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -27,7 +26,9 @@ from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tanh import any_above
 from attest.kernels.pallas.mosaic_gpu.tile import BY_COLUMN, load
 
-_READ_TILES = 4  # the most whose rows a thread reads at a time, to see whether any is not finite
+# The most whose rows a warp reads at a time, to see whether any is not finite: 64 numbers a thread. A program
+# waits for memory once for so many.
+_READ_TILES = 32
 
 type Body = Callable[[KernelSpec, Mapping[str, Any], Shared, Any], None]
 
@@ -48,7 +49,9 @@ def repair(
     """
     # Only the forward kernel's sums depend on how many keys a step takes.
     spec = replace(spec, q_block=ROWS, k_block=spec.k_block if "out" in results else ROWS)
-    refs = {name: jax.new_ref(x) for name, x in results.items()}
+    # Without the barriers, XLA hands slices to the launch: of an array that it is to change, and then changes
+    # none of what is there; of the stacked results of a scan, for what it returns, which hold nothing yet.
+    refs = {name: jax.new_ref(x) for name, x in lax.optimization_barrier(dict(results)).items()}
     launch(
         partial(_program, body, spec, leak.shape[2] // ROWS),
         Shared,
@@ -59,8 +62,6 @@ def repair(
         PROGRAMS,
         warpgroups=1,
     )
-    # Of a call in a scan, XLA would give the launch a slice of the stacked results to write to, and none of
-    # what is there to be changed.
     return lax.optimization_barrier({name: jax.freeze(ref) for name, ref in refs.items()})
 
 
@@ -72,27 +73,35 @@ def _program(
     _: Mapping[str, Any],
     shared: Shared,
 ) -> None:
-    """The tiles of a program that have a row that is not finite, and those that are read with them.
+    """The tiles of a program that have a row that is not finite.
 
     blocks: how many each head has, with those past the end of its rows.
     """
     of_queries = "out" in arrays or "d_query" in arrays
     spec_blocks, heads = (spec.q_blocks, spec.heads) if of_queries else (spec.k_blocks, spec.key_heads)
     tiles = spec.entries * heads * blocks
-    together = math.gcd(tiles, _READ_TILES)
-    groups = tiles // together
-    mine = -(-groups // PROGRAMS)
+    mine = -(-tiles // PROGRAMS)
+    together = min(mine, _READ_TILES)
     begin = lax.axis_index(PROGRAM) * mine
+    end = jnp.minimum(begin + mine, tiles)
+
+    def leaked(first: Any, count: int) -> Any:
+        # By column, every warp holds all of the rows, so that all come to the same answer.
+        rows = load(arrays["leak"].at[pl.ds(first * ROWS, count * ROWS)], BY_COLUMN)
+        return any_above(0.0, rows, BY_COLUMN) > 0
 
     def one(tile: Any, _: None) -> None:
         head, block = lax.div(tile, blocks), lax.rem(tile, blocks)
-        pl.when(block < spec_blocks)(lambda: body(spec, arrays, shared, head * spec_blocks + block))
 
-    def group(i: Any, _: None) -> None:
-        rows = pl.ds(i * (together * ROWS), together * ROWS)
-        # By column, every warp holds all of them, so that all come to the same answer.
-        leaked = any_above(0.0, load(arrays["leak"].at[rows], BY_COLUMN), BY_COLUMN)
-        stop = jnp.where(leaked > 0, (i + 1) * together, i * together)
-        lax.fori_loop(i * together, stop, one, None)
+        @pl.when(jnp.logical_and(block < spec_blocks, leaked(tile, 1)))
+        def _() -> None:
+            body(spec, arrays, shared, head * spec_blocks + block)
 
-    lax.fori_loop(begin, jnp.minimum(begin + mine, groups), group, None)
+    def several(i: Any, _: None) -> None:
+        first = begin + i * together
+        # The last of them end with the rows, and some are read twice.
+        found = leaked(jnp.minimum(first, tiles - together), together)
+        stop = jnp.where(found, jnp.minimum(first + together, end), first)
+        lax.fori_loop(first, stop, one, None)
+
+    lax.fori_loop(0, lax.div(jnp.maximum(end - begin, 0) + together - 1, together), several, None)
