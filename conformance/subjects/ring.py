@@ -55,11 +55,13 @@ _BY_NAME = {
 _KERNELS: Mapping[str, _Kernel] = {
     "xla": _Kernel(_BY_NAME["xla.flash_attention"], "xla", multiple=16),
     "triton.interpret": _Kernel(_BY_NAME["triton.interpret"], "triton"),
-    "triton.cuda": _Kernel(_BY_NAME["triton.cuda"], "triton", most=4),
+    "triton.cuda": _Kernel(_BY_NAME["triton.cuda"], "triton", most=2),
+    "triton.cuda.4_gpus": _Kernel(_BY_NAME["triton.cuda"], "triton", most=4),
     "pallas.tpu_interpret": _Kernel(
         _BY_NAME["pallas.tpu_interpret"], "pallas_tpu", partial(pallas.interpreted_call, seed=1)
     ),
-    "pallas.mosaic_gpu": _Kernel(_BY_NAME["pallas.mosaic_gpu"], "mosaic_gpu", most=4),
+    "pallas.mosaic_gpu": _Kernel(_BY_NAME["pallas.mosaic_gpu"], "mosaic_gpu", most=2),
+    "pallas.mosaic_gpu.4_gpus": _Kernel(_BY_NAME["pallas.mosaic_gpu"], "mosaic_gpu", most=4),
 }
 
 # Of calls from outside of jax.shard_map. Each array of cases takes the next choice, its "long" ones the last.

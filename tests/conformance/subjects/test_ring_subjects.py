@@ -34,8 +34,18 @@ def test_all_of_this_in_a_process_of_eight_devices() -> None:
 
 def test_every_kernel_has_a_ring_from_outside_and_inside() -> None:
     names = {name for name in discover() if name.startswith("ring.")}
-    kernels = ("xla", "triton.interpret", "triton.cuda", "pallas.tpu_interpret", "pallas.mosaic_gpu")
+    on_cpus = ("xla", "triton.interpret", "pallas.tpu_interpret")
+    on_gpus = ("triton.cuda", "pallas.mosaic_gpu", "triton.cuda.4_gpus", "pallas.mosaic_gpu.4_gpus")
+    kernels = (*on_cpus, *on_gpus)
     assert names == {f"ring.{kernel}{way}" for kernel in kernels for way in ("", ".inside")}
+
+
+@pytest.mark.parametrize("kernel", ["triton.cuda", "pallas.mosaic_gpu"])
+def test_a_ring_of_gpus_runs_on_two_of_them_and_another_on_four(kernel: str) -> None:
+    for name, most in ((kernel, 2), (f"{kernel}.4_gpus", 4)):
+        tilings = [tiling.options for way in ("", ".inside") for tiling in find(f"ring.{name}{way}").tilings]
+        assert max(options["devices"] for options in tilings) == most
+        assert {options["strategy"] for options in tilings} == set(STRATEGIES)
 
 
 def test_a_ring_needs_its_devices() -> None:
