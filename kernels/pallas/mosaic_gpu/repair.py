@@ -82,26 +82,25 @@ def _program(
     tiles = spec.entries * heads * blocks
     mine = -(-tiles // PROGRAMS)
     together = min(mine, _READ_TILES)
-    begin = lax.axis_index(PROGRAM) * mine
-    end = jnp.minimum(begin + mine, tiles)
+
+    def end() -> Any:
+        # Computed where it is needed: registers are few.
+        return jnp.minimum((lax.axis_index(PROGRAM) + 1) * mine, tiles)
 
     def leaked(first: Any, count: int) -> Any:
         # By column, every warp holds all of the rows, so that all come to the same answer.
         rows = load(arrays["leak"].at[pl.ds(first * ROWS, count * ROWS)], BY_COLUMN)
         return any_above(0.0, rows, BY_COLUMN) > 0
 
-    def one(tile: Any, _: None) -> None:
+    def repaired(tile: Any) -> None:
         head, block = lax.div(tile, blocks), lax.rem(tile, blocks)
+        pl.when(block < spec_blocks)(lambda: body(spec, arrays, shared, head * spec_blocks + block))
 
-        @pl.when(jnp.logical_and(block < spec_blocks, leaked(tile, 1)))
-        def _() -> None:
-            body(spec, arrays, shared, head * spec_blocks + block)
+    def step(tile: Any) -> Any:
+        # The last that are read together end with the rows.
+        found = leaked(jnp.minimum(tile, tiles - together), together)
+        following = jnp.where(found, tile + 1, tile + together)
+        pl.when(jnp.logical_and(found, leaked(tile, 1)))(lambda: repaired(tile))
+        return following
 
-    def several(i: Any, _: None) -> None:
-        first = begin + i * together
-        # The last of them end with the rows, and some are read twice.
-        found = leaked(jnp.minimum(first, tiles - together), together)
-        stop = jnp.where(found, jnp.minimum(first + together, end), first)
-        lax.fori_loop(first, stop, one, None)
-
-    lax.fori_loop(0, lax.div(jnp.maximum(end - begin, 0) + together - 1, together), several, None)
+    lax.while_loop(lambda tile: tile < end(), step, lax.axis_index(PROGRAM) * mine)
