@@ -62,6 +62,7 @@ class Settings:
     unrounded: whether both passes return float32, as it is before the last rounding. It is for calls on a
         part of the keys, whose results are merged: see `attest.kernels.partial`. The lse of `RowTerms` is
         then that of all keys, and forward keeps nothing that depends on its own.
+    reads_row_max: whether the caller reads row_max although out is normalised: see `Forward`.
     function: the name of the public function, with which messages about derivatives begin.
     """
 
@@ -71,6 +72,7 @@ class Settings:
     precision: Any
     logits_dtype: str
     unrounded: bool = False
+    reads_row_max: bool = False
     function: str = "flash_attention"
 
     def result_dtype(self, dtype: Any) -> Any:
@@ -82,8 +84,9 @@ class Forward(NamedTuple):
     """What a forward pass returns.
 
     out: [B, Sq, Hq, Dv] in the dtype of query, float32 if it is unrounded. lse: [B, Hq, Sq] float32. row_max:
-    [B, Hq, Sq] float32, the maximum over visible keys alone, -inf where a row sees none. kept: what else the
-    backward pass uses.
+    [B, Hq, Sq] float32, the maximum over visible keys alone, -inf where a row sees none. Where out is
+    normalised and nothing else of it is read, a pass may return less for rows that see a key. kept: what else
+    the backward pass uses.
     """
 
     out: jax.Array

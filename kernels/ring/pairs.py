@@ -48,8 +48,12 @@ class Ring:
 
     @property
     def unrounded(self) -> Settings:
-        """The settings of the call of a pair: normalised, and rounded when all pairs are merged."""
-        return replace(self.settings, unrounded=True, normalize_output=True)
+        """The settings of the call of a pair: normalised, and rounded when all pairs are merged.
+
+        An out that is not to be normalised is then made of the maxima of all pairs.
+        """
+        reads = not self.settings.normalize_output
+        return replace(self.settings, unrounded=True, normalize_output=True, reads_row_max=reads)
 
 
 @dataclass(frozen=True)

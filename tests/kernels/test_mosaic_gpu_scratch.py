@@ -47,6 +47,7 @@ def spec(k_block: int, value_dim: int = 64, head_dim: int = 64, length: int = 12
         cap=None,
         rounded=None,
         normalize=True,
+        exact_reference=False,
         causal=False,
         first=False,
         last=False,

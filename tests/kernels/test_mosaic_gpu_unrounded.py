@@ -15,6 +15,8 @@ from attest.kernels.arguments import check_call
 from attest.kernels.cotangents import row_terms
 from attest.kernels.implementation import Settings
 from attest.kernels.pallas.mosaic_gpu.passes import PASSES
+from attest.kernels.pallas.mosaic_gpu.spec import describe
+from attest.kernels.visibility import describe_rows
 from tests.kernels.test_mosaic_gpu import DIMS, FEATURES, needs_hopper, of_first_rows, poisoned, tensors
 
 # What `Settings` holds; the other options are of the call.
@@ -79,6 +81,30 @@ def test_unrounded_results_lower_for_cuda(queries: int | None) -> None:
 @pytest.mark.parametrize("name", FEATURES)
 def test_rounding_last_gives_the_ordinary_results(name: str, dims: tuple[int, int]) -> None:
     assert_unrounded(FEATURES[name], tensors(*dims))
+
+
+@pytest.mark.parametrize(
+    ("normalize", "reads", "exact"), [(True, False, False), (True, True, True), (False, False, True)]
+)
+def test_logits_are_relative_to_their_maximum_where_it_is_read(
+    normalize: bool, reads: bool, exact: bool
+) -> None:
+    settings = Settings(None, None, normalize, None, "float32", reads_row_max=reads)
+    call = check_call(*tensors(64))
+    assert describe(settings, call, describe_rows(call), (64, 64), 128, 128).exact_reference == exact
+
+
+@needs_hopper
+@pytest.mark.parametrize("queries", [None, 1])
+def test_the_maximum_of_a_row_is_exact_where_it_is_read(queries: int | None) -> None:
+    """Logits that rise by less than what the softmax leaves behind."""
+    query, key, value = tensors(64)
+    rising = jnp.linspace(0.0, 3.0, key.shape[1])[None, :, None, None].astype(key.dtype)
+    query, key = jnp.ones_like(query[:, :queries]), jnp.broadcast_to(rising, key.shape)
+    settings, _ = settings_of({})
+    run = jax.jit(partial(PASSES.forward, replace(settings, reads_row_max=True)))
+    found = run(check_call(query, key, value, softmax_scale=1.0 / 64)).row_max
+    np.testing.assert_allclose(found, np.full(found.shape, 3.0), rtol=1e-6)
 
 
 @needs_hopper

@@ -243,7 +243,7 @@ def _consume(
     rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
     if spec.hides:
         outputs["leak"][entry, head, rows] = leaked(acc)
-    # Short of the maximum by up to SLACK where out is normalised; then all that is read of it is -inf.
+    # Short of the maximum by up to SLACK where no reference is exact; then all that is read of it is -inf.
     row_max = m if spec.partial else m * (LN2 * spec.reference_unit)
     outputs["row_max"][entry, head, rows] = jnp.where(norm == 0.0, -jnp.inf, row_max)
     lse, factor = finish(spec, arrays, head, m, norm)

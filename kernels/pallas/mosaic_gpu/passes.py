@@ -66,7 +66,8 @@ _PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "
 
 def _forward(settings: Settings, call: Call) -> Forward:
     rows = describe_rows(call, xp=array_module(call))
-    few = _few(call, rows) if settings.normalize_output else None
+    packs = settings.normalize_output and not settings.reads_row_max
+    few = _few(call, rows) if packs else None
     blocks = settings.forward or _chosen(call, few is not None)
     if few is None:
         return _sums(settings, call, rows, blocks)

@@ -163,8 +163,8 @@ def _bare(spec: KernelSpec) -> bool:
 
 
 def _slack(tile: Tile) -> float:
-    """An out that is not normalised is relative to the maximum itself (S10)."""
-    return SLACK if tile.spec.normalize else 0.0
+    """An out that is not normalised is relative to the maximum itself (S26)."""
+    return 0.0 if tile.spec.exact_reference else SLACK
 
 
 def _moved(spec: KernelSpec, slack: float, highest: jax.Array, row: _Row) -> tuple[_Row, jax.Array]:

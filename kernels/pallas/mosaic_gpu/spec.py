@@ -31,14 +31,14 @@ class KernelSpec:
     """One launch. S, the product of query and key, becomes u; u * unit is the logit in bits.
 
     head_dim: of the padded query and key. value_dim: of the padded value. rounded: the dtype that logits are
-    rounded to, None for none. causal: whether causal order alone decides what a row sees; else first, last
-    and segments say which arrays do, and by_batch whether those have an entry for each batch row. alibi:
-    whether heads have slopes; slope_batch: whether those of each batch row are others. mask, bias: None
-    without; else which of their four axes have more than one entry. bias_dtype: of the bias in memory.
-    q_block, k_block: the queries and keys that a step of a program deals with. parts: how many programs share
-    the keys of a row, in the forward kernel. partial: whether it returns the sums of each part, as
-    `attest.kernels.few_queries.Partial` has them. unrounded: as `attest.kernels.implementation.Settings`
-    says.
+    rounded to, None for none. exact_reference: whether what logits are relative to is their maximum. causal:
+    whether causal order alone decides what a row sees; else first, last and segments say which arrays do, and
+    by_batch whether those have an entry for each batch row. alibi: whether heads have slopes; slope_batch:
+    whether those of each batch row are others. mask, bias: None without; else which of their four axes have
+    more than one entry. bias_dtype: of the bias in memory. q_block, k_block: the queries and keys that a step
+    of a program deals with. parts: how many programs share the keys of a row, in the forward kernel. partial:
+    whether it returns the sums of each part, as `attest.kernels.few_queries.Partial` has them. unrounded: as
+    `attest.kernels.implementation.Settings` says.
     """
 
     batch: int
@@ -53,6 +53,7 @@ class KernelSpec:
     cap: float | None
     rounded: Any
     normalize: bool
+    exact_reference: bool
     causal: bool
     first: bool
     last: bool
@@ -250,6 +251,7 @@ def describe(
         cap=call.logits_soft_cap,
         rounded=None if settings.logits_dtype == "float32" else settings.logits_dtype,
         normalize=settings.normalize_output,
+        exact_reference=settings.reads_row_max or not settings.normalize_output,
         causal=alone,
         first=first is not None,
         last=last is not None,

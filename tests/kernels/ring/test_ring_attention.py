@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from kernel_cases import normal
 
 from attest.kernels import flash_attention_with_lse
+from attest.kernels.ring import passes as ring_passes
 from attest.kernels.ring import ring_attention, ring_attention_with_lse
 from attest.kernels.xla.blocks import ChunkSizes
 from tests.kernels.alone import run_alone
@@ -68,6 +69,20 @@ def test_a_bias_may_be_split_by_rows_or_by_keys(spec: P, strategy: str) -> None:
     call = in_shard_map(2, {**SEQUENCE, "bias": spec, "attention_mask": spec}, {"strategy": strategy})
     found = both_passes(call, options, inputs(32, 32))
     assert_same(found, both_passes(flash_attention_with_lse, options, inputs(32, 32)))
+
+
+@here
+def test_rows_that_are_not_normalised_ask_pairs_for_their_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass may return a smaller row_max where it is not told that row_max is read."""
+    real = ring_passes._forward
+
+    def lower(passes: Any, settings: Any, call: Any) -> Any:
+        found = real(passes, settings, call)
+        return found if settings.reads_row_max else found._replace(row_max=found.row_max - 3.0)
+
+    monkeypatch.setattr(ring_passes, "_forward", lower)
+    name = "chunks, causal, not normalised, shared sinks"
+    assert_same(on_ring(name, 28, 36, 2, "ring"), on_one_device(name, 28, 36))
 
 
 @here
