@@ -54,6 +54,11 @@ class Blocks:
         return ROWS * self.consumers
 
     @property
+    def query_stages(self) -> int:
+        """The slots for a tile's query: another for the next one's where programs take several tiles."""
+        return 1 if self.programs is None else 2
+
+    @property
     def warpgroups(self) -> int:
         """Of a program: the consumers, and one that copies what they read."""
         return self.consumers + 1

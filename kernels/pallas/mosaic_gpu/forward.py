@@ -35,8 +35,6 @@ from attest.kernels.pallas.mosaic_gpu.order import locate_query_tile
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
     key_full,
-    own_rows,
-    own_value_rows,
     query_copies,
     slot_empty,
     value_full,
@@ -44,7 +42,7 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
 from attest.kernels.pallas.mosaic_gpu.softmax import nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, over_keys, part_span, rows_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
+from attest.kernels.pallas.mosaic_gpu.tile import Bounds, Tile, leaked, load_bounds, over_rows
 from attest.kernels.pallas.mosaic_gpu.tiles import batch_and_part, over_tiles
 from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, matrix, start_load, start_store
 
@@ -61,29 +59,29 @@ def _value_ring(spec: KernelSpec, blocks: Blocks) -> Any:
     return matrix(spec.dtype, blocks.stages, blocks.k, spec.value_dim)
 
 
+def _query_ring(spec: KernelSpec, blocks: Blocks) -> Any:
+    return matrix(spec.dtype, blocks.query_stages * blocks.consumers, ROWS, spec.head_dim)
+
+
 def _query_full(spec: KernelSpec, blocks: Blocks) -> Any:
-    return barriers(blocks.consumers, query_copies(spec, ROWS)[0])
+    return barriers(blocks.query_stages * blocks.consumers, query_copies(spec, ROWS)[0])
 
 
 def _query_empty(_: KernelSpec, blocks: Blocks) -> Any:
-    return barriers(1, arrivals=blocks.consumers)
-
-
-def _out(spec: KernelSpec, blocks: Blocks) -> Any:
-    return None if blocks.programs is None or spec.partial else own_value_rows(spec, blocks)
+    return barriers(blocks.query_stages, arrivals=blocks.consumers)
 
 
 @dataclass(frozen=True)
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    query [consumers, 64, D]; out [consumers, 64, Dv]; key [stages, k, D]; value [stages, k, Dv]; mask, bias:
-    see `pairs`. out is None where a program has one tile: the query then makes room for it. It is None, too,
-    where results are partial: those are stored from registers. A ring's barriers have an entry for each slot;
-    query_full and ping_pong, for each consumer.
+    query [slots * consumers, 64, D], of two slots where a program has several tiles: the query of the next
+    one comes while this one is at work. out is stored to the slot of its query. key [stages, k, D]; value
+    [stages, k, Dv]; mask, bias: see `pairs`. A ring's barriers have an entry for each slot; query_full, for
+    each consumer of each slot; ping_pong, for each consumer.
     """
 
-    query: Annotated[Any, own_rows]
+    query: Annotated[Any, _query_ring]
     key: Annotated[Any, _key_ring]
     value: Annotated[Any, _value_ring]
     query_full: Annotated[Any, _query_full]
@@ -93,7 +91,6 @@ class Shared:
     value_full: Annotated[Any, value_full]
     value_empty: Annotated[Any, slot_empty]
     ping_pong: Annotated[Any, consumer_signal]
-    out: Annotated[Any, _out] = None
     mask: Annotated[Any, pairs.ring_of_queries("mask")] = None
     bias: Annotated[Any, pairs.ring_of_queries("bias")] = None
     pairs_full: Annotated[Any, pairs.slot_full] = None
@@ -102,17 +99,40 @@ class Shared:
 
 @dataclass(frozen=True)
 class _Consumer:
-    """A consumer at work on a tile. acc: [64, Dv] float32, the sum of P V, which the products accumulate."""
+    """A consumer at work on a tile, the nth of its program.
+
+    acc: [64, Dv] float32, the sum of P V, which the products accumulate.
+    """
 
     spec: KernelSpec
     blocks: Blocks
     shared: Shared
     warpgroup: Any
+    nth: Any
     tile: Tile
     acc: Any
 
     def slot(self, count: Any) -> Any:
         return lax.rem(count, self.blocks.stages)
+
+    @property
+    def query(self) -> Any:
+        """Where its query is, and the barrier that says so."""
+        return _query_slot(self.blocks, self.nth) + self.warpgroup
+
+    def wait_for_query(self) -> None:
+        plgpu.barrier_wait(self.shared.query_full.at[self.query])
+
+    def release_query_before(self) -> None:
+        """Release the slot of the tile before, whose out was stored from there."""
+        if self.blocks.query_stages == 1:
+            return
+
+        @pl.when(self.nth > 0)
+        def _() -> None:
+            if not (self.spec.partial or self.spec.unrounded):
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            plgpu.barrier_arrive(self.shared.query_empty.at[_stage(self.blocks, self.nth - 1)])
 
     def wait_for_signal(self) -> None:
         plgpu.barrier_wait(self.shared.ping_pong.at[self.warpgroup])
@@ -124,7 +144,7 @@ class _Consumer:
         """Start S = Q K^T of a slot, once the block is there and this consumer has its signal."""
         plgpu.barrier_wait(self.shared.key_full.at[slot])
         self.wait_for_signal()
-        plgpu.wgmma(s, self.shared.query.at[self.warpgroup], self.shared.key.at[slot].T)
+        plgpu.wgmma(s, self.shared.query.at[self.query], self.shared.key.at[slot].T)
 
     def skip_block(self, count: Any) -> Any:
         """Release a block that only the other consumers need, once it is there and the signal has come."""
@@ -162,37 +182,78 @@ def flash_forward(
     """The body of the kernel. outputs: out, lse, row_max, leak, by name."""
 
     def produce() -> None:
-        over_tiles(spec, blocks, arrays, partial(_produce, spec, blocks, arrays, shared))
+        over_tiles(
+            spec, blocks, arrays, partial(_load_span, spec, arrays), partial(_produce, spec, blocks, arrays, shared)
+        )
 
     def consume(warpgroup: Any) -> None:
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
-        over_tiles(spec, blocks, arrays, partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup))
+        load = partial(_load, spec, blocks, arrays, warpgroup)
+        over_tiles(
+            spec, blocks, arrays, load, partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup)
+        )
         plgpu.wait_smem_to_gmem(0)
 
     warp_specialize(blocks, produce, consume)
 
 
-def _visit(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> tuple[Any, Any, Any, Span]:
+def _load_span(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> Span | None:
+    """The key blocks of a tile, where arrays say which."""
+    entry, _, block = locate_query_tile(spec, tile)
+    return key_span(spec, arrays, batch_and_part(spec, entry)[0], block) if spec.uses_ranges else None
+
+
+def _load(
+    spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], warpgroup: Any, tile: Any
+) -> tuple[Span | None, Bounds]:
+    """What a consumer reads from memory before it begins with a tile."""
+    entry, head, block = locate_query_tile(spec, tile)
+    row = block * blocks.own + warpgroup * ROWS
+    held = Tile(spec, arrays, batch_and_part(spec, entry)[0], head, row, key=None)
+    return _load_span(spec, arrays, tile), load_bounds(held)
+
+
+def _visit(spec: KernelSpec, loaded: Span | None, tile: Any) -> tuple[Any, Any, Any, Span]:
     """The batch row, head and row block of a tile, and its key blocks.
 
     A row block that sees nothing takes one block of keys, all hidden: no case of its own.
     """
     entry, head, block = locate_query_tile(spec, tile)
     batch, part = batch_and_part(spec, entry)
-    start, full_start, full_stop, stop = part_span(spec, part, key_span(spec, arrays, batch, block))
+    span = key_span(spec, {}, batch, block) if loaded is None else loaded
+    start, full_start, full_stop, stop = part_span(spec, part, span)
     return batch, head, block, (start, full_start, full_stop, jnp.maximum(stop, start + 1))
 
 
+def _stage(blocks: Blocks, nth: Any) -> Any:
+    """Which slot the query of the nth tile of a program has."""
+    return lax.rem(nth, blocks.query_stages)
+
+
+def _query_slot(blocks: Blocks, nth: Any) -> Any:
+    """The first entry of that slot: the tile of the first consumer."""
+    return _stage(blocks, nth) * blocks.consumers
+
+
 def _produce(
-    spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], shared: Shared, tile: Any, count: Any
+    spec: KernelSpec,
+    blocks: Blocks,
+    arrays: Mapping[str, Any],
+    shared: Shared,
+    nth: Any,
+    tile: Any,
+    loaded: Span | None,
+    count: Any,
 ) -> Any:
     """Start copies of the query of a tile and of its K and V blocks, each when its slot is empty."""
-    batch, head, block, (start, _, _, stop) = _visit(spec, arrays, tile)
-    if blocks.programs is not None:
-        pl.when(count > 0)(lambda: plgpu.barrier_wait(shared.query_empty))
+    batch, head, block, (start, _, _, stop) = _visit(spec, loaded, tile)
+    stages = blocks.query_stages
+    if stages > 1:
+        pl.when(nth >= stages)(lambda: plgpu.barrier_wait(shared.query_empty.at[_stage(blocks, nth)]))
     for i in range(blocks.consumers):
         at = (batch, pl.ds(block * blocks.own + i * ROWS, ROWS), head)
-        start_load(arrays["query"], at, shared.query, i, shared.query_full.at[i])
+        slot = _query_slot(blocks, nth) + i
+        start_load(arrays["query"], at, shared.query, slot, shared.query_full.at[slot])
     key_head = lax.div(head, spec.group)
 
     def of_pairs(i: int, keys: Any) -> tuple[Any, Any, Any, Any]:
@@ -216,19 +277,20 @@ def _consume(
     outputs: Mapping[str, Any],
     shared: Shared,
     warpgroup: Any,
+    nth: Any,
     tile: Any,
+    loaded: tuple[Span | None, Bounds],
     count: Any,
 ) -> Any:
     """Computes and stores 64 rows of a tile."""
-    batch, head, block, span = _visit(spec, arrays, tile)
+    batch, head, block, span = _visit(spec, loaded[0], tile)
     row = block * blocks.own + warpgroup * ROWS
-    held = Tile(spec, arrays, batch, head, row, key=None)
-    held = replace(held, bounds=load_bounds(held))
+    held = Tile(spec, arrays, batch, head, row, key=None, bounds=loaded[1])
 
     own = rows_span(spec, span, row)
 
     def run(acc: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-        consumer = _Consumer(spec, blocks, shared, warpgroup, held, acc)
+        consumer = _Consumer(spec, blocks, shared, warpgroup, nth, held, acc)
         acc, m, norm, taken = _attend(consumer, own, count)
         return (
             acc,
@@ -254,14 +316,11 @@ def _consume(
     if spec.unrounded:
         outputs["out"][entry, rows, head] = scaled(acc, factor)
         return count
-    room = shared.query
-    if blocks.programs is not None:
-        room = shared.out
-        # The out of the tile before may still be on its way.
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    first_channels(room.at[warpgroup], spec.value_dim)[...] = scaled(acc, factor).astype(spec.dtype)
+    # The query is read no more: its slot is the room for out.
+    slot = _query_slot(blocks, nth) + warpgroup
+    first_channels(shared.query.at[slot], spec.value_dim)[...] = scaled(acc, factor).astype(spec.dtype)
     plgpu.commit_smem()
-    start_store(room, warpgroup, spec.value_dim, outputs["out"], (entry, rows, head))
+    start_store(shared.query, slot, spec.value_dim, outputs["out"], (entry, rows, head))
     return count
 
 
@@ -307,12 +366,13 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     """acc = sum of P V, the reference, the norm, over the key blocks of a span; blocks taken."""
     spec, blocks, shared = consumer.spec, consumer.blocks, consumer.shared
     start = span[0]
-    plgpu.barrier_wait(shared.query_full.at[consumer.warpgroup])
+    consumer.wait_for_query()
 
     slot = consumer.slot(count)
     known = nothing_known(spec, blocks.partial_sums)
     score = _score(consumer, slot)
-    first = online_softmax(consumer.tile_of(slot, start), score, spec.hides or spec.ragged, known)
+    consumer.release_query_before()
+    first = online_softmax(consumer.tile_of(slot, start), score, _first_compared(spec, span), known)
     if spec.tiled_pairs:
         first = lax.optimization_barrier(first)
         consumer.release_pairs(slot)
@@ -321,14 +381,20 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     carry = over_keys(spec, span, start + 1, partial(_step, consumer), carry)
     p, known, count = carry
 
-    if blocks.programs is not None:
-        plgpu.barrier_arrive(shared.query_empty)
     slot = consumer.slot(count - 1)
     plgpu.wgmma(consumer.acc, p, shared.value.at[slot])
     plgpu.wgmma_wait(0)
     plgpu.barrier_arrive(shared.value_empty.at[slot])
     norm = known.whole_norm()
     return consumer.acc[...], known.level(spec), norm, count
+
+
+def _first_compared(spec: KernelSpec, span: Span) -> Any:
+    """Whether the first block is compared: decided in the kernel where arrays alone say what a row sees."""
+    if spec.pairwise or spec.cap is not None or not spec.uses_ranges:
+        return spec.hides or spec.ragged
+    start, full_start, full_stop, _ = span
+    return jnp.logical_not((full_start == start) & (start < full_stop))
 
 
 def _score(consumer: _Consumer, slot: Any) -> jax.Array:

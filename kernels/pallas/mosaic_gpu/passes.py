@@ -105,6 +105,9 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
     q_length = call.query.shape[1]
     spec = describe(settings, call, rows, _dims(call), blocks.own, blocks.k, parts)
     ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.uses_ranges else None
+    count = tiles(spec)
+    if blocks.programs is not None and count <= blocks.programs:
+        blocks = replace(blocks, programs=None)
     arrays = {
         "query": require_hopper(tensor(call.query, spec.head_dim)),
         "key": tensor(call.key, spec.head_dim),
@@ -119,7 +122,6 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
     if spec.partial:
         out = jax.ShapeDtypeStruct((*of_row.shape, spec.value_dim), jnp.float32)
     outputs = {"out": out, "lse": of_row, "row_max": of_row}
-    count = tiles(spec)
     filled = launch(
         partial(forward.flash_forward, spec, blocks),
         forward.Shared,
@@ -127,7 +129,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         arrays,
         _with_leak(spec, outputs, of_row),
         scratch(forward.Shared, spec, blocks),
-        count if blocks.programs is None else min(blocks.programs, count),
+        blocks.programs or count,
         blocks.warpgroups,
     )
     lse, row_max = filled.pop("lse"), filled.pop("row_max")
@@ -141,7 +143,7 @@ def _schedule(spec: KernelSpec, blocks: Blocks) -> dict[str, jax.Array]:
     """The tiles of each program of a persistent kernel, where tiles differ in length."""
     if blocks.programs is None or not spec.causal:
         return {}
-    return {"schedule": jnp.asarray(schedule(spec, min(blocks.programs, tiles(spec))))}
+    return {"schedule": jnp.asarray(schedule(spec, blocks.programs))}
 
 
 def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
