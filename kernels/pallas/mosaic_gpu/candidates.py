@@ -36,7 +36,9 @@ def chosen(call: Call, apart: bool = False) -> Config:
     dims, work = _dims(call), work_of(call)
     few = _few(call)
     queries = None if few else call.query.shape[1]
-    forward = choose(*dims, work_of(call, few), queries, partial(suits, "forward", call, False))
+    fits = partial(suits, "forward", call, False)
+    heads = call.query.shape[0] * call.query.shape[2]
+    forward = choose(*dims, work_of(call, few), queries, fits, heads)
 
     def backward(kernel: str) -> BackwardBlocks:
         fits = partial(suits, kernel, call, apart)

@@ -42,7 +42,7 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
 from attest.kernels.pallas.mosaic_gpu.softmax import nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, over_keys, part_span, rows_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tile import Bounds, Tile, leaked, load_bounds, over_rows
+from attest.kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
 from attest.kernels.pallas.mosaic_gpu.tiles import batch_and_part, over_tiles
 from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, matrix, start_load, start_store
 
@@ -181,17 +181,15 @@ def flash_forward(
 ) -> None:
     """The body of the kernel. outputs: out, lse, row_max, leak, by name."""
 
+    load = partial(_load_span, spec, arrays)
+
     def produce() -> None:
-        over_tiles(
-            spec, blocks, arrays, partial(_load_span, spec, arrays), partial(_produce, spec, blocks, arrays, shared)
-        )
+        over_tiles(spec, blocks, arrays, load, partial(_produce, spec, blocks, arrays, shared))
 
     def consume(warpgroup: Any) -> None:
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
-        load = partial(_load, spec, blocks, arrays, warpgroup)
-        over_tiles(
-            spec, blocks, arrays, load, partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup)
-        )
+        work = partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup)
+        over_tiles(spec, blocks, arrays, load, work)
         plgpu.wait_smem_to_gmem(0)
 
     warp_specialize(blocks, produce, consume)
@@ -199,18 +197,10 @@ def flash_forward(
 
 def _load_span(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> Span | None:
     """The key blocks of a tile, where arrays say which."""
+    if not spec.uses_ranges:
+        return None
     entry, _, block = locate_query_tile(spec, tile)
-    return key_span(spec, arrays, batch_and_part(spec, entry)[0], block) if spec.uses_ranges else None
-
-
-def _load(
-    spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], warpgroup: Any, tile: Any
-) -> tuple[Span | None, Bounds]:
-    """What a consumer reads from memory before it begins with a tile."""
-    entry, head, block = locate_query_tile(spec, tile)
-    row = block * blocks.own + warpgroup * ROWS
-    held = Tile(spec, arrays, batch_and_part(spec, entry)[0], head, row, key=None)
-    return _load_span(spec, arrays, tile), load_bounds(held)
+    return key_span(spec, arrays, batch_and_part(spec, entry)[0], block)
 
 
 def _visit(spec: KernelSpec, loaded: Span | None, tile: Any) -> tuple[Any, Any, Any, Span]:
@@ -223,6 +213,11 @@ def _visit(spec: KernelSpec, loaded: Span | None, tile: Any) -> tuple[Any, Any, 
     span = key_span(spec, {}, batch, block) if loaded is None else loaded
     start, full_start, full_stop, stop = part_span(spec, part, span)
     return batch, head, block, (start, full_start, full_stop, jnp.maximum(stop, start + 1))
+
+
+def _of_rows(spec: KernelSpec, batch: Any, rows: Any, head: Any) -> tuple[Any, Any, Any]:
+    """Where rows of a head are in query and out."""
+    return (batch * spec.heads + head, rows, 0) if spec.heads_apart else (batch, rows, head)
 
 
 def _stage(blocks: Blocks, nth: Any) -> Any:
@@ -251,7 +246,7 @@ def _produce(
     if stages > 1:
         pl.when(nth >= stages)(lambda: plgpu.barrier_wait(shared.query_empty.at[_stage(blocks, nth)]))
     for i in range(blocks.consumers):
-        at = (batch, pl.ds(block * blocks.own + i * ROWS, ROWS), head)
+        at = _of_rows(spec, batch, pl.ds(block * blocks.own + i * ROWS, ROWS), head)
         slot = _query_slot(blocks, nth) + i
         start_load(arrays["query"], at, shared.query, slot, shared.query_full.at[slot])
     key_head = lax.div(head, spec.group)
@@ -279,13 +274,14 @@ def _consume(
     warpgroup: Any,
     nth: Any,
     tile: Any,
-    loaded: tuple[Span | None, Bounds],
+    loaded: Span | None,
     count: Any,
 ) -> Any:
     """Computes and stores 64 rows of a tile."""
-    batch, head, block, span = _visit(spec, loaded[0], tile)
+    batch, head, block, span = _visit(spec, loaded, tile)
     row = block * blocks.own + warpgroup * ROWS
-    held = Tile(spec, arrays, batch, head, row, key=None, bounds=loaded[1])
+    held = Tile(spec, arrays, batch, head, row, key=None)
+    held = replace(held, bounds=load_bounds(held))
 
     own = rows_span(spec, span, row)
 
@@ -320,7 +316,7 @@ def _consume(
     slot = _query_slot(blocks, nth) + warpgroup
     first_channels(shared.query.at[slot], spec.value_dim)[...] = scaled(acc, factor).astype(spec.dtype)
     plgpu.commit_smem()
-    start_store(shared.query, slot, spec.value_dim, outputs["out"], (entry, rows, head))
+    start_store(shared.query, slot, spec.value_dim, outputs["out"], _of_rows(spec, entry, rows, head))
     return count
 
 

@@ -68,15 +68,14 @@ def _forward(settings: Settings, call: Call) -> Forward:
     rows = describe_rows(call, xp=array_module(call))
     few = _few(call, rows) if settings.normalize_output else None
     blocks = settings.forward or _chosen(call, few is not None)
-    if few is None:
-        return _sums(settings, call, rows, blocks)
-    return finish(_partial(settings, *few, blocks), call, settings.result_dtype(call.query.dtype))
+    return _sums(settings, call, rows, blocks) if few is None else _of_few(settings, call, *few, blocks)
 
 
 def _chosen(call: Call, few: bool) -> Blocks:
     """The table's choice; tiles of few queries have rows of several heads."""
     queries = None if few else call.query.shape[1]
-    return choose(*_dims(call), work_of(call, few), queries, partial(suits, "forward", call, False))
+    fits = partial(suits, "forward", call, False)
+    return choose(*_dims(call), work_of(call, few), queries, fits, call.query.shape[0] * call.query.shape[2])
 
 
 def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
@@ -90,26 +89,50 @@ def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
     return pack_heads(call, rows) if few else None
 
 
-def _partial(settings: Settings, call: Call, rows: Rows, blocks: Blocks) -> Partial:
-    """The sums of a call with packed heads over parts of its keys, one tile for each part and head."""
-    batch, _, heads, _ = call.query.shape
-    programs = blocks.programs or batch * heads
-    parts = choose_parts(batch * heads, -(-call.key.shape[1] // blocks.k), programs)
-    sums = _sums(settings, call, rows, blocks, parts)
+def _of_few(settings: Settings, call: Call, packed: Call, rows: Rows, blocks: Blocks) -> Forward:
+    """The forward pass of a call by one tile for each part of the keys and key head.
+
+    packed, rows: the call with packed heads. Where its rows are the heads of one query, and nothing is hidden
+    that a repair would read them for, they are read and written where they are.
+    """
+    batch, _, heads, _ = packed.query.shape
+    parts = choose_parts(batch * heads, -(-call.key.shape[1] // blocks.k), blocks.programs or batch * heads)
+    hides = describe(settings, packed, rows, _dims(packed), blocks.own, blocks.k).hides
+    query = None
+    if call.query.shape[1] == 1 and not hides:
+        query = call.query.reshape(batch * heads, -1, 1, call.query.shape[3])
+        if parts == 1 and call.softmax_aux is None and not settings.unrounded:
+            found = _sums(settings, packed, rows, blocks, query=query)
+            lse, row_max = (x.reshape(batch, -1, 1) for x in found[1:3])
+            return Forward(found.out.reshape(*call.query.shape[:3], -1), lse, row_max)
+    sums = _sums(settings, packed, rows, blocks, parts, query)
     total, norm, reference = (x.reshape(parts, batch, *x.shape[1:]) for x in sums[:3])
-    return Partial(total, norm, reference)
+    return finish(Partial(total, norm, reference), call, settings.result_dtype(call.query.dtype))
 
 
-def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int | None = None) -> Forward:
-    """The forward kernel; of parts, their sums: totals for out, norms for lse, references for row_max."""
+def _sums(
+    settings: Settings,
+    call: Call,
+    rows: Rows,
+    blocks: Blocks,
+    parts: int | None = None,
+    query: jax.Array | None = None,
+) -> Forward:
+    """The forward kernel; of parts, their sums: totals for out, norms for lse, references for row_max.
+
+    query: that of the call as [B * Hkv, rows, 1, D], where its memory has rows of a key head together. Out
+    has that shape, too, unless it is of parts.
+    """
     q_length = call.query.shape[1]
     spec = describe(settings, call, rows, _dims(call), blocks.own, blocks.k, parts)
+    spec = replace(spec, heads_apart=query is not None)
+    query = call.query if query is None else query
     ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.uses_ranges else None
     count = tiles(spec)
     if blocks.programs is not None and count <= blocks.programs:
         blocks = replace(blocks, programs=None)
     arrays = {
-        "query": require_hopper(tensor(call.query, spec.head_dim)),
+        "query": require_hopper(tensor(query, spec.head_dim)),
         "key": tensor(call.key, spec.head_dim),
         "value": tensor(call.value, spec.value_dim),
         **visibility(spec, call, rows, ranges),
@@ -118,7 +141,7 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         **_schedule(spec, blocks),
     }
     of_row = _of_row(spec)
-    out = _of_queries(spec, call.query, spec.value_dim)
+    out = _of_queries(spec, query, spec.value_dim)
     if spec.partial:
         out = jax.ShapeDtypeStruct((*of_row.shape, spec.value_dim), jnp.float32)
     outputs = {"out": out, "lse": of_row, "row_max": of_row}

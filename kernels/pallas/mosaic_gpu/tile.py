@@ -28,7 +28,6 @@ COLUMNS = 8  # the columns of which every thread of a product has some
 OPAQUE_ABOVE = 64  # the largest head dim whose addresses the registers hold
 
 
-@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Bounds:
     """What decides which keys each query of a tile sees: int32 vectors, None where the spec has none.
