@@ -151,7 +151,7 @@ def _schedule(argument: str, given: Neutral, own: str) -> dict[str, Any]:
 
 
 def _forward(call: Call, like: Blocks) -> Iterator[Blocks]:
-    for consumers in (like.consumers, *({2, 3} - {like.consumers} if like.consumers > 1 else ())):
+    for consumers in (like.consumers, *(() if _few(call) else {2, 3} - {like.consumers})):
         for k, stages in _FORWARD:
             if useful(k, key_span(call), ROWS):
                 yield replace(like, k=k, stages=stages, consumers=consumers, registers=_REGISTERS[consumers])

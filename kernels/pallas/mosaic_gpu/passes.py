@@ -42,7 +42,7 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
     choose_parts,
     pad_dims,
 )
-from attest.kernels.pallas.mosaic_gpu.launch import Outputs, launch
+from attest.kernels.pallas.mosaic_gpu.launch import launch
 from attest.kernels.pallas.mosaic_gpu.operands import (
     pair_lengths,
     pairs,
@@ -52,11 +52,12 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
     visibility,
 )
 from attest.kernels.pallas.mosaic_gpu.order import schedule
+from attest.kernels.pallas.mosaic_gpu.results import of_key, of_keys, of_queries, of_row, with_leak
 from attest.kernels.pallas.mosaic_gpu.scratch import require_fusible, scratch, suits
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.pallas.mosaic_gpu.tiles import tiles
-from attest.kernels.pallas.mosaic_gpu.transfers import as_operand, from_operand, operand_shape
+from attest.kernels.pallas.mosaic_gpu.transfers import as_operand, from_operand
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.visibility import Rows, array_module, describe_rows
 
@@ -140,17 +141,17 @@ def _sums(
         **sinks(spec, call),
         **_schedule(spec, blocks),
     }
-    of_row = _of_row(spec)
-    out = _of_queries(spec, query, spec.value_dim)
+    number = of_row(spec)
+    out = of_queries(spec, query, spec.value_dim)
     if spec.partial:
-        out = jax.ShapeDtypeStruct((*of_row.shape, spec.value_dim), jnp.float32)
-    outputs = {"out": out, "lse": of_row, "row_max": of_row}
+        out = jax.ShapeDtypeStruct((*number.shape, spec.value_dim), jnp.float32)
+    outputs = {"out": out, "lse": number, "row_max": number}
     filled = launch(
         partial(forward.flash_forward, spec, blocks),
         forward.Shared,
         "flash_forward",
         arrays,
-        _with_leak(spec, outputs, of_row),
+        with_leak(spec, outputs, number),
         scratch(forward.Shared, spec, blocks),
         blocks.programs or count,
         blocks.warpgroups,
@@ -202,7 +203,7 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         backward_query.Shared,
         "flash_backward_query",
         arrays,
-        _with_leak(spec, {"d_query": _of_queries(spec, call.query, spec.head_dim)}, _of_row(spec)),
+        with_leak(spec, {"d_query": of_queries(spec, call.query, spec.head_dim)}, of_row(spec)),
         scratch(backward_query.Shared, spec, blocks),
         spec.batch * spec.heads * spec.q_blocks,
         blocks.warpgroups,
@@ -215,7 +216,7 @@ def _key_cotangents(
     settings: Settings, call: Call, rows: Rows, terms: RowTerms, blocks: BackwardBlocks
 ) -> dict[str, jax.Array]:
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
-    results = _of_keys(spec, call)
+    results = of_keys(spec, call)
     sums: dict[str, jax.Array] = {}
     for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
         filled = launch(
@@ -223,7 +224,7 @@ def _key_cotangents(
             backward_key.Shared,
             "flash_backward_key",
             arrays,
-            _with_leak(spec, {name: results[name] for name in names}, _of_key(spec)),
+            with_leak(spec, {name: results[name] for name in names}, of_key(spec)),
             scratch(backward_key.Shared, spec, blocks),
             spec.batch * spec.key_heads * spec.k_blocks,
             blocks.warpgroups,
@@ -240,16 +241,16 @@ def _fused_cotangents(
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
     require_fusible(spec, blocks)
     outputs = {
-        "d_query": jax.ShapeDtypeStruct((*_of_row(spec).shape, spec.head_dim), jnp.float32),
-        **({"key_leak": _of_key(spec)} if spec.hides else {}),
-        **_of_keys(spec, call),
+        "d_query": jax.ShapeDtypeStruct((*of_row(spec).shape, spec.head_dim), jnp.float32),
+        **({"key_leak": of_key(spec)} if spec.hides else {}),
+        **of_keys(spec, call),
     }
     filled = launch(
         partial(backward_fused.backward_fused, spec, blocks),
         backward_fused.Shared,
         "flash_backward_fused",
         arrays,
-        _with_leak(spec, outputs, _of_key(spec)),
+        with_leak(spec, outputs, of_key(spec)),
         scratch(backward_fused.Shared, spec, blocks),
         spec.batch * spec.key_heads * spec.k_blocks,
         blocks.warpgroups,
@@ -263,7 +264,7 @@ def _fused_cotangents(
     if spec.hides:
         # dS of a hidden pair is 0. So only a key that is not finite reaches dquery from behind one.
         leak = jnp.repeat(filled.pop("key_leak").sum(axis=2, keepdims=True), spec.group, axis=1)
-        of_query["leak"] = jnp.broadcast_to(leak, _of_row(spec).shape)
+        of_query["leak"] = jnp.broadcast_to(leak, of_row(spec).shape)
         if not spec.unrounded:
             of_query["d_query"] = as_operand(d_query[:, : spec.q_length])
     for_queries, for_keys = partial(repair_tile.d_query, blocks.own), partial(repair_tile.d_key, blocks.step)
@@ -338,42 +339,6 @@ def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
         "lse": per_query(spec, in_units(terms.lse, unit), -jnp.inf if spec.folds else jnp.inf),
         "delta": per_query(spec, -terms.delta, 0.0),
     }
-
-
-def _of_row(spec: KernelSpec) -> jax.ShapeDtypeStruct:
-    q_length = spec.q_blocks * spec.q_block
-    return jax.ShapeDtypeStruct((spec.entries, spec.heads, q_length), jnp.float32)
-
-
-def _of_queries(spec: KernelSpec, query: jax.Array, head_dim: int) -> jax.ShapeDtypeStruct:
-    return _of_tensor(spec, query, head_dim, spec.q_blocks * spec.q_block)
-
-
-def _of_keys(spec: KernelSpec, call: Call) -> dict[str, jax.ShapeDtypeStruct]:
-    whole_blocks = spec.k_blocks * spec.k_block
-    return {
-        "d_key": _of_tensor(spec, call.key, spec.head_dim, whole_blocks),
-        "d_value": _of_tensor(spec, call.value, spec.value_dim, whole_blocks),
-    }
-
-
-def _of_key(spec: KernelSpec) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * spec.k_block), jnp.float32)
-
-
-def _of_tensor(spec: KernelSpec, x: jax.Array, head_dim: int, whole_blocks: int) -> jax.ShapeDtypeStruct:
-    """A result for each row and head of an array. whole_blocks: the length that unrounded ones have.
-
-    Those are written from registers, in whole blocks. The TMA unit writes the others, no row past the end.
-    """
-    batch, length, heads, _ = x.shape
-    shape = (batch, whole_blocks if spec.unrounded else length, heads, head_dim)
-    return jax.ShapeDtypeStruct(operand_shape(spec.result_dtype, shape), spec.result_dtype)
-
-
-def _with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) -> Outputs:
-    """The outputs, and where pairs may be hidden, which rows are not finite."""
-    return {**outputs, "leak": leak} if spec.hides else outputs
 
 
 def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:
