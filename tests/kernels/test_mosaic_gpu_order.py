@@ -129,14 +129,14 @@ def test_each_tile_is_worked_on_once_with_what_was_loaded_of_it(
         )
         return count + 2
 
-    def walk() -> None:
+    def walk(_: int) -> None:
         arrays = {"schedule": jax.new_ref(jnp.asarray(schedule(it, programs)))} if is_causal else {}
         over_tiles(it, blocks, arrays, load, work)
 
     for program in range(programs):
         monkeypatch.setattr(lax, "axis_index", lambda _, program=program: jnp.int32(program))
         before = len(worked)
-        jax.jit(lambda: walk())()  # traced anew for each program
+        jax.jit(walk, static_argnums=0)(program)  # traced anew for each
         jax.effects_barrier()
         of_program = worked[before:]
         assert [[nth, count] for nth, _, _, count in of_program] == [
