@@ -54,6 +54,17 @@ def test_tiles_are_lower_where_the_last_ones_would_be_nearly_empty(queries: int 
     assert choose(128, 128, (), queries) == choose(128, 128, ())
 
 
+@pytest.mark.parametrize(
+    ("queries", "heads", "rows"),
+    [(512, 8, 64), (512, 24, 128), (512, 33, 128), (512, 132, 192), (65, 16, 64)],
+)
+def test_tiles_are_lower_where_they_are_fewer_than_multiprocessors(
+    queries: int, heads: int, rows: int
+) -> None:
+    """24 tiles of 192 rows leave 108 of 132 idle; 64 of 64 rows end sooner."""
+    assert choose(64, 64, (), queries, heads=heads).own == rows
+
+
 @pytest.mark.parametrize(("value_dim", "width"), [(128, 128), (136, 192)])
 def test_value_and_out_are_no_wider_than_their_head_dim(value_dim: int, width: int) -> None:
     query, value = (jnp.zeros((1, 72, 2, dim), "bfloat16") for dim in (192, value_dim))

@@ -1,12 +1,15 @@
 """The order of the tiles of the Hopper kernels: each once, long ones first, so that programs end together."""
 
 from dataclasses import replace
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
-from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS
+from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS, Blocks
 from attest.kernels.pallas.mosaic_gpu.order import (
     locate_fused_tile,
     locate_key_tile,
@@ -14,6 +17,7 @@ from attest.kernels.pallas.mosaic_gpu.order import (
     schedule,
 )
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
+from attest.kernels.pallas.mosaic_gpu.tiles import over_tiles
 from attest.kernels.tile_order import L2_BYTES
 from tests.kernels.test_mosaic_gpu_scratch import spec
 
@@ -102,3 +106,42 @@ def test_programs_of_a_schedule_end_together(name: str) -> None:
         _, _, block = locate_query_tile(it, jnp.asarray(row[1 : 1 + row[0]]))
         loads.append((visited(it, np.asarray(block)) + TILE_BLOCKS).sum())
     assert max(loads) <= 1.02 * np.mean(loads)
+
+
+@pytest.mark.parametrize("programs", [1, 3, 7])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_each_tile_is_worked_on_once_with_what_was_loaded_of_it(
+    is_causal: bool, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program begins to load of the next tile while this one is at work, and of none past the last."""
+    it = replace(causal(1, 4, 1, 640, 640), causal=is_causal)
+    blocks = Blocks(k=128, stages=2, consumers=2, registers=(240, 24), partial_sums=True, programs=programs)
+    loads: list[int] = []
+    worked: list[list[int]] = []
+
+    def load(tile: Any) -> Any:
+        jax.debug.callback(lambda tile: loads.append(int(tile)), tile, ordered=True)
+        return 3 * tile + 1
+
+    def work(nth: Any, tile: Any, loaded: Any, count: Any) -> Any:
+        jax.debug.callback(
+            lambda *x: worked.append([int(n) for n in x]), nth, tile, loaded, count, ordered=True
+        )
+        return count + 2
+
+    def walk(_: int) -> None:
+        arrays = {"schedule": jax.new_ref(jnp.asarray(schedule(it, programs)))} if is_causal else {}
+        over_tiles(it, blocks, arrays, load, work)
+
+    for program in range(programs):
+        monkeypatch.setattr(lax, "axis_index", lambda _, program=program: jnp.int32(program))
+        before = len(worked)
+        jax.jit(walk, static_argnums=0)(program)  # traced anew for each
+        jax.effects_barrier()
+        of_program = worked[before:]
+        assert [[nth, count] for nth, _, _, count in of_program] == [
+            [n, 2 * n] for n in range(len(of_program))
+        ]
+    assert sorted(tile for _, tile, _, _ in worked) == list(range(20))
+    assert all(loaded == 3 * tile + 1 for _, tile, loaded, _ in worked)
+    assert set(loads) == set(range(20))

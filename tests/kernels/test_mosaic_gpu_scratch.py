@@ -100,10 +100,12 @@ def test_a_launch_fills_every_field_of_a_record(record: type[Any], blocks: Block
     assert list(scratch(record, spec(128), blocks)) == [name for name in names if name not in of_pairs]
 
 
-def test_only_a_persistent_kernel_has_room_of_its_own_for_out() -> None:
+def test_only_a_persistent_kernel_has_room_for_the_next_query() -> None:
+    """Two slots, each with a tile and a barrier for each consumer."""
     persistent = scratch(forward.Shared, spec(128), replace(FORWARD, programs=4))
-    assert persistent.pop("out") == rows(2, 64)
-    assert scratch(forward.Shared, spec(128), FORWARD) == persistent
+    alone = scratch(forward.Shared, spec(128), FORWARD)
+    slots = {"query": rows(4, 64), "query_full": barriers(4), "query_empty": barriers(2, arrivals=2)}
+    assert persistent == {**alone, **slots}
 
 
 @pytest.mark.parametrize(
@@ -173,13 +175,13 @@ def test_each_consumer_has_tiles_of_pairs_of_its_own(
 @pytest.mark.parametrize(
     ("record", "wide", "narrow"),
     [
-        (forward.Shared, {"query": 2, "key": 3}, {"value": 3, "out": 2}),
+        (forward.Shared, {"query": 4, "key": 3}, {"value": 3}),
         (backward_query.Shared, {"query": 2, "key": 3}, {"d_out": 2, "value": 3}),
         (backward_key.Shared, {"key": 2, "query": 3}, {"value": 2, "d_out": 3}),
         (backward_bias.Shared, {"key": 6, "query": 3}, {"value": 6, "d_out": 3}),
     ],
 )
-def test_value_and_out_have_the_head_dim_of_value(
+def test_value_and_its_cotangent_have_the_head_dim_of_value(
     record: type[Any], wide: dict[str, int], narrow: dict[str, int]
 ) -> None:
     blocks = replace(FORWARD, programs=4) if record is forward.Shared else BACKWARD

@@ -54,6 +54,11 @@ class Blocks:
         return ROWS * self.consumers
 
     @property
+    def query_stages(self) -> int:
+        """The slots for a tile's query: another for the next one's where programs take several tiles."""
+        return 1 if self.programs is None else 2
+
+    @property
     def warpgroups(self) -> int:
         """Of a program: the consumers, and one that copies what they read."""
         return self.consumers + 1
@@ -136,12 +141,14 @@ def choose(
     work: Collection[str],
     queries: int | None = None,
     fits: Callable[[Blocks], bool] | None = None,
+    heads: int = PROGRAMS,
 ) -> Blocks:
     """The table's choice for the forward kernel.
 
-    work: what `spec.work_of` says of the call. queries: its rows. Rows of the table that have a speed are
-    rivals: the last tile of each head may have few rows, which take as long as all. fits: whether shared
-    memory has room for blocks; the first that fit are taken.
+    work: what `spec.work_of` says of the call. queries: its rows; heads: those of all batch rows. Rows of the
+    table that have a speed are rivals: the last tile of each head may have few rows, which take as long as
+    all, and a call of few tiles ends when one of them does. fits: whether shared memory has room for blocks;
+    the first that fit are taken.
     """
     rows = select_all(_TABLE, "forward", head_dim, work, value_dim=value_dim)
     rows = _fitting(rows, _forward_blocks, fits)
@@ -149,7 +156,8 @@ def choose(
 
     def time(row: Mapping[str, Any]) -> float:
         own = ROWS * row["consumers"]
-        return -(-(queries or 1) // own) * own / row["speed"]
+        tiles = -(-(queries or 1) // own) * heads
+        return max(tiles, PROGRAMS) * own / row["speed"]
 
     return _forward_blocks(min(rivals, key=time) if queries and rivals else rows[0])
 

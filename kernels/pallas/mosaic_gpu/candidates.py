@@ -36,7 +36,9 @@ def chosen(call: Call, apart: bool = False) -> Config:
     dims, work = _dims(call), work_of(call)
     few = _few(call)
     queries = None if few else call.query.shape[1]
-    forward = choose(*dims, work_of(call, few), queries, partial(suits, "forward", call, False))
+    fits = partial(suits, "forward", call, False)
+    heads = call.query.shape[0] * call.query.shape[2]
+    forward = choose(*dims, work_of(call, few), queries, fits, heads)
 
     def backward(kernel: str) -> BackwardBlocks:
         fits = partial(suits, kernel, call, apart)
@@ -149,7 +151,7 @@ def _schedule(argument: str, given: Neutral, own: str) -> dict[str, Any]:
 
 
 def _forward(call: Call, like: Blocks) -> Iterator[Blocks]:
-    for consumers in (like.consumers, *({2, 3} - {like.consumers} if like.consumers > 1 else ())):
+    for consumers in (like.consumers, *(() if _few(call) else {2, 3} - {like.consumers})):
         for k, stages in _FORWARD:
             if useful(k, key_span(call), ROWS):
                 yield replace(like, k=k, stages=stages, consumers=consumers, registers=_REGISTERS[consumers])

@@ -10,10 +10,10 @@ arXiv 2407.08608 (the overlap and the ping-pong schedule, on Hopper).
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,176 +23,88 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
+from attest.kernels.pallas.mosaic_gpu.consumer import Consumer, Shared, query_slot, query_stage
 from attest.kernels.pallas.mosaic_gpu.launch import (
-    barriers,
-    signal_next,
     start_copy,
     start_key_value_copies,
     start_ping_pong,
     warp_specialize,
 )
 from attest.kernels.pallas.mosaic_gpu.order import locate_query_tile
-from attest.kernels.pallas.mosaic_gpu.scratch import (
-    consumer_signal,
-    key_full,
-    own_rows,
-    own_value_rows,
-    query_copies,
-    slot_empty,
-    value_full,
-)
 from attest.kernels.pallas.mosaic_gpu.softmax import nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, over_keys, part_span, rows_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
 from attest.kernels.pallas.mosaic_gpu.tiles import batch_and_part, over_tiles
-from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, matrix, start_load, start_store
+from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, start_load, start_store
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 LN2 = math.log(2.0)
 
 
-def _key_ring(spec: KernelSpec, blocks: Blocks) -> Any:
-    return matrix(spec.dtype, blocks.stages, blocks.k, spec.head_dim)
-
-
-def _value_ring(spec: KernelSpec, blocks: Blocks) -> Any:
-    return matrix(spec.dtype, blocks.stages, blocks.k, spec.value_dim)
-
-
-def _query_full(spec: KernelSpec, blocks: Blocks) -> Any:
-    return barriers(blocks.consumers, query_copies(spec, ROWS)[0])
-
-
-def _query_empty(_: KernelSpec, blocks: Blocks) -> Any:
-    return barriers(1, arrivals=blocks.consumers)
-
-
-def _out(spec: KernelSpec, blocks: Blocks) -> Any:
-    return None if blocks.programs is None or spec.partial else own_value_rows(spec, blocks)
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
-
-    query [consumers, 64, D]; out [consumers, 64, Dv]; key [stages, k, D]; value [stages, k, Dv]; mask, bias:
-    see `pairs`. out is None where a program has one tile: the query then makes room for it. It is None, too,
-    where results are partial: those are stored from registers. A ring's barriers have an entry for each slot;
-    query_full and ping_pong, for each consumer.
-    """
-
-    query: Annotated[Any, own_rows]
-    key: Annotated[Any, _key_ring]
-    value: Annotated[Any, _value_ring]
-    query_full: Annotated[Any, _query_full]
-    query_empty: Annotated[Any, _query_empty]
-    key_full: Annotated[Any, key_full]
-    key_empty: Annotated[Any, slot_empty]
-    value_full: Annotated[Any, value_full]
-    value_empty: Annotated[Any, slot_empty]
-    ping_pong: Annotated[Any, consumer_signal]
-    out: Annotated[Any, _out] = None
-    mask: Annotated[Any, pairs.ring_of_queries("mask")] = None
-    bias: Annotated[Any, pairs.ring_of_queries("bias")] = None
-    pairs_full: Annotated[Any, pairs.slot_full] = None
-    pairs_empty: Annotated[Any, pairs.slot_empty] = None
-
-
-@dataclass(frozen=True)
-class _Consumer:
-    """A consumer at work on a tile. acc: [64, Dv] float32, the sum of P V, which the products accumulate."""
-
-    spec: KernelSpec
-    blocks: Blocks
-    shared: Shared
-    warpgroup: Any
-    tile: Tile
-    acc: Any
-
-    def slot(self, count: Any) -> Any:
-        return lax.rem(count, self.blocks.stages)
-
-    def wait_for_signal(self) -> None:
-        plgpu.barrier_wait(self.shared.ping_pong.at[self.warpgroup])
-
-    def signal_next(self) -> None:
-        signal_next(self.shared.ping_pong, self.warpgroup, self.blocks.consumers)
-
-    def start_score(self, s: Any, slot: Any) -> None:
-        """Start S = Q K^T of a slot, once the block is there and this consumer has its signal."""
-        plgpu.barrier_wait(self.shared.key_full.at[slot])
-        self.wait_for_signal()
-        plgpu.wgmma(s, self.shared.query.at[self.warpgroup], self.shared.key.at[slot].T)
-
-    def skip_block(self, count: Any) -> Any:
-        """Release a block that only the other consumers need, once it is there and the signal has come."""
-        shared, slot = self.shared, self.slot(count)
-        plgpu.barrier_wait(shared.key_full.at[slot])
-        self.wait_for_signal()
-        self.signal_next()
-        plgpu.barrier_arrive(shared.key_empty.at[slot])
-        plgpu.barrier_wait(shared.value_full.at[slot])
-        plgpu.barrier_arrive(shared.value_empty.at[slot])
-        if shared.pairs_full is not None:
-            plgpu.barrier_wait(shared.pairs_full.at[slot])
-            self.release_pairs(slot)
-        return count + 1
-
-    def release_pairs(self, slot: Any) -> None:
-        if self.shared.pairs_empty is not None:
-            plgpu.barrier_arrive(self.shared.pairs_empty.at[slot])
-
-    def tile_of(self, slot: Any, block: Any) -> Tile:
-        """The tile of a block of keys, whose mask and bias are in a slot, once they are there."""
-        spec, blocks, shared = self.spec, self.blocks, self.shared
-        if shared.pairs_full is not None:
-            plgpu.barrier_wait(shared.pairs_full.at[slot])
-        held = pairs.tiles_of_slot(spec, blocks, shared, self.warpgroup, slot)
-        return replace(self.tile, key=block * blocks.k, pairs=held)
-
-    def with_score[T](self, run: Callable[[Any], T]) -> T:
-        return pl.run_scoped(run, plgpu.ACC((ROWS, self.blocks.k), jnp.float32))
-
-
 def flash_forward(
     spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], outputs: Mapping[str, Any], shared: Shared
 ) -> None:
     """The body of the kernel. outputs: out, lse, row_max, leak, by name."""
+    load = partial(_load_span, spec, arrays)
 
     def produce() -> None:
-        over_tiles(spec, blocks, arrays, partial(_produce, spec, blocks, arrays, shared))
+        over_tiles(spec, blocks, arrays, load, partial(_produce, spec, blocks, arrays, shared))
 
     def consume(warpgroup: Any) -> None:
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
-        over_tiles(spec, blocks, arrays, partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup))
+        work = partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup)
+        over_tiles(spec, blocks, arrays, load, work)
         plgpu.wait_smem_to_gmem(0)
 
     warp_specialize(blocks, produce, consume)
 
 
-def _visit(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> tuple[Any, Any, Any, Span]:
+def _load_span(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> Span | None:
+    """The key blocks of a tile, where arrays say which."""
+    if not spec.uses_ranges:
+        return None
+    entry, _, block = locate_query_tile(spec, tile)
+    return key_span(spec, arrays, batch_and_part(spec, entry)[0], block)
+
+
+def _visit(spec: KernelSpec, loaded: Span | None, tile: Any) -> tuple[Any, Any, Any, Span]:
     """The batch row, head and row block of a tile, and its key blocks.
 
     A row block that sees nothing takes one block of keys, all hidden: no case of its own.
     """
     entry, head, block = locate_query_tile(spec, tile)
     batch, part = batch_and_part(spec, entry)
-    start, full_start, full_stop, stop = part_span(spec, part, key_span(spec, arrays, batch, block))
+    span = key_span(spec, {}, batch, block) if loaded is None else loaded
+    start, full_start, full_stop, stop = part_span(spec, part, span)
     return batch, head, block, (start, full_start, full_stop, jnp.maximum(stop, start + 1))
 
 
+def _of_rows(spec: KernelSpec, batch: Any, rows: Any, head: Any) -> tuple[Any, Any, Any]:
+    """Where rows of a head are in query and out."""
+    return (batch * spec.heads + head, rows, 0) if spec.heads_apart else (batch, rows, head)
+
+
 def _produce(
-    spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], shared: Shared, tile: Any, count: Any
+    spec: KernelSpec,
+    blocks: Blocks,
+    arrays: Mapping[str, Any],
+    shared: Shared,
+    nth: Any,
+    tile: Any,
+    loaded: Span | None,
+    count: Any,
 ) -> Any:
     """Start copies of the query of a tile and of its K and V blocks, each when its slot is empty."""
-    batch, head, block, (start, _, _, stop) = _visit(spec, arrays, tile)
-    if blocks.programs is not None:
-        pl.when(count > 0)(lambda: plgpu.barrier_wait(shared.query_empty))
+    batch, head, block, (start, _, _, stop) = _visit(spec, loaded, tile)
+    stages = blocks.query_stages
+    if stages > 1:
+        pl.when(nth >= stages)(lambda: plgpu.barrier_wait(shared.query_empty.at[query_stage(blocks, nth)]))
     for i in range(blocks.consumers):
-        at = (batch, pl.ds(block * blocks.own + i * ROWS, ROWS), head)
-        start_load(arrays["query"], at, shared.query, i, shared.query_full.at[i])
+        at = _of_rows(spec, batch, pl.ds(block * blocks.own + i * ROWS, ROWS), head)
+        slot = query_slot(blocks, nth) + i
+        start_load(arrays["query"], at, shared.query, slot, shared.query_full.at[slot])
     key_head = lax.div(head, spec.group)
 
     def of_pairs(i: int, keys: Any) -> tuple[Any, Any, Any, Any]:
@@ -216,11 +128,13 @@ def _consume(
     outputs: Mapping[str, Any],
     shared: Shared,
     warpgroup: Any,
+    nth: Any,
     tile: Any,
+    loaded: Span | None,
     count: Any,
 ) -> Any:
     """Computes and stores 64 rows of a tile."""
-    batch, head, block, span = _visit(spec, arrays, tile)
+    batch, head, block, span = _visit(spec, loaded, tile)
     row = block * blocks.own + warpgroup * ROWS
     held = Tile(spec, arrays, batch, head, row, key=None)
     held = replace(held, bounds=load_bounds(held))
@@ -228,7 +142,7 @@ def _consume(
     own = rows_span(spec, span, row)
 
     def run(acc: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-        consumer = _Consumer(spec, blocks, shared, warpgroup, held, acc)
+        consumer = Consumer(spec, blocks, shared, warpgroup, nth, held, acc)
         acc, m, norm, taken = _attend(consumer, own, count)
         return (
             acc,
@@ -254,14 +168,11 @@ def _consume(
     if spec.unrounded:
         outputs["out"][entry, rows, head] = scaled(acc, factor)
         return count
-    room = shared.query
-    if blocks.programs is not None:
-        room = shared.out
-        # The out of the tile before may still be on its way.
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    first_channels(room.at[warpgroup], spec.value_dim)[...] = scaled(acc, factor).astype(spec.dtype)
+    # The query is read no more: its slot is the room for out.
+    slot = query_slot(blocks, nth) + warpgroup
+    first_channels(shared.query.at[slot], spec.value_dim)[...] = scaled(acc, factor).astype(spec.dtype)
     plgpu.commit_smem()
-    start_store(room, warpgroup, spec.value_dim, outputs["out"], (entry, rows, head))
+    start_store(shared.query, slot, spec.value_dim, outputs["out"], _of_rows(spec, entry, rows, head))
     return count
 
 
@@ -303,16 +214,17 @@ def _share(spec: KernelSpec, m: jax.Array, largest: jax.Array) -> jax.Array:
     return jnp.where(m >= largest, 1.0, jnp.exp2((m - largest) * spec.reference_unit))
 
 
-def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
+def _attend(consumer: Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
     """acc = sum of P V, the reference, the norm, over the key blocks of a span; blocks taken."""
     spec, blocks, shared = consumer.spec, consumer.blocks, consumer.shared
     start = span[0]
-    plgpu.barrier_wait(shared.query_full.at[consumer.warpgroup])
+    consumer.wait_for_query()
 
     slot = consumer.slot(count)
     known = nothing_known(spec, blocks.partial_sums)
     score = _score(consumer, slot)
-    first = online_softmax(consumer.tile_of(slot, start), score, spec.hides or spec.ragged, known)
+    consumer.release_query_before()
+    first = online_softmax(consumer.tile_of(slot, start), score, first_compared(spec, span), known)
     if spec.tiled_pairs:
         first = lax.optimization_barrier(first)
         consumer.release_pairs(slot)
@@ -321,8 +233,6 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     carry = over_keys(spec, span, start + 1, partial(_step, consumer), carry)
     p, known, count = carry
 
-    if blocks.programs is not None:
-        plgpu.barrier_arrive(shared.query_empty)
     slot = consumer.slot(count - 1)
     plgpu.wgmma(consumer.acc, p, shared.value.at[slot])
     plgpu.wgmma_wait(0)
@@ -331,7 +241,15 @@ def _attend(consumer: _Consumer, span: Span, count: Any) -> tuple[jax.Array, jax
     return consumer.acc[...], known.level(spec), norm, count
 
 
-def _score(consumer: _Consumer, slot: Any) -> jax.Array:
+def first_compared(spec: KernelSpec, span: Span) -> Any:
+    """Whether the first block is compared: decided in the kernel where arrays alone say what a row sees."""
+    if spec.pairwise or spec.cap is not None or not spec.uses_ranges:
+        return spec.hides or spec.ragged
+    start, full_start, full_stop, _ = span
+    return jnp.logical_not((full_start == start) & (start < full_stop))
+
+
+def _score(consumer: Consumer, slot: Any) -> jax.Array:
     """S = Q K^T [64, k] float32 of the first block, behind which nothing hides."""
 
     def run(s: Any) -> jax.Array:
@@ -344,7 +262,7 @@ def _score(consumer: _Consumer, slot: Any) -> jax.Array:
     return consumer.with_score(run)
 
 
-def _step(consumer: _Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+def _step(consumer: Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
     """Adds P V of the block before, while S and P of block j are made.
 
     carry: P of the block before, in the inputs' dtype, what is known of the rows, and the blocks taken.

@@ -42,7 +42,7 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
     choose_parts,
     pad_dims,
 )
-from attest.kernels.pallas.mosaic_gpu.launch import Outputs, launch
+from attest.kernels.pallas.mosaic_gpu.launch import launch
 from attest.kernels.pallas.mosaic_gpu.operands import (
     pair_lengths,
     pairs,
@@ -52,11 +52,12 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
     visibility,
 )
 from attest.kernels.pallas.mosaic_gpu.order import schedule
+from attest.kernels.pallas.mosaic_gpu.results import of_key, of_keys, of_queries, of_row, with_leak
 from attest.kernels.pallas.mosaic_gpu.scratch import require_fusible, scratch, suits
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.pallas.mosaic_gpu.tiles import tiles
-from attest.kernels.pallas.mosaic_gpu.transfers import from_operand, operand_shape
+from attest.kernels.pallas.mosaic_gpu.transfers import from_operand
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.visibility import Rows, array_module, describe_rows
 
@@ -69,15 +70,14 @@ def _forward(settings: Settings, call: Call) -> Forward:
     packs = settings.normalize_output and not settings.reads_row_max
     few = _few(call, rows) if packs else None
     blocks = settings.forward or _chosen(call, few is not None)
-    if few is None:
-        return _sums(settings, call, rows, blocks)
-    return finish(_partial(settings, *few, blocks), call, settings.result_dtype(call.query.dtype))
+    return _sums(settings, call, rows, blocks) if few is None else _of_few(settings, call, *few, blocks)
 
 
 def _chosen(call: Call, few: bool) -> Blocks:
     """The table's choice; tiles of few queries have rows of several heads."""
     queries = None if few else call.query.shape[1]
-    return choose(*_dims(call), work_of(call, few), queries, partial(suits, "forward", call, False))
+    fits = partial(suits, "forward", call, False)
+    return choose(*_dims(call), work_of(call, few), queries, fits, call.query.shape[0] * call.query.shape[2])
 
 
 def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
@@ -91,23 +91,50 @@ def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
     return pack_heads(call, rows) if few else None
 
 
-def _partial(settings: Settings, call: Call, rows: Rows, blocks: Blocks) -> Partial:
-    """The sums of a call with packed heads over parts of its keys, one tile for each part and head."""
-    batch, _, heads, _ = call.query.shape
-    programs = blocks.programs or batch * heads
-    parts = choose_parts(batch * heads, -(-call.key.shape[1] // blocks.k), programs)
-    sums = _sums(settings, call, rows, blocks, parts)
+def _of_few(settings: Settings, call: Call, packed: Call, rows: Rows, blocks: Blocks) -> Forward:
+    """The forward pass of a call by one tile for each part of the keys and key head.
+
+    packed, rows: the call with packed heads. Where its rows are the heads of one query, and nothing is hidden
+    that a repair would read them for, they are read and written where they are.
+    """
+    batch, _, heads, _ = packed.query.shape
+    parts = choose_parts(batch * heads, -(-call.key.shape[1] // blocks.k), blocks.programs or batch * heads)
+    hides = describe(settings, packed, rows, _dims(packed), blocks.own, blocks.k).hides
+    query = None
+    if call.query.shape[1] == 1 and not hides:
+        query = call.query.reshape(batch * heads, -1, 1, call.query.shape[3])
+        if parts == 1 and call.softmax_aux is None and not settings.unrounded:
+            found = _sums(settings, packed, rows, blocks, query=query)
+            lse, row_max = (x.reshape(batch, -1, 1) for x in found[1:3])
+            return Forward(found.out.reshape(*call.query.shape[:3], -1), lse, row_max)
+    sums = _sums(settings, packed, rows, blocks, parts, query)
     total, norm, reference = (x.reshape(parts, batch, *x.shape[1:]) for x in sums[:3])
-    return Partial(total, norm, reference)
+    return finish(Partial(total, norm, reference), call, settings.result_dtype(call.query.dtype))
 
 
-def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int | None = None) -> Forward:
-    """The forward kernel; of parts, their sums: totals for out, norms for lse, references for row_max."""
+def _sums(
+    settings: Settings,
+    call: Call,
+    rows: Rows,
+    blocks: Blocks,
+    parts: int | None = None,
+    query: jax.Array | None = None,
+) -> Forward:
+    """The forward kernel; of parts, their sums: totals for out, norms for lse, references for row_max.
+
+    query: that of the call as [B * Hkv, rows, 1, D], where its memory has rows of a key head together. Out
+    has that shape, too, unless it is of parts.
+    """
     q_length = call.query.shape[1]
     spec = describe(settings, call, rows, _dims(call), blocks.own, blocks.k, parts)
+    spec = replace(spec, heads_apart=query is not None)
+    query = call.query if query is None else query
     ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.uses_ranges else None
+    count = tiles(spec)
+    if blocks.programs is not None and count <= blocks.programs:
+        blocks = replace(blocks, programs=None)
     arrays = {
-        "query": require_hopper(tensor(call.query, spec.head_dim)),
+        "query": require_hopper(tensor(query, spec.head_dim)),
         "key": tensor(call.key, spec.head_dim),
         "value": tensor(call.value, spec.value_dim),
         **visibility(spec, call, rows, ranges),
@@ -115,20 +142,19 @@ def _sums(settings: Settings, call: Call, rows: Rows, blocks: Blocks, parts: int
         **sinks(spec, call),
         **_schedule(spec, blocks),
     }
-    of_row = _of_row(spec)
-    out = _of_queries(spec, call.query, spec.value_dim)
+    number = of_row(spec)
+    out = of_queries(spec, query, spec.value_dim)
     if spec.partial:
-        out = jax.ShapeDtypeStruct((*of_row.shape, spec.value_dim), jnp.float32)
-    outputs = {"out": out, "lse": of_row, "row_max": of_row}
-    count = tiles(spec)
+        out = jax.ShapeDtypeStruct((*number.shape, spec.value_dim), jnp.float32)
+    outputs = {"out": out, "lse": number, "row_max": number}
     filled = launch(
         partial(forward.flash_forward, spec, blocks),
         forward.Shared,
         "flash_forward",
         arrays,
-        _with_leak(spec, outputs, of_row),
+        with_leak(spec, outputs, number),
         scratch(forward.Shared, spec, blocks),
-        count if blocks.programs is None else min(blocks.programs, count),
+        blocks.programs or count,
         blocks.warpgroups,
     )
     lse, row_max = filled.pop("lse"), filled.pop("row_max")
@@ -142,7 +168,7 @@ def _schedule(spec: KernelSpec, blocks: Blocks) -> dict[str, jax.Array]:
     """The tiles of each program of a persistent kernel, where tiles differ in length."""
     if blocks.programs is None or not spec.causal:
         return {}
-    return {"schedule": jnp.asarray(schedule(spec, min(blocks.programs, tiles(spec))))}
+    return {"schedule": jnp.asarray(schedule(spec, blocks.programs))}
 
 
 def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
@@ -178,7 +204,7 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         backward_query.Shared,
         "flash_backward_query",
         arrays,
-        _with_leak(spec, {"d_query": _of_queries(spec, call.query, spec.head_dim)}, _of_row(spec)),
+        with_leak(spec, {"d_query": of_queries(spec, call.query, spec.head_dim)}, of_row(spec)),
         scratch(backward_query.Shared, spec, blocks),
         spec.batch * spec.heads * spec.q_blocks,
         blocks.warpgroups,
@@ -191,7 +217,7 @@ def _key_cotangents(
     settings: Settings, call: Call, rows: Rows, terms: RowTerms, blocks: BackwardBlocks
 ) -> dict[str, jax.Array]:
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
-    results = _of_keys(spec, call)
+    results = of_keys(spec, call)
     sums: dict[str, jax.Array] = {}
     for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
         filled = launch(
@@ -199,7 +225,7 @@ def _key_cotangents(
             backward_key.Shared,
             "flash_backward_key",
             arrays,
-            _with_leak(spec, {name: results[name] for name in names}, _of_key(spec)),
+            with_leak(spec, {name: results[name] for name in names}, of_key(spec)),
             scratch(backward_key.Shared, spec, blocks),
             spec.batch * spec.key_heads * spec.k_blocks,
             blocks.warpgroups,
@@ -216,16 +242,16 @@ def _fused_cotangents(
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
     require_fusible(spec, blocks)
     outputs = {
-        "d_query": jax.ShapeDtypeStruct((*_of_row(spec).shape, spec.head_dim), jnp.float32),
-        **({"key_leak": _of_key(spec)} if spec.hides else {}),
-        **_of_keys(spec, call),
+        "d_query": jax.ShapeDtypeStruct((*of_row(spec).shape, spec.head_dim), jnp.float32),
+        **({"key_leak": of_key(spec)} if spec.hides else {}),
+        **of_keys(spec, call),
     }
     filled = launch(
         partial(backward_fused.backward_fused, spec, blocks),
         backward_fused.Shared,
         "flash_backward_fused",
         arrays,
-        _with_leak(spec, outputs, _of_key(spec)),
+        with_leak(spec, outputs, of_key(spec)),
         scratch(backward_fused.Shared, spec, blocks),
         spec.batch * spec.key_heads * spec.k_blocks,
         blocks.warpgroups,
@@ -239,7 +265,7 @@ def _fused_cotangents(
     if spec.hides:
         # dS of a hidden pair is 0. So only a key that is not finite reaches dquery from behind one.
         leak = jnp.repeat(filled.pop("key_leak").sum(axis=2, keepdims=True), spec.group, axis=1)
-        of_query["leak"] = jnp.broadcast_to(leak, _of_row(spec).shape)
+        of_query["leak"] = jnp.broadcast_to(leak, of_row(spec).shape)
     for_queries, for_keys = partial(repair_tile.d_query, blocks.own), partial(repair_tile.d_key, blocks.step)
     of_query = _repaired(spec, for_queries, "flash_repair_query", arrays, of_query)
     return {**of_query, **_repaired(spec, for_keys, "flash_repair_key", arrays, filled)}
@@ -312,42 +338,6 @@ def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
         "lse": per_query(spec, in_units(terms.lse, unit), -jnp.inf if spec.folds else jnp.inf),
         "delta": per_query(spec, -terms.delta, 0.0),
     }
-
-
-def _of_row(spec: KernelSpec) -> jax.ShapeDtypeStruct:
-    q_length = spec.q_blocks * spec.q_block
-    return jax.ShapeDtypeStruct((spec.entries, spec.heads, q_length), jnp.float32)
-
-
-def _of_queries(spec: KernelSpec, query: jax.Array, head_dim: int) -> jax.ShapeDtypeStruct:
-    return _of_tensor(spec, query, head_dim, spec.q_blocks * spec.q_block)
-
-
-def _of_keys(spec: KernelSpec, call: Call) -> dict[str, jax.ShapeDtypeStruct]:
-    whole_blocks = spec.k_blocks * spec.k_block
-    return {
-        "d_key": _of_tensor(spec, call.key, spec.head_dim, whole_blocks),
-        "d_value": _of_tensor(spec, call.value, spec.value_dim, whole_blocks),
-    }
-
-
-def _of_key(spec: KernelSpec) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * spec.k_block), jnp.float32)
-
-
-def _of_tensor(spec: KernelSpec, x: jax.Array, head_dim: int, whole_blocks: int) -> jax.ShapeDtypeStruct:
-    """A result for each row and head of an array. whole_blocks: the length that unrounded ones have.
-
-    Those are written from registers, in whole blocks. The TMA unit writes the others, no row past the end.
-    """
-    batch, length, heads, _ = x.shape
-    shape = (batch, whole_blocks if spec.unrounded else length, heads, head_dim)
-    return jax.ShapeDtypeStruct(operand_shape(spec.result_dtype, shape), spec.result_dtype)
-
-
-def _with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) -> Outputs:
-    """The outputs, and where pairs may be hidden, which rows are not finite."""
-    return {**outputs, "leak": leak} if spec.hides else outputs
 
 
 def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:

@@ -121,8 +121,7 @@ def tile_bytes(
     """
     own, pairs = blocks.own, dict(pairs or {})
     if isinstance(blocks, Blocks):
-        both = own * dims[0] + blocks.stages * blocks.k * sum(dims)
-        tensors = both if blocks.programs is None else both + own * dims[1]
+        tensors = blocks.query_stages * own * dims[0] + blocks.stages * blocks.k * sum(dims)
         return itemsize * tensors + own * blocks.k * blocks.stages * sum(pairs.values())
     of_pairs = own * blocks.step * blocks.stages * sum(pairs.values())
     if kernel == "backward_bias":

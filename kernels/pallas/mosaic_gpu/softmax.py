@@ -90,8 +90,12 @@ def nothing_known(spec: KernelSpec, partial_sums: bool) -> Softmax:
     return Softmax(_by_row(_LOWEST / max(spec.unit, 1.0)), _by_row(spec.unit), norm)
 
 
-def online_softmax(tile: Tile, s: jax.Array, compared: bool, known: Softmax) -> Weights:
-    """The weights of a tile from the product s, and what is known once they are counted."""
+def online_softmax(tile: Tile, s: jax.Array, compared: Any, known: Softmax) -> Weights:
+    """The weights of a tile from the product s, and what is known once they are counted.
+
+    compared: whether bounds and segments may hide pairs, a bool; or a number of the kernel, where only they
+    may and no cap follows.
+    """
     step = _of_cap if _bare(tile.spec) else _of_logits
     exponents, row, alpha, moved = step(tile, s, compared, _Row(known.reference, known.unit))
     p, norm = jnp.exp2(exponents), known.norm
@@ -110,10 +114,9 @@ def rescaled(acc: jax.Array, weights: Weights) -> jax.Array:
     )
 
 
-def _of_logits(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
+def _of_logits(tile: Tile, s: jax.Array, compared: Any, row: _Row) -> _Step:
     spec = tile.spec
-    u, hidden = logits(tile, s, compared)
-    u, slack = hidden.apply(u, -jnp.inf), _slack(tile) / spec.unit
+    u, slack = _visible_logits(tile, s, compared), _slack(tile) / spec.unit
     highest = _by_column(jnp.maximum, u)
     # A maximum with a NaN is NaN, and the vote is for it.
     moved = any_above(slack, highest - over_rows(row.reference, highest.shape), TILE)
@@ -126,6 +129,15 @@ def _of_logits(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
     assert row.unit is not None
     bits = u * over_rows(row.unit, u.shape)
     return bits - over_rows(row.reference * row.unit, u.shape), row, alpha, moved
+
+
+def _visible_logits(tile: Tile, s: jax.Array, compared: Any) -> jax.Array:
+    """u of a tile, -inf where hidden."""
+    if isinstance(compared, bool):
+        u, hiding = logits(tile, s, compared)
+        return hiding.apply(u, -jnp.inf)
+    u, _ = logits(tile, s, False)
+    return lax.cond(compared, lambda u: hidden_pairs(tile, None, True).apply(u, -jnp.inf), lambda u: u, u)
 
 
 def _of_cap(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:

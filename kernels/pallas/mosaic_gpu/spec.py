@@ -38,7 +38,8 @@ class KernelSpec:
     more than one entry. bias_dtype: of the bias in memory. q_block, k_block: the queries and keys that a step
     of a program deals with. parts: how many programs share the keys of a row, in the forward kernel. partial:
     whether it returns the sums of each part, as `attest.kernels.few_queries.Partial` has them. unrounded: as
-    `attest.kernels.implementation.Settings` says.
+    `attest.kernels.implementation.Settings` says. heads_apart: whether query and out are [B * H, S, 1, D] in
+    memory, for the forward kernel.
     """
 
     batch: int
@@ -70,6 +71,7 @@ class KernelSpec:
     partial: bool = False
     unrounded: bool = False
     bias_dtype: Any = None
+    heads_apart: bool = False
 
     @property
     def unit(self) -> float:

@@ -16,15 +16,23 @@ def tiles(spec: KernelSpec) -> int:
     return spec.entries * spec.heads * spec.q_blocks
 
 
-def over_tiles(
-    spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], work: Callable[[Any, Any], Any]
+def over_tiles[T](
+    spec: KernelSpec,
+    blocks: Blocks,
+    arrays: Mapping[str, Any],
+    load: Callable[[Any], T],
+    work: Callable[[Any, Any, T, Any], Any],
 ) -> None:
-    """work(tile, count) for every tile of this program: from and to the number of key blocks taken so far."""
+    """Call work(nth, tile, load(tile), count) for every tile of this program.
+
+    nth: the tiles taken before. count: the key blocks taken so far; work returns it with its own. What is
+    loaded of the next tile comes from memory while this tile is at work.
+    """
     program = lax.axis_index(PROGRAM)
     if blocks.programs is None:
-        work(program, jnp.int32(0))
+        work(jnp.int32(0), program, load(program), jnp.int32(0))
         return
-    programs = min(blocks.programs, tiles(spec))
+    programs = blocks.programs
     if "schedule" in arrays:
         mine = arrays["schedule"].at[program]
 
@@ -32,17 +40,23 @@ def over_tiles(
             tile, count = carry
             # Loaded while this tile is at work; behind the last one the first is loaded again.
             following = mine[lax.rem(i, mine[0]) + 1]
-            return following, work(tile, count)
+            return following, work(i - 1, tile, load(tile), count)
 
         lax.fori_loop(1, mine[0] + 1, scheduled, (mine[1] + 0, jnp.int32(0)))
         return
 
-    def one(i: Any, count: Any) -> Any:
-        return work(i * programs + _place(program, programs, i), count)
+    def nth_tile(i: Any) -> Any:
+        return i * programs + _place(program, programs, i)
+
+    def one(i: Any, carry: tuple[T, Any]) -> tuple[T, Any]:
+        loaded, count = carry
+        # Behind the last tile of this program there may be none.
+        following = load(jnp.minimum(nth_tile(i + 1), tiles(spec) - 1))
+        return following, work(i, nth_tile(i), loaded, count)
 
     whole_rounds, rest = divmod(tiles(spec), programs)
     mine = whole_rounds + (_place(program, programs, whole_rounds) < rest).astype(jnp.int32)
-    lax.fori_loop(0, mine, one, jnp.int32(0))
+    lax.fori_loop(0, mine, one, (load(program), jnp.int32(0)))
 
 
 def _place(program: Any, programs: int, nth: Any) -> Any:
