@@ -63,6 +63,7 @@ def test_tiles_are_lower_where_they_are_fewer_than_multiprocessors(
 ) -> None:
     """24 tiles of 192 rows leave 108 of 132 idle; 64 of 64 rows end sooner."""
     assert choose(64, 64, (), queries, heads=heads).own == rows
+    assert choose(128, 128, (), queries, heads=heads).own == min(rows, 128)
 
 
 @pytest.mark.parametrize(("value_dim", "width"), [(128, 128), (136, 192)])
