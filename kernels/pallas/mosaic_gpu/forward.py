@@ -55,7 +55,8 @@ def flash_forward(
     def consume(warpgroup: Any) -> None:
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
         work = partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup)
-        over_tiles(spec, blocks, arrays, load, work)
+        # With a cap registers have no room for the next tile's.
+        over_tiles(spec, blocks, arrays, load if spec.cap is None else lambda _: None, work)
         plgpu.wait_smem_to_gmem(0)
 
     warp_specialize(blocks, produce, consume)
@@ -69,14 +70,16 @@ def _load_span(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> Span |
     return key_span(spec, arrays, batch_and_part(spec, entry)[0], block)
 
 
-def _visit(spec: KernelSpec, loaded: Span | None, tile: Any) -> tuple[Any, Any, Any, Span]:
-    """The batch row, head and row block of a tile, and its key blocks.
+def _visit(
+    spec: KernelSpec, arrays: Mapping[str, Any], loaded: Span | None, tile: Any
+) -> tuple[Any, Any, Any, Span]:
+    """The batch row, head and row block of a tile, and its key blocks. loaded: None if they are not yet.
 
     A row block that sees nothing takes one block of keys, all hidden: no case of its own.
     """
     entry, head, block = locate_query_tile(spec, tile)
     batch, part = batch_and_part(spec, entry)
-    span = key_span(spec, {}, batch, block) if loaded is None else loaded
+    span = key_span(spec, arrays, batch, block) if loaded is None else loaded
     start, full_start, full_stop, stop = part_span(spec, part, span)
     return batch, head, block, (start, full_start, full_stop, jnp.maximum(stop, start + 1))
 
@@ -97,7 +100,7 @@ def _produce(
     count: Any,
 ) -> Any:
     """Start copies of the query of a tile and of its K and V blocks, each when its slot is empty."""
-    batch, head, block, (start, _, _, stop) = _visit(spec, loaded, tile)
+    batch, head, block, (start, _, _, stop) = _visit(spec, arrays, loaded, tile)
     stages = blocks.query_stages
     if stages > 1:
         pl.when(nth >= stages)(lambda: plgpu.barrier_wait(shared.query_empty.at[query_stage(blocks, nth)]))
@@ -134,7 +137,7 @@ def _consume(
     count: Any,
 ) -> Any:
     """Computes and stores 64 rows of a tile."""
-    batch, head, block, span = _visit(spec, loaded, tile)
+    batch, head, block, span = _visit(spec, arrays, loaded, tile)
     row = block * blocks.own + warpgroup * ROWS
     held = Tile(spec, arrays, batch, head, row, key=None)
     held = replace(held, bounds=load_bounds(held))
