@@ -54,6 +54,11 @@ class Blocks:
         return ROWS * self.consumers
 
     @property
+    def computing(self) -> int:
+        """The warpgroups of a program that compute."""
+        return self.consumers
+
+    @property
     def warpgroups(self) -> int:
         """Of a program: the consumers, and one that copies what they read."""
         return self.consumers + 1
@@ -68,6 +73,7 @@ class BackwardBlocks:
     backward_query and of 64 keys in the others. registers: as in `Blocks`. ping_pong: whether barriers let
     consumers start products one after another.
     separate: whether backward_key sums dkey and dvalue by a launch each, where registers hold one sum.
+    split: whether two warpgroups share the 64 keys of one consumer: one sums dkey, the other dvalue.
     fused: whether backward_key sums dquery, too, and backward_query is not launched; only for calls whose
     pairs causal order alone may hide.
     """
@@ -78,6 +84,7 @@ class BackwardBlocks:
     registers: tuple[int, int]
     ping_pong: bool = False
     separate: bool = False
+    split: bool = False
     fused: bool = False
 
     def __post_init__(self) -> None:
@@ -87,11 +94,20 @@ class BackwardBlocks:
             got = f"step {self.step}, separate {self.separate} with {self.consumers} consumers"
             expected = f"step {ROWS} or {self.own} and not separate"
             refuse("BackwardBlocks.fused", got, expected, "A consumer sums 64 rows of dquery in a step.")
+        if self.split and (self.separate or self.fused or self.ping_pong or self.consumers > 1):
+            got = f"separate {self.separate}, fused {self.fused}, ping_pong {self.ping_pong}"
+            got, expected = f"{got} with {self.consumers} consumers", "none of these, and one consumer"
+            refuse("BackwardBlocks.split", got, expected, "Registers have room for the keys of one.")
+
+    @property
+    def computing(self) -> int:
+        """The warpgroups of a program that compute."""
+        return self.consumers * (2 if self.split else 1)
 
     @property
     def warpgroups(self) -> int:
-        """Of a program: the consumers, one that copies, and of fused ones another that adds up dquery."""
-        return self.consumers + (2 if self.fused else 1)
+        """Of a program: those that compute, one that copies, and of fused ones one that adds up dquery."""
+        return self.computing + (2 if self.fused else 1)
 
     @property
     def own(self) -> int:
@@ -222,7 +238,7 @@ def _check_limits(blocks: Blocks | BackwardBlocks, block: str) -> None:
     size, unit, most = getattr(blocks, block), limits["block_unit"], limits["largest_block"]
     if size % unit or size > most:
         refuse(f"{of}.{block}", size, f"a multiple of {unit} up to {most}", f"Use {unit} or {2 * unit}.")
-    if blocks.consumers > limits["consumers"]:
+    if blocks.computing > limits["consumers"]:
         refuse(f"{of}.consumers", blocks.consumers, f"at most {limits['consumers']}", "Use 2 or 3.")
     unit, (least, most) = limits["register_unit"], limits["registers"]
     for registers in blocks.registers:
@@ -233,7 +249,7 @@ def _check_limits(blocks: Blocks | BackwardBlocks, block: str) -> None:
     warpgroups = blocks.warpgroups
     # What they give back and take is what the launch has given each: as many as fit, in whole units.
     most = limits["register_file"] // warpgroups // unit * unit * warpgroups
-    total = of_consumer * blocks.consumers + of_producer * (warpgroups - blocks.consumers)
+    total = of_consumer * blocks.computing + of_producer * (warpgroups - blocks.computing)
     if total > most:
         got = f"{blocks.registers} with {blocks.consumers} consumers, {total} in all"
         refuse(f"{of}.registers", got, f"at most {most} in all", "Give each consumer fewer registers.")

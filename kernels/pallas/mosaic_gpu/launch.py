@@ -104,22 +104,22 @@ def warp_specialize(
 
     Each has the registers that the blocks say, add as many as produce.
     """
-    warpgroup = lax.axis_index(WARPGROUP)
+    warpgroup, consumers = lax.axis_index(WARPGROUP), blocks.computing
     of_consumer, of_producer = blocks.registers
 
-    @pl.when(warpgroup == blocks.consumers)
+    @pl.when(warpgroup == consumers)
     def _() -> None:
         plgpu.set_max_registers(of_producer, action="decrease")
         produce()
 
     if add is not None:
 
-        @pl.when(warpgroup == blocks.consumers + 1)
+        @pl.when(warpgroup == consumers + 1)
         def _() -> None:
             plgpu.set_max_registers(of_producer, action="decrease")
             add()
 
-    @pl.when(warpgroup < blocks.consumers)
+    @pl.when(warpgroup < consumers)
     def _() -> None:
         plgpu.set_max_registers(of_consumer, action="increase")
         consume(warpgroup)

@@ -28,6 +28,7 @@ from attest.kernels.pallas.mosaic_gpu import (
     backward_fused,
     backward_key,
     backward_query,
+    backward_split,
     forward,
     repair,
     repair_tile,
@@ -191,15 +192,18 @@ def _key_cotangents(
 ) -> dict[str, jax.Array]:
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
     results = _of_keys(spec, call)
+    body, shared, name = backward_key.backward_key, backward_key.Shared, "flash_backward_key"
+    if blocks.split:
+        body, shared, name = backward_split.backward_split, backward_split.Shared, "flash_backward_split"
     sums: dict[str, jax.Array] = {}
     for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
         filled = launch(
-            partial(backward_key.backward_key, spec, blocks),
-            backward_key.Shared,
-            "flash_backward_key",
+            partial(body, spec, blocks),
+            shared,
+            name,
             arrays,
             _with_leak(spec, {name: results[name] for name in names}, _of_key(spec)),
-            scratch(backward_key.Shared, spec, blocks),
+            scratch(shared, spec, blocks),
             spec.batch * spec.key_heads * spec.k_blocks,
             blocks.warpgroups,
         )

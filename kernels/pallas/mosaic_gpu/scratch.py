@@ -23,7 +23,9 @@ from attest.kernels.pallas.mosaic_gpu.transfers import columns_of, copies, matri
 
 # Of a block's shared memory, for barriers, numbers and what Mosaic takes for reductions.
 _SPARE_BYTES = 3072
-_PART_BYTES = 4  # of a number of a part, float32
+_NUMBER_BYTES = 4  # of a number of a part or of weights, float32
+
+SPLIT_ROOMS = 2  # for weights that one warpgroup hands over to another
 
 
 def scratch(record: type, *sizes: Any) -> dict[str, Any]:
@@ -88,8 +90,8 @@ def key_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
 
 
 def slot_empty(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[stages] barriers, each complete when every consumer has read the slot."""
-    return barriers(blocks.stages, arrivals=blocks.consumers)
+    """[stages] barriers, each complete when every warpgroup that computes has read the slot."""
+    return barriers(blocks.stages, arrivals=blocks.computing)
 
 
 def consumer_signal(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
@@ -130,9 +132,11 @@ def tile_bytes(
         bias = pairs.pop("bias", 0)
         of_pairs = own * blocks.step * (blocks.stages * sum(pairs.values()) + 2 * bias)
         own *= blocks.stages
+    if blocks.split:
+        of_pairs += SPLIT_ROOMS * own * blocks.step * _NUMBER_BYTES
     if blocks.fused:
         # Two slots of dS, and of parts of dquery.
-        of_pairs = 2 * blocks.step * (itemsize * own + _PART_BYTES * dims[0])
+        of_pairs = 2 * blocks.step * (itemsize * own + _NUMBER_BYTES * dims[0])
     return itemsize * (own + blocks.stages * blocks.step) * sum(dims) + of_pairs
 
 
