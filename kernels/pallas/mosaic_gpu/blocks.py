@@ -1,7 +1,7 @@
 """Block sizes and schedules of the Hopper kernels: the data table blocks.toml."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,11 @@ class BackwardBlocks:
     def own(self) -> int:
         """The query rows or keys that a program owns."""
         return ROWS * self.consumers
+
+    @property
+    def unsplit(self) -> "BackwardBlocks":
+        """The same with a launch for each of two sums, where a program may have several consumers."""
+        return replace(self, split=False, separate=True) if self.split else self
 
 
 @dataclass(frozen=True)

@@ -192,15 +192,15 @@ def _key_cotangents(
 ) -> dict[str, jax.Array]:
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
     results = _of_keys(spec, call)
-    body, shared, name = backward_key.backward_key, backward_key.Shared, "flash_backward_key"
+    body, shared, kernel = backward_key.backward_key, backward_key.Shared, "flash_backward_key"
     if blocks.split:
-        body, shared, name = backward_split.backward_split, backward_split.Shared, "flash_backward_split"
+        body, shared, kernel = backward_split.backward_split, backward_split.Shared, "flash_backward_split"
     sums: dict[str, jax.Array] = {}
     for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
         filled = launch(
             partial(body, spec, blocks),
             shared,
-            name,
+            kernel,
             arrays,
             _with_leak(spec, {name: results[name] for name in names}, _of_key(spec)),
             scratch(shared, spec, blocks),
