@@ -46,13 +46,15 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     BY_ROW,
     TILE,
     Tile,
+    cap_slope,
     cotangents,
     load,
     load_bounds,
+    logits,
     nonfinite_rows,
     opaque,
     over_columns,
-    weights,
+    weights_of,
 )
 from attest.kernels.pallas.mosaic_gpu.transfers import start_load, tiled
 
@@ -202,14 +204,19 @@ def _weigh(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) -
         plgpu.wgmma(s, shared.key.at[me], shared.query.at[slot].T)
         score = plgpu.wgmma_accumulator_load(s, wait_n=0)
         bounded = replace(tile, bounds=load_bounds(tile)) if compared or spec.alibi else tile
-        p, slope = weights(bounded, score, None if spec.folds else lse, compared)
         plgpu.barrier_arrive(shared.query_empty.at[slot])
+        u, hiding = logits(bounded, score, compared)
+        slope = cap_slope(spec, u)
+        if slope is not None:
+            # Before P, so that registers hold one of them.
+            plgpu.barrier_wait(shared.weights_empty.at[room])
+            shared.weights.at[room + slots][...] = slope
+        p = weights_of(bounded, u, hiding, None if spec.folds else lse)
         plgpu.barrier_wait(shared.d_out_full.at[slot])
         plgpu.wgmma(consumer.total, p.astype(spec.dtype), shared.d_out.at[slot])
-        plgpu.barrier_wait(shared.weights_empty.at[room])
+        if slope is None:
+            plgpu.barrier_wait(shared.weights_empty.at[room])
         shared.weights.at[room][...] = p
-        if slope is not None:
-            shared.weights.at[room + slots][...] = slope
         plgpu.barrier_arrive(shared.weights_full.at[room])
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(shared.d_out_empty.at[slot])
