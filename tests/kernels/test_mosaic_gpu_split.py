@@ -40,11 +40,52 @@ def abstract(head_dim: int, options: dict[str, Any]) -> Call:
     return abstract_call({"query": array, "key": array, "value": array, **options}).call
 
 
-def key_blocks(head_dim: int, options: dict[str, Any]) -> BackwardBlocks:
+def sizes_of(head_dim: int, options: dict[str, Any]) -> tuple[BackwardBlocks, BackwardBlocks]:
+    """Of backward_query and backward_key."""
     found = chosen(abstract(head_dim, options)).backward
     assert found is not None
+    assert found.backward_query is not None
     assert found.backward_key is not None
-    return found.backward_key
+    return found.backward_query, found.backward_key
+
+
+@pytest.mark.parametrize("head_dim", [192, 256])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"logits_soft_cap": 3.0}], ids=str)
+def test_the_table_has_it_above_head_dim_128(head_dim: int, options: dict[str, Any]) -> None:
+    assert sizes_of(head_dim, options)[1] == SPLIT
+
+
+def test_beside_tiles_of_pairs_rings_have_one_slot() -> None:
+    bias = {"bias": jax.ShapeDtypeStruct((1, 1, 512, 512), "float32")}
+    assert sizes_of(256, bias)[1] == ONE_SLOT
+
+
+def test_neutral_sizes_and_other_candidates_mean_a_launch_for_each_sum() -> None:
+    call = abstract(256, {})
+    assert translated(call, {}, {}).backward == chosen(call).backward
+    found = translated(call, {}, {"kv_blocksize": 128}).backward
+    assert found is not None
+    assert found.backward_key == replace(SEPARATE, consumers=2)
+    others = [x.backward.backward_key for x in candidates(call) if x.backward is not None]
+    assert SPLIT in others
+    assert SEPARATE in others
+
+
+def test_the_ring_of_values_has_fewer_slots_where_shared_memory_is_short() -> None:
+    query, _ = sizes_of(256, {})
+    assert (query.stages, query.value_slots) == (2, 1)
+    assert sizes_of(192, {})[0].value_slots == 2
+    found = translated(abstract(256, {}), {}, {"num_stages": 1}).backward
+    assert found is not None
+    assert found.backward_query is not None
+    assert found.backward_query.value_slots == 1
+
+
+@pytest.mark.parametrize("name", ["backward_key", "backward_bias"])
+def test_rings_of_other_kernels_have_as_many_slots(name: str) -> None:
+    blocks = replace(SEPARATE, value_stages=2)
+    with pytest.raises(ValueError, match=rf"BackwardSizes\.{name}\.value_stages: got 2; expected None"):
+        BackwardSizes(**{name: blocks})
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -61,7 +102,7 @@ def test_it_takes_all_head_dims(dims: tuple[int, int]) -> None:
 
 def test_tiles_that_do_not_fit_are_refused_by_name() -> None:
     options = {"bias": normal(1, 1, 200, 300), **asked(SPLIT)}
-    with pytest.raises(ValueError, match="flash_backward_split needs .* bytes of shared memory"):
+    with pytest.raises(ValueError, match=r"flash_backward_split needs .* bytes of shared memory"):
         lowered(tensors(256), options)
 
 

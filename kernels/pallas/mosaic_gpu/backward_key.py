@@ -212,7 +212,9 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
     store_sums(shared, warpgroup, tile, outputs, totals)
 
 
-def over_steps(spec: KernelSpec, key_head: Any, span: Span, step: Callable[[Any, bool, Any, Any], Any]) -> Any:
+def over_steps(
+    spec: KernelSpec, key_head: Any, span: Span, step: Callable[[Any, bool, Any, Any], Any]
+) -> Any:
     """How many steps there are: step(head, compared, block, count) for each block of each head's span."""
 
     def over_head(i: Any, count: Any) -> Any:

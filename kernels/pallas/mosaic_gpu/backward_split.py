@@ -1,8 +1,8 @@
 """The Hopper kernel of dkey and dvalue at large head dims: two warpgroups of a program share 64 keys.
 
-One computes S and P and sums dvalue; the other computes dP and dS and sums dkey. So the registers of each hold
-one sum, and S is computed once. P goes from the first to the second through shared memory, in float32, and
-with it the slope of a cap. The first may be a step ahead.
+One computes S and P and sums dvalue; the other computes dP and dS and sums dkey. So the registers of each
+hold one sum, and S is computed once. P goes from the first to the second through shared memory, in float32,
+and with it the slope of a cap. The first may be a step ahead.
 
 Tiles, the order of sums and their bits are those of `backward_key`, as are lse and delta.
 """

@@ -59,6 +59,11 @@ class Blocks:
         return self.consumers
 
     @property
+    def value_slots(self) -> int:
+        """Those of the V ring."""
+        return self.stages
+
+    @property
     def warpgroups(self) -> int:
         """Of a program: the consumers, and one that copies what they read."""
         return self.consumers + 1
@@ -69,7 +74,8 @@ class BackwardBlocks:
     """How a backward kernel is cut and scheduled.
 
     step: the keys that a program of backward_query takes at a time, or the queries that one of the others
-    takes; a multiple of 64. stages: slots of each ring. consumers: warpgroups, of 64 query rows each in
+    takes; a multiple of 64. stages: slots of each ring. value_stages: of backward_query's V ring, if it has
+    others. consumers: warpgroups, of 64 query rows each in
     backward_query and of 64 keys in the others. registers: as in `Blocks`. ping_pong: whether barriers let
     consumers start products one after another.
     separate: whether backward_key sums dkey and dvalue by a launch each, where registers hold one sum.
@@ -86,6 +92,7 @@ class BackwardBlocks:
     separate: bool = False
     split: bool = False
     fused: bool = False
+    value_stages: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -115,6 +122,11 @@ class BackwardBlocks:
         return ROWS * self.consumers
 
     @property
+    def value_slots(self) -> int:
+        """Those of the ring of value, or of the cotangent of out."""
+        return self.stages if self.value_stages is None else self.value_stages
+
+    @property
     def unsplit(self) -> "BackwardBlocks":
         """The same with a launch for each of two sums, where a program may have several consumers."""
         return replace(self, split=False, separate=True) if self.split else self
@@ -133,6 +145,11 @@ class BackwardSizes:
         if self.fused and self.backward_query is not None:
             got = f"{self.backward_query} beside a fused backward_key"
             refuse("BackwardSizes.backward_query", got, "None", "A fused backward_key sums dquery itself.")
+        for name in ("backward_key", "backward_bias"):
+            blocks = getattr(self, name)
+            if blocks is not None and blocks.value_stages is not None:
+                field = f"BackwardSizes.{name}.value_stages"
+                refuse(field, blocks.value_stages, "None", "Only backward_query's rings may differ.")
 
     @property
     def fused(self) -> bool:

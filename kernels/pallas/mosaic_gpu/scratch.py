@@ -56,8 +56,8 @@ def tile_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
 
 
 def value_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """[stages, step, Dv]: the same for value or the cotangent of out."""
-    return matrix(spec.dtype, blocks.stages, blocks.step, spec.value_dim)
+    """[value_slots, step, Dv]: the same for value or the cotangent of out."""
+    return matrix(spec.dtype, blocks.value_slots, blocks.step, spec.value_dim)
 
 
 def number_ring(_: KernelSpec, blocks: BackwardBlocks) -> Any:
@@ -71,8 +71,8 @@ def key_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
 
 
 def value_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[stages] barriers, each complete when a block of V has arrived."""
-    return barriers(blocks.stages, key_copies(spec, spec.k_block)[1])
+    """[value_slots] barriers, each complete when a block of V has arrived."""
+    return barriers(blocks.value_slots, key_copies(spec, spec.k_block)[1])
 
 
 def query_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
@@ -92,6 +92,11 @@ def key_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
 def slot_empty(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
     """[stages] barriers, each complete when every warpgroup that computes has read the slot."""
     return barriers(blocks.stages, arrivals=blocks.computing)
+
+
+def value_slot_empty(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
+    """[value_slots] barriers, as `slot_empty`."""
+    return barriers(blocks.value_slots, arrivals=blocks.computing)
 
 
 def consumer_signal(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
@@ -137,7 +142,8 @@ def tile_bytes(
     if blocks.fused:
         # Two slots of dS, and of parts of dquery.
         of_pairs = 2 * blocks.step * (itemsize * own + _NUMBER_BYTES * dims[0])
-    return itemsize * (own + blocks.stages * blocks.step) * sum(dims) + of_pairs
+    rings = blocks.step * (blocks.stages * dims[0] + blocks.value_slots * dims[1])
+    return itemsize * (own * sum(dims) + rings) + of_pairs
 
 
 def suits(kernel: str, call: Call, apart: bool, blocks: Blocks | BackwardBlocks) -> bool:
