@@ -23,6 +23,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.integers import unknown
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
     barriers,
@@ -122,7 +123,9 @@ def _produce(
 
         at = (batch, keys, lax.div(head, spec.group))
         beside_key = pairs.copies(spec, blocks, arrays, shared, of_pairs)
-        start_key_value_copies(blocks, arrays, shared, at, j - start, beside_key)
+        # Else the compiler peels the first steps, and ptxas gave the second block of V wrong coordinates.
+        (count,) = unknown(j - start)
+        start_key_value_copies(blocks, arrays, shared, at, count, beside_key)
 
     lax.fori_loop(start, stop, step, None)
 
