@@ -11,6 +11,7 @@ from attest.kernels.pallas.mosaic_gpu import (
     backward_fused,
     backward_key,
     backward_query,
+    backward_split,
     forward,
     repair,
 )
@@ -23,6 +24,7 @@ from attest.kernels.pallas.mosaic_gpu.transfers import matrix, tiled
 FORWARD = Blocks(k=128, stages=3, consumers=2, registers=(240, 24), partial_sums=False)
 BACKWARD = BackwardBlocks(step=128, stages=3, consumers=2, registers=(240, 24))
 FUSED = replace(BACKWARD, registers=(232, 24), fused=True)
+SPLIT = replace(BACKWARD, consumers=1, split=True)
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def test_a_field_that_is_described_as_none_is_not_allocated() -> None:
         (backward_query.Shared, BACKWARD),
         (backward_fused.Shared, FUSED),
         (backward_key.Shared, BACKWARD),
+        (backward_split.Shared, SPLIT),
         (backward_bias.Shared, BACKWARD),
     ],
 )
@@ -158,6 +161,10 @@ def test_each_group_of_eight_rows_arrives_alone_where_it_is_copied_alone(
         (backward_query.Shared, BACKWARD, "key_full", barriers(3, arrivals=5)),
         (backward_key.Shared, BACKWARD, "mask", tiled("int8", 6, 128, 64)),
         (backward_key.Shared, BACKWARD, "query_full", barriers(3, arrivals=6)),
+        (backward_split.Shared, SPLIT, "mask", tiled("int8", 3, 128, 64)),
+        (backward_split.Shared, SPLIT, "query_full", barriers(3, arrivals=4)),
+        (backward_split.Shared, SPLIT, "query_empty", barriers(3, arrivals=2)),
+        (backward_split.Shared, SPLIT, "weights", tiled("float32", 2, 64, 128)),
         (backward_bias.Shared, BACKWARD, "bias", tiled("float32", 2, 128, 64)),
         (backward_bias.Shared, BACKWARD, "d_bias", tiled("float32", 2, 128, 64)),
         (backward_bias.Shared, BACKWARD, "mask", tiled("int8", 6, 128, 64)),
@@ -201,6 +208,7 @@ def test_value_and_its_cotangent_have_the_head_dim_of_value(
         ("backward_query", backward_query.Shared, BACKWARD),
         ("backward_key", backward_key.Shared, BACKWARD),
         ("backward_key", backward_fused.Shared, FUSED),
+        ("backward_key", backward_split.Shared, SPLIT),
         ("backward_bias", backward_bias.Shared, BACKWARD),
     ],
 )

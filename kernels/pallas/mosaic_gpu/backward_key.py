@@ -123,15 +123,8 @@ def backward_key(
     batch, key_head, block = locate_key_tile(spec, lax.axis_index(PROGRAM))
     span = query_span(spec, arrays, batch, block)
 
-    start, _, _, stop = span
-
-    def visited(count: Any) -> tuple[Any, Any]:
-        head = key_head * spec.group + lax.div(count, stop - start)
-        return head, start + lax.rem(count, stop - start)
-
     def copy() -> None:
-        steps = (stop - start) * spec.group
-        produce(spec, blocks, arrays, shared, (batch, key_head, block), steps, visited)
+        produce_steps(spec, blocks, arrays, shared, (batch, key_head, block), span)
 
     def consume(warpgroup: Any) -> None:
         key = block * blocks.own + warpgroup * ROWS
@@ -139,6 +132,25 @@ def backward_key(
         _consume(_Consumer(blocks, shared, warpgroup, tile), outputs, span)
 
     warp_specialize(blocks, copy, consume)
+
+
+def produce_steps(
+    spec: KernelSpec,
+    blocks: BackwardBlocks,
+    arrays: Mapping[str, Any],
+    shared: Any,
+    owner: tuple[Any, Any, Any],
+    span: Span,
+) -> None:
+    """Start copies of the query blocks of a span, of all heads that share a key head: see `over_steps`."""
+    start, _, _, stop = span
+    _, key_head, _ = owner
+
+    def visited(count: Any) -> tuple[Any, Any]:
+        head = key_head * spec.group + lax.div(count, stop - start)
+        return head, start + lax.rem(count, stop - start)
+
+    produce(spec, blocks, arrays, shared, owner, (stop - start) * spec.group, visited)
 
 
 def produce(
@@ -180,7 +192,7 @@ def produce(
 def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> None:
     """Sums and stores what is asked for of 64 keys."""
     blocks, shared, tile, warpgroup = consumer.blocks, consumer.shared, consumer.tile, consumer.warpgroup
-    spec, key_head = tile.spec, tile.head
+    spec = tile.spec
     load_own(shared, warpgroup, tile)
     if blocks.ping_pong:
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
@@ -189,17 +201,26 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
 
     def run(**accs: Any) -> dict[str, jax.Array]:
         summing = replace(consumer, **{sums[name]: acc for name, acc in accs.items()})
-
-        def over_head(i: Any, count: Any) -> Any:
-            step = partial(_step, summing, key_head * spec.group + i)
-            return over_queries(spec, span, step, count)
-
-        lax.fori_loop(0, spec.group, over_head, jnp.int32(0))
+        over_steps(spec, tile.head, span, partial(_step, summing))
         return {name: acc[...] for name, acc in accs.items()}
 
     dims = {"d_key": spec.head_dim, "d_value": spec.value_dim}
     accs = {name: plgpu.ACC((ROWS, dims[name]), jnp.float32) for name in sums}
-    store_sums(shared, warpgroup, tile, outputs, pl.run_scoped(run, **accs))
+    totals = pl.run_scoped(run, **accs)
+    if spec.hides:
+        outputs["leak"][tile.batch, tile.head, tile.keys] = nonfinite_rows(*totals.values())
+    store_sums(shared, warpgroup, tile, outputs, totals)
+
+
+def over_steps(
+    spec: KernelSpec, key_head: Any, span: Span, step: Callable[[Any, bool, Any, Any], Any]
+) -> Any:
+    """How many steps there are: step(head, compared, block, count) for each block of each head's span."""
+
+    def over_head(i: Any, count: Any) -> Any:
+        return over_queries(spec, span, partial(step, key_head * spec.group + i), count)
+
+    return lax.fori_loop(0, spec.group, over_head, jnp.int32(0))
 
 
 def load_own(shared: Any, warpgroup: Any, tile: Tile) -> None:
@@ -212,11 +233,9 @@ def load_own(shared: Any, warpgroup: Any, tile: Tile) -> None:
 def store_sums(
     shared: Any, warpgroup: Any, tile: Tile, outputs: Mapping[str, Any], totals: dict[str, jax.Array]
 ) -> None:
-    """Store the sums of a consumer's keys by way of their tiles, and say which are not finite."""
+    """Store the sums of a consumer's keys by way of their tiles."""
     spec, own = tile.spec, (tile.batch, tile.keys, tile.head)
     rooms = {"d_key": shared.key, "d_value": shared.value}
-    if spec.hides:
-        outputs["leak"][tile.batch, tile.head, tile.keys] = nonfinite_rows(*totals.values())
     if "d_key" in totals:
         totals["d_key"] = totals["d_key"] * spec.scale
     if spec.unrounded:

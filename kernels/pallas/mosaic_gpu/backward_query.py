@@ -23,6 +23,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.integers import unknown
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
     barriers,
@@ -42,6 +43,7 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     tile_ring,
     value_full,
     value_ring,
+    value_slot_empty,
 )
 from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, over_keys
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
@@ -60,7 +62,7 @@ def _key_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
 class Shared:
     """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
 
-    query [consumers, 64, D]; d_out [consumers, 64, Dv]; key [stages, step, D]; value [stages, step, Dv];
+    query [consumers, 64, D]; d_out [consumers, 64, Dv]; key [stages, step, D]; value [value_slots, step, Dv];
     mask, bias: see `pairs`. A ring's barriers have an entry for each slot; own_full and ping_pong, for each
     consumer.
     """
@@ -73,7 +75,7 @@ class Shared:
     key_full: Annotated[Any, _key_full]
     key_empty: Annotated[Any, slot_empty]
     value_full: Annotated[Any, value_full]
-    value_empty: Annotated[Any, slot_empty]
+    value_empty: Annotated[Any, value_slot_empty]
     ping_pong: Annotated[Any, consumer_signal]
     mask: Annotated[Any, pairs.ring_of_queries("mask")] = None
     bias: Annotated[Any, pairs.ring_of_queries("bias")] = None
@@ -121,7 +123,9 @@ def _produce(
 
         at = (batch, keys, lax.div(head, spec.group))
         beside_key = pairs.copies(spec, blocks, arrays, shared, of_pairs)
-        start_key_value_copies(arrays, shared, at, j - start, blocks.stages, beside_key)
+        # Else the compiler peels the first steps, and ptxas gave the second block of V wrong coordinates.
+        (count,) = unknown(j - start)
+        start_key_value_copies(blocks, arrays, shared, at, count, beside_key)
 
     lax.fori_loop(start, stop, step, None)
 
@@ -173,7 +177,9 @@ def _step(
 ) -> None:
     """Adds dS K of block j to the total."""
     spec = tile.spec
-    me, slot = opaque(spec, warpgroup, lax.rem(j - start, blocks.stages))
+    count = j - start
+    slots = lax.rem(count, blocks.stages), lax.rem(count, blocks.value_slots)
+    me, slot, of_value = opaque(spec, warpgroup, *slots)
     held = pairs.tiles_of_slot(spec, blocks, shared, me, slot)
     tile = replace(tile, key=j * blocks.step, pairs=held)
 
@@ -186,14 +192,14 @@ def _step(
             s[...] = tile.by_query(lse)
         dp[...] = tile.by_query(delta)
         plgpu.wgmma(s, shared.query.at[me], shared.key.at[slot].T)
-        plgpu.barrier_wait(shared.value_full.at[slot])
-        plgpu.wgmma(dp, shared.d_out.at[me], shared.value.at[slot].T)
+        plgpu.barrier_wait(shared.value_full.at[of_value])
+        plgpu.wgmma(dp, shared.d_out.at[me], shared.value.at[of_value].T)
         if blocks.ping_pong:
             signal_next(shared.ping_pong, warpgroup, blocks.consumers)
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
         p, slope = lax.optimization_barrier(weights(tile, score, None if spec.folds else lse, compared))
         found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
-        plgpu.barrier_arrive(shared.value_empty.at[slot])
+        plgpu.barrier_arrive(shared.value_empty.at[of_value])
         return cotangents(p, slope, found, compared).astype(spec.dtype)
 
     acc = plgpu.ACC(tile.shape, jnp.float32)

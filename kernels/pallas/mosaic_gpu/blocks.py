@@ -1,7 +1,7 @@
 """Block sizes and schedules of the Hopper kernels: the data table blocks.toml."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,16 @@ class Blocks:
         return 1 if self.programs is None else 2
 
     @property
+    def computing(self) -> int:
+        """The warpgroups of a program that compute."""
+        return self.consumers
+
+    @property
+    def value_slots(self) -> int:
+        """Those of the V ring."""
+        return self.stages
+
+    @property
     def warpgroups(self) -> int:
         """Of a program: the consumers, and one that copies what they read."""
         return self.consumers + 1
@@ -69,10 +79,12 @@ class BackwardBlocks:
     """How a backward kernel is cut and scheduled.
 
     step: the keys that a program of backward_query takes at a time, or the queries that one of the others
-    takes; a multiple of 64. stages: slots of each ring. consumers: warpgroups, of 64 query rows each in
+    takes; a multiple of 64. stages: slots of each ring. value_stages: of backward_query's V ring, if it has
+    others. consumers: warpgroups, of 64 query rows each in
     backward_query and of 64 keys in the others. registers: as in `Blocks`. ping_pong: whether barriers let
     consumers start products one after another.
     separate: whether backward_key sums dkey and dvalue by a launch each, where registers hold one sum.
+    split: whether two warpgroups share the 64 keys of one consumer: one sums dkey, the other dvalue.
     fused: whether backward_key sums dquery, too, and backward_query is not launched; only for calls whose
     pairs causal order alone may hide.
     """
@@ -83,7 +95,9 @@ class BackwardBlocks:
     registers: tuple[int, int]
     ping_pong: bool = False
     separate: bool = False
+    split: bool = False
     fused: bool = False
+    value_stages: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -92,16 +106,35 @@ class BackwardBlocks:
             got = f"step {self.step}, separate {self.separate} with {self.consumers} consumers"
             expected = f"step {ROWS} or {self.own} and not separate"
             refuse("BackwardBlocks.fused", got, expected, "A consumer sums 64 rows of dquery in a step.")
+        if self.split and (self.separate or self.fused or self.ping_pong or self.consumers > 1):
+            got = f"separate {self.separate}, fused {self.fused}, ping_pong {self.ping_pong}"
+            got, expected = f"{got} with {self.consumers} consumers", "none of these, and one consumer"
+            refuse("BackwardBlocks.split", got, expected, "Registers have room for the keys of one.")
+
+    @property
+    def computing(self) -> int:
+        """The warpgroups of a program that compute."""
+        return self.consumers * (2 if self.split else 1)
 
     @property
     def warpgroups(self) -> int:
-        """Of a program: the consumers, one that copies, and of fused ones another that adds up dquery."""
-        return self.consumers + (2 if self.fused else 1)
+        """Of a program: those that compute, one that copies, and of fused ones one that adds up dquery."""
+        return self.computing + (2 if self.fused else 1)
 
     @property
     def own(self) -> int:
         """The query rows or keys that a program owns."""
         return ROWS * self.consumers
+
+    @property
+    def value_slots(self) -> int:
+        """Those of the ring of value, or of the cotangent of out."""
+        return self.stages if self.value_stages is None else self.value_stages
+
+    @property
+    def unsplit(self) -> "BackwardBlocks":
+        """The same with a launch for each of two sums, where a program may have several consumers."""
+        return replace(self, split=False, separate=True) if self.split else self
 
 
 @dataclass(frozen=True)
@@ -117,6 +150,11 @@ class BackwardSizes:
         if self.fused and self.backward_query is not None:
             got = f"{self.backward_query} beside a fused backward_key"
             refuse("BackwardSizes.backward_query", got, "None", "A fused backward_key sums dquery itself.")
+        for name in ("backward_key", "backward_bias"):
+            blocks = getattr(self, name)
+            if blocks is not None and blocks.value_stages is not None:
+                field = f"BackwardSizes.{name}.value_stages"
+                refuse(field, blocks.value_stages, "None", "Only backward_query's rings may differ.")
 
     @property
     def fused(self) -> bool:
@@ -230,7 +268,7 @@ def _check_limits(blocks: Blocks | BackwardBlocks, block: str) -> None:
     size, unit, most = getattr(blocks, block), limits["block_unit"], limits["largest_block"]
     if size % unit or size > most:
         refuse(f"{of}.{block}", size, f"a multiple of {unit} up to {most}", f"Use {unit} or {2 * unit}.")
-    if blocks.consumers > limits["consumers"]:
+    if blocks.computing > limits["consumers"]:
         refuse(f"{of}.consumers", blocks.consumers, f"at most {limits['consumers']}", "Use 2 or 3.")
     unit, (least, most) = limits["register_unit"], limits["registers"]
     for registers in blocks.registers:
@@ -241,7 +279,7 @@ def _check_limits(blocks: Blocks | BackwardBlocks, block: str) -> None:
     warpgroups = blocks.warpgroups
     # What they give back and take is what the launch has given each: as many as fit, in whole units.
     most = limits["register_file"] // warpgroups // unit * unit * warpgroups
-    total = of_consumer * blocks.consumers + of_producer * (warpgroups - blocks.consumers)
+    total = of_consumer * blocks.computing + of_producer * (warpgroups - blocks.computing)
     if total > most:
         got = f"{blocks.registers} with {blocks.consumers} consumers, {total} in all"
         refuse(f"{of}.registers", got, f"at most {most} in all", "Give each consumer fewer registers.")

@@ -104,8 +104,10 @@ def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
         more: dict[str, Any] = _schedule("bwd_params", backward, own)
         if step in backward:
             more["step"] = backward[step]
+        if "stages" in more:
+            more["value_stages"] = None
         if blocks_of is not None:
-            sizes[name] = _changed(call, name, blocks_of, more)
+            sizes[name] = _changed(call, name, blocks_of.unsplit if more else blocks_of, more)
     return Config(_changed(call, "forward", blocks, changes), BackwardSizes(**sizes))
 
 
@@ -163,7 +165,12 @@ def _backward(like: BackwardBlocks | None) -> Iterator[BackwardBlocks]:
     for consumers in (like.consumers, *({2, 3} - {like.consumers})):
         for step, stages in _BACKWARD:
             yield replace(
-                like, step=step, stages=stages, consumers=consumers, registers=_REGISTERS[consumers]
+                like.unsplit,
+                step=step,
+                stages=stages,
+                value_stages=None,
+                consumers=consumers,
+                registers=_REGISTERS[consumers],
             )
 
 

@@ -118,7 +118,7 @@ def _produce(
         if spec.tiled_pairs:
             copies = pairs.copies(spec, blocks, arrays, shared, partial(of_pairs, keys=keys))
             start_copy(copies, shared.pairs_full, shared.pairs_empty, count, blocks.stages)
-        start_key_value_copies(arrays, shared, (batch, keys, key_head), count, blocks.stages)
+        start_key_value_copies(blocks, arrays, shared, (batch, keys, key_head), count)
         return count + 1
 
     return lax.fori_loop(start, stop, step, count)

@@ -104,22 +104,22 @@ def warp_specialize(
 
     Each has the registers that the blocks say, add as many as produce.
     """
-    warpgroup = lax.axis_index(WARPGROUP)
+    warpgroup, consumers = lax.axis_index(WARPGROUP), blocks.computing
     of_consumer, of_producer = blocks.registers
 
-    @pl.when(warpgroup == blocks.consumers)
+    @pl.when(warpgroup == consumers)
     def _() -> None:
         plgpu.set_max_registers(of_producer, action="decrease")
         produce()
 
     if add is not None:
 
-        @pl.when(warpgroup == blocks.consumers + 1)
+        @pl.when(warpgroup == consumers + 1)
         def _() -> None:
             plgpu.set_max_registers(of_producer, action="decrease")
             add()
 
-    @pl.when(warpgroup < blocks.consumers)
+    @pl.when(warpgroup < consumers)
     def _() -> None:
         plgpu.set_max_registers(of_consumer, action="increase")
         consume(warpgroup)
@@ -150,11 +150,11 @@ def start_copy(
 
 
 def start_key_value_copies(
+    blocks: Blocks | BackwardBlocks,
     arrays: Mapping[str, Any],
     shared: Any,
     at: tuple[Any, ...],
     count: Any,
-    stages: int,
     beside_key: Iterable[tuple[Any, tuple[Any, ...], Any]] = (),
 ) -> None:
     """Start the copies of a block of K and of V, each to the next slot of its ring, when that is empty.
@@ -164,6 +164,6 @@ def start_key_value_copies(
     rings that share the barriers of K.
     """
     of_key = [(arrays["key"], at, shared.key), *beside_key]
-    start_copy(of_key, shared.key_full, shared.key_empty, count, stages)
+    start_copy(of_key, shared.key_full, shared.key_empty, count, blocks.stages)
     of_value = [(arrays["value"], at, shared.value)]
-    start_copy(of_value, shared.value_full, shared.value_empty, count, stages)
+    start_copy(of_value, shared.value_full, shared.value_empty, count, blocks.value_slots)

@@ -28,6 +28,7 @@ from attest.kernels.pallas.mosaic_gpu import (
     backward_fused,
     backward_key,
     backward_query,
+    backward_split,
     forward,
     repair,
     repair_tile,
@@ -218,15 +219,18 @@ def _key_cotangents(
 ) -> dict[str, jax.Array]:
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
     results = of_keys(spec, call)
+    body, shared, kernel = backward_key.backward_key, backward_key.Shared, "flash_backward_key"
+    if blocks.split:
+        body, shared, kernel = backward_split.backward_split, backward_split.Shared, "flash_backward_split"
     sums: dict[str, jax.Array] = {}
     for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
         filled = launch(
-            partial(backward_key.backward_key, spec, blocks),
-            backward_key.Shared,
-            "flash_backward_key",
+            partial(body, spec, blocks),
+            shared,
+            kernel,
             arrays,
             with_leak(spec, {name: results[name] for name in names}, of_key(spec)),
-            scratch(backward_key.Shared, spec, blocks),
+            scratch(shared, spec, blocks),
             spec.batch * spec.key_heads * spec.k_blocks,
             blocks.warpgroups,
         )

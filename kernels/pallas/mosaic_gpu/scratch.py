@@ -23,7 +23,9 @@ from attest.kernels.pallas.mosaic_gpu.transfers import columns_of, copies, matri
 
 # Of a block's shared memory, for barriers, numbers and what Mosaic takes for reductions.
 _SPARE_BYTES = 3072
-_PART_BYTES = 4  # of a number of a part, float32
+_NUMBER_BYTES = 4  # of a number of a part or of weights, float32
+
+SPLIT_ROOMS = 2  # for weights that one warpgroup hands over to another
 
 
 def scratch(record: type, *sizes: Any) -> dict[str, Any]:
@@ -54,8 +56,8 @@ def tile_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
 
 
 def value_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """[stages, step, Dv]: the same for value or the cotangent of out."""
-    return matrix(spec.dtype, blocks.stages, blocks.step, spec.value_dim)
+    """[value_slots, step, Dv]: the same for value or the cotangent of out."""
+    return matrix(spec.dtype, blocks.value_slots, blocks.step, spec.value_dim)
 
 
 def number_ring(_: KernelSpec, blocks: BackwardBlocks) -> Any:
@@ -69,8 +71,8 @@ def key_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
 
 
 def value_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[stages] barriers, each complete when a block of V has arrived."""
-    return barriers(blocks.stages, key_copies(spec, spec.k_block)[1])
+    """[value_slots] barriers, each complete when a block of V has arrived."""
+    return barriers(blocks.value_slots, key_copies(spec, spec.k_block)[1])
 
 
 def query_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
@@ -88,8 +90,13 @@ def key_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
 
 
 def slot_empty(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[stages] barriers, each complete when every consumer has read the slot."""
-    return barriers(blocks.stages, arrivals=blocks.consumers)
+    """[stages] barriers, each complete when every warpgroup that computes has read the slot."""
+    return barriers(blocks.stages, arrivals=blocks.computing)
+
+
+def value_slot_empty(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
+    """[value_slots] barriers, as `slot_empty`."""
+    return barriers(blocks.value_slots, arrivals=blocks.computing)
 
 
 def consumer_signal(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
@@ -129,10 +136,13 @@ def tile_bytes(
         bias = pairs.pop("bias", 0)
         of_pairs = own * blocks.step * (blocks.stages * sum(pairs.values()) + 2 * bias)
         own *= blocks.stages
+    if blocks.split:
+        of_pairs += SPLIT_ROOMS * own * blocks.step * _NUMBER_BYTES
     if blocks.fused:
         # Two slots of dS, and of parts of dquery.
-        of_pairs = 2 * blocks.step * (itemsize * own + _PART_BYTES * dims[0])
-    return itemsize * (own + blocks.stages * blocks.step) * sum(dims) + of_pairs
+        of_pairs = 2 * blocks.step * (itemsize * own + _NUMBER_BYTES * dims[0])
+    rings = blocks.step * (blocks.stages * dims[0] + blocks.value_slots * dims[1])
+    return itemsize * (own * sum(dims) + rings) + of_pairs
 
 
 def suits(kernel: str, call: Call, apart: bool, blocks: Blocks | BackwardBlocks) -> bool:

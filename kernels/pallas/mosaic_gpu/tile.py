@@ -243,16 +243,25 @@ def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Arr
     lse: of each query, in units of `KernelSpec.reference_unit`; None where it has been subtracted already
     (`KernelSpec.folds`).
     """
-    spec = tile.spec
     u, hiding = logits(tile, s, compared)
+    return weights_of(tile, u, hiding, lse), cap_slope(tile.spec, u)
+
+
+def weights_of(tile: Tile, u: jax.Array, hiding: Hiding, lse: Any) -> jax.Array:
+    """P of a tile from what `logits` returns. lse: as in `weights`."""
+    spec = tile.spec
     if spec.in_nats:
         exponents = (u - tile.by_query(lse)) * spec.unit
     else:
         bits = u * spec.unit
         exponents = bits if lse is None else bits - tile.by_query(lse)
     # No weight is above 1: see `attest.kernels.exponents`.
-    p = hiding.apply(jnp.exp2(jnp.minimum(exponents, 0.0)), 0.0)
-    return p, None if spec.cap is None else 1.0 - u * u
+    return hiding.apply(jnp.exp2(jnp.minimum(exponents, 0.0)), 0.0)
+
+
+def cap_slope(spec: KernelSpec, u: jax.Array) -> jax.Array | None:
+    """The derivative of the cap, None without one."""
+    return None if spec.cap is None else 1.0 - u * u
 
 
 def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: bool) -> jax.Array:
