@@ -21,13 +21,16 @@ class BlockSizes:
     """How one kernel is cut and scheduled: q query rows and k keys a tile, warps a program, pipeline stages.
 
     q and k are powers of two of at least 16, and their product is limited, as Triton's compiler limits it.
-    num_warps is a power of two. Results do not depend on any of it beyond rounding (clause S18).
+    num_warps is a power of two. programs: how many programs of few queries a device runs at a time; where a
+    call has fewer, its keys are cut into parts (`attest.kernels.triton.few`). Results do not depend on any of
+    it beyond rounding (clause S18).
     """
 
     q: int = 64
     k: int = 64
     num_warps: int = 4
     num_stages: int = 2
+    programs: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -83,7 +86,7 @@ def choose(kernel: str, device: str, head_dim: int, itemsize: int, work: str) ->
     Rows without devices come last in the table, as the fallback.
     """
     row = select(_TABLE, kernel, head_dim, (work,), itemsize, device)
-    return BlockSizes(row["q"], row["k"], row["warps"], row["stages"])
+    return BlockSizes(row["q"], row["k"], row["warps"], row["stages"], row.get("programs", 1))
 
 
 def separate(head_dim: int, work: str) -> bool:

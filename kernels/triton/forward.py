@@ -12,6 +12,7 @@ from attest.kernels.triton.nonfinite import propagate_nonfinite
 from attest.kernels.triton.program import (
     Arrays,
     Keys,
+    in_own_part,
     key_pointers,
     load_key_ranges,
     load_key_tile,
@@ -42,10 +43,11 @@ def forward(
     out, lse, row_max,
     SPEC: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (batch * heads * query blocks). Arrays as `attest.kernels.triton.program.Arrays` explains them.
+    """Grid: (batch * heads * query blocks, parts). Arrays as `attest.kernels.triton.program.Arrays` has them.
 
     out [B, Sq, Hq, DV], lse and row_max [B, Hq, Sq] float32: the maximum over visible keys alone, without the
-    sinks, -inf where a row sees none.
+    sinks, -inf where a row sees none. All three are of a part of the keys after the other, where SPEC.parts
+    is not 1.
     """
     arrays = Arrays(
         query, key, value, mask, bias, first, last, q_ids, kv_ids, stands, slopes, ranges, seed, q_length,
@@ -59,7 +61,14 @@ def forward(
     inside = rows.index < q_length
     Q = load_query_tile(query, rows, q_order, q_length, SPEC, not SPEC.even_q)
     k_at, v_at = key_pointers(arrays, batch, key_head, 0, SPEC)
-    visited = load_key_ranges(arrays, batch, block, SPEC)
+    visited = in_own_part(load_key_ranges(arrays, batch, block, SPEC), k_length, SPEC)
+    if SPEC.parts > 1:
+        # Rows of all heads and batch entries in the parts before.
+        rows_of_part = (tl.num_programs(0) // tl.cdiv(q_length, SPEC.block_q)) * q_length
+        before = tl.program_id(1).to(tl.int64) * rows_of_part
+        out += before * SPEC.value_dim
+        lse += before
+        row_max += before
 
     # The running maximum, in units of u, begins at the lowest number that is finite in bits: -inf - -inf
     # would be NaN where nothing is seen.

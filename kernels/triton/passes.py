@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
 from attest.kernels.exponents import LOG2E, LOWEST, in_units
+from attest.kernels.few_queries import pack_heads
 from attest.kernels.implementation import (
     Backward,
     Forward,
@@ -31,10 +32,11 @@ from attest.kernels.triton.backward_key import backward_key
 from attest.kernels.triton.backward_query import backward_query
 from attest.kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
 from attest.kernels.triton.compiled import check_room
+from attest.kernels.triton.few import choose_parts, is_few, whole
 from attest.kernels.triton.forward import forward
 from attest.kernels.triton.launch import Launch, launch, recording_id, target_device
 from attest.kernels.triton.spec import KernelSpec
-from attest.kernels.visibility import array_module, describe_rows, hides_pairs, windowed
+from attest.kernels.visibility import Rows, array_module, describe_rows, hides_pairs, windowed
 
 # A scale from here on is multiplied with before anything else.
 _LARGEST_UNIT = 2.0**100
@@ -78,21 +80,38 @@ class _Visible:
     first: jax.Array | None  # [N, Sq] int32
     last: jax.Array | None  # [N, Sq] int32
     position: jax.Array | None  # [N, Sq] int32, None without ALiBi
-    rows: Any  # attest.kernels.visibility.Rows, of which the ranges are made
+    rows: Rows  # of which the ranges are made
     batched: bool  # N is B, not 1
 
 
 def _forward(settings: Settings, call: Call) -> Forward:
+    rows = describe_rows(call, xp=array_module(call))
+    dtype = settings.result_dtype(call.query.dtype)
+    if is_few(settings, call):
+        packed, packed_rows = pack_heads(call, rows)
+        sizes = _sizes(settings.forward, "forward", packed)
+        batch, q_length, heads, _ = packed.query.shape
+        tiles = batch * heads * _blocks(q_length, sizes.q)
+        parts = choose_parts(tiles, _blocks(call.key.shape[1], sizes.k), sizes.programs)
+        if parts > 1 or q_length > call.query.shape[1]:
+            rounds_last = parts > 1 or call.softmax_aux is not None
+            sums = _sums(settings, packed, packed_rows, sizes, jnp.float32 if rounds_last else dtype, parts)
+            return whole(sums, call, parts, dtype)
+    return _sums(settings, call, rows, _sizes(settings.forward, "forward", call), dtype)
+
+
+def _sums(
+    settings: Settings, call: Call, described: Rows, sizes: BlockSizes, dtype: Any, parts: int = 1
+) -> Forward:
+    """The forward kernel, its out in a dtype; of parts of the keys, one after the other, where there are."""
     batch, q_length, q_heads, _ = call.query.shape
     k_length, _, value_dim = call.value.shape[1:]
-    dtype = settings.result_dtype(call.query.dtype)
-    out = jax.ShapeDtypeStruct((batch, q_length, q_heads, value_dim), dtype)
-    rows = jax.ShapeDtypeStruct((batch, q_heads, q_length), jnp.float32)
-    sizes = _sizes(settings.forward, "forward", call)
-    visible = _visible(call)
+    out = jax.ShapeDtypeStruct((parts * batch, q_length, q_heads, value_dim), dtype)
+    rows = jax.ShapeDtypeStruct((parts * batch, q_heads, q_length), jnp.float32)
+    visible = _visible(call, described)
     ranges = key_blocks(call, visible.rows, sizes.q, sizes.k)
     sinks = call.softmax_aux
-    hides = hides_pairs(call)
+    hides = hides_pairs(call) or visible.first is not None or visible.last is not None
     spec = _spec(settings, call, visible, ranges, sizes, partial_loop=hides or k_length % sizes.k != 0)
     spec = replace(
         spec,
@@ -100,6 +119,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
         sinks=0 if sinks is None else sinks.shape[-1],
         sink_head=sinks is not None and sinks.shape[0] > 1,
         normalize=settings.normalize_output,
+        parts=parts,
         together=_together(call, by_key=False),
         **_references(call, spec.unit),
     )
@@ -110,7 +130,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
                 arguments=(*_arrays(call, visible, ranges), call.query if sinks is None else sinks),
                 outputs=(out, rows, rows),
                 constants={"SPEC": spec},
-                grid=(batch * q_heads * _blocks(q_length, sizes.q),),
+                grid=(batch * q_heads * _blocks(q_length, sizes.q), parts),
                 num_warps=sizes.num_warps,
                 num_stages=sizes.num_stages,
             ),
@@ -122,7 +142,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
 def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
     batch, q_length, q_heads, _ = call.query.shape
     k_length, k_heads = call.key.shape[1:3]
-    visible = _visible(call)
+    visible = _visible(call, describe_rows(call, xp=array_module(call)))
     hides = hides_pairs(call)
     call = replace(call, query=terms.query)
     weight = terms.query if terms.weight is None else terms.weight
@@ -211,9 +231,8 @@ def _seed(call: Call) -> jax.Array:
     return dropout_words(call.dropout_seed, call.positions.origin)
 
 
-def _visible(call: Call) -> _Visible:
+def _visible(call: Call, rows: Rows) -> _Visible:
     """The rows' intervals, all batched if one is: the kernels know one N."""
-    rows = describe_rows(call, xp=array_module(call))
     arrays = [x for x in (rows.first, rows.last, rows.position) if x is not None]
     batched = call.q_segment_ids is not None or any(x.shape[0] > 1 for x in arrays)
     shape = (call.query.shape[0] if batched else 1, call.query.shape[1])

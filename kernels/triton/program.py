@@ -149,6 +149,22 @@ def load_key_ranges(arrays, batch, block, SPEC: tl.constexpr):
 
 
 @triton.jit
+def in_own_part(ranges, k_length, SPEC: tl.constexpr):
+    """The blocks of `ranges` that lie in the part of the keys of this program, along axis 1 of the grid."""
+    if SPEC.parts > 1:
+        size = tl.cdiv(tl.cdiv(k_length, SPEC.block_k), SPEC.parts)
+        low = tl.program_id(1) * size
+        high = low + size
+        ranges = Ranges(
+            tl.minimum(tl.maximum(ranges.start, low), high),
+            tl.minimum(tl.maximum(ranges.full_start, low), high),
+            tl.minimum(tl.maximum(ranges.full_stop, low), high),
+            tl.minimum(tl.maximum(ranges.stop, low), high),
+        )
+    return ranges
+
+
+@triton.jit
 def visits(ranges, EDGE: tl.constexpr):
     """How many blocks the loop over partial blocks visits, or the loop over full ones if not EDGE."""
     if EDGE:

@@ -43,6 +43,7 @@ class KernelSpec:
         sinks: their number a head; sink_head: each head has its own; block_sinks: the power of two that holds
             them.
         normalize: out is divided by the sum of the weights.
+        parts: into how many the keys are cut, each with an out of its own.
     Of the backward kernels:
         softmax_scale: the derivative of a logit by its product.
         weighted: rows have a weight, since out was not divided.
@@ -94,6 +95,7 @@ class KernelSpec:
     sinks: int = 0
     sink_head: bool = False
     normalize: bool = True
+    parts: int = 1
     softmax_scale: float = 1.0
     weighted: bool = False
     sum_key: bool = True

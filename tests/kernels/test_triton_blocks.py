@@ -31,11 +31,11 @@ def test_a_question_without_a_row_is_named(question):
 def test_every_row_is_legal_and_answers_some_question():
     fields = {"kernel", "bytes", "head_dim", "q", "k", "warps", "stages"}
     for row in read_table(_TABLE)["sizes"]:
-        assert fields <= set(row) <= fields | {"devices", "any"}
+        assert fields <= set(row) <= fields | {"devices", "any", "programs"}
         assert row["kernel"] in KERNELS
         assert row["bytes"] in (2, 4)
         assert set(row.get("any", WORK)) <= set(WORK)
-        sizes = BlockSizes(row["q"], row["k"], row["warps"], row["stages"])
+        sizes = BlockSizes(*(row[name] for name in ("q", "k", "warps", "stages")), row.get("programs", 1))
         assert sizes in [
             choose(row["kernel"], device, row["head_dim"], row["bytes"], work)
             for device in row.get("devices", ["new"])

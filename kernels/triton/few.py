@@ -1,0 +1,62 @@
+"""Forward calls with few queries, as in decoding: packed heads, and keys in parts.
+
+The query heads that read one key head become rows of one tile, so that keys and values are read once for all
+of them (`attest.kernels.few_queries.pack_heads`). Where there are fewer tiles than programs that a device
+runs at a time, each tile is computed in parts of the keys, which are merged here.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attest.kernels.arguments import Call
+from attest.kernels.implementation import Forward, Settings
+from attest.kernels.partial import merge_parts
+
+# Up to so many rows, the query heads of a key head are packed.
+_ROWS = 64
+# A part has so many blocks of keys or more: what begins and ends a program takes as long as some blocks.
+_FEWEST_BLOCKS = 4
+
+
+def is_few(settings: Settings, call: Call) -> bool:
+    """Return whether the queries of each key head are few, and may be packed and computed in parts.
+
+    Not with a bias or ALiBi, which belong to query heads, nor with dropout, which counts them. Parts are
+    merged by their lse, so that out must be normalised.
+    """
+    group = call.query.shape[2] // call.key.shape[2]
+    pairs = (call.bias, call.alibi_slopes, call.dropout_seed)
+    few = call.query.shape[1] * group <= _ROWS
+    return few and settings.normalize_output and all(x is None for x in pairs)
+
+
+def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:
+    """Return into how many parts the keys of a tile are cut, for about `programs` in all; none is empty."""
+    wanted = max(1, min(programs // tiles, k_blocks // _FEWEST_BLOCKS))
+    return -(-k_blocks // -(-k_blocks // wanted))
+
+
+def whole(sums: Forward, call: Call, parts: int, dtype: Any) -> Forward:
+    """Return the forward pass of `call` from that of its packed heads, without sinks, by parts of the keys.
+
+    sums: out [P * B, G * S, Hkv, Dv], normalised, lse and row_max [P * B, Hkv, G * S], a part after the
+    other. dtype: of out.
+    """
+    outs, lses, row_maxes = (x.reshape(parts, -1, *x.shape[1:]) for x in sums[:3])
+    out, lse, row_max = outs[0], lses[0], row_maxes[0]
+    if parts > 1:
+        out, lse = merge_parts(outs, lses)
+        row_max = row_maxes.max(axis=0)
+    batch, length, heads, _ = call.query.shape
+    k_heads = call.key.shape[2]
+    out = out.reshape(batch, heads // k_heads, length, k_heads, -1).transpose(0, 2, 3, 1, 4)
+    out = out.reshape(batch, length, heads, -1)
+    lse, row_max = (x.reshape(batch, heads, length) for x in (lse, row_max))
+    if call.softmax_aux is not None:
+        sinks = jax.nn.logsumexp(call.softmax_aux.astype(jnp.float32), axis=-1)[None, :, None]
+        total = jnp.logaddexp(lse, sinks)
+        share = jnp.where(total == -jnp.inf, jnp.float32(0), jnp.exp(lse - total))
+        out, lse = out * share.swapaxes(1, 2)[..., None], total
+    return Forward(out.astype(dtype), lse, row_max)
