@@ -120,6 +120,13 @@ _DECLARED: Mapping[str, Any] = {
     "ready": _why_not_here,
 }
 
+_OF_FUSED: Mapping[str, Any] = {
+    **_DECLARED,
+    "features": _FUSED_FEATURES,
+    "unjudged": _DECLARED["features"] - _FUSED_FEATURES,
+    "head_dims": (1, max(max(_FUSED_STEPS))),
+}
+
 SUBJECTS = (
     Subject(
         name="pallas.mosaic_gpu",
@@ -136,12 +143,7 @@ SUBJECTS = (
     Subject(
         name="pallas.mosaic_gpu.fused",
         call=_fused_flash_attention,
-        **_DECLARED
-        | {
-            "features": _FUSED_FEATURES,
-            "unjudged": _DECLARED["features"] - _FUSED_FEATURES,
-            "head_dims": (1, max(max(_FUSED_STEPS))),
-        },
+        **_OF_FUSED,
         tilings=(Tiling({}, query_block=64, key_block=128),),
     ),
 )

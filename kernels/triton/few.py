@@ -56,7 +56,7 @@ def whole(sums: Forward, call: Call, parts: int, dtype: Any) -> Forward:
     lse, row_max = (x.reshape(batch, heads, length) for x in (lse, row_max))
     if call.softmax_aux is not None:
         sinks = jax.nn.logsumexp(call.softmax_aux.astype(jnp.float32), axis=-1)[None, :, None]
-        total = jnp.logaddexp(lse, sinks)
-        share = jnp.where(total == -jnp.inf, jnp.float32(0), jnp.exp(lse - total))
-        out, lse = out * share.swapaxes(1, 2)[..., None], total
+        # Of the difference and not of the new lse, whose rounding would be an error of every weight.
+        share = jnp.where(lse == -jnp.inf, jnp.float32(0), jax.nn.sigmoid(lse - sinks))
+        out, lse = out * share.swapaxes(1, 2)[..., None], jnp.logaddexp(lse, sinks)
     return Forward(out.astype(dtype), lse, row_max)

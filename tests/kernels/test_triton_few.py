@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attest.kernels import xla
+from attest.kernels.arguments import check_call
+from attest.kernels.implementation import Forward
 from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
-from attest.kernels.triton.few import choose_parts
+from attest.kernels.triton.few import choose_parts, whole
 from attest.kernels.triton.launch import Launch, recorded
 from attest.kernels.triton.memory import drain_violations
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
@@ -59,6 +61,17 @@ def test_out_is_rounded_once(options: dict[str, Any], dtype: Any) -> None:
     exact = flash_attention(*(x.astype(jnp.float32) for x in arrays), **sizes, **options)
     assert got.dtype == dtype
     np.testing.assert_allclose(got.astype(jnp.float32), exact, rtol=2.5 * jnp.finfo(dtype).eps, atol=2e-3)
+
+
+def test_the_share_of_sinks_is_exact_beside_large_logits() -> None:
+    """The new lse rounds by 3e-5 here, the difference of both by nothing."""
+    lse, sink = np.float32(1000.0), np.float32(1000.25)
+    call = check_call(QUERY, KEY, VALUE, softmax_aux=np.full((1, 1), sink))
+    batch, rows, heads = KEY.shape[0], GROUP * Q, HEADS // GROUP
+    numbers = jnp.full((batch, heads, rows), lse)
+    sums = Forward(jnp.ones((batch, rows, heads, VALUE.shape[3])), numbers, numbers)
+    exact = 1.0 / (1.0 + np.exp(np.float64(sink) - np.float64(lse)))
+    np.testing.assert_allclose(whole(sums, call, 1, jnp.float32).out, exact, rtol=3e-7)
 
 
 @needs_interpreter
