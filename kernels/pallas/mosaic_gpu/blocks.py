@@ -80,9 +80,8 @@ class BackwardBlocks:
 
     step: the keys that a program of backward_query takes at a time, or the queries that one of the others
     takes; a multiple of 64. stages: slots of each ring. value_stages: of backward_query's V ring, if it has
-    others. consumers: warpgroups, of 64 query rows each in
-    backward_query and of 64 keys in the others. registers: as in `Blocks`. ping_pong: whether barriers let
-    consumers start products one after another.
+    others. consumers: warpgroups, of 64 query rows each in backward_query and of 64 keys in the others.
+    registers: as in `Blocks`. ping_pong: whether barriers let consumers start products one after another.
     separate: whether backward_key sums dkey and dvalue by a launch each, where registers hold one sum.
     split: whether two warpgroups share the 64 keys of one consumer: one sums dkey, the other dvalue.
     fused: whether backward_key sums dquery, too, and backward_query is not launched; only for calls whose
