@@ -9,6 +9,18 @@ import jax
 import jax.numpy as jnp
 
 
+def join_sinks(out: jax.Array, lse: jax.Array, softmax_aux: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return out and lse of all keys and the sinks, from those of the keys alone, all float32.
+
+    out: [B, S, H, Dv], normalised. lse: [B, H, S]. softmax_aux: [1 or H, sinks], of any float dtype.
+    """
+    sinks = jax.nn.logsumexp(softmax_aux.astype(jnp.float32), axis=-1)[None, :, None]
+    # Of the difference and not of the new lse, whose rounding would be an error of every weight.
+    share = jnp.where(lse == -jnp.inf, jnp.float32(0), jax.nn.sigmoid(lse - sinks))
+    by_row = share.swapaxes(1, 2)[..., None]
+    return jnp.where(by_row == 0, jnp.float32(0), out * by_row), jnp.logaddexp(lse, sinks)
+
+
 def merge_parts(outs: jax.Array, lses: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return out and lse of all keys, from those of disjoint sets of keys, all float32.
 

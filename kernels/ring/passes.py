@@ -17,7 +17,7 @@ from jax import lax
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
 from attest.kernels.implementation import Forward, Passes, Settings
-from attest.kernels.partial import merge_parts
+from attest.kernels.partial import join_sinks, merge_parts
 from attest.kernels.ring.pairs import KEY_AXES, Own, Pair, Ring, Run, Shard, computed, own_part, travelling
 from attest.kernels.ring.schedule import Meeting
 from attest.kernels.varying import vary_together
@@ -226,12 +226,7 @@ def _finished(ring: Ring, own: Own, sums: Forward) -> Forward:
     """The results of all keys: with sinks, which are counted once, and rounded."""
     call, (out, lse, row_max, _) = own.call, sums
     if call.softmax_aux is not None:
-        sinks = jax.nn.logsumexp(call.softmax_aux.astype(jnp.float32), axis=-1)[None, :, None]
-        both = jnp.logaddexp(lse, sinks)
-        # Of the difference and not of `both`, whose rounding would be an error of every weight.
-        share = jnp.where(lse == -jnp.inf, jnp.float32(0), jax.nn.sigmoid(lse - sinks))
-        out = jnp.where(_by_row(share) == 0, jnp.float32(0), out * _by_row(share))
-        lse = both
+        out, lse = join_sinks(out, lse, call.softmax_aux)
         padding = own.rows.padding
         if padding is not None:
             lse = jnp.where(padding[:, None, :], -jnp.inf, lse)

@@ -7,12 +7,9 @@ runs at a time, each tile is computed in parts of the keys, which are merged her
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from attest.kernels.arguments import Call
 from attest.kernels.implementation import Forward, Settings
-from attest.kernels.partial import merge_parts
+from attest.kernels.partial import join_sinks, merge_parts
 
 # Up to so many rows, the query heads of a key head are packed.
 _ROWS = 64
@@ -55,8 +52,5 @@ def whole(sums: Forward, call: Call, parts: int, dtype: Any) -> Forward:
     out = out.reshape(batch, length, heads, -1)
     lse, row_max = (x.reshape(batch, heads, length) for x in (lse, row_max))
     if call.softmax_aux is not None:
-        sinks = jax.nn.logsumexp(call.softmax_aux.astype(jnp.float32), axis=-1)[None, :, None]
-        # Of the difference and not of the new lse, whose rounding would be an error of every weight.
-        share = jnp.where(lse == -jnp.inf, jnp.float32(0), jax.nn.sigmoid(lse - sinks))
-        out, lse = out * share.swapaxes(1, 2)[..., None], jnp.logaddexp(lse, sinks)
+        out, lse = join_sinks(out, lse, call.softmax_aux)
     return Forward(out.astype(dtype), lse, row_max)

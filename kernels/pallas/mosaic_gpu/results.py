@@ -1,4 +1,4 @@
-"""The arrays that the Hopper kernels fill."""
+"""The shapes of the arrays that the Hopper kernels fill."""
 
 import jax
 import jax.numpy as jnp
@@ -10,26 +10,26 @@ from attest.kernels.pallas.mosaic_gpu.transfers import operand_shape
 
 
 def of_row(spec: KernelSpec) -> jax.ShapeDtypeStruct:
-    """Return a number for each query and head, float32, in whole blocks."""
+    """Return the shape of one number for each query and head, float32, up to the end of a block."""
     return jax.ShapeDtypeStruct((spec.entries, spec.heads, spec.q_blocks * spec.q_block), jnp.float32)
 
 
 def of_key(spec: KernelSpec) -> jax.ShapeDtypeStruct:
-    """Return a number for each key and key head, float32, in whole blocks."""
+    """Return the shape of one number for each key and key head, float32, up to the end of a block."""
     return jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * spec.k_block), jnp.float32)
 
 
 def of_queries(spec: KernelSpec, query: jax.Array, head_dim: int) -> jax.ShapeDtypeStruct:
-    """Return out, or the gradient of query."""
+    """Return the shape of out, or of the gradient of query."""
     return _of_tensor(spec, query, head_dim, spec.q_blocks * spec.q_block)
 
 
 def of_keys(spec: KernelSpec, call: Call) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the gradients of key and value, by name."""
-    whole_blocks = spec.k_blocks * spec.k_block
+    """Return the shapes of the gradients of key and value, by name."""
+    padded = spec.k_blocks * spec.k_block
     return {
-        "d_key": _of_tensor(spec, call.key, spec.head_dim, whole_blocks),
-        "d_value": _of_tensor(spec, call.value, spec.value_dim, whole_blocks),
+        "d_key": _of_tensor(spec, call.key, spec.head_dim, padded),
+        "d_value": _of_tensor(spec, call.value, spec.value_dim, padded),
     }
 
 
@@ -38,11 +38,12 @@ def with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) ->
     return {**outputs, "leak": leak} if spec.hides else outputs
 
 
-def _of_tensor(spec: KernelSpec, x: jax.Array, head_dim: int, whole_blocks: int) -> jax.ShapeDtypeStruct:
-    """A result for each row and head of an array. whole_blocks: the length that unrounded ones have.
+def _of_tensor(spec: KernelSpec, x: jax.Array, head_dim: int, padded: int) -> jax.ShapeDtypeStruct:
+    """The shape of a result for each row and head of an array. padded: the length of an unrounded one.
 
-    Those are written from registers, in whole blocks. The TMA unit writes the others, no row past the end.
+    Unrounded results are written from registers, up to the end of a block. The TMA unit writes the others, no
+    row past the end.
     """
     batch, length, heads, _ = x.shape
-    shape = (batch, whole_blocks if spec.unrounded else length, heads, head_dim)
+    shape = (batch, padded if spec.unrounded else length, heads, head_dim)
     return jax.ShapeDtypeStruct(operand_shape(spec.result_dtype, shape), spec.result_dtype)
