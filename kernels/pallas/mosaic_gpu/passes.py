@@ -45,6 +45,7 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
 )
 from attest.kernels.pallas.mosaic_gpu.launch import launch
 from attest.kernels.pallas.mosaic_gpu.operands import (
+    dropout,
     pair_lengths,
     pairs,
     per_query,
@@ -99,16 +100,17 @@ def _of_few(settings: Settings, call: Call, packed: Call, rows: Rows, blocks: Bl
     that a repair would read them for, they are read and written where they are.
     """
     batch, _, heads, _ = packed.query.shape
+    group = call.query.shape[2] // heads
     parts = choose_parts(batch * heads, -(-call.key.shape[1] // blocks.k), blocks.programs or batch * heads)
     hides = describe(settings, packed, rows, _dims(packed), blocks.own, blocks.k).hides
     query = None
     if call.query.shape[1] == 1 and not hides:
         query = call.query.reshape(batch * heads, -1, 1, call.query.shape[3])
         if parts == 1 and call.softmax_aux is None and not settings.unrounded:
-            found = _sums(settings, packed, rows, blocks, query=query)
+            found = _sums(settings, packed, rows, blocks, query=query, group=group)
             lse, row_max = (x.reshape(batch, -1, 1) for x in found[1:3])
             return Forward(found.out.reshape(*call.query.shape[:3], -1), lse, row_max)
-    sums = _sums(settings, packed, rows, blocks, parts, query)
+    sums = _sums(settings, packed, rows, blocks, parts, query, group)
     total, norm, reference = (x.reshape(parts, batch, *x.shape[1:]) for x in sums[:3])
     return finish(Partial(total, norm, reference), call, settings.result_dtype(call.query.dtype))
 
@@ -120,15 +122,16 @@ def _sums(
     blocks: Blocks,
     parts: int | None = None,
     query: jax.Array | None = None,
+    group: int = 1,
 ) -> Forward:
     """The forward kernel; of parts, their sums: totals for out, norms for lse, references for row_max.
 
-    query: that of the call as [B * Hkv, rows, 1, D], where its memory has rows of a key head together. Out
+    group: how many query heads are packed. query: that of the call as [B * Hkv, rows, 1, D], where its memory has rows of a key head together. Out
     has that shape, too, unless it is of parts.
     """
     q_length = call.query.shape[1]
     spec = describe(settings, call, rows, _dims(call), blocks.own, blocks.k, parts)
-    spec = replace(spec, heads_apart=query is not None)
+    spec = replace(spec, heads_apart=query is not None, packed=group)
     query = call.query if query is None else query
     ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.uses_ranges else None
     count = tiles(spec)
@@ -141,6 +144,7 @@ def _sums(
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call),
         **sinks(spec, call),
+        **dropout(call),
         **_schedule(spec, blocks),
     }
     number = of_row(spec)
@@ -260,7 +264,7 @@ def _fused_cotangents(
         spec.batch * spec.key_heads * spec.k_blocks,
         blocks.warpgroups,
     )
-    d_query = (filled.pop("d_query") * spec.scale).astype(spec.result_dtype).swapaxes(1, 2)
+    d_query = (filled.pop("d_query") * spec.gradient_scale).astype(spec.result_dtype).swapaxes(1, 2)
     blind = spec.q_length - spec.k_length if spec.causal else 0
     if blind > 0:
         # No program visits a block of which no row sees a key.
@@ -324,6 +328,7 @@ def _backward_spec(
         **_row_numbers(spec, terms),
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call),
+        **dropout(call),
     }
 
 
@@ -340,7 +345,7 @@ def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
     unit = -1.0 / spec.scale if spec.folds else LOG2E / spec.reference_unit
     return {
         "lse": per_query(spec, in_units(terms.lse, unit), -jnp.inf if spec.folds else jnp.inf),
-        "delta": per_query(spec, -terms.delta, 0.0),
+        "delta": per_query(spec, terms.delta * (-1.0 / spec.kept_scale), 0.0),
     }
 
 
