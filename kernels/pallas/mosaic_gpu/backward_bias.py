@@ -267,7 +267,7 @@ def _step(
 
     def run(s: Any, dp: Any) -> jax.Array:
         plgpu.barrier_wait(shared.full.at[slot])
-        if not spec.dropout:
+        if tile.words is None:
             dp[...] = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
         plgpu.wgmma(s, shared.key.at[own], shared.query.at[slot].T)
         plgpu.wgmma(dp, shared.value.at[own], shared.d_out.at[slot].T)

@@ -182,7 +182,9 @@ def backward_fused(
 
     def consume(warpgroup: Any) -> None:
         key = block * blocks.own + warpgroup * ROWS
-        tile = Tile(spec, arrays, batch, key_head, row=None, key=key, words=load_words(arrays), transposed=True)
+        tile = Tile(
+            spec, arrays, batch, key_head, row=None, key=key, words=load_words(arrays), transposed=True
+        )
         _consume(_Consumer(program, warpgroup, tile), outputs)
 
     warp_specialize(blocks, copy, consume, partial(_add, program, outputs["d_query"]))

@@ -129,7 +129,9 @@ def backward_key(
 
     def consume(warpgroup: Any) -> None:
         key = block * blocks.own + warpgroup * ROWS
-        tile = Tile(spec, arrays, batch, key_head, row=None, key=key, words=load_words(arrays), transposed=True)
+        tile = Tile(
+            spec, arrays, batch, key_head, row=None, key=key, words=load_words(arrays), transposed=True
+        )
         _consume(_Consumer(blocks, shared, warpgroup, tile), outputs, span)
 
     warp_specialize(blocks, copy, consume)

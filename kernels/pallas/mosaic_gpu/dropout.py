@@ -1,11 +1,10 @@
-"""The pairs of a tile that dropout keeps (S12), drawn by the warpgroup that holds the tile, and its zeros.
+"""The pairs of a tile that dropout keeps (S12), drawn by the warpgroup that holds the tile.
 
 Nothing but coordinates decides, so a kernel draws while its products run. A thread draws as many Philox calls
-as it holds groups of four pairs, and threads then exchange single bytes: see `draw_by_rows` and `draw_by_keys`.
+as it holds groups of four pairs, and threads then exchange bytes: see `draw_by_rows` and `draw_by_keys`.
 
-What a thread keeps of its pairs is a word for each 64 columns of the tile: bit 7 - k of byte 2 h + e is set if
-column 8 k + 2 (lane % 4) + e of row lane // 4 + 8 h of the warp is kept. Of an element, a byte's sign then
-makes the mask, whatever the element is: 0 * NaN is not asked for.
+A thread has a word for each 64 columns of its tile. Bit 7 - k of byte 2 h + e is set if it keeps column
+8 k + 2 (lane % 4) + e of row lane // 4 + 8 h of its warp. The sign of a byte then makes the mask of an element.
 """
 
 from collections.abc import Callable, Mapping
@@ -72,7 +71,7 @@ class Instructions[T](Protocol):
 class Place[T](NamedTuple):
     """Where a tile begins in the whole array, and the seed: a word each.
 
-    row: of the call's tile. row_origin: of the call. head, key: with their origins; key is a multiple of four.
+    row: in the call, which begins at row_origin. batch, head, key: in the whole; key is a multiple of four.
     """
 
     seed_low: T
@@ -89,9 +88,8 @@ def draw_by_rows[T](
 ) -> list[T]:
     """A thread's words of a tile whose rows are queries.
 
-    The four pairs of a call are held by two neighbouring threads. Of what these hold, the one draws for one
-    of its rows and the other for the other. queries: in each head, where rows of several heads follow one
-    another.
+    Two neighbouring threads hold the four pairs of a call, and those of another row. Each draws for one row.
+    queries: in each head, where rows of several heads follow one another.
     """
     number = thread.thread()
     warp, lane = thread.divide(number, 32)

@@ -126,8 +126,8 @@ def _sums(
 ) -> Forward:
     """The forward kernel; of parts, their sums: totals for out, norms for lse, references for row_max.
 
-    group: how many query heads are packed. query: that of the call as [B * Hkv, rows, 1, D], where its memory has rows of a key head together. Out
-    has that shape, too, unless it is of parts.
+    query: that of the call as [B * Hkv, rows, 1, D], where its memory has rows of a key head together. Out
+    has that shape, too, unless it is of parts. group: how many query heads are packed into one.
     """
     q_length = call.query.shape[1]
     spec = describe(settings, call, rows, _dims(call), blocks.own, blocks.k, parts)
