@@ -157,9 +157,9 @@ def kept_pairs(tile: Tile) -> jax.Array | None:
     if tile.words is None:
         return None
     # The keys of the rounds are computed anew for every tile: there are too many for registers.
-    low, high, batch, head, row, key, always = lax.optimization_barrier((*tile.words, jnp.int32(1)))
+    low, high, batch, head, row, key, here = lax.optimization_barrier((*tile.words, jnp.int32(tile.row)))
     head = head + tile.head * spec.packed
-    place = Place(low, high, batch + tile.batch, head, jnp.int32(tile.row), row, key + tile.key)
+    place = Place(low, high, batch + tile.batch, head, here, row, key + tile.key)
     columns = tile.shape[1]
     shape = (_THREADS * columns // WORD_COLUMNS,)
     layout = plgpu.Layout.WG_STRIDED(shape, vec_size=1)
@@ -180,9 +180,10 @@ def kept_pairs(tile: Tile) -> jax.Array | None:
         return gpu.FragmentedArray(_registers=registers, _layout=layout.to_mgpu(), _is_signed=True)
 
     inline = plgpu.inline_mgpu(arg_types=scalars, return_type=found)(run)
-    # Behind a branch: ptxas else draws before it starts the last products, and before it lets others start.
+    # Behind a branch, always taken: ptxas else draws before it starts the last products, and before it lets
+    # other warpgroups start theirs.
     return lax.cond(
-        always > 0, inline, lambda *_: plgpu.layout_cast(jnp.zeros(shape, jnp.int32), layout), *place
+        here >= 0, inline, lambda *_: plgpu.layout_cast(jnp.zeros(shape, jnp.int32), layout), *place
     )
 
 
