@@ -20,6 +20,8 @@ from attest.kernels.positions import Positions
 from attest.kernels.visibility import Rows
 
 _LN2 = 1.0 / LOG2E
+# Up to so many rows, the query heads of a key head are packed.
+_ROWS = 64
 
 
 class Partial(NamedTuple):
@@ -32,6 +34,17 @@ class Partial(NamedTuple):
     total: jax.Array
     norm: jax.Array
     reference: jax.Array
+
+
+def has_few_queries(call: Call) -> bool:
+    """Return whether the queries of each key head fit one tile together, and their heads may be packed.
+
+    Not with a bias or ALiBi, which belong to query heads, nor with dropout, which counts them. The references
+    of a bias are in nats, besides: its lowest values are not finite in bits, as those of `Partial` are.
+    """
+    group = call.query.shape[2] // call.key.shape[2]
+    by_head = (call.bias, call.alibi_slopes, call.dropout_seed)
+    return call.query.shape[1] * group <= _ROWS and all(x is None for x in by_head)
 
 
 def pack_heads(call: Call, rows: Rows) -> tuple[Call, Rows]:

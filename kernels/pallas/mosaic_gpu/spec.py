@@ -227,12 +227,10 @@ def describe(
     dims: tuple[int, int],
     q_block: int,
     k_block: int,
-    parts: int | None = None,
 ) -> KernelSpec:
     """The spec of a call whose rows are as `attest.kernels.visibility.describe_rows` says.
 
-    dims: head_dim and value_dim of the spec. parts: how many share the keys of a row and return their sums;
-    None: one program finishes a row.
+    dims: head_dim and value_dim of the spec. A launch whose results are partial replaces parts and partial.
     """
     placed = rows.padding is not None or call.positions.given
     ranges = call.kv_start is not None or call.kv_end is not None
@@ -267,8 +265,6 @@ def describe(
         sinks=call.softmax_aux is not None,
         q_block=q_block,
         k_block=k_block,
-        parts=parts or 1,
-        partial=parts is not None,
         unrounded=settings.unrounded,
     )
 
