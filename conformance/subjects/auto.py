@@ -1,8 +1,5 @@
 """The Subject of `attest.flash_attention`: what runs where, and in which arithmetic."""
 
-import math
-from dataclasses import replace
-
 import jax
 
 from attest.conformance.cases.case import Case
@@ -36,7 +33,7 @@ def declared_by(implementation: str, anywhere: bool = False) -> Subject | None:
     return subject if anywhere or subject is None or subject.ready() is None else None
 
 
-def _meant(dtype: str, dropout: bool) -> str | None:
+def _meant(dtype: str) -> str | None:
     """The implementation that is meant to run such calls here; None where no arithmetic is declared.
 
     Written down here, not asked of the code that chooses, so that a wrong choice is seen.
@@ -44,35 +41,31 @@ def _meant(dtype: str, dropout: bool) -> str | None:
     backend = jax.default_backend()
     if backend == "gpu":
         hopper = getattr(jax.devices()[0], "compute_capability", None) == _HOPPER
-        return "mosaic_gpu" if hopper and dtype != "float32" and not dropout else "triton"
+        return "mosaic_gpu" if hopper and dtype != "float32" else "triton"
     return "xla" if backend == "cpu" else None
 
 
 def _implementation(case: Case) -> str:
-    name = _meant(case.dtype, case.dropout > 0)
+    name = _meant(case.dtype)
     assert name is not None, "not ready here"
     return name
 
 
-def _kernels(dtype: str) -> list[Subject]:
-    """The subjects that calls of a dtype are handed to here."""
-    names = {_meant(dtype, dropout) for dropout in (False, True)}
-    return [_BY_NAME[_DECLARED[name]] for name in names if name is not None]
+def _kernel(dtype: str) -> Subject | None:
+    """The subject that calls of a dtype are handed to here."""
+    name = _meant(dtype)
+    return None if name is None else _BY_NAME[_DECLARED[name]]
 
 
 def _numerics(dtype: str, _tiling: Tiling) -> Numerics:
-    """Those of the kernel that runs, with the blocks that it chooses itself.
-
-    Where it may be one of two, what holds for both: the fewer keys a step, which round more often, and the
-    coarser tanh. In all else they are alike.
-    """
-    declared = [kernel.numerics(dtype, kernel.tilings[-1]) for kernel in _kernels(dtype)]
-    first = min(declared, key=lambda numerics: numerics.key_block or math.inf)
-    return replace(first, tanh=max(numerics.tanh for numerics in declared))
+    """Those of the kernel that runs, with the blocks that it chooses itself."""
+    kernel = _kernel(dtype)
+    assert kernel is not None, "not ready here"
+    return kernel.numerics(dtype, kernel.tilings[-1])
 
 
 def _why_not_ready() -> str | None:
-    kernels = {kernel.name: kernel for dtype in DTYPES for kernel in _kernels(dtype)}
+    kernels = {kernel.name: kernel for kernel in map(_kernel, DTYPES) if kernel is not None}
     if not kernels:
         return f"declares no arithmetic for {jax.default_backend()}"
     reasons = (kernels[name].ready() for name in sorted(kernels))

@@ -32,7 +32,9 @@ _SMALL = {
 }
 # Queries in a step of the fused backward kernel, by what both head dims are padded to; it has no others.
 _FUSED_STEPS = {(64, 64): 128, (128, 128): 64}
-_FUSED_FEATURES = frozenset({"scale", "soft_cap", "causal", "sinks", "unnormalized", "gqa", "value_dim"})
+_FUSED_FEATURES = frozenset(
+    {"scale", "soft_cap", "causal", "sinks", "unnormalized", "gqa", "value_dim", "dropout", "origin"}
+)
 
 # Up to this head dim shared memory has room for a mask and a bias beside the tiles of two consumers.
 _LARGEST_BESIDE_PAIRS = 192

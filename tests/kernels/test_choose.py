@@ -61,7 +61,7 @@ def traits(
         (HOPPER, traits(F32), "triton"),
         (HOPPER, traits(f"{BF16} {F32}"), "triton"),
         (HOPPER, traits(F32, logits=BF16), "triton"),
-        (HOPPER, traits(BF16, dropout=True), "triton"),
+        (HOPPER, traits(BF16, dropout=True), "mosaic_gpu"),
         (HOPPER, traits(F16, (300,), dropout=True), "xla"),
         (TPU, traits(BF16), "pallas_tpu"),
         (TPU, traits(BF16, (256,), logits=F32), "pallas_tpu"),
@@ -225,12 +225,6 @@ def test_there_is_always_one_and_it_can_be_named(device, dtype, head_dim, dropou
             traits(F32),
             "mosaic_gpu",
             r"takes bfloat16 and float16, and the call has float32\. Use 'triton' or 'xla'",
-        ),
-        (
-            HOPPER,
-            traits(BF16, dropout=True),
-            "mosaic_gpu",
-            r"takes no dropout_prob above 0\. Use 'triton' or 'xla'",
         ),
         (
             HOPPER,

@@ -203,7 +203,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "float32": (tensors(64, dtype="float32"), {}, "takes bfloat16 and float16, and the call has float32"),
     "head_dim": (tensors(264), {}, "takes head dims up to 256, and the call has 264"),
     "value head_dim": (tensors(64, 264), {}, "takes head dims up to 256, and the call has 264"),
-    "dropout": (tensors(64), {"dropout_prob": 0.1, "dropout_seed": 1}, "takes no dropout_prob above 0"),
 }
 
 

@@ -2,7 +2,8 @@
 
 One computes S and P and sums dvalue; the other computes dP and dS and sums dkey. So the registers of each
 hold one sum, and S is computed once. P goes from the first to the second through shared memory, in float32,
-and with it the slope of a cap. Under dropout P is negative where a pair is dropped. The first may be a step ahead.
+and with it the slope of a cap; under dropout P is negative where a pair is dropped. The first may be a step
+ahead.
 
 Tiles, the order of sums and their bits are those of `backward_key`, as are lse and delta.
 """

@@ -4,7 +4,7 @@ Nothing but coordinates decides, so a kernel draws while its products run. A thr
 as it holds groups of four pairs, and threads then exchange bytes: see `draw_by_rows` and `draw_by_keys`.
 
 A thread has a word for each 64 columns of its tile. Bit 7 - k of byte 2 h + e is set if it keeps column
-8 k + 2 (lane % 4) + e of row lane // 4 + 8 h of its warp. The sign of a byte then makes the mask of an element.
+8 k + 2 (lane % 4) + e of row lane // 4 + 8 h of its warp. The sign of a byte makes the mask of an element.
 """
 
 from collections.abc import Callable, Mapping
@@ -152,14 +152,14 @@ def load_words(arrays: Mapping[str, Any]) -> tuple[Any, ...] | None:
 
 
 def kept_pairs(tile: Tile) -> jax.Array | None:
-    """Which pairs of a tile are kept: int32, the words of one thread after another's; None without dropout."""
+    """Which pairs of a tile are kept: int32, a word of each thread, then the next; None without dropout."""
     spec = tile.spec
     if tile.words is None:
         return None
     # The keys of the rounds are computed anew for every tile: there are too many for registers.
-    low, high, batch, head, row, key = lax.optimization_barrier(tile.words)
+    low, high, batch, head, row, key, here = lax.optimization_barrier((*tile.words, jnp.int32(tile.row)))
     head = head + tile.head * spec.packed
-    place = Place(low, high, batch + tile.batch, head, jnp.int32(tile.row), row, key + tile.key)
+    place = Place(low, high, batch + tile.batch, head, here, row, key + tile.key)
     columns = tile.shape[1]
     shape = (_THREADS * columns // WORD_COLUMNS,)
     layout = plgpu.Layout.WG_STRIDED(shape, vec_size=1)
@@ -179,7 +179,12 @@ def kept_pairs(tile: Tile) -> jax.Array | None:
         registers[:] = [vector.from_elements(one, [word]) for word in drawn]
         return gpu.FragmentedArray(_registers=registers, _layout=layout.to_mgpu(), _is_signed=True)
 
-    return plgpu.inline_mgpu(arg_types=scalars, return_type=found)(run)(*place)
+    inline = plgpu.inline_mgpu(arg_types=scalars, return_type=found)(run)
+    # Behind a branch, always taken: ptxas else draws before it starts the last products, and before it lets
+    # other warpgroups start theirs.
+    return lax.cond(
+        here >= 0, inline, lambda *_: plgpu.layout_cast(jnp.zeros(shape, jnp.int32), layout), *place
+    )
 
 
 def dropped(x: jax.Array, kept: jax.Array | None) -> jax.Array:

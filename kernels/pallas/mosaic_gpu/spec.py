@@ -214,8 +214,8 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
     or ALiBi, which takes the registers of both. "mask_tiles", "bias_tiles": one with an entry for each query
     and key, which takes shared memory, too.
     "ranges": arrays say what a row sees. "bounds": those, causal order, or keys that end within a block.
-    "narrow": a window of few keys. "scale": one that is not positive, or very small. "full", "plain_causal":
-    at most causal order, no cap, and a key head for each query head.
+    "narrow": a window of few keys. "scale": one that is not positive, or very small. "dropout": pairs are
+    dropped. "full", "plain_causal": at most causal order, no cap, and a key head for each query head.
     """
     pairs = (call.attention_mask, call.bias, call.alibi_slopes)
     rows = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
@@ -232,6 +232,7 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
         "bounds": ranges or call.causal or call.key.shape[1] % _BLOCK != 0,
         "full": plain and not call.causal,
         "plain_causal": plain and call.causal,
+        "dropout": call.dropout_seed is not None,
         "narrow": call.sliding_window != (None, None) and key_span(call) <= _NARROW,
     }
     tiles = {f"{name}_tiles" for name in tiled_bytes(call)}

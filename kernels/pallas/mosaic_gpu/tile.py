@@ -279,7 +279,7 @@ def cotangents(
     kept: under dropout, P without the pairs that are dropped. dP is then that of a kept pair, and delta is
     apart: all three of them, and so dS, short of the factor `KernelSpec.kept_scale`.
     """
-    ds = p * dp if kept is None else kept * dp + p * delta
+    ds = p * dp if kept is None or delta is None else kept * dp + p * delta
     if slope is not None:
         ds = ds * slope
     return jnp.where(p == 0.0, 0.0, ds) if compared else ds

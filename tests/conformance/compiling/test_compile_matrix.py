@@ -190,8 +190,7 @@ def test_hopper_kernels_are_never_asked_for_what_they_refuse(profile, head_dims,
     asked = [(name, case) for target, name, case in cases_of(profile) if target in MOSAIC_GPU.devices]
     assert {case.head_dim for _, case in asked} == head_dims
     assert {case.dtype for _, case in asked} == dtypes
-    assert {name for name, _ in asked} >= {"typical", "all_but_dropout"}
-    assert not any("dropout" in case.features for _, case in asked)
+    assert {name for name, _ in asked} >= {"typical", "all_but_dropout", "everything", "causal_dropout"}
 
 
 def test_all_but_dropout_is_everything_else():
@@ -201,17 +200,14 @@ def test_all_but_dropout_is_everything_else():
 
 def test_every_set_of_features_is_asked_of_every_device_at_night():
     asked: dict[str, set[str]] = {}
-    dropping: set[str] = set()
     for target, name, case in cases_of("full"):
         asked.setdefault(target, set()).add(name)
-        if "dropout" in case.features:
-            dropping.add(name)
     assert set(asked) == set(all_devices())
     every = set().union(*asked.values())
     for target in RING_GPU.devices | RING_TPU.devices:
         assert asked.pop(target) == {"plain", "causal"}
     for target, names in asked.items():
-        assert names == (every - dropping if target in MOSAIC_GPU.devices else every), target
+        assert names == every, target
 
 
 @pytest.mark.parametrize(
