@@ -39,12 +39,11 @@ class Partial(NamedTuple):
 def has_few_queries(call: Call) -> bool:
     """Return whether the queries of each key head fit one tile together, and their heads may be packed.
 
-    Not with a bias or ALiBi, which belong to query heads, nor with dropout, which counts them. The references
-    of a bias are in nats, besides: its lowest values are not finite in bits, as those of `Partial` are.
+    Not with a bias or ALiBi, which belong to query heads. The references of a bias are in nats, besides: its
+    lowest values are not finite in bits, as those of `Partial` are.
     """
     group = call.query.shape[2] // call.key.shape[2]
-    by_head = (call.bias, call.alibi_slopes, call.dropout_seed)
-    return call.query.shape[1] * group <= _ROWS and all(x is None for x in by_head)
+    return call.query.shape[1] * group <= _ROWS and call.bias is None and call.alibi_slopes is None
 
 
 def pack_heads(call: Call, rows: Rows) -> tuple[Call, Rows]:

@@ -42,7 +42,6 @@ MOSAIC_GPU = _loaded(
         compute_capability="9.0",
         dtypes=("bfloat16", "float16"),
         largest_head_dim=256,
-        dropout=False,
         alibi=True,
         jax_versions=_PALLAS_VERSIONS,
     ),

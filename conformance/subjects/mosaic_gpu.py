@@ -1,4 +1,4 @@
-"""What our Hopper kernels declare: every feature but dropout, in 16 bits, and the standard semantics.
+"""What our Hopper kernels declare: every feature, in 16 bits, and the standard semantics.
 
 Nothing here imports Pallas before a kernel is called, so that any machine can list the subject.
 """

@@ -87,8 +87,8 @@ class _Visible:
 def _forward(settings: Settings, call: Call) -> Forward:
     rows = describe_rows(call, xp=array_module(call))
     dtype = settings.result_dtype(call.query.dtype)
-    # Parts are merged by their lse, which takes an out that is normalised.
-    if settings.normalize_output and has_few_queries(call):
+    # Parts are merged by their lse, which takes an out that is normalised; dropout counts query heads.
+    if settings.normalize_output and call.dropout_seed is None and has_few_queries(call):
         packed, packed_rows = pack_heads(call, rows)
         sizes = _sizes(settings.forward, "forward", packed)
         batch, q_length, heads, _ = packed.query.shape

@@ -21,6 +21,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words
 from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, warp_specialize
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
@@ -217,6 +218,7 @@ def _consume(
     batch, head, key_block, row_block = visits.owner
     key = key_block * blocks.own + warpgroup * ROWS
     tile = Tile(spec, arrays, batch, head, row_block * blocks.step, key, transposed=True, strict=True)
+    tile = replace(tile, words=load_words(arrays))
     if shared.bias_full is not None:
         full = shared.bias_full.at[warpgroup]
         at = pairs.place(spec, "bias", (batch, head, tile.queries, tile.keys))
@@ -224,6 +226,8 @@ def _consume(
         plgpu.barrier_wait(full)
     total = plgpu.layout_cast(jnp.zeros(tile.shape, jnp.float32), TILE)
     total = lax.fori_loop(0, visits.count, partial(_step, blocks, shared, warpgroup, tile, visits), total)
+    if spec.dropout:
+        total = total * spec.kept_scale
     if shared.d_bias is not None:
         room = shared.d_bias.at[warpgroup]
         pairs.store_transposed(room, total)
@@ -263,13 +267,20 @@ def _step(
 
     def run(s: Any, dp: Any) -> jax.Array:
         plgpu.barrier_wait(shared.full.at[slot])
-        dp[...] = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
+        if tile.words is None:
+            dp[...] = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
         plgpu.wgmma(s, shared.key.at[own], shared.query.at[slot].T)
         plgpu.wgmma(dp, shared.value.at[own], shared.d_out.at[slot].T)
+        pairs_kept = kept_pairs(tile)
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
         # A bias comes between product and exponent, so that the lse was not subtracted before.
         p, slope = weights(tile, score, load(shared.lse.at[slot], BY_COLUMN), compared=True)
-        ds = cotangents(p, slope, plgpu.wgmma_accumulator_load(dp, wait_n=0), compared=True)
+        found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
+        later: tuple[jax.Array, ...] = ()
+        if pairs_kept is not None:
+            delta = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
+            later = dropped(p, pairs_kept), delta
+        ds = cotangents(p, slope, found, True, *later)
         plgpu.barrier_arrive(shared.empty.at[slot])
         return ds
 

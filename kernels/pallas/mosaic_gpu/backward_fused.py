@@ -30,6 +30,7 @@ from attest.kernels.pallas.mosaic_gpu.backward_key import (
     store_sums,
 )
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words
 from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, warp_specialize
 from attest.kernels.pallas.mosaic_gpu.order import locate_fused_tile
 from attest.kernels.pallas.mosaic_gpu.ordered_sum import add_parts, fence, hand_over
@@ -181,7 +182,9 @@ def backward_fused(
 
     def consume(warpgroup: Any) -> None:
         key = block * blocks.own + warpgroup * ROWS
-        tile = Tile(spec, arrays, batch, key_head, row=None, key=key, transposed=True)
+        tile = Tile(
+            spec, arrays, batch, key_head, row=None, key=key, words=load_words(arrays), transposed=True
+        )
         _consume(_Consumer(program, warpgroup, tile), outputs)
 
     warp_specialize(blocks, copy, consume, partial(_add, program, outputs["d_query"]))
@@ -273,19 +276,25 @@ def _step(consumer: _Consumer, count: Any) -> None:
 
     def run(dp: Any) -> None:
         plgpu.barrier_wait(shared.d_out_full.at[slot])
-        dp[...] = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
+        if not spec.dropout:
+            dp[...] = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
         plgpu.wgmma(dp, shared.value.at[me], shared.d_out.at[slot].T)
+        pairs_kept = kept_pairs(tile)
         lse = None if spec.folds else load(shared.lse.at[slot], BY_COLUMN)
         score = plgpu.wgmma_accumulator_load(consumer.logits, wait_n=1)
         p, slope = weights(tile, score, lse, compared=False)
         if spec.causal:
             hiding = hidden_pairs(tile, None, compared=True)
             p = lax.cond(partial_block, lambda p: hiding.apply(p, 0.0), lambda p: p, p)
-        ds = cotangents(p, slope, plgpu.wgmma_accumulator_load(dp, wait_n=0), compared=False)
+        kept, found = dropped(p, pairs_kept), plgpu.wgmma_accumulator_load(dp, wait_n=0)
+        later: tuple[jax.Array, ...] = ()
+        if pairs_kept is not None:
+            later = kept, over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
+        ds = cotangents(p, slope, found, False, *later)
         if spec.causal:
             ds = lax.cond(partial_block, lambda ds: jnp.where(p == 0.0, 0.0, ds), lambda ds: ds, ds)
         ds = without_keys_past_end(tile, ds).astype(spec.dtype)
-        plgpu.wgmma(consumer.of_value, p.astype(spec.dtype), shared.d_out.at[slot])
+        plgpu.wgmma(consumer.of_value, kept.astype(spec.dtype), shared.d_out.at[slot])
         plgpu.barrier_wait(shared.ds_empty.at[of_ds])
         shared.ds.at[of_ds * blocks.consumers + me][...] = ds
         fence()

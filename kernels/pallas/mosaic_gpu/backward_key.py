@@ -23,6 +23,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
     barriers,
@@ -128,7 +129,9 @@ def backward_key(
 
     def consume(warpgroup: Any) -> None:
         key = block * blocks.own + warpgroup * ROWS
-        tile = Tile(spec, arrays, batch, key_head, row=None, key=key, transposed=True)
+        tile = Tile(
+            spec, arrays, batch, key_head, row=None, key=key, words=load_words(arrays), transposed=True
+        )
         _consume(_Consumer(blocks, shared, warpgroup, tile), outputs, span)
 
     warp_specialize(blocks, copy, consume)
@@ -237,7 +240,9 @@ def store_sums(
     spec, own = tile.spec, (tile.batch, tile.keys, tile.head)
     rooms = {"d_key": shared.key, "d_value": shared.value}
     if "d_key" in totals:
-        totals["d_key"] = totals["d_key"] * spec.scale
+        totals["d_key"] = totals["d_key"] * spec.gradient_scale
+    if "d_value" in totals and spec.dropout:
+        totals["d_value"] = totals["d_value"] * spec.kept_scale
     if spec.unrounded:
         for name, total in totals.items():
             outputs[name][own] = total
@@ -267,7 +272,7 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
         # Both before the first product: what is written between two holds up the first.
         if spec.folds:
             s[...] = over_columns(of_query(shared.lse), tile.shape)
-        if dp is not None:
+        if dp is not None and not spec.dropout:
             dp[...] = over_columns(of_query(shared.delta), tile.shape)
         if blocks.ping_pong:
             plgpu.barrier_wait(shared.ping_pong.at[warpgroup])
@@ -276,15 +281,18 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
             plgpu.wgmma(dp, shared.value.at[me], shared.d_out.at[slot].T)
         if blocks.ping_pong:
             signal_next(shared.ping_pong, warpgroup, blocks.consumers)
+        pairs_kept = kept_pairs(tile)
         lse = None if spec.folds else of_query(shared.lse)
         score = plgpu.wgmma_accumulator_load(s, wait_n=0 if dp is None else 1)
         bounded = replace(tile, bounds=load_bounds(tile)) if compared or spec.alibi else tile
         p, slope = weights(bounded, score, lse, compared)
-        ds = None
+        kept, ds = dropped(p, pairs_kept), None
         if dp is not None:
-            ds = cotangents(p, slope, plgpu.wgmma_accumulator_load(dp, wait_n=0), compared)
+            found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
+            later = () if pairs_kept is None else (kept, over_columns(of_query(shared.delta), tile.shape))
+            ds = cotangents(p, slope, found, compared, *later)
         if consumer.of_value is not None:
-            plgpu.wgmma(consumer.of_value, p.astype(spec.dtype), shared.d_out.at[slot])
+            plgpu.wgmma(consumer.of_value, kept.astype(spec.dtype), shared.d_out.at[slot])
         if ds is not None:
             plgpu.wgmma(consumer.of_key, ds.astype(spec.dtype), shared.query.at[slot])
         # The product that reads d_out was asked for first.

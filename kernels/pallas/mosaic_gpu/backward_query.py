@@ -5,7 +5,7 @@ rows of Q and dO, recomputes P from the lse, and sums dS K. Every sum has one ow
 
 `lse` is in units of `KernelSpec.reference_unit`, +inf for rows that see no key, whose P is then 0; `delta` is
 rowsum(dO * O) less the cotangent of lse. Both are subtracted before the products that they belong to, where
-nothing comes between: accumulators begin at them.
+nothing comes between: accumulators begin at them. Under dropout delta waits, for the pairs that are kept.
 
 Papers: Dao, arXiv 2307.08691; Shah and others, arXiv 2407.08608.
 """
@@ -23,6 +23,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words
 from attest.kernels.pallas.mosaic_gpu.integers import unknown
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
@@ -97,7 +98,7 @@ def backward_query(
 
     def consume(warpgroup: Any) -> None:
         row = block * blocks.own + warpgroup * ROWS
-        tile = Tile(spec, arrays, batch, head, row, key=None)
+        tile = Tile(spec, arrays, batch, head, row, key=None, words=load_words(arrays))
         _consume(blocks, outputs, shared, warpgroup, tile, span)
 
     warp_specialize(blocks, produce, consume)
@@ -154,9 +155,9 @@ def _consume(
     if spec.hides:
         outputs["leak"][at] = leaked(total)
     if spec.unrounded:
-        outputs["d_query"][own] = total * spec.scale
+        outputs["d_query"][own] = total * spec.gradient_scale
         return
-    shared.query.at[warpgroup][...] = (total * spec.scale).astype(spec.dtype)
+    shared.query.at[warpgroup][...] = (total * spec.gradient_scale).astype(spec.dtype)
     plgpu.commit_smem()
     start_store(shared.query, warpgroup, spec.head_dim, outputs["d_query"], own)
     plgpu.wait_smem_to_gmem(0)
@@ -190,17 +191,22 @@ def _step(
         # Both before the first product: what is written between two holds up the first.
         if spec.folds:
             s[...] = tile.by_query(lse)
-        dp[...] = tile.by_query(delta)
+        if not spec.dropout:
+            dp[...] = tile.by_query(delta)
         plgpu.wgmma(s, shared.query.at[me], shared.key.at[slot].T)
         plgpu.barrier_wait(shared.value_full.at[of_value])
         plgpu.wgmma(dp, shared.d_out.at[me], shared.value.at[of_value].T)
         if blocks.ping_pong:
             signal_next(shared.ping_pong, warpgroup, blocks.consumers)
+        pairs_kept = kept_pairs(tile)
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
         p, slope = lax.optimization_barrier(weights(tile, score, None if spec.folds else lse, compared))
         found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
         plgpu.barrier_arrive(shared.value_empty.at[of_value])
-        return cotangents(p, slope, found, compared).astype(spec.dtype)
+        if pairs_kept is None:
+            return cotangents(p, slope, found, compared).astype(spec.dtype)
+        kept = dropped(p, pairs_kept)
+        return cotangents(p, slope, found, compared, kept, tile.by_query(delta)).astype(spec.dtype)
 
     acc = plgpu.ACC(tile.shape, jnp.float32)
     ds = pl.run_scoped(run, acc, acc)

@@ -2,7 +2,7 @@
 
 One computes S and P and sums dvalue; the other computes dP and dS and sums dkey. So the registers of each
 hold one sum, and S is computed once. P goes from the first to the second through shared memory, in float32,
-and with it the slope of a cap. The first may be a step ahead.
+and with it the slope of a cap. Under dropout P is negative where a pair is dropped. The first may be a step ahead.
 
 Tiles, the order of sums and their bits are those of `backward_key`, as are lse and delta.
 """
@@ -27,6 +27,7 @@ from attest.kernels.pallas.mosaic_gpu.backward_key import (
     store_sums,
 )
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words
 from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, warp_specialize
 from attest.kernels.pallas.mosaic_gpu.order import locate_key_tile
 from attest.kernels.pallas.mosaic_gpu.scratch import (
@@ -133,6 +134,7 @@ def backward_split(
 
     def consume(warpgroup: Any) -> None:
         tile = Tile(spec, arrays, batch, key_head, row=None, key=block * blocks.own, transposed=True)
+        tile = replace(tile, words=load_words(arrays))
         consumer = _Consumer(blocks, shared, tile)
         pl.when(warpgroup == 0)(lambda: _sum_values(consumer, outputs, span))
         pl.when(warpgroup == 1)(lambda: _sum_keys(consumer, outputs, span))
@@ -202,6 +204,7 @@ def _weigh(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) -
         if spec.folds:
             s[...] = over_columns(lse, tile.shape)
         plgpu.wgmma(s, shared.key.at[me], shared.query.at[slot].T)
+        pairs_kept = kept_pairs(tile)
         score = plgpu.wgmma_accumulator_load(s, wait_n=0)
         bounded = replace(tile, bounds=load_bounds(tile)) if compared or spec.alibi else tile
         plgpu.barrier_arrive(shared.query_empty.at[slot])
@@ -213,10 +216,11 @@ def _weigh(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) -
             shared.weights.at[room + slots][...] = slope
         p = weights_of(bounded, u, hiding, None if spec.folds else lse)
         plgpu.barrier_wait(shared.d_out_full.at[slot])
-        plgpu.wgmma(consumer.total, p.astype(spec.dtype), shared.d_out.at[slot])
+        kept = dropped(p, pairs_kept)
+        plgpu.wgmma(consumer.total, kept.astype(spec.dtype), shared.d_out.at[slot])
         if slope is None:
             plgpu.barrier_wait(shared.weights_empty.at[room])
-        shared.weights.at[room][...] = p
+        shared.weights.at[room][...] = p if pairs_kept is None else 2.0 * kept - p
         plgpu.barrier_arrive(shared.weights_full.at[room])
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(shared.d_out_empty.at[slot])
@@ -234,15 +238,20 @@ def _differentiate(consumer: _Consumer, head: Any, compared: bool, i: Any, count
 
     def run(dp: Any) -> None:
         plgpu.barrier_wait(shared.d_out_full.at[slot])
-        dp[...] = over_columns(load(shared.delta.at[slot], BY_COLUMN), shape)
+        if not spec.dropout:
+            dp[...] = over_columns(load(shared.delta.at[slot], BY_COLUMN), shape)
         plgpu.wgmma(dp, shared.value.at[me], shared.d_out.at[slot].T)
         plgpu.barrier_wait(shared.weights_full.at[room])
         p = plgpu.load(shared.weights.at[room], layout=TILE)
         slope = None if spec.cap is None else plgpu.load(shared.weights.at[room + slots], layout=TILE)
         found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
         plgpu.barrier_arrive(shared.weights_empty.at[room])
+        later: tuple[jax.Array, ...] = ()
+        if spec.dropout:
+            later = jnp.maximum(p, 0.0), over_columns(load(shared.delta.at[slot], BY_COLUMN), shape)
+            p = jnp.abs(p)
         plgpu.barrier_arrive(shared.d_out_empty.at[slot])
-        ds = cotangents(p, slope, found, compared).astype(spec.dtype)
+        ds = cotangents(p, slope, found, compared, *later).astype(spec.dtype)
         plgpu.barrier_wait(shared.query_full.at[slot])
         plgpu.wgmma(consumer.total, ds, shared.query.at[slot])
         plgpu.wgmma_wait(0)

@@ -11,6 +11,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
+from attest.kernels.pallas.mosaic_gpu.dropout import kept_pairs
 from attest.kernels.pallas.mosaic_gpu.launch import barriers, signal_next
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
@@ -138,6 +139,10 @@ class Consumer:
     def release_pairs(self, slot: Any) -> None:
         if self.shared.pairs_empty is not None:
             plgpu.barrier_arrive(self.shared.pairs_empty.at[slot])
+
+    def kept_pairs(self, block: Any) -> Any:
+        """Which pairs of a block of keys dropout keeps."""
+        return kept_pairs(replace(self.tile, key=block * self.blocks.k))
 
     def tile_of(self, slot: Any, block: Any) -> Tile:
         """The tile of a block of keys, whose mask and bias are in a slot, once they are there."""

@@ -24,6 +24,7 @@ from jax.experimental.pallas import mosaic_gpu
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.consumer import Consumer, Shared, query_slot, query_stage
+from attest.kernels.pallas.mosaic_gpu.dropout import dropped, load_words
 from attest.kernels.pallas.mosaic_gpu.launch import (
     start_copy,
     start_key_value_copies,
@@ -139,7 +140,7 @@ def _consume(
     """Computes and stores 64 rows of a tile."""
     batch, head, block, span = _visit(spec, arrays, loaded, tile)
     row = block * blocks.own + warpgroup * ROWS
-    held = Tile(spec, arrays, batch, head, row, key=None)
+    held = Tile(spec, arrays, batch, head, row, key=None, words=load_words(arrays))
     held = replace(held, bounds=load_bounds(held))
 
     own = rows_span(spec, span, row)
@@ -166,7 +167,7 @@ def _consume(
     lse, factor = finish(spec, arrays, head, m, norm)
     outputs["lse"][entry, head, rows] = lse
     if spec.partial:
-        outputs["out"][entry, head, rows] = acc
+        outputs["out"][entry, head, rows] = acc * spec.kept_scale if spec.dropout else acc
         return count
     if spec.unrounded:
         outputs["out"][entry, rows, head] = scaled(acc, factor)
@@ -200,7 +201,7 @@ def finish(
     elif spec.sinks:
         # The unnormalised out is relative to the largest of all, and `together` is a sum.
         largest = jnp.maximum(m, lax.broadcast(arrays["sinks"][1, head], (ROWS,)))
-    return lse, _share(spec, m, largest) * rescale
+    return lse, _share(spec, m, largest) * (rescale * spec.kept_scale)
 
 
 def scaled(acc: jax.Array, factor: jax.Array | None) -> jax.Array:
@@ -225,14 +226,14 @@ def _attend(consumer: Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.
 
     slot = consumer.slot(count)
     known = nothing_known(spec, blocks.partial_sums)
-    score = _score(consumer, slot)
+    score, kept = _score(consumer, slot, start)
     consumer.release_query_before()
     first = online_softmax(consumer.tile_of(slot, start), score, first_compared(spec, span), known)
     if spec.tiled_pairs:
         first = lax.optimization_barrier(first)
         consumer.release_pairs(slot)
     plgpu.barrier_wait(shared.value_full.at[slot])
-    carry = (first.p.astype(spec.dtype), first.known, count + 1)
+    carry = (dropped(first.p.astype(spec.dtype), kept), first.known, count + 1)
     carry = over_keys(spec, span, start + 1, partial(_step, consumer), carry)
     p, known, count = carry
 
@@ -252,15 +253,16 @@ def first_compared(spec: KernelSpec, span: Span) -> Any:
     return jnp.logical_not((full_start == start) & (start < full_stop))
 
 
-def _score(consumer: Consumer, slot: Any) -> jax.Array:
-    """S = Q K^T [64, k] float32 of the first block, behind which nothing hides."""
+def _score(consumer: Consumer, slot: Any, block: Any) -> tuple[jax.Array, jax.Array | None]:
+    """S = Q K^T [64, k] float32 of the first block, behind which nothing hides, and the pairs it keeps."""
 
-    def run(s: Any) -> jax.Array:
+    def run(s: Any) -> tuple[jax.Array, jax.Array | None]:
         consumer.start_score(s, slot)
         consumer.signal_next()
+        kept = consumer.kept_pairs(block)
         score = s[...]
         plgpu.barrier_arrive(consumer.shared.key_empty.at[slot])
-        return score
+        return score, kept
 
     return consumer.with_score(run)
 
@@ -278,6 +280,7 @@ def _step(consumer: Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) ->
         consumer.start_score(s, slot)
         plgpu.wgmma(acc, p, shared.value.at[slot_before])
         consumer.signal_next()
+        kept = consumer.kept_pairs(j)
         tile = consumer.tile_of(slot, j)
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
         plgpu.barrier_arrive(shared.key_empty.at[slot])
@@ -288,9 +291,10 @@ def _step(consumer: Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) ->
         plgpu.barrier_wait(shared.value_full.at[slot])
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(shared.value_empty.at[slot_before])
-        return new
+        return new, kept
 
-    new = consumer.with_score(run)
+    new, kept = consumer.with_score(run)
     acc[...] = rescaled(acc[...], new)
     # Rounded only now: the second product has been reading the registers that this writes.
-    return lax.optimization_barrier(new.p).astype(spec.dtype), new.known, count + 1
+    p = lax.optimization_barrier(new.p).astype(spec.dtype)
+    return dropped(p, kept), new.known, count + 1

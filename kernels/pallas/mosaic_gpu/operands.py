@@ -7,12 +7,14 @@ are: see `transfers.py`.
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from attest.kernels.arguments import Call
 from attest.kernels.exponents import LOG2E
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.transfers import GROUP, PART_BYTES, as_operand
 from attest.kernels.pallas.padding import padded
+from attest.kernels.philox import dropout_words
 from attest.kernels.visibility import Rows
 
 
@@ -80,6 +82,14 @@ def _laid(spec: KernelSpec, name: str, x: jax.Array, fill: float) -> jax.Array:
         return padded(x, 2, spec.q_blocks * spec.q_block, fill).swapaxes(2, 3)
     x = jnp.broadcast_to(x, (*x.shape[:3], spec.k_length))
     return padded(x, 3, spec.k_blocks * spec.k_block, fill)
+
+
+def dropout(call: Call) -> dict[str, jax.Array]:
+    """[6] int32, the words of `attest.kernels.philox.dropout_words`."""
+    if call.dropout_seed is None:
+        return {}
+    words = dropout_words(call.dropout_seed, call.positions.origin)
+    return {"dropout": lax.bitcast_convert_type(words, jnp.int32)}
 
 
 def sinks(spec: KernelSpec, call: Call) -> dict[str, jax.Array]:

@@ -44,6 +44,7 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
 )
 from attest.kernels.pallas.mosaic_gpu.launch import launch
 from attest.kernels.pallas.mosaic_gpu.operands import (
+    dropout,
     pair_lengths,
     pairs,
     per_query,
@@ -89,8 +90,10 @@ def _of_few(settings: Settings, call: Call, packed: Call, rows: Rows, blocks: Bl
     that a repair would read them for, they are read and written where they are.
     """
     batch, _, heads, _ = packed.query.shape
+    group = call.query.shape[2] // heads
     parts = choose_parts(batch * heads, -(-call.key.shape[1] // blocks.k), blocks.programs or batch * heads)
     spec = describe(settings, packed, rows, _dims(packed), blocks.own, blocks.k)
+    spec = replace(spec, packed=group)
     query = None
     if call.query.shape[1] == 1 and not spec.hides:
         query = call.query.reshape(batch * heads, -1, 1, call.query.shape[3])
@@ -129,6 +132,7 @@ def _sums(
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call),
         **sinks(spec, call),
+        **dropout(call),
         **_schedule(spec, blocks),
     }
     number = of_row(spec)
@@ -248,7 +252,7 @@ def _fused_cotangents(
         spec.batch * spec.key_heads * spec.k_blocks,
         blocks.warpgroups,
     )
-    d_query = (filled.pop("d_query") * spec.scale).astype(spec.result_dtype).swapaxes(1, 2)
+    d_query = (filled.pop("d_query") * spec.gradient_scale).astype(spec.result_dtype).swapaxes(1, 2)
     blind = spec.q_length - spec.k_length if spec.causal else 0
     if blind > 0:
         # No program visits a block of which no row sees a key.
@@ -312,6 +316,7 @@ def _backward_spec(
         **_row_numbers(spec, terms),
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call),
+        **dropout(call),
     }
 
 
@@ -328,7 +333,7 @@ def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
     unit = -1.0 / spec.scale if spec.folds else LOG2E / spec.reference_unit
     return {
         "lse": per_query(spec, in_units(terms.lse, unit), -jnp.inf if spec.folds else jnp.inf),
-        "delta": per_query(spec, -terms.delta, 0.0),
+        "delta": per_query(spec, terms.delta * (-1.0 / spec.kept_scale), 0.0),
     }
 
 

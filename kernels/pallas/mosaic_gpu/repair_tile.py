@@ -17,6 +17,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
+from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words
 from attest.kernels.pallas.mosaic_gpu.forward import finish, scaled
 from attest.kernels.pallas.mosaic_gpu.integers import unknown
 from attest.kernels.pallas.mosaic_gpu.launch import barriers, vector
@@ -73,7 +74,7 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
     batch, part = batch_and_part(spec, entry)
     begin, _, _, end = part_span(spec, part, (0, 0, 0, spec.k_blocks))
     tile = Tile(spec, arrays, batch, head, block * ROWS, key=None, strict=True)
-    tile = replace(tile, bounds=load_bounds(tile))
+    tile = replace(tile, bounds=load_bounds(tile), words=load_words(arrays))
     _fetch(shared, arrays["query"], (batch, tile.queries, head), shared.own, 0)
 
     def step(nonfinite: Any, acc: Any, channels: Any, j: Any, known: Softmax) -> Softmax:
@@ -85,6 +86,7 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
         acc[...] = rescaled(acc[...], found._replace(moved=jnp.where(nonfinite, 0, found.moved)))
         # However small a weight is, its dtype holds 1.
         p = jnp.where(nonfinite, jnp.where(found.p > 0.0, 1.0, 0.0), found.p)
+        p = dropped(p, kept_pairs(here))
         _fetch(shared, arrays["value"], at, shared.visited_value, 0)
         _change(shared.visited_value.at[_only()], partial(_part, nonfinite))
         _add(acc, p, shared.visited_value.at[_only(), :, channels])
@@ -120,7 +122,7 @@ def d_query(
     """
     batch, head, block = locate(tile_index, spec.q_blocks, spec.heads)
     tile = Tile(spec, arrays, batch, head, block * ROWS, key=None, strict=True)
-    tile = replace(tile, bounds=load_bounds(tile))
+    tile = replace(tile, bounds=load_bounds(tile), words=load_words(arrays))
     own, of_row = (batch, tile.queries, head), (batch, head, tile.queries)
     _fetch(shared, arrays["query"], own, shared.own, 0)
     _fetch(shared, arrays["d_out"], own, shared.own_value, 0)
@@ -137,7 +139,7 @@ def d_query(
 
     def total(acc: Any, channels: Any) -> jax.Array:
         lax.fori_loop(0, spec.k_blocks, partial(step, acc, channels), None)
-        return acc[...] * spec.scale
+        return acc[...] * spec.gradient_scale
 
     def total_of_sums(acc: Any, channels: Any) -> jax.Array:
         blocks = (keys or 0) // ROWS
@@ -148,7 +150,7 @@ def d_query(
             lax.fori_loop(i * blocks, stop, partial(step, acc, channels), None)
             return found + acc[...]
 
-        return lax.fori_loop(0, -(-spec.k_blocks // blocks), add, acc[...]) * spec.scale
+        return lax.fori_loop(0, -(-spec.k_blocks // blocks), add, acc[...]) * spec.gradient_scale
 
     store = partial(_store, shared.result.at[0])
     if keys is None:
@@ -168,6 +170,7 @@ def d_key(
     """
     batch, key_head, block = locate(tile_index, spec.k_blocks, spec.key_heads)
     tile = Tile(spec, arrays, batch, key_head, row=None, key=block * ROWS, transposed=True, strict=True)
+    tile = replace(tile, words=load_words(arrays))
     own = (batch, tile.keys, key_head)
     _fetch(shared, arrays["key"], own, shared.own, 0)
     _fetch(shared, arrays["value"], own, shared.own_value, 0)
@@ -197,7 +200,7 @@ def d_key(
         if name == "d_key":
             left, right = _cotangents(here, shared, lse, delta), shared.visited
         else:
-            left, right = _weights(here, shared, lse)[0], shared.visited_value
+            left, right = dropped(_weights(here, shared, lse)[0], kept_pairs(here)), shared.visited_value
         sound = load(shared.numbers.at[0], BY_ROW) * 0.0 == 0.0
         _change(right.at[_only()], lambda x: jnp.where(over_rows(sound, x.shape), x, 0.0))
         _add(acc, left, right.at[_only(), :, channels])
@@ -205,7 +208,7 @@ def d_key(
     def total(name: str, acc: Any, channels: Any) -> jax.Array:
         visits = whole_blocks * size * spec.group
         lax.fori_loop(0, visits, partial(add, name, acc, channels), None)
-        return acc[...] * (spec.scale if name == "d_key" else 1.0)
+        return acc[...] * (spec.gradient_scale if name == "d_key" else spec.kept_scale)
 
     for name, channels in (("d_key", spec.head_dim), ("d_value", spec.value_dim)):
         if name in arrays:
@@ -224,8 +227,11 @@ def _weights(tile: Tile, shared: Shared, lse: jax.Array) -> tuple[jax.Array, jax
 def _cotangents(tile: Tile, shared: Shared, lse: jax.Array, delta: jax.Array) -> jax.Array:
     """dS of a tile whose dO and V are those that it owns and visits."""
     p, slope = _weights(tile, shared, lse)
-    dp = _product(tile, shared.own_value.at[_only()], shared.visited_value.at[_only()], delta)
-    return cotangents(p, slope, dp, compared=True)
+    kept = kept_pairs(tile)
+    first = delta if kept is None else None
+    dp = _product(tile, shared.own_value.at[_only()], shared.visited_value.at[_only()], first)
+    later = () if kept is None else (dropped(p, kept), tile.by_query(delta))
+    return cotangents(p, slope, dp, True, *later)
 
 
 def _with_pairs(tile: Tile, shared: Shared) -> Tile:

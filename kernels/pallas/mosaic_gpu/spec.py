@@ -39,7 +39,8 @@ class KernelSpec:
     of a program deals with. parts: how many programs share the keys of a row, in the forward kernel. partial:
     whether it returns the sums of each part, as `attest.kernels.few_queries.Partial` has them. unrounded: as
     `attest.kernels.implementation.Settings` says. heads_apart: whether query and out are [B * H, S, 1, D] in
-    memory, for the forward kernel.
+    memory, for the forward kernel. dropout: the probability of dropping a pair. packed: of how many query
+    heads the rows of a head are, in the forward kernel.
     """
 
     batch: int
@@ -72,6 +73,8 @@ class KernelSpec:
     unrounded: bool = False
     bias_dtype: Any = None
     heads_apart: bool = False
+    dropout: float = 0.0
+    packed: int = 1
 
     @property
     def unit(self) -> float:
@@ -184,6 +187,21 @@ class KernelSpec:
         return self.parts * self.batch
 
     @property
+    def dropped_below(self) -> int:
+        """The uint32 from which on a Philox word keeps its pair."""
+        return int(self.dropout * 2**32)
+
+    @property
+    def kept_scale(self) -> float:
+        """What sums of kept weights are multiplied by."""
+        return 1.0 / (1.0 - self.dropout)
+
+    @property
+    def gradient_scale(self) -> float:
+        """What sums of dS are multiplied by, for the gradients of query and key."""
+        return self.scale * self.kept_scale
+
+    @property
     def result_dtype(self) -> Any:
         """Of out and of the gradients of query, key and value."""
         return jnp.float32 if self.partial or self.unrounded else self.dtype
@@ -266,6 +284,7 @@ def describe(
         q_block=q_block,
         k_block=k_block,
         unrounded=settings.unrounded,
+        dropout=0.0 if call.dropout_seed is None else call.dropout_prob,
     )
 
 

@@ -46,6 +46,7 @@ class Tile:
     """A tile: where its pairs are, and what of each query decides which keys it sees.
 
     arrays: by name, in memory. batch, head, row, key: int32 scalars, row and key the first of the tile's.
+    words: those of dropout, as `dropout.load_words` has them.
     pairs: mask and bias of every pair, [queries, keys] in shared memory, by name. strict: whether hidden
     pairs must be exactly 0 even where something hidden is not finite; no repair follows.
     """
@@ -57,6 +58,7 @@ class Tile:
     row: Any
     key: Any
     bounds: Bounds = Bounds()
+    words: tuple[Any, ...] | None = None
     transposed: bool = False
     pairs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     strict: bool = False
@@ -264,9 +266,20 @@ def cap_slope(spec: KernelSpec, u: jax.Array) -> jax.Array | None:
     return None if spec.cap is None else 1.0 - u * u
 
 
-def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: bool) -> jax.Array:
-    """dS from dP less delta, through the cap; if compared, 0 where P is 0, whatever dP is there (S4)."""
-    ds = p * dp
+def cotangents(
+    p: jax.Array,
+    slope: jax.Array | None,
+    dp: jax.Array,
+    compared: bool,
+    kept: jax.Array | None = None,
+    delta: jax.Array | None = None,
+) -> jax.Array:
+    """dS from dP less delta, through the cap; if compared, 0 where P is 0, whatever dP is there (S4).
+
+    kept: under dropout, P without the pairs that are dropped. dP is then that of a kept pair, and delta is
+    apart: all three of them, and so dS, short of the factor `KernelSpec.kept_scale`.
+    """
+    ds = p * dp if kept is None else kept * dp + p * delta
     if slope is not None:
         ds = ds * slope
     return jnp.where(p == 0.0, 0.0, ds) if compared else ds
