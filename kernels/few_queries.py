@@ -70,7 +70,7 @@ def pack_heads(call: Call, rows: Rows) -> tuple[Call, Rows]:
         cum_seqlens_q=None,
         cum_seqlens_k=None,
         softmax_aux=None,
-        positions=Positions(),
+        positions=Positions(origin=call.positions.origin),
         kv_start=None,
         kv_end=None,
         causal=False,

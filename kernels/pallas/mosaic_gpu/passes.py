@@ -4,6 +4,7 @@ Everything that depends on arrays but not on pairs is computed here in JAX: the 
 the blocks that every block visits, Delta and the lse in bits.
 """
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -252,7 +253,7 @@ def _fused_cotangents(
         spec.batch * spec.key_heads * spec.k_blocks,
         blocks.warpgroups,
     )
-    d_query = (filled.pop("d_query") * spec.gradient_scale).astype(spec.result_dtype).swapaxes(1, 2)
+    d_query = (filled.pop("d_query") * spec.scale).astype(spec.result_dtype).swapaxes(1, 2)
     blind = spec.q_length - spec.k_length if spec.causal else 0
     if blind > 0:
         # No program visits a block of which no row sees a key.
@@ -329,10 +330,14 @@ def _repaired(
 
 
 def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
-    """What each row's accumulators begin at, or its lse where that is subtracted later, as references are."""
+    """What each row's accumulators begin at, or its lse where that is subtracted later, as references are.
+
+    Under dropout the lse is short of the logarithm of `kept_scale`, so that P is that of a kept pair.
+    """
     unit = -1.0 / spec.scale if spec.folds else LOG2E / spec.reference_unit
+    lse = terms.lse - math.log(spec.kept_scale) if spec.dropout else terms.lse
     return {
-        "lse": per_query(spec, in_units(terms.lse, unit), -jnp.inf if spec.folds else jnp.inf),
+        "lse": per_query(spec, in_units(lse, unit), -jnp.inf if spec.folds else jnp.inf),
         "delta": per_query(spec, terms.delta * (-1.0 / spec.kept_scale), 0.0),
     }
 

@@ -193,13 +193,8 @@ class KernelSpec:
 
     @property
     def kept_scale(self) -> float:
-        """What sums of kept weights are multiplied by."""
+        """What the weights of kept pairs are multiplied by."""
         return 1.0 / (1.0 - self.dropout)
-
-    @property
-    def gradient_scale(self) -> float:
-        """What sums of dS are multiplied by, for the gradients of query and key."""
-        return self.scale * self.kept_scale
 
     @property
     def result_dtype(self) -> Any:
