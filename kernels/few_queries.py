@@ -20,6 +20,8 @@ from attest.kernels.positions import Positions
 from attest.kernels.visibility import Rows
 
 _LN2 = 1.0 / LOG2E
+# Up to so many rows, the query heads of a key head are packed.
+_ROWS = 64
 
 
 class Partial(NamedTuple):
@@ -32,6 +34,16 @@ class Partial(NamedTuple):
     total: jax.Array
     norm: jax.Array
     reference: jax.Array
+
+
+def has_few_queries(call: Call) -> bool:
+    """Return whether the queries of each key head fit one tile together, and their heads may be packed.
+
+    Not with a bias or ALiBi, which belong to query heads. The references of a bias are in nats, besides: its
+    lowest values are not finite in bits, as those of `Partial` are.
+    """
+    group = call.query.shape[2] // call.key.shape[2]
+    return call.query.shape[1] * group <= _ROWS and call.bias is None and call.alibi_slopes is None
 
 
 def pack_heads(call: Call, rows: Rows) -> tuple[Call, Rows]:
@@ -58,7 +70,7 @@ def pack_heads(call: Call, rows: Rows) -> tuple[Call, Rows]:
         cum_seqlens_q=None,
         cum_seqlens_k=None,
         softmax_aux=None,
-        positions=Positions(),
+        positions=Positions(origin=call.positions.origin),
         kv_start=None,
         kv_end=None,
         causal=False,

@@ -8,25 +8,11 @@ runs at a time, each tile is computed in parts of the keys, which are merged her
 from typing import Any
 
 from attest.kernels.arguments import Call
-from attest.kernels.implementation import Forward, Settings
+from attest.kernels.implementation import Forward
 from attest.kernels.partial import join_sinks, merge_parts
 
-# Up to so many rows, the query heads of a key head are packed.
-_ROWS = 64
 # A part has so many blocks of keys or more: what begins and ends a program takes as long as some blocks.
 _FEWEST_BLOCKS = 4
-
-
-def is_few(settings: Settings, call: Call) -> bool:
-    """Return whether the queries of each key head are few, and may be packed and computed in parts.
-
-    Not with a bias or ALiBi, which belong to query heads, nor with dropout, which counts them. Parts are
-    merged by their lse, so that out must be normalised.
-    """
-    group = call.query.shape[2] // call.key.shape[2]
-    pairs = (call.bias, call.alibi_slopes, call.dropout_seed)
-    few = call.query.shape[1] * group <= _ROWS
-    return few and settings.normalize_output and all(x is None for x in pairs)
 
 
 def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
 from attest.kernels.exponents import LOG2E, LOWEST, in_units
-from attest.kernels.few_queries import pack_heads
+from attest.kernels.few_queries import has_few_queries, pack_heads
 from attest.kernels.implementation import (
     Backward,
     Forward,
@@ -32,7 +32,7 @@ from attest.kernels.triton.backward_key import backward_key
 from attest.kernels.triton.backward_query import backward_query
 from attest.kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
 from attest.kernels.triton.compiled import check_room
-from attest.kernels.triton.few import choose_parts, is_few, whole
+from attest.kernels.triton.few import choose_parts, whole
 from attest.kernels.triton.forward import forward
 from attest.kernels.triton.launch import Launch, launch, recording_id, target_device
 from attest.kernels.triton.spec import KernelSpec
@@ -87,7 +87,8 @@ class _Visible:
 def _forward(settings: Settings, call: Call) -> Forward:
     rows = describe_rows(call, xp=array_module(call))
     dtype = settings.result_dtype(call.query.dtype)
-    if is_few(settings, call):
+    # Parts are merged by their lse, which takes an out that is normalised; dropout counts query heads.
+    if settings.normalize_output and call.dropout_seed is None and has_few_queries(call):
         packed, packed_rows = pack_heads(call, rows)
         sizes = _sizes(settings.forward, "forward", packed)
         batch, q_length, heads, _ = packed.query.shape

@@ -6,7 +6,10 @@ import jax.numpy as jnp
 import pytest
 
 from attest.kernels.arguments import check_call
-from attest.kernels.pallas.mosaic_gpu.blocks import choose, choose_backward
+from attest.kernels.implementation import Settings
+from attest.kernels.pallas.mosaic_gpu import passes
+from attest.kernels.pallas.mosaic_gpu.blocks import Blocks, choose, choose_backward
+from attest.kernels.pallas.mosaic_gpu.candidates import TUNABLE
 from attest.kernels.pallas.mosaic_gpu.spec import work_of
 
 
@@ -55,3 +58,31 @@ def test_three_consumers_take_a_bias_alone() -> None:
 def test_blocks_that_do_not_fit_are_passed_over() -> None:
     first = choose(64, 64, ["pairs"], 2048)
     assert choose(64, 64, ["pairs"], 2048, lambda blocks: blocks != first) != first
+
+
+@pytest.mark.parametrize(
+    ("options", "packed"),
+    [
+        ({}, True),
+        ({"softmax_aux": jnp.zeros((1, 1))}, True),
+        ({"alibi_slopes": jnp.ones(4)}, False),
+        ({"bias": jnp.zeros((1, 1, 1, 600))}, False),
+    ],
+    ids=["plain", "sinks", "ALiBi", "bias"],
+)
+def test_a_tuner_begins_with_the_blocks_that_run(
+    options: dict[str, Any], packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one query are for packed heads, where these can be packed."""
+    query, key = (jnp.zeros((1, length, 4, 64), jnp.bfloat16) for length in (1, 600))
+    call = check_call(query, key, key, **options)
+
+    ran: dict[str, Blocks] = {}
+
+    def instead_of(name: str) -> Any:
+        return lambda *arguments: ran.update({name: next(x for x in arguments if isinstance(x, Blocks))})
+
+    for name in ("_sums", "_of_few"):
+        monkeypatch.setattr(passes, name, instead_of(name))
+    passes.PASSES.forward(Settings(None, None, True, None, "float32"), call)
+    assert ran == {"_of_few" if packed else "_sums": TUNABLE.chosen(call).forward}

@@ -17,6 +17,7 @@ from tests.meta.processes import ROOT, python
 DEFECTS = tomllib.loads((Path(__file__).parent / "planted_defects.toml").read_text())
 XLA = "xla.flash_attention"
 HOPPER = "pallas.mosaic_gpu"
+ON_GPU = (HOPPER, "triton.cuda")
 # Of a CPU, for subjects that spread a sequence over them.
 DEVICES = 8
 
@@ -92,11 +93,11 @@ def question(defect: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def why_no_hopper() -> str:
-    """Why the Hopper kernels cannot run here, "" if they can; this process itself takes no GPU."""
+def why_no_gpu(subject: str) -> str:
+    """Why kernels for a GPU cannot run here, "" if they can; this process itself takes no GPU."""
     code = (
         "import jax; from attest.conformance.subject import find; "
-        f"print(find({HOPPER!r}).why_not_here(jax.default_backend()) or '')"
+        f"print(find({subject!r}).why_not_here(jax.default_backend()) or '')"
     )
     done = python(ROOT, "-c", code, XLA_PYTHON_CLIENT_PREALLOCATE="false")
     assert done.returncode == 0, done.stderr
@@ -152,8 +153,8 @@ def found_by_case(defect: dict[str, Any], site: Path) -> dict[str, Any]:
 def test_a_planted_defect_turns_the_suite_red(name: str, tmp_path: Path) -> None:
     defect = DEFECTS[name]
     subject = defect.get("subject", XLA)
-    if subject.startswith(HOPPER) and why_no_hopper():
-        pytest.skip(why_no_hopper())
+    if subject.startswith(ON_GPU) and why_no_gpu(subject):
+        pytest.skip(why_no_gpu(subject))
     source, correct = planted(name, tmp_path)
     case = (found_by_case if "case" in defect else found_by_search)(defect, tmp_path)
     source.write_text(correct)

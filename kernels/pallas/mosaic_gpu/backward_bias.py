@@ -226,8 +226,6 @@ def _consume(
         plgpu.barrier_wait(full)
     total = plgpu.layout_cast(jnp.zeros(tile.shape, jnp.float32), TILE)
     total = lax.fori_loop(0, visits.count, partial(_step, blocks, shared, warpgroup, tile, visits), total)
-    if spec.dropout:
-        total = total * spec.kept_scale
     if shared.d_bias is not None:
         room = shared.d_bias.at[warpgroup]
         pairs.store_transposed(room, total)

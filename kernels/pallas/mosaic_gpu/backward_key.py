@@ -240,9 +240,7 @@ def store_sums(
     spec, own = tile.spec, (tile.batch, tile.keys, tile.head)
     rooms = {"d_key": shared.key, "d_value": shared.value}
     if "d_key" in totals:
-        totals["d_key"] = totals["d_key"] * spec.gradient_scale
-    if "d_value" in totals and spec.dropout:
-        totals["d_value"] = totals["d_value"] * spec.kept_scale
+        totals["d_key"] = totals["d_key"] * spec.scale
     if spec.unrounded:
         for name, total in totals.items():
             outputs[name][own] = total

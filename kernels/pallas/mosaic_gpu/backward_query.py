@@ -155,9 +155,9 @@ def _consume(
     if spec.hides:
         outputs["leak"][at] = leaked(total)
     if spec.unrounded:
-        outputs["d_query"][own] = total * spec.gradient_scale
+        outputs["d_query"][own] = total * spec.scale
         return
-    shared.query.at[warpgroup][...] = (total * spec.gradient_scale).astype(spec.dtype)
+    shared.query.at[warpgroup][...] = (total * spec.scale).astype(spec.dtype)
     plgpu.commit_smem()
     start_store(shared.query, warpgroup, spec.head_dim, outputs["d_query"], own)
     plgpu.wait_smem_to_gmem(0)

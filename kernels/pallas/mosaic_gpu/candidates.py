@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from attest.kernels.arguments import Call
+from attest.kernels.few_queries import has_few_queries
 from attest.kernels.options import refuse
 from attest.kernels.pallas.mosaic_gpu.blocks import (
     LEAST_STAGES,
@@ -34,7 +35,7 @@ _BACKWARD = ((64, 2), (128, 2), (64, 3), (64, 1), (128, 1))
 def chosen(call: Call, apart: bool = False) -> Config:
     """Return what the table has; apart: with no fused backward kernel."""
     dims, work = _dims(call), work_of(call)
-    few = _few(call)
+    few = has_few_queries(call)
     queries = None if few else call.query.shape[1]
     fits = partial(suits, "forward", call, False)
     heads = call.query.shape[0] * call.query.shape[2]
@@ -153,7 +154,7 @@ def _schedule(argument: str, given: Neutral, own: str) -> dict[str, Any]:
 
 
 def _forward(call: Call, like: Blocks) -> Iterator[Blocks]:
-    for consumers in (like.consumers, *(() if _few(call) else {2, 3} - {like.consumers})):
+    for consumers in (like.consumers, *(() if has_few_queries(call) else {2, 3} - {like.consumers})):
         for k, stages in _FORWARD:
             if useful(k, key_span(call), ROWS):
                 yield replace(like, k=k, stages=stages, consumers=consumers, registers=_REGISTERS[consumers])
@@ -178,12 +179,6 @@ def _given(config: Config) -> tuple[Blocks, BackwardSizes]:
     assert config.forward is not None
     assert config.backward is not None
     return config.forward, config.backward
-
-
-def _few(call: Call) -> bool:
-    """Whether the forward pass packs the heads of a group into one tile."""
-    group = call.query.shape[2] // call.key.shape[2]
-    return call.query.shape[1] * group <= ROWS and call.bias is None
 
 
 def _dims(call: Call) -> tuple[int, int]:

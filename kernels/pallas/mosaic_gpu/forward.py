@@ -167,14 +167,14 @@ def _consume(
     lse, factor = finish(spec, arrays, head, m, norm)
     outputs["lse"][entry, head, rows] = lse
     if spec.partial:
-        outputs["out"][entry, head, rows] = acc * spec.kept_scale if spec.dropout else acc
+        outputs["out"][entry, head, rows] = scaled(spec, acc, factor)
         return count
     if spec.unrounded:
-        outputs["out"][entry, rows, head] = scaled(acc, factor)
+        outputs["out"][entry, rows, head] = scaled(spec, acc, factor)
         return count
     # The query is read no more: its slot is the room for out.
     slot = query_slot(blocks, nth) + warpgroup
-    first_channels(shared.query.at[slot], spec.value_dim)[...] = scaled(acc, factor).astype(spec.dtype)
+    first_channels(shared.query.at[slot], spec.value_dim)[...] = scaled(spec, acc, factor).astype(spec.dtype)
     plgpu.commit_smem()
     start_store(shared.query, slot, spec.value_dim, outputs["out"], _of_rows(spec, entry, rows, head))
     return count
@@ -204,9 +204,11 @@ def finish(
     return lse, _share(spec, m, largest) * (rescale * spec.kept_scale)
 
 
-def scaled(acc: jax.Array, factor: jax.Array | None) -> jax.Array:
-    """The sums of P V times the factor of their rows."""
-    return acc if factor is None else acc * over_rows(factor, acc.shape)
+def scaled(spec: KernelSpec, acc: jax.Array, factor: jax.Array | None) -> jax.Array:
+    """The sums of P V times the factor of their rows, in which that of dropout is; if None, times that alone."""
+    if factor is None:
+        return acc * spec.kept_scale if spec.dropout else acc
+    return acc * over_rows(factor, acc.shape)
 
 
 def _share(spec: KernelSpec, m: jax.Array, largest: jax.Array) -> jax.Array:

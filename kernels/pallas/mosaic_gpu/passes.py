@@ -4,6 +4,7 @@ Everything that depends on arrays but not on pairs is computed here in JAX: the 
 the blocks that every block visits, Delta and the lse in bits.
 """
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
 from attest.kernels.exponents import LOG2E, in_units
-from attest.kernels.few_queries import Partial, finish, pack_heads
+from attest.kernels.few_queries import Partial, finish, has_few_queries, pack_heads
 from attest.kernels.implementation import (
     Backward,
     Forward,
@@ -34,7 +35,6 @@ from attest.kernels.pallas.mosaic_gpu import (
     repair_tile,
 )
 from attest.kernels.pallas.mosaic_gpu.blocks import (
-    ROWS,
     BackwardBlocks,
     BackwardSizes,
     Blocks,
@@ -70,9 +70,11 @@ _PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "
 def _forward(settings: Settings, call: Call) -> Forward:
     rows = describe_rows(call, xp=array_module(call))
     packs = settings.normalize_output and not settings.reads_row_max
-    few = _few(call, rows) if packs else None
-    blocks = settings.forward or _chosen(call, few is not None)
-    return _sums(settings, call, rows, blocks) if few is None else _of_few(settings, call, *few, blocks)
+    few = packs and has_few_queries(call)
+    blocks = settings.forward or _chosen(call, few)
+    if few:
+        return _of_few(settings, call, *pack_heads(call, rows), blocks)
+    return _sums(describe(settings, call, rows, _dims(call), blocks.own, blocks.k), call, rows, blocks)
 
 
 def _chosen(call: Call, few: bool) -> Blocks:
@@ -80,17 +82,6 @@ def _chosen(call: Call, few: bool) -> Blocks:
     queries = None if few else call.query.shape[1]
     fits = partial(suits, "forward", call, False)
     return choose(*_dims(call), work_of(call, few), queries, fits, call.query.shape[0] * call.query.shape[2])
-
-
-def _few(call: Call, rows: Rows) -> tuple[Call, Rows] | None:
-    """The call with packed heads, if the queries of each key head fit one tile.
-
-    Not with a bias: partial results have their references in bits, where the lowest biases overflow. Not with
-    ALiBi: its slopes belong to query heads.
-    """
-    group = call.query.shape[2] // call.key.shape[2]
-    few = call.query.shape[1] * group <= ROWS and call.bias is None and call.alibi_slopes is None
-    return pack_heads(call, rows) if few else None
 
 
 def _of_few(settings: Settings, call: Call, packed: Call, rows: Rows, blocks: Blocks) -> Forward:
@@ -102,36 +93,34 @@ def _of_few(settings: Settings, call: Call, packed: Call, rows: Rows, blocks: Bl
     batch, _, heads, _ = packed.query.shape
     group = call.query.shape[2] // heads
     parts = choose_parts(batch * heads, -(-call.key.shape[1] // blocks.k), blocks.programs or batch * heads)
-    hides = describe(settings, packed, rows, _dims(packed), blocks.own, blocks.k).hides
+    spec = describe(settings, packed, rows, _dims(packed), blocks.own, blocks.k)
+    spec = replace(spec, packed=group)
     query = None
-    if call.query.shape[1] == 1 and not hides:
+    if call.query.shape[1] == 1 and not spec.hides:
         query = call.query.reshape(batch * heads, -1, 1, call.query.shape[3])
         if parts == 1 and call.softmax_aux is None and not settings.unrounded:
-            found = _sums(settings, packed, rows, blocks, query=query, group=group)
+            found = _sums(spec, packed, rows, blocks, query)
             lse, row_max = (x.reshape(batch, -1, 1) for x in found[1:3])
             return Forward(found.out.reshape(*call.query.shape[:3], -1), lse, row_max)
-    sums = _sums(settings, packed, rows, blocks, parts, query, group)
+    sums = _sums(replace(spec, parts=parts, partial=True), packed, rows, blocks, query)
     total, norm, reference = (x.reshape(parts, batch, *x.shape[1:]) for x in sums[:3])
     return finish(Partial(total, norm, reference), call, settings.result_dtype(call.query.dtype))
 
 
 def _sums(
-    settings: Settings,
+    spec: KernelSpec,
     call: Call,
     rows: Rows,
     blocks: Blocks,
-    parts: int | None = None,
     query: jax.Array | None = None,
-    group: int = 1,
 ) -> Forward:
-    """The forward kernel; of parts, their sums: totals for out, norms for lse, references for row_max.
+    """The forward kernel; partial results are sums: totals for out, norms for lse, references for row_max.
 
     query: that of the call as [B * Hkv, rows, 1, D], where its memory has rows of a key head together. Out
-    has that shape, too, unless it is of parts. group: how many query heads are packed into one.
+    has that shape, too, unless it is of parts.
     """
     q_length = call.query.shape[1]
-    spec = describe(settings, call, rows, _dims(call), blocks.own, blocks.k, parts)
-    spec = replace(spec, heads_apart=query is not None, packed=group)
+    spec = replace(spec, heads_apart=query is not None)
     query = call.query if query is None else query
     ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.uses_ranges else None
     count = tiles(spec)
@@ -264,7 +253,7 @@ def _fused_cotangents(
         spec.batch * spec.key_heads * spec.k_blocks,
         blocks.warpgroups,
     )
-    d_query = (filled.pop("d_query") * spec.gradient_scale).astype(spec.result_dtype).swapaxes(1, 2)
+    d_query = (filled.pop("d_query") * spec.scale).astype(spec.result_dtype).swapaxes(1, 2)
     blind = spec.q_length - spec.k_length if spec.causal else 0
     if blind > 0:
         # No program visits a block of which no row sees a key.
@@ -341,10 +330,14 @@ def _repaired(
 
 
 def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
-    """What each row's accumulators begin at, or its lse where that is subtracted later, as references are."""
+    """What each row's accumulators begin at, or its lse where that is subtracted later, as references are.
+
+    Under dropout the lse is short of the logarithm of `kept_scale`, so that P is that of a kept pair.
+    """
     unit = -1.0 / spec.scale if spec.folds else LOG2E / spec.reference_unit
+    lse = terms.lse - math.log(spec.kept_scale) if spec.dropout else terms.lse
     return {
-        "lse": per_query(spec, in_units(terms.lse, unit), -jnp.inf if spec.folds else jnp.inf),
+        "lse": per_query(spec, in_units(lse, unit), -jnp.inf if spec.folds else jnp.inf),
         "delta": per_query(spec, terms.delta * (-1.0 / spec.kept_scale), 0.0),
     }
 

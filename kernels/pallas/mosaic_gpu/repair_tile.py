@@ -96,7 +96,7 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
         start = nothing_known(spec, blocks.partial_sums)
         known = lax.fori_loop(begin, end, partial(step, nonfinite, acc, channels), start)
         _, factor = finish(spec, arrays, head, known.level(spec), known.whole_norm())
-        return jnp.where(nonfinite, acc[...], scaled(acc[...], factor))
+        return jnp.where(nonfinite, acc[...], scaled(spec, acc[...], factor))
 
     result = first_channels(shared.result.at[0], spec.value_dim)
 
@@ -139,7 +139,7 @@ def d_query(
 
     def total(acc: Any, channels: Any) -> jax.Array:
         lax.fori_loop(0, spec.k_blocks, partial(step, acc, channels), None)
-        return acc[...] * spec.gradient_scale
+        return acc[...] * spec.scale
 
     def total_of_sums(acc: Any, channels: Any) -> jax.Array:
         blocks = (keys or 0) // ROWS
@@ -150,7 +150,7 @@ def d_query(
             lax.fori_loop(i * blocks, stop, partial(step, acc, channels), None)
             return found + acc[...]
 
-        return lax.fori_loop(0, -(-spec.k_blocks // blocks), add, acc[...]) * spec.gradient_scale
+        return lax.fori_loop(0, -(-spec.k_blocks // blocks), add, acc[...]) * spec.scale
 
     store = partial(_store, shared.result.at[0])
     if keys is None:
@@ -208,7 +208,7 @@ def d_key(
     def total(name: str, acc: Any, channels: Any) -> jax.Array:
         visits = whole_blocks * size * spec.group
         lax.fori_loop(0, visits, partial(add, name, acc, channels), None)
-        return acc[...] * (spec.gradient_scale if name == "d_key" else spec.kept_scale)
+        return acc[...] * (spec.scale if name == "d_key" else 1.0)
 
     for name, channels in (("d_key", spec.head_dim), ("d_value", spec.value_dim)):
         if name in arrays:

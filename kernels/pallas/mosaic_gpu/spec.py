@@ -193,13 +193,8 @@ class KernelSpec:
 
     @property
     def kept_scale(self) -> float:
-        """What sums of kept weights are multiplied by."""
+        """What the weights of kept pairs are multiplied by."""
         return 1.0 / (1.0 - self.dropout)
-
-    @property
-    def gradient_scale(self) -> float:
-        """What sums of dS are multiplied by, for the gradients of query and key."""
-        return self.scale * self.kept_scale
 
     @property
     def result_dtype(self) -> Any:
@@ -246,12 +241,10 @@ def describe(
     dims: tuple[int, int],
     q_block: int,
     k_block: int,
-    parts: int | None = None,
 ) -> KernelSpec:
     """The spec of a call whose rows are as `attest.kernels.visibility.describe_rows` says.
 
-    dims: head_dim and value_dim of the spec. parts: how many share the keys of a row and return their sums;
-    None: one program finishes a row.
+    dims: head_dim and value_dim of the spec. A launch whose results are partial replaces parts and partial.
     """
     placed = rows.padding is not None or call.positions.given
     ranges = call.kv_start is not None or call.kv_end is not None
@@ -286,8 +279,6 @@ def describe(
         sinks=call.softmax_aux is not None,
         q_block=q_block,
         k_block=k_block,
-        parts=parts or 1,
-        partial=parts is not None,
         unrounded=settings.unrounded,
         dropout=0.0 if call.dropout_seed is None else call.dropout_prob,
     )

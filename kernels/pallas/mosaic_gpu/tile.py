@@ -276,8 +276,8 @@ def cotangents(
 ) -> jax.Array:
     """dS from dP less delta, through the cap; if compared, 0 where P is 0, whatever dP is there (S4).
 
-    kept: under dropout, P without the pairs that are dropped. dP is then that of a kept pair, and delta is
-    apart: all three of them, and so dS, short of the factor `KernelSpec.kept_scale`.
+    Under dropout P is multiplied by `KernelSpec.kept_scale`. kept: P without the pairs that are dropped. delta:
+    divided by that factor, and not yet in dP.
     """
     ds = p * dp if kept is None or delta is None else kept * dp + p * delta
     if slope is not None:
