@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words
+from attest.kernels.pallas.mosaic_gpu.dropout import kept_pairs, load_words, of_kept_pairs
 from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, warp_specialize
 from attest.kernels.pallas.mosaic_gpu.scratch import (
     consumer_signal,
@@ -274,11 +274,10 @@ def _step(
         # A bias comes between product and exponent, so that the lse was not subtracted before.
         p, slope = weights(tile, score, load(shared.lse.at[slot], BY_COLUMN), compared=True)
         found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
-        later: tuple[jax.Array, ...] = ()
-        if pairs_kept is not None:
+        if tile.spec.dropout:
             delta = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
-            later = dropped(p, pairs_kept), delta
-        ds = cotangents(p, slope, found, True, *later)
+            found = of_kept_pairs(found, pairs_kept, delta)
+        ds = cotangents(p, slope, found, True)
         plgpu.barrier_arrive(shared.empty.at[slot])
         return ds
 

@@ -30,7 +30,7 @@ from attest.kernels.pallas.mosaic_gpu.backward_key import (
     store_sums,
 )
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words
+from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words, of_kept_pairs
 from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, warp_specialize
 from attest.kernels.pallas.mosaic_gpu.order import locate_fused_tile
 from attest.kernels.pallas.mosaic_gpu.ordered_sum import add_parts, fence, hand_over
@@ -287,10 +287,10 @@ def _step(consumer: _Consumer, count: Any) -> None:
             hiding = hidden_pairs(tile, None, compared=True)
             p = lax.cond(partial_block, lambda p: hiding.apply(p, 0.0), lambda p: p, p)
         kept, found = dropped(p, pairs_kept), plgpu.wgmma_accumulator_load(dp, wait_n=0)
-        later: tuple[jax.Array, ...] = ()
-        if pairs_kept is not None:
-            later = kept, over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
-        ds = cotangents(p, slope, found, False, *later)
+        if spec.dropout:
+            delta = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
+            found = of_kept_pairs(found, pairs_kept, delta)
+        ds = cotangents(p, slope, found, False)
         if spec.causal:
             ds = lax.cond(partial_block, lambda ds: jnp.where(p == 0.0, 0.0, ds), lambda ds: ds, ds)
         ds = without_keys_past_end(tile, ds).astype(spec.dtype)

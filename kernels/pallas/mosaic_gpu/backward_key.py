@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words
+from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words, of_kept_pairs
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
     barriers,
@@ -287,8 +287,10 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
         kept, ds = dropped(p, pairs_kept), None
         if dp is not None:
             found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
-            later = () if pairs_kept is None else (kept, over_columns(of_query(shared.delta), tile.shape))
-            ds = cotangents(p, slope, found, compared, *later)
+            if spec.dropout:
+                delta = over_columns(of_query(shared.delta), tile.shape)
+                found = of_kept_pairs(found, pairs_kept, delta)
+            ds = cotangents(p, slope, found, compared)
         if consumer.of_value is not None:
             plgpu.wgmma(consumer.of_value, kept.astype(spec.dtype), shared.d_out.at[slot])
         if ds is not None:

@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words
+from attest.kernels.pallas.mosaic_gpu.dropout import kept_pairs, load_words, of_kept_pairs
 from attest.kernels.pallas.mosaic_gpu.integers import unknown
 from attest.kernels.pallas.mosaic_gpu.launch import (
     PROGRAM,
@@ -203,10 +203,9 @@ def _step(
         p, slope = lax.optimization_barrier(weights(tile, score, None if spec.folds else lse, compared))
         found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
         plgpu.barrier_arrive(shared.value_empty.at[of_value])
-        if pairs_kept is None:
-            return cotangents(p, slope, found, compared).astype(spec.dtype)
-        kept = dropped(p, pairs_kept)
-        return cotangents(p, slope, found, compared, kept, tile.by_query(delta)).astype(spec.dtype)
+        if spec.dropout:
+            found = of_kept_pairs(found, pairs_kept, tile.by_query(delta))
+        return cotangents(p, slope, found, compared).astype(spec.dtype)
 
     acc = plgpu.ACC(tile.shape, jnp.float32)
     ds = pl.run_scoped(run, acc, acc)

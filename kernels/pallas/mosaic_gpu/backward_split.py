@@ -169,9 +169,10 @@ def _sum_keys(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> No
     """Sum and store dkey of 64 keys, and say which sums of both kinds are not finite."""
     shared, tile = consumer.shared, consumer.tile
     spec = tile.spec
+    # Before the other warpgroup may store dvalue there: no query may see these keys.
+    _load_own(tile, "value", shared.value, shared.value_full)
     for i in range(_slots(spec)):
         plgpu.barrier_arrive(shared.weights_empty.at[i])
-    _load_own(tile, "value", shared.value, shared.value_full)
 
     def run(total: Any) -> tuple[Any, jax.Array]:
         step = partial(_differentiate, replace(consumer, total=total))
@@ -247,12 +248,13 @@ def _differentiate(consumer: _Consumer, head: Any, compared: bool, i: Any, count
         slope = None if spec.cap is None else plgpu.load(shared.weights.at[room + slots], layout=TILE)
         found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
         plgpu.barrier_arrive(shared.weights_empty.at[room])
-        later: tuple[jax.Array, ...] = ()
         if spec.dropout:
-            later = jnp.maximum(p, 0.0), over_columns(load(shared.delta.at[slot], BY_COLUMN), shape)
+            found = jnp.where(p < 0.0, 0.0, found) + over_columns(
+                load(shared.delta.at[slot], BY_COLUMN), shape
+            )
             p = jnp.abs(p)
         plgpu.barrier_arrive(shared.d_out_empty.at[slot])
-        ds = cotangents(p, slope, found, compared, *later).astype(spec.dtype)
+        ds = cotangents(p, slope, found, compared).astype(spec.dtype)
         plgpu.barrier_wait(shared.query_full.at[slot])
         plgpu.wgmma(consumer.total, ds, shared.query.at[slot])
         plgpu.wgmma_wait(0)

@@ -196,6 +196,14 @@ def dropped(x: jax.Array, kept: jax.Array | None) -> jax.Array:
     return plgpu.inline_mgpu(arg_types=(TILE, layout), return_type=found)(_masked)(x, kept)
 
 
+def of_kept_pairs(dp: jax.Array, kept: jax.Array | None, delta: jax.Array) -> jax.Array:
+    """dP of a tile, 0 in the pairs that are not kept, less delta.
+
+    One sum and no second product, so that no compiler can choose which of two it rounds.
+    """
+    return dropped(dp, kept) + delta
+
+
 def _draw[T](
     thread: Instructions[T], counter: Callable[[int], tuple[T, T, T, T]], keys: list[tuple[T, T]], least: int
 ) -> T:

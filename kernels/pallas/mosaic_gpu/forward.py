@@ -205,7 +205,7 @@ def finish(
 
 
 def scaled(spec: KernelSpec, acc: jax.Array, factor: jax.Array | None) -> jax.Array:
-    """The sums of P V times the factor of their rows, in which that of dropout is; if None, times that alone."""
+    """The sums of P V times the factor of their rows; if that is None, times the factor of dropout."""
     if factor is None:
         return acc * spec.kept_scale if spec.dropout else acc
     return acc * over_rows(factor, acc.shape)

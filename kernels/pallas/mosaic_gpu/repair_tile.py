@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
-from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words
+from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words, of_kept_pairs
 from attest.kernels.pallas.mosaic_gpu.forward import finish, scaled
 from attest.kernels.pallas.mosaic_gpu.integers import unknown
 from attest.kernels.pallas.mosaic_gpu.launch import barriers, vector
@@ -230,8 +230,9 @@ def _cotangents(tile: Tile, shared: Shared, lse: jax.Array, delta: jax.Array) ->
     kept = kept_pairs(tile)
     first = delta if kept is None else None
     dp = _product(tile, shared.own_value.at[_only()], shared.visited_value.at[_only()], first)
-    later = () if kept is None else (dropped(p, kept), tile.by_query(delta))
-    return cotangents(p, slope, dp, True, *later)
+    if tile.spec.dropout:
+        dp = of_kept_pairs(dp, kept, tile.by_query(delta))
+    return cotangents(p, slope, dp, True)
 
 
 def _with_pairs(tile: Tile, shared: Shared) -> Tile:

@@ -5,6 +5,7 @@ of every eight, in two rows. The rows are queries and the columns keys; in the k
 it is the other way round, and the tile is called transposed.
 """
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -257,8 +258,8 @@ def weights_of(tile: Tile, u: jax.Array, hiding: Hiding, lse: Any) -> jax.Array:
     else:
         bits = u * spec.unit
         exponents = bits if lse is None else bits - tile.by_query(lse)
-    # No weight is above 1: see `attest.kernels.exponents`.
-    return hiding.apply(jnp.exp2(jnp.minimum(exponents, 0.0)), 0.0)
+    # No weight is above 1, nor above that factor under dropout: see `attest.kernels.exponents`.
+    return hiding.apply(jnp.exp2(jnp.minimum(exponents, math.log2(spec.kept_scale))), 0.0)
 
 
 def cap_slope(spec: KernelSpec, u: jax.Array) -> jax.Array | None:
@@ -266,20 +267,12 @@ def cap_slope(spec: KernelSpec, u: jax.Array) -> jax.Array | None:
     return None if spec.cap is None else 1.0 - u * u
 
 
-def cotangents(
-    p: jax.Array,
-    slope: jax.Array | None,
-    dp: jax.Array,
-    compared: bool,
-    kept: jax.Array | None = None,
-    delta: jax.Array | None = None,
-) -> jax.Array:
+def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: bool) -> jax.Array:
     """dS from dP less delta, through the cap; if compared, 0 where P is 0, whatever dP is there (S4).
 
-    Under dropout P is multiplied by `KernelSpec.kept_scale`. kept: P without the pairs that are dropped. delta:
-    divided by that factor, and not yet in dP.
+    Under dropout P is multiplied by `KernelSpec.kept_scale`, and delta is divided by it.
     """
-    ds = p * dp if kept is None or delta is None else kept * dp + p * delta
+    ds = p * dp
     if slope is not None:
         ds = ds * slope
     return jnp.where(p == 0.0, 0.0, ds) if compared else ds
