@@ -112,6 +112,14 @@ def test_what_restricts_no_row_is_dropped() -> None:
     assert pack_heads(several, describe_rows(several))[1].last is not None
 
 
+def test_packed_heads_draw_where_the_call_stands_in_the_whole() -> None:
+    origin = (1, 2, 3, 8)
+    call = check_call(QUERY, KEY, VALUE, dropout_prob=0.5, dropout_seed=7, origin=origin)
+    packed = pack_heads(call, describe_rows(call))[0]
+    assert packed.positions.origin is not None
+    assert tuple(packed.positions.origin) == origin
+
+
 def test_values_that_are_not_finite_stay_so_where_they_are_seen() -> None:
     call = check_call(QUERY, KEY, VALUE.at[0, 40, 0].set(jnp.inf))
     packed, rows = pack_heads(call, describe_rows(call))
