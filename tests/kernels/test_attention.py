@@ -106,11 +106,6 @@ def test_what_is_returned_is_shown():
             {"dtype": "float32"},
             "mosaic_gpu: takes bfloat16 and float16, .* float32",
         ),
-        (
-            mosaic_gpu.flash_attention,
-            {"dtype": "bfloat16", "dropout": True},
-            "mosaic_gpu: takes no dropout_prob",
-        ),
         (tpu.flash_attention, {"dtype": "float16"}, "pallas_tpu: takes float32 and bfloat16, .* float16"),
         (tpu.flash_attention, {"dtype": "float32", "positions": True}, "pallas_tpu: takes no kv_positions"),
     ],
@@ -118,8 +113,6 @@ def test_what_is_returned_is_shown():
 def test_an_implementation_refuses_what_its_capabilities_exclude(function, spoilt, words):
     query = np.zeros((1, 3, 1, spoilt.get("head_dim", 8)), np.float32).astype(spoilt.get("dtype", "float32"))
     options = {}
-    if "dropout" in spoilt:
-        options = {"dropout_prob": 0.5, "dropout_seed": 1}
     if "positions" in spoilt:
         options = {"kv_positions": np.zeros((1, 3), np.int32)}
     with pytest.raises(NotImplementedError, match=f"^{words}.* Use platform='xla'"):
