@@ -76,9 +76,14 @@ def keep_mask(
         jnp.broadcast_to((batch.astype(jnp.uint32) + of_batch).reshape(1, 1, 1), shape),
     )
     random = philox4x32(counter, (words[0], words[1]))
-    keep = jnp.stack(random, axis=-1) >= jnp.uint32(int(dropout_prob * 2**32))
+    keep = jnp.stack(random, axis=-1) >= jnp.uint32(least_kept(dropout_prob))
     keep = keep.reshape(*shape[:2], 4 * groups)
     return lax.dynamic_slice_in_dim(keep, (first & 3).astype(jnp.int32), columns, axis=2)
+
+
+def least_kept(dropout_prob: float) -> int:
+    """Return the least Philox word that keeps its pair, floor(dropout_prob * 2**32) (clause S12)."""
+    return int(dropout_prob * 2**32)
 
 
 def dropout_words(seed: jax.Array, origin: jax.Array | None) -> jax.Array:

@@ -24,7 +24,7 @@ from attest.kernels.implementation import (
     check_blocks,
     check_precision,
 )
-from attest.kernels.philox import dropout_words
+from attest.kernels.philox import dropout_words, least_kept
 from attest.kernels.ranges import key_blocks, query_blocks
 from attest.kernels.tile_order import key_heads_together, query_heads_together
 from attest.kernels.triton.backward_bias import backward_bias
@@ -298,7 +298,7 @@ def _spec(
         even_q=call.query.shape[1] % sizes.q == 0,
         even_k=k_length % sizes.k == 0,
         dropout=call.dropout_seed is not None,
-        threshold=int(call.dropout_prob * 2**32),
+        threshold=least_kept(call.dropout_prob),
         keep=1.0 / (1.0 - call.dropout_prob),
         full_loop=mask is None and bias is None,
         partial_loop=partial_loop,

@@ -80,6 +80,12 @@ def place(words: list[int], batch: int, head: int, row: int, key: int) -> Place[
     return Place(*(np.full(128, x % 2**32, np.uint32) for x in numbers))
 
 
+def kept(words: Any, probability: float, batch: int, heads: Any, rows: Any, key: int, columns: int) -> Any:
+    """The pairs of S12, bool [heads, rows, columns]."""
+    scalars = jnp.asarray(words, jnp.uint32), probability, jnp.int32(batch)
+    return keep_mask(*scalars, jnp.asarray(heads), jnp.asarray(rows), key, columns)
+
+
 ORIGINS = st.tuples(WORD, WORD, *(st.integers(0, 2**31),) * 3, st.integers(0, 2**29).map(lambda x: 4 * x))
 PLACES = st.tuples(*(st.integers(0, 100) for _ in range(4)))
 
@@ -88,15 +94,7 @@ PLACES = st.tuples(*(st.integers(0, 100) for _ in range(4)))
 def test_rows_of_queries(words: Any, at: Any, probability: float, columns: int) -> None:
     batch, head, row, key = at[0], at[1], 64 * at[2], 64 * at[3]
     drawn = draw_by_rows(Warpgroup(), place(words, batch, head, row, key), columns, int(probability * 2**32))
-    expected = keep_mask(
-        jnp.asarray(words, jnp.uint32),
-        probability,
-        jnp.int32(batch),
-        jnp.asarray([head]),
-        row + jnp.arange(64),
-        key,
-        columns,
-    )
+    expected = kept(words, probability, batch, [head], row + np.arange(64), key, columns)
     np.testing.assert_array_equal(held(drawn), expected[0])
 
 
@@ -104,31 +102,15 @@ def test_rows_of_queries(words: Any, at: Any, probability: float, columns: int) 
 def test_rows_of_keys(words: Any, at: Any, probability: float, columns: int) -> None:
     batch, head, row, key = at[0], at[1], 64 * at[2], 64 * at[3]
     drawn = draw_by_keys(Warpgroup(), place(words, batch, head, row, key), columns, int(probability * 2**32))
-    expected = keep_mask(
-        jnp.asarray(words, jnp.uint32),
-        probability,
-        jnp.int32(batch),
-        jnp.asarray([head]),
-        row + jnp.arange(columns),
-        key,
-        64,
-    )
+    expected = kept(words, probability, batch, [head], row + np.arange(columns), key, 64)
     np.testing.assert_array_equal(held(drawn), expected[0].T)
 
 
 @given(ORIGINS, PROBABILITIES, st.integers(1, 64))
 def test_rows_of_several_heads(words: Any, probability: float, queries: int) -> None:
     drawn = draw_by_rows(Warpgroup(), place(words, 1, 6, 0, 128), 64, int(probability * 2**32), queries)
-    heads = -(-64 // queries)
-    expected = keep_mask(
-        jnp.asarray(words, jnp.uint32),
-        probability,
-        jnp.int32(1),
-        6 + jnp.arange(heads),
-        jnp.arange(queries),
-        128,
-        64,
-    )
+    heads = 6 + np.arange(-(-64 // queries))
+    expected = kept(words, probability, 1, heads, np.arange(queries), 128, 64)
     np.testing.assert_array_equal(held(drawn), expected.reshape(-1, 64)[:64])
 
 

@@ -265,7 +265,7 @@ def _step(
 
     def run(s: Any, dp: Any) -> jax.Array:
         plgpu.barrier_wait(shared.full.at[slot])
-        if tile.words is None:
+        if not tile.spec.dropout:
             dp[...] = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
         plgpu.wgmma(s, shared.key.at[own], shared.query.at[slot].T)
         plgpu.wgmma(dp, shared.value.at[own], shared.d_out.at[slot].T)
@@ -277,7 +277,7 @@ def _step(
         if tile.spec.dropout:
             delta = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
             found = of_kept_pairs(found, pairs_kept, delta)
-        ds = cotangents(p, slope, found, True)
+        ds = cotangents(p, slope, found, compared=True)
         plgpu.barrier_arrive(shared.empty.at[slot])
         return ds
 

@@ -290,7 +290,7 @@ def _step(consumer: _Consumer, count: Any) -> None:
         if spec.dropout:
             delta = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
             found = of_kept_pairs(found, pairs_kept, delta)
-        ds = cotangents(p, slope, found, False)
+        ds = cotangents(p, slope, found, compared=False)
         if spec.causal:
             ds = lax.cond(partial_block, lambda ds: jnp.where(p == 0.0, 0.0, ds), lambda ds: ds, ds)
         ds = without_keys_past_end(tile, ds).astype(spec.dtype)

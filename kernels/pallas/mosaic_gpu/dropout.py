@@ -23,7 +23,7 @@ from jaxlib.mlir.dialects import arith, llvm, vector
 
 from attest.kernels.pallas.mosaic_gpu.pairs import TILE
 from attest.kernels.pallas.mosaic_gpu.tile import Tile
-from attest.kernels.philox import MULTIPLIERS, ROUNDS, WEYL
+from attest.kernels.philox import MULTIPLIERS, ROUNDS, WEYL, least_kept
 
 WORDS = 6  # of `attest.kernels.philox.dropout_words`
 WORD_COLUMNS = 64  # of a tile, whose pairs a thread keeps in one word
@@ -173,7 +173,7 @@ def kept_pairs(tile: Tile) -> jax.Array | None:
 
     def run(_: Any, *arrays: Any) -> Any:
         words = Place(*(array.registers.item() for array in arrays))
-        drawn = draw(_Registers(), words, columns, spec.dropped_below)
+        drawn = draw(_Registers(), words, columns, least_kept(spec.dropout))
         one = ir.VectorType.get((1,), ir.IntegerType.get_signless(32))
         registers = np.empty(len(drawn), object)
         registers[:] = [vector.from_elements(one, [word]) for word in drawn]

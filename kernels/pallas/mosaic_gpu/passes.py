@@ -332,7 +332,7 @@ def _repaired(
 def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
     """What each row's accumulators begin at, or its lse where that is subtracted later, as references are.
 
-    Under dropout the lse is short of the logarithm of `kept_scale`, so that P is that of a kept pair.
+    Under dropout the logarithm of `kept_scale` is subtracted from the lse, so that P is that of a kept pair.
     """
     unit = -1.0 / spec.scale if spec.folds else LOG2E / spec.reference_unit
     lse = terms.lse - math.log(spec.kept_scale) if spec.dropout else terms.lse

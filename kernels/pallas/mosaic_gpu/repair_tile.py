@@ -228,11 +228,11 @@ def _cotangents(tile: Tile, shared: Shared, lse: jax.Array, delta: jax.Array) ->
     """dS of a tile whose dO and V are those that it owns and visits."""
     p, slope = _weights(tile, shared, lse)
     kept = kept_pairs(tile)
-    first = delta if kept is None else None
+    first = None if tile.spec.dropout else delta
     dp = _product(tile, shared.own_value.at[_only()], shared.visited_value.at[_only()], first)
     if tile.spec.dropout:
         dp = of_kept_pairs(dp, kept, tile.by_query(delta))
-    return cotangents(p, slope, dp, True)
+    return cotangents(p, slope, dp, compared=True)
 
 
 def _with_pairs(tile: Tile, shared: Shared) -> Tile:

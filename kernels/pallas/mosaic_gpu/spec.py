@@ -187,11 +187,6 @@ class KernelSpec:
         return self.parts * self.batch
 
     @property
-    def dropped_below(self) -> int:
-        """The uint32 from which on a Philox word keeps its pair."""
-        return int(self.dropout * 2**32)
-
-    @property
     def kept_scale(self) -> float:
         """What the weights of kept pairs are multiplied by."""
         return 1.0 / (1.0 - self.dropout)

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 
 from attest.kernels.alibi import alibi_term
 from attest.kernels.pallas.tpu.blocks import LANES
-from attest.kernels.philox import philox4x32
+from attest.kernels.philox import least_kept, philox4x32
 
 type Refs = Mapping[str, Any]
 
@@ -117,7 +117,7 @@ def drop(tile: Tile, refs: Refs, at: Any, x: jax.Array) -> jax.Array:
     seed = (low.astype(jnp.uint32), high.astype(jnp.uint32))
     first_group = at.k * (tile.k // 4) + lax.shift_right_logical(of_key, 2)
     head, batch = at.head + of_head, at.batch + of_batch
-    threshold = jnp.uint32(int(tile.dropout_prob * 2**32))
+    threshold = jnp.uint32(least_kept(tile.dropout_prob))
     kept = refs["kept"]
     columns, _, lanes = kept.shape
     shape = (tile.k // 4, lanes)
