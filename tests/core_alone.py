@@ -2,8 +2,8 @@
 
     python -W error -m tests.core_alone
 
-compares each function with the oracle on a CPU. It needs no pytest and no extra, since these could bring along
-a package that the core lacks. The nox session `minimums` runs it.
+compares each function with the oracle on a CPU. It needs no pytest and no extra, since these could bring a
+package along that the core lacks. The nox session `minimums` runs it.
 """
 
 from collections.abc import Callable
