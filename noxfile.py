@@ -213,7 +213,7 @@ def peer_tests(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("installed", list(_INSTALLED))
 def minimums(session: nox.Session, installed: str) -> None:
-    """What users install, on the lowest versions that pyproject.toml allows: the core, the suite, and Triton."""
+    """What users install, on the lowest versions that are allowed: the core, the suite, and Triton."""
     project = nox.project.load_toml()
     extras = _INSTALLED[installed]
     needed = [
@@ -239,7 +239,7 @@ def minimums(session: nox.Session, installed: str) -> None:
 @nox.session(default=False)
 @nox.parametrize("jax", _JAX)
 def versions(session: nox.Session, jax: str) -> None:
-    """Nightly: the quick gate on a version of JAX, compared with its row in docs/reference/jax-versions.md."""
+    """Nightly: the quick gate on a version of JAX, and its row in docs/reference/jax-versions.md."""
     project = nox.project.load_toml()
     needed = [*project["project"]["dependencies"], *_extra(project, "suite")]
     # The project itself excludes the red versions.
@@ -263,7 +263,7 @@ def _extra(project: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _lowest(name: str, requirements: Sequence[str]) -> str:
-    """Return the lowest version of a package that all requirements allow: the highest of their lower bounds."""
+    """Return the lowest version of a package that all requirements allow."""
     found = [each for each in map(Requirement, requirements) if each.name == name]
     bounds = [Version(x.version) for each in found for x in each.specifier if x.operator == ">="]
     return str(max(bounds))

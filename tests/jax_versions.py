@@ -2,10 +2,10 @@
 
     python -m tests.jax_versions RECORD...
 
-compares what these records and a replay of the corpus entry that a version of JAX once broke show of the installed
-version with its record in reports/data/jax_versions.json. Where they show something else, or other cases were judged,
-that record is stale: it and the table are written anew. The exit status is 0 if nothing is red, 1 if something is, and
-3 if the record was stale. The nox session `versions` runs it.
+replays the corpus entry that a version of JAX once broke, and compares its verdict and these records of the
+installed version with its data in reports/data/jax_versions.json. That is stale if other verdicts are found,
+or other cases judged: it and the table are then written anew. The exit status is 0 if nothing is red, 1 if
+something is, and 3 if the data were stale. The nox session `versions` runs it.
 """
 
 import json
@@ -129,7 +129,7 @@ def update(found: Mapping[str, Any], data: Path, page: Path) -> int:
 
 
 def checked_out() -> str:
-    """Return the commit that is checked out, with "+dirty" if files differ from it beside the data and the page."""
+    """Return the commit that is checked out, "+dirty" if files beside the data and the page differ."""
     ours = [f":!{path.relative_to(ROOT)}" for path in (DATA, PAGE)]
     head = _git("rev-parse", "HEAD")
     return (
