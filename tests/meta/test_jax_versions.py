@@ -53,8 +53,8 @@ def test_the_page_shows_the_records_and_their_commits() -> None:
 def test_the_table_is_replaced_alone() -> None:
     page = jax_versions.PAGE.read_text()
     other = jax_versions.with_table(page, {**DATA, "0.7.2": found()})
-    row = "| 0.7.2 | 2 PASS | 2 PASS | PASS | `0123456789` | 2026-01-31 | A processor, Linux x86_64, Python 3.12.9 |"
-    assert f"{row}\n" in other
+    source = "`0123456789` | 2026-01-31 | A processor, Linux x86_64, Python 3.12.9"
+    assert f"| 0.7.2 | 2 PASS | 2 PASS | PASS | {source} |\n" in other
     assert jax_versions.with_table(other, DATA) == page
 
 
@@ -133,7 +133,5 @@ def test_the_bounds_are_what_was_tried() -> None:
         )
         assert {version for version in DATA if version not in allowed} == {"0.11.0"}
         assert min(DATA, key=lambda version: [*map(int, version.split("."))]) in allowed
-        assert not {"0.5.3", "0.6.0", "0.7.0", "0.7.1"} & {
-            *allowed.filter(["0.5.3", "0.6.0", "0.7.0", "0.7.1"])
-        }
+        assert not [*allowed.filter(["0.5.3", "0.6.0", "0.7.0", "0.7.1"])]
     assert DATA["0.11.0"]["corpus"] == "FAIL"

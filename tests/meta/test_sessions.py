@@ -1,6 +1,7 @@
 """What the nox sessions install and run, seen without installing or running it."""
 
 import importlib.util
+import re
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.meta.processes import ROOT
+from tests.meta.test_budget import TOTAL
 
 pytest.importorskip("nox")
 
@@ -81,3 +83,42 @@ def test_minimums_has_each_extra(noxfile: ModuleType) -> None:
 def test_the_tests_that_minimums_names_exist(noxfile: ModuleType) -> None:
     named = (*noxfile._TESTS_OF_THE_SUITE, *noxfile._TESTS_OF_TRITON)
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+# About what a terminal or a page of a forge shows first.
+FIRST_SCREEN = "\n".join((ROOT / "README.md").read_text().splitlines()[:45])
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize("session", ["gate", "tests"])
+def test_the_first_screen_of_readme_has_the_command_and_its_time(session: str, noxfile: ModuleType) -> None:
+    command = f"uvx nox -s {session}"
+    lines = FIRST_SCREEN.splitlines()
+    assert (
+        lines.index("pip install uv")
+        < lines.index("git clone URL attest && cd attest")
+        < lines.index(command)
+    )
+    assert re.search(rf"^\| `{command}` \| .* \| \d+ minutes \|$", FIRST_SCREEN, re.M)
+    assert callable(getattr(noxfile, session))
+
+
+@pytest.mark.found_outside
+def test_the_time_of_the_tests_is_that_of_their_budget() -> None:
+    minutes = re.search(r"^\| `uvx nox -s tests` \| .* \| (\d+) minutes \|$", FIRST_SCREEN, re.M)
+    assert minutes is not None
+    assert int(minutes[1]) == TOTAL / 2
+
+
+@pytest.mark.found_outside
+def test_a_bare_checkout_is_tested_by_the_command_of_readme() -> None:
+    *_, last = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert last == "exec python3 -m uv tool run nox -s tests"
+    # uvx is short for it.
+    assert "uvx nox -s tests" in FIRST_SCREEN.splitlines()
+
+
+@pytest.mark.found_outside
+def test_readme_installs_pytest_for_a_test_of_one_s_own() -> None:
+    install = 'pip install ".[suite]" pytest'
+    assert install in (ROOT / "README.md").read_text().splitlines()
