@@ -43,9 +43,16 @@ _INSTALLED = {"core": "", "suite": "[suite]", "triton": "[suite,triton]"}
 # The tests that need neither Triton nor the newest JAX, in a few minutes.
 _TESTS_OF_THE_SUITE = (
     "tests/adapters/test_flash_attention.py",
+    "tests/conformance/cases",
+    "tests/conformance/cli/test_outputs.py",
+    "tests/conformance/cli/test_usage.py",
     "tests/conformance/judging",
     "tests/kernels/test_xla_features.py",
-    "tests/reports",
+    "tests/reports/test_compare.py",
+    "tests/reports/test_html.py",
+    "tests/reports/test_junit.py",
+    "tests/reports/test_markdown.py",
+    "tests/reports/test_terminal.py",
 )
 # The tests of the Triton kernels, and of the adapters of the libraries in the group `adapters`.
 _TESTS_OF_TRITON = (
