@@ -92,7 +92,8 @@ def table(data: Mapping[str, Mapping[str, Any]]) -> str:
             )
             for name in SUBJECTS
         ]
-        made_on = f"{entry['processor']}, {entry['platform']}, Python {entry['python']}"
+        machine = (entry["processor"], entry["platform"], f"Python {entry['python']}")
+        made_on = ", ".join(part for part in machine if part)
         source = (f"`{entry['commit'][:10]}`", entry["date"], made_on)
         cells = [version, *(cell or "not run" for cell in shown), entry["corpus"], *source]
         lines.append(f"| {' | '.join(cells)} |\n")
