@@ -4,11 +4,14 @@ import os
 import re
 import resource
 import tomllib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import nox
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = True
@@ -30,8 +33,36 @@ _COMPILE_QUICKLY = {
 
 # What the session versions judges. On a red version of JAX the compiler is at fault, see
 # docs/reference/jax-versions.md.
-_JAX = ("0.6.0", "0.8.0", "0.10.2", "0.11.0", "0.12.0.1")
+_JAX = ("0.6.1", "0.8.0", "0.10.2", "0.11.0", "0.12.0.1")
 _RED_JAX = ("0.11.0",)
+# How `python -m tests.jax_versions` ends: see there.
+_GREEN, _RED = 0, 1
+
+# What a user installs, each on the lowest versions that pyproject.toml allows: the extras.
+_INSTALLED = {"core": "", "suite": "[suite]", "triton": "[suite,triton]"}
+# The tests that need neither Triton nor the newest JAX, in a few minutes.
+_TESTS_OF_THE_SUITE = (
+    "tests/adapters/test_flash_attention.py",
+    "tests/conformance/cases",
+    "tests/conformance/cli/test_outputs.py",
+    "tests/conformance/cli/test_usage.py",
+    "tests/conformance/judging",
+    "tests/kernels/test_xla_features.py",
+    "tests/reports/test_compare.py",
+    "tests/reports/test_html.py",
+    "tests/reports/test_junit.py",
+    "tests/reports/test_markdown.py",
+    "tests/reports/test_terminal.py",
+)
+# The tests of the Triton kernels, and of the adapters of the libraries in the group `adapters`.
+_TESTS_OF_TRITON = (
+    "tests/adapters/test_equinox.py",
+    "tests/adapters/test_flax_linen.py",
+    "tests/adapters/test_flax_nnx.py",
+    "tests/kernels/test_triton_blocks.py",
+    "tests/kernels/test_triton_launch.py",
+    "tests/kernels/test_triton_spec.py",
+)
 
 # A CPU of eight devices.
 _EIGHT_DEVICES = {
@@ -49,7 +80,7 @@ _OPERATIONS_ON_MAIN = ("operation.triton.*", "operation.pallas.*.explicit", "ope
 _RINGS_ON_MAIN = ("ring.xla", "ring.xla.inside")
 _RINGS = (*_RINGS_ON_MAIN, "operation.ring_attention")
 
-# Interpreted kernels are slow: on a busy machine a case of several blocks takes minutes.
+# Interpreted kernels are slow, and so are some versions of JAX: on a busy machine a case takes minutes.
 _PATIENTLY = ("--timeout", "900")
 
 
@@ -187,21 +218,39 @@ def peer_tests(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
-def minimums(session: nox.Session) -> None:
-    """The test suite on the lowest versions that pyproject.toml allows."""
-    groups = nox.project.dependency_groups(nox.project.load_toml(), "test", "adapters")
-    session.install("--resolution", "lowest-direct", "--editable", ".[suite,triton]", *groups)
-    session.run("pytest", "-n", "auto", *session.posargs)
+@nox.parametrize("installed", list(_INSTALLED))
+def minimums(session: nox.Session, installed: str) -> None:
+    """What users install, on the lowest versions that are allowed: the core, the suite, and Triton."""
+    project = nox.project.load_toml()
+    extras = _INSTALLED[installed]
+    needed = [
+        *project["project"]["dependencies"],
+        *_extra(project, "triton" if installed == "triton" else ""),
+    ]
+    # The lowest version by name, so that nothing else that is installed can raise it.
+    lowest = ("--resolution", "lowest-direct", f"jax=={_lowest('jax', needed)}")
+    session.install(*lowest, "--editable", f".{extras}")
+    session.env.update(_PLATFORMS)
+    session.run("python", "-W", "error", "-m", "tests.core_alone")
+    if installed == "core":
+        return
+    subject = {"suite": "xla.flash_attention", "triton": "triton.interpret"}[installed]
+    interpret = {"TRITON_INTERPRET": "1"} if installed == "triton" else {}
+    session.run("attest", "check", subject, "--shard", "1/8", *_PATIENTLY, env=interpret)
+    groups = ("test", "adapters") if installed == "triton" else ("test",)
+    session.install(*lowest, "--editable", f".{extras}", *nox.project.dependency_groups(project, *groups))
+    tests = _TESTS_OF_TRITON if installed == "triton" else _TESTS_OF_THE_SUITE
+    session.run("pytest", "-n", "auto", *tests, *session.posargs, env=_COMPILE_QUICKLY)
 
 
 @nox.session(default=False)
 @nox.parametrize("jax", _JAX)
 def versions(session: nox.Session, jax: str) -> None:
     """Nightly: the quick gate on a version of JAX, and its row in docs/reference/jax-versions.md."""
-    project = nox.project.load_toml()["project"]
-    suite = project["optional-dependencies"]["suite"]
+    project = nox.project.load_toml()
+    needed = [*project["project"]["dependencies"], *_extra(project, "suite")]
     # The project itself excludes the red versions.
-    others = [each for each in (*project["dependencies"], *suite) if not each.startswith("jax")]
+    others = [each for each in needed if Requirement(each).name not in ("jax", "jaxlib")]
     session.install(f"jax=={jax}", f"jaxlib=={jax}", *others)
     session.install("--no-deps", "--editable", ".")
     session.env.update(_PLATFORMS)
@@ -209,8 +258,23 @@ def versions(session: nox.Session, jax: str) -> None:
     for subject in ("xla.flash_attention", "xla.attention"):
         records.append(f"{session.virtualenv.location}/{subject}.json")
         # What is red is judged by the last command.
-        session.run("attest", "check", subject, "--json", records[-1], *session.posargs, success_codes=[0, 1])
-    session.run("python", "-m", "tests.jax_versions", *records, success_codes=[int(jax in _RED_JAX)])
+        options = ("--json", records[-1], *_PATIENTLY, *session.posargs)
+        session.run("attest", "check", subject, *options, success_codes=[0, 1])
+    expected = _RED if jax in _RED_JAX else _GREEN
+    session.run("python", "-m", "tests.jax_versions", *records, success_codes=[expected])
+
+
+def _extra(project: Mapping[str, Any], name: str) -> list[str]:
+    """Return the requirements of an extra that hold on this platform; "" is the core, which has no others."""
+    extra = project["project"]["optional-dependencies"].get(name, [])
+    return [each for each in extra if (marker := Requirement(each).marker) is None or marker.evaluate()]
+
+
+def _lowest(name: str, requirements: Sequence[str]) -> str:
+    """Return the lowest version of a package that all requirements allow."""
+    found = [each for each in map(Requirement, requirements) if each.name == name]
+    bounds = [Version(x.version) for each in found for x in each.specifier if x.operator == ">="]
+    return str(max(bounds))
 
 
 @contextmanager

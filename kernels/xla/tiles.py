@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
-from jax.export import is_symbolic_dim
 
 from attest.kernels.alibi import alibi_term
 from attest.kernels.arguments import Call
 from attest.kernels.philox import dropout_words, keep_mask
+from attest.kernels.symbolic import is_symbolic_size
 from attest.kernels.visibility import describe_rows, key_block_range, visible_tile
 
 
@@ -159,8 +159,8 @@ def cut(call: Call, q: int, k: int) -> Grid:
         k_length=k_length,
         k_heads=k_heads,
         group=q_heads // k_heads,
-        q=q if is_symbolic_dim(q_length) else max(1, min(q, q_length)),
-        k=k if is_symbolic_dim(k_length) else max(1, min(k, k_length)),
+        q=q if is_symbolic_size(q_length) else max(1, min(q, q_length)),
+        k=k if is_symbolic_size(k_length) else max(1, min(k, k_length)),
     )
 
 
@@ -363,7 +363,7 @@ def _(_size: int, _in_batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
 def _chunks(length: int, size: int) -> int:
     """How many chunks hold a length; a symbolic one is at least 1."""
     count = -(-length // size)
-    return count if is_symbolic_dim(length) else max(1, count)
+    return count if is_symbolic_size(length) else max(1, count)
 
 
 def _pad(x: jax.Array, axis: int, length: int, fill: Any) -> jax.Array:

@@ -102,7 +102,7 @@ def test_gpus_of_nvidia_need_no_jax_triton():
         (TPU, (0, 11, 2), "pallas_tpu"),
         (TPU, (0, 11, 3), "xla"),
         (TPU, (0, 10, 2), "xla"),
-        (CPU, (0, 6, 0), "xla"),
+        (CPU, (0, 6, 1), "xla"),
         (CPU, (0, 12, 9), "xla"),
     ],
 )
@@ -132,15 +132,20 @@ def test_one_that_was_not_judged_on_this_version_of_jax_is_not_chosen(device, ve
             CPU,
             "xla",
             (0, 11, 0),
-            r"'xla' needs jax >=0\.6,!=0\.11\.0,<0\.13, and jax is 0\.11\.0\. No other one can",
+            r"'xla' needs jax >=0\.6\.1,.*!=0\.11\.0,<0\.13, and jax is 0\.11\.0\. No other one can",
         ),
         (
             CPU,
             None,
             (0, 11, 0),
-            r"'xla' needs jax >=0\.6,!=0\.11\.0,<0\.13, and jax is 0\.11\.0\. Install such",
+            r"'xla' needs jax >=0\.6\.1,.*!=0\.11\.0,<0\.13, and jax is 0\.11\.0\. Install such",
         ),
-        (HOPPER, None, (0, 5, 3), r"'xla' needs jax >=0\.6,.* and jax is 0\.5\.3\. Install such a version"),
+        (
+            HOPPER,
+            None,
+            (0, 5, 3),
+            r"'xla' needs jax >=0\.6\.1,.* and jax is 0\.5\.3\. Install such a version",
+        ),
     ],
     ids=str,
 )

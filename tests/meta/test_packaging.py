@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import annotated
+from tests.core_alone import CALLS, load
+from tests.meta.processes import ROOT, python
+
 PACKAGES = ("conformance", "kernels", "reference", "reports")
 # What no wheel holds: records and reports of benchmarks, tests and pages.
 LEFT_OUT = ("data", "baselines", "benchmarks", "tests", "docs")
@@ -112,3 +115,62 @@ def test_it_stands_beside_hugging_face_s_kernels(wheel: Path, first: str, tmp_pa
     )
     assert module == "attest.kernels.attention"
     assert "attest" not in Path(theirs).read_text()
+
+
+# What jax 0.6.1 lacks where absl is not installed, and a finder that knows what the core installs alone.
+CORE_ALONE = """
+import re, sys
+from importlib.metadata import distribution, packages_distributions
+from importlib.metadata import PackageNotFoundError
+from packaging.requirements import Requirement
+
+installed, waiting = set(), ["attest-attention"]
+while waiting:
+    name = re.sub("[-_.]+", "-", waiting.pop()).lower()
+    if name in installed:
+        continue
+    try:
+        needed = [*map(Requirement, distribution(name).requires or [])]
+    except PackageNotFoundError:
+        continue  # For another platform.
+    installed.add(name)
+    waiting += [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+normal = lambda name: re.sub("[-_.]+", "-", name).lower()
+others = {
+    package
+    for package, names in packages_distributions().items()
+    if not installed & set(map(normal, names)) and package not in ("attest", "tests")
+}
+
+class OnlyTheCore:
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in others:
+            raise ModuleNotFoundError(f"No module named {name!r}: the core does not install it", name=name)
+
+for name in [name for name in sys.modules if name.partition(".")[0] in others]:
+    del sys.modules[name]
+sys.meta_path.insert(0, OnlyTheCore())
+import jax
+sys.modules["jax.export"] = None
+
+from tests.core_alone import main
+main()
+"""
+
+
+@pytest.mark.found_outside
+def test_the_core_alone_is_enough_to_call_every_public_function() -> None:
+    done = python(ROOT, "-W", "error", "-c", CORE_ALONE, JAX_PLATFORMS="cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": as the oracle\n") == len(CALLS)
+
+
+def test_each_public_function_of_the_kernels_is_called_with_the_core_alone() -> None:
+    called = {(each.__module__, getattr(each, "__name__", "")) for each in map(load, CALLS)}
+    public = {
+        (module, name)
+        for module, names in annotated.PUBLIC.items()
+        for name in names
+        if module.startswith("attest.kernels") and name.islower()
+    }
+    assert public - called == set()

@@ -1,0 +1,124 @@
+"""What the nox sessions install and run, seen without installing or running it."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.meta.processes import ROOT
+from tests.meta.test_budget import TOTAL
+
+pytest.importorskip("nox")
+
+# What users install of ours, by the name that the session gives it.
+ENVIRONMENTS = ("core", "suite", "triton")
+
+
+class Session:
+    """A session of nox that notes what it is asked to install and to run."""
+
+    def __init__(self) -> None:
+        self.installed: list[tuple[str, ...]] = []
+        self.commands: list[tuple[str, ...]] = []
+        self.env: dict[str, str] = {}
+        self.posargs: list[str] = []
+        self.virtualenv = SimpleNamespace(location="venv")
+
+    def install(self, *arguments: str) -> None:
+        self.installed.append(arguments)
+
+    def run(self, *arguments: str, **options: Any) -> None:
+        self.commands.append(arguments)
+
+
+@pytest.fixture(scope="module")
+def noxfile() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def noted(run: Callable[..., None], *arguments: str) -> Session:
+    session = Session()
+    run(session, *arguments)
+    return session
+
+
+@pytest.mark.found_outside
+def test_versions_installs_each_requirement_but_jax(noxfile: ModuleType) -> None:
+    session = noted(noxfile.versions.func, "0.8.0")
+    installed = {Requirement(each).name: str(Requirement(each).specifier) for each in session.installed[0]}
+    project = noxfile.nox.project.load_toml(ROOT / "pyproject.toml")["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["suite"]]
+    assert {*installed} == {Requirement(each).name for each in needed}
+    assert (installed["jax"], installed["jaxlib"]) == ("==0.8.0", "==0.8.0")
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize("installed", ENVIRONMENTS)
+def test_minimums_installs_what_users_do_with_the_lowest_jax(installed: str, noxfile: ModuleType) -> None:
+    session = noted(noxfile.minimums.func, installed)
+    extras = {"core": ".", "suite": ".[suite]", "triton": ".[suite,triton]"}[installed]
+    lowest = "jax==0.11.2" if installed == "triton" else "jax==0.6.1"
+    for arguments in session.installed:
+        assert {"--resolution", "lowest-direct", lowest, "--editable", extras} <= {*arguments}
+    # Before anything is installed that users do not have.
+    assert session.commands[0][-1] == "tests.core_alone"
+    assert set(session.installed[0]) == {"--resolution", "lowest-direct", lowest, "--editable", extras}
+    assert (len(session.installed) == 1) == (installed == "core")
+
+
+def test_minimums_has_each_extra(noxfile: ModuleType) -> None:
+    extras = noxfile.nox.project.load_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]
+    assert set(ENVIRONMENTS) == {"core", *extras} == set(noxfile._INSTALLED)
+
+
+def test_the_tests_that_minimums_names_exist(noxfile: ModuleType) -> None:
+    named = (*noxfile._TESTS_OF_THE_SUITE, *noxfile._TESTS_OF_TRITON)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+# About what a terminal or a page of a forge shows first.
+FIRST_SCREEN = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
+
+
+def minutes(session: str) -> int:
+    """What the README says that a session takes on two cores, beside its command."""
+    found = re.search(rf"^uvx nox -s {session} +# .*: (\d+) minutes on two cores$", FIRST_SCREEN, re.M)
+    assert found is not None, session
+    return int(found[1])
+
+
+@pytest.mark.found_outside
+def test_the_first_screen_of_readme_has_two_commands_with_their_times(noxfile: ModuleType) -> None:
+    steps = [
+        "pip install uv ",
+        "git clone URL attest && cd attest\n",
+        "uvx nox -s gate ",
+        "uvx nox -s tests ",
+    ]
+    places = [FIRST_SCREEN.find(f"\n{step}") for step in steps]
+    assert -1 < places[0] < places[1] < places[2] < places[3]
+    assert minutes("gate") < minutes("tests") == TOTAL / 2
+    assert callable(noxfile.gate)
+    assert callable(noxfile.tests)
+
+
+@pytest.mark.found_outside
+def test_a_bare_checkout_is_tested_by_the_command_of_readme() -> None:
+    *_, last = (ROOT / ".ci" / "run").read_text().splitlines()
+    # uvx is short for uv tool run.
+    assert last.replace("python3 -m uv tool run", "uvx") == "exec uvx nox -s tests"
+    assert "\nuvx nox -s tests " in FIRST_SCREEN
+
+
+@pytest.mark.found_outside
+def test_readme_installs_pytest_for_a_test_of_one_s_own() -> None:
+    assert '`pip install ".[suite]" pytest`' in FIRST_SCREEN
