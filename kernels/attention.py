@@ -12,6 +12,7 @@ from attest.kernels.annotations import (
     Bias,
     CumSeqlens,
     DropoutSeed,
+    DropoutShared,
     Flag,
     Key,
     KVPositions,
@@ -73,6 +74,7 @@ def flash_attention(
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
     alibi_slopes: AlibiSlopes | None = None,
+    dropout_shared: DropoutShared | None = None,
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
@@ -128,6 +130,10 @@ def flash_attention(
         alibi_slopes: float32 [Hq], or [B or 1, Hq] with all batch dimensions: slope * |position of the row -
             position of the key| is subtracted where the bias is added (S25). A constant: its derivative is
             refused.
+        dropout_shared: "b", "h" or "bh": one mask of dropout serves all batch entries, all heads, or both, as
+            with Flax's `broadcast_dropout`; by default each has its own. The coordinates that are shared
+            count as 0, and so does origin on them (S29). An axis of `jax.vmap` is no batch entry: each of its
+            calls begins at 0.
         mask_info: an `attest.kernels.operations.MaskInfo`, whose conditions count beside all others. With
             several batch dimensions its arrays have one, of all entries.
         platform: "mosaic_gpu", "triton", "pallas_tpu" or "xla"; by default the fastest that supports the
@@ -138,7 +144,7 @@ def flash_attention(
     A row that sees no key has out 0, gradients 0 and lse -inf, or the logsumexp of its sinks; padding has
     -inf with sinks, too (S9 to S11). Hidden keys contribute nothing, whatever is stored in them (S4).
     Batch and heads may be sharded over a mesh: no array is gathered. On an explicit mesh a sequence may not.
-    Numerics are those of the implementation that runs. The clauses S1 to S28 are in
+    Numerics are those of the implementation that runs. The clauses S1 to S29 are in
     docs/reference/semantics.md.
 
     Differentiable once in reverse mode, in query, key, value, bias and softmax_aux. A policy of
@@ -185,6 +191,7 @@ def flash_attention_with_lse(
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
     alibi_slopes: AlibiSlopes | None = None,
+    dropout_shared: DropoutShared | None = None,
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,

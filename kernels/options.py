@@ -13,6 +13,8 @@ import numpy as np
 from jax.core import Tracer
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
+# The values of `dropout_shared`, and what a call then holds: the coordinates that are 0 (S29).
+SHARED_DROPOUT = {None: "", "b": "b", "h": "h", "bh": "bh"}
 _LARGEST = float(np.finfo(np.float32).max)
 # A cap is divided by, multiplied with and turned into bits: beyond these its float32 arithmetic overflows.
 CAP_RANGE = (2.0**-100, 2.0**100)
@@ -85,6 +87,15 @@ def check_dropout_prob(dropout_prob: Any) -> float:
             "dropout_prob", probability, "0 <= dropout_prob < 1", "Give the probability of dropping a pair."
         )
     return probability
+
+
+def check_dropout_shared(shared: Any) -> str:
+    """Return the coordinates of dropout that are 0: "", "b", "h" or "bh" (S29)."""
+    refuse_tracer("dropout_shared", shared)
+    if not (shared is None or isinstance(shared, str)) or shared not in SHARED_DROPOUT:
+        advice = "Name what shares one mask: the batch entries, the heads, or both."
+        refuse("dropout_shared", shown(shared), "'b', 'h', 'bh' or None", advice)
+    return SHARED_DROPOUT[shared]
 
 
 def check_size(name: str, value: Any) -> int:

@@ -161,7 +161,9 @@ class TestSharing:
         assert len(np.unique(masks.reshape(12, -1), axis=0)) == own[0] * own[1]
 
     @pytest.mark.found_outside
-    @pytest.mark.parametrize(("shared", "place"), [("b", (0, 6, 7, 8)), ("h", (5, 0, 7, 8)), ("bh", (0, 0, 7, 8))])
+    @pytest.mark.parametrize(
+        ("shared", "place"), [("b", (0, 6, 7, 8)), ("h", (5, 0, 7, 8)), ("bh", (0, 0, 7, 8))]
+    )
     def test_the_origin_of_what_is_shared_is_zero(self, shared: str, place: tuple[int, ...]) -> None:
         rows, shape = np.arange(6), (1, 1, 6, 21)
         got = keep_mask(STANDARD, 3, 0.5, 0, 0, rows, shape, (5, 6, 7, 8), shared)
