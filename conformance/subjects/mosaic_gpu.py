@@ -33,7 +33,8 @@ _SMALL = {
 # Queries in a step of the fused backward kernel, by what both head dims are padded to; it has no others.
 _FUSED_STEPS = {(64, 64): 128, (128, 128): 64}
 _FUSED_FEATURES = frozenset(
-    {"scale", "soft_cap", "causal", "sinks", "unnormalized", "gqa", "value_dim", "dropout", "origin"}
+    {"scale", "soft_cap", "causal", "sinks", "unnormalized", "gqa", "value_dim"}
+    | {"dropout", "origin", "shared_dropout"}
 )
 
 # Up to this head dim shared memory has room for a mask and a bias beside the tiles of two consumers.
