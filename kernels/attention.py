@@ -38,7 +38,7 @@ from attest.kernels.implementation import Implementation, Passes, Settings
 from attest.kernels.lowering import refused_elsewhere
 from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
-from attest.kernels.options import check_dtype, check_flag
+from attest.kernels.options import check_dtype, check_flag, without_names_of_flax
 from attest.kernels.shared import attend
 from attest.kernels.symbolic import check_symbolic
 
@@ -78,6 +78,8 @@ def flash_attention(
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
+    mask: None = None,
+    dropout_rng: None = None,
 ) -> Out:
     """Compute attention in memory linear in the length: out [B, Sq, Hq, Dv], in the dtype of query.
 
@@ -140,6 +142,10 @@ def flash_attention(
             call on the device of the arrays, or on JAX's default device where they are traced. Compiling
             the program for another device is then refused if the fastest one is another there. An
             `attest.kernels.implementation.Implementation` of your own runs on any device.
+        mask: refused; attention_mask is the name here. A layer of Flax's linen gives these two names to its
+            `attention_fn`, and drops in silence what the function has no parameter for. Give it
+            `attest.kernels.adapters.flax_linen.dot_product_attention`, which has all of them.
+        dropout_rng: refused; dropout_seed is the name here.
 
     A row that sees no key has out 0, gradients 0 and lse -inf, or the logsumexp of its sinks; padding has
     -inf with sinks, too (S9 to S11). Hidden keys contribute nothing, whatever is stored in them (S4).
@@ -195,6 +201,8 @@ def flash_attention_with_lse(
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
+    mask: None = None,
+    dropout_rng: None = None,
 ) -> tuple[Out, Lse]:
     """Compute attention and its logsumexp: out as `flash_attention` does, lse [B, Hq, Sq] float32.
 
@@ -211,7 +219,7 @@ def computed(function: str, arguments: Mapping[str, Any]) -> tuple[jax.Array, ja
 
     Raises: as `flash_attention`.
     """
-    rest = dict(arguments)
+    rest = without_names_of_flax(arguments)
     platform, mask_info = rest.pop("platform"), rest.pop("mask_info")
     arguments, leading = merged(rest)
     arguments = with_mask_info(arguments, mask_info)

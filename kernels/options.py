@@ -6,6 +6,7 @@ about it (clause S20).
 
 import math
 import operator
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
@@ -18,6 +19,9 @@ SHARED_DROPOUT = {None: "", "b": "b", "h": "h", "bh": "bh"}
 _LARGEST = float(np.finfo(np.float32).max)
 # A cap is divided by, multiplied with and turned into bits: beyond these its float32 arithmetic overflows.
 CAP_RANGE = (2.0**-100, 2.0**100)
+# What Flax's linen layers call a mask and the key of dropout. They drop what a function has no parameter for
+# without a word: a function without these would attend to all keys and drop no weights.
+NAMES_OF_FLAX = ("mask", "dropout_rng")
 # Of a malformed argument no more than this is shown.
 _SHOWN = 200
 
@@ -36,6 +40,19 @@ def shown(value: Any) -> str:
         return repr(value)
     except Exception:
         return f"a {type(value).__name__} that cannot be printed"
+
+
+def without_names_of_flax(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call without those of `NAMES_OF_FLAX`, and refuse these if they are given."""
+    for name in NAMES_OF_FLAX:
+        if arguments.get(name) is not None:
+            own = "attention_mask" if name == "mask" else "dropout_seed"
+            advice = (
+                f"Here it is {own}. Is this function the attention_fn of a layer of Flax? Give the layer "
+                "attest.kernels.adapters.flax_linen.dot_product_attention, which has all parameters."
+            )
+            refuse(name, f"a {type(arguments[name]).__name__}", "None", advice)
+    return {name: x for name, x in arguments.items() if name not in NAMES_OF_FLAX}
 
 
 def check_flag(name: str, value: Any) -> bool:
