@@ -40,8 +40,8 @@ def dot_product_attention(
         value: [batch..., Sk, Hkv, Dv].
         bias: float, added to the logits; broadcastable to [batch..., H, Sq, Sk].
         mask: bool, integer, or float of 0 and 1; broadcastable to the same shape. 0 hides.
-        broadcast_dropout: whether one mask of dropout serves all batch entries and heads (S29), or each has its
-            own (S12).
+        broadcast_dropout: whether all batch entries and heads share one mask of dropout (S29), or each has
+            its own (S12).
         dropout_rng: a JAX random key, old or new style. The same key drops the same weights, but others than
             in Flax.
         dropout_rate: the share of the weights that is dropped.
