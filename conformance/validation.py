@@ -278,5 +278,6 @@ def _features(given: Mapping[str, Any]) -> frozenset[str]:
         "chunks": "chunk_size" in given,
         "ranges": "kv_start" in given or "kv_end" in given,
         "alibi": "alibi_slopes" in given,
+        "shared_dropout": "dropout_shared" in given,
     }
     return frozenset(name for name, on in switches.items() if on)

@@ -10,7 +10,7 @@ bfloat16 and float16; options are static. The functions check that themselves, w
 """
 
 from collections.abc import Sequence
-from typing import SupportsFloat, SupportsIndex
+from typing import Literal, SupportsFloat, SupportsIndex
 
 import jax
 import numpy as np
@@ -98,6 +98,9 @@ type AlibiSlopes = Float32[_Given, "Hq"] | Float32[_Given, "*#batch Hq"]
 
 type DropoutSeed = int | np.integer | Integer[_Given, ""] | UInt32[_Given, "2"] | TypedKey[jax.Array, ""]
 """A concrete integer in [0, 2**64), its low and high words, or a key of `jax.random.key` (S12, S27)."""
+
+type DropoutShared = Literal["b", "h", "bh"]
+"""What one mask of dropout serves: all batch entries, all heads, or both; static (S29)."""
 
 type RandomKey = TypedKey[jax.Array, ""] | UInt32[_Given, "words"]
 """A key of `jax.random.key` or of `jax.random.PRNGKey`."""

@@ -21,6 +21,7 @@ from attest.kernels.arrays import check_float, check_is_array, check_pairs, know
 from attest.kernels.key_ranges import check_chunk_size, check_ranges, hide_rows
 from attest.kernels.options import (
     check_dropout_prob,
+    check_dropout_shared,
     check_flag,
     check_integer,
     check_number,
@@ -68,6 +69,7 @@ class Call:
     causal: bool = field(metadata=_STATIC)
     sliding_window: Window = field(metadata=_STATIC)
     chunk_size: int | None = field(metadata=_STATIC)
+    dropout_shared: str = field(metadata=_STATIC)  # "", "b", "h" or "bh": coordinates of dropout that are 0
 
 
 def check_call(
@@ -81,6 +83,7 @@ def check_call(
     dropout_prob: Any = 0.0,
     causal: Any = False,
     dropout_seed: Any = None,
+    dropout_shared: Any = None,
     cum_seqlens_q: Any = None,
     cum_seqlens_k: Any = None,
     sliding_window: Any = None,
@@ -97,7 +100,7 @@ def check_call(
     kv_end: Any = None,
     alibi_slopes: Any = None,
 ) -> Call:
-    """Return the arguments that all kernels share, checked and in canonical form (S1 to S28).
+    """Return the arguments that all kernels share, checked and in canonical form (S1 to S29).
 
     Shapes are those of `Call`. Further forms accepted: an integer `attention_mask` (non-zero may attend); a
     mask or bias of 2 or 3 axes, which lacks the first ones; `alibi_slopes` [Hq]; a mask that hides whole
@@ -117,7 +120,7 @@ def check_call(
     )
     segments = check_segments(q_segment_ids, kv_segment_ids, batch, q_length, k_length)
     lengths = check_lengths(cum_seqlens_q, cum_seqlens_k, batch, q_length, k_length)
-    probability = check_dropout_prob(dropout_prob)
+    probability, shared = check_dropout_prob(dropout_prob), check_dropout_shared(dropout_shared)
     start, end = check_ranges(kv_start, kv_end, batch, q_length, k_length)
     whole = (batch, q_heads, q_length, k_length)
     mask = check_mask(attention_mask, whole)
@@ -154,6 +157,7 @@ def check_call(
         causal=check_flag("causal", causal),
         sliding_window=check_window(sliding_window),
         chunk_size=check_chunk_size(chunk_size),
+        dropout_shared=shared if probability > 0.0 else "",
     )
 
 

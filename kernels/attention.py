@@ -12,6 +12,7 @@ from attest.kernels.annotations import (
     Bias,
     CumSeqlens,
     DropoutSeed,
+    DropoutShared,
     Flag,
     Key,
     KVPositions,
@@ -37,7 +38,7 @@ from attest.kernels.implementation import Implementation, Passes, Settings
 from attest.kernels.lowering import refused_elsewhere
 from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
-from attest.kernels.options import check_dtype, check_flag
+from attest.kernels.options import check_dtype, check_flag, without_names_of_flax
 from attest.kernels.shared import attend
 from attest.kernels.symbolic import check_symbolic
 
@@ -73,9 +74,12 @@ def flash_attention(
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
     alibi_slopes: AlibiSlopes | None = None,
+    dropout_shared: DropoutShared | None = None,
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
+    mask: None = None,
+    dropout_rng: None = None,
 ) -> Out:
     """Compute attention in memory linear in the length: out [B, Sq, Hq, Dv], in the dtype of query.
 
@@ -128,17 +132,25 @@ def flash_attention(
         alibi_slopes: float32 [Hq], or [B or 1, Hq] with all batch dimensions: slope * |position of the row -
             position of the key| is subtracted where the bias is added (S25). A constant: its derivative is
             refused.
+        dropout_shared: "b", "h" or "bh": one mask of dropout serves all batch entries, all heads, or both, as
+            with Flax's `broadcast_dropout`; by default each has its own. The coordinates that are shared
+            count as 0, and so does origin on them (S29). An axis of `jax.vmap` is no batch entry: each of its
+            calls begins at 0.
         mask_info: an `attest.kernels.operations.MaskInfo`, whose conditions count beside all others. With
             several batch dimensions its arrays have one, of all entries.
         platform: "mosaic_gpu", "triton", "pallas_tpu" or "xla"; by default the fastest that supports the
             call on the device of the arrays, or on JAX's default device where they are traced. Compiling
             the program for another device is then refused if the fastest one is another there. An
             `attest.kernels.implementation.Implementation` of your own runs on any device.
+        mask: refused; attention_mask is the name here. A layer of Flax's linen gives these two names to its
+            `attention_fn`, and drops in silence what the function has no parameter for. Give it
+            `attest.kernels.adapters.flax_linen.dot_product_attention`, which has all of them.
+        dropout_rng: refused; dropout_seed is the name here.
 
     A row that sees no key has out 0, gradients 0 and lse -inf, or the logsumexp of its sinks; padding has
     -inf with sinks, too (S9 to S11). Hidden keys contribute nothing, whatever is stored in them (S4).
     Batch and heads may be sharded over a mesh: no array is gathered. On an explicit mesh a sequence may not.
-    Numerics are those of the implementation that runs. The clauses S1 to S28 are in
+    Numerics are those of the implementation that runs. The clauses S1 to S29 are in
     docs/reference/semantics.md.
 
     Differentiable once in reverse mode, in query, key, value, bias and softmax_aux. A policy of
@@ -185,9 +197,12 @@ def flash_attention_with_lse(
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
     alibi_slopes: AlibiSlopes | None = None,
+    dropout_shared: DropoutShared | None = None,
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
+    mask: None = None,
+    dropout_rng: None = None,
 ) -> tuple[Out, Lse]:
     """Compute attention and its logsumexp: out as `flash_attention` does, lse [B, Hq, Sq] float32.
 
@@ -204,7 +219,7 @@ def computed(function: str, arguments: Mapping[str, Any]) -> tuple[jax.Array, ja
 
     Raises: as `flash_attention`.
     """
-    rest = dict(arguments)
+    rest = without_names_of_flax(arguments)
     platform, mask_info = rest.pop("platform"), rest.pop("mask_info")
     arguments, leading = merged(rest)
     arguments = with_mask_info(arguments, mask_info)

@@ -6,6 +6,7 @@ about it (clause S20).
 
 import math
 import operator
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
@@ -13,9 +14,14 @@ import numpy as np
 from jax.core import Tracer
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
+# The values of `dropout_shared`, and what a call then holds: the coordinates that are 0 (S29).
+SHARED_DROPOUT = {None: "", "b": "b", "h": "h", "bh": "bh"}
 _LARGEST = float(np.finfo(np.float32).max)
 # A cap is divided by, multiplied with and turned into bits: beyond these its float32 arithmetic overflows.
 CAP_RANGE = (2.0**-100, 2.0**100)
+# What Flax's linen layers call a mask and the key of dropout. They drop what a function has no parameter for
+# without a word: a function without these would attend to all keys and drop no weights.
+NAMES_OF_FLAX = ("mask", "dropout_rng")
 # Of a malformed argument no more than this is shown.
 _SHOWN = 200
 
@@ -34,6 +40,19 @@ def shown(value: Any) -> str:
         return repr(value)
     except Exception:
         return f"a {type(value).__name__} that cannot be printed"
+
+
+def without_names_of_flax(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call without those of `NAMES_OF_FLAX`, and refuse these if they are given."""
+    for name in NAMES_OF_FLAX:
+        if arguments.get(name) is not None:
+            own = "attention_mask" if name == "mask" else "dropout_seed"
+            advice = (
+                f"Here it is {own}. Is this function the attention_fn of a layer of Flax? Give the layer "
+                "attest.kernels.adapters.flax_linen.dot_product_attention, which has all parameters."
+            )
+            refuse(name, f"a {type(arguments[name]).__name__}", "None", advice)
+    return {name: x for name, x in arguments.items() if name not in NAMES_OF_FLAX}
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -85,6 +104,15 @@ def check_dropout_prob(dropout_prob: Any) -> float:
             "dropout_prob", probability, "0 <= dropout_prob < 1", "Give the probability of dropping a pair."
         )
     return probability
+
+
+def check_dropout_shared(shared: Any) -> str:
+    """Return the coordinates of dropout that are 0: "", "b", "h" or "bh" (S29)."""
+    refuse_tracer("dropout_shared", shared)
+    if not (shared is None or isinstance(shared, str)) or shared not in SHARED_DROPOUT:
+        advice = "Name what shares one mask: the batch entries, the heads, or both."
+        refuse("dropout_shared", shown(shared), "'b', 'h', 'bh' or None", advice)
+    return SHARED_DROPOUT[shared]
 
 
 def check_size(name: str, value: Any) -> int:

@@ -4,11 +4,15 @@ Clause S12: keep(b, h, i, j) = philox4x32-10(counter = (j >> 2, i, h, b), key = 
 >= floor(dropout_prob * 2**32). No state, no offset into a flattened array, nothing that a tiling, a backend
 or a device count could change: any kernel that follows this page drops the same pairs.
 
+Clause S29: what shares one mask, the batch entries or the heads, has the coordinate 0 in the whole.
+`dropout_words` leaves out the origin on it, and a kernel the coordinate within the call.
+
 Paper: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from attest.kernels.varying import vary_together
@@ -47,6 +51,7 @@ def keep_mask(
     rows: jax.Array,
     first_column: jax.Array | int,
     columns: int,
+    shared: str,
 ) -> jax.Array:
     """The keep mask of one tile, whatever tile it is (clauses S12, S18).
 
@@ -58,10 +63,16 @@ def keep_mask(
         rows: [rows] integer, query coordinates.
         first_column: scalar integer, the key coordinate of the tile's first column; any alignment.
         columns: static number of key columns of the tile.
+        shared: the coordinates that are 0, as `Call.dropout_shared` has them.
 
     Returns: [heads, rows, columns] bool, True where the pair is kept.
     """
     of_batch, of_head, of_row, of_key = words[2], words[3], words[4], words[5]
+    count = heads.shape[0]
+    if "b" in shared:
+        batch = jnp.zeros_like(batch)
+    if "h" in shared:
+        heads = jnp.zeros_like(heads[:1])
     first = jnp.asarray(first_column).astype(jnp.uint32) + of_key
     # One Philox call serves four columns; a tile that starts inside a group needs one more group at its end.
     groups = (columns + 6) // 4
@@ -78,7 +89,8 @@ def keep_mask(
     random = philox4x32(counter, (words[0], words[1]))
     keep = jnp.stack(random, axis=-1) >= jnp.uint32(least_kept(dropout_prob))
     keep = keep.reshape(*shape[:2], 4 * groups)
-    return lax.dynamic_slice_in_dim(keep, (first & 3).astype(jnp.int32), columns, axis=2)
+    keep = lax.dynamic_slice_in_dim(keep, (first & 3).astype(jnp.int32), columns, axis=2)
+    return jnp.broadcast_to(keep, (count, *keep.shape[1:]))
 
 
 def least_kept(dropout_prob: float) -> int:
@@ -86,10 +98,14 @@ def least_kept(dropout_prob: float) -> int:
     return int(dropout_prob * 2**32)
 
 
-def dropout_words(seed: jax.Array, origin: jax.Array | None) -> jax.Array:
-    """Return [6] uint32: the words of the seed, then the batch entry, head, row and key of `origin` (S23)."""
+def dropout_words(seed: jax.Array, origin: jax.Array | None, shared: str) -> jax.Array:
+    """Return [6] uint32: the words of the seed, then the batch entry, head, row and key of `origin` (S23).
+
+    shared: as `Call.dropout_shared`; the batch entry and the head are 0 if they are in it (S29).
+    """
     begin = jnp.zeros(4, jnp.uint32) if origin is None else origin.astype(jnp.uint32)
-    return jnp.concatenate((seed, begin))
+    own = np.array(["b" not in shared, "h" not in shared, True, True], np.uint32)
+    return jnp.concatenate((seed, begin if own.all() else begin * own))
 
 
 def _multiply(word: jax.Array, constant: int) -> tuple[jax.Array, jax.Array]:

@@ -1,7 +1,11 @@
-"""The dropout mask of the oracle: Philox4x32-10 in array coordinates (S12).
+"""The dropout mask of the oracle: Philox4x32-10 in array coordinates (S12), some of them shared (S29).
 
 Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
+
+from collections.abc import Mapping
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +17,25 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW_WORD = np.uint64(0xFFFFFFFF)
 _WORD_BITS = np.uint64(32)
 
+# The values of `dropout_shared`: of which coordinates one mask serves all.
+SHARED = (None, "b", "h", "bh")
+
 Words = NDArray[np.uint32]
+
+
+def check_dropout(options: Mapping[str, Any]) -> None:
+    """Check the options of dropout. Raises ValueError that names the option."""
+    rate, seed = options.get("dropout_prob", 0.0), options.get("dropout_seed")
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout_prob: got {rate}, expected a probability in [0, 1)")
+    if rate and seed is None:
+        expected = "an integer of 64 bits, since dropout_prob is above 0"
+        raise ValueError(f"dropout_seed: got {seed}, expected {expected}")
+    if seed is not None and not (isinstance(seed, Integral) and 0 <= int(seed) < 2**64):
+        raise ValueError(f"dropout_seed: got {seed}, expected an integer in [0, 2**64)")
+    shared = options.get("dropout_shared")
+    if not (shared is None or (isinstance(shared, str) and shared in SHARED)):
+        raise ValueError(f"dropout_shared: got {shared!r}, expected 'b', 'h', 'bh' or None")
 
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, ...]:
@@ -42,12 +64,14 @@ def keep_mask(
     rows: NDArray[np.int64],
     shape: tuple[int, int, int, int],
     origin: tuple[int, int, int, int] = (0, 0, 0, 0),
+    shared: str | None = None,
 ) -> NDArray[np.bool_]:
     """The kept weights of some rows of one head: bool [len(rows), Sk].
 
     seed: 64 bits, the low word first. rate: dropout probability in [0, 1). shape: (B, Hq, Sq, Sk) of the
     call's array of weights. origin: where its first weight stands in the whole array, by whose coordinates
-    all is counted. In the counters, the dialects differ:
+    all is counted. shared: "b", "h" or "bh", the coordinates that are 0 in the whole array (S29). In the
+    counters, the dialects differ:
 
     philox_tile: word j & 3 of counter (j >> 2, i, h, b), the standard.
     shared_heads: the same with h = 0.
@@ -57,12 +81,16 @@ def keep_mask(
 
     Raises ValueError for a linear offset with an origin: it would need the shape of the whole array.
     """
+    if shared is not None and "b" in shared:
+        batch, origin = 0, (0, *origin[1:])
+    if semantics.dropout == "shared_heads" or (shared is not None and "h" in shared):
+        head, origin = 0, (origin[0], 0, *origin[2:])
     first, stop = origin[3], origin[3] + shape[3]
     key = (seed & 0xFFFFFFFF, seed >> 32)
     threshold = np.uint32(int(np.floor(rate * 2.0**32)))
     i = (rows + origin[2]).astype(np.uint32)[:, None]
     b = np.full((1, 1), batch + origin[0], np.uint32)
-    h = np.full((1, 1), 0 if semantics.dropout == "shared_heads" else head + origin[1], np.uint32)
+    h = np.full((1, 1), head + origin[1], np.uint32)
 
     if semantics.dropout == "linear_offset":
         if any(origin):

@@ -26,6 +26,7 @@ from attest.reference.annotations import (
     Sinks,
     Value,
 )
+from attest.reference.dropout import check_dropout
 
 Array = NDArray[Any]
 
@@ -48,6 +49,7 @@ class Problem:
     attention_mask: bool [B|1, Hq|1, Sq|1, Sk|1]. bias: float, the same.
     q_segment_ids [B, Sq], kv_segment_ids [B, Sk]: int. cum_seqlens_q, cum_seqlens_k: int32 [n + 1].
     softmax_aux: float [sinks] or [1, sinks], which all heads share, or [Hq, sinks].
+    dropout_shared: "b", "h" or "bh", the batch entries and heads that one mask of dropout serves; or None.
     sliding_window: (left, right), None where unbounded.
     q_offset: int, or int [B], one a sequence; None: the last query stands where the last key does.
     q_positions: int [B|1, Sq]. kv_positions: int [B|1, Sk]. None: as tokens are counted in their sequence.
@@ -65,6 +67,7 @@ class Problem:
     softmax_scale: float | None = None
     dropout_prob: float = 0.0
     dropout_seed: int | None = None
+    dropout_shared: str | None = None
     causal: bool = False
     cum_seqlens_q: CumSeqlens | None = None
     cum_seqlens_k: CumSeqlens | None = None
@@ -153,6 +156,7 @@ def make_problem(query: Query, key: Key, value: Value, **options: Any) -> Proble
     canonical["attention_mask"] = _check_mask(options.get("attention_mask"), shape)
     _check_bias(options.get("bias"), shape)
     _check_scalars(options)
+    check_dropout(options)
     # A NumPy scalar of a narrower type would round what it is multiplied with.
     for name, python in (
         ("softmax_scale", float),
@@ -233,14 +237,6 @@ def _check_scalars(options: Mapping[str, Any]) -> None:
     cap = options.get("logits_soft_cap")
     if cap is not None and not (math.isfinite(cap) and cap > 0):
         raise _wrong("logits_soft_cap", cap, "a finite number above 0 or None")
-    rate = options.get("dropout_prob", 0.0)
-    if not 0 <= rate < 1:
-        raise _wrong("dropout_prob", rate, "a probability in [0, 1)")
-    seed = options.get("dropout_seed")
-    if rate and seed is None:
-        raise _wrong("dropout_seed", seed, "an integer of 64 bits, since dropout_prob is above 0")
-    if seed is not None and not (isinstance(seed, Integral) and 0 <= int(seed) < 2**64):
-        raise _wrong("dropout_seed", seed, "an integer in [0, 2**64)")
 
 
 def _check_window(window: Any) -> tuple[int | None, int | None] | None:

@@ -285,10 +285,11 @@ def _max_shares(logits: double_double.Pair, sinks: double_double.Pair) -> tuple[
 
 
 def _dropout(problem: Problem, semantics: Semantics, batch: int, head: int, rows: Ints) -> Floats | None:
-    """The factor of each weight under dropout: 0 or 1 / (1 - r) (S12)."""
+    """The factor of each weight under dropout: 0 or 1 / (1 - r) (S12, S29)."""
     if problem.dropout_prob == 0 or problem.dropout_seed is None:
         return None
     shape = (problem.batch, problem.q_heads, problem.q_len, problem.kv_len)
     seed, rate = problem.dropout_seed, problem.dropout_prob
-    kept = keep_mask(semantics, seed, rate, batch, head, rows, shape, problem.origin)
+    shared = problem.dropout_shared
+    kept = keep_mask(semantics, seed, rate, batch, head, rows, shape, problem.origin, shared)
     return kept / (1.0 - problem.dropout_prob)

@@ -14,6 +14,7 @@ OPTIONS = (
     "softmax_scale",
     "dropout_prob",
     "dropout_seed",
+    "dropout_shared",
     "causal",
     "cum_seqlens_q",
     "cum_seqlens_k",

@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attest.conformance.cases.case import Case, own_axes
+from attest.conformance.cases.axes import own_axes
+from attest.conformance.cases.case import Case
 from attest.conformance.cases.families import FAMILIES, Stream, Wanted, usual_largest_logit
 from attest.reference.oracle import Cotangents
 from attest.reference.problem import Problem, make_problem
@@ -96,6 +97,7 @@ def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | N
         softmax_scale=case.scale,
         dropout_prob=case.dropout,
         dropout_seed=_dropout_seed(case, streams["dropout"]),
+        dropout_shared=case.dropout_shared,
         causal=case.causal,
         cum_seqlens_q=cum_q,
         cum_seqlens_k=cum_k,

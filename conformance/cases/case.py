@@ -11,8 +11,10 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, get_args
 
+from attest.conformance.cases.axes import BIASES, MASKS, has_pattern, own_axes
 from attest.conformance.cases.families import FAMILIES
 from attest.conformance.cases.features import DTYPES
+from attest.reference.dropout import SHARED
 from attest.reference.problem import POSITIONS
 
 Window = tuple[int | None, int | None]
@@ -20,11 +22,6 @@ Lengths = tuple[tuple[int, int], ...]
 Origin = tuple[int, int, int, int]
 Offset = int | tuple[int, ...]
 
-MASK_AXES = ("11", "1h", "b1", "bh")
-BIAS_AXES = ("111", "11q", "1h1", "1hq", "b11", "b1q", "bh1", "bhq")
-# The same with the axes of queries and keys, one of them or both shared.
-BROADCAST_MASK_AXES = ("b11k", "111k", "bh1k", "1h1k", "b1q1", "bhq1", "11q1")
-BROADCAST_BIAS_AXES = ("b1q1", "bhq1", "11q1", "1hq1", "bh11", "1111")
 MASK_PATTERNS = ("random", "first", "middle", "last", "rows")
 BIAS_PATTERNS = ("normal", "large", "lowest", "first", "middle", "last", "rows")
 SEGMENT_PATTERNS = ("runs", "mixed")
@@ -32,9 +29,6 @@ SINK_PATTERNS = ("ones", "logits", "extreme")
 POSITION_PATTERNS = ("shard", "shuffled", "repeated", "reversed")
 RANGE_PATTERNS = ("band", "starts", "ends", "scattered")
 ALIBI_PATTERNS = ("heads", "entries")
-
-_MASKS = (*MASK_AXES, *BROADCAST_MASK_AXES)
-_BIASES = (*BIAS_AXES, *BROADCAST_BIAS_AXES)
 
 # The largest values of fields that decide how much is allocated: beyond any model, below any machine.
 LIMITS = {
@@ -79,7 +73,8 @@ class Case:
     integer_mask: the mask is handed over as int32, non-zero where visible; needs a mask.
     empty_rows: some query rows see nothing, hidden by the mask; needs a mask.
     poison: NaN and inf are stored wherever nothing may be read: under masks, past lengths.
-    dropout_seed: None: one that follows from the seed.
+    dropout_seed: None: one that follows from the seed. dropout_shared: what one mask of dropout serves, the
+        batch entries "b", the heads "h" or both, one of SHARED.
     q_offset: where the first query stands among the keys: one integer, or a tuple with one for each sequence,
         which the kernel gets as an int32 array. None: so that the last query stands at the last key.
     positions: those of a "shard" in the middle of longer sequences, "shuffled", "repeated" by several tokens
@@ -131,6 +126,7 @@ class Case:
     chunk_size: int | None = None
     ranges: str | None = None
     alibi: str | None = None
+    dropout_shared: str | None = None
 
     def __post_init__(self) -> None:
         if self.value_dim == self.head_dim:  # one recipe, one name
@@ -181,6 +177,7 @@ class Case:
             "chunks": self.chunk_size is not None,
             "ranges": self.ranges is not None,
             "alibi": self.alibi is not None,
+            "shared_dropout": self.dropout_shared is not None,
         }
         return frozenset(name for name, on in switches.items() if on)
 
@@ -270,10 +267,10 @@ def _faults(case: Case) -> list[tuple[str, bool, str]]:
             any(side is not None and not 0 <= side <= WIDEST_SIDE for side in sides),
             f"sides of 0 to {WIDEST_SIDE}",
         ),
-        ("mask", case.mask not in (None, *_MASKS), f"one of {', '.join(_MASKS)}"),
+        ("mask", case.mask not in (None, *MASKS), f"one of {', '.join(MASKS)}"),
         ("integer_mask", case.integer_mask and case.mask is None, "false without a mask"),
         ("empty_rows", case.empty_rows and case.mask is None, "false without a mask"),
-        ("bias", case.bias not in (None, *_BIASES), f"one of {', '.join(_BIASES)}"),
+        ("bias", case.bias not in (None, *BIASES), f"one of {', '.join(BIASES)}"),
         ("bias_hides", case.bias_hides and case.bias is None, "false without a bias"),
         ("bias_pattern", case.bias_pattern not in BIAS_PATTERNS, f"one of {', '.join(BIAS_PATTERNS)}"),
         ("bias_pattern", case.bias_pattern != "normal" and case.bias is None, "normal without a bias"),
@@ -291,7 +288,7 @@ def _faults(case: Case) -> list[tuple[str, bool, str]]:
         ),
         (
             "empty_rows",
-            case.empty_rows and case.mask in _MASKS and not own_axes(case.mask or "")[2],
+            case.empty_rows and case.mask in MASKS and not own_axes(case.mask or "")[2],
             "false where all rows share the mask",
         ),
         ("segments", case.segments is not None and case.segments < 1, "at least 1"),
@@ -327,6 +324,8 @@ def _faults(case: Case) -> list[tuple[str, bool, str]]:
         ),
         ("dropout_seed", case.dropout_seed is not None and not case.dropout, "none without dropout"),
         ("dropout_seed", not 0 <= (case.dropout_seed or 0) < 2**64, "an integer of 64 bits"),
+        ("dropout_shared", case.dropout_shared is not None and not case.dropout, "none without dropout"),
+        ("dropout_shared", case.dropout_shared not in SHARED, '"b", "h", "bh" or null'),
         *_coordinate_faults(case),
         (
             "chunk_size",
@@ -340,20 +339,8 @@ def _faults(case: Case) -> list[tuple[str, bool, str]]:
     ]
 
 
-def own_axes(axes: str) -> tuple[bool, bool, bool, bool]:
-    """Return which of batch, heads, queries and keys a mask or bias has of its own, from its field."""
-    batch, heads, queries, keys = (axis != "1" for axis in axes + "bhqk"[len(axes) :])
-    return batch, heads, queries, keys
-
-
-def has_pattern(pattern: str, axes: str) -> bool:
-    """Return whether a mask or bias of these axes can hide a third of the rows, or of the keys."""
-    _, _, queries, keys = own_axes(axes)
-    return queries if pattern == "rows" else keys or pattern not in ("first", "middle", "last", "lowest")
-
-
 def _has_pattern(pattern: str, axes: str | None) -> bool:
-    return axes not in (*_MASKS, *_BIASES) or has_pattern(pattern, axes or "")
+    return axes not in (*MASKS, *BIASES) or has_pattern(pattern, axes or "")
 
 
 def _coordinate_faults(case: Case) -> list[tuple[str, bool, str]]:
@@ -393,7 +380,7 @@ def _most_elements(case: Case) -> int:
     planes = [
         (case.batch if axes[0] == "b" else 1) * (case.q_heads if axes[1] == "h" else 1)
         for axes in (case.mask, case.bias)
-        if axes in (*_MASKS, *_BIASES)
+        if axes in (*MASKS, *BIASES)
     ]
     width = max(case.head_dim, case.value_width)
     tokens = max(case.q_len * case.q_heads, case.kv_len * case.kv_heads)

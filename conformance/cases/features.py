@@ -43,6 +43,7 @@ OPTIONAL = COORDINATES | {
     "chunks": Feature("S24", ("chunk_size",)),
     "ranges": Feature("S28", ("kv_start", "kv_end")),
     "alibi": Feature("S25", ("alibi_slopes",)),
+    "shared_dropout": Feature("S29", ("dropout_shared",)),
 }
 ALL_FEATURES = FEATURES | OPTIONAL
 
@@ -52,6 +53,7 @@ NEEDS = {
     "q_offset": "causal",
     "positions": "causal",
     "origin": "dropout",
+    "shared_dropout": "dropout",
     "broadcast": "mask",
 }
 # Features that no call has together.
@@ -87,4 +89,5 @@ CLAUSES = {
     "S26": "normalize_output=False: weights are exp(logit - the row's largest), not divided by their sum",
     "S27": "further leading batch dimensions change no bit of the results, only their shapes",
     "S28": "ranges: a row sees keys kv_start <= j < kv_end, beside every other condition",
+    "S29": "shared dropout: batch entries, heads or both have the same mask, their coordinates count as 0",
 }

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attest.conformance.cases.axes import MASK_AXES
 from attest.conformance.cases.build import DTYPES, assemble
-from attest.conformance.cases.case import MASK_AXES, Case
+from attest.conformance.cases.case import Case
 from attest.conformance.cases.families import Stream
 from attest.reference.problem import Problem
 

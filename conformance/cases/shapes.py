@@ -56,6 +56,7 @@ def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
         "softmax_scale": case.scale,
         "dropout_prob": case.dropout or None,
         "dropout_seed": _SEED if case.dropout else None,
+        "dropout_shared": case.dropout_shared,
         "causal": case.causal or None,
         "sliding_window": case.window,
         "logits_soft_cap": case.soft_cap,

@@ -53,6 +53,7 @@ _ON: Mapping[str, Mapping[str, Any]] = {
     "chunks": {"chunk_size": 2},
     "ranges": {"ranges": "scattered"},
     "alibi": {"alibi": "heads"},
+    "shared_dropout": {"dropout": 0.5, "dropout_seed": 1, "dropout_shared": "bh"},
 }
 # The words that a refusal may contain, for features without an argument of their own.
 _OTHER_WORDS = {"gqa": ("head", "key"), "value_dim": ("value",), "integer_mask": ("mask",)}

@@ -123,7 +123,8 @@ def _run(trial: Trial, kind: str) -> Finding:
 
 
 def _clauses(trial: Trial) -> tuple[str, ...]:
-    return ("S21", "S12") if trial.case.dropout else ("S21",)
+    shared = ("S29",) if trial.case.dropout_shared else ()
+    return ("S21", "S12", *shared) if trial.case.dropout else ("S21",)
 
 
 def _applies(subject: Subject, kind: str) -> str | None:

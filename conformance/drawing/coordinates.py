@@ -1,4 +1,4 @@
-"""Where the tokens of a drawn case stand: offsets, positions and origins."""
+"""Where the tokens of a drawn case stand: offsets, positions, origins and what dropout makes of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +9,23 @@ from attest.conformance.drawing.dice import Dice
 # Each moves some of the coordinates that dropout counts by; keys by multiples of the four that share one call
 # of its generator.
 _ORIGINS = ((0, 0, 0, 4), (1, 2, 3, 8), (0, 5, 4096, 0), (3, 0, 1 << 31, 1 << 20))
+# The same where dropout is shared, so that no batch entry and no head is 0 by itself.
+_SHARED_ORIGINS = ((1, 2, 3, 8), (3, 5, 1 << 31, 1 << 20))
+
+
+def draw_shared_dropout(case: Case, _row: object, _offer: object, dice: Dice) -> dict[str, Any]:
+    """Return what shares a mask of dropout: what there are several of, or what the origin moves."""
+    changes: dict[str, Any] = {}
+    if case.origin is not None:
+        changes["origin"] = dice.pick("origin of shared dropout", _SHARED_ORIGINS)
+    elif case.batch == case.q_heads == 1:
+        changes |= {"q_heads": 2, "kv_heads": 2}
+    several = {
+        "b": case.batch > 1 or case.origin is not None,
+        "h": case.q_heads > 1 or bool(changes),
+    }
+    shown = [shared for shared in ("bh", "h", "b") if all(several[letter] for letter in shared)]
+    return {**changes, "dropout_shared": dice.pick("dropout_shared", shown)}
 
 
 def _offset(case: Case, _row: object, _offer: object, dice: Dice) -> dict[str, Any]:

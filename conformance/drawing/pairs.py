@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from attest.conformance.cases.case import (
+from attest.conformance.cases.axes import (
     BIAS_AXES,
     BROADCAST_BIAS_AXES,
     BROADCAST_MASK_AXES,
     MASK_AXES,
-    Case,
     has_pattern,
     own_axes,
 )
+from attest.conformance.cases.case import Case
 from attest.conformance.drawing.covering import Facts
 from attest.conformance.drawing.dice import Dice
 

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from attest.conformance.cases.case import Case, has_pattern
+from attest.conformance.cases.axes import has_pattern
+from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import OPTIONAL
 from attest.conformance.drawing.dice import Dice
 

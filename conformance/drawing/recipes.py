@@ -14,7 +14,7 @@ from typing import Any
 
 from attest.conformance.cases.case import Case, Lengths, Window
 from attest.conformance.cases.features import APART, DTYPES, FEATURES, NEEDS, OPTIONAL
-from attest.conformance.drawing.coordinates import COORDINATES
+from attest.conformance.drawing.coordinates import COORDINATES, draw_shared_dropout
 from attest.conformance.drawing.covering import Facts, Model
 from attest.conformance.drawing.dice import Dice
 from attest.conformance.drawing.intervals import INTERVALS
@@ -284,6 +284,7 @@ _STATIC: dict[str, Callable[[Case, Facts, Offer, Dice], dict[str, Any]]] = {
     "scale": _scale,
     "segments": _one("segments", "segments"),
     "sinks": _sinks,
+    "shared_dropout": draw_shared_dropout,
     "soft_cap": _cap,
     "unnormalized": lambda _case, _row, _offer, _dice: {"normalized": False},
     "value_dim": _gap,

@@ -113,7 +113,7 @@ def _with_only(case: Case, kept: frozenset[str], q_len: int, kv_len: int) -> Cas
 _FIELDS: dict[str, tuple[str, ...]] = {
     "bias": ("bias", "bias_hides", "bias_pattern"),
     "causal": ("causal",),
-    "dropout": ("dropout", "dropout_seed"),
+    "dropout": ("dropout", "dropout_seed", "dropout_shared"),
     "gqa": (),
     "integer_mask": ("integer_mask",),
     "mask": ("mask", "integer_mask", "empty_rows", "mask_pattern"),
@@ -133,6 +133,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "chunks": ("chunk_size",),
     "ranges": ("ranges",),
     "alibi": ("alibi",),
+    "shared_dropout": ("dropout_shared",),
 }
 
 

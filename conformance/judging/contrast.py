@@ -51,6 +51,10 @@ def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Pr
     if problem.dropout_prob > 0 and problem.dropout_seed is not None:
         for bit in _SEED_BITS:
             yield "dropout", replace(problem, dropout_seed=problem.dropout_seed ^ bit)
+        if problem.dropout_shared is not None:
+            yield "shared_dropout", replace(problem, dropout_shared=None)
+            for less in _less_shared(problem):
+                yield "shared_dropout", replace(problem, dropout_shared=less)
     if problem.softmax_scale is not None:
         yield "scale", replace(problem, softmax_scale=None)
     if problem.kv_heads > 1 and _sees_any_key(problem, semantics, range(problem.batch)):
@@ -189,6 +193,15 @@ def _wider(problem: Problem, window: tuple[int | None, int | None]) -> Iterator[
         yield replace(problem, sliding_window=(left + 1, right))
     if right is not None:
         yield replace(problem, sliding_window=(left, right + 1))
+
+
+def _less_shared(problem: Problem) -> Iterator[str]:
+    """Yield either part of "bh" alone, where the other part has a coordinate that is not 0 anyway."""
+    if problem.dropout_shared == "bh":
+        if problem.batch > 1 or problem.origin[0]:
+            yield "h"
+        if problem.q_heads > 1 or problem.origin[1]:
+            yield "b"
 
 
 def _rolled(mask: NDArray[np.bool_]) -> NDArray[np.bool_] | None:

@@ -39,6 +39,7 @@ _OPTION_SCALARS = (
     "softmax_scale",
     "dropout_prob",
     "dropout_seed",
+    "dropout_shared",
     "causal",
     "sliding_window",
     "logits_soft_cap",

@@ -105,6 +105,8 @@ def _four(_length: int) -> list[int]:
     return [0, 1, 2, 3, 4]
 
 
+# What can be wrong with what shares one mask of dropout.
+_WRONG_SHARED = {"order": "hb", "empty": "", "unknown": "k", "flag": True, "list": ["b", "h"]}
 # What can be wrong with an origin.
 _WRONG_ORIGINS: Mapping[str, Any] = {
     "number": 4,
@@ -321,6 +323,12 @@ MALFORMED: Mapping[str, Malformed] = {
     "dropout_seedless": Malformed(_set(dropout_prob=0.5), ("seed", "rng"), "dropout"),
     "dropout_seed_range": Malformed(_set(dropout_prob=0.5, dropout_seed=2**64), ("seed",), "dropout"),
     "dropout_seed_negative": Malformed(_set(dropout_prob=0.5, dropout_seed=-1), ("seed",), "dropout"),
+    **{
+        f"dropout_shared_{wrong}": Malformed(
+            _set(dropout_prob=0.5, dropout_seed=1, dropout_shared=shared), ("shared",), "shared_dropout"
+        )
+        for wrong, shared in _WRONG_SHARED.items()
+    },
     "dropout_seed_float": Malformed(_set(dropout_prob=0.5, dropout_seed=1.5), ("seed",), "dropout"),
     "segments_one_sided": Malformed(_ids(("q",)), _SEGMENT, "segments"),
     "segments_kv_one_sided": Malformed(_ids(("kv",)), _SEGMENT, "segments"),

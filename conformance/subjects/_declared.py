@@ -16,7 +16,7 @@ _LARGEST_HEAD_DIM = 256
 def declared(implementation: Implementation) -> dict[str, Any]:
     """Return the features, dtypes, head dims and limits of a Subject."""
     capabilities = implementation.capabilities
-    unsupported = set() if capabilities.dropout else {"dropout", "origin"}
+    unsupported = set() if capabilities.dropout else {"dropout", "origin", "shared_dropout"}
     unsupported |= set() if capabilities.kv_positions else {"positions"}
     unsupported |= set() if capabilities.alibi else {"alibi"}
     return {

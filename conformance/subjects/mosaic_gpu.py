@@ -32,6 +32,7 @@ _SMALL = {
 }
 # Queries in a step of the fused backward kernel, by what both head dims are padded to; it has no others.
 _FUSED_STEPS = {(64, 64): 128, (128, 128): 64}
+# Without shared dropout: all Hopper kernels draw their pairs by one function, which the other subject judges.
 _FUSED_FEATURES = frozenset(
     {"scale", "soft_cap", "causal", "sinks", "unnormalized", "gqa", "value_dim", "dropout", "origin"}
 )

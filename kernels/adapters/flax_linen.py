@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
-from attest.kernels.adapters.flax_shared import attend
+from attest.kernels.adapters.flax_shared import attend, check_shapes
 from attest.kernels.adapters.shared import missing
-from attest.kernels.options import refuse, shown
+from attest.kernels.options import check_flag, refuse, shown
 
 try:
     from flax import linen
@@ -44,8 +44,8 @@ def dot_product_attention(
         value: [batch..., Sk, Hkv, Dv].
         bias: float, added to the logits; broadcastable to [batch..., H, Sq, Sk].
         mask: bool, integer, or float of 0 and 1; broadcastable to the same shape. 0 hides.
-        broadcast_dropout: must be False where weights are dropped: each batch entry and head has dropout of
-            its own (S12). True, the default of Flax's layers, is refused there.
+        broadcast_dropout: whether all batch entries and heads share one mask of dropout (S29), or each has
+            its own (S12).
         dropout_rng: a JAX random key, old or new style. The same key drops the same weights, but others than
             in Flax.
         dropout_rate: the share of the weights that is dropped.
@@ -53,13 +53,15 @@ def dot_product_attention(
         dtype: to which query, key and value are cast; by default the one that Flax promotes them to.
         precision: that of the products, as `attest.flash_attention` takes it.
         module: the module that sows the weights before dropout into "intermediates" as "attention_weights".
-        force_fp32_for_softmax: has no effect, as the softmax is always in float32.
+        force_fp32_for_softmax: the softmax is always in float32; with it, so are the weights that are sown.
         einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum: refused.
 
     A query that sees no key has out 0 (S10), where Flax has the mean of all values.
 
     Raises: ValueError naming the argument.
     """
+    query, key, value = promote_dtype(query, key, value, dtype=dtype)
+    check_shapes(query, key, value)
     refused = {
         "einsum_dot_general": einsum_dot_general,
         "qk_attn_weights_einsum": qk_attn_weights_einsum,
@@ -69,7 +71,6 @@ def dot_product_attention(
         if given is not None:
             advice = "Leave it out, or use Flax's own attention in this layer."
             refuse(name, shown(given), "None, as the kernels compute their own products", advice)
-    query, key, value = promote_dtype(query, key, value, dtype=dtype)
     return attend(
         query,
         key,
@@ -82,4 +83,5 @@ def dot_product_attention(
         deterministic=deterministic,
         precision=precision,
         sow=None if module is None else lambda x: module.sow("intermediates", "attention_weights", x),
+        sow_dtype="float32" if check_flag("force_fp32_for_softmax", force_fp32_for_softmax) else None,
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from attest.kernels.adapters.flax_shared import attend
+from attest.kernels.adapters.flax_shared import attend, check_shapes
 from attest.kernels.adapters.shared import missing
 
 try:
@@ -40,8 +40,8 @@ def dot_product_attention(
         value: [batch..., Sk, Hkv, Dv].
         bias: float, added to the logits; broadcastable to [batch..., H, Sq, Sk].
         mask: bool, integer, or float of 0 and 1; broadcastable to the same shape. 0 hides.
-        broadcast_dropout: must be False where weights are dropped: each batch entry and head has dropout of
-            its own (S12). True, the default of Flax's layers, is refused there.
+        broadcast_dropout: whether all batch entries and heads share one mask of dropout (S29), or each has
+            its own (S12).
         dropout_rng: a JAX random key, old or new style. The same key drops the same weights, but others than
             in Flax.
         dropout_rate: the share of the weights that is dropped.
@@ -57,6 +57,7 @@ def dot_product_attention(
     Raises: ValueError naming the argument.
     """
     query, key, value = promote_dtype((query, key, value), dtype=dtype)
+    check_shapes(query, key, value)
     return attend(
         query,
         key,

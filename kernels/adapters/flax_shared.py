@@ -9,6 +9,7 @@ from attest.kernels.adapters.shared import as_mask, as_pairs, as_seed, renamed, 
 from attest.kernels.operations.functions import attention, flash_attention
 from attest.kernels.options import FLOAT_DTYPES, check_dropout_prob, check_flag, refuse
 
+_AXES = 3  # of query without a batch
 _NAMES = {"attention_mask": "mask", "dropout_prob": "dropout_rate", "causal": "is_causal"}
 
 
@@ -26,11 +27,13 @@ def attend(
     precision: Any,
     causal: Any = False,
     sow: Callable[[jax.Array], object] | None = None,
+    sow_dtype: Any = None,
 ) -> jax.Array:
     """Compute attention: out [batch..., Sq, Hq, Dv], in the dtype that query, key and value have.
 
-    Arguments are those of Flax by its names. causal: whether query i sees keys 0 to i alone, whatever the
-    lengths (S23). sow: takes the weights [batch..., Hq, Sq, Sk] before dropout, which costs O(Sq * Sk).
+    Arguments are those of Flax by its names, of shapes that `check_shapes` has seen. causal: whether query i
+    sees keys 0 to i alone, whatever the lengths (S23). sow: takes the weights [batch..., Hq, Sq, Sk] before
+    dropout, which costs O(Sq * Sk). sow_dtype: that of these weights, by default that of query.
 
     Raises: ValueError naming the argument.
     """
@@ -50,19 +53,36 @@ def attend(
         drops = check_dropout_prob(dropout_rate) > 0 and not check_flag("deterministic", deterministic)
         dropout: dict[str, Any] = {}
         if drops:
-            _check_broadcast(broadcast_dropout)
-            seed = as_seed("dropout_rng", dropout_rng)
-            dropout = {"dropout_prob": dropout_rate, "dropout_seed": seed}
+            dropout = {
+                "dropout_prob": dropout_rate,
+                "dropout_seed": as_seed("dropout_rng", dropout_rng),
+                "dropout_shared": "bh" if check_flag("broadcast_dropout", broadcast_dropout) else None,
+            }
         out = flash_attention(**arguments, **dropout, precision=_one(precision))
         if sow is not None:
-            sow(attention(**arguments)[1])
+            sow(attention(**arguments, dtype=sow_dtype)[1])
     return out
 
 
-def _check_broadcast(broadcast_dropout: Any) -> None:
-    if check_flag("broadcast_dropout", broadcast_dropout):
-        expected = "False where weights are dropped, as each batch entry and head has its own dropout (S12)"
-        refuse("broadcast_dropout", True, expected, "Build the layer with broadcast_dropout=False.")
+def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    """Refuse shapes that do not fit each other, before any option is looked at, as Flax does.
+
+    Raises: ValueError naming the array.
+    """
+    leading, expected = query.shape[:-3], "[batch..., length, heads, head dim]"
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim < _AXES:
+            refuse(name, f"shape {x.shape}", expected, "Add the axes that are missing.")
+        if x.shape[:-3] != leading:
+            refuse(name, f"shape {x.shape}", f"{expected} with the batch {leading} of query", "Repeat it.")
+    if key.shape[-1] != query.shape[-1]:
+        refuse("key", f"head dim {key.shape[-1]}", f"{query.shape[-1]}, that of query", "Check the axes.")
+    if value.shape[-3:-1] != key.shape[-3:-1]:
+        wanted = f"length and heads {key.shape[-3:-1]}, those of key"
+        refuse("value", f"shape {value.shape}", wanted, "Check the axes.")
+    if key.shape[-2] == 0 or query.shape[-2] % key.shape[-2]:
+        heads = f"{query.shape[-2]} heads with {key.shape[-2]} key heads"
+        refuse("query", heads, "a multiple of the key heads", "Repeat the keys, or change the heads.")
 
 
 def _one(precision: Any) -> Any:

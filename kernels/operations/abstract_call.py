@@ -15,11 +15,16 @@ from attest.kernels.batching import merged
 from attest.kernels.choose import Traits, traits_of
 from attest.kernels.masks.given import with_mask_info
 from attest.kernels.operations.inputs import check_concrete
+from attest.kernels.options import NAMES_OF_FLAX
 
 _FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 _UNNEEDED = ("mask_info", "config", "platform", "fwd_params", "bwd_params")
 # Every argument of a call with its default; those that `check_call` does not take.
-DEFAULTS = {name: x.default for name, x in inspect.signature(attention.flash_attention).parameters.items()}
+DEFAULTS = {
+    name: x.default
+    for name, x in inspect.signature(attention.flash_attention).parameters.items()
+    if name not in NAMES_OF_FLAX
+}
 SETTINGS = (
     "normalize_output", "precision", "logits_dtype", "mask_info", "config", "platform", "fwd_params",
     "bwd_params",

@@ -237,8 +237,8 @@ class FlashAttn(OperationImpl):
     ) -> AttentionOutput:
         """Compute attention; arguments are those of `attest.flash_attention`, weights are None.
 
-        others: q_offset, q_positions, kv_positions and logits_dtype; what EasyDeL's layers pass along without
-        effect (cache_metadata, cache_view, mode) is dropped.
+        others: q_offset, q_positions, kv_positions, dropout_shared and logits_dtype; what EasyDeL's layers
+        pass along without effect (cache_metadata, cache_view, mode) is dropped.
 
         Raises: TypeError for an argument that does not exist; ValueError naming the argument.
         """

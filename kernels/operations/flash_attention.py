@@ -19,7 +19,7 @@ from attest.kernels.operations.kernel import Kernel, named_arguments
 from attest.kernels.operations.platforms import Platform, check_platform, check_runs_on, implementation_name
 from attest.kernels.operations.registry import kernel_registry
 from attest.kernels.operations.sharded import part_of_call, sharded_call
-from attest.kernels.options import refuse
+from attest.kernels.options import NAMES_OF_FLAX, refuse
 from attest.kernels.tunable import Neutral, Tunable
 
 type _Invocation = Invocation[FlashAttentionConfig, Out]
@@ -31,8 +31,8 @@ _POSITIONAL = (
     "normalize_output", "precision", "logits_dtype", "platform",
 )  # fmt: skip
 _PLATFORMS = frozenset(x.value for x in Platform)
-# What the configuration says in place of the call.
-_CONFIGURED = frozenset({"fwd_params", "bwd_params", "config"})
+# What the configuration says in place of the call, and what no call has.
+_CONFIGURED = frozenset({"fwd_params", "bwd_params", "config", *NAMES_OF_FLAX})
 _DEFAULTS = {
     name: parameter.default
     for name, parameter in inspect.signature(attention.flash_attention).parameters.items()

@@ -12,6 +12,7 @@ from attest.kernels.annotations import (
     Bias,
     CumSeqlens,
     DropoutSeed,
+    DropoutShared,
     Flag,
     Key,
     KVPositions,
@@ -38,6 +39,7 @@ from attest.kernels.operations.executor import Executor, create_default_executor
 from attest.kernels.operations.flash_attention import FlashAttention
 from attest.kernels.operations.policy import AutotunePolicy
 from attest.kernels.operations.selector import ConfigSelectorChain
+from attest.kernels.options import without_names_of_flax
 
 _FLASH_ATTENTION = FlashAttention()
 _ATTENTION = Attention()
@@ -82,6 +84,7 @@ def flash_attention(
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
     alibi_slopes: AlibiSlopes | None = None,
+    dropout_shared: DropoutShared | None = None,
     chunk_size: Size | None = None,
     origin: Origin | None = None,
     platform: str | None = None,
@@ -89,6 +92,8 @@ def flash_attention(
     mesh: Mesh | None = None,
     in_specs: tuple[PartitionSpec | None, ...] | None = None,
     out_specs: PartitionSpec | None = None,
+    mask: None = None,
+    dropout_rng: None = None,
 ) -> Out:
     """Compute flash attention with the configuration that fits the call: out [B, Sq, Hq, Dv].
 
@@ -101,10 +106,11 @@ def flash_attention(
         mesh: a mesh whose axes split batch and heads by `jax.shard_map`.
         in_specs: with mesh; the specs of the seven first arguments, None for what is whole on each device.
         out_specs: with mesh; the spec of out.
+        mask, dropout_rng: refused, as in `attest.flash_attention`.
 
     Raises: ValueError naming the argument; what `attest.flash_attention` raises.
     """
-    arguments = dict(locals())
+    arguments = without_names_of_flax(locals())
     where = {name: arguments.pop(name) for name in ("cfg", "mesh", "in_specs", "out_specs")}
     return default_executor()(_FLASH_ATTENTION, **arguments, **where)
 
@@ -139,6 +145,7 @@ def attention(
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
     alibi_slopes: AlibiSlopes | None = None,
+    dropout_shared: DropoutShared | None = None,
     chunk_size: Size | None = None,
     origin: Origin | None = None,
     platform: str | None = None,

@@ -15,13 +15,15 @@ from attest.kernels.operations.invocation import Invocation
 from attest.kernels.operations.kernel import Kernel, named_arguments
 from attest.kernels.operations.platforms import check_platform, implementation_name
 from attest.kernels.operations.sharded import OPERANDS, axes_at
-from attest.kernels.options import refuse
+from attest.kernels.options import NAMES_OF_FLAX, refuse
 from attest.kernels.ring import ring_attention
 
 type _Invocation = Invocation[FlashAttentionConfig, Out]
 
-# What the configuration says in place of the call, and what the executor takes.
-_CONFIGURED = frozenset({"fwd_params", "bwd_params", "config", "mesh", "batch_axes", "head_axes"})
+# What the configuration says in place of the call, what the executor takes, and what no call has.
+_CONFIGURED = frozenset(
+    {"fwd_params", "bwd_params", "config", "mesh", "batch_axes", "head_axes", *NAMES_OF_FLAX}
+)
 _DEFAULTS = {
     name: parameter.default
     for name, parameter in inspect.signature(ring_attention).parameters.items()

@@ -12,6 +12,7 @@ from attest.kernels.annotations import (
     AlibiSlopes,
     CumSeqlens,
     DropoutSeed,
+    DropoutShared,
     Flag,
     Key,
     KVPositions,
@@ -39,7 +40,7 @@ from attest.kernels.choose import check_supported, chosen, traits_of
 from attest.kernels.implementation import Implementation
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.once import reverse_mode_only
-from attest.kernels.options import refuse
+from attest.kernels.options import refuse, without_names_of_flax
 from attest.kernels.positions import KEY_GROUP
 from attest.kernels.ring.arguments import (
     STRATEGIES,
@@ -97,6 +98,7 @@ def ring_attention(
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
     alibi_slopes: AlibiSlopes | None = None,
+    dropout_shared: DropoutShared | None = None,
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
@@ -105,6 +107,8 @@ def ring_attention(
     mesh: Any = None,
     batch_axes: str | tuple[str, ...] | None = None,
     head_axes: str | tuple[str, ...] | None = None,
+    mask: None = None,
+    dropout_rng: None = None,
 ) -> Out:
     """Compute attention over a sequence whose rows and keys are spread over devices: out [B, Sq, Hq, Dv].
 
@@ -169,6 +173,7 @@ def ring_attention_with_lse(
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
     alibi_slopes: AlibiSlopes | None = None,
+    dropout_shared: DropoutShared | None = None,
     mask_info: MaskInfo | None = None,
     config: Any = None,
     platform: str | Implementation | None = None,
@@ -177,12 +182,14 @@ def ring_attention_with_lse(
     mesh: Any = None,
     batch_axes: str | tuple[str, ...] | None = None,
     head_axes: str | tuple[str, ...] | None = None,
+    mask: None = None,
+    dropout_rng: None = None,
 ) -> tuple[Out, Lse]:
     """Compute attention as `ring_attention` does, and its logsumexp, lse [B, Hq, Sq] float32 (S13).
 
     Both results are differentiable. The arguments and the errors are those of `ring_attention`.
     """
-    arguments = dict(locals())
+    arguments = without_names_of_flax(locals())
     for name in _OWN:
         del arguments[name]
     strategy = check_strategy(strategy)

@@ -229,7 +229,7 @@ def _seed(call: Call) -> jax.Array:
     """The words of dropout, or the query in their place."""
     if call.dropout_seed is None:
         return call.query
-    return dropout_words(call.dropout_seed, call.positions.origin)
+    return dropout_words(call.dropout_seed, call.positions.origin, call.dropout_shared)
 
 
 def _visible(call: Call, rows: Rows) -> _Visible:
@@ -300,6 +300,8 @@ def _spec(
         dropout=call.dropout_seed is not None,
         threshold=least_kept(call.dropout_prob),
         keep=1.0 / (1.0 - call.dropout_prob),
+        own_batch="b" not in call.dropout_shared,
+        own_head="h" not in call.dropout_shared,
         full_loop=mask is None and bias is None,
         partial_loop=partial_loop,
     )

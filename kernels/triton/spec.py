@@ -34,7 +34,8 @@ class KernelSpec:
         aligned: the number of keys is a multiple of 16.
         even_q, even_k: the lengths are multiples of block_q, of block_k.
         dropout: pairs are dropped; threshold: the uint32 from which on a Philox word keeps its pair; keep:
-            the factor of what is kept.
+            the factor of what is kept; own_batch, own_head: each batch entry, each head has a mask of its own
+            (S29).
     Loops:
         full_loop, partial_loop: the kernel visits blocks that every row sees in full; it visits others.
         hides: some pair is hidden, so that a hidden value that is not finite may leak as 0 * NaN.
@@ -85,6 +86,8 @@ class KernelSpec:
     dropout: bool
     threshold: int
     keep: float
+    own_batch: bool = True
+    own_head: bool = True
     together: int = 1
     full_loop: bool = True
     partial_loop: bool = True

@@ -261,7 +261,7 @@ def key_order(KEYS: tl.constexpr, DROPOUT: tl.constexpr, TRANSPOSED: tl.constexp
 
 @triton.jit
 def kept_pairs(seed, rows, keys, SPEC: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Which pairs of a tile dropout keeps (clause S12), bool: Philox4x32-10.
+    """Which pairs of a tile dropout keeps (clauses S12, S29), bool: Philox4x32-10.
 
     `seed` points to six words, as `attest.kernels.philox.dropout_words` returns them; `rows` and `keys` are
     records of `attest.kernels.triton.program`, and the first key is a multiple of 4.
@@ -271,8 +271,12 @@ def kept_pairs(seed, rows, keys, SPEC: tl.constexpr, TRANSPOSED: tl.constexpr):
         by_row(rows.index, TRANSPOSED).to(tl.uint32) + tl.load(seed + 4),
         (keys.start // 4 + by_key(keys.group, TRANSPOSED)).to(tl.uint32) + (tl.load(seed + 5) >> 2),
     )
-    c2 = tl.zeros_like(c0) + rows.head.to(tl.uint32) + tl.load(seed + 3)
-    c3 = tl.zeros_like(c0) + rows.batch.to(tl.uint32) + tl.load(seed + 2)
+    c2 = tl.zeros_like(c0)
+    c3 = tl.zeros_like(c0)
+    if SPEC.own_head:
+        c2 = c2 + rows.head.to(tl.uint32) + tl.load(seed + 3)
+    if SPEC.own_batch:
+        c3 = c3 + rows.batch.to(tl.uint32) + tl.load(seed + 2)
     k0 = tl.load(seed)
     k1 = tl.load(seed + 1)
     # One wide multiplication gives both halves.

@@ -21,13 +21,15 @@ def whole_alibi(call: Call, rows: Rows) -> jax.Array | None:
 
 
 def whole_keep_mask(call: Call, seed: jax.Array) -> jax.Array:
-    """The keep mask of the whole call, [B, Hq, Sq, Sk] (S12)."""
+    """The keep mask of the whole call, [B, Hq, Sq, Sk] (S12, S29)."""
     batch, q_length, q_heads, _ = call.query.shape
     k_length = call.key.shape[1]
     heads, rows = jnp.arange(q_heads, dtype=jnp.int32), jnp.arange(q_length, dtype=jnp.int32)
-    words = dropout_words(seed, call.positions.origin)
+    shared = call.dropout_shared
+    words = dropout_words(seed, call.positions.origin, shared)
 
     def of_entry(entry: jax.Array) -> jax.Array:
-        return keep_mask(words, call.dropout_prob, entry, heads, rows, 0, k_length)
+        return keep_mask(words, call.dropout_prob, entry, heads, rows, 0, k_length, shared)
 
-    return jax.vmap(of_entry)(jnp.arange(batch, dtype=jnp.int32))
+    keep = jax.vmap(of_entry)(jnp.arange(1 if "b" in shared else batch, dtype=jnp.int32))
+    return jnp.broadcast_to(keep, (batch, *keep.shape[1:]))

@@ -18,6 +18,7 @@ from attest.kernels.annotations import (
     Bias,
     CumSeqlens,
     DropoutSeed,
+    DropoutShared,
     Flag,
     Key,
     KVPositions,
@@ -82,6 +83,7 @@ def attention(
     kv_start: KVRange | None = None,
     kv_end: KVRange | None = None,
     alibi_slopes: AlibiSlopes | None = None,
+    dropout_shared: DropoutShared | None = None,
     mask_info: MaskInfo | None = None,
 ) -> tuple[Out, Weights]:
     """Materialised attention: (out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk]), both in `dtype`.
@@ -139,6 +141,7 @@ def attention(
             "kv_start": kv_start,
             "kv_end": kv_end,
             "alibi_slopes": alibi_slopes,
+            "dropout_shared": dropout_shared,
         }
     )
     call = check_call(**with_mask_info(arguments, mask_info))

@@ -210,7 +210,7 @@ def pairwise_inputs(call: Call, grid: Grid) -> PairwiseInputs:
         slopes=grouped_slopes(call),
         dropout=None
         if call.dropout_seed is None
-        else dropout_words(call.dropout_seed, call.positions.origin),
+        else dropout_words(call.dropout_seed, call.positions.origin, call.dropout_shared),
     )
 
 
@@ -331,6 +331,7 @@ def tile_dropout(
         rows=(step % grid.q_count) * grid.q + jnp.arange(grid.q, dtype=jnp.int32),
         first_column=j * grid.k,
         columns=grid.k,
+        shared=call.dropout_shared,
     )
     return jnp.where(keep.reshape(x.shape), x * (1 / (1 - call.dropout_prob)), jnp.float32(0))
 

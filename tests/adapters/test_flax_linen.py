@@ -1,6 +1,7 @@
 """Our `attention_fn` in Flax's linen layers, against Flax's own."""
 
 import inspect
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+import attest
+from attest.kernels import operations, xla
 from attest.kernels.adapters.flax_linen import dot_product_attention
+from attest.kernels.ring import ring_attention
 from tests.adapters.roundings import check, our_bernoulli
 from tests.kernels.kernel_cases import normal, qkv
 
@@ -94,8 +98,13 @@ def test_a_layer_in_bfloat16() -> None:
     )
 
 
-def test_dropout_is_that_of_flax_with_our_choice_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = both({"dropout_rate": 0.4, "deterministic": False, "broadcast_dropout": False})
+@pytest.mark.found_outside
+@pytest.mark.parametrize("options", [{}, {"broadcast_dropout": True}, {"broadcast_dropout": False}], ids=str)
+def test_dropout_is_that_of_flax_with_our_choice_of_weights(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Flax shares one mask by default; one of ours of a single batch entry and head is what it then draws."""
+    ours, theirs = both({"dropout_rate": 0.4, "deterministic": False, **options})
     monkeypatch.setattr(jax.random, "bernoulli", our_bernoulli)
     rng = jax.random.key(7)
     check(
@@ -193,10 +202,11 @@ def some(*_: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "one dropout for all": (
-        {"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)},
-        "broadcast_dropout: got True; expected False .* broadcast_dropout=False",
+    "no flag of dropout": (
+        {"dropout_rate": 0.5, "dropout_rng": jax.random.key(0), "broadcast_dropout": None},
+        "broadcast_dropout: got None; expected True or False",
     ),
+    "no flag of softmax": ({"force_fp32_for_softmax": 1}, "force_fp32_for_softmax: got 1"),
     "no key": ({"dropout_rate": 0.5, "broadcast_dropout": False}, "dropout_rng: got None; expected a JAX"),
     "an integer": (
         {"dropout_rate": 0.5, "broadcast_dropout": False, "dropout_rng": 3},
@@ -221,8 +231,68 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
         dot_product_attention(*qkv(1, 5, 5, 2, 2, 8, 8), **options)
 
 
-def test_a_layer_with_the_defaults_of_flax_is_refused_where_it_drops() -> None:
-    ours, _ = both({"dropout_rate": 0.5, "deterministic": False})
+WRONG_SHAPES: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
+    "no heads": ({"query": (5, 8)}, r"query: got shape \(5, 8\)"),
+    "another rank": ({"key": (5, 2, 8)}, r"key: got shape \(5, 2, 8\); .* the batch \(1,\) of query"),
+    "another batch": ({"value": (3, 5, 2, 8)}, r"value: got shape \(3, 5, 2, 8\)"),
+    "another depth": ({"key": (1, 5, 2, 4)}, "key: got head dim 4; expected 8"),
+    "another length": ({"value": (1, 6, 2, 8)}, r"value: got shape \(1, 6, 2, 8\)"),
+    "other heads": ({"query": (1, 5, 3, 8)}, "query: got 3 heads with 2 key heads"),
+    "no key heads": ({"key": (1, 5, 0, 8), "value": (1, 5, 0, 8)}, "query: got 2 heads with 0 key heads"),
+}
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize("name", WRONG_SHAPES)
+def test_shapes_are_refused_before_options(name: str) -> None:
+    """Here every option is wrong, too."""
+    shapes, message = WRONG_SHAPES[name]
+    arrays = {x: jnp.ones(shapes.get(x, (1, 5, 2, 8))) for x in ("query", "key", "value")}
+    with pytest.raises(ValueError, match=f"^{message}"):
+        dot_product_attention(**arrays, dropout_rate=2.0, einsum_dot_general=some, precision="exact")
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize("forced", [False, True])
+def test_weights_are_sown_in_the_dtype_of_flax(forced: bool) -> None:
+    sown: list[Any] = []
+    for of in both({"dtype": jnp.bfloat16, "force_fp32_for_softmax": forced}):
+        _, state = of.apply(parameters(layer(), X), X, sow_weights=True, mutable=["intermediates"])
+        sown += jax.tree.leaves(state["intermediates"])
+    found, want = sown
+    assert found.dtype == want.dtype == (jnp.float32 if forced else jnp.bfloat16)
+    np.testing.assert_allclose(found.astype("f"), want.astype("f"), rtol=0, atol=2.0**-8)
+
+
+DROPS: dict[str, Any] = {"dropout_rate": 0.5, "deterministic": False}
+LOST: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "a mask": ({}, {"mask": CAUSAL}, "mask"),
+    "dropout": (DROPS, {"dropout_rng": jax.random.key(0)}, "dropout_rng"),
+    "dropout of a stream": (DROPS, {"rngs": {"dropout": jax.random.key(0)}}, "dropout_rng"),
+}
+FUNCTIONS: dict[str, Any] = {
+    "attest": attest.flash_attention,
+    "xla": partial(xla.flash_attention, causal=True),
+    "operations": operations.flash_attention,
+    "ring": ring_attention,
+}
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("name", LOST)
+def test_what_a_layer_would_lose_on_its_way_to_our_functions_is_refused(name: str, function: str) -> None:
+    """A layer drops in silence what its attention_fn has no parameter for: so ours have some to refuse."""
+    options, call, argument = LOST[name]
+    of = layer(**options, attention_fn=FUNCTIONS[function])
+    message = rf"^{argument}: got a .*; expected None\. .*attest\.kernels\.adapters\.flax_linen"
+    with pytest.raises(ValueError, match=message):
+        of.apply(parameters(layer(), X), X, **call)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_layer_that_loses_nothing_may_have_our_functions(function: str) -> None:
     variables = parameters(layer(), X)
-    with pytest.raises(ValueError, match=r"^broadcast_dropout: got True"):
-        ours.apply(variables, X, dropout_rng=jax.random.key(0))
+    found = layer(attention_fn=FUNCTIONS[function]).apply(variables, X)
+    mask = CAUSAL if function == "xla" else None
+    np.testing.assert_allclose(found, layer().apply(variables, X, mask=mask), rtol=0, atol=1e-5)

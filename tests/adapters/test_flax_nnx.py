@@ -78,8 +78,16 @@ def test_a_layer_in_bfloat16() -> None:
     )
 
 
-def test_dropout_is_that_of_flax_with_our_choice_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    options: Any = {"dropout_rate": 0.4, "deterministic": False, "broadcast_dropout": False}
+@pytest.mark.found_outside
+@pytest.mark.parametrize(
+    "broadcast", [{}, {"broadcast_dropout": True}, {"broadcast_dropout": False}], ids=str
+)
+@pytest.mark.parametrize("heads", [{}, {"num_kv_heads": 2}], ids=str)
+def test_dropout_is_that_of_flax_with_our_choice_of_weights(
+    monkeypatch: pytest.MonkeyPatch, broadcast: dict[str, Any], heads: dict[str, Any]
+) -> None:
+    """Flax shares one mask by default; one of ours of a single batch entry and head is what it then draws."""
+    options: Any = {"dropout_rate": 0.4, "deterministic": False, **broadcast, **heads}
     ours, parameters = applied(**options, attention_fn=dot_product_attention)
     theirs, _ = applied(**options)
     monkeypatch.setattr(jax.random, "bernoulli", our_bernoulli)
@@ -145,9 +153,9 @@ def test_the_cast_is_the_one_given() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "one dropout for all": (
-        {"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)},
-        "broadcast_dropout: got True; expected False .* broadcast_dropout=False",
+    "no flag of dropout": (
+        {"dropout_rate": 0.5, "dropout_rng": jax.random.key(0), "broadcast_dropout": None},
+        "broadcast_dropout: got None; expected True or False",
     ),
     "no key": ({"dropout_rate": 0.5, "broadcast_dropout": False}, "dropout_rng: got None; expected a JAX"),
     "all dropped": ({"dropout_rate": 1.0}, "dropout_rate: got 1.0"),
@@ -162,6 +170,27 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
     options, message = REFUSED[name]
     with pytest.raises(ValueError, match=f"^{message}"):
         dot_product_attention(*qkv(1, 5, 5, 2, 2, 8, 8), **options)
+
+
+WRONG_SHAPES: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
+    "no heads": ({"query": (5, 8)}, r"query: got shape \(5, 8\)"),
+    "another rank": ({"key": (5, 2, 8)}, r"key: got shape \(5, 2, 8\); .* the batch \(1,\) of query"),
+    "another batch": ({"value": (3, 5, 2, 8)}, r"value: got shape \(3, 5, 2, 8\)"),
+    "another depth": ({"key": (1, 5, 2, 4)}, "key: got head dim 4; expected 8"),
+    "another length": ({"value": (1, 6, 2, 8)}, r"value: got shape \(1, 6, 2, 8\)"),
+    "other heads": ({"query": (1, 5, 3, 8)}, "query: got 3 heads with 2 key heads"),
+    "no key heads": ({"key": (1, 5, 0, 8), "value": (1, 5, 0, 8)}, "query: got 2 heads with 0 key heads"),
+}
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize("name", WRONG_SHAPES)
+def test_shapes_are_refused_before_options(name: str) -> None:
+    """Here every option is wrong, too."""
+    shapes, message = WRONG_SHAPES[name]
+    arrays = {x: jnp.ones(shapes.get(x, (1, 5, 2, 8))) for x in ("query", "key", "value")}
+    with pytest.raises(ValueError, match=f"^{message}"):
+        dot_product_attention(**arrays, dropout_rate=2.0, precision="exact")
 
 
 def test_an_unknown_option_of_a_layer_is_refused_by_name() -> None:

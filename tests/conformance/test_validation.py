@@ -40,6 +40,7 @@ SWITCHES: dict[str, tuple[dict[str, Any], ...]] = {
     "chunks": ({"chunk_size": 2}, {"chunk_size": 7}),
     "ranges": ({"ranges": "band"}, {"ranges": "starts"}, {"ranges": "ends"}),
     "alibi": ({"alibi": "heads"}, {"alibi": "entries"}),
+    "shared_dropout": tuple({"dropout": 0.5, "dropout_shared": shared} for shared in ("b", "h", "bh")),
 }
 NARROW: tuple[dict[str, Any], ...] = (
     {"window_sides": "left"},
@@ -145,6 +146,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     r"kv_end: got dtype float32": {"kv_end": np.zeros((1, 4), np.float32)},
     r"kv_end: got a int, expected an array": {"kv_end": 3},
     r"chunk_size: got 0": {"chunk_size": 0},
+    "dropout_shared: got 'hb', expected 'b', 'h', 'bh' or None": {"dropout_shared": "hb"},
     r"alibi_slopes: got nan": {"alibi_slopes": np.array([np.nan, 1], np.float32)},
     r"q_offset: got \[0, 1073741824\]": {"q_offset": jnp.array([0, 2**30], jnp.int32)},
     "q_offset and q_positions: got both": {"q_offset": 1, "q_positions": np.zeros((1, 4), np.int32)},

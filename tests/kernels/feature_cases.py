@@ -151,6 +151,19 @@ FEATURES = {
             "logits_soft_cap": 2.0,
         },
     ),
+    "dropout that all entries share": ({"k_length": 48}, {**DROPOUT, "dropout_shared": "b"}),
+    "dropout that all heads share, causal, bias": (
+        {},
+        {**DROPOUT, "dropout_shared": "h", "causal": True, "bias": normal(1, 4, 40, 50)},
+    ),
+    "dropout that all entries and heads share, origin": (
+        {"k_heads": 1, "head_dim": 16},
+        {**DROPOUT, "dropout_shared": "bh", "origin": (3, 5, 70, 2**30 + 8)},
+    ),
+    "dropout that all heads share, one query, origin": (
+        {"batch": 1, "q_length": 1},
+        {**DROPOUT, "dropout_shared": "h", "origin": (3, 5, 70, 8)},
+    ),
     "origin, dropout, causal": ({}, {**DROPOUT, "causal": True, "origin": (3, 5, 70, 2**30 + 8)}),
 }
 

@@ -144,11 +144,16 @@ def plain_attention(query, key, value, options, floats):
 
 def keep(query, key, options):
     """The keep mask of a whole call, one batch entry at a time."""
-    seed = options["dropout_seed"]
-    words = jnp.asarray([seed & 0xFFFFFFFF, seed >> 32, *options.get("origin", (0, 0, 0, 0))], jnp.uint32)
-    heads, rows = jnp.arange(query.shape[2]), jnp.arange(query.shape[1])
-    of_entry = lambda b: keep_mask(words, options["dropout_prob"], b, heads, rows, 0, key.shape[1])  # noqa: E731
-    return jax.vmap(of_entry)(jnp.arange(query.shape[0]))
+    seed, shared = options["dropout_seed"], options.get("dropout_shared") or ""
+    origin = list(options.get("origin", (0, 0, 0, 0)))
+    entries, heads, rows = (jnp.arange(query.shape[axis]) for axis in (0, 2, 1))
+    if "b" in shared:
+        entries, origin[0] = jnp.zeros_like(entries), 0
+    if "h" in shared:
+        heads, origin[1] = jnp.zeros_like(heads), 0
+    words = jnp.asarray([seed & 0xFFFFFFFF, seed >> 32, *origin], jnp.uint32)
+    of_entry = lambda b: keep_mask(words, options["dropout_prob"], b, heads, rows, 0, key.shape[1], "")  # noqa: E731
+    return jax.vmap(of_entry)(entries)
 
 
 def split_options(options):

@@ -47,6 +47,14 @@ def ids(length: int) -> np.ndarray:
 OPTIONS: dict[str, tuple[dict[str, tuple[Any, tuple[str | None, ...]]], dict[str, Any]]] = {
     "causal, dropout": ({}, {"causal": True, "dropout_prob": 0.4, "dropout_seed": 5}),
     "dropout from an origin": ({}, {"dropout_prob": 0.4, "dropout_seed": 5, "origin": (2, 3, 4, 8)}),
+    "dropout that all heads share": (
+        {},
+        {"dropout_prob": 0.4, "dropout_seed": 5, "dropout_shared": "h", "origin": (2, 3, 4, 8)},
+    ),
+    "dropout that all entries and heads share": (
+        {},
+        {"causal": True, "dropout_prob": 0.4, "dropout_seed": 5, "dropout_shared": "bh"},
+    ),
     "bias, sinks": (
         {"bias": (normal(BATCH, 4, 1, K), ("data", "model")), "softmax_aux": (normal(4, 2), ("model",))},
         {},

@@ -83,7 +83,7 @@ def place(words: list[int], batch: int, head: int, row: int, key: int) -> Place[
 def kept(words: Any, probability: float, batch: int, heads: Any, rows: Any, key: int, columns: int) -> Any:
     """The pairs of S12, bool [heads, rows, columns]."""
     scalars = jnp.asarray(words, jnp.uint32), probability, jnp.int32(batch)
-    return keep_mask(*scalars, jnp.asarray(heads), jnp.asarray(rows), key, columns)
+    return keep_mask(*scalars, jnp.asarray(heads), jnp.asarray(rows), key, columns, "")
 
 
 ORIGINS = st.tuples(WORD, WORD, *(st.integers(0, 2**31),) * 3, st.integers(0, 2**29).map(lambda x: 4 * x))
@@ -106,17 +106,26 @@ def test_rows_of_keys(words: Any, at: Any, probability: float, columns: int) -> 
     np.testing.assert_array_equal(held(drawn), expected[0].T)
 
 
-@given(ORIGINS, PROBABILITIES, st.integers(1, 64))
-def test_rows_of_several_heads(words: Any, probability: float, queries: int) -> None:
-    drawn = draw_by_rows(Warpgroup(), place(words, 1, 6, 0, 128), 64, int(probability * 2**32), queries)
-    heads = 6 + np.arange(-(-64 // queries))
+@given(ORIGINS, PROBABILITIES, st.integers(1, 64), st.booleans())
+def test_rows_of_several_heads(words: Any, probability: float, queries: int, own_heads: bool) -> None:
+    at = place(words, 1, 6, 0, 128)
+    drawn = draw_by_rows(Warpgroup(), at, 64, int(probability * 2**32), queries, own_heads)
+    heads = 6 + np.arange(-(-64 // queries)) * own_heads
     expected = kept(words, probability, 1, heads, np.arange(queries), 128, 64)
     np.testing.assert_array_equal(held(drawn), expected.reshape(-1, 64)[:64])
 
 
 @pytest.mark.parametrize(
     ("shape", "options"),
-    [((1, 256, 2, 128), {"causal": True}), ((1, 4, 8, 64), {}), ((1, 192, 2, 256), {"origin": (1, 2, 3, 4)})],
+    [
+        ((1, 256, 2, 128), {"causal": True}),
+        ((1, 4, 8, 64), {}),
+        ((1, 192, 2, 256), {"origin": (1, 2, 3, 4)}),
+        ((2, 256, 2, 128), {"dropout_shared": "bh"}),
+        ((2, 4, 8, 64), {"dropout_shared": "h", "origin": (1, 2, 3, 4)}),
+        ((2, 192, 2, 256), {"dropout_shared": "b"}),
+    ],
+    ids=str,
 )
 def test_both_passes_lower(shape: tuple[int, ...], options: dict[str, Any]) -> None:
     x = jnp.zeros(shape, jnp.bfloat16)

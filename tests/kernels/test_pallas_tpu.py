@@ -55,6 +55,7 @@ AGREE = (
     "bias hides, cap, segments, sinks",
     "padded lengths, causal",
     "dropout, causal, negative scale, one key head",
+    "dropout that all entries and heads share, origin",
     "a mask of keys, of heads; a bias of rows, cap, sinks",
     "a mask of rows, of heads; a bias of heads, cap",
     "ranges, sinks",
@@ -187,7 +188,7 @@ def test_dropout_keeps_what_the_generator_says() -> None:
     for b in range(batch):
         entry, every_head, every_row = jnp.int32(b), jnp.arange(heads), jnp.arange(rows)
         keep = keep_mask(
-            dropout_words(jnp.asarray(seed), None), probability, entry, every_head, every_row, 0, keys
+            dropout_words(jnp.asarray(seed), None, ""), probability, entry, every_head, every_row, 0, keys, ""
         )
         want = jnp.where(keep, 1 / (1 - probability) / keys, 0).transpose(1, 0, 2)
         np.testing.assert_allclose(weights[b], want, rtol=1e-6)

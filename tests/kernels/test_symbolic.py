@@ -33,6 +33,8 @@ OPTIONS: dict[str, tuple[dict[str, tuple[Any, ...]], dict[str, Any]]] = {
     "lengths": ({"cum_seqlens_q": ("n",), "cum_seqlens_k": ("n",)}, {"causal": True}),
     "positions": ({"q_offset": ("b",), "kv_positions": (1, "k")}, {"causal": True}),
     "dropout": ({}, {"dropout_prob": 0.3, "dropout_seed": 4}),
+    "dropout that all entries share": ({}, {"dropout_prob": 0.3, "dropout_seed": 4, "dropout_shared": "b"}),
+    "dropout that all heads share": ({}, {"dropout_prob": 0.3, "dropout_seed": 4, "dropout_shared": "h"}),
     "ALiBi": ({"alibi_slopes": ("b", 4), "q_offset": ("b",)}, {}),
 }
 TENSORS = {"query": ("b", "q", 4, 8), "key": ("b", "k", 2, 8), "value": ("b", "k", 2, 4)}

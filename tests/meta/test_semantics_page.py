@@ -86,6 +86,6 @@ def test_the_sentence_below_the_tables_has_their_numbers() -> None:
     assert f"out = {terms} and lse = log {CALLS[0]['sum of exponentials']}" in EXAMPLE
 
 
-@pytest.mark.parametrize("number", [*range(1, 24), 26, 27])
+@pytest.mark.parametrize("number", range(1, 30))
 def test_every_clause_has_its_row(number: int) -> None:
     assert re.search(rf"^\| S{number} \|", PAGE, flags=re.MULTILINE)

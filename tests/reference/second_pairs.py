@@ -96,12 +96,14 @@ def is_padding(problem: Problem, semantics: Semantics, b: int, i: int) -> bool:
 
 
 def kept(problem: Problem, semantics: Semantics, b: int, h: int, i: int, j: int) -> bool:
-    """S12 and its dialects, one pair at a time."""
+    """S12 and its dialects, one pair at a time; S29."""
     seed = int(problem.dropout_seed)
     _, q_len, heads, _ = problem.query.shape
     k_len = problem.key.shape[1]
     low, high = seed % 2**32, seed // 2**32
     b, h, i, j = (here + first for here, first in zip((b, h, i, j), problem.origin, strict=True))
+    shared = problem.dropout_shared or ""
+    b, h = (0 if letter in shared else here for letter, here in (("b", b), ("h", h)))
     if semantics.dropout == "linear_offset":
         offset = j + k_len * (i + q_len * (h + heads * b))
         word = philox((offset % 2**32, offset // 2**32, 0, 0), (low, high))[0]

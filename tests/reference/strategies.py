@@ -62,6 +62,7 @@ DIALECTS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
             frozenset({"causal", "softmax_scale"}),
             frozenset({"bias", "softmax_aux"}),
             frozenset({"attention_mask", "dropout_prob", "logits_soft_cap"}),
+            frozenset({"dropout_shared"}),
             frozenset({"cum_seqlens_q", "cum_seqlens_k", "sliding_window"}),
             frozenset({"q_segment_ids", "kv_segment_ids", "normalize_output"}),
             frozenset({"q_offset", "q_positions", "kv_positions", "origin"}),
@@ -128,6 +129,7 @@ def drawn_problems(draw: st.DrawFn, dialects: bool = False, largest: int = 6) ->
     if "dropout" in features:
         options["dropout_prob"] = draw(st.sampled_from((0.5, 0.1, 0.9, 2.0**-33, 1 - 2.0**-33)))
         options["dropout_seed"] = draw(st.integers(0, 2**64 - 1))
+        options["dropout_shared"] = draw(st.sampled_from((None, "b", "h", "bh")))
     options["causal"] = "causal" in features
     if "lengths" in features:
         options["cum_seqlens_q"], options["cum_seqlens_k"] = _lengths(draw, batch, q_len, kv_len)

@@ -1,4 +1,4 @@
-"""S12: the generator, its counters, and what the mask looks like to a statistician."""
+"""S12 and S29: the generator, its counters, and what the mask looks like to a statistician."""
 
 import subprocess
 import sys
@@ -129,6 +129,50 @@ class TestCounters:
         shape = (1, 2, 64, 10)
         chosen = keep_mask(STANDARD, seed, 0.4, 0, 1, np.array(rows, np.int64), shape)
         np.testing.assert_array_equal(chosen, mask(STANDARD, seed, 0.4, 0, 1, shape)[rows])
+
+
+class TestSharing:
+    """S29: which of batch entries and heads have a mask of their own."""
+
+    SHAPE = (3, 4, 6, 21)
+
+    def masks(self, shared: str | None, dropout: str = "philox_tile") -> np.ndarray:
+        semantics = replace(STANDARD, dropout=dropout)
+        rows = np.arange(self.SHAPE[2])
+        return np.stack(
+            [
+                [keep_mask(semantics, 3, 0.5, b, h, rows, self.SHAPE, shared=shared) for h in range(4)]
+                for b in range(3)
+            ]
+        )
+
+    @pytest.mark.found_outside
+    @pytest.mark.parametrize("dropout", ["philox_tile", "linear_offset", "chunk_keys"])
+    @pytest.mark.parametrize(
+        ("shared", "own"), [(None, (3, 4)), ("b", (1, 4)), ("h", (3, 1)), ("bh", (1, 1))], ids=str
+    )
+    def test_one_mask_serves_all_that_share_it(
+        self, shared: str | None, own: tuple[int, int], dropout: str
+    ) -> None:
+        masks = self.masks(shared, dropout)
+        # The shared coordinate is 0, so that the mask is that of the first entry or head.
+        expected = np.broadcast_to(self.masks(None, dropout)[: own[0], : own[1]], masks.shape)
+        np.testing.assert_array_equal(masks, expected)
+        assert len(np.unique(masks.reshape(12, -1), axis=0)) == own[0] * own[1]
+
+    @pytest.mark.found_outside
+    @pytest.mark.parametrize(
+        ("shared", "place"), [("b", (0, 6, 7, 8)), ("h", (5, 0, 7, 8)), ("bh", (0, 0, 7, 8))]
+    )
+    def test_the_origin_of_what_is_shared_is_zero(self, shared: str, place: tuple[int, ...]) -> None:
+        rows, shape = np.arange(6), (1, 1, 6, 21)
+        got = keep_mask(STANDARD, 3, 0.5, 0, 0, rows, shape, (5, 6, 7, 8), shared)
+        np.testing.assert_array_equal(got, keep_mask(STANDARD, 3, 0.5, 0, 0, rows, shape, place))
+
+    @pytest.mark.parametrize("shared", [None, "b", "h", "bh"])
+    def test_rows_of_one_entry_have_masks_of_their_own(self, shared: str | None) -> None:
+        """Packed sequences are rows of one batch entry: they differ whatever is shared."""
+        assert len(np.unique(self.masks(shared)[0, 0], axis=0)) == self.SHAPE[2]
 
 
 class TestThreshold:

@@ -62,6 +62,7 @@ class TestSecondOpinion:
             logits_soft_cap=2.0,
             dropout_prob=0.5 if everything or name == "dropout" else 0.0,
             dropout_seed=11,
+            dropout_shared="h" if everything else None,
             q_segment_ids=np.array([[-1, -1, 0, 0, 1, 1]]) if segments else None,
             kv_segment_ids=np.array([[-1, 0, 0, 0, 0, 0, 0, 1, 1]]) if segments else None,
             cum_seqlens_q=np.int32([0, 5]) if everything else None,

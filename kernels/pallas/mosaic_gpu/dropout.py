@@ -1,4 +1,4 @@
-"""The pairs of a tile that dropout keeps (S12), drawn by the warpgroup that holds the tile.
+"""The pairs of a tile that dropout keeps (S12, S29), drawn by the warpgroup that holds the tile.
 
 Nothing but coordinates decides, so a kernel draws while its products run. A thread draws as many Philox calls
 as it holds groups of four pairs, and threads then exchange bytes: see `draw_by_rows` and `draw_by_keys`.
@@ -84,12 +84,18 @@ class Place[T](NamedTuple):
 
 
 def draw_by_rows[T](
-    thread: Instructions[T], place: Place[T], columns: int, least: int, queries: int | None = None
+    thread: Instructions[T],
+    place: Place[T],
+    columns: int,
+    least: int,
+    queries: int | None = None,
+    own_heads: bool = True,
 ) -> list[T]:
     """A thread's words of a tile whose rows are queries.
 
     Two neighbouring threads hold the four pairs of a call, and those of another row. Each draws for one row.
-    queries: in each head, where rows of several heads follow one another.
+    queries: in each head, where rows of several heads follow one another. own_heads: whether each head has a
+    mask of its own.
     """
     number = thread.thread()
     warp, lane = thread.divide(number, 32)
@@ -99,7 +105,7 @@ def draw_by_rows[T](
     head = place.head
     if queries is not None:
         within, row = thread.divide(row, queries)
-        head = thread.add(head, within)
+        head = thread.add(head, within) if own_heads else head
     row = thread.add(row, place.row_origin)
     first = thread.add(_group(thread, place), pair)
     keys = _round_keys(thread, place)
@@ -158,8 +164,11 @@ def kept_pairs(tile: Tile) -> jax.Array | None:
         return None
     # The keys of the rounds are computed anew for every tile: there are too many for registers.
     low, high, batch, head, row, key, here = lax.optimization_barrier((*tile.words, jnp.int32(tile.row)))
-    head = head + tile.head * spec.packed
-    place = Place(low, high, batch + tile.batch, head, here, row, key + tile.key)
+    own_heads = "h" not in spec.dropout_shared
+    # The origin of what is shared is 0, too (S29).
+    head = head + tile.head * spec.packed if own_heads else head
+    batch = batch if "b" in spec.dropout_shared else batch + tile.batch
+    place = Place(low, high, batch, head, here, row, key + tile.key)
     columns = tile.shape[1]
     shape = (_THREADS * columns // WORD_COLUMNS,)
     layout = plgpu.Layout.WG_STRIDED(shape, vec_size=1)
@@ -169,7 +178,7 @@ def kept_pairs(tile: Tile) -> jax.Array | None:
     if tile.transposed:
         draw: Callable[..., list[Any]] = draw_by_keys
     else:
-        draw = partial(draw_by_rows, queries=queries)
+        draw = partial(draw_by_rows, queries=queries, own_heads=own_heads)
 
     def run(_: Any, *arrays: Any) -> Any:
         words = Place(*(array.registers.item() for array in arrays))

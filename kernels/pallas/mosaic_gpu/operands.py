@@ -88,7 +88,7 @@ def dropout(call: Call) -> dict[str, jax.Array]:
     """[6] int32, the words of `attest.kernels.philox.dropout_words`."""
     if call.dropout_seed is None:
         return {}
-    words = dropout_words(call.dropout_seed, call.positions.origin)
+    words = dropout_words(call.dropout_seed, call.positions.origin, call.dropout_shared)
     return {"dropout": lax.bitcast_convert_type(words, jnp.int32)}
 
 

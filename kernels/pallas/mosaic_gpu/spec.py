@@ -39,8 +39,8 @@ class KernelSpec:
     of a program deals with. parts: how many programs share the keys of a row, in the forward kernel. partial:
     whether it returns the sums of each part, as `attest.kernels.few_queries.Partial` has them. unrounded: as
     `attest.kernels.implementation.Settings` says. heads_apart: whether query and out are [B * H, S, 1, D] in
-    memory, for the forward kernel. dropout: the probability of dropping a pair. packed: of how many query
-    heads the rows of a head are, in the forward kernel.
+    memory, for the forward kernel. dropout: the probability of dropping a pair; dropout_shared: as `Call` has
+    it. packed: of how many query heads the rows of a head are, in the forward kernel.
     """
 
     batch: int
@@ -74,6 +74,7 @@ class KernelSpec:
     bias_dtype: Any = None
     heads_apart: bool = False
     dropout: float = 0.0
+    dropout_shared: str = ""
     packed: int = 1
 
     @property
@@ -276,6 +277,7 @@ def describe(
         k_block=k_block,
         unrounded=settings.unrounded,
         dropout=0.0 if call.dropout_seed is None else call.dropout_prob,
+        dropout_shared=call.dropout_shared,
     )
 
 

@@ -121,7 +121,8 @@ class Cut:
         if self.call.alibi_slopes is not None:
             scalars["slopes"] = self.call.alibi_slopes.reshape(-1)
         if self.call.dropout_seed is not None:
-            words = dropout_words(self.call.dropout_seed, self.call.positions.origin)
+            origin, shared = self.call.positions.origin, self.call.dropout_shared
+            words = dropout_words(self.call.dropout_seed, origin, shared)
             scalars["seed"] = lax.bitcast_convert_type(words, jnp.int32)
         return scalars
 
@@ -161,6 +162,7 @@ def cut_call(settings: Settings, asked: Any, kernel: str, call: Call) -> Cut:
         cap=call.logits_soft_cap,
         logits_dtype=settings.logits_dtype,
         dropout_prob=call.dropout_prob,
+        dropout_shared=call.dropout_shared,
         precision=settings.precision if call.query.dtype == jnp.float32 else lax.Precision.DEFAULT,
     )
     batched = call.q_segment_ids is not None or any(x.shape[0] > 1 for x in arrays)

@@ -30,8 +30,8 @@ class Tile:
 
     q, k: its size in query rows and keys. k_length: keys from here on only fill up the last block; None where
     none do. rows: what each line of the operand `rows` is, of "first", "last", "ids" and "stand".
-    slope_heads:
-    how many slopes of ALiBi each batch entry has of its own; 0 where all share them.
+    slope_heads: how many slopes of ALiBi each batch entry has of its own; 0 where all share them.
+    dropout_shared: as `Call` has it.
     """
 
     q: int
@@ -43,6 +43,7 @@ class Tile:
     cap: float | None
     logits_dtype: str
     dropout_prob: float
+    dropout_shared: str
     precision: lax.Precision
 
 
@@ -110,13 +111,15 @@ def hide(visible: jax.Array | None, x: jax.Array) -> jax.Array:
 
 
 def drop(tile: Tile, refs: Refs, at: Any, x: jax.Array) -> jax.Array:
-    """x [k, q], 0 at dropped pairs; the kept ones are not yet scaled by `keep_scale` (clause S12)."""
+    """x [k, q], 0 at dropped pairs; the kept ones are not yet scaled by `keep_scale` (clause S12, S29)."""
     if "seed" not in refs:
         return x
     low, high, of_batch, of_head, of_row, of_key = (refs["seed"][word] for word in range(6))
     seed = (low.astype(jnp.uint32), high.astype(jnp.uint32))
     first_group = at.k * (tile.k // 4) + lax.shift_right_logical(of_key, 2)
-    head, batch = at.head + of_head, at.batch + of_batch
+    # The origin of what is shared is 0, too (S29).
+    head = of_head if "h" in tile.dropout_shared else at.head + of_head
+    batch = of_batch if "b" in tile.dropout_shared else at.batch + of_batch
     threshold = jnp.uint32(least_kept(tile.dropout_prob))
     kept = refs["kept"]
     columns, _, lanes = kept.shape

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import find, given
 from hypothesis import strategies as st
 
+from attest.conformance.cases.axes import BROADCAST_BIAS_AXES, BROADCAST_MASK_AXES
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import (
     ALIBI_PATTERNS,
-    BROADCAST_BIAS_AXES,
-    BROADCAST_MASK_AXES,
     LIMITS,
     POSITION_PATTERNS,
     RANGE_PATTERNS,
@@ -64,6 +63,7 @@ def test_a_case_switches_on_what_its_features_say(case: Case) -> None:
         "chunks": problem.chunk_size is not None,
         "ranges": problem.kv_start is not None or problem.kv_end is not None,
         "alibi": problem.alibi_slopes is not None,
+        "shared_dropout": problem.dropout_shared is not None,
     }
     assert case.features == {name for name, on in found.items() if on}
 
@@ -134,6 +134,20 @@ def test_slopes_differ_from_head_to_head(pattern: str) -> None:
     assert slopes.shape == (2 if pattern == "entries" else 1, 4)
     assert len(np.unique(slopes)) == slopes.size
     assert ((slopes < 0).any() and (slopes > 0).any()) == (pattern == "entries")
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize("shared", ["b", "h", "bh"])
+def test_shared_dropout_survives_json_and_shrinks(shared: str) -> None:
+    case = Case(batch=2, q_heads=2, kv_heads=2, q_len=6, kv_len=8, dropout=0.5, dropout_shared=shared)
+    assert case_from_json(json.loads(json.dumps(case.to_json()))) == case
+    assert case.features == {"dropout", "shared_dropout"}
+    assert find(simpler(case), lambda less: "shared_dropout" in less.features).dropout_shared == shared
+    assert case.features in {less.features for less in smallest(case)}
+    assert build(case).problem.dropout_shared == shapes_of(case)[1]["dropout_shared"] == shared
+    assert replace(case, dropout_shared=None).to_json() == {
+        name: value for name, value in case.to_json().items() if name != "dropout_shared"
+    }
 
 
 @pytest.mark.parametrize("pattern", RANGE_PATTERNS)
@@ -271,6 +285,9 @@ MALFORMED = [
     ("soft_cap", {"soft_cap": 0.0}),
     ("soft_cap", {"soft_cap": float("nan")}),
     ("dropout", {"dropout": 1.0}),
+    ("dropout_shared", {"dropout": 0.5, "dropout_shared": "hb"}),
+    ("dropout_shared", {"dropout": 0.5, "dropout_shared": True}),
+    ("dropout_shared", {"dropout_shared": "b"}),
     ("scale", {"scale": float("inf")}),
     ("tiling", {"tiling": -2}),
     ("seed", {"seed": 2**64}),

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from attest.conformance.cases.case import _BIASES, _MASKS, Case
+from attest.conformance.cases.axes import BIASES, MASKS
+from attest.conformance.cases.case import Case
 from attest.conformance.drawing.poison import poisoned
 
 
 @pytest.mark.parametrize(
-    ("name", "axes"), [*(("mask", axes) for axes in _MASKS), *(("bias", axes) for axes in _BIASES)]
+    ("name", "axes"), [*(("mask", axes) for axes in MASKS), *(("bias", axes) for axes in BIASES)]
 )
 def test_patterns_are_those_of_the_axes(name: str, axes: str) -> None:
     """A mask hides at least pairs at random; a bias that is the same for all pairs hides nothing."""

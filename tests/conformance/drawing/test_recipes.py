@@ -183,3 +183,22 @@ def test_choices_are_independent_of_their_order_and_cover_their_range(seed: int,
     assert sorted(dice.shuffled("items", range(count))) == list(range(count))
     assert {dice.between(str(name), 2, 4) for name in range(200)} == {2, 3, 4}
     assert not any(dice.chance(str(name), 0.0) for name in range(50))
+
+
+@pytest.mark.found_outside
+@given(seeds, st.sampled_from(("few", "packed", "gqa", "origin", "padded")))
+def test_shared_dropout_is_drawn_where_its_sharing_shows(seed: int, beside: str) -> None:
+    row = model(frozenset({"shared_dropout", "origin"})).completed(frozenset({"shared_dropout", beside}))
+    case = fillings(row | {"few"}, Offer("float32", blocks=Blocks(4, 8)), seed, 1)[0]
+    assert case.features >= {"dropout", "shared_dropout"}
+    several = {"b": case.batch > 1, "h": case.q_heads > 1}
+    for letter in case.dropout_shared or "":
+        # Where the call begins elsewhere, what is shared begins there, too, and must count as 0.
+        assert several[letter] or case.origin is not None
+        assert case.origin is None or case.origin["bh".index(letter)] > 0
+
+
+def test_shared_dropout_is_drawn_in_every_way() -> None:
+    row = model(frozenset({"shared_dropout"})).completed(frozenset({"shared_dropout", "few"}))
+    drawn = [fillings(row, Offer("float32"), seed, 1)[0].dropout_shared for seed in range(30)]
+    assert set(drawn) == {"b", "h", "bh"}

@@ -41,6 +41,13 @@ def blind_spots(**fields: Any) -> tuple[str, ...]:
         ({"batch": 2, "lengths": ((0, 0), (0, 0)), "q_heads": 2, "kv_heads": 2}, ()),
         ({"batch": 2, "window": (0, None), "head_dim": 1, "family": "integers", "seed": 4}, ()),
         ({"dropout": 0.5, "dropout_seed": 2**63}, ()),
+        ({"dropout": 0.5, "dropout_shared": "b", "batch": 2}, ()),
+        ({"dropout": 0.5, "dropout_shared": "b", "origin": (1, 0, 0, 0)}, ("origin",)),
+        ({"dropout": 0.5, "dropout_shared": "h", "q_heads": 2}, ()),
+        ({"dropout": 0.5, "dropout_shared": "h", "batch": 2}, ("shared_dropout",)),
+        ({"dropout": 0.5, "dropout_shared": "bh", "batch": 2, "q_heads": 2}, ()),
+        ({"dropout": 0.5, "dropout_shared": "bh", "q_heads": 2}, ()),
+        ({"dropout": 0.5, "dropout_shared": "bh"}, ("shared_dropout",)),
         ({"scale": 8**-0.5}, ("scale",)),
         ({"sinks": 2, "sink_pattern": "extreme"}, ()),
         ({"kv_len": 1, "bias": "111"}, ()),  # by lse alone
@@ -68,6 +75,25 @@ def test_a_window_has_a_neighbour_for_each_side_that_hides_something() -> None:
     problem = build(replace(PLAIN, window=(2, 99))).problem
     windows = [other.sliding_window for name, other in neighbours(problem, STANDARD) if name == "window"]
     assert windows == [None, (3, 99)]
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize(
+    ("sizes", "others"),
+    [
+        ({"batch": 2, "q_heads": 2}, [None, "h", "b"]),
+        ({"batch": 2}, [None, "h"]),
+        ({"q_heads": 2}, [None, "b"]),
+        ({"origin": (3, 0, 0, 0), "q_heads": 2}, [None, "h", "b"]),
+        ({"origin": (0, 3, 0, 0)}, [None, "b"]),
+        ({}, [None]),
+    ],
+    ids=str,
+)
+def test_dropout_that_both_share_has_a_neighbour_for_each(sizes: dict[str, Any], others: list[Any]) -> None:
+    problem = build(replace(PLAIN, dropout=0.5, dropout_shared="bh", **sizes)).problem
+    found = [x.dropout_shared for name, x in neighbours(problem, STANDARD) if name == "shared_dropout"]
+    assert found == others
 
 
 @pytest.mark.parametrize("entry", load_corpus(), ids=lambda entry: entry.name)

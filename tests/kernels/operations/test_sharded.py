@@ -40,6 +40,7 @@ SPEC = P("data", None, "model")
 # name: operands behind the value by name, the spec of key and value, specs of the others, and options.
 CALLS: dict[str, tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any]]] = {
     "causal, dropout": ({}, P("data"), {}, {"causal": True, "dropout_prob": 0.4, "dropout_seed": 5}),
+    "shared dropout": ({}, P("data"), {}, {"dropout_prob": 0.4, "dropout_seed": 5, "dropout_shared": "bh"}),
     "bias of all, sinks": (
         {"bias": normal(4, 8, 16, 24), "softmax_aux": normal(8, 2)},
         P("data"),

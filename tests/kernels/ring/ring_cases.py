@@ -47,6 +47,19 @@ def features(q: int, k: int) -> dict[str, dict[str, Any]]:
             "dropout_seed": 5,
             "origin": (1, 2, 3, 8),
         },
+        "dropout that all entries share": {
+            "dropout_prob": 0.4,
+            "dropout_seed": 5,
+            "dropout_shared": "b",
+            "origin": (1, 2, 3, 8),
+        },
+        "causal, dropout that all heads share": {
+            "causal": True,
+            "dropout_prob": 0.4,
+            "dropout_seed": 5,
+            "dropout_shared": "h",
+            "origin": (1, 2, 3, 8),
+        },
         "chunks, causal, not normalised, shared sinks": {
             "causal": True,
             "chunk_size": 10,
