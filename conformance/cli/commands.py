@@ -306,6 +306,8 @@ def _run(
         for subject in request.subjects.values():
             refuse_unfit(subject, request.profile, request.only)
         journal = _begun(request, outputs.json)
+        if request.workers == 0 and len(request.subjects) > 1:
+            _complain("-n 0 runs all subjects in one process, where one can spoil those after it", PASSED)
         with progress() as watch:
             found = run(request, watch, journal.add if journal else lambda _results: None)
     except RequestError as error:
