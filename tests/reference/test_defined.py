@@ -10,6 +10,7 @@ from attest.reference.problem import Problem, make_problem
 from attest.reference.semantics import Semantics
 
 D = 4
+LOWEST = float(np.finfo(np.float32).min)
 
 
 def problem(query: float = 1.0, key: float = 1.0, heads: int = 1, **options: Any) -> Problem:
@@ -40,7 +41,10 @@ def plane(values: list[float]) -> np.ndarray:
         (1.0, 1.0, {"softmax_scale": 0.0}, True),
         (1.0, 1.0, {"bias": plane([0.0, 2.0**127, 0.0])}, False),
         (1.0, 1.0, {"bias": plane([0.0, 1.7e38, 0.0])}, True),
-        (2.0**61, 2.0**61, {"bias": plane([0.0, -1.7e38, 0.0])}, False),
+        (2.0**61, 2.0**61, {"bias": plane([0.0, 1.7e38, 0.0])}, False),
+        # The lowest finite number, by which many callers hide a pair.
+        (2.0**49, 2.0**50, {"bias": plane([0.0, LOWEST, 0.0])}, True),
+        (2.0**50, 2.0**51, {"bias": plane([0.0, LOWEST, 0.0])}, False),
     ],
 )
 def test_what_fits(query, key, options, fits):
