@@ -64,7 +64,7 @@ def _may_fork() -> bool:
     # Elsewhere system libraries do not allow a fork; -E hides from the server where it may import from.
     if sys.platform != "linux" or sys.flags.ignore_environment:
         return False
-    early = {name: value for name, value in os.environ.items() if name.startswith(_EARLY)}
+    early = _early()
     if _Server.early is None:
         try:
             multiprocessing.get_context("forkserver").set_forkserver_preload([_PRELOADED])
@@ -74,6 +74,10 @@ def _may_fork() -> bool:
             return False
         _Server.early = early
     return _Server.early == early
+
+
+def _early() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(_EARLY)}
 
 
 @contextmanager

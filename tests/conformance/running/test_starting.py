@@ -51,6 +51,7 @@ def test_what_is_loaded_ahead_starts_no_thread_and_no_backend():
 def test_a_worker_has_the_variables_of_now(monkeypatch, name):
     """The second is read when JAX is imported: the server, which imported it before, cannot serve."""
     assert answer(variable, name) is None
+    monkeypatch.setattr(starting._Server, "early", starting._early())
     monkeypatch.setenv(name, "1")
     assert answer(variable, name) == "1"
     assert starting._may_fork() is (name == "ATTEST_NOTHING")
