@@ -1,5 +1,6 @@
 """Makes `python -m attest` the command `attest`, where it is not installed, and names a missing extra."""
 
+import os
 import sys
 from importlib.util import find_spec
 
@@ -8,7 +9,14 @@ _SUITE = ("hypothesis", "jinja2", "matplotlib", "msgspec", "rich", "typer")
 
 
 def main() -> int | None:
-    """Run the command; the exit status, 2 where the extra `suite` is not installed."""
+    """Run the command; the exit status, 2 where the extra `suite` or the current folder is missing."""
+    try:
+        os.getcwd()
+    except OSError as error:  # libraries ask for it when they are imported
+        print(
+            f"attest: the current folder cannot be read: {error.strerror}: change to another", file=sys.stderr
+        )
+        return 2
     missing = [name for name in _SUITE if find_spec(name) is None]
     if missing:
         advice = 'install the extra suite, pip install "attest-attention[suite]"'

@@ -1,6 +1,7 @@
 """`run_conformance_test` and `replay_case`, for the test suites of other projects."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,13 @@ from attest.conformance.running.plan import load_profile
 from attest.conformance.running.runner import Request, run
 from attest.conformance.subject import Subject
 
+# The names of the subjects that were judged in this process.
+_judged: set[str] = set()
+
+
+class SharedProcessWarning(UserWarning):
+    """Several subjects were judged in one process, where one that changes NumPy or JAX spoils the others."""
+
 
 def run_conformance_test(
     subject: Subject, profile: str = "quick", seed: int = 0, expectations: Sequence[Path] = ()
@@ -20,7 +28,8 @@ def run_conformance_test(
 
     profile: "quick", "standard" or "nightly". expectations: TOML files or folders of known failures.
     Raises AssertionError that explains the simplest failing case of each check, and ValueError for an
-    unknown profile or a broken file of expectations. Returns the record of what was judged.
+    unknown profile or a broken file of expectations. Warns with SharedProcessWarning if another subject was
+    judged in this process before. Returns the record of what was judged.
     """
     record = conformance_record(subject, profile, seed, expectations)
     if record.status == "fail":
@@ -35,12 +44,26 @@ def conformance_record(
     """The record behind `run_conformance_test`, which does not raise for a kernel that fails."""
     if not isinstance(subject, Subject):  # type: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise TypeError(f"subject: got {type(subject).__name__}, expected an attest.Subject")
+    _warn_if_shared(subject)
     known = load_expectations(expectations)
     request = Request({subject.name: subject}, load_profile(profile), seed, expectations=known)
     record = run(request)
     if not record.complete:  # Ctrl-C ends the whole suite, not this test
         raise KeyboardInterrupt
     return with_policy(record, known)
+
+
+def _warn_if_shared(subject: Subject) -> None:
+    """Warn if this process has run another subject, and remember that it has run this one."""
+    others = sorted(_judged - {subject.name})
+    _judged.add(subject.name)
+    if others:
+        warnings.warn(
+            f"{subject.name} is judged in a process that has run {', '.join(others)}: what another subject"
+            " changes in NumPy or JAX counts as its failure. Give each its own process, as `attest` does",
+            SharedProcessWarning,
+            skip_file_prefixes=(str(Path(__file__).parent),),
+        )
 
 
 def failures_by_check(record: RunRecord) -> Mapping[str, str]:
@@ -63,6 +86,7 @@ def replay_case(subject: Subject, check: str, case: str) -> Result:
     from attest.conformance.cases.case import case_from_json
     from attest.conformance.judging.judge import judge
 
+    _warn_if_shared(subject)
     (result,) = judge(subject, case_from_json(json.loads(case)), (check,))
     print(explain(result, _replay(result)))
     return result

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.subject import Subject
+from attest.reference.defined import CAP_RANGE, SCALE_RANGE, cap_in_range, scale_in_range
 from attest.reference.leading import fold
 from attest.reference.semantics import OPTIONS
 
@@ -35,6 +36,10 @@ _ARRAYS = (
 # Arrays whose values are checked where they are concrete.
 _CONCRETE = ("cum_seqlens_q", "cum_seqlens_k", "q_offset", "origin", "alibi_slopes")
 _NUMBERS = ("softmax_scale", "logits_soft_cap", "dropout_prob")
+_RANGES = {
+    "softmax_scale": (SCALE_RANGE, scale_in_range, "0, or a number from {} in size"),
+    "logits_soft_cap": (CAP_RANGE, cap_in_range, "a number from {}"),
+}
 _FLAGS = ("causal", "normalize_output")
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -63,6 +68,7 @@ def validate_call(
     for name in _NUMBERS:
         if name in given:
             _check_number(name, given[name])
+            _check_range(name, given[name])
     for name in _FLAGS:
         if name in given and not isinstance(given[name], bool | np.bool_):
             _refuse(name, repr(given[name]), "True or False")
@@ -97,6 +103,16 @@ def _check_number(name: str, number: Any) -> None:
     if not abs(wide) <= _LARGEST:
         got = repr(number)
         _refuse(name, got if len(got) < 40 else f"{got[:20]}...", "one finite number that float32 holds")
+
+
+def _check_range(name: str, number: Any) -> None:
+    """Refuse a scale or a cap whose products overflow or vanish in float32 (S1, S3)."""
+    if isinstance(number, Tracer) or name not in _RANGES:
+        return
+    (low, high), fits, form = _RANGES[name]
+    # A cap of 0 or below is refused with the form of all arguments.
+    if not fits(float(number)) and (name == "softmax_scale" or float(number) > 0):
+        _refuse(name, repr(number), form.format(f"{low:.2g} to {high:.2g}"))
 
 
 def _check_window(window: Any) -> None:

@@ -24,7 +24,7 @@ from attest.kernels.options import (
     check_dropout_shared,
     check_flag,
     check_integer,
-    check_number,
+    check_scale,
     check_soft_cap,
     refuse,
     shown,
@@ -116,7 +116,7 @@ def check_call(
     batch, q_length, q_heads, head_dim = query.shape
     k_length = key.shape[1]
     scale = (
-        1.0 / math.sqrt(head_dim) if softmax_scale is None else check_number("softmax_scale", softmax_scale)
+        1.0 / math.sqrt(head_dim) if softmax_scale is None else check_scale("softmax_scale", softmax_scale)
     )
     segments = check_segments(q_segment_ids, kv_segment_ids, batch, q_length, k_length)
     lengths = check_lengths(cum_seqlens_q, cum_seqlens_k, batch, q_length, k_length)

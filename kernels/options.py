@@ -19,6 +19,8 @@ SHARED_DROPOUT = {None: "", "b": "b", "h": "h", "bh": "bh"}
 _LARGEST = float(np.finfo(np.float32).max)
 # A cap is divided by, multiplied with and turned into bits: beyond these its float32 arithmetic overflows.
 CAP_RANGE = (2.0**-100, 2.0**100)
+# So is the size of a scale, unless it is 0; attest.reference.defined has the same ranges.
+SCALE_RANGE = (2.0**-100, 2.0**100)
 # What Flax's linen layers call a mask and the key of dropout. They drop what a function has no parameter for
 # without a word: a function without these would attend to all keys and drop no weights.
 NAMES_OF_FLAX = ("mask", "dropout_rng")
@@ -80,6 +82,15 @@ def check_number(name: str, value: Any) -> float:
     if not math.isfinite(number) or abs(number) > _LARGEST:
         expected = f"a finite number that float32 holds, at most {_LARGEST:.8g} in size"
         refuse(name, shown(value), expected, "Leave it out for the default.")
+    return number
+
+
+def check_scale(name: str, scale: Any) -> float:
+    """Return a scale of the logits: 0, or a number whose products and inverse float32 holds."""
+    number = check_number(name, scale)
+    if number != 0.0 and not SCALE_RANGE[0] <= abs(number) <= SCALE_RANGE[1]:
+        expected = f"0, or a number from {SCALE_RANGE[0]:.2g} to {SCALE_RANGE[1]:.2g} in size"
+        refuse(name, number, expected, "Scale query or key, or leave it out for 1 / sqrt(head dim).")
     return number
 
 

@@ -217,6 +217,11 @@ def _row_block(
     )
 
 
+def dot_scale(problem: Problem, semantics: Semantics) -> float:
+    """Return the factor of q.k (S1)."""
+    return _scale(problem, semantics)[0]
+
+
 def _scale(problem: Problem, semantics: Semantics) -> tuple[float, float]:
     if problem.softmax_scale is not None:
         return float(problem.softmax_scale), 0.0

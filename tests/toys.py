@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attest.conformance.subject import Subject
 from attest.reference.semantics import STANDARD
@@ -59,6 +60,14 @@ def _dies_if_causal(query: Any, key: Any, value: Any, *, causal: bool = False) -
     if causal:
         os._exit(3)
     return _attention(query, key, value)
+
+
+def _patches_numpy(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    """Leaves NumPy and JAX broken for whatever runs in this process afterwards."""
+    out = _attention(query, key, value, causal=causal)
+    np.exp = np.einsum = lambda *_arguments, **_options: np.zeros(())
+    jnp.exp = jnp.einsum = lambda *_arguments, **_options: jnp.zeros(())
+    return out
 
 
 def _interrupts(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
@@ -151,6 +160,7 @@ exits = _subject("exits", _exits)
 hangs = _subject("hangs", _hangs)
 dies = _subject("dies", _dies)
 dies_if_causal = _subject("dies_if_causal", _dies_if_causal)
+patches_numpy = _subject("patches_numpy", _patches_numpy)
 interrupts = _subject("interrupts", _interrupts)
 gives_up = _subject("gives_up", _gives_up)
 raves = _subject("raves", _raves)

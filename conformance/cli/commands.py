@@ -7,6 +7,7 @@ environment of the process.
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from json import dumps
 from pathlib import Path
@@ -32,7 +33,6 @@ PASSED, FAILED, USAGE = 0, 1, 2
 
 app = typer.Typer(
     help="Judge attention kernels against a float64 oracle. A subject is a kernel with its declarations.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -43,14 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status."""
     hold_streams()
     settle()
+    typed = sys.argv[1:] if arguments is None else arguments
     try:
         with interruptible():
-            return _attempt(arguments)
+            # Without a command the help is shown, and a script whose command is missing fails.
+            return _attempt(typed) if typed else _attempt(["--help"]) or USAGE
     except Interrupted:
         return _complain("interrupted", FAILED)
 
 
-def _attempt(arguments: Sequence[str] | None) -> int:
+def _attempt(arguments: Sequence[str]) -> int:
     click_error: Any = typer.BadParameter.__bases__[0]  # the UsageError of click, wherever typer keeps it
     try:
         return app(args=arguments, prog_name="attest", standalone_mode=False) or PASSED
@@ -243,12 +245,7 @@ def compile_kernels(
         list[int] | None, typer.Option(help="Compile this head dim only; repeatable.")
     ] = None,
     dtype: options.Dtypes = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "-n", "--workers", min=0, show_default="the number of cores", help="Number of processes."
-        ),
-    ] = None,
+    workers: options.CompileWorkers = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write every result here.")] = None,
 ) -> int:
     """Cross-compile every kernel for every device; no device is needed."""
@@ -306,6 +303,8 @@ def _run(
         for subject in request.subjects.values():
             refuse_unfit(subject, request.profile, request.only)
         journal = _begun(request, outputs.json)
+        if request.workers == 0 and len(request.subjects) > 1:
+            _complain("-n 0 runs all subjects in one process, where one can spoil those after it", PASSED)
         with progress() as watch:
             found = run(request, watch, journal.add if journal else lambda _results: None)
     except RequestError as error:
@@ -350,7 +349,7 @@ def _conclude(
         journal.remove()
     elif journal is not None:
         journal.close()
-        faults.append(f"the results are in {journal.path}")
+        faults.append(journal.contents)
     try:
         show(*prints)
     except FileError as error:

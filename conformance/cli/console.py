@@ -5,9 +5,11 @@ Control characters in texts do not reach the terminal. A failed write is reporte
 
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -17,12 +19,26 @@ from attest.conformance.files import FileError
 from attest.conformance.running.runner import Progress
 from attest.conformance.text import printable, sentence
 
+# Fewer columns than this show nothing that can be read.
+_NARROWEST = 20
+
+
+def console_of(**options: Any) -> Console:
+    """Return a console of rich. COLUMNS and LINES count only if they are sizes that a text fits into."""
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("COLUMNS", "LINES")
+        or (re.fullmatch("[0-9]{1,4}", value) and int(value) >= _NARROWEST)
+    }
+    return Console(_environ=variables, **options)
+
 
 def show(*prints: Callable[[Console], None]) -> None:
     """Print reports: coloured on terminals only, and not under NO_COLOR. Raises FileError."""
     page = io.StringIO()  # written as a whole, so that errors of writing occur in one place
     on_terminal = sys.stdout is not None and sys.stdout.isatty()  # type: ignore[reportUnnecessaryComparison]
-    console = Console(file=page, force_terminal=on_terminal or None, highlight=False)
+    console = console_of(file=page, force_terminal=on_terminal or None, highlight=False)
     for print_it in prints:
         print_it(console)
     _write(page.getvalue())
@@ -66,7 +82,7 @@ def progress() -> Generator[Callable[[Progress], None], None, None]:
         yield lambda _progress: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=console_of(stderr=True), transient=True) as bar:
         task = bar.add_task("planning", total=None)
 
         def show(now: Progress) -> None:

@@ -1,6 +1,7 @@
 """The options of the command line, and the checks of their values."""
 
 import os
+import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from attest.conformance.running.runner import Request
     from attest.conformance.subject import Subject
 
+# Processes that a run starts at once, at most: more of them end a machine before they end a run.
+_MOST_WORKERS = 1024
+# More digits than the number of a shard can need.
+_SHARD_DIGITS = 9
+
 SubjectName = Annotated[str, typer.Argument(help="A name from `attest list`, or module:attribute.")]
 SubjectPatterns = Annotated[
     list[str] | None,
@@ -32,8 +38,20 @@ Workers = Annotated[
         "-n",
         "--workers",
         min=0,
+        max=_MOST_WORKERS,
         show_default="the number of cores; 1 on an accelerator",
         help="Number of worker processes. 0: run in this process, without --timeout.",
+    ),
+]
+CompileWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--workers",
+        min=0,
+        max=_MOST_WORKERS,
+        show_default="the number of cores",
+        help="Number of processes.",
     ),
 ]
 Timeout = Annotated[
@@ -186,9 +204,9 @@ def restriction(
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
-    number, _, count = text.partition("/")
-    if number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
-        return int(number), int(count)
+    form = re.fullmatch(f"([0-9]{{1,{_SHARD_DIGITS}}})/([0-9]{{1,{_SHARD_DIGITS}}})", text)
+    if form is not None and 1 <= int(form[1]) <= int(form[2]):
+        return int(form[1]), int(form[2])
     raise UsageError(f"--shard: got {text!r}, expected i/n with 1 <= i <= n, such as 2/3")
 
 

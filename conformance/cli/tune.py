@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attest.conformance.cli.options import UsageError
+from attest.conformance.cli.options import Outputs, UsageError
 from attest.conformance.files import write_text
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def tune(
     """
     import jax
 
+    outputs = Outputs(json)
     from attest.conformance.cli.console import show
     from attest.conformance.tuning.judge import judge
     from attest.kernels.operations import FlashAttention, Tuner, create_default_executor, policy_override
@@ -92,8 +93,8 @@ def tune(
     except (TypeError, ValueError, NotImplementedError) as error:
         raise UsageError(str(error)) from None
     show(lambda console: _show(console, record))
-    if json is not None:
-        write_text(json, json_format.dumps(record.as_dict(), indent=1, sort_keys=True) + "\n")
+    if outputs.json is not None:
+        write_text(outputs.json, json_format.dumps(record.as_dict(), indent=1, sort_keys=True) + "\n")
     return 0
 
 
@@ -101,10 +102,11 @@ class _Bar:
     """A progress bar over the candidates of a run, on a terminal alone."""
 
     def __init__(self) -> None:
-        from rich.console import Console
         from rich.progress import Progress
 
-        console = Console(stderr=True)
+        from attest.conformance.cli.console import console_of
+
+        console = console_of(stderr=True)
         self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("compiling", total=None)
 

@@ -54,6 +54,9 @@ def _finding(trial: Trial, check: Check) -> Finding:
     )
     if unsupported is not None:
         return Finding(Verdict.UNSUPPORTED, message=unsupported)
+    undefined = _undefined(trial, check)
+    if undefined is not None:
+        return Finding(Verdict.INCONCLUSIVE, message=undefined)
     try:
         finding = check.run(trial)
     except SubjectError as error:
@@ -65,6 +68,16 @@ def _finding(trial: Trial, check: Check) -> Finding:
             f"the case cannot distinguish a kernel without {', '.join(trial.blind_spots)} from a correct one",
         )
     return finding
+
+
+def _undefined(trial: Trial, check: Check) -> str | None:
+    """Return why a case is no call that a kernel must answer (S1), in one clause; None if it is one."""
+    if trial.out_of_range is not None:
+        return trial.out_of_range
+    # Listed cases may be large, and their values are known to fit.
+    if not check.kind.listed and trial.overflows:
+        return "the logit of a visible pair, or the products in it, may overflow float32 (S1)"
+    return None
 
 
 def _unspecified(trial: Trial, check: Check) -> str | None:

@@ -21,6 +21,7 @@ from attest.conformance.judging.contrast import (
 )
 from attest.conformance.judging.execute import Plain, call_plainly, execute
 from attest.conformance.subject import Subject
+from attest.reference.defined import cap_in_range, logits_fit, scale_in_range
 from attest.reference.error_model import Prediction, predict
 from attest.reference.numerics import Numerics, coarse
 from attest.reference.oracle import OUTPUTS, Answer, attention
@@ -98,6 +99,20 @@ class Trial:
     def has_empty_rows(self) -> bool:
         """Whether some query row sees no key (S10)."""
         return has_empty_rows(self.built.problem, self.subject.semantics)
+
+    @property
+    def out_of_range(self) -> str | None:
+        """Why the scale or the cap is none that kernels must take (S1, S3), in one clause; None if it is."""
+        if self.case.scale is not None and not scale_in_range(self.case.scale):
+            return f"a softmax_scale of {self.case.scale:g} is outside of the tested range"
+        if self.case.soft_cap is not None and not cap_in_range(self.case.soft_cap):
+            return f"a logits_soft_cap of {self.case.soft_cap:g} is outside of the tested range"
+        return None
+
+    @cached_property
+    def overflows(self) -> bool:
+        """Whether the products of a visible pair may overflow float32, so that the call is undefined."""
+        return not logits_fit(self.built.problem, self.subject.semantics)
 
     @cached_property
     def unspecified(self) -> bool:

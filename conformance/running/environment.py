@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+import tomllib
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,7 +11,12 @@ from typing import Any
 
 import jax
 
-_PACKAGES = ("attest", "jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "triton", "jax-triton")
+_OURS = "attest-attention"  # attest alone is another project on PyPI
+_PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "triton", "jax-triton")
+# The folder that the running package lies in: of a checkout, or of installed packages.
+_HOME = Path(__file__).absolute().parents[3]
+# A git hook sets these, and git then takes every folder for a part of the hook's repository.
+_ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
 _FLAGS = ("XLA_", "JAX_", "TRITON_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _GIT_SECONDS = 10.0
 
@@ -26,10 +32,15 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count() or 1,
         "python": platform.python_version(),
-        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "versions": _versions(),
         "flags": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)},
-        "commit": _commit(Path.cwd()),
+        "commit": commit(_HOME),
     }
+
+
+def _versions() -> dict[str, str]:
+    found = {name: _version(name) for name in _PACKAGES} | {_OURS: own_version(_HOME)}
+    return {name: number for name, number in found.items() if number is not None}
 
 
 def _version(package: str) -> str | None:
@@ -37,6 +48,24 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def own_version(home: Path) -> str | None:
+    """Return the version of attest in a folder: of the checkout there, or of the installed distribution.
+
+    A checkout comes first, since another version may be installed beside it.
+    """
+    project = _project(home)
+    return _version(_OURS) if project is None else str(project.get("version", ""))
+
+
+def _project(home: Path) -> dict[str, Any] | None:
+    """Return the table `project` of the checkout of attest in a folder; None if there is no checkout."""
+    try:
+        project = tomllib.loads((home / "pyproject.toml").read_text()).get("project", {})
+    except (OSError, ValueError):
+        return None
+    return project if project.get("name") == _OURS else None
 
 
 def _processor() -> str:
@@ -49,19 +78,23 @@ def _processor() -> str:
     return models[0] if models else platform.processor()
 
 
-def _commit(folder: Path) -> str:
-    """The commit that is checked out, "+dirty" if files differ from it; "" outside a checkout.
+def commit(home: Path) -> str:
+    """Return the commit of the checkout of attest in a folder, "+dirty" if files differ from it; "" for none.
 
-    The variable ATTEST_COMMIT holds it where the files were copied there without their history.
+    Packages that are installed inside a repository, or copied into it, have no commit: it would be another
+    project's. The variable ATTEST_COMMIT holds it where the files were copied without their history.
     """
     copied = os.environ.get("ATTEST_COMMIT", "")
-    head = _git(folder, ("rev-parse", "HEAD"))
-    if copied or not head:
+    if copied or _project(home) is None:
         return copied
-    return f"{head}+dirty" if _git(folder, ("status", "--porcelain", "--untracked-files=no")) else head
+    top, _, head = _git(home, ("rev-parse", "--show-toplevel", "HEAD")).partition("\n")
+    if not head or not os.path.samefile(top, home):
+        return ""
+    return f"{head}+dirty" if _git(home, ("status", "--porcelain", "--untracked-files=no")) else head
 
 
 def _git(folder: Path, arguments: Sequence[str]) -> str:
+    variables = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
     try:
         done = subprocess.run(
             # A repository can make `git status` run a program, which may be somebody else's.
@@ -70,6 +103,7 @@ def _git(folder: Path, arguments: Sequence[str]) -> str:
             text=True,
             timeout=_GIT_SECONDS,
             check=False,
+            env=variables,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

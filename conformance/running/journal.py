@@ -43,6 +43,7 @@ class Journal:
     def __init__(self, path: Path, header: RunRecord, sync_seconds: float) -> None:
         self.path = path
         self.fault = ""
+        self._given = self._kept = 0
         self._sync_seconds = sync_seconds
         self._synced = time.monotonic()
         try:
@@ -53,12 +54,21 @@ class Journal:
 
     def add(self, results: Sequence[Result]) -> None:
         """Append results."""
+        self._given += len(results)
         try:
             for result in results:
                 if not self.fault:
                     self._write({"result": result_to_json(result)})
+                    self._kept += 1
         except OSError as error:
             self.fault = self._sentence(error)
+
+    @property
+    def contents(self) -> str:
+        """A clause that says which results can be read from the file."""
+        if self._kept == self._given:
+            return f"the results are in {self.path}"
+        return f"{self.path} has only the first {self._kept} of {self._given} results"
 
     def close(self) -> None:
         """Leave the file for `read_journal`."""

@@ -1,5 +1,6 @@
 """A pool of processes that run one job at a time and can be killed at any moment.
 
+A process runs jobs of one subject only: what a subject changes in NumPy or JAX cannot reach another one.
 A process and its parent share a pipe and a file for the phase, but no lock. So nothing waits for a process
 that has died, and its death is noticed at once.
 """
@@ -16,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from attest.conformance.running.limits import limits
 from attest.conformance.running.phases import notice_compiling, read_phase, reported
 from attest.conformance.running.process import WorkerError, hush, settle
 from attest.conformance.running.signals import Interrupted
+from attest.conformance.running.starting import BLOCKED, start
 from attest.conformance.subject import Subject
 from attest.conformance.text import exception_text
 
@@ -32,12 +33,6 @@ _JOBS_PER_PROCESS = 100
 
 # After so many deaths at the start in a row, the next process would die, too.
 _DEATHS_AT_START = 3
-
-# A process begins with these blocked, so that Ctrl-C, which goes to its whole group, prints nothing.
-_BLOCKED = (signal.SIGINT, signal.SIGTERM)
-
-# Forking would copy the threads of XLA in whatever state they are.
-_SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
@@ -86,8 +81,7 @@ class Pool:
     left: the rest of jobs whose process ended in the middle; it must be given again.
     """
 
-    def __init__(self, names: Sequence[str], workers: int, timeout: float) -> None:
-        self._names = tuple(names)
+    def __init__(self, workers: int, timeout: float) -> None:
         self._size = workers
         self._timeout = timeout
         self._workers: list[_Worker] = []
@@ -107,11 +101,14 @@ class Pool:
 
     def give(self, job: Job) -> None:
         """Begin a job, only while the pool is idle. Raises WorkerError if no process can be started."""
-        for worker in [worker for worker in self._workers if not worker.calls]:
+        idle = [worker for worker in self._workers if not worker.calls]
+        for worker in [worker for worker in idle if worker.subject == job.subject]:
             if worker.begin(job):
                 return
             self._remove(worker)
-        worker = _Worker(self._names, self._folder)
+        if len(self._workers) == self._size:  # then one of them is idle, with another subject
+            self._remove(next(worker for worker in self._workers if not worker.calls))
+        worker = _Worker(job.subject, self._folder)
         self._workers.append(worker)
         worker.begin(job)  # its death, if it has died already, is noticed later
 
@@ -159,21 +156,17 @@ class Pool:
 
 
 class _Worker:
-    """The parent's view of one process."""
+    """The parent's view of one process. subject: whose jobs it runs."""
 
-    def __init__(self, names: Sequence[str], folder: Path) -> None:
+    def __init__(self, subject: str, folder: Path) -> None:
+        self.subject = subject
         self.calls: list[Job] = []  # without an outcome yet, the current one first
         self.ready = False
         self._jobs = 0
         self._began = time.monotonic()
-        self._connection, theirs = _SPAWN.Pipe()
-        self._process: SpawnProcess = _SPAWN.Process(target=_serve, args=(theirs, names), daemon=True)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
+        self._connection, theirs = multiprocessing.Pipe()
+        with theirs:
+            self._process = start(_serve, theirs, subject)
         self._phase = folder / str(self._process.pid)
 
     @property
@@ -251,14 +244,14 @@ def guarded(job: Job, subject: Subject | None) -> Outcome:
         return Outcome(job, fault=f"raised {exception_text(error)}", phase="running")
 
 
-def _serve(connection: Connection, names: Sequence[str]) -> None:
-    """Run jobs from the parent, one after the other, until the parent ends."""
+def _serve(connection: Connection, name: str) -> None:
+    """Run jobs of one subject from the parent, one after the other, until the parent ends."""
     with suppress(OSError):
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _begin(names)
+    _begin(name)
     with suppress(EOFError, OSError):
         connection.send(None)
         while True:
@@ -285,12 +278,12 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _begin(names: Sequence[str]) -> None:
+def _begin(name: str) -> None:
     """Load everything that tasks need, before the time of the first one starts."""
     settle()
     hush()
     notice_compiling()
-    for name in names:
+    if name:
         with suppress(LookupError):  # its tasks will fail with this error
             _subject(name)
 

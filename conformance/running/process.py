@@ -60,7 +60,10 @@ def see_folder() -> None:
 
 def hide_folder() -> None:
     """Remove the user's folder, which `python -m` adds, from the path, unless attest itself is there."""
-    folder = os.getcwd()
+    try:
+        folder = os.getcwd()
+    except OSError:  # it has been removed, and the command refuses to run there
+        return
     home = Path(__file__).absolute().parents[3]
     if not sys.flags.safe_path and sys.path[:1] == [folder] and not os.path.samefile(folder, home):
         del sys.path[0]

@@ -6,7 +6,7 @@ A kernel that hangs or ends its process costs only its own task.
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 
 from attest.conformance.running.pool import Job, Outcome, Pool, guarded
@@ -38,7 +38,7 @@ def perform(
     """
     if workers == 0:
         return _here(jobs, subjects, wanted)
-    return _elsewhere(jobs, tuple(subjects), workers, timeout, wanted)
+    return _elsewhere(jobs, workers, timeout, wanted)
 
 
 def _here(
@@ -51,13 +51,13 @@ def _here(
 
 
 def _elsewhere(
-    jobs: Iterable[Job], names: Sequence[str], workers: int, timeout: float, wanted: Callable[[Job], bool]
+    jobs: Iterable[Job], workers: int, timeout: float, wanted: Callable[[Job], bool]
 ) -> Generator[Outcome, None, None]:
     drawing = _Drawing(jobs, _DRAWN_AHEAD * workers)
     waiting: deque[Job] = deque()
     # A signal takes effect between two rounds of the loop, so that no outcome is lost.
     with postponed() as to_end:
-        pool = Pool(names, workers, timeout)
+        pool = Pool(workers, timeout)
         try:
             while not to_end():
                 waiting.extendleft(pool.left)

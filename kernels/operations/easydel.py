@@ -35,7 +35,7 @@ from attest.kernels.operations.executor import Executor, create_default_executor
 from attest.kernels.operations.flash_attention import FlashAttention
 from attest.kernels.operations.platforms import check_backend, check_platform
 from attest.kernels.operations.registry import NoImplementationError
-from attest.kernels.options import check_dropout_prob, check_dtype, check_number, check_size, refuse, shown
+from attest.kernels.options import check_dropout_prob, check_dtype, check_scale, check_size, refuse, shown
 
 _BLOCKS = (512, 1024)
 # What EasyDeL's layers pass along and no operator computes with.
@@ -77,7 +77,7 @@ class OperationMetadata:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, check_dtype(name, getattr(self, name)))
         if self.softmax_scale is not None:
-            check_number("softmax_scale", self.softmax_scale)
+            check_scale("softmax_scale", self.softmax_scale)
         check_dropout_prob(self.dropout_prob)
         check_size("blocksize_q", self.blocksize_q)
         check_size("blocksize_k", self.blocksize_k)

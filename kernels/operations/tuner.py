@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
+from threading import TIMEOUT_MAX
 from typing import Any, Protocol
 
 import jax
@@ -125,7 +126,7 @@ class Tuner:
         Raises: ValueError naming the argument.
         """
         self.warmup, self.iters = check_size("warmup", warmup), check_size("iters", iters)
-        if not time_limit > 0:
+        if not 0 < time_limit <= TIMEOUT_MAX:
             refuse("time_limit", time_limit, "a positive number of seconds", "Leave it out for the default.")
         self.time_limit = float(time_limit)
         self.progress = progress

@@ -136,6 +136,11 @@ REFUSED: dict[str, dict[str, Any]] = {
     "bias: got a list": {"bias": [[1.0]]},
     "sliding_window: got 'ab'": {"sliding_window": "ab"},
     "softmax_scale: got 10000000000000000000...": {"softmax_scale": 10**400},
+    r"softmax_scale: got 1e\+38, expected 0, or a number from 7.9e-31 to 1.3e\+30 in size": {
+        "softmax_scale": 1e38
+    },
+    "softmax_scale: got -1e-40, expected 0": {"softmax_scale": -1e-40},
+    r"logits_soft_cap: got 1e\+38, expected a number from 7.9e-31 to 1.3e\+30": {"logits_soft_cap": 1e38},
     "softmax_scale: got <object": {"softmax_scale": object()},
     "dropout_seed: got dtype float32": {"dropout_prob": 0.5, "dropout_seed": np.float32([1, 2])},
     r"softmax_aux: got shape \(2,\), expected \[1, 2\] for sinks .* \[2, 1\]": {

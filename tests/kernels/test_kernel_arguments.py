@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attest
+from attest.kernels import operations
 from attest.kernels.arguments import check_call
 from attest.kernels.xla import ChunkSizes, attention, flash_attention
 
@@ -299,3 +301,13 @@ def test_ids_that_a_jitted_function_closes_over_are_checked():
     wide = jnp.asarray(ids(2, 5, dtype="uint32") + np.uint32(2**31))
     with pytest.raises(ValueError, match=r"^q_segment_ids: got ids from 2147483648"):
         jax.jit(lambda q: check_call(q, K, V, q_segment_ids=wide, kv_segment_ids=ids(2, 7)).query)(Q)
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize("scale", [1e38, -1.4e30, -1e-40])
+@pytest.mark.parametrize("function", [attest.flash_attention, attest.attention, operations.flash_attention])
+def test_a_scale_whose_products_overflow_or_vanish_is_refused(function, scale):
+    array = np.ones((1, 2, 1, 4), F32)
+    expected = r"softmax_scale: got .*; expected 0, or a number from 7\.9e-31 to 1\.3e\+30"
+    with pytest.raises(ValueError, match=expected):
+        function(array, array, array, softmax_scale=scale)

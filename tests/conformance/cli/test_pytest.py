@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from attest import conformance
-from attest.conformance import Subject, replay_case, run_conformance_test
+from attest.conformance import Subject, replay_case, run_conformance_test, testing
 from attest.conformance.cases.case import Case
 from attest.conformance.running import runner
 from attest.conformance.running.plan import Task
@@ -22,6 +23,7 @@ POSED = [
 
 @pytest.fixture(autouse=True)
 def _small_plan(monkeypatch):
+    monkeypatch.setattr(testing, "_judged", set())
     monkeypatch.setattr(runner, "tasks", lambda subject, profile, seed, only: iter(POSED))
 
 
@@ -42,6 +44,19 @@ def test_a_wrong_kernel_raises_with_its_simplest_case(capsys):
     again = eval(line.partition("  #")[0], {"replay_case": replay_case, "subject": toys.top_left})
     assert again.verdict == "FAIL"
     assert "FAIL toys.top_left: forward" in capsys.readouterr().out
+
+
+@pytest.mark.found_outside
+def test_a_second_subject_in_one_process_is_warned_of():
+    run_conformance_test(toys.right)
+    run_conformance_test(toys.right)
+    other = replace(toys.right, name="toys.other")
+    said = r"toys\.other is judged in a process that has run toys\.right"
+    with pytest.warns(testing.SharedProcessWarning, match=said) as warned:
+        run_conformance_test(other)
+    assert warned[0].filename == __file__
+    with pytest.warns(testing.SharedProcessWarning, match=said):
+        replay_case(other, "forward", '{"q_len": 2}')
 
 
 def test_a_kernel_that_passes_nothing_raises():

@@ -144,6 +144,19 @@ def test_the_gate_judges_what_runs_here_and_compares_with_a_baseline(attest, tmp
     assert (tmp_path / "compare.md").stat().st_size > 0
 
 
+@pytest.mark.found_outside
+def test_several_subjects_in_one_process_are_warned_of(attest, monkeypatch):
+    known = {"tests.toys:right": toys.right, "tests.toys:talks": toys.talks}
+    monkeypatch.setattr(gating, "discover", lambda: known)
+    monkeypatch.setattr(gating, "find", known.__getitem__)
+    done = attest("gate", "-n", 0)
+    assert (done.status, done.err) == (
+        0,
+        "attest: -n 0 runs all subjects in one process, where one can spoil those after it\n",
+    )
+    assert attest("gate", "-n", 0, "--subject", "tests.toys:right").err == ""
+
+
 def test_an_expected_failure_passes_and_an_unexpected_pass_fails(attest, tmp_path):
     path = tmp_path / "known.toml"
     path.write_text(

@@ -53,6 +53,7 @@ def test_the_winner_is_shown_recorded_and_found_by_later_calls(tmp_path, monkeyp
         (("--platform", "pallas_tpu"), "pallas"),
         (("--dropout", "1.5"), "dropout_prob: got 1.5; expected 0 <= dropout_prob < 1."),
         (("--time-limit", "0"), "time_limit: got 0.0; expected a positive number of seconds."),
+        (("--time-limit", "inf"), "time_limit: got inf; expected a positive number of seconds."),
         (("--q-len", "0"), "--q-len"),
     ],
 )

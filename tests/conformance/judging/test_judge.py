@@ -6,12 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from attest.conformance.cases.case import Case
-from attest.conformance.judging.judge import judge
+from attest.conformance.judging.judge import judge, judge_trial
+from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result, Verdict
 from attest.conformance.subject import Subject, find
+from attest.kernels import options
+from attest.reference import defined
 from tests.conformance.toy import leaks_tracers, modifies_its_input, toy, toy_attention
 
 CASE = Case(q_len=5, kv_len=7, head_dim=4, causal=True, seed=3)
@@ -311,3 +315,49 @@ def test_an_access_of_an_earlier_call_is_not_this_ones() -> None:
         return [told.pop()] if told else []
 
     assert verdict(toy(violations=violations), "forward").verdict is Verdict.PASS
+
+
+def _with(query: list[float], key: list[float]) -> Trial:
+    """A trial of the toy whose rows and keys are all alike."""
+    trial = Trial(toy(), Case(q_len=2, kv_len=3, head_dim=2))
+    problem = trial.built.problem
+    problem = replace(
+        problem,
+        query=np.full_like(problem.query, 1) * np.array(query, np.float32),
+        key=np.full_like(problem.key, 1) * np.array(key, np.float32),
+    )
+    vars(trial)["built"] = replace(trial.built, problem=problem)
+    return trial
+
+
+@pytest.mark.found_outside
+def test_a_case_whose_products_overflow_shows_nothing() -> None:
+    """Each exact logit is 0, and a correct kernel adds inf to -inf."""
+    (result,) = judge_trial(_with([1e30, -1e30], [1e30, 1e30]), ("forward",))
+    assert (result.verdict, result.message) == (
+        Verdict.INCONCLUSIVE,
+        "the logit of a visible pair, or the products in it, may overflow float32 (S1)",
+    )
+    (result,) = judge_trial(_with([1e18, -1e18], [1e18, 1e18]), ("forward",))
+    assert "overflow" not in result.message
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize("change", [{"scale": 1e38}, {"scale": -1e-35}, {"soft_cap": 1e35}])
+def test_a_case_outside_of_the_tested_range_shows_nothing(change: dict[str, float]) -> None:
+    case = replace(CASE, **change)
+    found = [verdict(find("xla.flash_attention"), check, case) for check in ("forward", "determinism")]
+    assert {result.verdict for result in found} == {Verdict.INCONCLUSIVE}
+    assert {"outside of the tested range" in result.message for result in found} == {True}
+
+
+@pytest.mark.parametrize("scale", [2.0**100, -(2.0**100), 2.0**-100, 0.0])
+@pytest.mark.parametrize("name", ["xla.flash_attention", "xla.attention"])
+def test_our_kernels_take_scales_to_the_ends_of_the_range(name: str, scale: float) -> None:
+    found = [verdict(find(name), check, replace(CASE, scale=scale)) for check in ("forward", "gradients")]
+    assert {result.verdict for result in found} <= {Verdict.PASS, Verdict.INCONCLUSIVE}, found
+    assert not any("S1" in result.message or "range" in result.message for result in found)
+
+
+def test_both_sides_refuse_the_same_scales_and_caps() -> None:
+    assert (options.SCALE_RANGE, options.CAP_RANGE) == (defined.SCALE_RANGE, defined.CAP_RANGE)

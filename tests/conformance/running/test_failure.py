@@ -1,20 +1,15 @@
-"""A failure says in words, numbers and one command what is wrong; an environment says where it was."""
+"""A failure says in words, numbers and one command what is wrong."""
 
 import json
-import os
 import shlex
-import subprocess
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import CLAUSES
 from attest.conformance.cli.replay_request import read_replay_request
 from attest.conformance.judging.failure import describe_case, explain, replay_line
 from attest.conformance.record import Element, Measurement, Verdict
-from attest.conformance.running.environment import environment
 from tests.conformance.running.fakes import result
 
 CASE = Case(
@@ -85,43 +80,6 @@ def test_a_case_by_itself_is_asked_everything_that_drawn_cases_are(tmp_path: Pat
     asked = read_replay_request(str(path), "toys.right", ())
     assert asked.case == CASE
     assert {"forward", "lse", "gradients"} <= set(asked.checks)
-
-
-def test_the_environment_names_versions_flags_and_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    environment()  # XLA must not begin with a flag that it does not know
-    monkeypatch.setenv("XLA_FLAGS", "--a_flag")
-    found = json.loads(json.dumps(environment()))
-    assert {"python", "device", "platform", "commit"} <= set(found)
-    assert {"jax", "jaxlib", "numpy"} <= set(found["versions"])
-    assert found["flags"]["XLA_FLAGS"] == "--a_flag"
-    assert environment() == environment()
-
-
-def test_the_commit_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert environment()["commit"] == ""
-    identity = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        (tmp_path / "file").write_text("first")
-        subprocess.run(["git", *arguments], check=True, cwd=tmp_path, env={**os.environ, **identity})
-    clean = environment()["commit"]
-    assert len(clean) == 40
-    (tmp_path / "file").write_text("second")
-    assert environment()["commit"] == f"{clean}+dirty"
-
-
-def test_a_repository_runs_no_program_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    identity = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    (tmp_path / "file").write_text("first")
-    (tmp_path / "monitor").write_text(f"#!/bin/sh\ntouch '{tmp_path}/has run'\n")
-    (tmp_path / "monitor").chmod(0o755)
-    for arguments in (["init", "-q"], ["add", "file"], ["commit", "-qm", "first"]):
-        subprocess.run(["git", *arguments], check=True, cwd=tmp_path, env={**os.environ, **identity})
-    subprocess.run(["git", "config", "core.fsmonitor", str(tmp_path / "monitor")], check=True, cwd=tmp_path)
-    assert len(environment()["commit"]) == 40
-    assert not (tmp_path / "has run").exists()
 
 
 def test_a_subject_that_is_a_module_is_named_apart():

@@ -47,6 +47,26 @@ def test_the_rest_of_the_run_survives_a_death(monkeypatch):
     assert {r.phase for r in record.results if "died" in r.message} == {"running"}
 
 
+@pytest.mark.found_outside
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_subject_that_changes_numpy_spoils_no_other(monkeypatch, workers):
+    """Neither by a call nor by the import of its module; also not when failures are shrunk."""
+    planned(monkeypatch, Task("", PLAIN, ("forward", "gradients")), Task("", CAUSAL, ("forward",)))
+    subjects = {
+        "tests.toys:patches_numpy": toys.patches_numpy,
+        "tests.patches_numpy:subject": toys.right,
+        "tests.toys:right": toys.right,
+        "tests.toys:top_left": toys.top_left,
+    }
+    record = run(request(subjects=subjects, workers=workers))
+    assert record.complete
+    verdicts = {r.verdict for r in record.results if r.subject == "tests.toys:right"}
+    assert verdicts == {Verdict.PASS}
+    assert {r.verdict for r in record.results if r.subject == "tests.toys:top_left"} == {Verdict.PASS}
+    spoilt = {r.verdict for r in record.results if "patches_numpy" in r.subject}
+    assert spoilt & {Verdict.ERROR, Verdict.FAIL}
+
+
 def test_a_hang_is_one_result_that_names_its_phase(monkeypatch):
     planned(monkeypatch, Task("", PLAIN, ("forward", "lse", "gradients")))
     record = run(request(subjects={"tests.toys:hangs": toys.hangs}, workers=1, timeout=8.0))
@@ -117,7 +137,7 @@ def test_closing_stops_the_workers():
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.3, 1.0, 3.0])
 def test_a_worker_that_is_starting_when_the_run_ends_says_nothing(capfd, seconds):
-    pool = Pool(("tests.toys:right",), 2, 60.0)
+    pool = Pool(2, 60.0)
     for number in range(2):
         pool.give(Job("tests.toys:right", _answer, number))
     time.sleep(seconds)

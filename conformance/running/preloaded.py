@@ -1,0 +1,16 @@
+"""Everything that a worker imports before its first job, and no code of a subject that somebody else wrote.
+
+A server imports this module and forks the workers, so it must start no thread and no backend of JAX.
+"""
+
+from contextlib import suppress
+
+from attest.conformance.checks import all_checks
+from attest.conformance.running import runner as runner
+from attest.conformance.running.process import hush
+from attest.conformance.subject import discover
+
+hush()
+with suppress(Exception):  # a worker meets the same error, and reports it
+    all_checks()
+    discover()
