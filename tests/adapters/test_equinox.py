@@ -159,7 +159,7 @@ def test_inference_mode_of_equinox_switches_dropout_off() -> None:
 REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "no key": ((X, X, X), {}, "key: got None; expected a JAX random key"),
     "an integer": ((X, X, X), {"key": 3}, "key: got a int; expected a JAX random key"),
-    "a batch": ((X[None], X, X), {}, r"query: got shape \(1, 9, 16\); expected \[length, size\]"),
+    "a batch": ((X[None], X, X), {}, r"query: got shape \(1, 9, 16\); expected \[length, 16\]"),
     "lengths": ((X, X, KEYS), {"inference": True}, "value: got shape"),
     "a mask that broadcasts": (
         (X, X, X),

@@ -304,11 +304,11 @@ REFUSED = {
         lambda: flash_attn_with_kvcache(*QKV, cache_seqlens=8),
     ),
     "lengths of floats": (
-        ValueError, "^cache_seqlens: got shape",
+        ValueError, "^cache_seqlens: got float32",
         lambda: flash_attn_with_kvcache(*QKV, cache_seqlens=np.ones(B, np.float32)),
     ),
     "another batch": (
-        ValueError, "^cache_leftpad: got shape",
+        ValueError, "^cache_leftpad: got int32 of shape",
         lambda: flash_attn_with_kvcache(*QKV, cache_leftpad=np.ones(3, np.int32)),
     ),
 }  # fmt: skip
