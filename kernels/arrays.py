@@ -79,7 +79,7 @@ def as_int32(name: str, what: str, x: Any, advice: str) -> jax.Array:
     return known_numbers(fitted(name, what, np.asarray(x), advice))
 
 
-def saturated(x: jax.Array) -> jax.Array:
+def saturated(x: Any) -> jax.Array:
     """Return integers as int32; those beyond its range end at its limits, so that none becomes another."""
     if np.can_cast(x.dtype, np.int32):
         return jnp.asarray(x, jnp.int32)

@@ -1,4 +1,4 @@
-"""The arguments of ejKernel as those of ours: sizes of blocks, masks, segment ids, sinks and where rows stand."""
+"""The arguments of ejKernel as those of ours: block sizes, masks, segment ids, sinks and places of rows."""
 
 from dataclasses import fields
 from typing import Any
@@ -16,7 +16,7 @@ from attest.kernels.operations.configs import BwdParams, FlashAttentionConfig, F
 from attest.kernels.operations.platforms import check_platform
 from attest.kernels.options import check_integer, check_size, refuse, refuse_tracer
 
-# The fields by which a MaskInfo of ejKernel is told. What it does not store is None; its properties compute it.
+# The fields by which a MaskInfo of ejKernel is told. What it does not store is None there.
 _STORED = ("_attention_mask", "_q_segment_ids", "_kv_segment_ids")
 
 _LARGEST = 2**31 - 1
@@ -41,8 +41,8 @@ def config_of(
 ) -> FlashAttentionConfig | None:
     """Return the configuration that a call gives; None where it gives no sizes.
 
-    cfg: None, one of ours, or an object with `fwd_params`, `bwd_params`, `platform` and `backend`. chunks: the
-    sizes of blocks of queries and of keys, in this order, by the names that they have in the call.
+    cfg: None, one of ours, or an object with `fwd_params`, `bwd_params`, `platform` and `backend`. chunks:
+    the sizes of blocks of queries and of keys, in this order, by the names that they have in the call.
 
     Raises: ValueError naming the argument.
     """
@@ -160,7 +160,7 @@ def place_of_rows(query: Any, key: Any, q_offset: Any, mask_info: Any, platform:
 
     Raises: ValueError where nothing tells which of the two is meant.
     """
-    shapes = [getattr(x, "shape", ()) for x in (query, key)]
+    shapes: list[tuple[int, ...]] = [getattr(x, "shape", ()) for x in (query, key)]
     if q_offset is not None or any(len(shape) < 3 for shape in shapes):
         return q_offset
     if isinstance(mask_info, MaskInfo) and (mask_info.q_offset, mask_info.q_positions) != (None, None):
@@ -175,8 +175,8 @@ def place_of_rows(query: Any, key: Any, q_offset: Any, mask_info: Any, platform:
         return None
     expected = "an offset, or a platform, where causal order or a window meets other lengths"
     advice = (
-        "ejKernel's XLA and TPU kernels put the first row at the first key, q_offset=0, and its Triton kernel "
-        "the last at the last, q_offset=Sk - Sq."
+        "ejKernel's XLA and TPU kernels put the first row at the first key, q_offset=0, and its Triton "
+        "kernel the last at the last, q_offset=Sk - Sq."
     )
     return refuse("q_offset", f"None for {rows} queries and {keys} keys", expected, advice)
 

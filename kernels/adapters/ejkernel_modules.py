@@ -166,8 +166,8 @@ def attention(
         bias: [B, Hq, Hkv or 1, Sq, Sk], float, added to the logits. ejKernel adds it behind the cap and our
             kernels before it, so that both together are refused.
         dropout_rng: a JAX random key.
-        softmax_aux: sink logits: [n] or [h, n]. n or h that is Hq is one for each query head, Hkv one for each
-            key head; other [n] are shared by all heads.
+        softmax_aux: sink logits: [n] or [h, n]. n or h that is Hq is one for each query head, Hkv one for
+            each key head; other [n] are shared by all heads.
         mask_info: ours, or a MaskInfo of ejKernel.
         init_bias: called for a bias where there are neither bias nor mask.
         deterministic: True drops no weights.
@@ -178,8 +178,8 @@ def attention(
         dropout_prob: the share of the weights that is dropped (S12).
         causal: whether row i sees keys 0 to i alone, whatever the lengths.
         sliding_window: (left, right), or one number for both, around i.
-        attention_mask: [B, Sk], [B, Sq, Sk] or [B, Hq, Hkv or 1, Sq, Sk]; non-zero may attend. It counts beside
-            a bias, where ejKernel ignores it.
+        attention_mask: [B, Sk], [B, Sq, Sk] or [B, Hq, Hkv or 1, Sq, Sk]; non-zero may attend. It counts
+            beside a bias, where ejKernel ignores it.
 
     A row that sees no key has out 0 (S10), where ejKernel has the mean of all values.
 
@@ -187,8 +187,8 @@ def attention(
     """
     if logits_soft_cap is not None and (bias is not None or init_bias is not None):
         raise NotImplementedError(
-            "bias: got one beside logits_soft_cap; expected one of them. ejKernel's attention adds it behind the "
-            "cap, attest.attention before it (S2): call that."
+            "bias: got one beside logits_soft_cap; expected one of them. ejKernel's attention adds it behind "
+            "the cap, attest.attention before it (S2): call that."
         )
     mask = _mask_of_heads(attention_mask, query, key)
     ordered = is_ordered(causal, sliding_window)

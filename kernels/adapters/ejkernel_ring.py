@@ -320,8 +320,8 @@ def _positions_in_chunk(chunk_size: Any, platform: Any) -> int | None:
     if named in ("pallas", "pallas_tpu"):
         return size
     advice = (
-        "ejKernel's XLA kernel takes it as the size of blocks, query_chunk_size and key_chunk_size, and its TPU "
-        "kernel as chunks of positions under causal order."
+        "ejKernel's XLA kernel takes it as the size of blocks, query_chunk_size and key_chunk_size, and its "
+        "TPU kernel as chunks of positions under causal order."
     )
     return refuse("chunk_size", size, "platform 'xla' or 'pallas' beside it", advice)
 

@@ -152,8 +152,8 @@ def flash_attn_varlen_func(
     q: [total_q, Hq, D]; k: [total_k, Hkv, D]; v: [total_k, Hkv, Dv]. cu_seqlens_q, cu_seqlens_k: [n + 1]
     int32 or int64, cumulative lengths from 0. max_seqlen_q, max_seqlen_k: the longest length; checked where
     the lengths are known, and not needed for anything else. seqused_k: [n] integer, how many keys of each
-    sequence count, its first ones; all by default. The last row is aligned with the last of them. alibi_slopes:
-    [Hq]. The other arguments are those of `flash_attn_func`; the lse is [Hq, total_q].
+    sequence count, its first ones; all by default. The last row is aligned with the last of them.
+    alibi_slopes: [Hq]. The other arguments are those of `flash_attn_func`; the lse is [Hq, total_q].
 
     Raises: as `flash_attn_func`; NotImplementedError for block_table, and for slopes [n, Hq].
     """

@@ -1,4 +1,4 @@
-"""The checks of FlashAttention's arguments, and the arguments of `attest.flash_attention` that mean the same."""
+"""FlashAttention's arguments: their checks, and those of `attest.flash_attention` that mean the same."""
 
 from typing import Any
 
@@ -156,7 +156,7 @@ def in_sequences(q: Any, starts_q: Any, starts_k: Any, used: Any) -> dict[str, A
 
 def _int32(x: Any) -> jax.Array:
     """Integers as int32; known ones that it does not hold are refused by the checks of the call."""
-    return saturated(x if isinstance(x, Tracer) else np.asarray(x))
+    return saturated(x)
 
 
 def in_cache(q: Any, k_cache: Any, lengths: Any, first: Any) -> dict[str, Any]:

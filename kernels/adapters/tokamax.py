@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from attest.kernels.adapters.shared import renamed
 from attest.kernels.adapters.tokamax_masks import Band, Indices, Limit, all_axes, arguments, conditions_of
 from attest.kernels.adapters.tokamax_residuals import constant_maximum, softmax_residuals
-from attest.kernels.adapters.shared import renamed
 from attest.kernels.arrays import check_is_array
 from attest.kernels.attention import flash_attention_with_lse
 from attest.kernels.operations.functions import flash_attention
