@@ -14,7 +14,7 @@ from attest.kernels.arrays import check_is_array, fitted, is_integer
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.operations.configs import BwdParams, FlashAttentionConfig, FwdParams
 from attest.kernels.operations.platforms import check_platform
-from attest.kernels.options import check_integer, check_size, refuse, refuse_tracer
+from attest.kernels.options import check_flag, check_integer, check_size, refuse, refuse_tracer
 
 # The fields by which a MaskInfo of ejKernel is told. What it does not store is None there.
 _STORED = ("_attention_mask", "_q_segment_ids", "_kv_segment_ids")
@@ -90,6 +90,13 @@ def shared_sinks(softmax_aux: Any) -> Any:
     return softmax_aux[None] if softmax_aux.ndim == 1 else softmax_aux
 
 
+def check_integers(name: str, x: Any) -> None:
+    """Refuse what is no array of integers."""
+    check_is_array(name, x)
+    if not is_integer(x.dtype):
+        refuse(name, f"dtype {x.dtype}", "an integer dtype", "Cast it with .astype('int32').")
+
+
 def segment_ids(q_ids: Any, kv_ids: Any, zero_is_padding: bool) -> dict[str, Any]:
     """Return segment ids as our kernels read them; one of the two is for both sides.
 
@@ -97,6 +104,10 @@ def segment_ids(q_ids: Any, kv_ids: Any, zero_is_padding: bool) -> dict[str, Any
 
     Raises: ValueError naming the argument.
     """
+    check_flag("zero_is_padding", zero_is_padding)
+    for name, ids in (("q_segment_ids", q_ids), ("kv_segment_ids", kv_ids)):
+        if ids is not None:
+            check_integers(name, ids)
     if q_ids is None and kv_ids is None:
         return {}
     pair = {
@@ -108,9 +119,6 @@ def segment_ids(q_ids: Any, kv_ids: Any, zero_is_padding: bool) -> dict[str, Any
 
 def _without_zero(name: str, ids: Any) -> Any:
     """The ids with those of segment 0 made padding."""
-    check_is_array(name, ids)
-    if not is_integer(ids.dtype):
-        refuse(name, f"dtype {ids.dtype}", "an integer dtype", "Cast the ids to int32.")
     if not isinstance(ids, Tracer):
         ids = fitted(name, "ids", np.asarray(ids), "Renumber the segments.")
         return np.where(ids == 0, np.int32(-1), ids)

@@ -20,7 +20,7 @@ from attest.kernels.adapters.ejkernel_arguments import (
 )
 from attest.kernels.arrays import check_is_array
 from attest.kernels.operations import functions
-from attest.kernels.options import refuse
+from attest.kernels.options import check_dropout_prob, refuse
 
 
 def flash_attention(
@@ -190,6 +190,7 @@ def attention(
             "bias: got one beside logits_soft_cap; expected one of them. ejKernel's attention adds it behind "
             "the cap, attest.attention before it (S2): call that."
         )
+    check_dropout_prob(dropout_prob)
     mask = _mask_of_heads(attention_mask, query, key)
     ordered = is_ordered(causal, sliding_window)
     has_mask = mask is not None or mask_info is not None

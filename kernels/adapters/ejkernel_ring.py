@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from attest.kernels.adapters.ejkernel_arguments import (
+    check_integers,
     config_of,
     is_ordered,
     mask_arguments,
@@ -20,6 +21,7 @@ from attest.kernels.adapters.ejkernel_arguments import (
     stored_positions,
     window_and_first_keys,
 )
+from attest.kernels.adapters.shared import renamed
 from attest.kernels.arrays import check_is_array, check_pair
 from attest.kernels.choose import device_of
 from attest.kernels.masks.mask_info import MaskInfo
@@ -44,6 +46,7 @@ from attest.kernels.ring.arguments import devices_of
 
 _FLASH_ATTENTION = FlashAttention()
 _RING_ATTENTION = RingAttention()
+_NAMES = {"q_positions": "q_position_ids", "kv_positions": "kv_position_ids"}
 
 
 def ring_attention(
@@ -152,7 +155,6 @@ def ring_attention(
         "float32_logits": float32_logits,
         "deterministic": deterministic,
         "prevent_cse": prevent_cse,
-        "zero_is_padding": zero_is_padding,
     }
     for name, flag in flags.items():
         check_flag(name, flag)
@@ -168,6 +170,10 @@ def ring_attention(
     given = mask_arguments(
         mask_info, attention_mask, segment_ids(q_segment_ids, kv_segment_ids, zero_is_padding)
     )
+    given |= {"q_offset": q_offset}
+    for name, ids in (("q_position_ids", q_position_ids), ("kv_position_ids", kv_position_ids)):
+        if ids is not None:
+            check_integers(name, ids)
     if is_ordered(causal, sliding_window):
         ids = q_position_ids, kv_position_ids
         given |= _places(query, key, q_offset, *ids, mask_info, platform)
@@ -194,18 +200,19 @@ def ring_attention(
         **given,
     }
     exact = _completed(config, platform, bias, plain)
-    if mesh is None and in_specs is None and out_specs is None:
-        where = _implementation(platform, config, query, key, value)
-        return ring.ring_attention(**arguments, config=exact, platform=where, axis_name=axis_name)
-    return default_executor()(
-        _RING_ATTENTION,
-        **arguments,
-        platform=platform,
-        cfg=None if exact is None else FlashAttentionConfig(config=exact),
-        mesh=mesh,
-        in_specs=_specs(in_specs, query, axis_name),
-        out_specs=out_specs,
-    )
+    with renamed(_NAMES):
+        if mesh is None and in_specs is None and out_specs is None:
+            where = _implementation(platform, config, query, key, value)
+            return ring.ring_attention(**arguments, config=exact, platform=where, axis_name=axis_name)
+        return default_executor()(
+            _RING_ATTENTION,
+            **arguments,
+            platform=platform,
+            cfg=None if exact is None else FlashAttentionConfig(config=exact),
+            mesh=mesh,
+            in_specs=_specs(in_specs, query, axis_name),
+            out_specs=out_specs,
+        )
 
 
 def ring_flash_attention_call(
@@ -333,7 +340,7 @@ def _places(
     if check_pair("q_position_ids", q_ids, "kv_position_ids", kv_ids):
         return {"q_positions": q_ids, "kv_positions": kv_ids}
     stored = stored_positions(mask_info)
-    if stored:
+    if stored and q_offset is None:
         return stored
     return {"q_offset": place_of_rows(query, key, q_offset, mask_info, platform)}
 
@@ -349,7 +356,7 @@ def _with_first_keys(
     query: Any, key: Any, window: Any, first_keys: int, given: dict[str, Any], axis_name: Any
 ) -> dict[str, Any]:
     """The conditions of a call with its window and the first keys beside it as a mask."""
-    if "q_positions" in given:
+    if given.get("q_positions") is not None:
         raise NotImplementedError(
             "attention_sink_size: got first keys beside positions; expected one of them. Pass a mask."
         )

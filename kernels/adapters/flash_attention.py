@@ -160,8 +160,8 @@ def flash_attn_varlen_func(
     refuse_pages(block_table)
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tokens(name, x)
-    check_starts("cu_seqlens_q", cu_seqlens_q, "max_seqlen_q", max_seqlen_q)
-    check_starts("cu_seqlens_k", cu_seqlens_k, "max_seqlen_k", max_seqlen_k)
+    check_starts("cu_seqlens_q", cu_seqlens_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
+    check_starts("cu_seqlens_k", cu_seqlens_k, k.shape[0], "max_seqlen_k", max_seqlen_k)
     if alibi_slopes is not None:
         check_is_array("alibi_slopes", alibi_slopes)
         if alibi_slopes.ndim != 1:

@@ -109,10 +109,10 @@ def check_tokens(name: str, x: Any) -> None:
         refuse(name, f"shape {x.shape}", "[tokens, heads, head_dim]", advice)
 
 
-def check_starts(name: str, starts: Any, longest_name: str, longest: Any) -> None:
+def check_starts(name: str, starts: Any, tokens: int, longest_name: str, longest: Any) -> None:
     """Refuse what are no cumulative lengths, and a longest length that is exceeded, where they are known.
 
-    What is wrong with the numbers otherwise is left to the checks of the call.
+    What is wrong with the numbers otherwise is left to the checks of the call. tokens: how many there are.
     """
     check_is_array(name, starts)
     if starts.ndim != 1 or starts.shape[0] < 2 or not is_integer(starts.dtype):
@@ -121,7 +121,7 @@ def check_starts(name: str, starts: Any, longest_name: str, longest: Any) -> Non
     limit = check_integer(longest_name, longest)
     if not isinstance(starts, Tracer):
         found = int(np.diff(np.asarray(starts).astype(np.int64)).max())
-        if found > limit:
+        if limit < found <= tokens:
             advice = "Pass the length of the longest."
             refuse(longest_name, limit, f"at least {found}, the longest sequence", advice)
 

@@ -119,7 +119,7 @@ def dot_product_attention(
             "platform": check_word("implementation", implementation, (None, "xla"), _FASTEST),
             **_lengths(of_query, of_key, query_seq_lengths, key_value_seq_lengths),
         }
-        if is_causal or local_window_size is not None:
+        if check_flag("is_causal", is_causal) or local_window_size is not None:
             arguments["q_offset"] = top_left(of_query, of_key)
         shape = jnp.shape(query)
         if not check_flag("return_residual", return_residual):

@@ -240,6 +240,9 @@ def _array(name: str, x: Any) -> Any:
     if hasattr(x, "qvalue") and hasattr(x, "scale"):
         return import_module("qwix").dequantize(x)
     check_is_array(name, x)
+    if x.ndim < 3:
+        expected = "[..., length, heads, head_dim]"
+        refuse(name, f"shape {x.shape}", expected, "Add or merge axes to this layout.")
     return x
 
 
@@ -336,6 +339,8 @@ def _platform(name: Any) -> str | None:
     """The platform that an implementation means."""
     if name is None:
         return None
+    if not isinstance(name, str):
+        refuse("implementation", shown(name), "the name of one", "Leave it out for the fastest.")
     if name == "mosaic":
         name = "mosaic_gpu" if jax.default_backend() == "gpu" else "mosaic_tpu"
     if name == "cudnn":
@@ -343,7 +348,7 @@ def _platform(name: Any) -> str | None:
             "implementation: got 'cudnn', which is not ours. Leave it out for the fastest of our kernels, or "
             "call jax.nn.dot_product_attention(..., implementation='cudnn')."
         )
-    if not isinstance(name, str) or name not in _PLATFORMS:
+    if name not in _PLATFORMS:
         expected = f"one of {', '.join(_PLATFORMS)} or mosaic"
         refuse("implementation", shown(name), expected, "Leave it out for the fastest.")
     return _PLATFORMS[name]

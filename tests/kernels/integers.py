@@ -42,7 +42,9 @@ def aliases(draw: Any, case: Case) -> tuple[int, str | None, bool]:
     entry = int(np.asarray(case.base)[case.at])
     shift = draw(st.sampled_from([*_ABOVE, *(-x for x in _ABOVE), *([] if case.unsigned else [None])]))
     alias = 2**32 - 1 if shift is None else entry + shift
-    dtypes = ["int64"] if alias < 0 else ["int64", "uint64", "uint32"] if alias < 2**32 else ["int64", "uint64"]
+    dtypes = (
+        ["int64"] if alias < 0 else ["int64", "uint64", "uint32"] if alias < 2**32 else ["int64", "uint64"]
+    )
     forms = dtypes if isinstance(case.base, np.ndarray) else [*dtypes, None]
     return alias, draw(st.sampled_from(forms)), alias > 0
 
