@@ -152,12 +152,15 @@ def mask_arguments(mask_info: Any, attention_mask: Any, ids: dict[str, Any]) -> 
 def stored_positions(mask_info: Any) -> dict[str, Any]:
     """Return the positions of rows and keys by a MaskInfo of ejKernel; ours brings its own.
 
-    By default they count from 0 in each segment.
+    By default they count from 0 in each segment. Keys of padding, which ids hide, stand at the largest int32.
     """
     if mask_info is None or isinstance(mask_info, MaskInfo):
         return {}
     q, kv = mask_info.get_or_compute_positions()
-    return {} if q is None or kv is None else {"q_positions": q, "kv_positions": kv}
+    if q is None or kv is None:
+        return {}
+    check_integers("mask_info.kv_positions", kv)
+    return {"q_positions": q, "kv_positions": kv.clip(max=_FARTHEST - 1)}
 
 
 def place_of_rows(query: Any, key: Any, q_offset: Any, mask_info: Any, platform: Any) -> Any:

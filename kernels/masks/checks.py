@@ -132,7 +132,7 @@ def check_places(q_positions: Any, kv_positions: Any, q_offset: Any) -> Position
         sequences = 1
         if q_offset is not None:
             advice = "Pass an int, or an integer array, one offset for each batch entry or sequence."
-            _check_near("q_offset", np.array(check_integer("q_offset", q_offset, advice), dtype=object))
+            _check_reach("q_offset", np.array(check_integer("q_offset", q_offset, advice), dtype=object))
     (q_batch, q_length), (k_batch, k_length) = shapes
     batch = max(q_batch, k_batch)
     return check_positions(
@@ -156,7 +156,12 @@ def _check_axes(name: str, x: Any, axes: tuple[str, ...]) -> None:
 def _check_near(name: str, positions: Any) -> None:
     if isinstance(positions, Tracer) or positions.size == 0:
         return
-    known = np.asarray(positions)
+    if not is_integer(positions.dtype):
+        refuse(name, f"dtype {positions.dtype}", "an integer dtype", "Give one integer per token.")
+    _check_reach(name, np.asarray(positions))
+
+
+def _check_reach(name: str, known: np.ndarray) -> None:
     low, high = known.min(), known.max()
     if low < -_FARTHEST or high >= _FARTHEST:
         refuse(name, f"values from {low} to {high}", "positions in [-2**30, 2**30)", "Count from nearer.")

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from attest.kernels.adapters import ejkernel, flash_attention, jax_nn, tokamax
+from tests.adapters.hostile import HOSTILE
 
 pytestmark = pytest.mark.found_outside
 
@@ -49,43 +49,6 @@ ADAPTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-class Hostile:
-    """It raises however its value is asked for."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
-    def _raise(self, *_: Any) -> Any:
-        raise RuntimeError("no")
-
-    __index__ = __float__ = __len__ = __iter__ = __array__ = __bool__ = __eq__ = _raise
-    __hash__ = None  # unhashable
-
-
-def like(x: Any, dtype: Any) -> Any:
-    """Zeros of a dtype, in the shape of the argument that they replace."""
-    return np.zeros(getattr(x, "shape", (2,)), dtype)
-
-
-# What no argument means, made from the argument that it replaces.
-HOSTILE: dict[str, Callable[[Any], Any]] = {
-    "text": lambda x: "text",
-    "bytes": lambda x: b"bytes",
-    "an object": lambda x: Hostile(),
-    "an object array": lambda x: like(x, object),
-    "an array of text": lambda x: like(x, "U2"),
-    "an array of durations": lambda x: like(x, "timedelta64[s]"),
-    "an array of dates": lambda x: like(x, "datetime64[s]"),
-    "a duration": lambda x: np.timedelta64(3, "s"),
-    "records": lambda x: like(x, [("a", "i4")]),
-    "complex numbers": lambda x: like(x, complex),
-    "another byte order": lambda x: like(x, ">f4"),
-    "a masked array": lambda x: np.ma.masked_array(like(x, "f")),
-    "many axes": lambda x: np.zeros((1,) * 7, "f"),
-    "a list of lists": lambda x: [[1, 2], [3]],
-    "a dictionary": lambda x: {"a": 1},
-    "random keys": lambda x: jax.random.split(jax.random.key(0), 3),
-}
 # What takes anything: it has no effect, or only a type of its own would be more than a hint.
 TAKES_ANYTHING = {("ejKernel's ring_attention", name) for name in ("policy", "dropout_rng")}
 # Without effect where nothing is dropped, as in the library.

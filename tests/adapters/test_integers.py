@@ -54,16 +54,10 @@ CASES: dict[str, Case] = {
     "jax.nn, key_value_seq_lengths": Case(
         "key_value_seq_lengths", lambda x: of_jax(key_value_seq_lengths=x), LENGTHS, at=(1,)
     ),
-    "jax.nn, local_window_size": Case(
-        "local_window_size", lambda x: of_jax(local_window_size=x), 1, 100
-    ),
-    "a mask of Flax and Equinox": Case(
-        "mask", lambda x: as_mask("mask", x, 4), MASK, 1, 1, (0, 0, 1, 2)
-    ),
+    "jax.nn, local_window_size": Case("local_window_size", lambda x: of_jax(local_window_size=x), 1, 100),
+    "a mask of Flax and Equinox": Case("mask", lambda x: as_mask("mask", x, 4), MASK, 1, 1, (0, 0, 1, 2)),
     "FlashAttention, window_size": Case("window_size", lambda x: of_flash(window_size=(x, 0)), 1, 100),
-    "FlashAttention, attention_chunk": Case(
-        "attention_chunk", lambda x: of_flash(attention_chunk=x), 2, 100
-    ),
+    "FlashAttention, attention_chunk": Case("attention_chunk", lambda x: of_flash(attention_chunk=x), 2, 100),
     "FlashAttention, cu_seqlens_q": Case("cu_seqlens_q", lambda x: packed(starts_q=x), STARTS[0], at=(1,)),
     "FlashAttention, cu_seqlens_k": Case("cu_seqlens_k", lambda x: packed(starts_k=x), STARTS[1], at=(1,)),
     "FlashAttention, seqused_k": Case("seqused_k", lambda x: packed(seqused_k=x), LENGTHS, at=(1,)),
@@ -86,13 +80,19 @@ CASES: dict[str, Case] = {
     "tokamax, right side of a window": Case(
         "local_window_size", lambda x: of_tokamax(local_window_size=(1, x)), 1, 100, -100
     ),
-    "tokamax, q_start": Case("mask.q_start", lambda x: limited(q_start=x), np.full((B, 1, SK), 3), 100, 0, (1, 0, 2)),
-    "tokamax, q_end": Case("mask.q_end", lambda x: limited(q_end=x), np.full((B, 1, SK), 3), 100, 0, (1, 0, 2)),
-    "tokamax, k_start": Case("mask.k_start", lambda x: limited(k_start=x), np.full((B, 1, SQ), 3), 100, 0, (1, 0, 2)),
-    "tokamax, k_end": Case("mask.k_end", lambda x: limited(k_end=x), np.full((B, 1, SQ), 3), 100, 0, (1, 0, 2)),
-    "tokamax, offset": Case(
-        "mask.offset", lambda x: op_of_tokamax(mask=CausalMask(x, None)), 1, 100, -100
+    "tokamax, q_start": Case(
+        "mask.q_start", lambda x: limited(q_start=x), np.full((B, 1, SK), 3), 100, 0, (1, 0, 2)
     ),
+    "tokamax, q_end": Case(
+        "mask.q_end", lambda x: limited(q_end=x), np.full((B, 1, SK), 3), 100, 0, (1, 0, 2)
+    ),
+    "tokamax, k_start": Case(
+        "mask.k_start", lambda x: limited(k_start=x), np.full((B, 1, SQ), 3), 100, 0, (1, 0, 2)
+    ),
+    "tokamax, k_end": Case(
+        "mask.k_end", lambda x: limited(k_end=x), np.full((B, 1, SQ), 3), 100, 0, (1, 0, 2)
+    ),
+    "tokamax, offset": Case("mask.offset", lambda x: op_of_tokamax(mask=CausalMask(x, None)), 1, 100, -100),
     "tokamax, window_size": Case(
         "mask.window_size", lambda x: op_of_tokamax(mask=CausalMask(3, x)), 2, 100, -100
     ),
@@ -100,32 +100,60 @@ CASES: dict[str, Case] = {
         "mask.window_size", lambda x: op_of_tokamax(mask=CausalMask(jnp.int32(3), x)), 2, 100, -100
     ),
     "tokamax, q_indices": Case(
-        "q_indices", lambda x: op_of_tokamax(q_indices=x, is_causal=True), np.full((B, 1, SQ), 3), 100, -100, (1, 0, 2)
+        "q_indices",
+        lambda x: op_of_tokamax(q_indices=x, is_causal=True),
+        np.full((B, 1, SQ), 3),
+        100,
+        -100,
+        (1, 0, 2),
     ),
     "tokamax, k_indices": Case(
-        "k_indices", lambda x: op_of_tokamax(k_indices=x, is_causal=True), np.full((B, 1, SK), 3), 100, -100, (1, 0, 2)
+        "k_indices",
+        lambda x: op_of_tokamax(k_indices=x, is_causal=True),
+        np.full((B, 1, SK), 3),
+        100,
+        -100,
+        (1, 0, 2),
     ),
     "ejKernel, attention_mask": Case(
         "attention_mask", lambda x: of_ejkernel(attention_mask=x), MASK, 1, 1, (0, 0, 1, 2)
     ),
     "ejKernel, attention's attention_mask": Case(
-        "attention_mask", lambda x: ejkernel.attention(*SELF, attention_mask=x)[0].astype("f"), MASK, 1, 1, (0, 0, 1, 2)
+        "attention_mask",
+        lambda x: ejkernel.attention(*SELF, attention_mask=x)[0].astype("f"),
+        MASK,
+        1,
+        1,
+        (0, 0, 1, 2),
     ),
     "ejKernel, q_segment_ids": Case(
         "q_segment_ids", lambda x: of_ejkernel(q_segment_ids=x, kv_segment_ids=KEY_IDS), IDS, 9, -1, (1, 2)
     ),
     "ejKernel, ring's q_segment_ids": Case(
-        "q_segment_ids", lambda x: ring_of_ejkernel(q_segment_ids=x, kv_segment_ids=KEY_IDS), IDS, 9, -1, (1, 2)
+        "q_segment_ids",
+        lambda x: ring_of_ejkernel(q_segment_ids=x, kv_segment_ids=KEY_IDS),
+        IDS,
+        9,
+        -1,
+        (1, 2),
     ),
     "ejKernel, ring's kv_segment_ids": Case(
-        "kv_segment_ids", lambda x: ring_of_ejkernel(q_segment_ids=IDS, kv_segment_ids=x), KEY_IDS, 9, -1, (1, 1)
+        "kv_segment_ids",
+        lambda x: ring_of_ejkernel(q_segment_ids=IDS, kv_segment_ids=x),
+        KEY_IDS,
+        9,
+        -1,
+        (1, 1),
     ),
     "ejKernel, a MaskInfo of its own": Case(
         "q_segment_ids",
         lambda x: of_ejkernel(
             mask_info=SimpleNamespace(_attention_mask=None, _q_segment_ids=x, _kv_segment_ids=KEY_IDS)
         ),
-        IDS, 9, -1, (1, 2),
+        IDS,
+        9,
+        -1,
+        (1, 2),
     ),
     "ejKernel, q_offset": Case("q_offset", lambda x: of_ejkernel(q_offset=x, causal=True), 0, 100, -100),
     "ejKernel, sliding_window": Case("sliding_window", lambda x: of_ejkernel(sliding_window=x), 1, 100),
@@ -134,7 +162,10 @@ CASES: dict[str, Case] = {
     ),
     "ejKernel, ring's q_offset beside first keys": Case(
         "q_offset",
-        lambda x: ring_of_ejkernel(sliding_window=1, attention_sink_size=1, q_offset=x), 1, 100, -100,
+        lambda x: ring_of_ejkernel(sliding_window=1, attention_sink_size=1, q_offset=x),
+        1,
+        100,
+        -100,
     ),
     "ejKernel, attention_sink_size": Case(
         "attention_sink_size", lambda x: ring_of_ejkernel(sliding_window=1, attention_sink_size=x), 1, 100
@@ -142,9 +173,12 @@ CASES: dict[str, Case] = {
     "ejKernel, q_position_ids": Case(
         "q_position_ids",
         lambda x: ring_of_ejkernel(q_position_ids=x, kv_position_ids=PLACES, causal=True),
-        PLACES, 100, -100, (1, 2),
+        PLACES,
+        100,
+        -100,
+        (1, 2),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)

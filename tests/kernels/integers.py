@@ -51,10 +51,13 @@ def aliases(draw: Any, case: Case) -> tuple[int, str | None, bool]:
 
 def check_taken_as_given(case: Case, alias: int, dtype: str | None, above: bool) -> None:
     """Hold a call with an alias to a refusal by name, or to the result of what it means."""
+    got = refusal = None
     try:
         got = case.call(case.with_entry(alias, dtype))
     except ValueError as error:
-        assert str(error).startswith((f"{case.name}: got ", f"mask_info.{case.name}: got ")), error
+        refusal = str(error)
+    if refusal is not None:
+        assert refusal.startswith((f"{case.name}: got ", f"mask_info.{case.name}: got ")), refusal
         return
     meant = case.above if above else case.below
     assert meant is not None, f"{case.name}: {alias} of {dtype} was taken"
@@ -62,7 +65,7 @@ def check_taken_as_given(case: Case, alias: int, dtype: str | None, above: bool)
 
 
 def check_makes_a_difference(case: Case) -> None:
-    """Hold the results of a case to differ from each other, so that an alias that is taken wrongly is seen."""
+    """Hold the results of a case to differ, so that an alias which is taken wrongly is seen."""
     base = np.asarray(case.call(case.base))
     for meant in (case.above, case.below):
         if meant is not None:

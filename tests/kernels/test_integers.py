@@ -109,7 +109,7 @@ def test_seeds_of_64_bits(function: str) -> None:
     want = call(dropout_seed=words)
     for seed in (2**32 + 3, np.int64(2**32 + 3), np.uint64(2**32 + 3), np.array(2**32 + 3)):
         np.testing.assert_array_equal(call(dropout_seed=seed), want)
-    with pytest.raises(ValueError, match="^dropout_seed: got -4294967293; expected 0 <= dropout_seed"):
+    with pytest.raises(ValueError, match=r"^dropout_seed: got -4294967293; expected 0 <= dropout_seed"):
         call(dropout_seed=np.int64(3 - 2**32))
 
 
@@ -127,29 +127,46 @@ MASK_INFOS: dict[str, Case] = {
     "a mask of tokens": Case(
         "attention_mask",
         lambda x: MaskInfo.from_attention_mask(x).get_or_compute_attention_mask(),
-        TOKENS, 1, 1, (1, 2),
+        TOKENS,
+        1,
+        1,
+        (1, 2),
     ),
     "from_segments": Case(
         "q_segment_ids",
         lambda x: visible(MaskInfo.from_segments(x, IDS["kv_segment_ids"])),
-        IDS["q_segment_ids"], 9, -1, (1, 2),
+        IDS["q_segment_ids"],
+        9,
+        -1,
+        (1, 2),
     ),
     "one batch of ids for all": Case(
         "q_segment_ids",
         lambda x: visible(MaskInfo.from_segments(x, IDS["kv_segment_ids"])),
-        np.zeros((1, SQ), int), 9, -1, (0, 2),
+        np.zeros((1, SQ), int),
+        9,
+        -1,
+        (0, 2),
     ),
     "from_cu_seqlens": Case(
         "cum_seqlens_q",
         lambda x: visible(MaskInfo.from_cu_seqlens(x, STARTS["cum_seqlens_k"], padded=True)),
-        STARTS["cum_seqlens_q"], None, None, (1,),
+        STARTS["cum_seqlens_q"],
+        None,
+        None,
+        (1,),
     ),
     "apply_kv_lengths": Case(
         "kv_lengths", lambda x: visible(MaskInfo().apply_kv_lengths(x)), np.array([3, 4]), None, None, (1,)
     ),
     "one length": Case("kv_lengths", lambda x: visible(MaskInfo().apply_kv_lengths(x)), 3),
     "apply_kv_ranges, kv_start": Case(
-        "kv_start", lambda x: visible(MaskInfo().apply_kv_ranges(kv_start=x)), np.full((B, SQ), 3), SK, 0, (1, 2)
+        "kv_start",
+        lambda x: visible(MaskInfo().apply_kv_ranges(kv_start=x)),
+        np.full((B, SQ), 3),
+        SK,
+        0,
+        (1, 2),
     ),
     "apply_kv_ranges, kv_end": Case(
         "kv_end", lambda x: visible(MaskInfo().apply_kv_ranges(kv_end=x)), np.full((B, SQ), 3), SK, 0, (1, 2)
@@ -158,7 +175,12 @@ MASK_INFOS: dict[str, Case] = {
         "q_positions", lambda x: visible(CAUSAL.with_positions(x)), np.full((B, SQ), 3), 100, -100, (1, 2)
     ),
     "with_positions, kv_positions": Case(
-        "kv_positions", lambda x: visible(CAUSAL.with_positions(None, x)), np.full((B, SK), 3), 100, -100, (1, 2)
+        "kv_positions",
+        lambda x: visible(CAUSAL.with_positions(None, x)),
+        np.full((B, SK), 3),
+        100,
+        -100,
+        (1, 2),
     ),
     "with_positions, q_offset": Case(
         "q_offset", lambda x: visible(CAUSAL.with_positions(q_offset=x)), np.array([1, 2]), 100, -100, (1,)
@@ -167,7 +189,7 @@ MASK_INFOS: dict[str, Case] = {
         "sliding_window", lambda x: visible(MaskInfo().apply_sliding_window(x)), 1, 100, None
     ),
     "apply_chunked": Case("chunk_size", lambda x: visible(MaskInfo().apply_chunked(x)), 2, 100, None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MASK_INFOS)
@@ -262,3 +284,35 @@ def test_an_origin_of_known_and_traced_coordinates() -> None:
     for first in (np.int64(2**32 + 1), -1):
         with pytest.raises(ValueError, match=r"^origin: got \["):
             jax.jit(partial(run, first=first))(2)
+
+
+ARRAYS = [name for name, (base, *_) in ARGUMENTS.items() if isinstance(base, np.ndarray)]
+
+
+@pytest.mark.parametrize("dtype", ["timedelta64[s]", "datetime64[s]", "object", "U1"])
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_durations_and_dates_are_no_integers(function: str, name: str, dtype: str) -> None:
+    """NumPy counts timedelta64 among the signed integers."""
+    base, others, *_ = ARGUMENTS[name]
+    with pytest.raises(ValueError, match=rf"^{name}: got .*{dtype.partition('[')[0].replace('U1', '<U')}"):
+        FUNCTIONS[function](**{**others, name: base.astype(dtype)})
+
+
+@pytest.mark.parametrize("dtype", ["timedelta64[s]", "datetime64[s]"])
+@pytest.mark.parametrize("name", [name for name, of in MASK_INFOS.items() if isinstance(of.base, np.ndarray)])
+def test_durations_and_dates_in_mask_infos(name: str, dtype: str) -> None:
+    of = MASK_INFOS[name]
+    with pytest.raises(ValueError, match=rf"^{of.name}: got dtype {dtype[:9]}"):
+        of.call(of.base.astype(dtype))
+
+
+@pytest.mark.parametrize("function", ["flash_attention", "attention", "ring_attention"])
+@pytest.mark.parametrize("name", ["attention_mask", "bias"])
+def test_a_mask_of_keys_is_told_its_axes(function: str, name: str) -> None:
+    keys = np.ones((B, SK), {"attention_mask": bool, "bias": "f"}[name])
+    expected = rf"^{name}: got shape \(2, 7\); .*keys .* is {name}\[:, None, None, :\], \[2, 1, 1, 7\]\.$"
+    with pytest.raises(ValueError, match=expected):
+        FUNCTIONS[function](**{name: keys})
+    out = FUNCTIONS[function](**{name: keys[:, None, None, :]})
+    np.testing.assert_allclose(out, FUNCTIONS[function](), rtol=1e-5, atol=1e-6)
