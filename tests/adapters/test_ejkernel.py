@@ -167,7 +167,7 @@ SELF_IDS = np.array([[1, 1, 1, 2, 2, 2, 0, 0], [3] * 7 + [0]], np.int32)
 @pytest.mark.found_outside
 @pytest.mark.parametrize("from_outside", [False, True])
 def test_ring_attention_with_first_keys_beside_its_window_and_segments(from_outside: bool) -> None:
-    """They count in the whole sequence; segment 0 is padding. From outside specs have the order of ejKernel."""
+    """They count in the whole sequence, and segment 0 is padding. Specs have the order of ejKernel."""
     mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:DEVICES])
     sinks, parts = normal(HQ, seed=9), P(None, "x")
     options = {
