@@ -8,7 +8,6 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from attest.kernels.adapters.shared import (
-    as_bias,
     as_floats,
     as_pairs,
     check_word,
@@ -111,7 +110,7 @@ def dot_product_attention(
             "query": of_query,
             "key": of_key,
             "value": of_value,
-            "bias": as_bias("bias", bias, 4),
+            "bias": as_pairs("bias", bias, 4),
             "attention_mask": _bool("mask", as_pairs("mask", mask, 4)),
             "softmax_scale": scale,
             "causal": is_causal,

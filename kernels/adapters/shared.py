@@ -47,20 +47,19 @@ def as_floats(name: str, x: Any) -> Any:
 def as_pairs(name: str, x: Any, axes: int) -> Any:
     """Return a mask or bias with all its axes; it lacks the first ones, as in NumPy's broadcasting.
 
+    A bias is returned as JAX holds its floats.
+
     Raises: ValueError if it is no array or has more axes.
     """
-    if x is None:
-        return None
+    return None if x is None else as_floats(name, _with_axes(name, x, axes))
+
+
+def _with_axes(name: str, x: Any, axes: int) -> Any:
     check_is_array(name, x)
     if x.ndim > axes:
         expected = f"at most {axes} axes: those before the length of query, heads, queries and keys"
         refuse(name, f"shape {x.shape}", expected, "Remove an axis, or give query more batch dimensions.")
     return x.reshape((1,) * (axes - x.ndim) + x.shape)
-
-
-def as_bias(name: str, bias: Any, axes: int) -> Any:
-    """Return a bias with all its axes, as `as_pairs` does, and as JAX holds its floats."""
-    return None if bias is None else as_floats(name, as_pairs(name, bias, axes))
 
 
 def as_mask(name: str, mask: Any, axes: int) -> jax.Array | None:
@@ -70,9 +69,9 @@ def as_mask(name: str, mask: Any, axes: int) -> jax.Array | None:
 
     Raises: ValueError for other dtypes, and for other floats, where they are not traced.
     """
-    mask = as_pairs(name, mask, axes)
     if mask is None:
         return None
+    mask = _with_axes(name, mask, axes)
     if mask.dtype == np.bool_:
         return jnp.asarray(mask)
     if jnp.issubdtype(mask.dtype, jnp.floating):
