@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attest.kernels.alibi import check_slopes
-from attest.kernels.arrays import check_float, check_is_array, check_pairs, known_numbers
+from attest.kernels.arrays import check_float, check_is_array, check_pairs, is_integer, known_numbers
 from attest.kernels.key_ranges import check_chunk_size, check_ranges, hide_rows
 from attest.kernels.options import (
     check_dropout_prob,
@@ -216,7 +216,7 @@ def check_mask(mask: Any, whole: tuple[int, int, int, int]) -> jax.Array | None:
     if mask is None:
         return None
     check_is_array("attention_mask", mask)
-    if mask.dtype != np.bool_ and not jnp.issubdtype(mask.dtype, jnp.integer):
+    if mask.dtype != np.bool_ and not is_integer(mask.dtype):
         refuse(
             "attention_mask",
             f"dtype {mask.dtype}",

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from attest.kernels.arrays import broadcast, exactly_narrowed
 from attest.kernels.options import refuse
 
 # The axes of each argument behind its batch dimensions, and whether those may be 1 each, or left out.
@@ -43,9 +43,10 @@ def merged(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Leading | None
 
     Raises: ValueError naming the argument whose batch dimensions are others than those of query.
     """
+    arguments = exactly_narrowed(arguments)
     query = arguments["query"]
     if not isinstance(query, jax.Array | np.ndarray) or query.ndim in (0, 1, 2, 4):
-        return dict(arguments), None
+        return arguments, None
     leading = tuple(query.shape[:-3])
     result = dict(arguments)
     has_lengths = arguments.get("cum_seqlens_q") is not None
@@ -86,5 +87,5 @@ def _merge(name: str, x: Any, leading: Leading, axes: int, broadcasts: bool) -> 
     if all(size == 1 for size in own):
         return x.reshape(1, *behind)
     if own != leading:
-        x = jnp.broadcast_to(x, (*leading, *behind))
+        x = broadcast(x, (*leading, *behind))
     return x.reshape(math.prod(leading), *behind)

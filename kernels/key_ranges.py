@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attest.kernels.arrays import check_is_array
+from attest.kernels.arrays import between, check_is_array
 from attest.kernels.options import check_integer, refuse, shown
 
 _INT32 = 2**31 - 1
@@ -33,8 +33,7 @@ def _check_end(name: str, ends: Any, batch: int, q_length: int, k_length: int) -
     if ends.shape not in ((batch, q_length), (1, q_length)):
         refuse(name, f"shape {ends.shape}", f"[{batch} or 1, {q_length}]", advice)
     # In its own dtype: an index beyond the keys is as good as their end, and may be more than int32 holds.
-    ends = ends.clip(0, k_length) if isinstance(ends, np.ndarray) else jnp.clip(ends, 0, k_length)
-    return jnp.asarray(ends, jnp.int32)
+    return between(ends, 0, k_length)
 
 
 def hide_rows(end: jax.Array | None, visible: jax.Array, q_length: int, k_length: int) -> jax.Array:

@@ -13,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.arrays import check_is_array, fitted, known_numbers
+from attest.kernels.arrays import as_int32, check_is_array, is_integer, known_numbers
 from attest.kernels.options import check_integer, refuse
 
 # A word of the counter of dropout's generator, and the keys that one call of it serves.
 _WORDS = 2**32
 KEY_GROUP = 4
+_NEARER = "Count from a nearer start."
+_ORIGIN = "They are the coordinates in the whole array of the first entry of this call."
 
 
 @jax.tree_util.register_dataclass
@@ -78,13 +80,13 @@ def _check_offset(offset: Any, sequences: int) -> jax.Array:
     advice = f"Pass an int, or an integer array of shape ({sequences},), one for each sequence."
     if not isinstance(offset, jax.Array | np.ndarray):
         offset = np.array([check_integer("q_offset", offset, advice)], dtype=object)
-        return _as_int32("q_offset", offset)
+        return as_int32("q_offset", "values", offset, _NEARER)
     check_is_array("q_offset", offset)
-    if not jnp.issubdtype(offset.dtype, jnp.integer):
+    if not is_integer(offset.dtype):
         refuse("q_offset", f"dtype {offset.dtype}", "an integer dtype", advice)
     if offset.shape not in ((), (sequences,)):
         refuse("q_offset", f"shape {offset.shape}", f"() or ({sequences},)", advice)
-    return _as_int32("q_offset", offset.reshape(-1))
+    return as_int32("q_offset", "values", offset.reshape(-1), _NEARER)
 
 
 def _check_tokens(name: str, positions: Any, batch: int, length: int) -> jax.Array | None:
@@ -92,38 +94,43 @@ def _check_tokens(name: str, positions: Any, batch: int, length: int) -> jax.Arr
         return None
     advice = "Give one integer per token."
     check_is_array(name, positions)
-    if not jnp.issubdtype(positions.dtype, jnp.integer):
+    if not is_integer(positions.dtype):
         refuse(name, f"dtype {positions.dtype}", "an integer dtype", advice)
     if positions.shape not in ((batch, length), (1, length)):
         refuse(name, f"shape {positions.shape}", f"[{batch} or 1, {length}]", advice)
-    return _as_int32(name, positions)
+    return as_int32(name, "values", positions, _NEARER)
 
 
 def _check_origin(origin: Any) -> jax.Array:
     expected = "4 integers: batch entry, query head, row and key"
-    advice = "They are the coordinates in the whole array of the first entry of this call."
-    if isinstance(origin, tuple | list):
-        if len(origin) != 4:
-            refuse("origin", f"{len(origin)} of them", expected, advice)
-        if any(isinstance(x, jax.Array) for x in origin):
-            origin = jnp.stack([jnp.asarray(x) for x in origin])
-        else:
-            origin = np.array([check_integer("origin", x, advice) for x in origin], dtype=object)
-    if not isinstance(origin, jax.Array | np.ndarray):
-        refuse("origin", f"a {type(origin).__name__}", expected, advice)
-    if origin.shape != (4,) or not (origin.dtype == object or jnp.issubdtype(origin.dtype, jnp.integer)):
-        refuse("origin", f"shape {origin.shape} and dtype {origin.dtype}", expected, advice)
-    if isinstance(origin, Tracer):
-        return origin.astype(jnp.uint32)
-    known = [int(x) for x in origin]
+    if isinstance(origin, jax.Array | np.ndarray):
+        if origin.shape != (4,) or not is_integer(origin.dtype):
+            refuse("origin", f"shape {origin.shape} and dtype {origin.dtype}", expected, _ORIGIN)
+        if isinstance(origin, Tracer):
+            return _words(origin)
+    elif not isinstance(origin, tuple | list):
+        refuse("origin", f"a {type(origin).__name__}", expected, _ORIGIN)
+    elif len(origin) != 4:
+        refuse("origin", f"{len(origin)} of them", expected, _ORIGIN)
+    entries = [x if _is_traced(x) else check_integer("origin", x, _ORIGIN) for x in origin]
+    known = [x for x in entries if isinstance(x, int)]
     if not all(0 <= x < _WORDS for x in known):
-        refuse("origin", str(known), "coordinates from 0 to below 2**32", advice)
-    if known[3] % KEY_GROUP:
-        refuse("origin", f"key {known[3]}", f"a multiple of {KEY_GROUP}", "Split keys at multiples of it.")
-    return known_numbers(np.array(known, np.uint32))
+        refuse("origin", str(known), "coordinates from 0 to below 2**32", _ORIGIN)
+    key = entries[3]
+    if isinstance(key, int) and key % KEY_GROUP:
+        refuse("origin", f"key {key}", f"a multiple of {KEY_GROUP}", "Split keys at multiples of it.")
+    if len(known) == len(entries):
+        return known_numbers(np.array(known, np.uint32))
+    return jnp.stack([np.uint32(x) if isinstance(x, int) else _words(x) for x in entries])
 
 
-def _as_int32(name: str, x: Any) -> jax.Array:
-    if not isinstance(x, Tracer):
-        return known_numbers(fitted(name, "values", np.asarray(x), "Count from a nearer start."))
-    return jnp.asarray(x, jnp.int32)
+def _is_traced(x: Any) -> bool:
+    """Whether it is one traced integer."""
+    return isinstance(x, Tracer) and x.shape == () and is_integer(x.dtype)
+
+
+def _words(x: jax.Array) -> jax.Array:
+    """Traced integers as uint32, those beyond its range at its ends."""
+    info = jnp.iinfo(x.dtype)
+    low, high = max(0, int(info.min)), min(_WORDS - 1, int(info.max))
+    return jnp.clip(x, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)).astype(jnp.uint32)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.arrays import check_is_array, check_pair, fitted
+from attest.kernels.arrays import check_is_array, check_pair, fitted, is_integer, saturated
 from attest.kernels.options import refuse
 
 
@@ -20,7 +20,7 @@ def check_segments(
     checked: list[Any] = []
     for name, ids, length in (("q_segment_ids", q_ids, q_length), ("kv_segment_ids", kv_ids, k_length)):
         check_is_array(name, ids)
-        if not jnp.issubdtype(ids.dtype, jnp.integer):
+        if not is_integer(ids.dtype):
             refuse(name, f"dtype {ids.dtype}", "an integer dtype", "Cast the ids to int32.")
         if ids.shape != (batch, length):
             refuse(name, f"shape {ids.shape}", f"{(batch, length)}", "Give one id per token.")
@@ -79,7 +79,12 @@ def check_lengths(
             f"{cum_q.shape}, that of cum_seqlens_q",
             "Pair the sequences.",
         )
-    return jnp.asarray(cum_q, jnp.int32), jnp.asarray(cum_k, jnp.int32)
+    return _int32(cum_q), _int32(cum_k)
+
+
+def _int32(cum: Any) -> jax.Array:
+    """Cumulative lengths as int32: known ones, which were checked, fit, and traced ones end at its limit."""
+    return saturated(cum) if isinstance(cum, Tracer) else jnp.asarray(cum, jnp.int32)
 
 
 def _check_cum_values(name: str, cum: np.ndarray, batch: int, length: int) -> None:

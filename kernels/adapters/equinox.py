@@ -8,15 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from attest.kernels.adapters.shared import as_mask, as_seed, missing, renamed
+from attest.kernels.arrays import check_is_array
 from attest.kernels.operations.functions import flash_attention
-from attest.kernels.options import refuse
+from attest.kernels.options import check_flag, refuse, shown
 
 try:
     import equinox as eqx
 except ModuleNotFoundError as error:
     raise missing(__name__, "equinox", error) from None
 
-_NAMES = {"attention_mask": "mask", "dropout_prob": "dropout_p"}
+# The argument `key` is a random key there.
+_NAMES = {"attention_mask": "mask", "dropout_prob": "dropout_p", "dropout_seed": "key", "key": "key_"}
 _PARTS = ("query_proj", "key_proj", "value_proj", "output_proj", "dropout")
 _SIZES = (
     "num_heads", "query_size", "key_size", "value_size", "output_size", "qk_size", "vo_size",
@@ -60,32 +62,39 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
 
         Raises: ValueError naming the argument.
         """
+        flags = {"inference": inference, "deterministic": deterministic}
+        for name, flag in flags.items():
+            if flag is not None:
+                check_flag(name, flag)
+        if process_heads is not None and not callable(process_heads):
+            refuse(
+                "process_heads", shown(process_heads), "a function of query, key and value", "Leave it out."
+            )
         if deterministic is not None:
             warnings.warn("deterministic: Equinox calls it inference now. Pass inference.", stacklevel=2)
             inference = deterministic
         heads = (
-            self._heads(self.query_proj, "query", query),
-            self._heads(self.key_proj, "key_", key_),
-            self._heads(self.value_proj, "value", value),
+            self._heads(self.query_proj, "query", query, self.query_size),
+            self._heads(self.key_proj, "key_", key_, self.key_size),
+            self._heads(self.value_proj, "value", value, self.value_size),
         )
         if process_heads is not None:
             heads = _processed(process_heads, heads)
         dtype = jnp.result_type(*heads)
         of_query, of_key, of_value = (x.astype(dtype) for x in heads)
+        visible = _mask(mask, self.num_heads, of_query.shape[0], of_key.shape[0])
+        dropout = self._dropout(key, inference)
         with renamed(_NAMES):
-            out = flash_attention(
-                of_query,
-                of_key,
-                of_value,
-                attention_mask=_mask(mask, self.num_heads, of_query.shape[0], of_key.shape[0]),
-                **self._dropout(key, inference),
-            )
+            out = flash_attention(of_query, of_key, of_value, attention_mask=visible, **dropout)
         return jax.vmap(self.output_proj)(out.reshape(out.shape[0], self.num_heads * self.vo_size))
 
-    def _heads(self, projection: Any, name: str, x: jax.Array) -> jax.Array:
+    def _heads(self, projection: Any, name: str, x: jax.Array, size: int) -> jax.Array:
         """[length, size] projected to [length, heads, size of a head]."""
-        if x.ndim != 2:
-            refuse(name, f"shape {x.shape}", "[length, size]", "Map a batch with jax.vmap.")
+        check_is_array(name, x)
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            refuse(name, f"dtype {x.dtype}", "a float dtype", "Convert it with astype('float32').")
+        if x.ndim != 2 or x.shape[1] != size:
+            refuse(name, f"shape {x.shape}", f"[length, {size}]", "Map a batch with jax.vmap.")
         return jax.vmap(projection)(x).reshape(x.shape[0], self.num_heads, -1)
 
     def _dropout(self, key: Any, inference: bool | None) -> dict[str, Any]:
@@ -133,6 +142,7 @@ def _mask(mask: Any, num_heads: int, q_length: int, k_length: int) -> jax.Array 
     if mask is None:
         return None
     whole = (num_heads, q_length, k_length)
-    if jnp.shape(mask) not in (whole, whole[1:]):
-        refuse("mask", f"shape {jnp.shape(mask)}", f"{whole[1:]} or {whole}", "Broadcast it to one of them.")
+    check_is_array("mask", mask)
+    if mask.shape not in (whole, whole[1:]):
+        refuse("mask", f"shape {mask.shape}", f"{whole[1:]} or {whole}", "Broadcast it to one of them.")
     return as_mask("mask", mask, 3)

@@ -7,13 +7,23 @@ here are keywords. The page docs/how-to/adapters-peers.md lists what differs.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 
+from attest.kernels.adapters.flash_attention_arguments import (
+    NAMES,
+    NAMES_WITH_CACHE,
+    check_starts,
+    check_tokens,
+    in_cache,
+    in_sequences,
+    options_of,
+    refuse_pages,
+    unpacked,
+)
+from attest.kernels.adapters.shared import renamed
+from attest.kernels.arrays import check_is_array
 from attest.kernels.attention import flash_attention_with_lse
 from attest.kernels.operations.functions import flash_attention
-from attest.kernels.options import check_flag, check_integer, check_number, refuse, shown
+from attest.kernels.options import check_flag, check_integer
 
 type Window = tuple[int, int]
 type Result = jax.Array | tuple[jax.Array, jax.Array, None]
@@ -53,14 +63,15 @@ def flash_attn_func(
 
     Raises: ValueError naming a malformed argument; NotImplementedError for what no kernel of ours does.
     """
-    options = _options(
+    options = options_of(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, attention_chunk, dropout_seed
     )
     check_flag("deterministic", deterministic)
     with_lse = check_flag("return_attn_probs", return_attn_probs)
-    if not with_lse:
-        return flash_attention(q, k, v, **options, platform=platform)
-    return *flash_attention_with_lse(q, k, v, **options, platform=platform), None
+    with renamed(NAMES):
+        if not with_lse:
+            return flash_attention(q, k, v, **options, platform=platform)
+        return *flash_attention_with_lse(q, k, v, **options, platform=platform), None
 
 
 def flash_attn_kvpacked_func(
@@ -82,9 +93,11 @@ def flash_attn_kvpacked_func(
 
     Raises: as `flash_attn_func`.
     """
-    k, v = _unpacked("kv", kv, 2, 5)
+    k, v = unpacked("kv", kv, 2)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
-    return flash_attn_func(q, k, v, *options, return_attn_probs, dropout_seed=dropout_seed, platform=platform)
+    seed: dict[str, Any] = {"dropout_seed": dropout_seed, "platform": platform}
+    with renamed({"k": "kv", "v": "kv"}):
+        return flash_attn_func(q, k, v, *options, return_attn_probs, **seed)
 
 
 def flash_attn_qkvpacked_func(
@@ -105,9 +118,11 @@ def flash_attn_qkvpacked_func(
 
     Raises: as `flash_attn_func`.
     """
-    q, k, v = _unpacked("qkv", qkv, 3, 5)
+    q, k, v = unpacked("qkv", qkv, 3)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
-    return flash_attn_func(q, k, v, *options, return_attn_probs, dropout_seed=dropout_seed, platform=platform)
+    seed: dict[str, Any] = {"dropout_seed": dropout_seed, "platform": platform}
+    with renamed({"q": "qkv", "k": "qkv", "v": "qkv"}):
+        return flash_attn_func(q, k, v, *options, return_attn_probs, **seed)
 
 
 def flash_attn_varlen_func(
@@ -128,6 +143,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Any = None,
     *,
+    seqused_k: jax.Array | None = None,
     dropout_seed: Any = None,
     platform: str | None = None,
 ) -> Result:
@@ -135,34 +151,35 @@ def flash_attn_varlen_func(
 
     q: [total_q, Hq, D]; k: [total_k, Hkv, D]; v: [total_k, Hkv, Dv]. cu_seqlens_q, cu_seqlens_k: [n + 1]
     int32 or int64, cumulative lengths from 0. max_seqlen_q, max_seqlen_k: the longest length; checked where
-    the lengths are known, and not needed for anything else. alibi_slopes: [Hq]. The other arguments are those
-    of `flash_attn_func`; the lse is [Hq, total_q].
+    the lengths are known, and not needed for anything else. seqused_k: [n] integer, how many keys of each
+    sequence count, its first ones; all by default. The last row is aligned with the last of them.
+    alibi_slopes: [Hq]. The other arguments are those of `flash_attn_func`; the lse is [Hq, total_q].
 
     Raises: as `flash_attn_func`; NotImplementedError for block_table, and for slopes [n, Hq].
     """
-    _refuse_pages(block_table)
-    tokens: dict[str, Any] = {"q": q, "k": k, "v": v}
-    for name, x in tokens.items():
-        if not isinstance(x, jax.Array | np.ndarray) or x.ndim != 3:
-            got = f"shape {x.shape}" if isinstance(x, jax.Array | np.ndarray) else f"a {type(x).__name__}"
-            refuse(name, got, "[tokens, heads, head_dim]", "Pack the sequences one after another.")
-    for name, lengths, longest in (
-        ("max_seqlen_q", cu_seqlens_q, max_seqlen_q),
-        ("max_seqlen_k", cu_seqlens_k, max_seqlen_k),
-    ):
-        _check_longest(name, lengths, longest)
-    if alibi_slopes is not None and np.ndim(alibi_slopes) != 1:
-        raise NotImplementedError(
-            f"alibi_slopes: got shape {np.shape(alibi_slopes)}; expected [heads] for packed sequences. Pad "
-            "the sequences and call flash_attn_func."
-        )
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, 0, dropout_seed)
+    refuse_pages(block_table)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_tokens(name, x)
+    check_starts("cu_seqlens_q", cu_seqlens_q, q.shape[0], "max_seqlen_q", max_seqlen_q)
+    check_starts("cu_seqlens_k", cu_seqlens_k, k.shape[0], "max_seqlen_k", max_seqlen_k)
+    if alibi_slopes is not None:
+        check_is_array("alibi_slopes", alibi_slopes)
+        if alibi_slopes.ndim != 1:
+            raise NotImplementedError(
+                f"alibi_slopes: got shape {alibi_slopes.shape}; expected [heads] for packed sequences. Pad "
+                "the sequences and call flash_attn_func."
+            )
+    options = options_of(
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, 0, dropout_seed
+    )
     check_flag("deterministic", deterministic)
     with_lse = check_flag("return_attn_probs", return_attn_probs)
     options |= {"cum_seqlens_q": cu_seqlens_q, "cum_seqlens_k": cu_seqlens_k, "platform": platform}
-    if not with_lse:
-        return flash_attention(q[None], k[None], v[None], **options)[0]
-    out, lse = flash_attention_with_lse(q[None], k[None], v[None], **options)
+    options |= in_sequences(q, cu_seqlens_q, cu_seqlens_k, seqused_k)
+    with renamed(NAMES):
+        if not with_lse:
+            return flash_attention(q[None], k[None], v[None], **options)[0]
+        out, lse = flash_attention_with_lse(q[None], k[None], v[None], **options)
     return out[0], lse[0], None
 
 
@@ -200,7 +217,7 @@ def flash_attn_with_kvcache(
     Raises: as `flash_attn_func`; NotImplementedError for k, v, rotary_cos, rotary_sin, cache_batch_idx,
     block_table.
     """
-    _refuse_pages(block_table)
+    refuse_pages(block_table)
     advice = "Write them to the cache with jax.lax.dynamic_update_slice, and count them in cache_seqlens."
     others = {
         "k": (k, advice),
@@ -219,118 +236,9 @@ def flash_attn_with_kvcache(
     if check_integer("num_splits", num_splits) not in (0, 1):
         advice = "The kernels choose how to split; leave it out."
         raise NotImplementedError(f"num_splits: got {num_splits}; expected 0 or 1. {advice}")
-    options = _options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, 0, None)
+    options = options_of(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes, 0, None)
     with_lse = check_flag("return_softmax_lse", return_softmax_lse)
-    options |= {"platform": platform, **_in_cache(q, k_cache, cache_seqlens, cache_leftpad)}
+    options |= {"platform": platform, **in_cache(q, k_cache, cache_seqlens, cache_leftpad)}
     attend = flash_attention_with_lse if with_lse else flash_attention
-    return attend(q, k_cache, v_cache, **options)
-
-
-def _options(
-    dropout_p: Any,
-    softmax_scale: Any,
-    causal: Any,
-    window_size: Any,
-    softcap: Any,
-    alibi_slopes: Any,
-    attention_chunk: Any,
-    dropout_seed: Any,
-) -> dict[str, Any]:
-    """The arguments of `attest.flash_attention` that mean the same."""
-    probability = check_number("dropout_p", dropout_p)
-    if not 0.0 <= probability < 1.0:
-        refuse("dropout_p", probability, "0 <= dropout_p < 1", "Give the share of the weights to drop.")
-    if probability > 0.0 and dropout_seed is None:
-        advice = "FlashAttention draws from torch's generator; pass an int or a JAX random key."
-        refuse("dropout_seed", None, "a seed where dropout_p > 0", advice)
-    cap = check_number("softcap", softcap)
-    if cap < 0.0:
-        refuse("softcap", cap, "a positive number, or 0.0 for no cap", "Pass 0.0.")
-    chunk = check_integer("attention_chunk", attention_chunk)
-    if chunk < 0:
-        refuse("attention_chunk", chunk, "a positive integer, or 0 for no chunks", "Pass 0.")
-    if cap and alibi_slopes is not None:
-        # Theirs joins the capped logits, ours those before the cap (S25).
-        advice = "Leave one of them out; attest.flash_attention adds slopes before the cap."
-        raise NotImplementedError(f"alibi_slopes: got slopes beside softcap {cap:g}; expected one. {advice}")
-    return {
-        "dropout_prob": probability,
-        "dropout_seed": dropout_seed,
-        "softmax_scale": softmax_scale,
-        "causal": causal,
-        "sliding_window": _window(window_size),
-        "logits_soft_cap": cap or None,
-        "chunk_size": chunk or None,
-        "alibi_slopes": alibi_slopes,
-    }
-
-
-def _window(window: Any) -> tuple[int | None, int | None]:
-    if not isinstance(window, tuple | list) or len(window) != 2:
-        refuse("window_size", shown(window), "a pair (left, right)", "Pass (-1, -1) for no window.")
-    left, right = (check_integer("window_size", side) for side in window)
-    if left < -1 or right < -1:
-        refuse(
-            "window_size", shown(window), "sides >= 0, or -1 for an open one", "Pass (-1, -1) for no window."
-        )
-    return None if left == -1 else left, None if right == -1 else right
-
-
-def _unpacked(name: str, x: Any, count: int, ndim: int) -> list[Any]:
-    """The arrays that are packed along axis 2."""
-    if not isinstance(x, jax.Array | np.ndarray):
-        refuse(name, f"a {type(x).__name__}", "a JAX or NumPy array", "Convert it with jnp.asarray.")
-    if x.ndim != ndim or x.shape[2] != count:
-        expected = f"[batch, length, {count}, heads, head_dim]"
-        refuse(name, f"shape {x.shape}", expected, "Stack the arrays along axis 2.")
-    return [x[:, :, each] for each in range(count)]
-
-
-def _refuse_pages(block_table: Any) -> None:
-    if block_table is not None:
-        raise NotImplementedError(
-            f"block_table: got a {type(block_table).__name__}; expected None. Gather the pages of each "
-            "sequence with jnp.take before the call."
-        )
-
-
-def _check_longest(name: str, lengths: Any, longest: Any) -> None:
-    """Refuse a longest length that is exceeded, where the lengths are known."""
-    limit = check_integer(name, longest)
-    known = isinstance(lengths, jax.Array | np.ndarray) and not isinstance(lengths, Tracer)
-    if known and lengths.ndim == 1 and lengths.size > 1:
-        found = int(np.max(np.diff(np.asarray(lengths).astype(np.int64))))
-        if found > limit:
-            refuse(name, limit, f"at least {found}, the longest sequence", "Pass the length of the longest.")
-
-
-def _in_cache(q: Any, k_cache: Any, lengths: Any, first: Any) -> dict[str, Any]:
-    """The ranges of keys that count, and where the rows stand; what is malformed is left to the checks."""
-    arrays = all(isinstance(x, jax.Array | np.ndarray) and x.ndim == 4 for x in (q, k_cache))
-    if not arrays or (lengths is None and first is None):
-        return {}
-    batch, rows, keys = q.shape[0], q.shape[1], k_cache.shape[1]
-    given: dict[str, Any] = {}
-    if lengths is not None:
-        end = _of_batch("cache_seqlens", lengths, batch, keys)
-        given["kv_end"] = jnp.broadcast_to(end[:, None], (batch, rows))
-        given["q_offset"] = end - rows
-    if first is not None:
-        start = _of_batch("cache_leftpad", first, batch, keys)
-        given["kv_start"] = jnp.broadcast_to(start[:, None], (batch, rows))
-    return given
-
-
-def _of_batch(name: str, x: Any, batch: int, keys: int) -> jax.Array:
-    """A number of keys for each batch entry, [B] int32, checked where its values are known."""
-    if not isinstance(x, jax.Array | np.ndarray):
-        x = np.full(batch, check_integer(name, x))
-    if x.shape != (batch,) or not jnp.issubdtype(x.dtype, jnp.integer):
-        expected = f"an int, or an integer array ({batch},)"
-        refuse(name, f"shape {x.shape} of {x.dtype}", expected, "Give every batch entry its number.")
-    if not isinstance(x, Tracer) and x.size:
-        low, high = int(np.min(np.asarray(x))), int(np.max(np.asarray(x)))
-        if low < 0 or high > keys:
-            got = low if low < 0 else high
-            refuse(name, got, f"numbers from 0 to {keys}, the length of the cache", "Correct the lengths.")
-    return jnp.asarray(x).astype(jnp.int32)
+    with renamed(NAMES_WITH_CACHE):
+        return attend(q, k_cache, v_cache, **options)

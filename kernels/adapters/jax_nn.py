@@ -5,13 +5,19 @@ from typing import Any, Literal, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from attest.kernels.adapters.shared import as_pairs, renamed, top_left
+from attest.kernels.adapters.shared import (
+    as_floats,
+    as_pairs,
+    check_word,
+    counts,
+    renamed,
+    top_left,
+)
 from attest.kernels.attention import flash_attention_with_lse
 from attest.kernels.operations.functions import flash_attention
-from attest.kernels.options import check_flag, refuse, shown
+from attest.kernels.options import check_flag, refuse
 
 _NAMES = {
     "attention_mask": "mask",
@@ -19,6 +25,7 @@ _NAMES = {
     "causal": "is_causal",
     "sliding_window": "local_window_size",
 }
+_FASTEST = "Leave it out: the fastest kernel for the device runs."
 
 
 @overload
@@ -83,8 +90,8 @@ def dot_product_attention(
         scale: of the logits, 1 / sqrt(H) by default (S1).
         is_causal: whether query i sees keys 0 to i alone. The first query stands at the first key, whatever
             the lengths: `q_offset=0` (S23).
-        query_seq_lengths: [B] int32; out is 0 from there on (S9).
-        key_value_seq_lengths: [B] int32; keys are hidden from there on (S9).
+        query_seq_lengths: [B] integer, from 0 to T; out is 0 from there on (S9).
+        key_value_seq_lengths: [B] integer, from 0 to S; keys are hidden from there on (S9).
         local_window_size: (left, right), or an int for both: query i sees keys i - left to i + right (S7).
         implementation: None for the fastest kernel on the device, or "xla".
         return_residual: whether to return the logsumexp, too: [B, T, N] or [T, N], in the dtype of query. No
@@ -108,10 +115,10 @@ def dot_product_attention(
             "softmax_scale": scale,
             "causal": is_causal,
             "sliding_window": local_window_size,
-            "platform": _platform(implementation),
+            "platform": check_word("implementation", implementation, (None, "xla"), _FASTEST),
             **_lengths(of_query, of_key, query_seq_lengths, key_value_seq_lengths),
         }
-        if is_causal or local_window_size is not None:
+        if check_flag("is_causal", is_causal) or local_window_size is not None:
             arguments["q_offset"] = top_left(of_query, of_key)
         shape = jnp.shape(query)
         if not check_flag("return_residual", return_residual):
@@ -123,7 +130,7 @@ def dot_product_attention(
 
 def _four_axes(name: str, x: ArrayLike) -> jax.Array:
     """An array [B, length, heads, head_dim]; B is 1 where it has three axes."""
-    array = jnp.asarray(x)
+    array = as_floats(name, x)
     if array.ndim not in (3, 4):
         expected = "4 axes [batch, length, heads, head_dim], or those without batch"
         refuse(
@@ -132,18 +139,11 @@ def _four_axes(name: str, x: ArrayLike) -> jax.Array:
     return array[None] if array.ndim == 3 else array
 
 
-def _bool(name: str, mask: jax.Array | None) -> jax.Array | None:
+def _bool(name: str, mask: Any) -> Any:
     if mask is not None and mask.dtype != np.bool_:
         advice = "Pass mask != 0; values to add to the logits are a bias."
         refuse(name, f"dtype {mask.dtype}", "bool", advice)
     return mask
-
-
-def _platform(implementation: Any) -> str | None:
-    if implementation not in (None, "xla"):
-        advice = "Leave it out: the fastest kernel for the device runs."
-        refuse("implementation", shown(implementation), "None or 'xla'", advice)
-    return implementation
 
 
 def _lengths(query: jax.Array, key: jax.Array, of_query: Any, of_key: Any) -> dict[str, jax.Array]:
@@ -159,14 +159,6 @@ def _cumulative(name: str, array: jax.Array, lengths: Any) -> jax.Array:
     batch, longest = array.shape[:2]
     if lengths is None:
         return jnp.arange(batch + 1, dtype=jnp.int32) * longest
-    lengths = jnp.asarray(lengths)
-    if lengths.shape != (batch,) or lengths.dtype != jnp.int32:
-        advice = "Give one length for each batch entry."
-        refuse(name, f"{lengths.dtype} of shape {lengths.shape}", f"int32 of shape ({batch},)", advice)
-    if not isinstance(lengths, Tracer):
-        values = np.asarray(lengths)
-        if ((values < 0) | (values > longest)).any():
-            refuse(name, shown(values.tolist()), f"lengths from 0 to {longest}", "Clip them to the array.")
     # Traced lengths beyond the array mean all of it, as in JAX.
-    ends = jnp.cumsum(jnp.clip(lengths, 0, longest), dtype=jnp.int32)
+    ends = jnp.cumsum(counts(name, lengths, batch, longest, "batch entry"), dtype=jnp.int32)
     return jnp.concatenate([jnp.zeros(1, jnp.int32), ends])

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from attest.kernels.adapters.shared import renamed
 from attest.kernels.adapters.tokamax_masks import Band, Indices, Limit, all_axes, arguments, conditions_of
 from attest.kernels.adapters.tokamax_residuals import constant_maximum, softmax_residuals
+from attest.kernels.arrays import check_is_array
 from attest.kernels.attention import flash_attention_with_lse
 from attest.kernels.operations.functions import flash_attention
 from attest.kernels.options import FLOAT_DTYPES, check_flag, check_integer, check_number, refuse, shown
@@ -28,6 +30,9 @@ _PLATFORMS = {
     "mosaic_tpu": "pallas_tpu",
 }
 _COUNTED = Indices()
+# tokamax's name of an argument, by ours.
+_NAMES = {"softmax_scale": "scale", "attention_mask": "mask", "kv_start": "mask", "kv_end": "mask"}
+_NAMES_OF_OP = {**_NAMES, "softmax_scale": "logits_scale", "query": "q", "key": "k", "value": "v"}
 
 
 def dot_product_attention(
@@ -65,9 +70,9 @@ def dot_product_attention(
     lengths = [("q_end", "query_seq_lengths", query_seq_lengths)]
     lengths += [("k_end", "key_value_seq_lengths", key_value_seq_lengths)]
     limits = [Limit(kind, name, _of_batch(name, x)) for kind, name, x in lengths if x is not None]
-    return _by_first(
-        _names(implementation),
-        lambda platform: _attend(
+
+    def call(platform: str | None) -> jax.Array:
+        return _attend(
             query,
             key,
             value,
@@ -81,8 +86,10 @@ def dot_product_attention(
             precision=precision,
             q_sharding=q_sharding,
             platform=platform,
-        )[0],
-    )
+        )[0]
+
+    with renamed(_NAMES):
+        return _by_first(_names(implementation), call)
 
 
 def attention_op(
@@ -127,25 +134,26 @@ def attention_op(
             "paging_info: got pages; expected None. Gather the pages of a sequence with jnp.take, and "
             "hide what is beyond it with Mask(k_end=...)."
         )
-    out, residuals = _attend(
-        q,
-        k,
-        v,
-        mask=mask,
-        indices=Indices(q_indices, k_indices),
-        is_causal=is_causal,
-        bias=bias,
-        logits_scale=_unless_auto(logits_scale),
-        logits_soft_cap=logits_soft_cap,
-        logits_dtype=_unless_auto(logits_dtype),
-        precision=precision,
-        q_sharding=q_sharding,
-        k_sharding=k_sharding,
-        dropout_mask=dropout_mask,
-        dropout_rate=dropout_rate,
-        normalize_output=check_flag("normalize_output", normalize_output),
-        return_residuals=check_flag("return_residuals", return_residuals),
-    )
+    with renamed(_NAMES_OF_OP):
+        out, residuals = _attend(
+            q,
+            k,
+            v,
+            mask=mask,
+            indices=Indices(q_indices, k_indices),
+            is_causal=is_causal,
+            bias=bias,
+            logits_scale=_unless_auto(logits_scale),
+            logits_soft_cap=logits_soft_cap,
+            logits_dtype=_unless_auto(logits_dtype),
+            precision=precision,
+            q_sharding=q_sharding,
+            k_sharding=k_sharding,
+            dropout_mask=dropout_mask,
+            dropout_rate=dropout_rate,
+            normalize_output=check_flag("normalize_output", normalize_output),
+            return_residuals=check_flag("return_residuals", return_residuals),
+        )
     return (out, residuals) if return_residuals else out
 
 
@@ -231,8 +239,10 @@ def _array(name: str, x: Any) -> Any:
         x = x.as_qarray()
     if hasattr(x, "qvalue") and hasattr(x, "scale"):
         return import_module("qwix").dequantize(x)
-    if not isinstance(x, jax.Array | np.ndarray):
-        refuse(name, f"a {type(x).__name__}", "a JAX or NumPy array", "Convert it with jnp.asarray.")
+    check_is_array(name, x)
+    if x.ndim < 3:
+        expected = "[..., length, heads, head_dim]"
+        refuse(name, f"shape {x.shape}", expected, "Add or merge axes to this layout.")
     return x
 
 
@@ -311,8 +321,7 @@ def _window(size: Any) -> list[Band]:
 
 def _of_batch(name: str, x: Any) -> Any:
     """Lengths [*#B] as a bound [*#B, 1, 1]."""
-    if not isinstance(x, jax.Array | np.ndarray):
-        refuse(name, f"a {type(x).__name__}", "an integer array", "Convert it with jnp.asarray.")
+    check_is_array(name, x)
     return x[..., None, None]
 
 
@@ -320,7 +329,7 @@ def _names(implementation: Any) -> list[Any]:
     """The implementations to try; None is the fastest."""
     if implementation is None:
         return [None]
-    names = [implementation] if isinstance(implementation, str) else list(implementation)
+    names = [implementation] if not isinstance(implementation, tuple | list) else list(implementation)
     if not names:
         refuse("implementation", "an empty sequence", "at least one name", "Leave it out for the fastest.")
     return names
@@ -330,6 +339,8 @@ def _platform(name: Any) -> str | None:
     """The platform that an implementation means."""
     if name is None:
         return None
+    if not isinstance(name, str):
+        refuse("implementation", shown(name), "the name of one", "Leave it out for the fastest.")
     if name == "mosaic":
         name = "mosaic_gpu" if jax.default_backend() == "gpu" else "mosaic_tpu"
     if name == "cudnn":

@@ -13,11 +13,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
-from attest.kernels.arrays import check_is_array
+from attest.kernels.arrays import as_int32, between, check_is_array, is_integer
 from attest.kernels.options import check_integer, refuse
 
 _INT32 = np.iinfo(np.int32)
+# Indices are less far from 0, and no two of them are as far apart as an offset may be. Sums fit into int32.
+_FARTHEST = 2**29
+_LARGEST_OFFSET = 2**30
 _FIELDS = ("q_start", "q_end", "k_start", "k_end")
 
 
@@ -141,15 +145,20 @@ class _Grid:
         return self._full(name, x, (self.heads, self.q_length, self.k_length))
 
     def bound(self, limit: Limit) -> jax.Array:
-        """A bound [*#B, #H, #length]."""
+        """A bound [*#B, #H, #length]; one that no index reaches is at the end of them."""
         length = self.k_length if limit.kind in ("q_start", "q_end") else self.q_length
-        return _int32(limit.name, self._full(limit.name, limit.bound, (self.heads, length)))
+        _check_integers(limit.name, limit.bound)
+        bound = between(limit.bound, _INT32.min, _INT32.max)
+        return self._full(limit.name, bound, (self.heads, length))
 
     def indices(self, name: str, x: Any, length: int) -> jax.Array | None:
         """Indices [*#B, #H, length], or None."""
         if x is None:
             return None
-        x = _int32(name, self._full(name, x, (self.heads, length)))
+        _check_integers(name, x)
+        if not isinstance(x, Tracer):
+            _check_near(name, np.asarray(x))
+        x = self._full(name, between(x, -_FARTHEST, _FARTHEST), (self.heads, length))
         if x.shape[-1] != length:
             refuse(name, f"shape {x.shape}", f"{length} indices on the last axis", "Give every token one.")
         return x
@@ -233,9 +242,14 @@ def _order(
 
 
 def _together(bands: Sequence[Band]) -> tuple[Any, Any]:
-    """The offset of all causal masks at once, and the highest of what the keys of each lie above."""
-    offsets = [band.offset for band in bands]
-    lowest = [band.offset - band.window_size for band in bands if band.window_size is not None]
+    """The offset of all causal masks at once, and the highest of what the keys of each lie above.
+
+    Both are limited to what the differences of indices reach.
+    """
+    offsets = [_limited(band.offset) for band in bands]
+    lowest = [
+        _limited(_minus(band.offset, band.window_size)) for band in bands if band.window_size is not None
+    ]
     if all(isinstance(x, int) for x in offsets + lowest):
         return min(offsets), max(lowest, default=None)
     return reduce(jnp.minimum, offsets), reduce(jnp.maximum, lowest) if lowest else None
@@ -248,19 +262,40 @@ def _band(mask: Any) -> Band:
         if isinstance(x, jax.Array):
             if x.shape != ():
                 refuse(f"mask.{name}", f"shape {x.shape}", "one integer", "Use k_start and k_end for rows.")
-            numbers[name] = _int32(f"mask.{name}", x)
+            if not is_integer(x.dtype):
+                refuse(f"mask.{name}", f"dtype {x.dtype}", "an integer dtype", "Convert it with astype.")
+            numbers[name] = as_int32(f"mask.{name}", "values", x, "Leave out what hides nothing.")
         elif x is not None or name == "offset":
             numbers[name] = check_integer(f"mask.{name}", x)
     return Band(**numbers)
 
 
-def _int32(name: str, x: jax.Array) -> jax.Array:
-    """Integers as int32; those beyond its range, which no length reaches, at its ends."""
-    if not jnp.issubdtype(x.dtype, jnp.integer):
+def _limited(x: Any) -> Any:
+    """An offset, as far as one makes a difference."""
+    if isinstance(x, int):
+        return max(-_LARGEST_OFFSET, min(x, _LARGEST_OFFSET))
+    return jnp.clip(x, -_LARGEST_OFFSET, _LARGEST_OFFSET)
+
+
+def _minus(x: Any, y: Any) -> Any:
+    """x - y of ints, or of an int32 scalar of JAX and another one or an int, limited to what int32 holds."""
+    if isinstance(x, int) and isinstance(y, int):
+        return x - y
+    x, y = (jnp.int32(max(_INT32.min, min(n, _INT32.max))) if isinstance(n, int) else n for n in (x, y))
+    limit = jnp.where(x < y, jnp.int32(_INT32.min), jnp.int32(_INT32.max))
+    return jnp.where((x < y) == (x - y < 0), x - y, limit)
+
+
+def _check_integers(name: str, x: Any) -> None:
+    check_is_array(name, x)
+    if not is_integer(x.dtype):
         refuse(name, f"dtype {x.dtype}", "an integer dtype", "Convert it with astype(jnp.int32).")
-    info = jnp.iinfo(x.dtype)
-    low, high = max(int(info.min), int(_INT32.min)), min(int(info.max), int(_INT32.max))
-    return jnp.clip(x, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)).astype(jnp.int32)
+
+
+def _check_near(name: str, indices: np.ndarray) -> None:
+    low, high = (int(indices.min()), int(indices.max())) if indices.size else (0, 0)
+    if low < -_FARTHEST or high > _FARTHEST:
+        refuse(name, f"values from {low} to {high}", "indices in [-2**29, 2**29]", "Count from nearer.")
 
 
 def _compare(kind: str, index: jax.Array, bound: jax.Array) -> jax.Array:

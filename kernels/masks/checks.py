@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.arrays import check_is_array, fitted
+from attest.kernels.arrays import as_int32, between, broadcast, check_is_array, is_integer
 from attest.kernels.options import check_integer, refuse
 from attest.kernels.positions import Positions, check_positions
 from attest.kernels.sequences import check_lengths, check_segments
@@ -29,7 +29,7 @@ def check_mask(mask: Any, axes: Any) -> tuple[jax.Array, bool]:
     """
     name = "attention_mask"
     check_is_array(name, mask)
-    if mask.dtype != np.bool_ and not jnp.issubdtype(mask.dtype, jnp.integer):
+    if mask.dtype != np.bool_ and not is_integer(mask.dtype):
         refuse(
             name,
             f"dtype {mask.dtype}",
@@ -65,7 +65,7 @@ def check_ids(q_ids: Any, kv_ids: Any) -> tuple[jax.Array, jax.Array]:
                 name, f"shape {ids.shape}", f"batch 1 or {batch}", "Give both the batch of the call, or 1."
             )
     # Together they are renumbered where int32 does not hold them, so they need one batch.
-    wide = [ids if ids.shape[0] == batch else jnp.broadcast_to(ids, (batch, ids.shape[1])) for _, ids in pair]
+    wide = [ids if ids.shape[0] == batch else broadcast(ids, (batch, ids.shape[1])) for _, ids in pair]
     found = check_segments(wide[0], wide[1], batch, q_ids.shape[1], kv_ids.shape[1])
     assert found[0] is not None
     assert found[1] is not None
@@ -89,17 +89,17 @@ def check_kv_lengths(lengths: Any) -> jax.Array:
     advice = "Pass an int, or an integer array [B], one length for each batch entry."
     if not isinstance(lengths, jax.Array | np.ndarray):
         lengths = np.array([check_integer(name, lengths, advice)], dtype=object)
-    elif not jnp.issubdtype(lengths.dtype, jnp.integer):
+    elif not is_integer(lengths.dtype):
         refuse(name, f"dtype {lengths.dtype}", "an integer dtype", advice)
     if lengths.ndim == 0:
         lengths = lengths.reshape(1)
     if lengths.ndim != 1:
         refuse(name, f"shape {lengths.shape}", "[B] or [1]", advice)
     if not isinstance(lengths, Tracer):
-        lengths = fitted(name, "lengths", np.asarray(lengths), advice)
-        if (lengths < 0).any():
-            refuse(name, int(lengths.min()), "lengths of 0 and more", "An entry with no keys has length 0.")
-    return jnp.asarray(lengths, jnp.int32)
+        known = np.asarray(lengths)
+        if (known < 0).any():
+            refuse(name, int(known.min()), "lengths of 0 and more", "An entry with no keys has length 0.")
+    return as_int32(name, "lengths", lengths, advice)
 
 
 def check_end(name: str, ends: Any, before: jax.Array | None) -> jax.Array | None:
@@ -107,16 +107,14 @@ def check_end(name: str, ends: Any, before: jax.Array | None) -> jax.Array | Non
     if ends is None:
         return None
     _check_axes(name, ends, ("batch", "queries"))
-    if not jnp.issubdtype(ends.dtype, jnp.integer):
+    if not is_integer(ends.dtype):
         refuse(name, f"dtype {ends.dtype}", "an integer dtype", "Give one index of a key for each row.")
     if before is not None:
         (batch, length), known = ends.shape, before.shape
         if length != known[1] or len({batch, known[0], 1}) > 2:
             refuse(name, f"shape {ends.shape}", f"the batch or 1, and {known[1]} rows", f"It was {known}.")
     # An index beyond all keys is as good as their end.
-    top = min(_LONGEST, jnp.iinfo(ends.dtype).max)
-    ends = ends.clip(0, top) if isinstance(ends, np.ndarray) else jnp.clip(ends, 0, top)
-    return jnp.asarray(ends, jnp.int32)
+    return between(ends, 0, _LONGEST)
 
 
 def check_places(q_positions: Any, kv_positions: Any, q_offset: Any) -> Positions:
@@ -134,7 +132,7 @@ def check_places(q_positions: Any, kv_positions: Any, q_offset: Any) -> Position
         sequences = 1
         if q_offset is not None:
             advice = "Pass an int, or an integer array, one offset for each batch entry or sequence."
-            _check_near("q_offset", np.array(check_integer("q_offset", q_offset, advice), dtype=object))
+            _check_reach("q_offset", np.array(check_integer("q_offset", q_offset, advice), dtype=object))
     (q_batch, q_length), (k_batch, k_length) = shapes
     batch = max(q_batch, k_batch)
     return check_positions(
@@ -158,7 +156,12 @@ def _check_axes(name: str, x: Any, axes: tuple[str, ...]) -> None:
 def _check_near(name: str, positions: Any) -> None:
     if isinstance(positions, Tracer) or positions.size == 0:
         return
-    known = np.asarray(positions)
+    if not is_integer(positions.dtype):
+        refuse(name, f"dtype {positions.dtype}", "an integer dtype", "Give one integer per token.")
+    _check_reach(name, np.asarray(positions))
+
+
+def _check_reach(name: str, known: np.ndarray) -> None:
     low, high = known.min(), known.max()
     if low < -_FARTHEST or high >= _FARTHEST:
         refuse(name, f"values from {low} to {high}", "positions in [-2**30, 2**30)", "Count from nearer.")

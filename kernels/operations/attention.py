@@ -7,7 +7,7 @@ from typing import Any
 from attest.kernels.annotations import Out, Weights
 from attest.kernels.operations.configs import AttentionConfig
 from attest.kernels.operations.invocation import Invocation
-from attest.kernels.operations.kernel import Kernel
+from attest.kernels.operations.kernel import Kernel, as_python
 from attest.kernels.operations.platforms import check_platform
 from attest.kernels.operations.registry import kernel_registry
 from attest.kernels.options import refuse
@@ -38,7 +38,8 @@ class Attention(Kernel[AttentionConfig, tuple[Out, Weights]]):
         if platform not in ("auto", "xla"):
             refuse("platform", repr(platform), "'auto' or 'xla'", "Weights come from XLA alone.")
         bound = inspect.signature(attention).bind(*args, **kwargs).arguments
-        return (), {name: x for name, x in bound.items() if x is not _PARAMETERS[name].default}
+        given = {name: as_python(x) for name, x in bound.items()}
+        return (), {name: x for name, x in given.items() if x is not _PARAMETERS[name].default}
 
     def run(self, *args: Any, cfg: AttentionConfig, **kwargs: Any) -> tuple[Out, Weights]:
         """Compute out and weights; see `attest.kernels.xla.attention`."""

@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh
 
+from attest.kernels.arrays import exactly_narrowed, fitted
 from attest.kernels.operations.caches import any_overlay
 from attest.kernels.operations.configs import FlashAttentionConfig
 from attest.kernels.operations.invocation import Invocation, abstract
@@ -127,14 +129,14 @@ class Executor[Config, Out]:
         """
         args, kwargs = _prepared(op, args, kwargs)
         config = self._config(op, args, kwargs, cfg, None, None, None)
-        arrays = {name: x for name, x in kwargs.items() if _has_arrays(x)}
+        arrays = exactly_narrowed({name: x for name, x in kwargs.items() if _has_arrays(x)})
         static = {name: x for name, x in kwargs.items() if name not in arrays}
 
         def run(arrays: dict[str, Any]) -> Out:
             return op.run(*args, cfg=config, **arrays, **static)
 
         program = jax.jit(run).lower(arrays).compile()
-        return lambda **arrays: program(arrays)
+        return lambda **arrays: program(_fitted(arrays))
 
     def _config(
         self,
@@ -276,6 +278,15 @@ def _looks_of_leaf(x: Any) -> Any:
         return repr(x)
     # True and 1 are equal, and no call means the same by them.
     return type(x), x
+
+
+def _fitted(arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of a call of a program, which would narrow integers that 32 bits do not hold."""
+    found = exactly_narrowed(arrays)
+    for name, x in found.items():
+        if isinstance(x, np.ndarray) and x.dtype in (np.int64, np.uint64):
+            fitted(name, "values", x, "The program takes them as int32.")
+    return found
 
 
 def _has_arrays(x: Any) -> bool:

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
+from attest.kernels.arrays import is_integer
 from attest.kernels.operations.invocation import Invocation
 
 
@@ -126,8 +129,16 @@ def named_arguments(
         if name not in defaults:
             there = ", ".join(defaults)
             raise TypeError(f"{name}: no such argument; expected some of {there}. Correct the name.")
-        arguments[name] = x
+        arguments[name] = as_python(x)
     return {name: x for name, x in arguments.items() if not _is_default(defaults[name], x)}
+
+
+def as_python(x: Any) -> Any:
+    """Return a number of NumPy as one of Python, which is static in a call; anything else as it is."""
+    numbers = np.bool_ | np.number
+    if isinstance(x, np.ndarray) and x.ndim == 0 and is_integer(x.dtype):
+        return x.item()
+    return x.item() if isinstance(x, numbers) and not isinstance(x, np.timedelta64) else x
 
 
 def _is_default(default: Any, x: Any) -> bool:

@@ -54,7 +54,11 @@ def compiled(run: Callable[..., Any], arguments: Mapping[str, Any], backward: bo
 
 
 def _shape(x: Any) -> Any:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype) if _is_array(x) else x
+    if not _is_array(x):
+        return x
+    # JAX reads int64 of NumPy as int32, and warns of it in a shape.
+    known = isinstance(x, np.ndarray) and x.dtype.kind in "iu"
+    return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype) if known else x.dtype)
 
 
 def _is_array(x: Any) -> bool:

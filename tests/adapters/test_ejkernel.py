@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from attest.kernels.adapters.ejkernel import ring_flash_attention_call
+from attest.kernels.adapters.ejkernel import ring_attention, ring_flash_attention_call
 from attest.kernels.operations import BwdParams, FwdParams
 from tests.adapters.exact import assert_exact, normal
 from tests.kernels.alone import run_alone
@@ -157,6 +157,48 @@ def test_sizes_reach_the_pairs_and_change_nothing_beyond_rounding(
 
     assert program(**sizes) != program()
     assert_exact(lambda **arrays: run(arrays, **sizes), arrays, options={"causal": True})
+
+
+SELF = {**QKV, "key": normal(B, SQ, HKV, D, seed=7), "value": normal(B, SQ, HKV, 6, seed=8)}
+SELF_IDS = np.array([[1, 1, 1, 2, 2, 2, 0, 0], [3] * 7 + [0]], np.int32)
+
+
+@here
+@pytest.mark.found_outside
+@pytest.mark.parametrize("from_outside", [False, True])
+def test_ring_attention_with_first_keys_beside_its_window_and_segments(from_outside: bool) -> None:
+    """They count in the whole sequence, and segment 0 is padding. Specs have the order of ejKernel."""
+    mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:DEVICES])
+    sinks, parts = normal(HQ, seed=9), P(None, "x")
+    options = {
+        "sliding_window": (1, 0),
+        "attention_sink_size": 2,
+        "causal_block_size": 4,
+        "query_chunk_size": 2,
+        "key_chunk_size": 2,
+        "axis_name": "x",
+    }
+
+    def call(query: Any, key: Any, value: Any, ids: Any = SELF_IDS, **where: Any) -> jax.Array:
+        return ring_attention(query, key, value, sinks, q_segment_ids=ids, **options, **where)
+
+    def spread(query: Any, key: Any, value: Any) -> jax.Array:
+        if from_outside:
+            specs = (parts, parts, parts, P(None), None)
+            return call(query, key, value, mesh=mesh, in_specs=specs, out_specs=parts)
+        run = jax.shard_map(call, mesh=mesh, in_specs=(parts,) * 4, out_specs=parts)
+        return jax.jit(run)(query, key, value, SELF_IDS)
+
+    i, j = np.arange(SQ)[:, None], np.arange(SQ)[None]
+    seen = (((j >= i - 1) | (j < 2)) & (j <= i))[None, None]
+    ids = np.where(SELF_IDS == 0, -1, SELF_IDS)
+    oracle = {
+        "attention_mask": seen,
+        "q_segment_ids": ids,
+        "kv_segment_ids": ids,
+        "softmax_aux": np.broadcast_to(sinks, (HQ, HQ)).copy(),
+    }
+    assert_exact(spread, SELF, options=oracle)
 
 
 @pytest.mark.parametrize(

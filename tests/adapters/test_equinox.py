@@ -11,6 +11,7 @@ import pytest
 
 from attest.kernels.adapters.equinox import MultiheadAttention, from_equinox
 from attest.kernels.operations import attention
+from tests.adapters.hostile import HOSTILE
 from tests.adapters.roundings import check
 from tests.kernels.kernel_cases import normal
 
@@ -159,7 +160,7 @@ def test_inference_mode_of_equinox_switches_dropout_off() -> None:
 REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "no key": ((X, X, X), {}, "key: got None; expected a JAX random key"),
     "an integer": ((X, X, X), {"key": 3}, "key: got a int; expected a JAX random key"),
-    "a batch": ((X[None], X, X), {}, r"query: got shape \(1, 9, 16\); expected \[length, size\]"),
+    "a batch": ((X[None], X, X), {}, r"query: got shape \(1, 9, 16\); expected \[length, 16\]"),
     "lengths": ((X, X, KEYS), {"inference": True}, "value: got shape"),
     "a mask that broadcasts": (
         (X, X, X),
@@ -189,3 +190,18 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
 def test_all_dropped_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^dropout_p: got 1\.0"):
         layer(MultiheadAttention, dropout_p=1.0)(X, X, X, key=jax.random.key(0))
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize(
+    "argument", ["query", "key_", "value", "mask", "key", "inference", "deterministic", "process_heads"]
+)
+def test_hostile_values_are_refused_by_the_name_of_the_argument(argument: str) -> None:
+    module = layer(MultiheadAttention, dropout_p=0.5)
+    arguments = {"query": X, "key_": X, "value": X, "key": jax.random.key(1)}
+    for value in HOSTILE.values():
+        with pytest.raises(ValueError, match=f"^{argument}: got "):
+            module(**{**arguments, argument: value(arguments.get(argument))})
+    if argument in ("query", "key_", "value"):
+        with pytest.raises(ValueError, match=f"^{argument}: got a NoneType"):
+            module(**{**arguments, argument: None})

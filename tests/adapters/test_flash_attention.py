@@ -1,6 +1,7 @@
 """`attest.kernels.adapters.flash_attention` against the oracle: options, layouts, caches and refusals."""
 
 import inspect
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -207,6 +208,61 @@ def test_slopes_of_packed_sequences() -> None:
         flash_attn_varlen_func(*PACKED, *at, B * SQ, B * SK, alibi_slopes=np.stack([SLOPES] * 2))
 
 
+@pytest.mark.found_outside
+@settings(max_examples=12)
+@given(st.data(), st.booleans(), st.tuples(sides, sides), st.sampled_from(["", "starts", "used", "all"]))
+def test_used_keys_of_sequences(data: Any, causal: bool, window: tuple[int, int], traced: str) -> None:
+    """The last row of a sequence stands at the last key that is used, as FlashAttention counts them."""
+    q_at, k_at = data.draw(cumulative(3, B * SQ)), data.draw(cumulative(3, B * SK))
+    used = np.array([data.draw(st.integers(0, int(n))) for n in np.diff(k_at)], np.int32)
+    seen = np.zeros((B * SQ, B * SK), bool)
+    for (q_first, q_end), first, count in zip(pairwise(q_at), k_at[:-1], used, strict=True):
+        part = seen[q_first:q_end, first : first + count]
+        part[:] = seen_by(window, causal, q_end - q_first, count)
+    names = ("q_at", "k_at", "used")
+    arrays = dict(zip(names, (q_at.astype(np.int32), k_at.astype(np.int32), used), strict=True))
+    known = {
+        name: arrays[name] for name in {"starts": names[2:], "used": names[:2], "": names}.get(traced, ())
+    }
+
+    def call(tokens: Any, unknown: Any) -> Any:
+        at = {**known, **unknown}
+        return flash_attn_varlen_func(
+            *tokens, at["q_at"], at["k_at"], B * SQ, B * SK, causal=causal, window_size=window,
+            return_attn_probs=True, seqused_k=at["used"],
+        )[:2]  # fmt: skip
+
+    unknown = {name: x for name, x in arrays.items() if name not in known}
+    out, lse = (jax.jit(call) if unknown else call)(PACKED, unknown)
+    want = attention(make_problem(*(x[None] for x in PACKED), attention_mask=seen[None, None]))
+    assert_close("out", out, want.out[0], 2e-5)
+    np.testing.assert_allclose(lse, want.lse[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.found_outside
+def test_slopes_count_from_the_last_used_key() -> None:
+    at = (np.array([0, 4, B * SQ], np.int32), np.array([0, 5, B * SK], np.int32))
+    used = np.array([3, 9], np.int32)
+    out = flash_attn_varlen_func(*PACKED, *at, B * SQ, B * SK, alibi_slopes=SLOPES, seqused_k=used)
+    bias = np.full((1, HQ, B * SQ, B * SK), -np.inf, np.float32)
+    for (q_first, q_end), first, count in zip(pairwise(at[0]), at[1][:-1], used, strict=True):
+        i, j = np.arange(q_end - q_first)[:, None] + count - (q_end - q_first), np.arange(count)[None]
+        bias[0, :, q_first:q_end, first : first + count] = -np.abs(i - j) * SLOPES[:, None, None]
+    want = attention(make_problem(*(x[None] for x in PACKED), bias=bias))
+    assert_close("out", out, want.out[0], 2e-5)
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
+@pytest.mark.parametrize("starts", [None, [0, 4, 10], np.array(0), np.zeros(1, int), np.zeros(3, "m8[s]")])
+def test_cumulative_lengths_are_needed(name: str, starts: Any) -> None:
+    given = {"cu_seqlens_q": AT, "cu_seqlens_k": AT, name: starts}
+    with pytest.raises(ValueError, match=f"^{name}: got "):
+        flash_attn_varlen_func(*PACKED, **given, max_seqlen_q=6, max_seqlen_k=6)
+    with pytest.raises(ValueError, match=r"^cu_seqlens_q: got a NoneType; expected a JAX or NumPy array"):
+        flash_attn_varlen_func(*PACKED, None, None, 6, 6)
+
+
 def test_slopes_beside_a_cap_are_refused() -> None:
     """Theirs joins the logits behind the cap."""
     with pytest.raises(
@@ -299,16 +355,28 @@ REFUSED = {
     "splits": (
         NotImplementedError, "^num_splits: got 4", lambda: flash_attn_with_kvcache(*QKV, num_splits=4)
     ),
+    "more used keys than the sequence has": (
+        ValueError, "^seqused_k: got 5 for sequence 0; expected at most 4, its keys",
+        lambda: flash_attn_varlen_func(*PACKED, AT, AT, 6, 6, seqused_k=np.array([5, 6])),
+    ),
+    "more used keys than any sequence has": (
+        ValueError, "^seqused_k: got 8; expected numbers from 0 to 6",
+        lambda: flash_attn_varlen_func(*PACKED, AT, AT, 6, 6, seqused_k=np.array([4, 8])),
+    ),
+    "used keys of other sequences": (
+        ValueError, r"^seqused_k: got int64 of shape \(3,\)",
+        lambda: flash_attn_varlen_func(*PACKED, AT, AT, 6, 6, seqused_k=np.array([4, 4, 4])),
+    ),
     "a cache that is too short": (
         ValueError, "^cache_seqlens: got 8; expected numbers from 0 to 7",
         lambda: flash_attn_with_kvcache(*QKV, cache_seqlens=8),
     ),
     "lengths of floats": (
-        ValueError, "^cache_seqlens: got shape",
+        ValueError, "^cache_seqlens: got float32",
         lambda: flash_attn_with_kvcache(*QKV, cache_seqlens=np.ones(B, np.float32)),
     ),
     "another batch": (
-        ValueError, "^cache_leftpad: got shape",
+        ValueError, "^cache_leftpad: got int32 of shape",
         lambda: flash_attn_with_kvcache(*QKV, cache_leftpad=np.ones(3, np.int32)),
     ),
 }  # fmt: skip
