@@ -74,8 +74,8 @@ def _cotangents(
         return (cotangent_call(wide, **backward(run, call, given)),)
     if wide.key.dtype != call.key.dtype or wide.value.dtype != call.value.dtype:
         settings = replace(settings, unrounded=True)
-    run = partial(_backward, passes, settings)
-    found = on_own_entries(run, call, given, kept) if within_mesh() else run(call, given, kept)
+    compute = partial(_backward, passes, settings)
+    found = on_own_entries(compute, call, given, kept) if within_mesh() else compute(call, given, kept)
     return (cotangent_call(wide, **found),)
 
 

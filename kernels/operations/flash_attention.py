@@ -8,7 +8,7 @@ from typing import Any
 
 from attest.kernels import attention
 from attest.kernels.annotations import Out
-from attest.kernels.choose import Device, device_of, implementation_for
+from attest.kernels.choose import Device, Traits, device_of, implementation_for
 from attest.kernels.config import implementation_of
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS
@@ -145,6 +145,16 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         _check_platforms(inv.kwargs.get("platform"), cfg)
         return cfg
 
+    def check_cached(self, cfg: FlashAttentionConfig, inv: _Invocation) -> FlashAttentionConfig:
+        """Return a configuration from the disk, checked: an implementation that supports the call has it.
+
+        Raises: ValueError or NotImplementedError for one that does not fit the call.
+        """
+        checked = self.check_cfg(cfg, inv)
+        resolved = _Resolved.of_call(inv, checked)
+        check_chosen_for(resolved.implementation, inv, _device_of(inv), resolved.call.traits)
+        return checked
+
     def complete(self, cfg: FlashAttentionConfig, inv: _Invocation) -> FlashAttentionConfig:
         """Return the configuration with the implementation that runs the call, and all its block sizes."""
         resolved = _Resolved.of_call(inv, cfg)
@@ -242,6 +252,20 @@ class _Resolved:
             forward = _understood("fwd_params", forward, tunable, implementation.name, unused)
             backward = _understood("bwd_params", backward, tunable, implementation.name, unused)
         return cls(implementation, tunable.translated(call.call, forward, backward), call, tuple(unused))
+
+
+def check_chosen_for(implementation: Implementation, inv: _Invocation, device: Device, call: Traits) -> None:
+    """Refuse an implementation that does not support a call, or runs on its device only if it is named.
+
+    Raises: ValueError or NotImplementedError.
+    """
+    implementation_for(device, call, implementation.name)
+    backends = implementation.capabilities.backends
+    if check_platform(inv.kwargs.get("platform")) == "auto" and device.backend not in (
+        backends or (device.backend,)
+    ):
+        expected = f"one of an implementation for {device.backend}"
+        refuse("config", f"one of {implementation.name!r}", expected, "Name it by platform to run it here.")
 
 
 def _understood(argument: str, sizes: Neutral, tunable: Tunable, name: str, unused: list[str]) -> Neutral:

@@ -8,9 +8,10 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from attest.kernels.annotations import Out
-from attest.kernels.choose import device_of
+from attest.kernels.choose import Traits, device_of, implementation_for
+from attest.kernels.config import implementation_of
 from attest.kernels.operations.configs import FlashAttentionConfig
-from attest.kernels.operations.flash_attention import FlashAttention
+from attest.kernels.operations.flash_attention import FlashAttention, check_chosen_for
 from attest.kernels.operations.invocation import Invocation
 from attest.kernels.operations.kernel import Kernel, named_arguments
 from attest.kernels.operations.platforms import check_platform, implementation_name
@@ -81,6 +82,18 @@ class RingAttention(Kernel[FlashAttentionConfig, Out]):
         if checked.fwd_params is not None or checked.bwd_params is not None:
             expected = "config, that of an implementation"
             refuse("cfg", "fwd_params or bwd_params", expected, "A ring has pieces of several sizes.")
+        return checked
+
+    def check_cached(self, cfg: FlashAttentionConfig, inv: _Invocation) -> FlashAttentionConfig:
+        """Return a configuration from the disk, checked: its implementation runs on this device.
+
+        Raises: ValueError or NotImplementedError for one that does not fit the call.
+        """
+        checked = self.check_cfg(cfg, inv)
+        device = device_of()
+        platform = checked.platform if checked.config is None else implementation_of(checked.config).name
+        implementation = implementation_for(device, Traits(), implementation_name(platform, device))
+        check_chosen_for(implementation, inv, device, Traits())
         return checked
 
     def create_shard_map_wrapper(
