@@ -12,15 +12,15 @@ from attest.kernels.choose import Device, Traits, device_of, implementation_for
 from attest.kernels.config import implementation_of
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS
+from attest.kernels.neutral import neutral, understood
 from attest.kernels.operations.abstract_call import AbstractCall, abstract_call, plain_arguments
-from attest.kernels.operations.configs import FlashAttentionConfig, neutral
+from attest.kernels.operations.configs import FlashAttentionConfig
 from attest.kernels.operations.invocation import Invocation
 from attest.kernels.operations.kernel import Kernel, named_arguments
 from attest.kernels.operations.platforms import Platform, check_platform, check_runs_on, implementation_name
 from attest.kernels.operations.registry import kernel_registry
 from attest.kernels.operations.sharded import part_of_call, sharded_call
 from attest.kernels.options import refuse
-from attest.kernels.tunable import Neutral, Tunable
 
 type _Invocation = Invocation[FlashAttentionConfig, Out]
 
@@ -249,8 +249,8 @@ class _Resolved:
             return cls(implementation, None, call, ())
         unused: list[str] = []
         if platform == "auto":
-            forward = _understood("fwd_params", forward, tunable, implementation.name, unused)
-            backward = _understood("bwd_params", backward, tunable, implementation.name, unused)
+            forward = understood("fwd_params", forward, tunable, implementation.name, unused)
+            backward = understood("bwd_params", backward, tunable, implementation.name, unused)
         return cls(implementation, tunable.translated(call.call, forward, backward), call, tuple(unused))
 
 
@@ -266,12 +266,6 @@ def check_chosen_for(implementation: Implementation, inv: _Invocation, device: D
     ):
         expected = f"one of an implementation for {device.backend}"
         refuse("config", f"one of {implementation.name!r}", expected, "Name it by platform to run it here.")
-
-
-def _understood(argument: str, sizes: Neutral, tunable: Tunable, name: str, unused: list[str]) -> Neutral:
-    """The sizes that an implementation has; the others are added to `unused`."""
-    unused += [f"{argument}.{x}: {name} has no such size" for x in sizes if x not in tunable.understood]
-    return {x: size for x, size in sizes.items() if x in tunable.understood}
 
 
 def _check_platforms(platform: Any, cfg: FlashAttentionConfig) -> str:

@@ -45,13 +45,7 @@ class PersistentCache[Config]:
         Raises: ValueError for a name that is no plain folder name, and for a class that does not write and
         read configurations.
         """
-        if not isinstance(name, str) or not name.strip(".") or any(x in name for x in "/\\\0"):
-            refuse("name", shown(name), "the name of one folder", "Use the name of the operation.")
-        if cfg_type is not None and not _reads_and_writes(cfg_type):
-            advice = "A folder is given as folder=..., the class of FlashAttention is FlashAttentionConfig."
-            refuse("cfg_type", shown(cfg_type), "a class with to_json and from_json", advice)
-        if folder is not None and not isinstance(folder, str | os.PathLike):
-            refuse("folder", shown(folder), "a path", "Leave it out for the user's cache folder.")
+        _check_arguments(name, cfg_type, folder)
         self.name = name
         self._type = cfg_type
         self._folder = None if folder is None else Path(folder)
@@ -180,6 +174,16 @@ class PersistentCache[Config]:
                 "It is rewritten when the call is tuned again.",
                 stacklevel=4,
             )
+
+
+def _check_arguments(name: Any, cfg_type: Any, folder: Any) -> None:
+    if not isinstance(name, str) or not name.strip(".") or any(x in name for x in "/\\\0"):
+        refuse("name", shown(name), "the name of one folder", "Use the name of the operation.")
+    if cfg_type is not None and not _reads_and_writes(cfg_type):
+        advice = "A folder is given as folder=..., the class of FlashAttention is FlashAttentionConfig."
+        refuse("cfg_type", shown(cfg_type), "a class with to_json and from_json", advice)
+    if folder is not None and not isinstance(folder, str | os.PathLike):
+        refuse("folder", shown(folder), "a path", "Leave it out for the user's cache folder.")
 
 
 def _reads_and_writes(kind: Any) -> bool:
