@@ -1,6 +1,6 @@
 """The executor: finds the configuration of a call and runs the operation with it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from attest.kernels.operations.kernel import Kernel
 from attest.kernels.operations.persistent import PersistentCache
 from attest.kernels.operations.policy import AutotunePolicy
 from attest.kernels.operations.selector import ConfigSelectorChain, Explanation
+from attest.kernels.operations.specs import checked_specs
 from attest.kernels.operations.timing import traced
 from attest.kernels.operations.tuner import Tuner, TuningRecord
 from attest.kernels.options import refuse
@@ -41,7 +42,7 @@ class Executor[Config, Out]:
         *args: Any,
         cfg: Config | None = None,
         mesh: Mesh | None = None,
-        in_specs: tuple[Any, ...] | None = None,
+        in_specs: Sequence[Any] | None = None,
         out_specs: Any = None,
         **kwargs: Any,
     ) -> Out:
@@ -52,7 +53,7 @@ class Executor[Config, Out]:
 
         Raises: ValueError naming the argument; what the operation raises.
         """
-        _check_mesh(mesh, in_specs, out_specs)
+        mesh, in_specs, out_specs = checked_specs(mesh, in_specs, out_specs)
         args, kwargs = _prepared(op, args, kwargs)
         where = (mesh, in_specs, out_specs)
         config = self._config(op, args, kwargs, cfg, *where)
@@ -76,7 +77,7 @@ class Executor[Config, Out]:
         *args: Any,
         cfg: Config | None = None,
         mesh: Mesh | None = None,
-        in_specs: tuple[Any, ...] | None = None,
+        in_specs: Sequence[Any] | None = None,
         out_specs: Any = None,
         **kwargs: Any,
     ) -> Explanation:
@@ -84,7 +85,7 @@ class Executor[Config, Out]:
 
         Arrays may be jax.ShapeDtypeStruct. Nothing is tuned.
         """
-        _check_mesh(mesh, in_specs, out_specs)
+        mesh, in_specs, out_specs = checked_specs(mesh, in_specs, out_specs)
         args, kwargs = _prepared(op, args, kwargs)
         return self.chooser.explain(invocation(op, args, kwargs, cfg, mesh, in_specs, out_specs), op)
 
@@ -93,7 +94,7 @@ class Executor[Config, Out]:
         op: Kernel[Config, Out],
         *args: Any,
         mesh: Mesh | None = None,
-        in_specs: tuple[Any, ...] | None = None,
+        in_specs: Sequence[Any] | None = None,
         out_specs: Any = None,
         **kwargs: Any,
     ) -> TuningRecord[Config]:
@@ -106,7 +107,7 @@ class Executor[Config, Out]:
         Raises: ValueError where a candidate cannot be judged or none is right; nothing is cached then. Also
         for an operation that has one configuration, and inside of a trace.
         """
-        _check_mesh(mesh, in_specs, out_specs)
+        mesh, in_specs, out_specs = checked_specs(mesh, in_specs, out_specs)
         args, kwargs = _prepared(op, args, kwargs)
         inv = invocation(op, args, kwargs, None, mesh, in_specs, out_specs)
         if mesh is not None:
@@ -230,19 +231,6 @@ def create_default_executor(
             persistent=PersistentCache(name, FlashAttentionConfig, persistent_cache_path),
         )
     )
-
-
-def _check_mesh(mesh: Any, in_specs: Any, out_specs: Any) -> None:
-    """Refuse a part of mesh, in_specs and out_specs without the others."""
-    given = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
-    missing = [name for name, x in given.items() if x is None]
-    if missing and len(missing) < len(given):
-        there = ", ".join(name for name in given if name not in missing)
-        refuse(missing[0], f"none beside {there}", "mesh, in_specs and out_specs together", "Give all three.")
-    if mesh is not None and not isinstance(mesh, Mesh | jax.sharding.AbstractMesh):
-        refuse("mesh", f"a {type(mesh).__name__}", "a jax.sharding.Mesh", "Build it with jax.make_mesh.")
-    if mesh is not None and not isinstance(in_specs, tuple | list):
-        refuse("in_specs", f"a {type(in_specs).__name__}", "a tuple of specs", "Give one for each operand.")
 
 
 def _first_parts(whole: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:

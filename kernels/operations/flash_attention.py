@@ -12,6 +12,7 @@ from attest.kernels.choose import Device, Traits, device_of, implementation_for
 from attest.kernels.config import implementation_of
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS
+from attest.kernels.mesh_functions import check_devices
 from attest.kernels.neutral import neutral, understood
 from attest.kernels.operations.abstract_call import AbstractCall, abstract_call, plain_arguments
 from attest.kernels.operations.configs import FlashAttentionConfig
@@ -20,7 +21,8 @@ from attest.kernels.operations.kernel import Kernel, named_arguments
 from attest.kernels.operations.platforms import Platform, check_platform, check_runs_on, implementation_name
 from attest.kernels.operations.registry import kernel_registry
 from attest.kernels.operations.sharded import part_of_call, sharded_call
-from attest.kernels.options import refuse
+from attest.kernels.operations.specs import checked_specs
+from attest.kernels.options import check_flag, refuse
 
 type _Invocation = Invocation[FlashAttentionConfig, Out]
 
@@ -194,21 +196,36 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         return Invocation(inv.op_id, kwargs=part, version=inv.version, device=inv.device)
 
     def create_shard_map_wrapper(
-        self, *args: Any, mesh: Any, in_specs: Any, out_specs: Any, cfg: FlashAttentionConfig, **kwargs: Any
+        self,
+        *args: Any,
+        cfg: FlashAttentionConfig | None = None,
+        mesh: Any = None,
+        in_specs: Any = None,
+        out_specs: Any = None,
+        check_vma: bool = False,
+        **kwargs: Any,
     ) -> tuple[Callable[..., Out], tuple[Any, ...]]:
         """Return a function under jax.shard_map, and its arguments: the call, over batch and heads of a mesh.
 
-        in_specs: of query, key, value, bias, cum_seqlens_q, cum_seqlens_k and softmax_aux, in that order;
-        None and what is left out is whole on every device. Masks, segments, positions and a MaskInfo are
-        split like query. Each device computes its part in coordinates of the whole (S21).
+        cfg: the configuration, by default what the tables choose. in_specs: of query, key, value, bias,
+        cum_seqlens_q, cum_seqlens_k and softmax_aux, in that order; None and what is left out is whole on
+        every device. Masks, segments, positions and a MaskInfo are split like query. check_vma: as in
+        jax.shard_map. Each device computes its part in coordinates of the whole (S21).
 
-        Raises: ValueError for specs that do not fit, or that split a sequence.
+        Raises: ValueError where mesh, in_specs or out_specs is left out, and for specs that do not fit, or
+        that split a sequence.
         """
+        mesh, in_specs, out_specs = checked_specs(mesh, in_specs, out_specs, needed=True)
+        check_flag("check_vma", check_vma)
         _, arguments = self.prepare(*args, **kwargs)
+        check_devices(mesh, arguments.get("query"))
+        inv = Invocation(self.op_id, kwargs=arguments, version=self.version)
+        cfg = self.heuristic_cfg(inv) if cfg is None else self.check_cfg(cfg, inv)
         kernel = self._kernel(cfg, _check_platforms(arguments.get("platform"), cfg))
         # A kernel that somebody else registered need not take keys in another dtype than query.
         ours = getattr(kernel, "func", kernel) is attention.flash_attention
-        return sharded_call(_Run(self.run, cfg), arguments, mesh, in_specs, out_specs, widens=ours)
+        run = _Run(self.run, cfg)
+        return sharded_call(run, arguments, mesh, in_specs, out_specs, widens=ours, check_vma=check_vma)
 
 
 @dataclass(frozen=True)
