@@ -80,7 +80,7 @@ def test_ln2_makes_a_natural_logarithm_of_one_of_base_2() -> None:
 
 def test_what_is_malformed_is_refused_by_name() -> None:
     query, key, value = qkv(1, 4, 4, 1, 1, 8, 8)
-    with pytest.raises(ValueError, match="^dropout_seed: got None; expected a seed where dropout_prob > 0"):
+    with pytest.raises(ValueError, match=r"^dropout_seed: got None; expected a seed where dropout_prob > 0"):
         flash_attention_call(query, key, value, None, None, None, 0.5)
-    with pytest.raises(ValueError, match="^fwd_params: got a dict; expected"):
+    with pytest.raises(ValueError, match=r"^fwd_params: got a dict; expected"):
         flash_attention_call(query, key, value, fwd_params={"q_blocksize": 8})
