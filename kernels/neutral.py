@@ -69,10 +69,10 @@ def split_sizes(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     """
     sizes: dict[str, Neutral] = {}
     for name, kind in _KINDS.items():
-        given = arguments[name]
+        given: Any = arguments[name]
         if not isinstance(given, FwdParams | BwdParams):
             continue
-        if not isinstance(given, kind):
+        if type(given) is not kind:
             refuse(name, f"a {type(given).__name__}", kind.__name__, f"Build it as {kind.__name__}.")
         if arguments["config"] is not None:
             refuse(

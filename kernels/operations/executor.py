@@ -190,7 +190,7 @@ def invocation[Config, Out](
     kwargs: Mapping[str, Any],
     cfg: Config | None = None,
     mesh: Any = None,
-    in_specs: tuple[Any, ...] | None = None,
+    in_specs: Sequence[Any] | None = None,
     out_specs: Any = None,
 ) -> Invocation[Config, Out]:
     """Return a call of an operation as shapes and dtypes."""
@@ -203,7 +203,7 @@ def invocation[Config, Out](
         override_cfg=cfg,
         method=None if mesh is None else "shard_map",
         mesh=mesh,
-        in_specs=in_specs,
+        in_specs=None if in_specs is None else tuple(in_specs),
         out_specs=out_specs,
     )
 
