@@ -4,6 +4,7 @@ A device or a pipe is written into, never replaced. A symbolic link is refused: 
 what it names may both surprise.
 """
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -11,21 +12,44 @@ from pathlib import Path
 
 from attest.conformance.text import sentence
 
+_IRREGULAR = "it is no regular file"
+
 
 class FileError(Exception):
     """A file cannot be written; the message is one sentence that names it."""
 
 
-def read_bytes(path: Path, limit: int, what: str) -> bytes:
-    """Read a file of at most `limit` bytes. Raises ValueError with one sentence."""
+def read_bytes(path: Path, limit: int, what: str, *, named: bool = True) -> bytes:
+    """Read a file of at most `limit` bytes. Raises ValueError with one sentence.
+
+    named: whether the user named it, so that it may be a pipe; what was found in a folder may not.
+    """
     try:
-        with path.open("rb") as file:
+        with path.open("rb") if named else os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
             data = file.read(limit + 1)
     except (OSError, ValueError) as error:
         raise ValueError(sentence(f"{path}: not a readable {what}: {_reason(error)}")) from error
     if len(data) > limit:
         raise ValueError(sentence(f"{path}: not a readable {what}: it has more than {limit} bytes"))
     return data
+
+
+def open_regular(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Return the descriptor of a regular file, without waiting for the other end of a pipe.
+
+    Raises: OSError, also for a file of another kind.
+    """
+    # What is checked is what was opened, so that it cannot be replaced in between.
+    try:
+        descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), mode)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a pipe without another end
+            raise OSError(error.errno, _IRREGULAR) from error
+        raise
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, _IRREGULAR)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -38,6 +38,7 @@ from attest.kernels.implementation import Implementation, Passes, Settings
 from attest.kernels.lowering import refused_elsewhere
 from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
+from attest.kernels.neutral import split_sizes, with_sizes
 from attest.kernels.options import check_dtype, check_flag, without_names_of_flax
 from attest.kernels.shared import attend
 from attest.kernels.symbolic import check_symbolic
@@ -103,9 +104,10 @@ def flash_attention(
         cum_seqlens_k: the same of the keys.
         sliding_window: how many keys to the left and to the right a row sees; one number is both; None on a
             side is no limit (S7).
-        fwd_params: block sizes of the forward pass, of the implementation that `platform` names. Results
-            depend on them by rounding alone (S18).
-        bwd_params: the same of the backward pass.
+        fwd_params: block sizes of the forward pass: those of the implementation that `platform` names, or an
+            `attest.kernels.operations.FwdParams`, which every implementation reads. Results depend on them by
+            rounding alone (S18).
+        bwd_params: the same of the backward pass, or an `attest.kernels.operations.BwdParams`.
         config: a configuration of one implementation, in place of fwd_params and bwd_params: the `Config` of
             its module, such as `attest.kernels.triton.Config`. It names the implementation, as platform does.
             See `attest.kernels.config`.
@@ -224,11 +226,13 @@ def computed(function: str, arguments: Mapping[str, Any]) -> tuple[jax.Array, ja
     arguments, leading = merged(rest)
     arguments = with_mask_info(arguments, mask_info)
     check_symbolic(arguments)
+    arguments, sizes = split_sizes(arguments)
     choice = chosen(arguments, traits_of(arguments), platform)
     passes = choice.implementation.load()
     call = check_call(**{name: x for name, x in arguments.items() if name not in SETTINGS})
     # Now the call is well-formed; block sizes may depend on the device.
     check_supported(choice.implementation, choice.call)
+    arguments = with_sizes(arguments, sizes, choice.implementation, call, named=choice.device is None)
     settings = replace(settings_of(passes, arguments), function=function)
     if choice.device is not None:
         passes = refused_elsewhere(passes, choice)

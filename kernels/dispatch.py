@@ -14,10 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
 from jax.sharding import AxisType, PartitionSpec
 
 from attest.kernels.arguments import Call
 from attest.kernels.positions import moved_origin
+from attest.kernels.varying import vary_together
 
 type Axes = tuple[str, ...]
 type Results = tuple[jax.Array, jax.Array]
@@ -52,19 +54,29 @@ _AXES = {"b": "the batch", "h": "the heads", "k": "the heads"}
 
 @dataclass(frozen=True)
 class Placement:
-    """Which axes of a mesh the batch and the heads of a call are sharded over; explicit: all such axes."""
+    """Which axes of a mesh the batch and the heads of a call are sharded over; explicit: all such axes.
+
+    mapped: the same of the axes that each `jax.vmap` maps, the innermost first.
+    """
 
     mesh: Any
     explicit: frozenset[str]
     batch: Axes
     heads: Axes
+    mapped: tuple[Axes, ...] = ()
 
     def of(self, kind: str) -> Axes:
-        return {"b": self.batch, "h": self.heads, "k": self.heads}.get(kind, ())
+        mapped = {mapped_kind(level): axes for level, axes in enumerate(self.mapped)}
+        return ({"b": self.batch, "h": self.heads, "k": self.heads} | mapped).get(kind, ())
 
     def shards(self, axes: Axes) -> int:
         """Over how many devices these axes spread what they shard."""
         return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+def mapped_kind(level: int) -> str:
+    """Return the letter in layouts for the axis that a `jax.vmap` maps; the innermost is level 0."""
+    return chr(ord("A") + level)
 
 
 def on_mesh(run: Callable[[Call], Results], call: Call) -> Results:
@@ -100,6 +112,50 @@ def on_mesh(run: Callable[[Call], Results], call: Call) -> Results:
         if placement.explicit == frozenset(placement.mesh.axis_names)
         else placement.explicit,
     )(call)
+
+
+def within_mesh() -> bool:
+    """Return whether the program that is being traced knows of a mesh."""
+    return not jax.sharding.get_abstract_mesh().empty
+
+
+def on_own_entries[T](run: Callable[..., T], *arguments: Any) -> T:
+    """Return `run(*arguments)`; of an axis that `jax.vmap` maps, each device computes its own entries.
+
+    So a loop that depends on what is stored in the entries runs on each device by itself. Without that, XLA
+    partitions what `jax.vmap` makes of `run`, and all devices wait for each other to know whether to go on.
+
+    arguments: pytrees of arrays. It cannot be differentiated.
+    """
+    arrays, structure = jax.tree.flatten(arguments)
+
+    def flat(*arrays: jax.Array) -> T:
+        return run(*jax.tree.unflatten(structure, vary_together(arrays)))
+
+    return _own_entries(flat)(*arrays)
+
+
+def _own_entries(function: Callable[..., Any]) -> Callable[..., Any]:
+    @custom_vmap
+    def computed(*arrays: jax.Array) -> Any:
+        return function(*arrays)
+
+    @computed.def_vmap
+    def _(_size: int, in_batch: Any, *arrays: jax.Array) -> Any:
+        batched = jax.vmap(function, in_axes=tuple(0 if mapped else None for mapped in in_batch))
+        own = _own_entries(batched)
+        mapped = [_sharded(x)[0] for x, is_mapped in zip(arrays, in_batch, strict=True) if is_mapped]
+        axes = next(filter(None, mapped), ())
+        if axes:
+            mesh: Any = jax.typeof(arrays[0]).sharding.mesh
+            specs = tuple(PartitionSpec(axes) if is_mapped else PartitionSpec() for is_mapped in in_batch)
+            own = jax.shard_map(
+                own, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(axes), axis_names=set(axes)
+            )
+        found = own(*arrays)
+        return found, jax.tree.map(lambda _: True, found)
+
+    return computed
 
 
 def _widened(placement: Placement, call: Call) -> Call:

@@ -5,7 +5,11 @@ from functools import lru_cache, wraps
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from attest.kernels.options import refuse
 
 
 def once_for_alike[**P, F](make: Callable[P, F]) -> Callable[P, F]:
@@ -29,3 +33,16 @@ def once_for_alike[**P, F](make: Callable[P, F]) -> Callable[P, F]:
 def placed_on(mesh: Any, x: jax.Array, spec: PartitionSpec) -> jax.Array:
     """Return an array placed as jax.shard_map takes it where the types of arrays say where they are."""
     return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+
+
+def check_devices(mesh: Any, query: Any) -> None:
+    """Refuse a mesh without devices where nothing else says which devices a call runs on.
+
+    Raises: ValueError.
+    """
+    if not isinstance(mesh, AbstractMesh) or mesh.size == 1 or isinstance(query, Tracer):
+        return
+    placed = isinstance(query, jax.Array) and len(query.devices()) == mesh.size
+    if isinstance(query, jax.Array | np.ndarray) and not placed and jax.sharding.get_mesh().empty:
+        expected = "a jax.sharding.Mesh, or arrays that are on one"
+        refuse("mesh", "an AbstractMesh", expected, "Give the mesh with its devices, or use jax.set_mesh.")

@@ -2,12 +2,14 @@
 
 Under `jax.jit` XLA decides how arrays are sharded, and gathers what it cannot partition, such as a loop over
 the batch. So either pass of a call is one operation to XLA, with a rule of what is sharded together and the
-computation of one device. In a program for one device and under `jax.vmap` the operation is the pass itself.
+computation of one device. An axis that `jax.vmap` maps may be sharded, too: each device computes its own
+entries of it, and waits for no other device. In a program for one device the operation is the pass itself.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import count, permutations
 from typing import Any
 
@@ -19,15 +21,17 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attest.kernels.arguments import Call
-from attest.kernels.dispatch import FLOATS, LAYOUTS, Axes, Placement, mapped, own_part
+from attest.kernels.dispatch import FLOATS, LAYOUTS, Axes, Placement, mapped, mapped_kind, own_part
 from attest.kernels.implementation import Forward
 
 type Arrays = dict[str, jax.Array]
 # From where the call is sharded, None for one device, and its operands to the results.
 type Compute = Callable[[Placement | None, Arrays], Arrays]
+# Which operands each `jax.vmap` around a call maps, the innermost first. A mapped axis comes first.
+type Levels = tuple[tuple[bool, ...], ...]
 
 # The results of the forward pass, and their cotangents, as LAYOUTS has them.
 _RESULTS = {"out": "b.h.", "lse": "bh.", "row_max": "bh."}
@@ -37,7 +41,8 @@ _COTANGENTS = {"d_out": "b.h.", "d_lse": "bh."}
 def spreads() -> bool:
     """Whether XLA may spread the program that is being traced over devices."""
     several = jax.device_count() > 1 and getattr(jax.config, "jax_use_shardy_partitioner", False)
-    return several and not jax.sharding.get_abstract_mesh().manual_axes
+    mesh = jax.sharding.get_abstract_mesh()
+    return several and not mesh.manual_axes and AxisType.Explicit not in (mesh.axis_types or ())
 
 
 def forward(run: Callable[[Call], Forward], call: Call) -> Forward:
@@ -90,50 +95,74 @@ def backward(run: Callable[[Call, Arrays, bool], Arrays], call: Call, given: Arr
 def _operation(compute: Compute, call: Call, operands: Arrays, results: dict[str, tuple[int, ...]]) -> Arrays:
     """The results of `compute`, by name, in an operation that XLA partitions. results: their shapes."""
     layouts = LAYOUTS | _RESULTS | _COTANGENTS
+    shapes = {name: x.shape for name, x in operands.items()}
 
-    def alone(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        found = compute(None, dict(zip(operands, arrays, strict=True)))
+    def local(placement: Placement | None, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        found = compute(placement, dict(zip(operands, arrays, strict=True)))
         return tuple(found[name] for name in results)
 
-    def partition(mesh: Any, arguments: Any, _: Any) -> Any:
-        placement = _placement_of(call, mesh, arguments[list(operands).index("query")].sharding)
+    def operation(levels: Levels, sizes: tuple[int, ...]) -> Callable[..., Any]:
+        """The operation within so many `jax.vmap`. sizes: of the axes that they map."""
+        of_operands = [
+            _mapped(layouts[name], shape, sizes, [level[i] for level in levels])
+            for i, (name, shape) in enumerate(shapes.items())
+        ]
+        of_results = [
+            _mapped(layouts[name], shape, sizes, [True] * len(levels)) for name, shape in results.items()
+        ]
 
-        def sharding(name: str, shape: tuple[int, ...]) -> NamedSharding:
-            axes = _axes_of(placement, call, layouts[name], shape)
-            return NamedSharding(placement.mesh, PartitionSpec(*(x or None for x in axes)))
+        def of_device(placement: Placement | None) -> Callable[..., tuple[jax.Array, ...]]:
+            function: Callable[..., tuple[jax.Array, ...]] = partial(local, placement)
+            for level in levels:
+                function = jax.vmap(function, in_axes=tuple(0 if mapped else None for mapped in level))
+            return function
 
-        def local(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-            found = compute(placement, dict(zip(operands, arrays, strict=True)))
-            return tuple(found[name] for name in results)
+        def partition(mesh: Any, arguments: Any, _: Any) -> Any:
+            placement = _placement_of(mesh, of_operands, [x.sharding for x in arguments])
 
-        of_results = tuple(sharding(name, shape) for name, shape in results.items())
-        of_operands = tuple(sharding(name, x.shape) for name, x in zip(operands, arguments, strict=True))
-        return placement.mesh, local, of_results, of_operands
+            def sharding(layout: str, shape: tuple[int, ...]) -> NamedSharding:
+                axes = _axes_of(placement, call, layout, shape)
+                return NamedSharding(placement.mesh, PartitionSpec(*(x or None for x in axes)))
 
-    # Jitted, as it may have constants, which custom_partitioning does not take.
-    operation = custom_partitioning(jax.jit(alone))
-    operation.def_partition(
-        partition,
-        # JAX's own names cannot say that an axis of the mesh is split between key heads and those of a group.
-        decode_shardings=False,
-        **_rule(
-            call,
-            [(layouts[name], x.shape) for name, x in operands.items()],
-            [(layouts[name], shape) for name, shape in results.items()],
-        ),
-    )
+            shardings = (tuple(sharding(*each) for each in side) for side in (of_results, of_operands))
+            return placement.mesh, of_device(placement), *shardings
 
-    @custom_vmap
-    def batched(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        query, *others = arrays
-        return operation(_partitioned.bind(query), *others)
+        # Jitted, as it may have constants, which custom_partitioning does not take.
+        partitioned = custom_partitioning(jax.jit(of_device(None)))
+        partitioned.def_partition(
+            partition,
+            # JAX's own names cannot say that an axis of the mesh is split between key heads and those of a
+            # group.
+            decode_shardings=False,
+            **_rule(call, of_operands, of_results),
+        )
 
-    @batched.def_vmap
-    def _(_size: int, in_batch: Any, *arrays: jax.Array) -> Any:
-        found = jax.vmap(alone, in_axes=tuple(0 if own else None for own in in_batch))(*arrays)
-        return found, tuple(True for _ in found)
+        @custom_vmap
+        def batched(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+            query, *others = arrays
+            return partitioned(_partitioned.bind(query), *others)
 
-    return dict(zip(results, batched(*operands.values()), strict=True))
+        @batched.def_vmap
+        def _(size: int, in_batch: Any, *arrays: jax.Array) -> Any:
+            found = operation((*levels, tuple(in_batch)), (*sizes, size))(*arrays)
+            return found, tuple(True for _ in found)
+
+        return batched
+
+    return dict(zip(results, operation((), ())(*operands.values()), strict=True))
+
+
+def _mapped(
+    layout: str, shape: tuple[int, ...], sizes: tuple[int, ...], mapped: Iterable[bool]
+) -> tuple[str, tuple[int, ...]]:
+    """Layout and shape of an array with the axes that `jax.vmap` maps in front, the outermost first.
+
+    sizes: of all such axes, the innermost first. mapped: which of them the array has.
+    """
+    for level, (size, own) in enumerate(zip(sizes, mapped, strict=True)):
+        if own:
+            layout, shape = mapped_kind(level) + layout, (size, *shape)
+    return layout, shape
 
 
 def _lower(context: Any, query: Any) -> list[Any]:
@@ -166,30 +195,47 @@ def _with_arrays(call: Call, arrays: Arrays) -> Call:
     return mapped(call, lambda name, _: arrays[name])
 
 
-def _placement_of(call: Call, mesh: Any, sharding: Any) -> Placement:
-    """Where XLA has the query; what it does not divide evenly is not sharded.
+def _placement_of(mesh: Any, operands: list[tuple[str, tuple[int, ...]]], shardings: list[Any]) -> Placement:
+    """Where XLA has the query, and the axes that `jax.vmap` maps.
 
-    sharding: as XLA says it, which knows of no names: those are found by where the query is on each device.
+    What it does not divide evenly is not sharded. operands: their layouts and shapes. shardings: of the
+    operands.
+    """
+    found: dict[str, Axes] = {}
+    taken = set[str]()
+    # The query comes first, so that it says where the batch and the heads are.
+    for (layout, shape), sharding in zip(operands, shardings, strict=True):
+        for axis, kind in enumerate(layout):
+            if kind in found or not (kind in ("b", "h") or kind.isupper()):
+                continue
+            axes = _axes_at(mesh, sharding, shape, axis)
+            found[kind] = () if taken.intersection(axes) else axes
+            taken.update(found[kind])
+    levels = sum(map(str.isupper, found))
+    mapped = tuple(found[mapped_kind(level)] for level in range(levels))
+    return Placement(mesh, frozenset(), found["b"], found["h"], mapped)
+
+
+def _axes_at(mesh: Any, sharding: Any, shape: tuple[int, ...], axis: int) -> Axes:
+    """The axes of the mesh that shard an axis of an array, if they divide it evenly.
+
+    sharding: as XLA says it, which knows of no names: those are found by where the array is on each device.
     """
     # Of a larger shape, which they divide evenly.
-    shape = tuple(mesh.size * size for size in call.query.shape)
-    here = sharding.devices_indices_map(shape)
+    large = tuple(mesh.size * max(1, size) for size in shape)
 
-    def starts(indices: Any, axis: int) -> np.ndarray:
+    def starts(sharding: Any) -> np.ndarray:
+        indices = sharding.devices_indices_map(large)
         return np.vectorize(lambda device: indices[device][axis].start or 0, [int])(mesh.devices)
 
-    def axes(axis: int) -> Axes:
-        found = starts(here, axis)
-        moving = [name for i, name in enumerate(mesh.axis_names) if (found != found.take([0], axis=i)).any()]
-        for order in permutations(moving):
-            named = NamedSharding(mesh, PartitionSpec(*(None,) * axis, order))
-            if call.query.shape[axis] % math.prod(mesh.shape[name] for name in order):
-                return ()
-            if (starts(named.devices_indices_map(shape), axis) == found).all():
-                return order
-        return ()
-
-    return Placement(mesh, frozenset(), axes(0), axes(2))
+    found = starts(sharding)
+    moving = [name for i, name in enumerate(mesh.axis_names) if (found != found.take([0], axis=i)).any()]
+    for order in permutations(moving):
+        if shape[axis] % math.prod(mesh.shape[name] for name in order):
+            return ()
+        if (starts(NamedSharding(mesh, PartitionSpec(*(None,) * axis, order))) == found).all():
+            return order
+    return ()
 
 
 def _whole(placement: Placement, call: Call) -> frozenset[str]:
@@ -203,7 +249,7 @@ def _axes_of(placement: Placement, call: Call, layout: str, shape: tuple[int, ..
     sizes = {"b": call.query.shape[0], "h": call.query.shape[2], "k": call.key.shape[2]}
     entries: list[Axes] = []
     for kind, size in zip(layout, shape, strict=True):
-        axes = placement.of(kind) if size == sizes.get(kind) else ()
+        axes = placement.of(kind) if size == sizes.get(kind, size) else ()
         entries.append(axes if size % placement.shards(axes) == 0 else ())
     return tuple(entries)
 
@@ -221,7 +267,8 @@ def _rule(
 ) -> dict[str, Any]:
     """The arguments of `def_partition` that say what is sharded together, from layouts and shapes.
 
-    Query heads are key heads times those of a group; all other axes but the batch are whole on every device.
+    Query heads are key heads times those of a group; all other axes but the batch and those that `jax.vmap`
+    maps are whole on every device.
     Where an axis of the mesh has more devices than there are key heads, the two are sharded apart: else XLA
     would spread the gradients of keys over a part of that axis, and gather them again.
     """
@@ -240,7 +287,9 @@ def _rule(
     def words(layout: str, shape: tuple[int, ...]) -> str:
         found: list[str] = []
         for kind, size in zip(layout, shape, strict=True):
-            if size == sizes.get(kind):
+            if kind.isupper():
+                found.append(kind)
+            elif size == sizes.get(kind):
                 found.append(factors[kind])
             else:
                 whole.append(f"w{next(numbers)}")

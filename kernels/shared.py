@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from attest.kernels.arguments import Call
 from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
-from attest.kernels.dispatch import on_mesh
+from attest.kernels.dispatch import on_mesh, on_own_entries, within_mesh
 from attest.kernels.implementation import Backward, Forward, Passes, Settings
 from attest.kernels.once import not_again, reverse_mode_only
 from attest.kernels.partitioned import backward, forward, spreads
@@ -74,7 +74,9 @@ def _cotangents(
         return (cotangent_call(wide, **backward(run, call, given)),)
     if wide.key.dtype != call.key.dtype or wide.value.dtype != call.value.dtype:
         settings = replace(settings, unrounded=True)
-    return (cotangent_call(wide, **_backward(passes, settings, call, given, kept)),)
+    compute = partial(_backward, passes, settings)
+    found = on_own_entries(compute, call, given, kept) if within_mesh() else compute(call, given, kept)
+    return (cotangent_call(wide, **found),)
 
 
 def _read(call: Call) -> Call:
@@ -102,7 +104,8 @@ def _backward(
 def _forward(passes: Passes, settings: Settings, call: Call) -> Forward:
     if passes.partitioned and spreads():
         return forward(partial(_alone, passes, settings), call)
-    return _alone(passes, settings, call)
+    run = partial(_alone, passes, settings)
+    return on_own_entries(run, call) if within_mesh() else run(call)
 
 
 def _alone(passes: Passes, settings: Settings, call: Call) -> Forward:

@@ -117,8 +117,9 @@ def load_expectations(extra: Sequence[Path] = ()) -> tuple[Expectation, ...]:
     for path in [FOLDER, *extra]:
         if not os.path.exists(path):  # pathlib raises for names that are too long
             raise ValueError(sentence(f"{path}: no such file or folder of expectations"))
-        for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
-            found.extend(_read(file))
+        named = not path.is_dir()
+        for file in [path] if named else sorted(path.glob("*.toml")):
+            found.extend(_read(file, named))
     for number, entry in enumerate(found):
         if entry in found[:number]:
             raise ValueError(sentence(f"expectation {entry.title!r} appears twice: remove one"))
@@ -177,8 +178,9 @@ def _holds(wanted: Any, case: Case, name: str) -> bool:
     return got == wanted or (isinstance(wanted, list) and got in wanted)
 
 
-def _read(file: Path) -> list[Expectation]:
-    data = decode_toml(read_bytes(file, sizes().expectations_bytes, "file of expectations"), str(file))
+def _read(file: Path, named: bool) -> list[Expectation]:
+    content = read_bytes(file, sizes().expectations_bytes, "file of expectations", named=named)
+    data = decode_toml(content, str(file))
     entries = data.get("expect", [])
     if set(data) - {"expect"} or not isinstance(entries, list):
         got = sentence(f"{file}: got {sorted(data)}")

@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from attest.conformance.files import FileError
+from attest.conformance.files import FileError, open_regular
 from attest.conformance.record import Result, RunRecord, settled
 from attest.conformance.schema import (
     JOURNAL,
@@ -119,7 +119,7 @@ def read_journal(data: bytes, where: str) -> RunRecord:
 
 def _created(path: Path) -> FileIO:
     """Create a file that no other run writes; replace one that a killed run left."""
-    file = FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "a")
+    file = FileIO(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW), "a")
     try:
         _lock(file.fileno())
         file.truncate(0)

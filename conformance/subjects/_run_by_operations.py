@@ -11,6 +11,7 @@ from attest.conformance.subject import Subject
 from attest.conformance.subjects import mosaic_gpu, pallas, triton, xla
 from attest.kernels.operations import BwdParams, FlashAttention, FlashAttentionConfig, FwdParams
 from attest.kernels.operations.executor import invocation
+from attest.kernels.operations.invocation import Invocation
 
 # A block size of all kernels of an implementation: query rows and keys.
 type Sizes = tuple[int, int]
@@ -37,6 +38,15 @@ class JudgedKernel:
     candidates: tuple[Sizes, ...]
     traced: tuple[Sizes, Sizes]
     operation: Callable[[], FlashAttention] = FlashAttention
+
+
+class OnAnyDevice(FlashAttention):
+    """The operation; it also takes configurations from the disk of kernels that are interpreted here."""
+
+    def check_cached(
+        self, cfg: FlashAttentionConfig, inv: Invocation[FlashAttentionConfig, jax.Array]
+    ) -> FlashAttentionConfig:
+        return self.check_cfg(cfg, inv)
 
 
 class _InterpretedOnTpu(FlashAttention):

@@ -14,7 +14,7 @@ from weakref import finalize
 import jax
 
 from attest.conformance.subject import Way
-from attest.conformance.subjects._run_by_operations import JudgedKernel, exact
+from attest.conformance.subjects._run_by_operations import JudgedKernel, OnAnyDevice, exact
 from attest.conformance.tuning.judge import judge
 from attest.kernels import flash_attention
 from attest.kernels.config import from_json
@@ -100,7 +100,7 @@ class TunedKernel:
         return create_default_executor(str(self.folder))
 
 
-class _FewCandidates(FlashAttention):
+class _FewCandidates(OnAnyDevice):
     """The operation with the candidates of a kernel, which exclude the tables' choice, and a key a bucket."""
 
     def __init__(self, kernel: JudgedKernel, run: Callable[..., jax.Array]) -> None:

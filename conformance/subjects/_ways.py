@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 
 from attest.conformance.subject import Way
-from attest.conformance.subjects._run_by_operations import JudgedKernel, exact
+from attest.conformance.subjects._run_by_operations import JudgedKernel, OnAnyDevice, exact
 from attest.kernels import flash_attention
 from attest.kernels.operations import (
     Executor,
@@ -72,7 +72,7 @@ _ROWS = (
 
 def ways(
     kernel: JudgedKernel,
-    operation: Callable[[], FlashAttention] = FlashAttention,
+    operation: Callable[[], FlashAttention] = OnAnyDevice,
     executor: Callable[[str], Executor[Any, Any]] = create_default_executor,
 ) -> tuple[Way, ...]:
     """Return each way in which an operation may get a configuration of a kernel.

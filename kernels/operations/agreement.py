@@ -6,13 +6,11 @@ limit: a process that is lost ends the others with an error, not with a hang.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
-
-from attest.kernels.operations.persistent import PersistentCache
 
 _SECONDS = 300.0
 
@@ -43,8 +41,12 @@ class Agreement:
     seconds: float = _SECONDS
     _rounds: dict[str, int] = field(default_factory=dict[str, int])
 
-    def first(self, topic: str, config: Any, cache: PersistentCache[Any]) -> Any:
+    def first(
+        self, topic: str, config: Any, *, write: Callable[[Any], str], read: Callable[[str], Any]
+    ) -> Any:
         """Return the configuration that process 0 has, or None if it has none.
+
+        write, read: to JSON, and back.
 
         Raises: ValueError where process 0 does not answer in time.
         """
@@ -52,11 +54,11 @@ class Agreement:
             return config
         key = self._key(topic)
         if self.process == 0:
-            text = json.dumps(None if config is None else json.loads(cache.to_json(config)))
+            text = json.dumps(None if config is None else json.loads(write(config)))
             self.messages.put(key, text)
             return config
         text = self._wait(key, 0, topic)
-        return None if json.loads(text) is None else cache.from_json(text)
+        return None if json.loads(text) is None else read(text)
 
     def slowest(self, topic: str, seconds: Mapping[str, float]) -> dict[str, float]:
         """Return the time of each candidate on the process where it is slowest.

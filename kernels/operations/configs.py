@@ -10,52 +10,11 @@ from typing import Any, Self
 from attest.kernels.config import from_json as config_from_json
 from attest.kernels.config import implementation_of
 from attest.kernels.config import to_json as config_to_json
-from attest.kernels.fields import check_fields
+from attest.kernels.neutral import BwdParams, FwdParams
 from attest.kernels.operations.platforms import check_backend, check_platform
 from attest.kernels.options import refuse, shown
-from attest.kernels.tunable import Neutral
 
 _ADVICE = "Write it with to_json."
-
-
-@dataclass(frozen=True)
-class FwdParams:
-    """Neutral sizes of the forward pass; what is None, the implementation chooses.
-
-    q_blocksize: query rows of a block. kv_blocksize: keys of a block. num_warps: of a program on a GPU.
-    num_stages: of the pipeline that loads keys. The others are for kernels that attest does not have, and
-    refused.
-    """
-
-    q_blocksize: int | None = None
-    kv_blocksize: int | None = None
-    num_warps: int | None = None
-    num_stages: int | None = None
-    blocksize_m: int | None = None
-    blocksize_k: int | None = None
-    blocksize_n: int | None = None
-    blocksize_heads: int | None = None
-    blocksize_keys: int | None = None
-    num_key_splits: int | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True)
-class BwdParams:
-    """Neutral sizes of the backward pass, of all its kernels; see `FwdParams`."""
-
-    q_blocksize: int | None = None
-    kv_blocksize: int | None = None
-    num_warps: int | None = None
-    num_stages: int | None = None
-    blocksize_m: int | None = None
-    blocksize_k: int | None = None
-    blocksize_n: int | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -152,11 +111,6 @@ class AttentionConfig:
         Raises: ValueError for anything else, naming the field.
         """
         return cls(**_object(text, cls))
-
-
-def neutral(params: FwdParams | BwdParams | None) -> Neutral:
-    """Return the sizes that are given, by name."""
-    return {} if params is None else {name: x for name, x in asdict(params).items() if x is not None}
 
 
 def _object(text: str, kind: Any) -> dict[str, Any]:

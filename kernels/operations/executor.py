@@ -1,6 +1,6 @@
 """The executor: finds the configuration of a call and runs the operation with it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from attest.kernels.operations.kernel import Kernel
 from attest.kernels.operations.persistent import PersistentCache
 from attest.kernels.operations.policy import AutotunePolicy
 from attest.kernels.operations.selector import ConfigSelectorChain, Explanation
+from attest.kernels.operations.specs import checked_specs
 from attest.kernels.operations.timing import traced
 from attest.kernels.operations.tuner import Tuner, TuningRecord
 from attest.kernels.options import refuse
@@ -43,7 +44,7 @@ class Executor[Config, Out]:
         *args: Any,
         cfg: Config | None = None,
         mesh: Mesh | None = None,
-        in_specs: tuple[Any, ...] | None = None,
+        in_specs: Sequence[Any] | None = None,
         out_specs: Any = None,
         **kwargs: Any,
     ) -> Out:
@@ -54,7 +55,7 @@ class Executor[Config, Out]:
 
         Raises: ValueError naming the argument; what the operation raises.
         """
-        _check_mesh(mesh, in_specs, out_specs)
+        mesh, in_specs, out_specs = checked_specs(mesh, in_specs, out_specs)
         args, kwargs = _prepared(op, args, kwargs)
         where = (mesh, in_specs, out_specs)
         config = self._config(op, args, kwargs, cfg, *where)
@@ -78,7 +79,7 @@ class Executor[Config, Out]:
         *args: Any,
         cfg: Config | None = None,
         mesh: Mesh | None = None,
-        in_specs: tuple[Any, ...] | None = None,
+        in_specs: Sequence[Any] | None = None,
         out_specs: Any = None,
         **kwargs: Any,
     ) -> Explanation:
@@ -86,7 +87,7 @@ class Executor[Config, Out]:
 
         Arrays may be jax.ShapeDtypeStruct. Nothing is tuned.
         """
-        _check_mesh(mesh, in_specs, out_specs)
+        mesh, in_specs, out_specs = checked_specs(mesh, in_specs, out_specs)
         args, kwargs = _prepared(op, args, kwargs)
         return self.chooser.explain(invocation(op, args, kwargs, cfg, mesh, in_specs, out_specs), op)
 
@@ -95,7 +96,7 @@ class Executor[Config, Out]:
         op: Kernel[Config, Out],
         *args: Any,
         mesh: Mesh | None = None,
-        in_specs: tuple[Any, ...] | None = None,
+        in_specs: Sequence[Any] | None = None,
         out_specs: Any = None,
         **kwargs: Any,
     ) -> TuningRecord[Config]:
@@ -108,7 +109,7 @@ class Executor[Config, Out]:
         Raises: ValueError where a candidate cannot be judged or none is right; nothing is cached then. Also
         for an operation that has one configuration, and inside of a trace.
         """
-        _check_mesh(mesh, in_specs, out_specs)
+        mesh, in_specs, out_specs = checked_specs(mesh, in_specs, out_specs)
         args, kwargs = _prepared(op, args, kwargs)
         inv = invocation(op, args, kwargs, None, mesh, in_specs, out_specs)
         if mesh is not None:
@@ -191,7 +192,7 @@ def invocation[Config, Out](
     kwargs: Mapping[str, Any],
     cfg: Config | None = None,
     mesh: Any = None,
-    in_specs: tuple[Any, ...] | None = None,
+    in_specs: Sequence[Any] | None = None,
     out_specs: Any = None,
 ) -> Invocation[Config, Out]:
     """Return a call of an operation as shapes and dtypes."""
@@ -204,7 +205,7 @@ def invocation[Config, Out](
         override_cfg=cfg,
         method=None if mesh is None else "shard_map",
         mesh=mesh,
-        in_specs=in_specs,
+        in_specs=None if in_specs is None else tuple(in_specs),
         out_specs=out_specs,
     )
 
@@ -232,19 +233,6 @@ def create_default_executor(
             persistent=PersistentCache(name, FlashAttentionConfig, persistent_cache_path),
         )
     )
-
-
-def _check_mesh(mesh: Any, in_specs: Any, out_specs: Any) -> None:
-    """Refuse a part of mesh, in_specs and out_specs without the others."""
-    given = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
-    missing = [name for name, x in given.items() if x is None]
-    if missing and len(missing) < len(given):
-        there = ", ".join(name for name in given if name not in missing)
-        refuse(missing[0], f"none beside {there}", "mesh, in_specs and out_specs together", "Give all three.")
-    if mesh is not None and not isinstance(mesh, Mesh | jax.sharding.AbstractMesh):
-        refuse("mesh", f"a {type(mesh).__name__}", "a jax.sharding.Mesh", "Build it with jax.make_mesh.")
-    if mesh is not None and not isinstance(in_specs, tuple | list):
-        refuse("in_specs", f"a {type(in_specs).__name__}", "a tuple of specs", "Give one for each operand.")
 
 
 def _first_parts(whole: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,19 +8,21 @@ from typing import Any
 
 from attest.kernels import attention
 from attest.kernels.annotations import Out
-from attest.kernels.choose import Device, device_of, implementation_for
+from attest.kernels.choose import Device, Traits, device_of, implementation_for
 from attest.kernels.config import implementation_of
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS
+from attest.kernels.mesh_functions import check_devices
+from attest.kernels.neutral import neutral, understood
 from attest.kernels.operations.abstract_call import AbstractCall, abstract_call, plain_arguments
-from attest.kernels.operations.configs import FlashAttentionConfig, neutral
+from attest.kernels.operations.configs import FlashAttentionConfig
 from attest.kernels.operations.invocation import Invocation
 from attest.kernels.operations.kernel import Kernel, named_arguments
 from attest.kernels.operations.platforms import Platform, check_platform, check_runs_on, implementation_name
 from attest.kernels.operations.registry import kernel_registry
 from attest.kernels.operations.sharded import part_of_call, sharded_call
-from attest.kernels.options import NAMES_OF_FLAX, refuse
-from attest.kernels.tunable import Neutral, Tunable
+from attest.kernels.operations.specs import checked_specs
+from attest.kernels.options import NAMES_OF_FLAX, check_flag, refuse
 
 type _Invocation = Invocation[FlashAttentionConfig, Out]
 
@@ -145,6 +147,16 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         _check_platforms(inv.kwargs.get("platform"), cfg)
         return cfg
 
+    def check_cached(self, cfg: FlashAttentionConfig, inv: _Invocation) -> FlashAttentionConfig:
+        """Return a configuration from the disk, checked: an implementation that supports the call has it.
+
+        Raises: ValueError or NotImplementedError for one that does not fit the call.
+        """
+        checked = self.check_cfg(cfg, inv)
+        resolved = _Resolved.of_call(inv, checked)
+        check_chosen_for(resolved.implementation, inv, _device_of(inv), resolved.call.traits)
+        return checked
+
     def complete(self, cfg: FlashAttentionConfig, inv: _Invocation) -> FlashAttentionConfig:
         """Return the configuration with the implementation that runs the call, and all its block sizes."""
         resolved = _Resolved.of_call(inv, cfg)
@@ -184,21 +196,36 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         return Invocation(inv.op_id, kwargs=part, version=inv.version, device=inv.device)
 
     def create_shard_map_wrapper(
-        self, *args: Any, mesh: Any, in_specs: Any, out_specs: Any, cfg: FlashAttentionConfig, **kwargs: Any
+        self,
+        *args: Any,
+        cfg: FlashAttentionConfig | None = None,
+        mesh: Any = None,
+        in_specs: Any = None,
+        out_specs: Any = None,
+        check_vma: bool = False,
+        **kwargs: Any,
     ) -> tuple[Callable[..., Out], tuple[Any, ...]]:
         """Return a function under jax.shard_map, and its arguments: the call, over batch and heads of a mesh.
 
-        in_specs: of query, key, value, bias, cum_seqlens_q, cum_seqlens_k and softmax_aux, in that order;
-        None and what is left out is whole on every device. Masks, segments, positions and a MaskInfo are
-        split like query. Each device computes its part in coordinates of the whole (S21).
+        cfg: the configuration, by default what the tables choose. in_specs: of query, key, value, bias,
+        cum_seqlens_q, cum_seqlens_k and softmax_aux, in that order; None and what is left out is whole on
+        every device. Masks, segments, positions and a MaskInfo are split like query. check_vma: as in
+        jax.shard_map. Each device computes its part in coordinates of the whole (S21).
 
-        Raises: ValueError for specs that do not fit, or that split a sequence.
+        Raises: ValueError where mesh, in_specs or out_specs is left out, and for specs that do not fit, or
+        that split a sequence.
         """
+        mesh, in_specs, out_specs = checked_specs(mesh, in_specs, out_specs, needed=True)
+        check_flag("check_vma", check_vma)
         _, arguments = self.prepare(*args, **kwargs)
+        check_devices(mesh, arguments.get("query"))
+        inv = Invocation(self.op_id, kwargs=arguments, version=self.version)
+        cfg = self.heuristic_cfg(inv) if cfg is None else self.check_cfg(cfg, inv)
         kernel = self._kernel(cfg, _check_platforms(arguments.get("platform"), cfg))
         # A kernel that somebody else registered need not take keys in another dtype than query.
         ours = getattr(kernel, "func", kernel) is attention.flash_attention
-        return sharded_call(_Run(self.run, cfg), arguments, mesh, in_specs, out_specs, widens=ours)
+        run = _Run(self.run, cfg)
+        return sharded_call(run, arguments, mesh, in_specs, out_specs, widens=ours, check_vma=check_vma)
 
 
 @dataclass(frozen=True)
@@ -239,15 +266,23 @@ class _Resolved:
             return cls(implementation, None, call, ())
         unused: list[str] = []
         if platform == "auto":
-            forward = _understood("fwd_params", forward, tunable, implementation.name, unused)
-            backward = _understood("bwd_params", backward, tunable, implementation.name, unused)
+            forward = understood("fwd_params", forward, tunable, implementation.name, unused)
+            backward = understood("bwd_params", backward, tunable, implementation.name, unused)
         return cls(implementation, tunable.translated(call.call, forward, backward), call, tuple(unused))
 
 
-def _understood(argument: str, sizes: Neutral, tunable: Tunable, name: str, unused: list[str]) -> Neutral:
-    """The sizes that an implementation has; the others are added to `unused`."""
-    unused += [f"{argument}.{x}: {name} has no such size" for x in sizes if x not in tunable.understood]
-    return {x: size for x, size in sizes.items() if x in tunable.understood}
+def check_chosen_for(implementation: Implementation, inv: _Invocation, device: Device, call: Traits) -> None:
+    """Refuse an implementation that does not support a call, or runs on its device only if it is named.
+
+    Raises: ValueError or NotImplementedError.
+    """
+    implementation_for(device, call, implementation.name)
+    backends = implementation.capabilities.backends
+    if check_platform(inv.kwargs.get("platform")) == "auto" and device.backend not in (
+        backends or (device.backend,)
+    ):
+        expected = f"one of an implementation for {device.backend}"
+        refuse("config", f"one of {implementation.name!r}", expected, "Name it by platform to run it here.")
 
 
 def _check_platforms(platform: Any, cfg: FlashAttentionConfig) -> str:

@@ -1,6 +1,6 @@
 """The functions `flash_attention` and `attention`: operations with a default executor each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -90,7 +90,7 @@ def flash_attention(
     platform: str | None = None,
     cfg: FlashAttentionConfig | None = None,
     mesh: Mesh | None = None,
-    in_specs: tuple[PartitionSpec | None, ...] | None = None,
+    in_specs: Sequence[PartitionSpec | None] | None = None,
     out_specs: PartitionSpec | None = None,
     mask: None = None,
     dropout_rng: None = None,

@@ -62,6 +62,13 @@ class Kernel[Config, Out]:
         """
         return cfg
 
+    def check_cached(self, cfg: Config, inv: Invocation[Config, Out]) -> Config:
+        """Return a configuration from the disk, checked: the call must be able to run with it here.
+
+        Raises: ValueError or NotImplementedError for one that does not fit the call.
+        """
+        return self.check_cfg(cfg, inv)
+
     def combined_cfg(self, timed: Iterable[tuple[Config, float]]) -> Config | None:
         """Return a configuration that joins the best parts of several that were timed; None if none does."""
         return None

@@ -8,14 +8,16 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from attest.kernels.annotations import Out
-from attest.kernels.choose import device_of
+from attest.kernels.choose import Traits, device_of, implementation_for
+from attest.kernels.config import implementation_of
 from attest.kernels.operations.configs import FlashAttentionConfig
-from attest.kernels.operations.flash_attention import FlashAttention
+from attest.kernels.operations.flash_attention import FlashAttention, check_chosen_for
 from attest.kernels.operations.invocation import Invocation
 from attest.kernels.operations.kernel import Kernel, named_arguments
 from attest.kernels.operations.platforms import check_platform, implementation_name
 from attest.kernels.operations.sharded import OPERANDS, axes_at
-from attest.kernels.options import NAMES_OF_FLAX, refuse
+from attest.kernels.operations.specs import checked_specs
+from attest.kernels.options import NAMES_OF_FLAX, check_flag, refuse
 from attest.kernels.ring import ring_attention
 
 type _Invocation = Invocation[FlashAttentionConfig, Out]
@@ -85,18 +87,43 @@ class RingAttention(Kernel[FlashAttentionConfig, Out]):
             refuse("cfg", "fwd_params or bwd_params", expected, "A ring has pieces of several sizes.")
         return checked
 
+    def check_cached(self, cfg: FlashAttentionConfig, inv: _Invocation) -> FlashAttentionConfig:
+        """Return a configuration from the disk, checked: its implementation runs on this device.
+
+        Raises: ValueError or NotImplementedError for one that does not fit the call.
+        """
+        checked = self.check_cfg(cfg, inv)
+        device = device_of()
+        platform = checked.platform if checked.config is None else implementation_of(checked.config).name
+        implementation = implementation_for(device, Traits(), implementation_name(platform, device))
+        check_chosen_for(implementation, inv, device, Traits())
+        return checked
+
     def create_shard_map_wrapper(
-        self, *args: Any, mesh: Any, in_specs: Any, out_specs: Any, cfg: FlashAttentionConfig, **kwargs: Any
+        self,
+        *args: Any,
+        cfg: FlashAttentionConfig | None = None,
+        mesh: Any = None,
+        in_specs: Any = None,
+        out_specs: Any = None,
+        check_vma: bool = True,
+        **kwargs: Any,
     ) -> tuple[Callable[..., Out], tuple[Any, ...]]:
         """Return a function over a mesh, and its arguments: the call, whose sequence the devices share.
 
-        in_specs: of query, key, value, bias, cum_seqlens_q, cum_seqlens_k and softmax_aux, in that order.
+        cfg: the configuration, by default what the tables choose. check_vma: as in jax.shard_map; True and
+        False compute the same, as ring attention is always checked so. in_specs: of query, key, value, bias,
+        cum_seqlens_q, cum_seqlens_k and softmax_aux, in that order.
         The spec of query says which axes split the batch, the sequence and the heads; all else follows it, a
         bias by its rows. Of several batch dimensions the first may be split.
 
-        Raises: ValueError for specs that do not fit.
+        Raises: ValueError where mesh, in_specs or out_specs is left out, and for specs that do not fit.
         """
+        mesh, in_specs, out_specs = checked_specs(mesh, in_specs, out_specs, needed=True)
+        check_flag("check_vma", check_vma)
         _, arguments = self.prepare(*args, **kwargs)
+        inv = Invocation(self.op_id, kwargs=arguments, version=self.version)
+        cfg = self.heuristic_cfg(inv) if cfg is None else self.check_cfg(cfg, inv)
         batch, sequence, heads = _axes_of(in_specs, out_specs, _ndim(arguments["query"]))
         own = {"b": batch, "q": (sequence,), "h": heads}
         for name, spec in zip(OPERANDS[3:], in_specs[3:], strict=False):
@@ -122,7 +149,7 @@ def _axes_of(in_specs: Any, out_specs: Any, ndim: int) -> tuple[tuple[str, ...],
             f"a tuple of 1 to {len(OPERANDS)} specs",
             f"Give those of {', '.join(OPERANDS)}.",
         )
-    batch, sequence, heads = _axes("in_specs", in_specs[0], ndim)
+    batch, sequence, heads = _axes("in_specs of query", in_specs[0], ndim)
     if len(sequence) != 1:
         entry = "its second entry" if ndim == 4 else f"entry {ndim - 2}"
         expected = f"one axis of the mesh for the sequence, {entry}"
@@ -130,7 +157,7 @@ def _axes_of(in_specs: Any, out_specs: Any, ndim: int) -> tuple[tuple[str, ...],
             "in_specs of query", str(in_specs[0]), expected, "FlashAttention splits batch and heads alone."
         )
     for name, spec in zip(OPERANDS[1:3], in_specs[1:3], strict=False):
-        if _axes("in_specs", spec, ndim) != (batch, sequence, heads):
+        if _axes(f"in_specs of {name}", spec, ndim) != (batch, sequence, heads):
             refuse(f"in_specs of {name}", str(spec), f"{in_specs[0]}, that of query", "Split them alike.")
     if _axes("out_specs", out_specs, ndim) != (batch, sequence, heads):
         refuse("out_specs", str(out_specs), f"{in_specs[0]}, that of query", "Give that of query.")

@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -130,7 +131,8 @@ class ConfigSelectorChain[Config, Out]:
         self.cache.put(*self._key(inv, kernel), winner)
         if self.persistent is not None and self.persist_autotune:
             try:
-                self.persistent.put(*self._key(inv, kernel), winner, record.as_dict())
+                key = self._key(inv, kernel)
+                self.persistent.put(*key, winner, record.as_dict(), cfg_type=kernel.config_type)
             except ValueError as error:
                 warnings.warn(f"{error} The configuration is kept in memory alone.", stacklevel=3)
         return record
@@ -185,19 +187,32 @@ class ConfigSelectorChain[Config, Out]:
             note("memory", True, f"it was found or tuned in this process{what}")
             return config
         note("memory", False, f"the call is new in this process{what}")
-        config = self._from_disk(key, note)
+        config = self._from_disk(key, inv, kernel, note)
         if config is not None:
             self.cache.put(*key, config)
         return config
 
-    def _from_disk(self, key: tuple[str, str, str], note: Callable[[str, bool, str], None]) -> Config | None:
+    def _from_disk(
+        self,
+        key: tuple[str, str, str],
+        inv: Invocation[Config, Out],
+        kernel: Kernel[Config, Out],
+        note: Callable[[str, bool, str], None],
+    ) -> Config | None:
         if self.persistent is None:
             note("persistent", False, "there is no persistent cache")
             return None
         agreement = self._agreement()
-        config = self.persistent.get(*key)
+        check = partial(kernel.check_cached, inv=inv)
+        config = self.persistent.get(*key, cfg_type=kernel.config_type, check=check)
         if agreement.processes > 1:
-            config = agreement.first(f"config/{'/'.join(key)}", config, self.persistent)
+            form = {"op_id": key[1], "cfg_type": kernel.config_type}
+            config = agreement.first(
+                f"config/{'/'.join(key)}",
+                config,
+                write=partial(self.persistent.to_json, **form),
+                read=partial(self.persistent.from_json, **form),
+            )
         path = self.persistent.path(*key)
         note("persistent", config is not None, f"{'in' if config is not None else 'there is no'} {path}")
         return config

@@ -46,12 +46,14 @@ def sharded_call(
     in_specs: Any,
     out_specs: Any,
     widens: bool = True,
+    check_vma: bool = False,
 ) -> tuple[Callable[..., jax.Array], tuple[Any, ...]]:
     """Return a function under jax.shard_map that runs a call on its shards, and its arrays.
 
     run: from arguments by name to out. arguments: the call, whole. in_specs: as many of `OPERANDS` as have a
     spec; the others are whole on every device. widens: whether `run` takes arrays that several devices read
-    in float32, so that their gradients are rounded once; see `attest.kernels.wide_keys`.
+    in float32, so that their gradients are rounded once; see `attest.kernels.wide_keys`. check_vma: as in
+    jax.shard_map.
 
     Raises: ValueError for specs that do not fit the mesh, the arrays or each other, or split a sequence; what
     the checks of the whole call raise, as the devices see values traced.
@@ -90,7 +92,7 @@ def sharded_call(
         )
         function = partial(_without_pairs, of_out)
     else:
-        function = _over(local, split, out_spec)
+        function = _over(local, split, out_spec, check_vma)
     if leading is None:
         return function, tuple(arrays.values())
     return lambda *operands: batch_dimensions(function(*operands), leading), tuple(arrays.values())
@@ -187,10 +189,12 @@ class _Local:
 
 
 @once_for_alike
-def _over(local: _Local, split: Any, out_spec: PartitionSpec) -> Callable[..., jax.Array]:
+def _over(local: _Local, split: Any, out_spec: PartitionSpec, check_vma: bool) -> Callable[..., jax.Array]:
     """The function that computes on every device of the mesh."""
     mesh = local.placement.mesh
-    function = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=out_spec, check_vma=False))
+    function = jax.jit(
+        jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=out_spec, check_vma=check_vma)
+    )
     if AxisType.Explicit not in mesh.axis_types:
         return function
 

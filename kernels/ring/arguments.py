@@ -65,7 +65,7 @@ def check_strategy(strategy: Any) -> str | None:
 
     Raises: ValueError for one that does not exist.
     """
-    if strategy is not None and strategy not in STRATEGIES:
+    if strategy is not None and (not isinstance(strategy, str) or strategy not in STRATEGIES):
         expected = f"one of {', '.join(map(repr, STRATEGIES))}"
         refuse("strategy", shown(strategy), expected, "Leave it out for the likeliest to be fast.")
     return strategy

@@ -40,7 +40,7 @@ from attest.kernels.choose import check_supported, chosen, traits_of
 from attest.kernels.implementation import Implementation
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.once import reverse_mode_only
-from attest.kernels.options import refuse, without_names_of_flax
+from attest.kernels.options import refuse, shown, without_names_of_flax
 from attest.kernels.positions import KEY_GROUP
 from attest.kernels.ring.arguments import (
     STRATEGIES,
@@ -196,13 +196,12 @@ def ring_attention_with_lse(
     if axis_name is None:
         if mesh is not None:
             refuse("axis_name", None, "the axis of mesh that splits the sequence", "Name it.")
+        _refuse_axes(batch_axes, head_axes, "Give mesh and axis_name, too.")
         return computed(_NAME, arguments)
     del arguments["mask_info"]
     arguments, leading = merged(arguments)
     if mesh is None:
-        if batch_axes is not None or head_axes is not None:
-            got, advice = f"{batch_axes} and {head_axes}", "In jax.shard_map arrays are those of this device."
-            refuse("batch_axes and head_axes", got, "None without mesh", advice)
+        _refuse_axes(batch_axes, head_axes, "In jax.shard_map arrays are those of this device.")
         devices = devices_of(axis_name)
         lengths = _length_of("query", arguments) * devices, _length_of("key", arguments) * devices
         spread = Spread(axis_name, devices, *lengths)
@@ -213,6 +212,13 @@ def ring_attention_with_lse(
         check_call(**{name: x for name, x in arguments.items() if name not in (*SETTINGS, "platform")})
         out, lse = over_mesh(_BY_STRATEGY[strategy], arguments, mesh, axis_name, batch_axes, head_axes)
     return split(out, leading), split(lse, leading)
+
+
+def _refuse_axes(batch_axes: Any, head_axes: Any, advice: str) -> None:
+    """Refuse axes that split the batch or the heads, where no mesh is given."""
+    if batch_axes is not None or head_axes is not None:
+        got = f"{shown(batch_axes)} and {shown(head_axes)}"
+        refuse("batch_axes and head_axes", got, "None without mesh", advice)
 
 
 def _length_of(name: str, arguments: dict[str, Any]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from attest.kernels.dispatch import Axes, Placement, own_array, own_origin
-from attest.kernels.mesh_functions import once_for_alike, placed_on
+from attest.kernels.mesh_functions import check_devices, once_for_alike, placed_on
 from attest.kernels.options import refuse, shown
 from attest.kernels.ring.arguments import Spread, check_axis_name
 
@@ -66,6 +66,7 @@ def over_mesh(
     for name, x in arguments.items():
         if name in ("query", "key", "value") and getattr(x, "ndim", None) != 4:
             refuse(name, f"shape {getattr(x, 'shape', None)}", "4 axes", "Give [B, length, heads, head dim].")
+    check_devices(mesh, arguments["query"])
     devices = mesh.shape[sequence]
     lengths = {"q": arguments["query"].shape[1], "k": arguments["key"].shape[1]}
     padded = {kind: _padded(length, devices) for kind, length in lengths.items()}
@@ -131,9 +132,9 @@ def _axes(argument: str, given: Any, mesh: Any) -> Axes:
     if not isinstance(found, tuple | list):
         refuse(argument, shown(given), "the name of a mesh axis, or a tuple of them", "None splits nothing.")
     for name in found:
-        if name not in mesh.axis_names:
+        if not isinstance(name, str) or name not in mesh.axis_names:
             there = ", ".join(map(repr, mesh.axis_names))
-            refuse(argument, repr(name), f"axes of the mesh, {there}", "Correct the name.")
+            refuse(argument, shown(name), f"axes of the mesh, {there}", "Correct the name.")
     return tuple(found)
 
 

@@ -1,7 +1,5 @@
 """Calls on a mesh: each device computes its own batch entries and heads, and nothing is gathered."""
 
-import re
-from collections import Counter
 from dataclasses import fields
 from functools import lru_cache, partial
 from typing import Any
@@ -20,6 +18,7 @@ from attest.kernels.arguments import Call
 from attest.kernels.dispatch import LAYOUTS
 from attest.kernels.positions import Positions
 from tests.kernels.alone import run_alone
+from tests.kernels.meshes import assert_same, collectives, kinds, mesh_of
 
 DEVICES = 8
 BATCH, Q, K, DIM, VALUE_DIM = 4, 12, 16, 8, 4
@@ -30,13 +29,6 @@ here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a proces
 @pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
 def test_all_of_this_in_a_process_of_eight_devices() -> None:
     run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
-
-
-kinds = pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=["explicit", "automatic"])
-
-
-def mesh_of(batch: int, heads: int, kind: AxisType = AxisType.Explicit) -> Any:
-    return jax.make_mesh((batch, heads), ("data", "model"), axis_types=(kind,) * 2)
 
 
 def ids(length: int) -> np.ndarray:
@@ -122,23 +114,11 @@ def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return floats, {name: x for name, x in options.items() if name not in names}
 
 
-def assert_same(found: Any, wanted: Any) -> None:
-    """Within the order of float32 sums: the same pairs are visible, and the same ones are dropped."""
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-5)
-
-
 @lru_cache
 def on_one_device(name: str) -> Any:
     arrays, static = OPTIONS[name]
     given = tensors(4, 2) | {key: x for key, (x, _) in arrays.items()}
     return jax.jit(partial(both_passes, static))(*split(given))
-
-
-def collectives(program: str) -> Counter[str]:
-    return Counter(
-        re.findall(r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", program)
-    )
 
 
 @here
@@ -251,50 +231,6 @@ def test_every_transform_gives_the_same_answer(way: Any, kind: AxisType) -> None
         sharding = NamedSharding(mesh, P("data", None, "model"))
         sharded = tuple(jax.device_put(x, sharding) for x in given)
         assert_same(gradients(way(call), sharded), wanted)
-
-
-def vmapped(call: Any, shared: bool) -> Any:
-    """The gradients of the queries and of keys that all of them may share, which are values, too."""
-    mapped = jax.vmap(lambda query, key: call(query, key, key), in_axes=(0, None if shared else 0))
-
-    def run(query: jax.Array, key: jax.Array) -> Any:
-        out, pull = jax.vjp(mapped, query, key)
-        return out, pull(jnp.sin(out))
-
-    return jax.jit(run)
-
-
-@here
-@kinds
-@pytest.mark.parametrize("shared", [False, True], ids=["keys of their own", "shared keys"])
-@pytest.mark.parametrize("blocks", [None, xla.ChunkSizes(8, 8)], ids=["in one piece", "in blocks"])
-def test_the_axis_of_a_vmap_may_be_sharded(blocks: Any, shared: bool, kind: AxisType) -> None:
-    mesh = mesh_of(4, 2, kind)
-    query, key = normal(4, 2, Q, 4, DIM), normal(4, 2, K, 4, DIM, seed=2)
-    key = key[0] if shared else key
-    call = partial(xla.flash_attention, causal=True, fwd_params=blocks, bwd_params=blocks)
-    wanted = vmapped(call, shared)(query, key)
-    with jax.set_mesh(mesh):
-        query = jax.device_put(query, NamedSharding(mesh, P("data", None, None, "model")))
-        spec = P(None, None, "model") if shared else P("data", None, None, "model")
-        key = jax.device_put(key, NamedSharding(mesh, spec))
-        run = vmapped(call, shared).lower(query, key).compile()
-        assert_same(run(query, key), wanted)
-    # Whether every value is finite, and the gradient of what is shared.
-    assert set(collectives(run.as_text())) <= {"all-reduce"}
-
-
-@here
-def test_values_that_are_not_finite_stay_in_their_entry_of_a_vmap() -> None:
-    query, key = normal(4, 1, Q, 2, DIM), normal(4, 1, K, 2, DIM, seed=2)
-    value = key.at[2, 0, 3].set(jnp.nan)
-    call = jax.jit(jax.vmap(partial(xla.flash_attention, causal=True)))
-    wanted = jnp.stack([xla.flash_attention(query[i], key[i], value[i], causal=True) for i in range(4)])
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
-    with jax.set_mesh(mesh):
-        found = call(*(jax.device_put(x, NamedSharding(mesh, P("data"))) for x in (query, key, value)))
-    assert_same(found, wanted)
-    assert np.isnan(wanted[2]).any()
 
 
 def gradient_of(query: jax.Array) -> jax.Array:

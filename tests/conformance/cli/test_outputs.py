@@ -178,3 +178,17 @@ def test_a_link_in_place_of_the_scratch_file_is_not_followed(tmp_path):
     (tmp_path / f"file.{os.getpid()}.partial").symlink_to(other)
     write_text(path, "mine")
     assert (path.read_text(), other.read_text()) == ("mine", "somebody else's")
+
+
+@pytest.mark.found_outside
+def test_a_pipe_in_the_place_of_a_journal_does_not_block_a_run(attest, tmp_path):
+    path = tmp_path / "r.json"
+    os.mkfifo(journal_path(path))
+    refused = f"attest: {journal_path(path)}: cannot be written: it is no regular file\n"
+    assert attest(*CHECK, "--json", path).err == refused
+    reader = os.open(journal_path(path), os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert attest(*CHECK, "--json", path).err == refused
+        assert not os.read(reader, 1)
+    finally:
+        os.close(reader)

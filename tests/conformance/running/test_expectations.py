@@ -1,6 +1,8 @@
 """Known failures are conditional, have a reason and a link, and must keep failing."""
 
+import os
 import re
+from threading import Thread
 
 import pytest
 
@@ -158,3 +160,17 @@ def test_a_broken_entry_is_one_sentence(tmp_path, text, expected):
 
 def test_the_projects_own_entries_are_sound():
     assert all(entry.reason and entry.link for entry in load_expectations())
+
+
+@pytest.mark.found_outside
+def test_a_pipe_in_a_folder_is_refused_and_one_that_is_named_is_read(tmp_path):
+    pipe = tmp_path / "known.toml"
+    os.mkfifo(pipe)
+    with pytest.raises(
+        ValueError, match=r"known\.toml: not a readable file of expectations: it is no regular"
+    ):
+        load_expectations([tmp_path])
+    writer = Thread(target=pipe.write_text, args=(ENTRY,))
+    writer.start()
+    assert load_expectations([pipe])[-1].subject == "toys.right"
+    writer.join()

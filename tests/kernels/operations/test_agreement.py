@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attest.kernels import xla
-from attest.kernels.operations import FlashAttentionConfig, PersistentCache
+from attest.kernels.operations import FlashAttentionConfig
 from attest.kernels.operations.agreement import Agreement
 
 ROOT = Path(__file__).parents[3]
@@ -135,16 +135,16 @@ def test_a_topic_may_come_up_again():
 
 
 @pytest.mark.parametrize("config", [CONFIG, None])
-def test_all_take_what_the_first_process_has_on_disk(tmp_path, config):
-    cache = PersistentCache("x", FlashAttentionConfig, tmp_path)
-
+def test_all_take_what_the_first_process_has_on_disk(config):
     def work(agreement: Agreement) -> Any:
         own = config if agreement.process == 0 else FlashAttentionConfig(platform="xla")
-        return agreement.first("config", own, cache)
+        return agreement.first(
+            "config", own, write=FlashAttentionConfig.to_json, read=FlashAttentionConfig.from_json
+        )
 
     assert together(work) == [config] * 3
 
 
 def test_one_process_needs_no_service():
     assert Agreement().slowest("t", {"a": 1.0}) == {"a": 1.0}
-    assert Agreement().first("t", CONFIG, PersistentCache("x")) == CONFIG
+    assert Agreement().first("t", CONFIG, write=str, read=str) == CONFIG

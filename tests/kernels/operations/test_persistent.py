@@ -1,8 +1,12 @@
 """The persistent cache: readable files, safe under broken ones and concurrent writers."""
 
 import json
+import os
+import re
+import socket
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -11,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attest.kernels import xla
-from attest.kernels.operations import FlashAttentionConfig, PersistentCache
+from attest.kernels.operations import AttentionConfig, FlashAttentionConfig, PersistentCache
 from tests.examples import examples
 
 KEY = ("environment", "flash_attention@1", "call")
@@ -52,6 +56,106 @@ def test_a_name_is_one_folder():
     for name in ("", "..", "a/b"):
         with pytest.raises(ValueError, match="expected the name of one folder"):
             PersistentCache(name)
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": 3}, "name: got 3; expected the name of one folder"),
+        ({"name": None}, "name: got None; expected the name of one folder"),
+        ({"name": b"x"}, "name: got b'x'; expected the name of one folder"),
+        ({"name": "x", "cfg_type": "/tmp/x.json"}, "cfg_type: got '/tmp/x.json'; expected a class with to_j"),
+        ({"name": "x", "cfg_type": int}, "cfg_type: got <class 'int'>; expected a class with to_json and"),
+        ({"name": "x", "cfg_type": OTHER}, "cfg_type: got FlashAttentionConfig("),
+        ({"name": "x", "folder": 3}, "folder: got 3; expected a path"),
+    ],
+)
+def test_malformed_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        PersistentCache(**arguments)
+
+
+@pytest.mark.found_outside
+def test_the_operation_of_the_key_says_which_class_its_configurations_have(tmp_path):
+    cache = PersistentCache("x", folder=tmp_path)
+    own = {
+        "flash_attention@1": CONFIG,
+        "ring_attention@1": OTHER,
+        "attention@1": AttentionConfig(block_q=64),
+        "somebody's@3": {"a": [1, None]},
+    }
+    for op_id, config in own.items():
+        cache.put("environment", op_id, "call", config)
+        found = cache.get("environment", op_id, "call")
+        assert type(found) is type(config)
+        assert found == config
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize(
+    ("op_id", "config", "message"),
+    [
+        (
+            "flash_attention@1",
+            AttentionConfig(),
+            "config: got a AttentionConfig; expected FlashAttentionConfi",
+        ),
+        ("somebody's@1", CONFIG, "config: got a FlashAttentionConfig; expected a JSON value"),
+        ("somebody's@1", {1, 2}, "config: got a set; expected a JSON value"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, op_id, config, message):
+    cache = PersistentCache("x", folder=tmp_path)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        cache.put("environment", op_id, "call", config)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _terminal(path: Path) -> None:
+    path.symlink_to("/dev/ptmx")
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _socket(path: Path) -> None:
+    # Its name is short: a longer path is no address.
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as beside:
+        beside.bind(f"{folder}/s")
+        Path(f"{folder}/s").rename(path)
+
+
+def _huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize("make", [_pipe, _device, _terminal, _folder, _socket, _huge])
+def test_what_is_no_file_blocks_no_call(cache, make):
+    path = cache.path(*KEY)
+    path.parent.mkdir(parents=True)
+    make(path)
+    with pytest.warns(UserWarning, match="skipped"):
+        assert cache.get(*KEY) is None
+    if make is _folder:
+        with pytest.raises(ValueError, match=r"got a folder; expected a file, or nothing there\. Remove it"):
+            cache.put(*KEY, CONFIG)
+        assert cache.clear() == 0
+        return
+    cache.put(*KEY, CONFIG)
+    assert cache.get(*KEY) == CONFIG
+    assert cache.clear() == 1
 
 
 @pytest.mark.parametrize(

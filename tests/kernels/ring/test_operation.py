@@ -82,7 +82,9 @@ def test_of_several_batch_dimensions_the_first_is_split(tmp_path: Any) -> None:
     given = tuple(normal(3, 2, 32, 2, 8, seed=seed) for seed in range(3))
     spec = P(None, "data", "x")
     where = {"mesh": mesh(), "in_specs": (spec,) * 3, "out_specs": spec}
-    with pytest.raises(ValueError, match=r"^in_specs: got .* expected the first batch dimension split alone"):
+    with pytest.raises(
+        ValueError, match=r"^in_specs of query: got .* expected the first batch dimension split alone"
+    ):
         create_default_executor(str(tmp_path))(RingAttention(), *given, **where)
 
 
@@ -95,7 +97,7 @@ def test_of_several_batch_dimensions_the_first_is_split(tmp_path: Any) -> None:
         ({"out_specs": P("data")}, "out_specs: got .* expected .* that of query"),
         ({"in_specs": 3}, "in_specs: got a int; expected a tuple of specs"),
         ({"in_specs": ()}, "in_specs: got .* expected a tuple of 1 to 7 specs"),
-        ({"in_specs": (SPEC, "x")}, "in_specs: got a str; expected a jax.sharding.PartitionSpec"),
+        ({"in_specs": (SPEC, "x")}, "in_specs of key: got a str; expected a jax.sharding.PartitionSpec"),
         ({"out_specs": "x"}, "out_specs: got a str; expected a jax.sharding.PartitionSpec"),
         ({"in_specs": (*(SPEC,) * 3, "x")}, "in_specs of bias: got a str; expected a jax.sharding.Part"),
         (

@@ -94,7 +94,7 @@ def test_from_outside(options: dict[str, Any], words: str) -> None:
         ),
         (32, {"axis_name": "y"}, "axis_name: got 'y'; expected an axis of a jax.shard_map around the call"),
         (32, {"axis_name": 3}, "axis_name: got 3; expected the name of a mesh axis"),
-        (32, {"batch_axes": "x"}, "batch_axes and head_axes: got x and None; expected None without mesh"),
+        (32, {"batch_axes": "x"}, "batch_axes and head_axes: got 'x' and None; expected None without mesh"),
         (32, {"bias": np.ones((1, 1, 3, 8), np.float32)}, "bias: got shape .* expected 1, 8 or 32 rows"),
         (32, {"q_segment_ids": np.zeros((2, 8), np.int32)}, "kv_segment_ids"),
     ],
