@@ -139,8 +139,8 @@ class PairwiseInputs:
 class Weighed:
     """What the forward pass in one piece keeps for its backward pass.
 
-    norm: what out was divided by. weights: relative to the row maximum. slope: the derivative of the cap.
-    keep: the keep mask.
+    norm: what out was divided by, [b, H, q]. weights: relative to the row maximum, [b, H, q, k]. slope: the
+    derivative of the cap. keep: the keep mask.
     """
 
     norm: jax.Array
