@@ -25,7 +25,7 @@ from attest.kernels.symbolic import is_symbolic
 from attest.kernels.varying import vary_together
 from attest.kernels.xla import pieces, whole
 from attest.kernels.xla.blocks import ChunkSizes
-from attest.kernels.xla.products import Products
+from attest.kernels.xla.products import products_of
 from attest.kernels.xla.tiles import (
     Grid,
     RowChunks,
@@ -49,7 +49,9 @@ def _forward(settings: Settings, call: Call) -> Forward:
     def on_cpu() -> Forward:
         if not small:
             return _forward_by_tiles(settings, call)
-        return whole.forward(settings, call, _wide_products(settings, call), whole.rows_of(call), keeps=keeps)
+        return whole.forward(
+            settings, call, products_of(call, settings.precision, wide=True), whole.rows_of(call), keeps=keeps
+        )
 
     return _by_platform(
         settings.forward, call, small, on_cpu, lambda: pieces.forward(settings, call, keeps=keeps)
@@ -62,11 +64,21 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, kept: Any) -> Bac
     def on_cpu() -> Backward:
         if not small:
             return _backward_by_tiles(settings, call, terms)
-        products = _wide_products(settings, call)
+        products = products_of(call, settings.precision, wide=True)
         return whole.backward(settings, call, products, whole.rows_of(call), terms, kept)
 
+    def rounded(found: Backward) -> Backward:
+        """Alike on all platforms; sums over a part of the keys stay float32."""
+        *floats, bias = found
+        dtype = settings.result_dtype(call.query.dtype)
+        return Backward(*(x.astype(dtype) for x in floats), bias)
+
     return _by_platform(
-        settings.backward, call, small, on_cpu, lambda: pieces.backward(settings, call, terms, kept)
+        settings.backward,
+        call,
+        small,
+        lambda: rounded(on_cpu()),
+        lambda: rounded(pieces.backward(settings, call, terms, kept)),
     )
 
 
@@ -81,10 +93,6 @@ def _by_platform[T](
     if sizes is not None or is_symbolic(call) or (small and call.query.dtype == jnp.float32):
         return on_cpu()
     return lax.platform_dependent(cpu=on_cpu, default=elsewhere)
-
-
-def _wide_products(settings: Settings, call: Call) -> Products:
-    return Products(jnp.dtype(jnp.float32), settings.precision, by_head=True, k_heads=call.key.shape[2])
 
 
 def _forward_by_tiles(settings: Settings, call: Call) -> Forward:

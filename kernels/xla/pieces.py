@@ -1,8 +1,8 @@
 """Attention on accelerators: a few large pieces, each of some batch entries, all heads, some rows and keys.
 
 How a call is cut is known when it is traced, so no step waits for a decision of the device. Rows are cut
-first into parts that see few keys, where order and windows say so. Then a piece has as many batch entries, or
-rows of one, as `pieces.toml` permits. Pieces that are alike are steps of one loop, of a known number of steps.
+first into parts that see few keys, where order and windows say so. Then a piece has as many batch entries,
+or rows of one, as `pieces.toml` permits. Pieces that are alike are steps of one loop, whose length is known.
 """
 
 import math
@@ -25,7 +25,7 @@ from attest.kernels.positions import Positions, moved_origin
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility import Rows, hides_pairs
 from attest.kernels.xla import whole
-from attest.kernels.xla.products import Products
+from attest.kernels.xla.products import products_of
 from attest.kernels.xla.tiles import Weighed, any_nonfinite
 
 type Limits = Mapping[str, Any]
@@ -63,14 +63,9 @@ class Block:
         )
 
 
-def products_of(settings: Settings, call: Call) -> Products:
-    """Return the products of a call as accelerators compute them: of 16-bit inputs without widening them."""
-    return Products(call.query.dtype, settings.precision, by_head=False, k_heads=call.key.shape[2])
-
-
 def forward(settings: Settings, call: Call, *, keeps: bool = False, limits: Limits = LIMITS) -> Forward:
     """Return the results of the pass; keeps: as in `whole.forward`, of a problem that is one piece."""
-    products, rows = products_of(settings, call), whole.rows_of(call)
+    products, rows = products_of(call, settings.precision, wide=False), whole.rows_of(call)
     if keeps:
         return whole.forward(settings, call, products, rows, keeps=True)
     blocks = _blocks(call, rows, limits["forward_logits"], limits, whole_keys=True)
@@ -106,7 +101,7 @@ def backward(
     settings: Settings, call: Call, terms: RowTerms, kept: Weighed | None, *, limits: Limits = LIMITS
 ) -> Backward:
     """Return the gradients of a call's float arrays (S14, S15)."""
-    products, rows = products_of(settings, call), whole.rows_of(call)
+    products, rows = products_of(call, settings.precision, wide=False), whole.rows_of(call)
     if kept is not None:
         return whole.backward(settings, call, products, rows, terms, kept)
     blocks = _blocks(call, rows, limits["backward_logits"], limits, whole_keys=False)

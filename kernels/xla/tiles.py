@@ -18,7 +18,7 @@ from jax.export import is_symbolic_dim
 from attest.kernels.alibi import alibi_term
 from attest.kernels.arguments import Call
 from attest.kernels.philox import dropout_words, keep_mask
-from attest.kernels.visibility import describe_rows, key_block_range, visible_tile
+from attest.kernels.visibility import array_module, describe_rows, key_block_range, visible_tile
 
 
 @dataclass(frozen=True)
@@ -166,11 +166,12 @@ def cut(call: Call, q: int, k: int) -> Grid:
 
 def cut_rows(call: Call, grid: Grid) -> RowChunks:
     """Visibility of every step; rows and keys that only fill up a chunk are hidden."""
-    rows = describe_rows(call)
+    xp = array_module(call)
+    rows = describe_rows(call, xp=xp)
     first, last = rows.first, rows.last
     q_padded, k_padded = grid.q_count * grid.q, grid.k_count * grid.k
     if last is None and (q_padded != grid.q_length or k_padded != grid.k_length):
-        last = jnp.full((1, grid.q_length), grid.k_length - 1, jnp.int32)
+        last = xp.full((1, grid.q_length), grid.k_length - 1, jnp.int32)
 
     def split(x: jax.Array | None, fill: Any) -> jax.Array | None:
         if x is None:

@@ -93,7 +93,7 @@ def forward(
         # 0 * NaN and 0 * inf are NaN, so that one row tells whether all values are finite, whatever its
         # weights.
         out = lax.cond(
-            any_nonfinite(products.by_token(out, S.shape[1])[:, :1]),
+            any_nonfinite(products.by_token(out)[:, :1]),
             lambda: _propagate(call, products, weights),
             lambda: out,
         )
@@ -101,7 +101,7 @@ def forward(
         out = _propagate(call, products, weights)
     if settings.normalize_output and not early:
         out = out / products.per_row(divisor)
-    out = products.by_token(out, S.shape[1]).astype(settings.result_dtype(call.query.dtype))
+    out = products.by_token(out).astype(settings.result_dtype(call.query.dtype))
     return Forward(out, lse, row_max, Weighed(norm, P, slope, keep) if keeps else None)
 
 
@@ -144,7 +144,7 @@ def backward(
         dO, delta, weight = products.rows(terms.d_out) * products.per_row(of_d_out), delta * of_rows, None
         P = P_out = hide(P)
     dV = products.of_keys(_dropped(call, kept.keep, P_out), dO)
-    dP = _dropped(call, kept.keep, products.scores(dO, value, P.shape[2]))
+    dP = _dropped(call, kept.keep, products.scores(dO, value))
     dP = dP if weight is None else dP * weight[..., None]
     dS = P * (dP - delta[..., None])
     dS = hide(dS if kept.slope is None else dS * kept.slope)
@@ -152,7 +152,7 @@ def backward(
     multiplied = dS
     if down is not None:
         multiplied, factor = dS * down, factor / down
-    dQ = products.by_token(products.of_rows(multiplied, key), dS.shape[1]) * factor
+    dQ = products.by_token(products.of_rows(multiplied, key)) * factor
     dK = products.of_keys(multiplied, query) * factor
     d_bias = None
     if call.bias is not None:
@@ -173,12 +173,12 @@ def _logits(
     """The logits [b, H, q, k] of two operands, and the derivative of the cap."""
     of_query, of_products = split_scale(call.softmax_scale)
     if products.rounds:
-        scaled = products.scores(query, key, call.query.shape[1]) * jnp.float32(call.softmax_scale)
+        scaled = products.scores(query, key) * jnp.float32(call.softmax_scale)
         # Nothing reaches the limits, but no compiler fuses a multiplication through them with a subtraction,
         # which in one place would round once and in another twice.
         scaled = jnp.clip(scaled, -_LARGEST, _LARGEST)
     else:
-        scaled = products.scores(query * of_query, key, call.query.shape[1])
+        scaled = products.scores(query * of_query, key)
         scaled = scaled if of_products == 1 else scaled * of_products
     alibi = whole_alibi(call, rows)
     return restricted_logits(call, scaled, call.bias, alibi, visible, settings.logits_dtype)
