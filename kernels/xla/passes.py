@@ -49,9 +49,8 @@ def _forward(settings: Settings, call: Call) -> Forward:
     def on_cpu() -> Forward:
         if not small:
             return _forward_by_tiles(settings, call)
-        return whole.forward(
-            settings, call, products_of(call, settings.precision, wide=True), whole.rows_of(call), keeps=keeps
-        )
+        products = products_of(call, settings.precision, wide=True)
+        return whole.forward(settings, call, products, whole.rows_of(call), keeps=keeps)
 
     return _by_platform(
         settings.forward, call, small, on_cpu, lambda: pieces.forward(settings, call, keeps=keeps)

@@ -72,7 +72,7 @@ def forward(settings: Settings, call: Call, *, keeps: bool = False, limits: Limi
     batch, length, heads, _ = call.query.shape
     dtype = settings.result_dtype(call.query.dtype)
 
-    def run(propagates: bool) -> Forward:
+    def run(propagates: bool | None) -> Forward:
         def step(found: Forward, piece: Piece) -> Forward:
             part = part_of(call, rows, piece)
             here = whole.forward(settings, part[0], products, part[1], propagates=propagates)
@@ -87,14 +87,15 @@ def forward(settings: Settings, call: Call, *, keeps: bool = False, limits: Limi
         out = jnp.zeros((batch, length, heads, call.value.shape[3]), dtype)
         return _walk(blocks, step, _varying(Forward(out, nothing, nothing), call))
 
-    found = run(False)
     if not hides_pairs(call) and call.dropout_seed is None:
-        return found
-    # One row of each piece tells whether a value in it is not finite: see `whole.forward`.
-    firsts = [
-        found.out[:, x.first.row : x.first.row + x.counts[1] * x.first.rows : x.first.rows] for x in blocks
-    ]
-    return lax.cond(any_nonfinite(jnp.concatenate(firsts, axis=1)), lambda: run(True), lambda: found)
+        return run(None)
+    found = run(False)
+
+    # What the rows that give such a value no weight have is not computed anew, so that it keeps its bits.
+    def marked() -> jax.Array:
+        return jnp.where(jnp.isnan(run(True).out), jnp.array(jnp.nan, dtype), found.out)
+
+    return found._replace(out=lax.cond(any_nonfinite(call.value), marked, lambda: found.out))
 
 
 def backward(

@@ -62,12 +62,12 @@ def forward(
 ) -> Forward:
     """Return the results of the pass on a piece.
 
-    keeps: whether to return `Weighed` with them. propagates: whether a value that is not finite shows in the
-    rows that give it weight, and in no other. None: the values are searched first. False, if some is not
-    finite: its channel is not finite in the first row, and wrong in others.
+    keeps: whether to return `Weighed` with them. propagates: whether a value that is not finite makes the rows
+    NaN that give it weight; False leaves it out. None: the values are searched first.
     """
     visible = _visible(call, rows)
-    query, key, value = products.rows(call.query), products.keys(call.key), products.keys(call.value)
+    query, key = products.rows(call.query), products.keys(call.key)
+    value = products.keys(call.value if propagates is None else _finite(call.value))
     S, slope = _logits(settings, call, rows, visible, products, query, key)
 
     row_max = S.max(axis=-1)
