@@ -62,8 +62,8 @@ def forward(
 ) -> Forward:
     """Return the results of the pass on a piece.
 
-    keeps: whether to return `Weighed` with them. propagates: whether a value that is not finite makes the rows
-    NaN that give it weight; False leaves it out. None: the values are searched first.
+    keeps: whether to return `Weighed` with them. propagates: whether a value that is not finite makes the
+    rows NaN that give it weight; False leaves it out. None: the values are searched first.
     """
     visible = _visible(call, rows)
     query, key = products.rows(call.query), products.keys(call.key)
