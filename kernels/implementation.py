@@ -64,6 +64,7 @@ class Settings:
         then that of all keys, and forward keeps nothing that depends on its own.
     reads_row_max: whether the caller reads row_max although out is normalised: see `Forward`.
     function: the name of the public function, with which messages about derivatives begin.
+    followed: whether a backward pass reads what the forward pass returns.
     """
 
     forward: Any
@@ -74,6 +75,7 @@ class Settings:
     unrounded: bool = False
     reads_row_max: bool = False
     function: str = "flash_attention"
+    followed: bool = False
 
     def result_dtype(self, dtype: Any) -> Any:
         """Return the dtype of out or of a gradient, from the one that it is otherwise rounded to."""

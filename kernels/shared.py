@@ -43,7 +43,7 @@ def _with_residuals(
     passes: Passes, settings: Settings, call: Call
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[Call, Forward]]:
     call = not_again(settings.function, call)
-    result = named(_forward(passes, settings, _read(call)))
+    result = named(_forward(passes, replace(settings, followed=True), _read(call)))
     return (result.out, result.lse), (call, result)
 
 

@@ -1,12 +1,22 @@
-"""What our XLA kernels declare: every feature and the standard semantics, on any backend of JAX."""
+"""What our XLA kernels declare: every feature and the standard semantics, on any backend of JAX.
 
+`xla.pieces` is what accelerators run, on any backend, and in smaller pieces than they choose.
+"""
+
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import jax
+
 from attest.conformance.cases.features import ALL_FEATURES, DTYPES
-from attest.conformance.subject import Subject, Tiling
+from attest.conformance.subject import Subject, Tiling, default_numerics
 from attest.conformance.subjects._declared import SHARED, declared
+from attest.conformance.subjects.triton import CUDA_MATRIX_UNIT
+from attest.kernels.attention import flash_attention_with_lse as flash_attention_of
 from attest.kernels.implementations import XLA
-from attest.kernels.xla import ChunkSizes, attention, flash_attention_with_lse
+from attest.kernels.xla import ChunkSizes, attention, flash_attention_with_lse, pieces
+from attest.kernels.xla.passes import PASSES
 from attest.kernels.xla.whole import LIMITS as WHOLE
 from attest.reference.numerics import Numerics
 
@@ -20,10 +30,19 @@ def _attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
 def _flash_numerics(dtype: str, tiling: Tiling) -> Numerics:
     """Everything in float32, rounded once at the end.
 
-    A small problem without block sizes of its own is computed in one piece, but its normaliser in steps.
+    A small problem without block sizes of its own is computed in one piece, but its normaliser in steps. On
+    accelerators 16-bit calls without block sizes are those of `xla.pieces`.
     """
+    if dtype != "float32" and not tiling.options and jax.default_backend() != "cpu":
+        return _pieces_numerics(dtype, tiling)
     dot_keys = None if tiling.options else WHOLE["pairs"]
     return Numerics(output_dtype=dtype, key_block=tiling.key_block, dot_keys=dot_keys)
+
+
+def _pieces_numerics(dtype: str, tiling: Tiling) -> Numerics:
+    """All keys of a row at once; P and dS are rounded to the inputs' dtype, sums are float32."""
+    matrix_unit = CUDA_MATRIX_UNIT if dtype != "float32" and jax.default_backend() == "gpu" else {}
+    return replace(default_numerics(dtype, tiling), key_block=None, sum_lanes=1, **matrix_unit)
 
 
 def _materialised_numerics(dtype: str, tiling: Tiling) -> Numerics:
@@ -36,6 +55,13 @@ def _chunks(q: int, k: int) -> Tiling:
 
 
 _DEFAULT = ChunkSizes()
+_LIMITS = {**pieces.LIMITS, "backward_rows": 8, "backward_keys": 16, "part_rows": 8, "alignment": 4}
+_LIMITS |= {"forward_logits": 2**12, "backward_logits": 2**10}
+_PIECES = replace(
+    PASSES,
+    forward=partial(pieces.forward, limits=_LIMITS),
+    backward=partial(pieces.backward, limits=_LIMITS),
+)
 
 SUBJECTS = (
     Subject(
@@ -47,6 +73,15 @@ SUBJECTS = (
         numerics=_flash_numerics,
         tilings=(_chunks(16, 16), _chunks(8, 32), Tiling({}, _DEFAULT.q, _DEFAULT.k)),
         returns_lse=True,
+    ),
+    Subject(
+        name="xla.pieces",
+        call=partial(flash_attention_of, platform=replace(XLA, load=lambda: _PIECES)),
+        **declared(XLA),
+        numerics=_pieces_numerics,
+        tilings=(Tiling({}, 16, 16),),
+        returns_lse=True,
+        longest=512,
     ),
     Subject(
         name="xla.attention",

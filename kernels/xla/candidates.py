@@ -1,7 +1,7 @@
 """The chunk sizes that the XLA kernels choose, and those that a tuner may try."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from attest.kernels.arguments import Call
 from attest.kernels.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
@@ -13,19 +13,17 @@ _SMALLEST = 128
 _PAIRS = ((256, 512), (512, 512), (128, 256), (512, 256), (128, 512), (128, 128), (256, 128), (256, 256))
 
 
-def chosen(call: Call) -> Config:
-    """Return no chunk sizes for a call that is computed in one piece, else those of all others."""
-    return Config() if whole.takes(call) else Config(ChunkSizes(), ChunkSizes())
+def chosen(_: Call) -> Config:
+    """Return no sizes: the passes choose by the platform that the program is compiled for."""
+    return Config()
 
 
 def candidates(call: Call) -> tuple[Config, ...]:
-    """Return chunks of 128 to 512 rows and keys, for each pass alone."""
-    first = chosen(call)
-    default = ChunkSizes()
+    """Return chunks of 128 to 512 rows and keys, for each pass alone, which are tiles on every platform."""
     return distinct(
-        first,
-        (Config(sizes, first.backward or default) for sizes in _chunks(call)),
-        (Config(first.forward or default, sizes) for sizes in _chunks(call)),
+        chosen(call),
+        (Config(sizes, None) for sizes in _chunks(call)),
+        (Config(None, sizes) for sizes in _chunks(call)),
     )
 
 
@@ -39,9 +37,10 @@ def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
 
 def capped(call: Call, q: int, k: int) -> Config:
     """Return the kernels' choice with forward chunks of at most q rows and k keys."""
-    first = chosen(call)
-    sizes = first.forward
-    return first if sizes is None else replace(first, forward=ChunkSizes(min(sizes.q, q), min(sizes.k, k)))
+    if whole.takes(call):
+        return chosen(call)
+    sizes = ChunkSizes()
+    return Config(forward=ChunkSizes(min(sizes.q, q), min(sizes.k, k)))
 
 
 def _chunks(call: Call) -> Iterator[ChunkSizes]:

@@ -9,6 +9,7 @@ Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Rabe and Staa
 in JAX); Dao, arXiv 2307.08691 (backward by recomputation from L and Delta).
 """
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,9 +21,11 @@ from attest.kernels.arguments import Call
 from attest.kernels.cotangents import RowTerms
 from attest.kernels.implementation import Backward, Forward, Passes, Settings, check_blocks
 from attest.kernels.options import refuse, shown
+from attest.kernels.symbolic import is_symbolic
 from attest.kernels.varying import vary_together
-from attest.kernels.xla import whole
+from attest.kernels.xla import pieces, whole
 from attest.kernels.xla.blocks import ChunkSizes
+from attest.kernels.xla.products import products_of
 from attest.kernels.xla.tiles import (
     Grid,
     RowChunks,
@@ -40,8 +43,58 @@ from attest.kernels.xla.tiles import (
 
 
 def _forward(settings: Settings, call: Call) -> Forward:
-    if _in_one_piece(settings, call):
-        return whole.forward(settings, call)
+    small = _is_small(settings, call)
+    keeps = small and not settings.unrounded
+
+    def on_cpu() -> Forward:
+        if not small:
+            return _forward_by_tiles(settings, call)
+        products = products_of(call, settings.precision, wide=True)
+        return whole.forward(settings, call, products, whole.rows_of(call), keeps=keeps)
+
+    return _by_platform(
+        settings.forward, call, small, on_cpu, lambda: pieces.forward(settings, call, keeps=keeps)
+    )
+
+
+def _backward(settings: Settings, call: Call, terms: RowTerms, kept: Any) -> Backward:
+    small = _is_small(settings, call)
+
+    def on_cpu() -> Backward:
+        if not small:
+            return _backward_by_tiles(settings, call, terms)
+        products = products_of(call, settings.precision, wide=True)
+        return whole.backward(settings, call, products, whole.rows_of(call), terms, kept)
+
+    def rounded(found: Backward) -> Backward:
+        """Alike on all platforms; sums over a part of the keys stay float32."""
+        *floats, bias = found
+        dtype = settings.result_dtype(call.query.dtype)
+        return Backward(*(x.astype(dtype) for x in floats), bias)
+
+    return _by_platform(
+        settings.backward,
+        call,
+        small,
+        lambda: rounded(on_cpu()),
+        lambda: rounded(pieces.backward(settings, call, terms, kept)),
+    )
+
+
+def _by_platform[T](
+    sizes: ChunkSizes | None, call: Call, small: bool, on_cpu: Callable[[], T], elsewhere: Callable[[], T]
+) -> T:
+    """A pass as the platform computes it that the program is lowered for.
+
+    Sizes that are given are those of tiles, on every platform. So it is with symbolic sizes, of which no
+    number of pieces is known, and where the two ways have the same arithmetic on one piece.
+    """
+    if sizes is not None or is_symbolic(call) or (small and call.query.dtype == jnp.float32):
+        return on_cpu()
+    return lax.platform_dependent(cpu=on_cpu, default=elsewhere)
+
+
+def _forward_by_tiles(settings: Settings, call: Call) -> Forward:
     chunks = settings.forward or ChunkSizes()
     grid = cut(call, chunks.q, chunks.k)
     pairs = pairwise_inputs(call, grid)
@@ -99,9 +152,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
     return Forward(grid.join_rows(out), grid.join_row_values(lse), grid.join_row_values(row_max))
 
 
-def _backward(settings: Settings, call: Call, terms: RowTerms, kept: Any) -> Backward:
-    if _in_one_piece(settings, call):
-        return whole.backward(settings, call, terms, kept)
+def _backward_by_tiles(settings: Settings, call: Call, terms: RowTerms) -> Backward:
     chunks = settings.backward or ChunkSizes()
     grid = cut(call, chunks.q, chunks.k)
     pairs = pairwise_inputs(call, grid)
@@ -155,7 +206,8 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, kept: Any) -> Bac
     )
 
 
-def _in_one_piece(settings: Settings, call: Call) -> bool:
+def _is_small(settings: Settings, call: Call) -> bool:
+    """Whether the call is one piece on every platform, and the passes may hand weights on."""
     return settings.forward is None and settings.backward is None and whole.takes(call)
 
 

@@ -18,7 +18,7 @@ from attest.kernels.alibi import alibi_term
 from attest.kernels.arguments import Call
 from attest.kernels.philox import dropout_words, keep_mask
 from attest.kernels.symbolic import is_symbolic_size
-from attest.kernels.visibility import describe_rows, key_block_range, visible_tile
+from attest.kernels.visibility import array_module, describe_rows, key_block_range, visible_tile
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class PairwiseInputs:
 class Weighed:
     """What the forward pass in one piece keeps for its backward pass.
 
-    norm: what out was divided by. weights: relative to the row maximum. slope: the derivative of the cap.
-    keep: the keep mask.
+    norm: what out was divided by, [b, H, q]. weights: relative to the row maximum, [b, H, q, k]. slope: the
+    derivative of the cap. keep: the keep mask.
     """
 
     norm: jax.Array
@@ -166,11 +166,12 @@ def cut(call: Call, q: int, k: int) -> Grid:
 
 def cut_rows(call: Call, grid: Grid) -> RowChunks:
     """Visibility of every step; rows and keys that only fill up a chunk are hidden."""
-    rows = describe_rows(call)
+    xp = array_module(call)
+    rows = describe_rows(call, xp=xp)
     first, last = rows.first, rows.last
     q_padded, k_padded = grid.q_count * grid.q, grid.k_count * grid.k
     if last is None and (q_padded != grid.q_length or k_padded != grid.k_length):
-        last = jnp.full((1, grid.q_length), grid.k_length - 1, jnp.int32)
+        last = xp.full((1, grid.q_length), grid.k_length - 1, jnp.int32)
 
     def split(x: jax.Array | None, fill: Any) -> jax.Array | None:
         if x is None:

@@ -36,11 +36,7 @@ def test_a_value_reaches_the_rows_that_see_it(data):
 
 
 def test_no_pair_is_stored_for_each_channel():
-    """Searching the values takes no more memory than one more array of the weights."""
+    """Searching the values takes no more memory than logits, weights and one more array of their size."""
     shape = jax.ShapeDtypeStruct((1, 256, 4, 64), jnp.float32)
-
-    def temporaries(causal):
-        call = jax.jit(partial(flash_attention, causal=causal))
-        return call.lower(shape, shape, shape).compile().memory_analysis().temp_size_in_bytes
-
-    assert temporaries(True) < temporaries(False) + 4 * (4 * 256 * 256)
+    compiled = jax.jit(partial(flash_attention, causal=True)).lower(shape, shape, shape).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 3 * 4 * (4 * 256 * 256)
