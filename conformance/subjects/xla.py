@@ -55,8 +55,15 @@ def _chunks(q: int, k: int) -> Tiling:
 
 
 _DEFAULT = ChunkSizes()
-_LIMITS = {**pieces.LIMITS, "backward_rows": 8, "backward_keys": 16, "part_rows": 8, "alignment": 4}
-_LIMITS |= {"forward_logits": 2**12, "backward_logits": 2**10}
+_LIMITS = {
+    **pieces.LIMITS,
+    "forward_logits": 2**12,
+    "backward_logits": 2**10,
+    "backward_rows": 8,
+    "backward_keys": 16,
+    "part_rows": 8,
+    "alignment": 4,
+}
 _PIECES = replace(
     PASSES,
     forward=partial(pieces.forward, limits=_LIMITS),

@@ -68,9 +68,10 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, kept: Any) -> Bac
 
     def rounded(found: Backward) -> Backward:
         """Alike on all platforms; sums over a part of the keys stay float32."""
-        *floats, bias = found
         dtype = settings.result_dtype(call.query.dtype)
-        return Backward(*(x.astype(dtype) for x in floats), bias)
+        return Backward(
+            found.query.astype(dtype), found.key.astype(dtype), found.value.astype(dtype), found.bias
+        )
 
     return _by_platform(
         settings.backward,

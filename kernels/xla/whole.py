@@ -131,18 +131,18 @@ def backward(
         # A row that is not a number must not reach the keys that are hidden from it.
         divisor = jnp.where((divisor == 0) | jnp.isnan(divisor), jnp.inf, divisor)
     of_rows = 1 / divisor
-    P, delta, weight, down = kept.weights, terms.delta, terms.weight, None
+    delta, weight, down = terms.delta, terms.weight, None
+    P = hide(kept.weights * of_rows[..., None] if products.rounds else kept.weights)
     if products.rounds:
         # What a row is multiplied by stays in float32: its weights are at most 1, whatever d_out is.
         dO = products.rows(terms.d_out)
-        P = hide(P * of_rows[..., None])
         P_out = P if weight is None else P * weight[..., None]
         down = _scale_of_cotangents(call, terms) if products.operands == jnp.float16 else None
     else:
         # What P is divided by goes to the rows of dO and Delta, which are fewer.
         of_d_out = of_rows if weight is None else of_rows * weight
         dO, delta, weight = products.rows(terms.d_out) * products.per_row(of_d_out), delta * of_rows, None
-        P = P_out = hide(P)
+        P_out = P
     dV = products.of_keys(_dropped(call, kept.keep, P_out), dO)
     dP = _dropped(call, kept.keep, products.scores(dO, value))
     dP = dP if weight is None else dP * weight[..., None]
