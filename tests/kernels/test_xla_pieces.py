@@ -47,6 +47,17 @@ def test_pieces_and_tiles_agree(options):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
+@pytest.mark.parametrize("k_length", [29, 33, 64])
+def test_gradients_of_queries_add_up_over_keys_cut_in_uneven_pieces(k_length):
+    arrays = [x.astype(jnp.bfloat16) for x in qkv(q_length=40, k_length=k_length)]
+    got, want = (
+        jax.vjp(lambda *x, call=call: call(*x)[0], *arrays)
+        for call in (find("xla.pieces").call, flash_attention_with_lse)
+    )
+    for a, b in zip(got[1](want[0]), want[1](want[0]), strict=True):
+        np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), atol=0.03)
+
+
 def test_gradients_of_float16_do_not_overflow_before_they_are_rounded():
     """dS of 1e6 is finite times a small key, and so is its scaled product."""
     query, key, value = (x.astype(jnp.float16) for x in qkv(q_length=8, k_length=8))
