@@ -108,7 +108,7 @@ def backward(
     blocks = _blocks(call, rows, limits["backward_logits"], limits, whole_keys=False)
     dtype = settings.result_dtype(call.query.dtype)
     wide = jnp.dtype(jnp.float32)
-    # What several pieces add to is float32: rows whose keys are cut, keys that more than one piece of rows sees.
+    # What several pieces add to is float32: rows whose keys are cut, keys that several pieces of rows see.
     key_pieces = {(x.first.row, x.first.key, j) for x in blocks for j in range(x.counts[2])}
     row_pieces = {(x.first.row, i) for x in blocks for i in range(x.counts[1])}
     of_query = wide if len(key_pieces) > len({x.first.row for x in blocks}) else dtype
