@@ -9,11 +9,13 @@ again. With `--processes 14`, fourteen processes compile at the same time before
 Set ATTEST_COMMIT to the commit where the files were copied without their history.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -29,11 +31,20 @@ from benchmarks.gpu.report import as_markdown, targets_table
 from benchmarks.gpu.rows import RowsFile, read_report, row_name
 from benchmarks.gpu.state import watched
 from benchmarks.gpu.targets import OURS, Measured, Row, Times, read_rows
-from benchmarks.gpu.timing import Absent, Timing, attempt, attempt_all, environment, in_turns, need_gpu
+from benchmarks.gpu.timing import (
+    Absent,
+    Timing,
+    attempt,
+    attempt_all,
+    device_seconds,
+    environment,
+    in_turns,
+    need_gpu,
+)
 from benchmarks.gpu.workload import FORWARD, Workload, draw, gradients, ready
 
 TARGETS = Path(__file__).parent / "gpu_targets"  # a file for each of KERNELS, and one of models
-REPORTS = {"triton": "gpu_speed", "mosaic_gpu": "gpu_speed_mosaic_gpu"}
+REPORTS = {name: "gpu_speed" if name == "triton" else f"gpu_speed_{name}" for name in KERNELS}
 
 type Key = tuple[str, Workload, str]  # contender, workload, direction
 type Run = Callable[[], Any]
@@ -157,15 +168,19 @@ def measure(row: Row, prepared: Mapping[Key, Run | Absent], timing: Timing) -> M
         label: run for label, run in chosen.items() if isinstance(run, Absent)
     }
     samples = in_turns(runs, timing)
+    shortest = min((median(it) for it in samples.values() if not isinstance(it, Absent)), default=math.inf)
+    by_device = shortest < timing.device_time_below
+    if by_device:
+        samples = {label: attempt(partial(device_seconds, run, timing)) for label, run in runs.items()}
     first = next((label for label, it in samples.items() if not isinstance(it, Absent)), None)
     for label, it in samples.items():
         if isinstance(it, Absent):
             found[label] = it
         elif label == first or row.entries[label][1] != row.entries[first][1]:
-            found[label] = Times(it)
+            found[label] = Times(it, by_device=by_device)
         else:
             apart = attempt(lambda run=runs[label]: float(difference(run(), runs[first]())))
-            found[label] = apart if isinstance(apart, Absent) else Times(it, apart)
+            found[label] = apart if isinstance(apart, Absent) else Times(it, apart, by_device)
     return found
 
 

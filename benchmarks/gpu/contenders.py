@@ -14,11 +14,17 @@ from attest.conformance.peers import ejkernel, jax_nn, tokamax
 from attest.conformance.subject import Subject
 from benchmarks.gpu.workload import Attend, Inputs, Workload, options
 
-# Ours: a report judges one of them, and may time the other beside it.
-KERNELS = {"triton": "attest.kernels.triton", "mosaic_gpu": "attest.kernels.pallas.mosaic_gpu"}
+# Ours: a report judges one of them, and may time the others beside it. "auto" is a call that names none.
+KERNELS = {
+    "triton": "attest.kernels.triton",
+    "mosaic_gpu": "attest.kernels.pallas.mosaic_gpu",
+    "xla": "attest.kernels.xla",
+    "auto": "attest.kernels",
+}
 
 PEERS = {
     "cudnn": jax_nn.CUDNN,
+    "jax_nn_xla": jax_nn.XLA,
     "tokamax_triton": tokamax.TRITON,
     "tokamax_mosaic": tokamax.MOSAIC,
     "ejkernel": ejkernel.TRITON,
@@ -39,7 +45,8 @@ def ours(module: str, workload: Workload) -> Attend:
 def peer(subject: Subject, workload: Workload) -> Attend:
     """Return a peer on a workload. Raises NotImplementedError with what the peer does not declare."""
     reason = subject.why_not_here(jax.default_backend()) or subject.why_not(workload.case)
-    if reason is None and workload.causal and workload.length != workload.keys:
+    placed = workload.causal or workload.window is not None
+    if reason is None and placed and workload.length != workload.keys:
         reason = _why_not_aligned(subject)
     if reason is not None:
         raise NotImplementedError(reason)

@@ -1,6 +1,7 @@
 """Reports of speed in Markdown: the targets, and every time."""
 
 from collections.abc import Iterable, Sequence
+from statistics import geometric_mean
 
 from benchmarks.gpu.rows import Report, row_name
 from benchmarks.gpu.targets import OURS, PLAIN, Measured, Row, Times, outcomes, tflops
@@ -21,9 +22,13 @@ def as_markdown(report: Report) -> str:
         "keys, query heads on key heads, head dim/value dim. Operations are counted over the visible pairs, "
         "forward + backward as 3.5 times forward; the gradients are those of query, key and value. "
         f"Difference: ||a - b|| / ||b|| from the first contender, at most {report.largest_difference:g}. "
-        "tokamax runs the configurations of its heuristics, nothing autotuned.",
+        "tokamax runs the configurations of its heuristics, nothing autotuned. Times marked (device) are "
+        "those of the kernels alone, by JAX's profiler, as the dispatch of such a call takes longer.",
         "## Targets",
         targets_table(report.rows),
+        "## Geometric means",
+        "Of the contender's time over ours, over all rows that have both; above 1 ours are ahead.",
+        means_table(report.rows),
         "## Times",
         table(("row", "contender", "workload", "ms", "TFLOP/s", "difference"), times),
         *_states(report),
@@ -47,6 +52,24 @@ def targets_table(rows: Iterable[tuple[Row, Measured]]) -> str:
             words.append(it.word)
     header = ("row", "ours, ms", "TFLOP/s", "against", "ratio", "target", "outcome")
     return f"{table(header, lines)}\n\n{words.count('met')} of {len(words)} targets met."
+
+
+def means_table(rows: Iterable[tuple[Row, Measured]]) -> str:
+    """Return the geometric mean of each contender's time over ours, by direction, and that of the fastest."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for row, measured in rows:
+        ours = measured.get(OURS)
+        others = {label: it.seconds for label, it in measured.items() if isinstance(it, Times)}
+        if not isinstance(ours, Times) or row.note or len(others) == 1:
+            continue
+        del others[OURS]
+        for label, seconds in (others | {"the fastest of them": min(others.values())}).items():
+            ratios.setdefault((row.direction, label), []).append(seconds / ours.seconds)
+    lines = [
+        (direction, label, f"{geometric_mean(found):.2f}x", f"{min(found):.2f}x", str(len(found)))
+        for (direction, label), found in sorted(ratios.items())
+    ]
+    return table(("direction", "against", "mean", "least", "rows"), lines)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -92,7 +115,7 @@ def _time_cells(row: Row, measured: Measured, label: str, largest_difference: fl
         row.title,
         name,
         workload.shape,
-        f"{1e3 * times.seconds:.3f}",
+        f"{1e3 * times.seconds:.3f}" + (" (device)" if times.by_device else ""),
         f"{tflops(row, label, times):.0f}",
         difference,
     )

@@ -86,6 +86,7 @@ def row_to_json(row: Row, measured: Measured, state: State | None = None) -> dic
             "tflops": tflops(row, label, times),
             "difference": times.difference,
             "samples_seconds": list(times.samples),
+            "by_device": times.by_device,
         }
         entries.append(about | numbers)
     targets = [asdict(it.target) | {"ratio": it.ratio, "outcome": it.word} for it in outcomes(row, measured)]
@@ -108,7 +109,9 @@ def row_from_json(data: Mapping[str, Any]) -> tuple[Row, Measured]:
         entries[label] = (entry["contender"], Workload(**entry["workload"]))
         absent = "absent" in entry
         measured[label] = (
-            Absent(entry["absent"]) if absent else Times(tuple(entry["samples_seconds"]), entry["difference"])
+            Absent(entry["absent"])
+            if absent
+            else Times(tuple(entry["samples_seconds"]), entry["difference"], entry.get("by_device", False))
         )
     targets = tuple(Target(it["other"], it["kind"], it["bound"]) for it in data["targets"])
     return Row(data["name"], data["direction"], entries, targets, data["note"]), measured

@@ -57,10 +57,12 @@ class Times:
 
     difference: ||a - b|| / ||b|| from the first contender, None for itself and for another workload. It
     shows a contender that computes something else; `attest check` decides whether a kernel is right.
+    by_device: whether they are times of the device, without the dispatch.
     """
 
     samples: tuple[float, ...]
     difference: float | None = None
+    by_device: bool = False
 
     @property
     def seconds(self) -> float:
@@ -90,15 +92,18 @@ def read_rows(
     """Return the rows of a file of targets, how to time them, and the largest difference.
 
     chosen: the contenders to time, OURS among them or not; by default OURS and those that the file names.
-    models: the file of the models' workloads, on which the same contenders are timed, without targets.
+    models: the file of the models' workloads, on which the same contenders are timed. A file of targets has
+        none for them, or the same for all in its table `models`; or says `models = false` and leaves them.
     """
     data = tomllib.loads(path.read_text())
     labels = chosen or (OURS, *data["contenders"])
     contenders = {label: data["ours"] if label == OURS else label for label in labels}
-    beside_peers = [*data["peers"], *read_models(models)]
+    beside_peers = list(data.get("peers", ()))
+    if (bounds := data.get("models", {})) is not False:
+        beside_peers += [bounds | entry for entry in read_models(models)]
     rows = [_peers_row(entry, direction, contenders) for entry in beside_peers for direction in DIRECTIONS]
     if OURS in contenders:
-        features = product(data["features"], DIRECTIONS)
+        features = product(data.get("features", ()), DIRECTIONS)
         rows += [_features_row(data["ours"], entry, direction) for entry, direction in features]
     timing = dict(data["timing"])
     largest_difference = timing.pop("largest_difference")

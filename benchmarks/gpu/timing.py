@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
+from jax.profiler import ProfileData
 
 from attest.conformance.running import environment as run_environment
 
@@ -34,10 +37,15 @@ class Absent:
 
 @dataclass(frozen=True)
 class Timing:
-    """samples of each contender; each makes calls until it lasts sample_seconds."""
+    """samples of each contender; each makes calls until it lasts sample_seconds.
+
+    device_time_below: seconds of a call below which the device's own time counts, as a call's dispatch takes
+    longer than its kernels.
+    """
 
     samples: int
     sample_seconds: float
+    device_time_below: float = 0.0
 
 
 def attempt[T](make: Callable[[], T]) -> T | Absent:
@@ -80,6 +88,34 @@ def in_turns[K](runs: Mapping[K, Callable[[], Any]], timing: Timing) -> dict[K, 
             else:
                 taken[name].append(sample)
     return {name: failed.get(name, tuple(samples)) for name, samples in taken.items()}
+
+
+def device_seconds(run: Callable[[], Any], timing: Timing) -> tuple[float, ...]:
+    """Return samples of the seconds that the kernels and copies of one call take on a GPU, by JAX's profiler.
+
+    Raises RuntimeError where the profiler saw no GPU.
+    """
+    return tuple(_profiled(run, calls=20) for _ in range(timing.samples))
+
+
+def _profiled(run: Callable[[], Any], calls: int) -> float:
+    jax.block_until_ready(run())
+    with TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready([run() for _ in range(calls)])
+        (file,) = Path(folder).rglob("*.xplane.pb")
+        planes = ProfileData.from_file(str(file)).planes
+        taken = [
+            event.duration_ns
+            for plane in planes
+            if plane.name.startswith("/device:GPU")
+            for line in plane.lines
+            if line.name.startswith("Stream")
+            for event in line.events
+        ]
+    if not taken:
+        raise RuntimeError("JAX's profiler saw no kernel on a GPU")
+    return 1e-9 * sum(taken) / calls
 
 
 def _calls_per_sample(run: Callable[[], Any], timing: Timing) -> int:

@@ -32,7 +32,10 @@ class Workload:
     length: queries. key_length: keys, as many as queries by default. key_heads: as many as query heads by
     default. value_dim: head_dim by default. causal: the last query is aligned with the last key.
     segment: length of the equal segments that each sequence is packed from. window: keys a query sees, itself
-    and those before it. sinks: sink logits a head. bias: one of [1, heads, length, key_length].
+    and those before it. after: how many after it, of a window. chunk: positions in a chunk. sinks: sink
+    logits a head. bias: one of [1, heads, length, key_length]. key_mask: a mask of padding keys, [batch, 1,
+    1, key_length]. lengths: cumulative lengths of a padded batch, all of its queries and some of its keys.
+    With either, a batch entry has from half of the keys to all. alibi: slopes of the heads.
     """
 
     batch: int
@@ -49,11 +52,23 @@ class Workload:
     sinks: int = 0
     bias: bool = False
     dropout: float = 0.0
+    after: int = 0
+    chunk: int | None = None
+    key_mask: bool = False
+    lengths: bool = False
+    alibi: bool = False
 
     @property
     def keys(self) -> int:
         """How many keys there are."""
         return self.key_length or self.length
+
+    @property
+    def key_lengths(self) -> np.ndarray:
+        """How many keys of each batch entry are no padding, [batch]."""
+        if not (self.key_mask or self.lengths):
+            return np.full(self.batch, self.keys)
+        return np.random.default_rng(0).integers(self.keys // 2, self.keys + 1, self.batch)
 
     @property
     def shape(self) -> str:
@@ -76,29 +91,38 @@ class Workload:
             head_dim=self.head_dim,
             value_dim=self.value_dim,
             causal=self.causal,
-            window=None if self.window is None else (self.window - 1, 0),
+            window=None if self.window is None else (self.window - 1, self.after),
             segments=self.segment and -(-self.length // self.segment),
             soft_cap=self.soft_cap,
             sinks=self.sinks,
             sinks_per_head=self.sinks > 0,
             bias="1hq" if self.bias else None,
             dropout=self.dropout,
+            chunk_size=self.chunk,
+            mask="b11k" if self.key_mask else None,
+            lengths=tuple((self.length, int(x)) for x in self.key_lengths) if self.lengths else None,
+            alibi="heads" if self.alibi else None,
         )
 
 
 def visible_pairs(workload: Workload) -> int:
     """Return how many pairs of a query and a key that it sees there are, over batch and query heads."""
-    row = np.arange(workload.length)
-    first, last = np.zeros_like(row), np.full_like(row, workload.keys - 1)
+    keys = workload.key_lengths[:, None]
+    row = np.arange(workload.length)[None, :]
+    first, last = np.zeros_like(row), keys - 1
     if workload.segment is not None:
         first = row // workload.segment * workload.segment
-        last = np.minimum(first + workload.segment, workload.keys) - 1
-    diagonal = row + workload.keys - workload.length
+        last = np.minimum(first + workload.segment, keys) - 1
+    diagonal = row + (keys if workload.lengths else workload.keys) - workload.length
     if workload.causal:
         last = np.minimum(last, diagonal)
     if workload.window is not None:
         first = np.maximum(first, diagonal - workload.window + 1)
-    return workload.batch * workload.heads * int(np.maximum(last - first + 1, 0).sum())
+        last = np.minimum(last, diagonal + workload.after)
+    if workload.chunk is not None:
+        first = np.maximum(first, diagonal // workload.chunk * workload.chunk)
+        last = np.minimum(last, (diagonal // workload.chunk + 1) * workload.chunk - 1)
+    return workload.heads * int(np.maximum(last - first + 1, 0).sum())
 
 
 def operations(workload: Workload, direction: str) -> float:
@@ -113,13 +137,21 @@ def options(workload: Workload, inputs: Inputs) -> dict[str, Any]:
     if workload.causal:
         found["causal"] = True
     if workload.window is not None:
-        found["sliding_window"] = (workload.window - 1, 0)
+        found["sliding_window"] = (workload.window - 1, workload.after)
+    if workload.chunk is not None:
+        found["chunk_size"] = workload.chunk
     if workload.soft_cap is not None:
         found["logits_soft_cap"] = workload.soft_cap
     if workload.dropout:
         found |= {"dropout_prob": workload.dropout, "dropout_seed": inputs["seed"]}
     if workload.bias:
         found["bias"] = inputs["bias"]
+    if workload.key_mask:
+        found["attention_mask"] = inputs["mask"]
+    if workload.lengths:
+        found |= {"cum_seqlens_q": inputs["cum_q"], "cum_seqlens_k": inputs["cum_k"]}
+    if workload.alibi:
+        found["alibi_slopes"] = inputs["slopes"]
     if workload.sinks:
         found["softmax_aux"] = inputs["sinks"]
     if workload.segment is not None:
@@ -149,6 +181,17 @@ def draw(workload: Workload) -> Inputs:
     if workload.segment is not None:
         ids = jnp.arange(workload.length, dtype=jnp.int32) // workload.segment
         inputs["segments"] = jnp.broadcast_to(ids, queries)
+    if workload.key_mask:
+        shown = np.arange(workload.keys) < workload.key_lengths[:, None]
+        inputs["mask"] = jnp.asarray(shown[:, None, None, :])
+    if workload.lengths:
+        each = np.arange(workload.batch + 1) * workload.length
+        inputs["cum_q"] = jnp.asarray(each, jnp.int32)
+        inputs["cum_k"] = jnp.asarray(np.cumsum([0, *workload.key_lengths]), jnp.int32)
+    if workload.alibi:
+        inputs["slopes"] = jnp.exp2(
+            -8.0 * jnp.arange(1, workload.heads + 1, dtype=jnp.float32) / workload.heads
+        )
     if workload.dropout:
         inputs["seed"] = jnp.array([7, 0], jnp.uint32)
     return inputs
