@@ -1,6 +1,7 @@
 """The parts of the GPU benchmarks that need no GPU: workloads, targets, tables, what becomes of a failure."""
 
 import sys
+import tomllib
 from pathlib import Path
 
 import jax
