@@ -84,8 +84,9 @@ class Subject:
         size are given to subjects that declare enough.
     ready: None, or why this process cannot run it, in one clause.
     implementation: from a case to the name of the implementation that should run, one of
-        `attest.conformance.checks.implementation`; for a subject that hands its calls to kernels which are
-        subjects themselves, and so gets fewer cases. None for a kernel.
+        `attest.conformance.checks.implementation`, or to those of which one should run each pass; for a
+        subject that hands its calls to kernels which are subjects themselves, and so gets fewer cases. None
+        for a kernel.
     ways: in which a call may get its configuration; the check `configuration` compares the programs.
     violations: accesses outside its arrays (S19) that an instrument saw since the last call of this, each a
         sentence by `str`; they fail the check that was running.
@@ -126,7 +127,7 @@ class Subject:
     returns_lse: bool = False
     longest: int = 2048
     ready: Callable[[], str | None] = lambda: None
-    implementation: Callable[[Case], str] | None = None
+    implementation: Callable[[Case], str | frozenset[str]] | None = None
     ways: tuple[Way, ...] = ()
     violations: Callable[[], Sequence[object]] = lambda: ()
     excludes: tuple[frozenset[str], ...] = ()

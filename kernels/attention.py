@@ -34,6 +34,7 @@ from attest.kernels.annotations import (
 from attest.kernels.arguments import check_call
 from attest.kernels.batching import merged, split
 from attest.kernels.choose import check_supported, chosen, traits_of
+from attest.kernels.fastest import sizes_of
 from attest.kernels.implementation import Implementation, Passes, Settings
 from attest.kernels.lowering import refused_elsewhere
 from attest.kernels.masks.given import with_mask_info
@@ -227,11 +228,14 @@ def computed(function: str, arguments: Mapping[str, Any]) -> tuple[jax.Array, ja
     arguments = with_mask_info(arguments, mask_info)
     check_symbolic(arguments)
     arguments, sizes = split_sizes(arguments)
-    choice = chosen(arguments, traits_of(arguments), platform)
-    passes = choice.implementation.load()
+    traits = traits_of(arguments)
+    # Block sizes are those of one implementation.
+    looked_up = None if platform is not None or any(sizes.values()) else sizes_of(arguments, traits.dropout)
+    choice = chosen(arguments, traits, platform, looked_up)
+    passes = choice.load()
     call = check_call(**{name: x for name, x in arguments.items() if name not in SETTINGS})
     # Now the call is well-formed; block sizes may depend on the device.
-    check_supported(choice.implementation, choice.call)
+    check_supported(choice)
     arguments = with_sizes(arguments, sizes, choice.implementation, call, named=choice.device is None)
     settings = replace(settings_of(passes, arguments), function=function)
     if choice.device is not None:

@@ -1,6 +1,8 @@
 """The choice of the implementation that runs a call of `attest.flash_attention`.
 
-It is the fastest that supports the call on the device that the call runs on, or the one that the call names.
+It is the one that the call names, or the first that supports the call on the device that the call runs on.
+Where `attest.kernels.fastest` knows a faster one for a pass, that one computes the pass.
+
 Malformed arguments do not affect the choice: the checks of the call refuse them by name.
 """
 
@@ -16,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from attest.kernels.apart import apart
 from attest.kernels.config import platform_of
-from attest.kernels.implementation import Capabilities, Implementation
+from attest.kernels.fastest import Sizes, winners
+from attest.kernels.implementation import Capabilities, Implementation, Passes
 from attest.kernels.implementations import IMPLEMENTATIONS, XLA
 from attest.kernels.options import FLOAT_DTYPES, check_number, refuse, shown
 from attest.kernels.symbolic import has_symbolic_sizes
@@ -30,11 +34,12 @@ class Device:
     """Where calls run.
 
     backend: as JAX calls it. compute_capability: of an NVIDIA GPU, such as "9.0"; of others what JAX says in
-    its place, None where it says nothing.
+    its place, None where it says nothing. kind: as JAX calls it, such as "NVIDIA H200"; None: any.
     """
 
     backend: str
     compute_capability: str | None = None
+    kind: str | None = None
 
     @property
     def of_amd(self) -> bool:
@@ -63,16 +68,27 @@ class Traits:
 
 @dataclass(frozen=True, repr=False)
 class Choice:
-    """The implementation that runs a call, and the device that it was chosen for; None where it was named."""
+    """The implementation that runs a call, and the device that it was chosen for; None where it was named.
+
+    backward: the one that computes the backward pass; None: the same.
+    """
 
     implementation: Implementation
     call: Traits
     device: Device | None = None
+    backward: Implementation | None = None
 
     def __repr__(self) -> str:
         """Short, and the same in every process: it is printed with the programs that JAX traces."""
         name = self.implementation.name
+        if self.backward is not None:
+            name = f"{name} forward and {self.backward.name} backward"
         return name if self.device is None else f"{name} on {self.device}"
+
+    def load(self) -> Passes:
+        """Import and return the passes."""
+        passes = self.implementation.load()
+        return passes if self.backward is None else apart(passes, self.backward.load())
 
 
 @cache
@@ -90,10 +106,13 @@ def device_of(*arrays: Any) -> Device:
         device: Any = min(placed[0].devices(), key=lambda device: device.id)
     else:
         device = jax.config.jax_default_device or jax.devices()[0]
-    if isinstance(device, str):
-        device = jax.devices(device)[0]
+    return described(jax.devices(device)[0] if isinstance(device, str) else device)
+
+
+def described(device: Any) -> Device:
+    """Return what the choice reads of a device of JAX."""
     capability = getattr(device, "compute_capability", None)
-    return Device(device.platform, None if capability is None else str(capability))
+    return Device(device.platform, None if capability is None else str(capability), device.device_kind)
 
 
 def implementation_for(
@@ -103,7 +122,7 @@ def implementation_for(
     installed: Callable[[str], bool] = _installed,
     jax_version: Version = jax.__version_info__,
 ) -> Implementation:
-    """The fastest implementation that takes a call on a device, or the one that `platform` names.
+    """The first implementation that takes a call on a device, or the one that `platform` names.
 
     Raises: ValueError for a platform that does not exist; NotImplementedError if the one that is named does
     not take the call (clause S20), which says the reason and names those that do, or if none does.
@@ -131,10 +150,38 @@ def implementation_for(
     return chosen
 
 
-def chosen(arguments: Mapping[str, Any], call: Traits, platform: str | Implementation | None) -> Choice:
+def fastest_for(
+    device: Device,
+    call: Traits,
+    sizes: Sizes | None,
+    installed: Callable[[str], bool] = _installed,
+    jax_version: Version = jax.__version_info__,
+) -> tuple[Implementation, Implementation]:
+    """Return the fastest implementations of the forward and of the backward pass of a call on a device.
+
+    Without sizes, or where nothing near them was measured, both are that of `implementation_for`.
+
+    Raises: NotImplementedError where none supports this version of JAX.
+    """
+    first = implementation_for(device, call, None, installed, jax_version)
+    if sizes is None or device.kind is None:
+        return first, first
+    why_not = partial(_why_not, device=device, call=call, installed=installed, jax_version=jax_version)
+    able = {x.name: x for x in IMPLEMENTATIONS if why_not(x.capabilities) is None}
+    found = winners(device.kind, sizes, tuple(able))
+    return able[found.forward], able[found.backward]
+
+
+def chosen(
+    arguments: Mapping[str, Any],
+    call: Traits,
+    platform: str | Implementation | None,
+    sizes: Sizes | None = None,
+) -> Choice:
     """Return the implementation that runs a call, given its arguments by name and its traits.
 
-    A call names one by `platform`, or by its configuration.
+    A call names one by `platform`, or by its configuration. sizes: by which the fastest is looked up where it
+    names none.
 
     Raises: ValueError for block sizes without a platform, or beside a configuration; for a configuration of
     another platform; what `implementation_for` raises.
@@ -156,15 +203,20 @@ def chosen(arguments: Mapping[str, Any], call: Traits, platform: str | Implement
     if isinstance(platform, Implementation):
         return Choice(platform, call)
     device = device_of(*(arguments[name] for name in ("query", "key", "value")))
-    implementation = implementation_for(device, call, platform)
-    return Choice(implementation, call, device if platform is None else None)
+    if platform is not None:
+        return Choice(implementation_for(device, call, platform), call)
+    forward, backward = fastest_for(device, call, sizes)
+    return Choice(forward, call, device, None if backward is forward else backward)
 
 
-def check_supported(implementation: Implementation, call: Traits) -> None:
-    """Raise NotImplementedError if an implementation does not support a call on any device (clause S20)."""
-    reason = _why_not_the_call(implementation.capabilities, call)
-    if reason is not None:
-        raise NotImplementedError(f"{implementation.name}: {reason}. Use platform='xla', or leave it out.")
+def check_supported(choice: Choice) -> None:
+    """Raise NotImplementedError if what was chosen does not support the call on any device (clause S20)."""
+    for implementation in (choice.implementation, choice.backward or choice.implementation):
+        reason = _why_not_the_call(implementation.capabilities, choice.call)
+        if reason is not None:
+            raise NotImplementedError(
+                f"{implementation.name}: {reason}. Use platform='xla', or leave it out."
+            )
 
 
 def traits_of(given: Mapping[str, Any]) -> Traits:

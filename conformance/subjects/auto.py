@@ -1,5 +1,8 @@
 """The Subject of `attest.flash_attention`: what runs where, and in which arithmetic."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import jax
 
 from attest.conformance.cases.case import Case
@@ -33,39 +36,47 @@ def declared_by(implementation: str, anywhere: bool = False) -> Subject | None:
     return subject if anywhere or subject is None or subject.ready() is None else None
 
 
-def _meant(dtype: str) -> str | None:
-    """The implementation that is meant to run such calls here; None where no arithmetic is declared.
+def _meant(dtype: str) -> tuple[str, ...]:
+    """The implementations of which one is meant to run each pass here; none where no arithmetic is declared.
 
     Written down here, not asked of the code that chooses, so that a wrong choice is seen.
     """
     backend = jax.default_backend()
     if backend == "gpu":
         hopper = getattr(jax.devices()[0], "compute_capability", None) == _HOPPER
-        return "mosaic_gpu" if hopper and dtype != "float32" else "triton"
-    return "xla" if backend == "cpu" else None
+        return ("mosaic_gpu", "triton") if hopper and dtype != "float32" else ("triton",)
+    return ("xla",) if backend == "cpu" else ()
 
 
-def _implementation(case: Case) -> str:
-    name = _meant(case.dtype)
-    assert name is not None, "not ready here"
-    return name
+def _implementation(case: Case) -> frozenset[str]:
+    names = _meant(case.dtype)
+    assert names, "not ready here"
+    return frozenset(names)
 
 
-def _kernel(dtype: str) -> Subject | None:
-    """The subject that calls of a dtype are handed to here."""
-    name = _meant(dtype)
-    return None if name is None else _BY_NAME[_DECLARED[name]]
+def _kernels(dtype: str) -> list[Subject]:
+    """The subjects that calls of a dtype may be handed to here."""
+    return [_BY_NAME[_DECLARED[name]] for name in _meant(dtype)]
 
 
 def _numerics(dtype: str, _tiling: Tiling) -> Numerics:
-    """Those of the kernel that runs, with the blocks that it chooses itself."""
-    kernel = _kernel(dtype)
-    assert kernel is not None, "not ready here"
-    return kernel.numerics(dtype, kernel.tilings[-1])
+    """Those of the kernels that may run, with the blocks that they choose themselves."""
+    return widest([kernel.numerics(dtype, kernel.tilings[-1]) for kernel in _kernels(dtype)])
+
+
+def widest(found: Sequence[Numerics]) -> Numerics:
+    """Return the arithmetic of the first, with the errors of the worst: each of them may run a pass."""
+    blocks = [x.key_block for x in found if x.key_block is not None]
+    return replace(
+        found[0],
+        exponential=max(x.exponential for x in found),
+        tanh=max(x.tanh for x in found),
+        key_block=min(blocks, default=None),
+    )
 
 
 def _why_not_ready() -> str | None:
-    kernels = {kernel.name: kernel for kernel in map(_kernel, DTYPES) if kernel is not None}
+    kernels = {kernel.name: kernel for dtype in DTYPES for kernel in _kernels(dtype)}
     if not kernels:
         return f"declares no arithmetic for {jax.default_backend()}"
     reasons = (kernels[name].ready() for name in sorted(kernels))

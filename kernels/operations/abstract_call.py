@@ -13,6 +13,7 @@ from attest.kernels import attention
 from attest.kernels.arguments import Call, check_call
 from attest.kernels.batching import merged
 from attest.kernels.choose import Traits, traits_of
+from attest.kernels.fastest import Sizes, sizes_of
 from attest.kernels.masks.given import with_mask_info
 from attest.kernels.operations.inputs import check_concrete
 from attest.kernels.options import NAMES_OF_FLAX
@@ -33,10 +34,11 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class AbstractCall:
-    """A checked call whose arrays are jax.ShapeDtypeStruct, and its traits."""
+    """A checked call whose arrays are jax.ShapeDtypeStruct, its traits, and the sizes it is looked up by."""
 
     call: Call
     traits: Traits
+    sizes: Sizes | None = None
 
 
 def abstract_call(arguments: Mapping[str, Any]) -> AbstractCall:
@@ -49,14 +51,16 @@ def abstract_call(arguments: Mapping[str, Any]) -> AbstractCall:
     }
     static = {name: x for name, x in arguments.items() if name not in arrays}
     traits: list[Traits] = []
+    sizes: list[Sizes | None] = []
 
     def check(arrays: dict[str, Any]) -> Call:
         given, _ = merged({**DEFAULTS, **static, **arrays})
         given = with_mask_info(given, given["mask_info"])
         traits.append(traits_of(given))
+        sizes.append(sizes_of(given, traits[0].dropout))
         return check_call(**{name: x for name, x in given.items() if name not in SETTINGS})
 
-    return AbstractCall(jax.eval_shape(check, arrays), traits[0])
+    return AbstractCall(jax.eval_shape(check, arrays), traits[0], sizes[0])
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from attest.kernels import attention
 from attest.kernels.annotations import Out
-from attest.kernels.choose import Device, Traits, device_of, implementation_for
+from attest.kernels.choose import Device, Traits, described, device_of, fastest_for, implementation_for
 from attest.kernels.config import implementation_of
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS
@@ -97,10 +97,13 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
     heuristic_cfg_gpu = heuristic_cfg_tpu = heuristic_cfg_xla = heuristic_cfg
 
     def candidate_cfgs(self, inv: _Invocation) -> tuple[FlashAttentionConfig, ...]:
-        """Return the candidates of the implementation that runs the call, the tables' choice first."""
+        """Return the candidates of the implementation that runs the call, the tables' choice first.
+
+        None where two implementations share the call, one for each pass: name one of them to tune it.
+        """
         resolved = _Resolved.of_call(inv)
         tunable = resolved.implementation.tunable()
-        if tunable is None:
+        if tunable is None or resolved.apart:
             return ()
         name = resolved.implementation.name
         candidates = tunable.candidates(resolved.call.call)
@@ -158,13 +161,18 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         return checked
 
     def complete(self, cfg: FlashAttentionConfig, inv: _Invocation) -> FlashAttentionConfig:
-        """Return the configuration with the implementation that runs the call, and all its block sizes."""
+        """Return the configuration with the implementation that runs the call, and all its block sizes.
+
+        Where two share the call, the platform is "auto", and there are no sizes: see `implementation_of`.
+        """
         resolved = _Resolved.of_call(inv, cfg)
+        backend = _device_of(inv).backend
+        if resolved.apart:
+            return FlashAttentionConfig(backend=backend)
         config = resolved.config
         tunable = resolved.implementation.tunable()
         if config is None and tunable is not None:
             config = tunable.chosen(resolved.call.call)
-        backend = _device_of(inv).backend
         return FlashAttentionConfig(platform=resolved.implementation.name, backend=backend, config=config)
 
     def plain(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -176,8 +184,10 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         return _Resolved.of_call(inv, cfg).unused
 
     def implementation_of(self, cfg: FlashAttentionConfig, inv: _Invocation) -> str:
-        """Return the name of the implementation that a configuration runs."""
-        return _Resolved.of_call(inv, cfg).implementation.name
+        """Return the name of the implementation that a configuration runs, or those of the two passes."""
+        resolved = _Resolved.of_call(inv, cfg)
+        name = resolved.implementation.name
+        return f"{name} forward, {resolved.backward.name} backward" if resolved.apart else name
 
     def capped_cfg(self, inv: _Invocation, q_blocksize: int, kv_blocksize: int) -> FlashAttentionConfig:
         """Return the tables' choice with forward blocks of at most so many rows and keys."""
@@ -240,12 +250,25 @@ class _Run:
 
 
 class _Resolved:
-    """Which implementation runs a configuration of a call, and with which of its own configurations."""
+    """Which implementation runs a configuration of a call, and with which of its own configurations.
+
+    backward: the one that computes the backward pass; apart: whether it is another one.
+    """
 
     def __init__(
-        self, implementation: Implementation, config: Any, call: AbstractCall, unused: tuple[str, ...]
+        self,
+        implementation: Implementation,
+        config: Any,
+        call: AbstractCall,
+        unused: tuple[str, ...],
+        backward: Implementation | None = None,
     ):
         self.implementation, self.config, self.call, self.unused = implementation, config, call, unused
+        self.backward = backward or implementation
+
+    @property
+    def apart(self) -> bool:
+        return self.backward is not self.implementation
 
     @classmethod
     def of_call(cls, inv: _Invocation, cfg: FlashAttentionConfig | None = None) -> "_Resolved":
@@ -259,8 +282,12 @@ class _Resolved:
         """Resolve a configuration on a device, by the platform of the call and the configuration."""
         if cfg.config is not None:
             return cls(implementation_of(cfg.config), cfg.config, call, ())
-        implementation = implementation_for(device, call.traits, implementation_name(platform, device))
         forward, backward = neutral(cfg.fwd_params), neutral(cfg.bwd_params)
+        name = implementation_name(platform, device)
+        if name is None and not (forward or backward):
+            of_forward, of_backward = fastest_for(device, call.traits, call.sizes)
+            return cls(of_forward, None, call, (), of_backward)
+        implementation = implementation_for(device, call.traits, name)
         tunable = implementation.tunable()
         if tunable is None or not (forward or backward):
             return cls(implementation, None, call, ())
@@ -306,8 +333,7 @@ def _device(arguments: dict[str, Any]) -> Device:
 def _device_of(inv: _Invocation) -> Device:
     if inv.device is None:
         return device_of()
-    capability = getattr(inv.device, "compute_capability", None)
-    return Device(inv.device.platform, None if capability is None else str(capability))
+    return described(inv.device)
 
 
 def _parts(config: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:

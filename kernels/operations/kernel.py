@@ -92,6 +92,10 @@ class Kernel[Config, Out]:
         """Return a configuration with everything that the implementation chooses itself."""
         return cfg
 
+    def implementation_of(self, cfg: Config, inv: Invocation[Config, Out]) -> str:
+        """Return the name of what computes a call with a configuration: by default the operation's own."""
+        return self.op_id
+
     def part_of(self, inv: Invocation[Config, Out]) -> Invocation[Config, Out] | None:
         """Return what one device computes of a call over a mesh, as a call without one.
 

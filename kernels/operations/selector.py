@@ -41,17 +41,19 @@ class Explanation:
 
     config: what the chain finds. steps: the steps that were taken, the last one found it. complete: the
     configuration with every size that the implementation chooses. unused: fields without effect, each with
-    the reason.
+    the reason. implementation: the name of what computes it, or of both where the passes have one each.
     """
 
     config: Any
     steps: tuple[Step, ...]
     complete: Any
     unused: tuple[str, ...] = ()
+    implementation: str = ""
 
     def __str__(self) -> str:
         """A line for each step, and what runs."""
-        lines = [*map(str, self.steps), f"runs: {self.complete}"]
+        by = f" by {self.implementation}" if self.implementation else ""
+        lines = [*map(str, self.steps), f"runs{by}: {self.complete}"]
         return "\n".join([*lines, *(f"unused: {x}" for x in self.unused)])
 
 
@@ -112,7 +114,13 @@ class ConfigSelectorChain[Config, Out]:
         """Return how a call would be run, without tuning."""
         steps: list[Step] = []
         config = self._find(inv, kernel, None, steps)
-        return Explanation(config, tuple(steps), kernel.complete(config, inv), kernel.unused(config, inv))
+        return Explanation(
+            config,
+            tuple(steps),
+            kernel.complete(config, inv),
+            kernel.unused(config, inv),
+            kernel.implementation_of(config, inv),
+        )
 
     def tune(
         self,

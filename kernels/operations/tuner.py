@@ -259,7 +259,7 @@ class _Run[Config]:
         call = CandidateCall(
             run=program,
             arguments=self._plain,
-            implementation=_implementation(self._kernel, config, self._inv),
+            implementation=self._kernel.implementation_of(config, self._inv),
             backward=self._backward,
             seed=next(_SEEDS),
         )
@@ -313,12 +313,6 @@ def _repeated(call: Callable[[], Any]) -> Callable[[int], None]:
         jax.block_until_ready(call())
 
     return calls
-
-
-def _implementation(kernel: Kernel[Any, Any], config: Any, inv: Invocation[Any, Any]) -> str:
-    """The name of what computes: of an operation with one, the operation's own."""
-    name: Callable[[Any, Any], str] = getattr(kernel, "implementation_of", lambda _config, _inv: kernel.op_id)
-    return name(config, inv)
 
 
 def _first_of_each[Config](configs: list[Config], part: Callable[[Config], Any]) -> list[Config]:

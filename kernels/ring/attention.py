@@ -232,12 +232,12 @@ def _on_device(
 ) -> tuple[jax.Array, jax.Array]:
     """Out and lse of the rows of this device."""
     choice = chosen(arguments, traits_of(arguments), arguments.pop("platform"))
-    passes = choice.implementation.load()
+    passes = choice.load()
     rest = {name: x for name, x in arguments.items() if name not in SETTINGS}
     call = _placed(check_spread_call(rest, spread), spread)
     call, dtypes = widened(reverse_mode_only(_NAME, call))
     call = vary_together(call)
-    check_supported(choice.implementation, choice.call)
+    check_supported(choice)
     settings = replace(settings_of(passes, arguments), function=_NAME)
     if spread.devices == 1:
         return attend(passes, settings, call)

@@ -299,7 +299,7 @@ def test_every_dtype_and_head_dim_of_a_call_counts(monkeypatch):
     bias = np.zeros((1, 1, query.shape[1], key.shape[1]), np.float32)
     call = {"query": query, "key": key, "value": value, "bias": bias, "logits_dtype": jnp.float16}
     device, told, platform = described(call | {"platform": "xla"}, monkeypatch)
-    assert device == Device("cpu")
+    assert device == Device("cpu", kind="cpu")
     assert told == traits(BF16, (query.shape[3], 24), f"{F32} {F16}")
     assert platform == "xla"
 

@@ -170,5 +170,7 @@ def test_equal_calls_are_compiled_once():
 
 def test_a_choice_is_printed_in_few_words():
     """Jaxprs show it: the same in every process."""
-    assert repr(Choice(XLA, F32, Device("cpu"))) == "xla on Device(backend='cpu', compute_capability=None)"
+    on_cpu = "on Device(backend='cpu', compute_capability=None, kind=None)"
+    assert repr(Choice(XLA, F32, Device("cpu"))) == f"xla {on_cpu}"
+    assert repr(Choice(XLA, F32, Device("cpu"), TRITON)) == f"xla forward and triton backward {on_cpu}"
     assert repr(Choice(XLA, F32)) == "xla"

@@ -1,0 +1,169 @@
+"""Which implementations compute a call the fastest, one for each pass, by calls that were measured.
+
+`choices.toml` has the times of our implementations on a device. A call is looked up among the measured ones
+of the same features: the nearest one decides, if it is near enough on every axis. Without such a call the
+order of `attest.kernels.implementations` holds, and so it does where the difference is small.
+"""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+TABLE = Path(__file__).parent / "choices.toml"
+
+# The features of a call, each by an argument that switches it on.
+_FEATURES = {
+    "attention_mask": "mask",
+    "bias": "bias",
+    "softmax_aux": "sinks",
+    "logits_soft_cap": "soft_cap",
+    "q_segment_ids": "segments",
+    "kv_segment_ids": "segments",
+    "cum_seqlens_q": "lengths",
+    "cum_seqlens_k": "lengths",
+    "q_offset": "positions",
+    "q_positions": "positions",
+    "kv_positions": "positions",
+    "kv_start": "ranges",
+    "kv_end": "ranges",
+    "sliding_window": "window",
+    "chunk_size": "chunk",
+    "alibi_slopes": "alibi",
+    "dropout_shared": "dropout_shared",
+}
+# Nothing was measured where a call asks for another arithmetic than the default one.
+_DEFAULT_ONLY = ("precision", "logits_dtype")
+
+
+class Sizes(NamedTuple):
+    """What the time of a call depends on beside its device.
+
+    bytes: of an element of query. heads: batch entries times query heads. queries: of an entry. keys: that a
+    query may see by its window and chunk, at most. width: head dim of key and of value, added. group: query
+    heads on a key head. features: the names of those that are on, in order.
+    """
+
+    bytes: int
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    group: float
+    features: tuple[str, ...]
+
+
+class Winners(NamedTuple):
+    """The names of the implementations of the two passes."""
+
+    forward: str
+    backward: str
+
+
+def sizes_of(given: Mapping[str, Any], dropout: bool) -> Sizes | None:
+    """Return the sizes of a call with one batch dimension; None for one of which nothing was measured.
+
+    dropout: whether pairs are dropped. A malformed argument gives None, too: the call's checks refuse it.
+    """
+    query, key, value = (_array(given.get(name)) for name in ("query", "key", "value"))
+    if query is None or key is None or value is None or given.get("normalize_output") is not True:
+        return None
+    spans = _spans(given)
+    if spans is None or any(given.get(name) is not None for name in _DEFAULT_ONLY):
+        return None
+    found = {feature for name, feature in _FEATURES.items() if given.get(name) is not None}
+    if dropout:
+        found.add("dropout")
+    if given.get("causal") is True:
+        found.add("causal")
+    batch, queries, q_heads, head_dim = query.shape
+    keys, k_heads = key.shape[1:3]
+    return Sizes(
+        bytes=query.dtype.itemsize,
+        heads=batch * q_heads,
+        queries=queries,
+        keys=min([keys, *spans]),
+        width=head_dim + value.shape[3],
+        group=q_heads / k_heads,
+        features=tuple(sorted(found)),
+    )
+
+
+def _array(x: Any) -> jax.Array | np.ndarray[Any, Any] | None:
+    """The array, if it has four axes, none of which is empty or has a symbolic size, which is no int."""
+    if not isinstance(x, jax.Array | np.ndarray) or x.ndim != 4:
+        return None
+    return x if all(isinstance(size, int) and size > 0 for size in x.shape) else None
+
+
+def _spans(given: Mapping[str, Any]) -> list[int] | None:
+    """How many keys the window and the chunk of a call show, of each that bounds them; None: malformed."""
+    spans: list[int] = []
+    window, chunk = given.get("sliding_window"), given.get("chunk_size")
+    sides: tuple[Any, ...] = window if isinstance(window, tuple) else (window, window)
+    if len(sides) != 2 or not all(side is None or (isinstance(side, int) and side >= 0) for side in sides):
+        return None
+    if None not in sides:
+        spans.append(sides[0] + sides[1] + 1)
+    if chunk is not None:
+        if not isinstance(chunk, int) or chunk < 1:
+            return None
+        spans.append(chunk)
+    return spans
+
+
+def winners(kind: str | None, sizes: Sizes, able: tuple[str, ...]) -> Winners:
+    """Return the fastest implementations of a call on a kind of device, among those that are able to run it.
+
+    kind: as JAX names it. able: their names in the default order, at least one.
+    """
+    default = Winners(able[0], able[0])
+    return default if kind is None or len(able) == 1 else _looked_up(kind, sizes, able) or default
+
+
+@lru_cache(maxsize=1 << 14)
+def _looked_up(kind: str, sizes: Sizes, able: tuple[str, ...]) -> Winners | None:
+    table = read(TABLE)
+    rows = [row for row in table["calls"] if row["device"] == kind]
+    distances = [_distance(sizes, row["sizes"], table["octaves"]) for row in rows]
+    nearest = min(distances, default=math.inf)
+    if nearest == math.inf:
+        return None
+    times = rows[distances.index(nearest)]["milliseconds"]
+    forward = {name: ms[0] for name, ms in times.items()}
+    backward = {name: ms[1] - ms[0] for name, ms in times.items()}
+    return Winners(*(_winner(each, able, table["margin"]) for each in (forward, backward)))
+
+
+def _winner(times: Mapping[str, float], able: tuple[str, ...], margin: float) -> str:
+    default = able[0]
+    fastest = min((name for name in able if name in times), key=lambda name: times[name], default=default)
+    if default not in times or times[fastest] > (1 - margin) * times[default]:
+        return default
+    return fastest
+
+
+def _distance(sizes: Sizes, other: Sizes, octaves: Mapping[str, float]) -> float:
+    """How far a call is from a measured one; inf if it has other features, or is too far on some axis."""
+    if (sizes.features, sizes.bytes) != (other.features, other.bytes):
+        return math.inf
+    apart = [
+        abs(math.log2(getattr(sizes, axis) / getattr(other, axis))) / limit for axis, limit in octaves.items()
+    ]
+    return math.inf if max(apart) > 1 else sum(x * x for x in apart)
+
+
+@cache
+def read(path: Path) -> dict[str, Any]:
+    """Return the margin, the limits in octaves, and the measured calls with their `Sizes`."""
+    table = tomllib.loads(path.read_text())
+    for row in table["calls"]:
+        sizes: dict[str, Any] = row["sizes"]
+        sizes["features"] = tuple(sizes["features"])
+        row["sizes"] = Sizes(**sizes)
+    return table
