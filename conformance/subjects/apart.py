@@ -50,6 +50,7 @@ SUBJECTS = (
         tilings=(Tiling({}, 16, 16),),
         returns_lse=True,
         longest=512,
+        implementation=lambda _case: "xla",
     ),
     Subject(
         name="apart.triton.mosaic_gpu",
@@ -60,5 +61,6 @@ SUBJECTS = (
         tilings=(Tiling({}, *mosaic_gpu.PRODUCTION_BLOCKS),),
         returns_lse=True,
         ready=_BY_NAME["pallas.mosaic_gpu"].ready,
+        implementation=lambda _case: frozenset({"triton", "mosaic_gpu"}),
     ),
 )
