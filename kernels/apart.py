@@ -1,10 +1,9 @@
-"""Two implementations for one call: one computes the forward pass, another the backward pass.
+"""Two implementations for one call: one where gradients are taken, another one where none are.
 
-A backward pass reads out, lse and the row maximum of the forward pass, which all implementations return
-alike. What a forward pass keeps beside them for its own backward pass is left out.
+The fastest forward pass need not belong to the fastest pair of passes. A pair is of one implementation: its
+passes share the copies that they make of the inputs, which two implementations would each make anew.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,32 +16,34 @@ from attest.kernels.implementation import Backward, Forward, Passes, Settings
 class _Each(NamedTuple):
     """A setting as each of the two implementations reads it."""
 
-    forward: Any
-    backward: Any
+    alone: Any
+    followed: Any
 
 
 @cache
-def apart(forward: Passes, backward: Passes) -> Passes:
-    """Return the passes of two implementations as those of one; equal arguments return the same ones."""
+def apart(alone: Passes, followed: Passes) -> Passes:
+    """Return passes whose forward pass is that of `alone` where no backward pass follows; else of `followed`.
 
-    def run_forward(settings: Settings, call: Call) -> Forward:
-        own = replace(settings, precision=settings.precision.forward)
-        return forward.forward(own, call)._replace(kept=None)
+    Block sizes are those of `followed`, so there must be none. Equal arguments return the same passes.
+    """
 
-    def run_backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
-        own = replace(settings, precision=settings.precision.backward)
-        return backward.backward(own, call, terms, None)
+    def forward(settings: Settings, call: Call) -> Forward:
+        if settings.followed:
+            return followed.forward(replace(settings, precision=settings.precision.followed), call)
+        return alone.forward(replace(settings, precision=settings.precision.alone), call)
+
+    def backward(settings: Settings, call: Call, terms: RowTerms, kept: Any) -> Backward:
+        return followed.backward(replace(settings, precision=settings.precision.followed), call, terms, kept)
+
+    def check_precision(precision: Any) -> _Each:
+        return _Each(alone.check_precision(precision), followed.check_precision(precision))
 
     return Passes(
-        forward=run_forward,
-        backward=run_backward,
-        check_forward=forward.check_forward,
-        check_backward=backward.check_backward,
-        check_precision=_each(forward.check_precision, backward.check_precision),
-        cleans_rows=backward.cleans_rows,
-        partitioned=forward.partitioned and backward.partitioned,
+        forward=forward,
+        backward=backward,
+        check_forward=followed.check_forward,
+        check_backward=followed.check_backward,
+        check_precision=check_precision,
+        cleans_rows=followed.cleans_rows,
+        partitioned=alone.partitioned and followed.partitioned,
     )
-
-
-def _each(forward: Callable[[Any], Any], backward: Callable[[Any], Any]) -> Callable[[Any], _Each]:
-    return lambda precision: _Each(forward(precision), backward(precision))

@@ -1,7 +1,7 @@
 """The choice of the implementation that runs a call of `attest.flash_attention`.
 
 It is the one that the call names, or the first that supports the call on the device that the call runs on.
-Where `attest.kernels.fastest` knows a faster one for a pass, that one computes the pass.
+Where `attest.kernels.fastest` knows a faster one, that one runs it.
 
 Malformed arguments do not affect the choice: the checks of the call refuse them by name.
 """
@@ -70,25 +70,25 @@ class Traits:
 class Choice:
     """The implementation that runs a call, and the device that it was chosen for; None where it was named.
 
-    backward: the one that computes the backward pass; None: the same.
+    alone: the one that runs it where no gradients are taken; None: the same.
     """
 
     implementation: Implementation
     call: Traits
     device: Device | None = None
-    backward: Implementation | None = None
+    alone: Implementation | None = None
 
     def __repr__(self) -> str:
         """Short, and the same in every process: it is printed with the programs that JAX traces."""
         name = self.implementation.name
-        if self.backward is not None:
-            name = f"{name} forward and {self.backward.name} backward"
+        if self.alone is not None:
+            name = f"{name}, {self.alone.name} without gradients,"
         return name if self.device is None else f"{name} on {self.device}"
 
     def load(self) -> Passes:
         """Import and return the passes."""
         passes = self.implementation.load()
-        return passes if self.backward is None else apart(passes, self.backward.load())
+        return passes if self.alone is None else apart(self.alone.load(), passes)
 
 
 @cache
@@ -157,7 +157,7 @@ def fastest_for(
     installed: Callable[[str], bool] = _installed,
     jax_version: Version = jax.__version_info__,
 ) -> tuple[Implementation, Implementation]:
-    """Return the fastest implementations of the forward and of the backward pass of a call on a device.
+    """Return the fastest implementations of a call on a device: with gradients, and without.
 
     Without sizes, or where nothing near them was measured, both are that of `implementation_for`.
 
@@ -169,7 +169,7 @@ def fastest_for(
     why_not = partial(_why_not, device=device, call=call, installed=installed, jax_version=jax_version)
     able = {x.name: x for x in IMPLEMENTATIONS if why_not(x.capabilities) is None}
     found = winners(device.kind, sizes, tuple(able))
-    return able[found.forward], able[found.backward]
+    return able[found.followed], able[found.alone]
 
 
 def chosen(
@@ -205,13 +205,13 @@ def chosen(
     device = device_of(*(arguments[name] for name in ("query", "key", "value")))
     if platform is not None:
         return Choice(implementation_for(device, call, platform), call)
-    forward, backward = fastest_for(device, call, sizes)
-    return Choice(forward, call, device, None if backward is forward else backward)
+    implementation, alone = fastest_for(device, call, sizes)
+    return Choice(implementation, call, device, None if alone is implementation else alone)
 
 
 def check_supported(choice: Choice) -> None:
     """Raise NotImplementedError if what was chosen does not support the call on any device (clause S20)."""
-    for implementation in (choice.implementation, choice.backward or choice.implementation):
+    for implementation in (choice.implementation, choice.alone or choice.implementation):
         reason = _why_not_the_call(implementation.capabilities, choice.call)
         if reason is not None:
             raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""Which implementations compute a call the fastest, one for each pass, by calls that were measured.
+"""Which implementations compute a call the fastest, with and without gradients, by calls that were measured.
 
 `choices.toml` has the times of our implementations on a device. A call is looked up among the measured ones
 of the same features: the nearest one decides, if it is near enough on every axis. Without such a call the
@@ -59,10 +59,13 @@ class Sizes(NamedTuple):
 
 
 class Winners(NamedTuple):
-    """The names of the implementations of the two passes."""
+    """The names of the implementations that run a call.
 
-    forward: str
-    backward: str
+    alone: where no gradients are taken. followed: where they are.
+    """
+
+    alone: str
+    followed: str
 
 
 def sizes_of(given: Mapping[str, Any], dropout: bool) -> Sizes | None:
@@ -135,9 +138,8 @@ def _looked_up(kind: str, sizes: Sizes, able: tuple[str, ...]) -> Winners | None
     if nearest == math.inf:
         return None
     times = rows[distances.index(nearest)]["milliseconds"]
-    forward = {name: ms[0] for name, ms in times.items()}
-    backward = {name: ms[1] - ms[0] for name, ms in times.items()}
-    return Winners(*(_winner(each, able, table["margin"]) for each in (forward, backward)))
+    by_direction = ({name: ms[i] for name, ms in times.items()} for i in range(2))
+    return Winners(*(_winner(each, able, table["margin"]) for each in by_direction))
 
 
 def _winner(times: Mapping[str, float], able: tuple[str, ...], margin: float) -> str:

@@ -99,7 +99,7 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
     def candidate_cfgs(self, inv: _Invocation) -> tuple[FlashAttentionConfig, ...]:
         """Return the candidates of the implementation that runs the call, the tables' choice first.
 
-        None where two implementations share the call, one for each pass: name one of them to tune it.
+        None where the call runs in another implementation if no gradients are taken: name one to tune it.
         """
         resolved = _Resolved.of_call(inv)
         tunable = resolved.implementation.tunable()
@@ -163,7 +163,8 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
     def complete(self, cfg: FlashAttentionConfig, inv: _Invocation) -> FlashAttentionConfig:
         """Return the configuration with the implementation that runs the call, and all its block sizes.
 
-        Where two share the call, the platform is "auto", and there are no sizes: see `implementation_of`.
+        Where gradients decide which one it is, the platform is "auto", and there are no sizes: see
+        `implementation_of`.
         """
         resolved = _Resolved.of_call(inv, cfg)
         backend = _device_of(inv).backend
@@ -184,10 +185,10 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         return _Resolved.of_call(inv, cfg).unused
 
     def implementation_of(self, cfg: FlashAttentionConfig, inv: _Invocation) -> str:
-        """Return the name of the implementation that a configuration runs, or those of the two passes."""
+        """Return the name of the implementation that runs a configuration, and of another without gradients."""
         resolved = _Resolved.of_call(inv, cfg)
         name = resolved.implementation.name
-        return f"{name} forward, {resolved.backward.name} backward" if resolved.apart else name
+        return f"{name}, {resolved.alone.name} without gradients" if resolved.apart else name
 
     def capped_cfg(self, inv: _Invocation, q_blocksize: int, kv_blocksize: int) -> FlashAttentionConfig:
         """Return the tables' choice with forward blocks of at most so many rows and keys."""
@@ -252,7 +253,7 @@ class _Run:
 class _Resolved:
     """Which implementation runs a configuration of a call, and with which of its own configurations.
 
-    backward: the one that computes the backward pass; apart: whether it is another one.
+    alone: the one that runs it where no gradients are taken; apart: whether it is another one.
     """
 
     def __init__(
@@ -261,14 +262,14 @@ class _Resolved:
         config: Any,
         call: AbstractCall,
         unused: tuple[str, ...],
-        backward: Implementation | None = None,
+        alone: Implementation | None = None,
     ):
         self.implementation, self.config, self.call, self.unused = implementation, config, call, unused
-        self.backward = backward or implementation
+        self.alone = alone or implementation
 
     @property
     def apart(self) -> bool:
-        return self.backward is not self.implementation
+        return self.alone is not self.implementation
 
     @classmethod
     def of_call(cls, inv: _Invocation, cfg: FlashAttentionConfig | None = None) -> "_Resolved":
@@ -285,8 +286,8 @@ class _Resolved:
         forward, backward = neutral(cfg.fwd_params), neutral(cfg.bwd_params)
         name = implementation_name(platform, device)
         if name is None and not (forward or backward):
-            of_forward, of_backward = fastest_for(device, call.traits, call.sizes)
-            return cls(of_forward, None, call, (), of_backward)
+            implementation, alone = fastest_for(device, call.traits, call.sizes)
+            return cls(implementation, None, call, (), alone)
         implementation = implementation_for(device, call.traits, name)
         tunable = implementation.tunable()
         if tunable is None or not (forward or backward):

@@ -41,7 +41,8 @@ class Explanation:
 
     config: what the chain finds. steps: the steps that were taken, the last one found it. complete: the
     configuration with every size that the implementation chooses. unused: fields without effect, each with
-    the reason. implementation: the name of what computes it, or of both where the passes have one each.
+    the reason. implementation: the name of what computes it, with what computes it without gradients
+    where that is another one.
     """
 
     config: Any

@@ -172,5 +172,5 @@ def test_a_choice_is_printed_in_few_words():
     """Jaxprs show it: the same in every process."""
     on_cpu = "on Device(backend='cpu', compute_capability=None, kind=None)"
     assert repr(Choice(XLA, F32, Device("cpu"))) == f"xla {on_cpu}"
-    assert repr(Choice(XLA, F32, Device("cpu"), TRITON)) == f"xla forward and triton backward {on_cpu}"
+    assert repr(Choice(XLA, F32, Device("cpu"), TRITON)) == f"xla, triton without gradients, {on_cpu}"
     assert repr(Choice(XLA, F32)) == "xla"
