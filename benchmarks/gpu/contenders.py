@@ -5,6 +5,7 @@ call, so that a missing one stops no other.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
@@ -24,7 +25,8 @@ KERNELS = {
 
 PEERS = {
     "cudnn": jax_nn.CUDNN,
-    "jax_nn_xla": jax_nn.XLA,
+    # Its subject has small problems alone, for CPUs.
+    "jax_nn_xla": replace(jax_nn.XLA, longest=jax_nn.CUDNN.longest),
     "tokamax_triton": tokamax.TRITON,
     "tokamax_mosaic": tokamax.MOSAIC,
     "ejkernel": ejkernel.TRITON,

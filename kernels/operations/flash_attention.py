@@ -185,7 +185,7 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         return _Resolved.of_call(inv, cfg).unused
 
     def implementation_of(self, cfg: FlashAttentionConfig, inv: _Invocation) -> str:
-        """Return the name of the implementation that runs a configuration, and of another without gradients."""
+        """Return the name of what runs a configuration, and of another one that does without gradients."""
         resolved = _Resolved.of_call(inv, cfg)
         name = resolved.implementation.name
         return f"{name}, {resolved.alone.name} without gradients" if resolved.apart else name
