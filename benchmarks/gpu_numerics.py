@@ -18,7 +18,8 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from attest.kernels.triton.launch import Launch, launch
+from attest.kernels.triton.launch import launch
+from attest.kernels.triton.target import Launch
 from attest.kernels.triton.tile import tanh
 from benchmarks.gpu.timing import environment
 

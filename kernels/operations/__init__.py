@@ -14,9 +14,9 @@ from attest.kernels.operations.functions import attention, default_executor, fla
 from attest.kernels.operations.invocation import Invocation
 from attest.kernels.operations.kernel import Kernel
 from attest.kernels.operations.persistent import PersistentCache
-from attest.kernels.operations.platforms import Backend, Platform, detect_platform
+from attest.kernels.operations.platforms import Backend, Platform
 from attest.kernels.operations.policy import AutotunePolicy, policy_override
-from attest.kernels.operations.registry import NoImplementationError, kernel_registry
+from attest.kernels.operations.registry import NoImplementationError, detect_platform, kernel_registry
 from attest.kernels.operations.ring_attention import RingAttention
 from attest.kernels.operations.selector import ConfigSelectorChain, Explanation
 from attest.kernels.operations.tuner import Tuner, TuningRecord

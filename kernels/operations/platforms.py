@@ -7,7 +7,7 @@ is the TPU kernel on a TPU and the Hopper kernel on a GPU.
 from enum import StrEnum
 from typing import Any
 
-from attest.kernels.choose import Device, device_of
+from attest.kernels.choose import Device
 from attest.kernels.implementations import IMPLEMENTATIONS, MOSAIC_GPU, PALLAS_TPU
 from attest.kernels.options import refuse, shown
 
@@ -91,21 +91,3 @@ def check_runs_on(backend: str, device: Device) -> None:
     if backend not in ("any", device.backend):
         expected = f"'any' or {device.backend!r}, on which JAX runs the call"
         refuse("backend", repr(backend), expected, "Use 'any'.")
-
-
-def detect_platform(algorithm: str, platform: Any = None) -> Platform:
-    """Return the platform that calls of an algorithm run on here, or the one that is named.
-
-    algorithm: one of the registry, such as "flash_attention". platform: "auto" or None for the fastest that
-    takes a plain call in bfloat16 on JAX's default device.
-
-    Raises: ValueError for an algorithm or a platform that does not exist.
-    """
-    from attest.kernels.operations.registry import kernel_registry
-
-    known = kernel_registry.list_implementations(algorithm)
-    if platform not in (None, "auto"):
-        return PLATFORMS[str(implementation_name(platform, device_of()))]
-    here = device_of().backend
-    found = [x for x in known if x.backend in (Backend.ANY, here) and x.runs_here()]
-    return found[0].platform if found else known[-1].platform

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from attest.kernels import attention
 from attest.kernels.choose import Traits, device_of, implementation_for
 from attest.kernels.implementations import IMPLEMENTATIONS
-from attest.kernels.operations.platforms import PLATFORMS, Backend, Platform
+from attest.kernels.operations.platforms import PLATFORMS, Backend, Platform, implementation_name
 from attest.kernels.options import shown
 from attest.kernels.xla.attention import attention as xla_attention
 
@@ -158,3 +158,19 @@ def _ours() -> KernelRegistry:
 
 
 kernel_registry = _ours()
+
+
+def detect_platform(algorithm: str, platform: Any = None) -> Platform:
+    """Return the platform that calls of an algorithm run on here, or the one that is named.
+
+    algorithm: one of the registry, such as "flash_attention". platform: "auto" or None for the fastest that
+    takes a plain call in bfloat16 on JAX's default device.
+
+    Raises: ValueError for an algorithm or a platform that does not exist.
+    """
+    known = kernel_registry.list_implementations(algorithm)
+    if platform not in (None, "auto"):
+        return PLATFORMS[str(implementation_name(platform, device_of()))]
+    here = device_of().backend
+    found = [x for x in known if x.backend in (Backend.ANY, here) and x.runs_here()]
+    return found[0].platform if found else known[-1].platform

@@ -14,7 +14,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 
-from attest.kernels.triton.launch import Launch, shared_memory, target_device
+from attest.kernels.triton.target import Launch, shared_memory, target_device
 
 # Triton ships no types that a checker could follow.
 _triton: Any = triton

@@ -34,8 +34,9 @@ from attest.kernels.triton.blocks import BackwardSizes, BlockSizes, choose, sepa
 from attest.kernels.triton.compiled import check_room
 from attest.kernels.triton.few import choose_parts, whole
 from attest.kernels.triton.forward import forward
-from attest.kernels.triton.launch import Launch, launch, recording_id, target_device
+from attest.kernels.triton.launch import launch
 from attest.kernels.triton.spec import KernelSpec
+from attest.kernels.triton.target import Launch, recording_id, target_device
 from attest.kernels.visibility import Rows, array_module, describe_rows, hides_pairs, windowed
 
 # A scale from here on is multiplied with before anything else.

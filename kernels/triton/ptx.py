@@ -17,7 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from attest.kernels.triton.compiled import THREADS_OF_A_WARP, Source, compiled_on
-from attest.kernels.triton.launch import Launch
+from attest.kernels.triton.target import Launch
 
 _CUSTOM_CALL = "__gpu$xla.gpu.ptx"
 # XLA takes the settings of this custom call as text, as calls of this version have them.

@@ -5,7 +5,7 @@ from collections.abc import Generator
 import pytest
 
 try:
-    from attest.kernels.triton.launch import INTERPRETED
+    from attest.kernels.triton.target import INTERPRETED
 except ModuleNotFoundError:  # Triton is an extra, and the other kernels are tested without it.
     INTERPRETED = False
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attest.kernels.triton.launch import INTERPRETED
+from attest.kernels.triton.target import INTERPRETED
 from tests.kernels.alone import run_alone
 
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs in a process with TRITON_INTERPRET=1")

@@ -15,7 +15,7 @@ from attest import flash_attention
 from attest.kernels import xla
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import MOSAIC_GPU, PALLAS_TPU, TRITON, XLA
-from attest.kernels.triton.launch import recorded
+from attest.kernels.triton.target import recorded
 from tests.kernels.interpreted import needs_compiler
 
 pytestmark = needs_compiler

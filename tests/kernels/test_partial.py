@@ -23,7 +23,7 @@ from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.pallas import tpu
 from attest.kernels.partial import merge_parts
 from attest.kernels.shared import attend
-from attest.kernels.triton.launch import INTERPRETED as IN_TRITON
+from attest.kernels.triton.target import INTERPRETED as IN_TRITON
 from attest.kernels.visibility import hides_pairs
 from tests.kernels.interpreted import run_interpreted
 from tests.kernels.test_mosaic_gpu import hopper

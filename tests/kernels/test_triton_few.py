@@ -14,8 +14,8 @@ from attest.kernels.arguments import check_call
 from attest.kernels.implementation import Forward
 from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
 from attest.kernels.triton.few import choose_parts, whole
-from attest.kernels.triton.launch import Launch, recorded
 from attest.kernels.triton.memory import drain_violations
+from attest.kernels.triton.target import Launch, recorded
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 from tests.kernels.test_few_queries import GROUP, HEADS, KEY, OPTIONS, QUERY, VALUE, K, Q, normal
 

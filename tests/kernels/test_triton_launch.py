@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 from attest.kernels.triton import launch as module
-from attest.kernels.triton.launch import Launch, launch, recorded, recording_id, target_device
+from attest.kernels.triton.launch import launch
+from attest.kernels.triton.target import Launch, recorded, recording_id, target_device
 from attest.kernels.varying import vary_together
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 

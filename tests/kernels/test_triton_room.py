@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 
 from attest.kernels.triton import BackwardSizes, BlockSizes, compiled, flash_attention
 from attest.kernels.triton import launch as module
-from attest.kernels.triton.launch import recorded
+from attest.kernels.triton.target import recorded
 from tests.kernels.interpreted import needs_compiler
 
 LIMIT = 232448  # of an H100

@@ -10,8 +10,8 @@ import pytest
 
 from attest.kernels import triton
 from attest.kernels.triton.compiled import Source
-from attest.kernels.triton.launch import Launch, recorded
 from attest.kernels.triton.spec import KernelSpec
+from attest.kernels.triton.target import Launch, recorded
 from tests.kernels.interpreted import needs_compiler
 
 

@@ -24,7 +24,7 @@ from attest.conformance.compiling.compilers import Binary, Compiler, Job
 from attest.conformance.compiling.compilers.capture_fd import capture_fd
 from attest.conformance.compiling.devices import Device
 from attest.kernels.triton.compiled import Source, compile_afresh
-from attest.kernels.triton.launch import Launch, recorded
+from attest.kernels.triton.target import Launch, recorded
 from attest.reference.semantics import GRADIENTS
 
 # Triton ships no types that a checker could follow.

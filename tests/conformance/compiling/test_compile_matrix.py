@@ -20,7 +20,8 @@ from attest.conformance.compiling.compilers.triton import TRITON, compile_kernel
 from attest.conformance.compiling.devices import all_devices
 from attest.conformance.compiling.matrix import Narrowing, cases_of, compile_matrix
 from attest.conformance.judging.execute import call_of
-from attest.kernels.triton.launch import Launch, launch
+from attest.kernels.triton.launch import launch
+from attest.kernels.triton.target import Launch
 
 pytestmark = pytest.mark.skipif(
     triton.knobs.runtime.interpret, reason="nothing can be compiled under TRITON_INTERPRET"
