@@ -50,12 +50,26 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def anchors(page: Path) -> list[str]:
+    """The anchors of the headings of a page, as MkDocs and forges make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return [re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).lower()) for heading in headings]
+
+
 @pytest.mark.parametrize("link", sorted({entry.link for entry in load_expectations()}))
 def test_a_known_failure_links_to_a_section_that_is_there(link: str) -> None:
     if link.startswith("docs/"):
         page, _, anchor = link.partition("#")
-        headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), flags=re.MULTILINE)
-        assert anchor in [re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", h).lower()) for h in headings]
+        assert anchor in anchors(ROOT / page)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_a_link_of_a_page_outside_of_docs_leads_somewhere(name: str) -> None:
+    """MkDocs checks the links of docs alone."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text()):
+        path, _, anchor = link.partition("#")
+        assert (ROOT / path).exists(), link
+        assert not anchor or anchor in anchors(ROOT / path), link
 
 
 def test_pages_name_files() -> None:

@@ -81,7 +81,7 @@ def code_blocks(page: Path, language: str) -> list[str]:
 def site(tmp_path_factory) -> Path:
     """A folder where the package is installed, its test beside it."""
     source = tmp_path_factory.mktemp("source")
-    _, declaration, test = code_blocks(README, "python")
+    declaration, test, _ = code_blocks(README, "python")
     _, limits, *_ = code_blocks(PAGE, "python")
     (entry_point,) = code_blocks(PAGE, "toml")
     package = source / "my_attention"
@@ -103,12 +103,12 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_declaration_is_short() -> None:
-    _, declaration, test = code_blocks(README, "python")
+    declaration, test, _ = code_blocks(README, "python")
     assert len(declaration.splitlines()) + len(test.splitlines()) < 30
 
 
 def test_the_call_in_the_readme_runs(site: Path) -> None:
-    call, *_ = code_blocks(README, "python")
+    *_, call = code_blocks(README, "python")
     called = run(site, "-c", f"{call}\nprint(out.shape)")
     assert called.stdout.strip() == "(2, 256, 8, 64)", called.stderr
 

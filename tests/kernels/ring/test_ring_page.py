@@ -177,7 +177,8 @@ def picture(pieces: int) -> list[str]:
 
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_the_picture_is_that_of_the_schedule(pieces: int) -> None:
-    drawn = PAGE.read_text().partition("### Who meets whom")[2].partition("```text")[2].partition("```")[0]
+    section = PAGE.read_text().partition("### The communication schedule")[2]
+    drawn = section.partition("```text")[2].partition("```")[0]
     columns = [line[:30].rstrip() if pieces == 1 else line[30:] for line in drawn.splitlines()]
     assert [line for line in columns if line.startswith("device")] == picture(pieces)
 
