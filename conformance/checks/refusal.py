@@ -21,8 +21,8 @@ from attest.conformance.judging.execute import call_of, to_jax
 from attest.conformance.judging.malformed import MALFORMED, Arguments, Malformed
 from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import REFUSED
+from attest.conformance.process.phases import phase
 from attest.conformance.record import Verdict
-from attest.conformance.running.phases import phase
 from attest.conformance.subject import Subject
 from attest.conformance.text import exception_text, message_of
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from attest.conformance.cases.features import ALL_FEATURES
-from attest.conformance.running.signals import Interrupted
+from attest.conformance.process.signals import Interrupted
 from attest.conformance.subject import Subject, discover, find
 from attest.conformance.text import describe
 from attest.reference.semantics import STANDARD, Semantics

@@ -44,7 +44,7 @@ _SHORT_CALL, _CALL_OF_BLOCKS = 5, 40  # tokens
 class Profile:
     """How many cases a run has, by kind of check; see conformance/running/profiles.toml.
 
-    task_seconds: for one case, if it differs from the limit of conformance/running/runner.toml.
+    task_seconds: for one case, if it differs from the limit of conformance/process/limits.toml.
     """
 
     name: str

@@ -13,9 +13,9 @@ from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.checks import all_checks
 from attest.conformance.cli import catalogue
-from attest.conformance.judging.judge import judge
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.subject import Subject, find
 from attest.reference.semantics import STANDARD

@@ -11,8 +11,8 @@ from attest.conformance.cases.case import Case
 from attest.conformance.checks import all_checks
 from attest.conformance.checks.batching import batch_dims, split
 from attest.conformance.judging.execute import call_of
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Result, Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.subject import Subject
 from attest.reference.leading import fold
 from tests.conformance.toy import toy, toy_attention

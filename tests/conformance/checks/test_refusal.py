@@ -10,9 +10,9 @@ from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import ALL_FEATURES, COORDINATES, DTYPES, FEATURES, NEEDS
 from attest.conformance.checks import all_checks
 from attest.conformance.checks.refusal import CHECKS, said
-from attest.conformance.judging.judge import judge
 from attest.conformance.judging.malformed import MALFORMED
 from attest.conformance.record import Result, Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import Restriction, load_profile, tasks
 from attest.conformance.subject import Subject
 from attest.conformance.validation import validate_call

@@ -12,8 +12,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import all_checks
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.shards import shards
 from attest.conformance.subject import Subject, find
