@@ -17,7 +17,8 @@ from typing import Any
 
 from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.cases.features import ALL_FEATURES, DTYPES
-from attest.conformance.compiling.compilers import Binary, Compiler, Job, all_compilers
+from attest.conformance.compiling.compiler import Binary, Compiler, Job
+from attest.conformance.compiling.compilers import all_compilers
 from attest.conformance.compiling.devices import Device, all_devices
 from attest.conformance.compiling.roofline import PASSES, Estimate, estimate
 from attest.conformance.process.workers import Job as Task

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from attest.conformance.process import starting
 from attest.conformance.process.workers import Job, perform
-from attest.conformance.running import starting
 
 ROOT = Path(__file__).parents[3]
 
