@@ -70,7 +70,7 @@ def test_a_worker_imports_nothing_from_the_current_folder(tmp_path):
     (tmp_path / "hypothesis.py").write_text("from pathlib import Path\nPath('has run').touch()\n")
     program = (
         f"import sys; sys.path[:1] = [{str(ROOT)!r}]\n"
-        "from tests.conformance.running.test_starting import answer, origin\n"
+        "from tests.conformance.process.test_starting import answer, origin\n"
         "print(answer(origin, 'hypothesis'))"
     )
     done = subprocess.run(
