@@ -47,6 +47,7 @@ _TESTS_OF_THE_SUITE = (
     "tests/conformance/cli/test_outputs.py",
     "tests/conformance/cli/test_usage.py",
     "tests/conformance/judging",
+    "tests/conformance/running/test_judge.py",
     "tests/kernels/test_xla_features.py",
     "tests/reports/test_compare.py",
     "tests/reports/test_html.py",

@@ -11,11 +11,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attest.conformance import Subject, Tiling, replay_case, run_conformance_test, validate_call
+    from attest.conformance import (
+        Limits,
+        Sharding,
+        Subject,
+        Tiling,
+        replay_case,
+        run_conformance_test,
+        validate_call,
+    )
     from attest.kernels import flash_attention, flash_attention_with_lse
     from attest.kernels.xla.attention import attention
 
 __all__ = [
+    "Limits",
+    "Sharding",
     "Subject",
     "Tiling",
     "attention",
@@ -28,6 +38,8 @@ __all__ = [
 
 # The packages that have them, which in turn load no more than a name needs.
 _HOMES = {
+    "Limits": "attest.conformance",
+    "Sharding": "attest.conformance",
     "Subject": "attest.conformance",
     "Tiling": "attest.conformance",
     "attention": "attest.kernels.xla.attention",

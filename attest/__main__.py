@@ -29,7 +29,7 @@ def main() -> int | None:
 
 if __name__ == "__main__":
     # Before anything else is imported; a worker imports this file, too, and keeps the path that it was given.
-    from attest.conformance.running.process import hide_folder
+    from attest.conformance.process.settings import hide_folder
 
     hide_folder()
     sys.exit(main())

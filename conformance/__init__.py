@@ -8,13 +8,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attest.conformance.subject import Subject, Tiling
+    from attest.conformance.subject import Limits, Sharding, Subject, Tiling
     from attest.conformance.testing import replay_case, run_conformance_test
     from attest.conformance.validation import validate_call
 
-__all__ = ["Subject", "Tiling", "replay_case", "run_conformance_test", "validate_call"]
+__all__ = [
+    "Limits",
+    "Sharding",
+    "Subject",
+    "Tiling",
+    "replay_case",
+    "run_conformance_test",
+    "validate_call",
+]
 
 _HOMES = {
+    "Limits": "attest.conformance.subject",
+    "Sharding": "attest.conformance.subject",
     "Subject": "attest.conformance.subject",
     "Tiling": "attest.conformance.subject",
     "replay_case": "attest.conformance.testing",

@@ -1,4 +1,4 @@
-"""Results and records of runs, by subject, check and case; `record_file` reads and writes them."""
+"""Results and records of runs, by subject, check and case; `records/` reads and writes them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -68,7 +68,7 @@ class Result:
     clauses: the clauses that the check tests on this case. message: what is wrong, or why it was not judged.
     minimal: whether `case` is the smallest failing one that shrinking found; shrunk_from: the id of the
         failing case that it began with.
-    phase: where the task hung or its process died, one of PHASES of running/phases.py; else empty.
+    phase: where the task hung or its process died, one of PHASES of process/phases.py; else empty.
     link: the public report behind an expectation.
     """
 

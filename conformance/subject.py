@@ -10,7 +10,7 @@ case that
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -29,6 +29,9 @@ WindowSides = Literal["both", "left"]
 Sinks = Literal["any", "shared", "per_head"]
 GradientDtype = Literal["input", "float32"]
 Mesh = Literal["explicit", "automatic"]
+
+# The name of a field, what was got, whether it is right, and what was expected.
+type _Declared = tuple[str, object, bool, str]
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,116 @@ class Way:
     others: Mapping[str, Callable[..., Any]]
 
 
+def _require(owner: str, *declared: _Declared) -> None:
+    """Raise ValueError for the first declaration that is wrong."""
+    for name, got, right, expected in declared:
+        if not right:
+            raise ValueError(f"{owner}, {name}: got {got!r}, expected {expected}")
+
+
+def _one_of(name: str, got: str, kind: Any) -> _Declared:
+    known = get_args(kind)
+    return name, got, got in known, f"one of {known}"
+
+
+def _some_of(name: str, got: frozenset[str], known: Iterable[str]) -> _Declared:
+    return name, sorted(got), got <= set(known), f"some of {list(known)}"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a kernel does not take, or not refuse, of the features that it declares: by default, nothing.
+
+    longest: the most query or key tokens that it computes in reasonable time. Problems of production
+        size are given to subjects that declare enough.
+    excludes: sets of features that one call may not combine, such as {"mask", "bias"}.
+    window_sides: "both", or "left" for a window that never reaches past the diagonal: (left, 0), or
+        (left, None) together with `causal`, with an integer on the left.
+    sinks: "shared" for sinks that all heads have in common, "per_head" for each head's own, "any" for both.
+    length_multiple: Sq and Sk are multiples of this; the sequences that `cum_seqlens_q` and
+        `cum_seqlens_k` lay out in them may have any length.
+    seed_bits: dropout seeds are below 2**seed_bits.
+    origin_multiple: the key of an `origin` is a multiple of this.
+    batch_dims: whether arrays may have any number of batch dimensions (S27); if not, they have one.
+    traces: whether it traces its arrays, as a function does that calls its kernel in `jax.jit`: a kernel
+        cannot see what values traced arrays have, so no check expects it to refuse them.
+    validates: whether it checks its arguments. If False, no check `refusal.*` applies to it: it is called
+        only as it declares, and nothing is concluded about other calls.
+
+    Raises ValueError if a limit is not one.
+    """
+
+    longest: int = 2048
+    excludes: tuple[frozenset[str], ...] = ()
+    window_sides: WindowSides = "both"
+    sinks: Sinks = "any"
+    length_multiple: int = 1
+    seed_bits: int = 64
+    origin_multiple: int = 1
+    batch_dims: bool = False
+    traces: bool = False
+    validates: bool = True
+
+    def __post_init__(self) -> None:
+        _require(
+            "limits",
+            ("longest", self.longest, self.longest >= 1, "at least 1"),
+            (
+                "excludes",
+                [sorted(together) for together in self.excludes],
+                all(len(together) > 1 and together <= set(ALL_FEATURES) for together in self.excludes),
+                f"frozensets of two or more of {list(ALL_FEATURES)}",
+            ),
+            _one_of("window_sides", self.window_sides, WindowSides),
+            _one_of("sinks", self.sinks, Sinks),
+            ("length_multiple", self.length_multiple, self.length_multiple >= 1, "at least 1"),
+            ("seed_bits", self.seed_bits, 1 <= self.seed_bits <= 64, "1 to 64"),
+            ("origin_multiple", self.origin_multiple, self.origin_multiple >= 1, "at least 1"),
+        )
+
+    def why_not(self, case: Case) -> str | None:
+        """Why a kernel with these limits does not take a case, in a few words; None if it should."""
+        if max(case.q_len, case.kv_len) > self.longest:
+            return f"takes at most {self.longest} tokens"
+        for together in self.excludes:
+            if together <= case.features:
+                return f"does not combine {' and '.join(sorted(together))}"
+        if case.q_len % self.length_multiple or case.kv_len % self.length_multiple:
+            return f"takes lengths that are multiples of {self.length_multiple}"
+        if self.window_sides == "left" and case.window is not None:
+            left, right = case.window
+            if left is None or not (right == 0 or (right is None and case.causal)):
+                return "takes windows to the left of the diagonal"
+        if case.origin is not None and case.origin[3] % self.origin_multiple:
+            return f"takes origins whose key is a multiple of {self.origin_multiple}"
+        if case.sinks and self.sinks == ("shared" if case.sinks_per_head else "per_head"):
+            return f"takes {self.sinks} sinks"
+        return None
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the calls of a kernel may be spread over devices (S21); by default they are not.
+
+    meshes: on which kinds of meshes, "explicit" and "automatic", batch and heads may be sharded.
+    features: those of the kernel that such a sharded call may have.
+    bits: the outputs of a sharded call, such as "out" and "dquery", with the bits of one device.
+    sequence: whether each call spreads the sequence over devices: the tilings say over how many, and which
+        strategy. The kernel gets cases of its own number, since each is compiled for all devices.
+
+    Raises ValueError for a mesh of another kind.
+    """
+
+    meshes: tuple[Mesh, ...] = ()
+    features: frozenset[str] = frozenset()
+    bits: frozenset[str] = frozenset()
+    sequence: bool = False
+
+    def __post_init__(self) -> None:
+        kinds = get_args(Mesh)
+        _require("sharding", ("meshes", self.meshes, set(self.meshes) <= set(kinds), f"some of {kinds}"))
+
+
 def default_numerics(dtype: str, tiling: Tiling) -> Numerics:
     """Return the usual contract: float32 accumulators and softmax, weights cast to the inputs' dtype."""
     cast = format_of(dtype)
@@ -80,8 +193,7 @@ class Subject:
     numerics: from dtype name and Tiling to the arithmetic that the kernel declares.
     backend: where it runs, one of BACKENDS. head_dims: the smallest and the largest that it takes.
     tilings: the choices of block sizes to test, the production one last.
-    longest: the most query or key tokens that it computes in reasonable time. Problems of production
-        size are given to subjects that declare enough.
+    limits: what it does not take of its features. sharding: how its calls may be spread over devices.
     ready: None, or why this process cannot run it, in one clause.
     implementation: from a case to the name of the implementation that should run, one of
         `attest.conformance.checks.implementation`, or to those of which one should run each pass; for a
@@ -90,27 +202,9 @@ class Subject:
     ways: in which a call may get its configuration; the check `configuration` compares the programs.
     violations: accesses outside its arrays (S19) that an instrument saw since the last call of this, each a
         sentence by `str`; they fail the check that was running.
-    excludes: sets of features that one call may not combine, such as {"mask", "bias"}.
-    window_sides: "both", or "left" for a window that never reaches past the diagonal: (left, 0), or
-        (left, None) together with `causal`, with an integer on the left.
-    length_multiple: Sq and Sk are multiples of this; the sequences that `cum_seqlens_q` and
-        `cum_seqlens_k` lay out in them may have any length.
-    seed_bits: dropout seeds are below 2**seed_bits.
-    origin_multiple: the key of an `origin` is a multiple of this.
-    batch_dims: whether arrays may have any number of batch dimensions (S27).
     unjudged: features that it supports and declares nothing about: no case has them, no refusal is expected.
-    sinks: "shared" for sinks that all heads have in common, "per_head" for each head's own, "any" for both.
     gradient_dtype: the dtype of the gradients that it returns: "input" for each input's own (S14), or
         "float32".
-    meshes: on which kinds of meshes, "explicit" and "automatic", batch and heads may be sharded (S21).
-    sharded: of its features, those that a sharded call may have.
-    sharded_bits: the outputs of a sharded call, such as "out" and "dquery", with the bits of one device.
-    spread: whether a call spreads the sequence over devices (S21): its tilings say over how many, and which
-        strategy. It gets cases of its own number, since each is compiled for all devices.
-    traces: whether it traces its arrays, as a function does that calls its kernel in `jax.jit`: a kernel
-        cannot see what values traced arrays have, so no check expects it to refuse them.
-    validates: whether it checks its arguments. If False, no check `refusal.*` applies to it: it is called
-        only as it declares, and nothing is concluded about other calls.
 
     Raises ValueError if a declaration is not one.
     """
@@ -125,37 +219,25 @@ class Subject:
     head_dims: tuple[int, int] = (1, 256)
     tilings: tuple[Tiling, ...] = (Tiling(),)
     returns_lse: bool = False
-    longest: int = 2048
+    limits: Limits = Limits()
+    sharding: Sharding = Sharding()
     ready: Callable[[], str | None] = lambda: None
     implementation: Callable[[Case], str | frozenset[str]] | None = None
     ways: tuple[Way, ...] = ()
     violations: Callable[[], Sequence[object]] = lambda: ()
-    excludes: tuple[frozenset[str], ...] = ()
-    window_sides: WindowSides = "both"
-    length_multiple: int = 1
-    seed_bits: int = 64
-    origin_multiple: int = 1
-    batch_dims: bool = False
     unjudged: frozenset[str] = frozenset()
-    sinks: Sinks = "any"
     gradient_dtype: GradientDtype = "input"
-    meshes: tuple[Mesh, ...] = ()
-    sharded: frozenset[str] = frozenset()
-    sharded_bits: frozenset[str] = frozenset()
-    spread: bool = False
-    traces: bool = False
-    validates: bool = True
 
     def __post_init__(self) -> None:
-        checks = (
+        owner = f"subject {self.name!r}"
+        for name, got, kind in (("limits", self.limits, Limits), ("sharding", self.sharding, Sharding)):
+            _require(owner, (name, got, type(got) is kind, f"attest.{kind.__name__}(...)"))
+        outputs = {*OUTPUTS, *(f"d{name}" for name in self.semantics.gradients)}
+        _require(
+            owner,
             ("name", self.name, bool(self.name) and not any(c.isspace() for c in self.name), "a dotted name"),
             ("call", self.call, callable(self.call), "a callable"),
-            (
-                "features",
-                sorted(self.features),
-                self.features <= set(ALL_FEATURES),
-                f"some of {list(ALL_FEATURES)}",
-            ),
+            _some_of("features", self.features, ALL_FEATURES),
             (
                 "dtypes",
                 self.dtypes,
@@ -165,47 +247,16 @@ class Subject:
             ("backend", self.backend, self.backend in BACKENDS, f"one of {BACKENDS}"),
             ("head_dims", self.head_dims, 1 <= self.head_dims[0] <= self.head_dims[1], "(smallest, largest)"),
             ("tilings", self.tilings, bool(self.tilings), "at least one Tiling"),
-            ("longest", self.longest, self.longest >= 1, "at least 1"),
-            (
-                "excludes",
-                [sorted(together) for together in self.excludes],
-                all(len(together) > 1 and together <= set(ALL_FEATURES) for together in self.excludes),
-                f"frozensets of two or more of {list(ALL_FEATURES)}",
-            ),
-            ("length_multiple", self.length_multiple, self.length_multiple >= 1, "at least 1"),
-            ("meshes", self.meshes, set(self.meshes) <= set(get_args(Mesh)), f"some of {get_args(Mesh)}"),
-            ("sharded", sorted(self.sharded), self.sharded <= self.features, "some of its features"),
-            (
-                "sharded_bits",
-                sorted(self.sharded_bits),
-                self.sharded_bits <= {*OUTPUTS, *(f"d{name}" for name in self.semantics.gradients)},
-                "names of its outputs",
-            ),
-            ("seed_bits", self.seed_bits, 1 <= self.seed_bits <= 64, "1 to 64"),
-            ("origin_multiple", self.origin_multiple, self.origin_multiple >= 1, "at least 1"),
+            _some_of("sharding.features", self.sharding.features, sorted(self.features)),
+            _some_of("sharding.bits", self.sharding.bits, sorted(outputs)),
             (
                 "unjudged",
                 sorted(self.unjudged),
                 self.unjudged <= set(ALL_FEATURES) - self.features,
                 f"some of {list(ALL_FEATURES)} that are not among its features",
             ),
-            *(
-                (
-                    name,
-                    getattr(self, name),
-                    getattr(self, name) in get_args(known),
-                    f"one of {get_args(known)}",
-                )
-                for name, known in (
-                    ("window_sides", WindowSides),
-                    ("sinks", Sinks),
-                    ("gradient_dtype", GradientDtype),
-                )
-            ),
+            _one_of("gradient_dtype", self.gradient_dtype, GradientDtype),
         )
-        for name, got, right, expected in checks:
-            if not right:
-                raise ValueError(f"subject {self.name!r}, {name}: got {got!r}, expected {expected}")
 
     def why_not_here(self, backend: str) -> str | None:
         """Why the subject cannot run in this process, on a backend of JAX, in one clause; None if it can."""
@@ -228,30 +279,11 @@ class Subject:
             <= self.head_dims[1]
         ):
             return f"takes head dims {self.head_dims[0]} to {self.head_dims[1]}"
-        if max(case.q_len, case.kv_len) > self.longest:
-            return f"takes at most {self.longest} tokens"
         if case.tiling >= len(self.tilings):
             return f"has {len(self.tilings)} tilings"
-        return self._why_not_so(case)
-
-    def _why_not_so(self, case: Case) -> str | None:
-        """Why the subject does not take features that it declares in the form, or the company, of a case."""
-        for together in self.excludes:
-            if together <= case.features:
-                return f"does not combine {' and '.join(sorted(together))}"
-        if case.q_len % self.length_multiple or case.kv_len % self.length_multiple:
-            return f"takes lengths that are multiples of {self.length_multiple}"
-        if self.window_sides == "left" and case.window is not None:
-            left, right = case.window
-            if left is None or not (right == 0 or (right is None and case.causal)):
-                return "takes windows to the left of the diagonal"
-        if case.origin is not None and case.origin[3] % self.origin_multiple:
-            return f"takes origins whose key is a multiple of {self.origin_multiple}"
-        if case.sinks and self.sinks == ("shared" if case.sinks_per_head else "per_head"):
-            return f"takes {self.sinks} sinks"
         if case.poison and self.semantics.hidden_nonfinite == "leaks":
             return "multiplies what is hidden by 0, so that NaN stored there leaks"
-        return None
+        return self.limits.why_not(case)
 
 
 def discover() -> dict[str, Callable[[], Subject]]:

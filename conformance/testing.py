@@ -84,7 +84,7 @@ def _replay(result: Result) -> str:
 def replay_case(subject: Subject, check: str, case: str) -> Result:
     """Judge one case again, as JSON; prints and returns the verdict."""
     from attest.conformance.cases.case import case_from_json
-    from attest.conformance.judging.judge import judge
+    from attest.conformance.running.judge import judge
 
     _warn_if_shared(subject)
     (result,) = judge(subject, case_from_json(json.loads(case)), (check,))

@@ -178,7 +178,7 @@ def _sinks(aux: NDArray[Any], query: Any, supports: Subject | None) -> NDArray[A
     [n] with n = Hq > 1 is either n sinks that all heads share or one for each head. A kernel that takes only
     one of the two is in no doubt.
     """
-    form = "any" if supports is None else supports.sinks
+    form = "any" if supports is None else supports.limits.sinks
     if query.ndim < 3 or aux.ndim not in (1, 2):
         return aux
     heads = query.shape[-2]
@@ -196,7 +196,7 @@ def _unsupported(given: Mapping[str, Any], subject: Subject) -> Iterator[tuple[s
     for feature in ALL_FEATURES:
         if feature in on - subject.features - subject.unjudged:
             yield _argument(feature, given), f"does not support {feature}"
-    for together in subject.excludes:
+    for together in subject.limits.excludes:
         if together <= on:
             yield (
                 " and ".join(_argument(feature, given) for feature in sorted(together)),
@@ -206,13 +206,13 @@ def _unsupported(given: Mapping[str, Any], subject: Subject) -> Iterator[tuple[s
     dtype = np.dtype(query.dtype).name
     if dtype not in subject.dtypes:
         yield "query", f"does not support dtype {dtype}, only {', '.join(subject.dtypes)}"
-    if query.ndim != 4 and not subject.batch_dims:
+    if query.ndim != 4 and not subject.limits.batch_dims:
         yield "query", f"takes one batch dimension, got shape {query.shape}"
     low, high = subject.head_dims
     for name, size in (("query", query.shape[-1]), ("value", value.shape[-1])):
         if not low <= size <= high:
             yield name, f"takes head dims {low} to {high}, got {size}"
-    multiple = subject.length_multiple
+    multiple = subject.limits.length_multiple
     for name in ("query", "key"):
         length = given[name].shape[-3]
         if length % multiple:
@@ -222,28 +222,28 @@ def _unsupported(given: Mapping[str, Any], subject: Subject) -> Iterator[tuple[s
 
 def _narrower(given: Mapping[str, Any], subject: Subject, on: frozenset[str]) -> Iterator[tuple[str, str]]:
     """The forms of supported features that the subject does not take."""
-    if "window" in on and subject.window_sides == "left":
+    if "window" in on and subject.limits.window_sides == "left":
         window = given["sliding_window"]
         left, right = (window, window) if isinstance(window, Integral) else window
         if left is None or not (right == 0 or (right is None and "causal" in on)):
             expected = "(left, 0), or (left, None) with causal=True"
             yield "sliding_window", f"takes {expected}, got {window!r}"
-    if "dropout" in on and subject.seed_bits < 64:
+    if "dropout" in on and subject.limits.seed_bits < 64:
         seed = given["dropout_seed"]
-        if isinstance(seed, Integral) and int(seed) >= 2**subject.seed_bits:
-            yield "dropout_seed", f"takes seeds of {subject.seed_bits} bits, got {seed}"
+        if isinstance(seed, Integral) and int(seed) >= 2**subject.limits.seed_bits:
+            yield "dropout_seed", f"takes seeds of {subject.limits.seed_bits} bits, got {seed}"
     if "origin" in on and not isinstance(given["origin"], Tracer):
         key = given["origin"][3]
-        if not isinstance(key, Tracer) and int(key) % subject.origin_multiple:
-            yield "origin", f"takes keys that are multiples of {subject.origin_multiple}, got {key}"
-    if "sinks" in on and subject.sinks != "any":
+        if not isinstance(key, Tracer) and int(key) % subject.limits.origin_multiple:
+            yield "origin", f"takes keys that are multiples of {subject.limits.origin_multiple}, got {key}"
+    if "sinks" in on and subject.limits.sinks != "any":
         aux, heads = given["softmax_aux"], given["query"].shape[-2]
         shapes = {
             "shared": aux.ndim == 1 or aux.shape[0] == 1,
             "per_head": aux.shape == (heads,) or (aux.ndim == 2 and aux.shape[0] == heads),
         }
-        if not shapes[subject.sinks]:
-            yield "softmax_aux", f"takes {subject.sinks} sinks, got shape {aux.shape}"
+        if not shapes[subject.limits.sinks]:
+            yield "softmax_aux", f"takes {subject.limits.sinks} sinks, got shape {aux.shape}"
 
 
 def _argument(feature: str, given: Mapping[str, Any]) -> str:

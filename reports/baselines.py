@@ -17,10 +17,10 @@ from typing import Annotated
 
 import typer
 
-from attest.conformance.baseline_file import baseline_text
 from attest.conformance.files import FileError, write_text
 from attest.conformance.record import RunRecord
-from attest.conformance.record_file import read_record
+from attest.conformance.records.baseline_file import baseline_text
+from attest.conformance.records.record_file import read_record
 
 FOLDER = Path("reports", "data", "baselines")  # of the checkout that the command is started in
 ENDING = ".jsonl"

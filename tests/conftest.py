@@ -38,6 +38,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 _COVERING = (
     "tests/reference/",
     "tests/conformance/judging/",
+    "tests/conformance/running/test_judge.py",
     "tests/conformance/subjects/test_row_maximum_subject.py",
 )
 

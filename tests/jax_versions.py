@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attest.conformance.drawing.corpus import load_corpus
-from attest.conformance.judging.judge import judge
+from attest.conformance.running.judge import judge
 from attest.conformance.subject import find
 
 ROOT = Path(__file__).parents[1]

@@ -26,7 +26,7 @@ KERNELS = {
 PEERS = {
     "cudnn": jax_nn.CUDNN,
     # Its subject has small problems alone, for CPUs.
-    "jax_nn_xla": replace(jax_nn.XLA, longest=jax_nn.CUDNN.longest),
+    "jax_nn_xla": replace(jax_nn.XLA, limits=replace(jax_nn.XLA.limits, longest=jax_nn.CUDNN.limits.longest)),
     "tokamax_triton": tokamax.TRITON,
     "tokamax_mosaic": tokamax.MOSAIC,
     "ejkernel": ejkernel.TRITON,

@@ -61,7 +61,7 @@ def _run(trial: Trial) -> Finding:
 
 
 def _applies(subject: Subject) -> str | None:
-    return None if subject.batch_dims else "does not declare batch_dims"
+    return None if subject.limits.batch_dims else "does not declare batch_dims"
 
 
 CHECKS = (Check("batch_dims", kind=TRANSFORMED, clauses=lambda _trial: ("S27",), run=_run, applies=_applies),)

@@ -211,7 +211,7 @@ def _run(trial: Trial) -> Finding:
         return replace(finding, message=f"the whole is {finding.message}")
     cuts = 0
     for axis in _AXES:
-        here = middle(problem, axis, subject.length_multiple)
+        here = middle(problem, axis, subject.limits.length_multiple)
         if here is None or _lacks_packed(trial, axis, here):
             continue
         cuts += 1

@@ -21,8 +21,8 @@ from attest.conformance.judging.execute import call_of, to_jax
 from attest.conformance.judging.malformed import MALFORMED, Arguments, Malformed
 from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import REFUSED
+from attest.conformance.process.phases import phase
 from attest.conformance.record import Verdict
-from attest.conformance.running.phases import phase
 from attest.conformance.subject import Subject
 from attest.conformance.text import exception_text, message_of
 
@@ -117,7 +117,9 @@ def _validating(
     run: Callable[[Trial], Finding], applies: Callable[[Subject], str | None], name: str
 ) -> Check:
     def applies_to_validating(subject: Subject) -> str | None:
-        return applies(subject) if subject.validates else "declares that it does not validate its arguments"
+        if not subject.limits.validates:
+            return "declares that it does not validate its arguments"
+        return applies(subject)
 
     return Check(f"refusal.{name}", REFUSED, lambda _trial: ("S20",), run, applies_to_validating)
 
@@ -131,7 +133,7 @@ def _malformed_check(name: str, malformed: Malformed) -> Check:
     def applies(subject: Subject) -> str | None:
         if malformed.feature is not None and malformed.feature not in subject.features:
             return f"does not declare {malformed.feature}"
-        if malformed.values and subject.traces:
+        if malformed.values and subject.limits.traces:
             return "traces its arrays, whose values it cannot see"
         return None if malformed.applies(subject) else "declares that it supports this call"
 
@@ -170,7 +172,7 @@ def _excluded(trial: Trial) -> Finding:
 
 
 def _excluded_cases(subject: Subject, base: Case) -> Iterator[tuple[frozenset[str], Case]]:
-    for together in subject.excludes:
+    for together in subject.limits.excludes:
         if not any(apart <= together for apart in APART):
             change: dict[str, Any] = {}
             for feature in sorted(together):
@@ -201,41 +203,43 @@ def _longer(trial: Trial) -> Arguments:
 
 
 def _odd_origin(trial: Trial) -> Arguments:
-    key = trial.subject.origin_multiple + 1
+    key = trial.subject.limits.origin_multiple + 1
     return _arguments(trial, replace(trial.case, dropout=0.5, dropout_seed=1, origin=(0, 0, 0, key)))
 
 
 def _long_seed(trial: Trial) -> Arguments:
     return call_of(trial.built).keywords() | {
         "dropout_prob": 0.5,
-        "dropout_seed": 2**trial.subject.seed_bits,
+        "dropout_seed": 2**trial.subject.limits.seed_bits,
     }
 
 
 NARROW: Mapping[str, Narrow] = {
     "window_right": Narrow(
-        lambda subject: "window" in subject.features and subject.window_sides == "left",
+        lambda subject: "window" in subject.features and subject.limits.window_sides == "left",
         _with(window=(1, 1)),
         ("window",),
     ),
     "length": Narrow(
-        lambda subject: subject.length_multiple > 1, _longer, ("length", "seq", "query", "key", "multiple")
+        lambda subject: subject.limits.length_multiple > 1,
+        _longer,
+        ("length", "seq", "query", "key", "multiple"),
     ),
     "seed": Narrow(
-        lambda subject: "dropout" in subject.features and subject.seed_bits < 64, _long_seed, ("seed",)
+        lambda subject: "dropout" in subject.features and subject.limits.seed_bits < 64, _long_seed, ("seed",)
     ),
     "origin_key": Narrow(
-        lambda subject: "origin" in subject.features and subject.origin_multiple > 1,
+        lambda subject: "origin" in subject.features and subject.limits.origin_multiple > 1,
         _odd_origin,
         ("origin",),
     ),
     "sinks_per_head": Narrow(
-        lambda subject: "sinks" in subject.features and subject.sinks == "shared",
+        lambda subject: "sinks" in subject.features and subject.limits.sinks == "shared",
         _with(sinks=3, sinks_per_head=True),
         ("softmax_aux", "sink"),
     ),
     "sinks_shared": Narrow(
-        lambda subject: "sinks" in subject.features and subject.sinks == "per_head",
+        lambda subject: "sinks" in subject.features and subject.limits.sinks == "per_head",
         _with(sinks=3),
         ("softmax_aux", "sink"),
     ),
@@ -263,7 +267,7 @@ CHECKS = (
     ),
     _validating(
         _excluded,
-        lambda subject: None if subject.excludes else "declares no features that exclude each other",
+        lambda subject: None if subject.limits.excludes else "declares no features that exclude each other",
         "undeclared_combination",
     ),
 )

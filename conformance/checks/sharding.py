@@ -107,7 +107,7 @@ def _run(trial: Trial, kind: str) -> Finding:
     gathers = sorted(set(_GATHERS.findall(program)))
     if gathers:
         return Finding(Verdict.FAIL, finding.measurements, f"on {where} the program has {', '.join(gathers)}")
-    same = sorted(subject.sharded_bits & outputs.keys())
+    same = sorted(subject.sharding.bits & outputs.keys())
     changed = [name for name in same if outputs[name].tobytes() != trial.outputs[name].tobytes()]
     if changed:
         return Finding(
@@ -128,7 +128,7 @@ def _clauses(trial: Trial) -> tuple[str, ...]:
 
 
 def _applies(subject: Subject, kind: str) -> str | None:
-    if kind not in subject.meshes:
+    if kind not in subject.sharding.meshes:
         return f"does not declare {kind} meshes"
     if not hasattr(jax, "shard_map"):
         return f"jax {jax.__version__} has no jax.shard_map"

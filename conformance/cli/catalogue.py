@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from attest.conformance.cases.features import ALL_FEATURES
-from attest.conformance.running.signals import Interrupted
+from attest.conformance.process.signals import Interrupted
 from attest.conformance.subject import Subject, discover, find
 from attest.conformance.text import describe
 from attest.reference.semantics import STANDARD, Semantics
@@ -51,23 +51,23 @@ def _features(subject: Subject) -> str:
 
 def limits(subject: Subject) -> Iterator[str]:
     """Yield the limits that a subject declares, in words."""
-    for together in subject.excludes:
+    for together in subject.limits.excludes:
         yield f"not {' and '.join(sorted(together))} in one call"
-    if subject.window_sides == "left":
+    if subject.limits.window_sides == "left":
         yield "windows to the left only"
-    if subject.length_multiple > 1:
-        yield f"lengths that are multiples of {subject.length_multiple}"
-    if subject.seed_bits < 64:
-        yield f"dropout seeds of {subject.seed_bits} bits"
-    if subject.origin_multiple > 1:
-        yield f"origins whose key is a multiple of {subject.origin_multiple}"
-    if subject.sinks != "any":
-        yield {"shared": "sinks shared by all heads", "per_head": "sinks for each head"}[subject.sinks]
+    if subject.limits.length_multiple > 1:
+        yield f"lengths that are multiples of {subject.limits.length_multiple}"
+    if subject.limits.seed_bits < 64:
+        yield f"dropout seeds of {subject.limits.seed_bits} bits"
+    if subject.limits.origin_multiple > 1:
+        yield f"origins whose key is a multiple of {subject.limits.origin_multiple}"
+    if subject.limits.sinks != "any":
+        yield {"shared": "sinks shared by all heads", "per_head": "sinks for each head"}[subject.limits.sinks]
     if subject.gradient_dtype != "input":
         yield f"gradients in {subject.gradient_dtype}"
-    if subject.traces:
+    if subject.limits.traces:
         yield "traces its arrays"
-    if not subject.validates:
+    if not subject.limits.validates:
         yield "does not validate its arguments"
 
 

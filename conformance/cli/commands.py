@@ -19,14 +19,14 @@ from attest.conformance.cli import options
 from attest.conformance.cli.options import Outputs, RunOptions, UsageError, as_usage_errors
 from attest.conformance.cli.tune import tune
 from attest.conformance.files import FileError, write_text
-from attest.conformance.running.process import WorkerError, hold_streams, see_folder, settle
-from attest.conformance.running.signals import Interrupted, interruptible
+from attest.conformance.process.settings import WorkerError, hold_streams, see_folder, settle
+from attest.conformance.process.signals import Interrupted, interruptible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from attest.conformance.record import RunRecord
-    from attest.conformance.running.journal import Journal
+    from attest.conformance.records.journal import Journal
     from attest.conformance.running.runner import Request
 
 PASSED, FAILED, USAGE = 0, 1, 2
@@ -318,8 +318,8 @@ def _run(
 def _begun(request: "Request", record: Path | None) -> "Journal | None":
     """Begin the journal of a run whose record goes to a file."""
     from attest.conformance.files import is_special
-    from attest.conformance.running.journal import Journal, journal_path
-    from attest.conformance.running.limits import limits
+    from attest.conformance.process.limits import limits
+    from attest.conformance.records.journal import Journal, journal_path
     from attest.conformance.running.runner import empty_record
 
     if record is None or is_special(record):
@@ -366,7 +366,7 @@ def _conclude(
 
 def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
     """Write the record in every requested form; return a sentence for each form that could not be written."""
-    from attest.conformance.record_file import record_text
+    from attest.conformance.records.record_file import record_text
     from attest.reports.render import html, junit, markdown
 
     faults: list[str] = []
@@ -385,7 +385,7 @@ def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
 
 
 def _read(path: Path) -> "RunRecord":
-    from attest.conformance.record_file import read_record
+    from attest.conformance.records.record_file import read_record
 
     with as_usage_errors():
         return read_record(path)

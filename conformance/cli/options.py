@@ -119,7 +119,7 @@ class Outputs:
             if reason is not None:
                 raise UsageError(f"{name} {path}: {reason}")
         if self.json is not None:
-            from attest.conformance.running.journal import journal_path
+            from attest.conformance.records.journal import journal_path
 
             named = (*named, ("the journal of --json", journal_path(self.json)))
         for (name, path), (other, taken) in combinations(named, 2):
@@ -153,10 +153,10 @@ class RunOptions:
 
     def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
         """Return the request of these options. Raises UsageError."""
+        from attest.conformance.process.limits import limits
         from attest.conformance.running.environment import environment
         from attest.conformance.running.expectations import load_expectations
         from attest.conformance.running.gate import why_not_here
-        from attest.conformance.running.limits import limits
         from attest.conformance.running.plan import load_profile
         from attest.conformance.running.runner import Request
 

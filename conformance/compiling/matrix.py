@@ -17,13 +17,14 @@ from typing import Any
 
 from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.cases.features import ALL_FEATURES, DTYPES
-from attest.conformance.compiling.compilers import Binary, Compiler, Job, all_compilers
+from attest.conformance.compiling.compiler import Binary, Compiler, Job
+from attest.conformance.compiling.compilers import all_compilers
 from attest.conformance.compiling.devices import Device, all_devices
 from attest.conformance.compiling.roofline import PASSES, Estimate, estimate
+from attest.conformance.process.workers import Job as Task
+from attest.conformance.process.workers import perform
 from attest.conformance.running.fit import RequestError
 from attest.conformance.running.runner import Progress, Watch
-from attest.conformance.running.workers import Job as Task
-from attest.conformance.running.workers import perform
 from attest.conformance.text import describe
 
 _SCHEMA = "attest.compile/2"

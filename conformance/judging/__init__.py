@@ -1,1 +1,1 @@
-"""One subject on one Case: the call, the measurement against the oracle, and the verdict in words."""
+"""One subject on one Case: the call, the measurement against the oracle, and a failure in words."""

@@ -13,8 +13,8 @@ from jax.core import Tracer
 from numpy.typing import NDArray
 
 from attest.conformance.cases.build import Built
-from attest.conformance.running.phases import phase
-from attest.conformance.running.signals import Interrupted
+from attest.conformance.process.phases import phase
+from attest.conformance.process.signals import Interrupted
 from attest.conformance.subject import Subject
 from attest.conformance.text import exception_text
 from attest.reference.problem import Problem

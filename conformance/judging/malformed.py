@@ -345,6 +345,9 @@ MALFORMED: Mapping[str, Malformed] = {
     "sinks_int": Malformed(_set(softmax_aux=np.ones((2, 1), np.int32)), _SINK, "sinks"),
     # As many sinks as heads: shared by all, or one for each. Ambiguous only for a kernel that supports both.
     "sinks_ambiguous": Malformed(
-        _set(softmax_aux=np.ones(2, np.float32)), _SINK, "sinks", lambda subject: subject.sinks == "any"
+        _set(softmax_aux=np.ones(2, np.float32)),
+        _SINK,
+        "sinks",
+        lambda subject: subject.limits.sinks == "any",
     ),
 }

@@ -44,7 +44,7 @@ class Trial:
 
         The dropout seed is cut to the bits that the subject supports.
         """
-        built = _built(self.case, self.subject.semantics, self.subject.seed_bits)
+        built = _built(self.case, self.subject.semantics, self.subject.limits.seed_bits)
         if self.subject.returns_lse:
             return built
         silent = np.zeros((self.case.batch, self.case.q_heads, self.case.q_len), np.float32)
@@ -85,7 +85,7 @@ class Trial:
         semantics = self.subject.semantics
         names = OUTPUTS if self.subject.returns_lse else OUTPUTS[:1]
         # The exact answer does not depend on the tiling.
-        near = _neighbourhood(replace(self.case, tiling=0), semantics, self.subject.seed_bits)
+        near = _neighbourhood(replace(self.case, tiling=0), semantics, self.subject.limits.seed_bits)
         # Predictions of only out and lse take little time, if nothing has been judged yet.
         known = vars(self).get("predictions")
         return blind_spots(

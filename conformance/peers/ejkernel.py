@@ -4,7 +4,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from attest.conformance.subject import Subject
+from attest.conformance.subject import Limits, Subject
 from attest.reference.semantics import Semantics
 
 
@@ -25,7 +25,7 @@ TRITON = Subject(
     dtypes=("bfloat16", "float16"),
     semantics=Semantics(gradients=frozenset({"query", "key", "value"}), lse_gradient=False),
     backend="gpu",
-    longest=1 << 20,
+    limits=Limits(longest=1 << 20),
     ready=_why_not_here,
 )
 

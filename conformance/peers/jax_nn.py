@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from attest.conformance.cases.features import DTYPES
-from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.conformance.subject import Limits, Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import Semantics
 
@@ -122,8 +122,7 @@ CUDNN = Subject(
     ),
     backend="gpu",
     head_dims=(8, 256),
-    window_sides="left",
-    longest=1 << 20,
+    limits=Limits(longest=1 << 20, window_sides="left"),
 )
 
 SUBJECTS = (XLA,)

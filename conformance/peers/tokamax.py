@@ -11,7 +11,7 @@ from threading import Lock
 from types import ModuleType
 from typing import Any
 
-from attest.conformance.subject import Subject
+from attest.conformance.subject import Limits, Subject
 from attest.reference.semantics import Semantics
 
 _PROFILER = "xprof.cli.tools"
@@ -69,7 +69,7 @@ def _subject(implementation: str) -> Subject:
             lse_gradient=False,
         ),
         backend="gpu",
-        longest=1 << 20,
+        limits=Limits(longest=1 << 20),
         ready=_why_not_here,
     )
 

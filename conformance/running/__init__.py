@@ -1,1 +1,1 @@
-"""Many Cases on many processes: plans, workers, shrinking, expectations and the gate."""
+"""The checks of many Cases: plans, verdicts, shrinking, expectations and the gate."""

@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
+from attest.conformance.process.signals import Interrupted
 from attest.conformance.record import RunRecord, Verdict, with_problems
 from attest.conformance.running.expectations import Expectation, stale
-from attest.conformance.running.signals import Interrupted
 from attest.conformance.subject import Subject, discover, find
 from attest.conformance.text import describe
 

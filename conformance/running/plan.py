@@ -44,7 +44,7 @@ _SHORT_CALL, _CALL_OF_BLOCKS = 5, 40  # tokens
 class Profile:
     """How many cases a run has, by kind of check; see conformance/running/profiles.toml.
 
-    task_seconds: for one case, if it differs from the limit of conformance/running/runner.toml.
+    task_seconds: for one case, if it differs from the limit of conformance/process/limits.toml.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Profile:
 
         Fewest for one that differs from such a subject in its configuration alone.
         """
-        if subject.spread:
+        if subject.sharding.sequence:
             return self.kinds.get("spread", self.kinds)
         if subject.implementation is None:
             return self.kinds
@@ -222,7 +222,7 @@ def _rows(
         for made_of, strength in models:
             seen: set[Facts] = set()
             for index, whole in enumerate(covering_rows(made_of, strength, salt, only.features)):
-                for variant, row in enumerate(reduced([whole], lacking, subject.excludes)):
+                for variant, row in enumerate(reduced([whole], lacking, subject.limits.excludes)):
                     held = {frozenset(facts) for facts in combinations(sorted(row), strength)}
                     if only.features <= row and not held <= seen:
                         seen |= held
@@ -249,10 +249,10 @@ def _offer(subject: Subject, row: Facts, number: int, only: Restriction) -> Offe
         tiling=tiling,
         blocks=_blocks(chosen) if chosen.options else None,
         head_dims=subject.head_dims,
-        longest=subject.longest,
-        length_multiple=subject.length_multiple,
-        sinks=subject.sinks,
-        window_sides=subject.window_sides,
+        longest=subject.limits.longest,
+        length_multiple=subject.limits.length_multiple,
+        sinks=subject.limits.sinks,
+        window_sides=subject.limits.window_sides,
     )
 
 
@@ -314,7 +314,7 @@ def _plain_call(subject: Subject, only: Restriction, tokens: int) -> Case:
     low, high = subject.head_dims
     head_dim = min(max(4, low), high)
     dtype = _dtypes(subject, only)[0]
-    length = -(-tokens // subject.length_multiple) * subject.length_multiple
+    length = -(-tokens // subject.limits.length_multiple) * subject.limits.length_multiple
     return Case(
         dtype=dtype,
         batch=2,
@@ -341,7 +341,7 @@ def _sharded(subject: Subject, _profile: Profile, _seed: int, only: Restriction)
     for number, table in enumerate(tomllib.loads(_SHARDED.read_text())["case"]):
         listed = case_from_json({"dtype": dtypes[number % len(dtypes)], **table})
         case = replace(listed, tiling=number % tilings)
-        declared = only.features <= case.features <= subject.sharded
+        declared = only.features <= case.features <= subject.sharding.features
         if declared and subject.why_not(case) is None:
             yield case
 

@@ -6,8 +6,8 @@ A server imports this module and forks the workers, so it must start no thread a
 from contextlib import suppress
 
 from attest.conformance.checks import all_checks
+from attest.conformance.process.settings import hush
 from attest.conformance.running import runner as runner
-from attest.conformance.running.process import hush
 from attest.conformance.subject import discover
 
 hush()

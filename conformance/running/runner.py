@@ -9,18 +9,18 @@ from typing import Any
 
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import all_checks
-from attest.conformance.judging.judge import judge
-from attest.conformance.judging.results import died, late, late_search, simplest
+from attest.conformance.process.limits import limits
+from attest.conformance.process.phases import phase
+from attest.conformance.process.signals import Interrupted, interruptible
+from attest.conformance.process.workers import Job, Outcome, perform
 from attest.conformance.record import Result, RunRecord, Verdict, settled, to_shrink, with_problems
 from attest.conformance.running.choice import Draw, chosen, first_try
 from attest.conformance.running.expectations import Expectation, expect
 from attest.conformance.running.fit import RequestError, refuse_unfit
-from attest.conformance.running.limits import limits
-from attest.conformance.running.phases import phase
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import Profile, Restriction, Task, tasks
+from attest.conformance.running.results import died, late, late_search, simplest
 from attest.conformance.running.shrink import shrink
-from attest.conformance.running.signals import Interrupted, interruptible
-from attest.conformance.running.workers import Job, Outcome, perform
 from attest.conformance.subject import Subject
 from attest.conformance.text import describe
 

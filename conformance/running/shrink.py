@@ -9,9 +9,9 @@ from attest.conformance.cases.case import Case
 from attest.conformance.checks import all_checks
 from attest.conformance.drawing.seeded_draws import try_values
 from attest.conformance.drawing.strategies import simpler, smallest
-from attest.conformance.judging.judge import judge
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result, Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.subject import Subject
 
 

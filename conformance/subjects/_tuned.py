@@ -13,9 +13,10 @@ from weakref import finalize
 
 import jax
 
+from attest.conformance.judging.candidates.judge import judge_candidate
 from attest.conformance.subject import Way
 from attest.conformance.subjects._run_by_operations import JudgedKernel, OnAnyDevice, exact
-from attest.conformance.tuning.judge import judge
+from attest.conformance.subjects.auto import declared_by
 from attest.kernels import flash_attention
 from attest.kernels.config import from_json
 from attest.kernels.operations import (
@@ -84,6 +85,7 @@ class TunedKernel:
     def _tune(self, dtype: str) -> None:
         shape = jax.ShapeDtypeStruct((1, _TOKENS, _HEADS, _HEAD_DIM), dtype)
         executor = create_default_executor(str(self.folder))
+        judge = partial(judge_candidate, declared_by=declared_by)
         executor.chooser.tuner = Tuner(warmup=1, iters=1, judge=judge)
         executor.tune(self._operation, query=shape, key=shape, value=shape)
 

@@ -134,14 +134,11 @@ SUBJECTS = (
     Subject(
         name="pallas.mosaic_gpu",
         call=_flash_attention,
-        **_DECLARED,
-        meshes=("explicit",),
-        sharded=_DECLARED["features"],
+        **_DECLARED | declared(MOSAIC_GPU, longest=1 << 20, meshes=("explicit",)),
         tilings=(
             Tiling({"blocks": _SMALL}, query_block=128, key_block=64),
             Tiling({}, *PRODUCTION_BLOCKS),
         ),
-        longest=1 << 20,
     ),
     Subject(
         name="pallas.mosaic_gpu.fused",

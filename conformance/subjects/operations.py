@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from attest.conformance.subject import Subject, Tiling
+from attest.conformance.subject import Sharding, Subject, Tiling
 from attest.conformance.subjects import auto, xla
 from attest.conformance.subjects._explicit import explicit, sharded, sharded_way, why_not_sharded
 from attest.conformance.subjects._run_by_operations import KERNELS, JudgedKernel
@@ -56,8 +56,8 @@ def _sharded(kernel: JudgedKernel) -> Mapping[str, Any]:
         "ways": (sharded_way(kernel),),
         "ready": ready,
         # Specs are those of arrays with one batch dimension, on one device before the call.
-        "batch_dims": False,
-        "meshes": (),
+        "limits": replace(kernel.declared.limits, batch_dims=False),
+        "sharding": Sharding(),
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from attest.conformance.subject import Subject, Tiling
+from attest.conformance.subject import Sharding, Subject, Tiling
 from attest.conformance.subjects import mosaic_gpu, pallas, triton, xla
 from attest.kernels.operations import RingAttention, create_default_executor
 from attest.kernels.positions import KEY_GROUP
@@ -217,12 +217,12 @@ def _subject(name: str, kernel: _Kernel, inside: bool) -> Subject:
         call=partial(_inside if inside else _from_outside, kernel),
         numerics=partial(_numerics, kernel),
         tilings=tuple(_tiling(*choice) for choice in choices),
-        length_multiple=kernel.multiple if inside else 1,
+        limits=replace(
+            kernel.declared.limits, length_multiple=kernel.multiple if inside else 1, traces=inside
+        ),
         ready=ready,
         implementation=lambda _: kernel.platform,
-        meshes=(),
-        spread=True,
-        traces=inside,
+        sharding=Sharding(sequence=True),
     )
 
 

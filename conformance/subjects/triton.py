@@ -109,14 +109,11 @@ SUBJECTS = (
     Subject(
         name="triton.cuda",
         call=_flash_attention,
-        **declared(TRITON),
-        meshes=("explicit", "automatic"),
-        sharded=declared(TRITON)["features"],
+        **declared(TRITON, longest=1 << 20, meshes=("explicit", "automatic")),
         numerics=_cuda_numerics,
         backend="gpu",
         tilings=(_blocks(32, 32), Tiling({}, *PRODUCTION_BLOCKS)),
         returns_lse=True,
-        longest=1 << 20,
         ready=_why_not_compiled,
     ),
 )

@@ -74,9 +74,7 @@ SUBJECTS = (
     Subject(
         name="xla.flash_attention",
         call=flash_attention_with_lse,
-        **declared(XLA),
-        meshes=("explicit", "automatic"),
-        sharded=declared(XLA)["features"],
+        **declared(XLA, meshes=("explicit", "automatic")),
         numerics=_flash_numerics,
         tilings=(_chunks(16, 16), _chunks(8, 32), Tiling({}, _DEFAULT.q, _DEFAULT.k)),
         returns_lse=True,
@@ -84,11 +82,10 @@ SUBJECTS = (
     Subject(
         name="xla.pieces",
         call=partial(flash_attention_of, platform=replace(XLA, load=lambda: _PIECES)),
-        **declared(XLA),
+        **declared(XLA, longest=512),
         numerics=_pieces_numerics,
         tilings=(Tiling({}, 16, 16),),
         returns_lse=True,
-        longest=512,
     ),
     Subject(
         name="xla.attention",

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from attest.conformance.cases.case import Case
-from attest.conformance.judging.judge import judge_trial
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result
+from attest.conformance.running.judge import judge_trial
 from attest.conformance.running.plan import Profile, Task, tasks
 from attest.conformance.subject import Subject
 

@@ -5,9 +5,9 @@ from functools import cache
 import pytest
 
 from attest.conformance.cases.case import Case, case_from_json
-from attest.conformance.judging.judge import judge
 from attest.conformance.kinds import REFUSED
 from attest.conformance.record import Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.subject import Subject
 from tests.alarms.emulated import SUBJECTS as EMULATED
 from tests.alarms.planned import judge_together

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from attest.conformance.cases.case import case_from_json
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.subject import Subject
 from tests.alarms.subjects import choose
 

@@ -13,11 +13,11 @@ from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.checks import all_checks
 from attest.conformance.cli import catalogue
-from attest.conformance.judging.judge import judge
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import load_profile, tasks
-from attest.conformance.subject import Subject, find
+from attest.conformance.subject import Limits, Subject, find
 from attest.reference.semantics import STANDARD
 from tests.conformance.toy import toy, toy_attention
 
@@ -34,23 +34,36 @@ from tests.conformance.toy import toy, toy_attention
         ("backend", {"backend": "abacus"}),
         ("head_dims", {"head_dims": (8, 4)}),
         ("tilings", {"tilings": ()}),
-        ("longest", {"longest": 0}),
-        ("excludes", {"excludes": (frozenset({"mask"}),)}),
-        ("excludes", {"excludes": (frozenset({"mask", "telepathy"}),)}),
-        ("window_sides", {"window_sides": "right"}),
-        ("length_multiple", {"length_multiple": 0}),
-        ("seed_bits", {"seed_bits": 65}),
-        ("seed_bits", {"seed_bits": 0}),
-        ("origin_multiple", {"origin_multiple": 0}),
         ("unjudged", {"unjudged": frozenset({"telepathy"})}),
         ("unjudged", {"features": frozenset({"causal"}), "unjudged": frozenset({"causal"})}),
-        ("sinks", {"sinks": "per_batch"}),
         ("gradient_dtype", {"gradient_dtype": "float64"}),
+        ("limits", {"limits": {"seed_bits": 32}}),
+        ("sharding", {"sharding": ("explicit",)}),
     ],
 )
 def test_a_wrong_declaration_is_refused_by_name(named: str, declared: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=named):
         Subject(**({"name": "toy", "call": print} | declared))
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"longest": 0},
+        {"excludes": (frozenset({"mask"}),)},
+        {"excludes": (frozenset({"mask", "telepathy"}),)},
+        {"window_sides": "right"},
+        {"length_multiple": 0},
+        {"seed_bits": 65},
+        {"seed_bits": 0},
+        {"origin_multiple": 0},
+        {"sinks": "per_batch"},
+    ],
+)
+def test_a_wrong_limit_is_refused_by_name(declared: dict[str, Any]) -> None:
+    (name,) = declared
+    with pytest.raises(ValueError, match=f"limits, {name}: got .*, expected"):
+        Limits(**declared)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +83,17 @@ def test_why_a_case_is_not_taken(case: Case, words: str | None) -> None:
     assert reason is None if words is None else words in str(reason)
 
 
-NARROW: dict[str, Any] = {
-    "features": frozenset(ALL_FEATURES),
-    "excludes": (frozenset({"mask", "bias"}), frozenset({"padded", "segments"})),
-    "window_sides": "left",
-    "origin_multiple": 8,
-    "length_multiple": 4,
-}
+NARROW = Subject(
+    "narrow",
+    call=print,
+    features=frozenset(ALL_FEATURES),
+    limits=Limits(
+        excludes=(frozenset({"mask", "bias"}), frozenset({"padded", "segments"})),
+        window_sides="left",
+        origin_multiple=8,
+        length_multiple=4,
+    ),
+)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +117,13 @@ NARROW: dict[str, Any] = {
     ],
 )
 def test_what_a_narrow_subject_does_not_take(case: Case, words: str | None) -> None:
-    reason = Subject("narrow", call=print, **NARROW).why_not(case)
+    reason = NARROW.why_not(case)
     assert reason is None if words is None else words in str(reason)
 
 
 @pytest.mark.parametrize("sinks", ["any", "shared", "per_head"])
 def test_sinks_are_taken_as_declared(sinks: Any) -> None:
-    subject = Subject("narrow", call=print, features=frozenset({"sinks"}), sinks=sinks)
+    subject = Subject("narrow", call=print, features=frozenset({"sinks"}), limits=Limits(sinks=sinks))
     taken = {
         name
         for name, per_head in (("shared", False), ("per_head", True))
@@ -128,15 +145,15 @@ def test_a_leak_that_is_declared_is_not_planned() -> None:
 def test_seeds_fit_the_declared_bits() -> None:
     case = Case(q_len=3, kv_len=3, dropout=0.5, seed=7)
     whole = Trial(toy(), case).built.problem.dropout_seed
-    narrow = Trial(toy(seed_bits=16), case).built.problem.dropout_seed
+    narrow = Trial(toy(limits=Limits(seed_bits=16)), case).built.problem.dropout_seed
     assert whole is not None
     assert whole >= 2**16
     assert narrow == whole % 2**16
 
 
 def test_a_run_plans_nothing_that_a_narrow_subject_does_not_take() -> None:
-    declared = NARROW | {"sinks": "per_head", "semantics": replace(STANDARD, hidden_nonfinite="leaks")}
-    subject = Subject("narrow", call=print, **declared)
+    limits = replace(NARROW.limits, sinks="per_head")
+    subject = replace(NARROW, limits=limits, semantics=replace(STANDARD, hidden_nonfinite="leaks"))
     planned = [task.case for task in tasks(subject, load_profile("quick"), seed=0)]
     assert {subject.why_not(case) for case in planned} == {None}
     assert frozenset().union(*(case.features for case in planned)) == subject.features
@@ -172,15 +189,8 @@ def test_gradients_have_the_declared_dtype(declared: Any, call: Any, verdict: Ve
 
 
 def test_the_catalogue_names_every_limit(monkeypatch) -> None:
-    subject = Subject(
-        "narrow",
-        call=print,
-        seed_bits=32,
-        sinks="shared",
-        gradient_dtype="float32",
-        validates=False,
-        **NARROW,
-    )
+    limits = replace(NARROW.limits, seed_bits=32, sinks="shared", validates=False)
+    subject = replace(NARROW, limits=limits, gradient_dtype="float32")
     monkeypatch.setattr(catalogue, "discover", lambda: {"narrow": lambda: subject})
     monkeypatch.setattr(catalogue, "find", lambda _name: subject)
     text = " ".join(catalogue.catalogue().split())

@@ -15,7 +15,7 @@ from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import ALL_FEATURES, DTYPES, FEATURES
 from attest.conformance.judging.execute import call_of, to_jax
-from attest.conformance.subject import Subject
+from attest.conformance.subject import Limits, Subject
 
 # The choices of a case that ask for a feature; windows and sinks in every form that a subject may not take.
 SWITCHES: dict[str, tuple[dict[str, Any], ...]] = {
@@ -48,10 +48,9 @@ NARROW: tuple[dict[str, Any], ...] = (
     {"sinks": "shared"},
     {"sinks": "per_head"},
     {"excludes": (frozenset({"mask", "bias"}), frozenset({"causal", "window", "scale"}))},
-    {"dtypes": ("bfloat16",)},
-    {"head_dims": (4, 8)},
     {"origin_multiple": 4},
 )
+OF_SIZE_OR_DTYPE: tuple[dict[str, Any], ...] = ({}, {"dtypes": ("bfloat16",)}, {"head_dims": (4, 8)})
 
 
 @st.composite
@@ -75,9 +74,11 @@ def drawn_cases(draw: st.DrawFn) -> Case:
 @st.composite
 def subjects(draw: st.DrawFn) -> Subject:
     """Declarations that lack some features, and forms of others."""
-    declared: dict[str, Any] = {"dtypes": DTYPES}
+    declared: dict[str, Any] = {"dtypes": DTYPES} | draw(st.sampled_from(OF_SIZE_OR_DTYPE))
+    limits: dict[str, Any] = {}
     for narrow in draw(st.lists(st.sampled_from(NARROW), max_size=2)):
-        declared |= narrow
+        limits |= narrow
+    declared["limits"] = Limits(**limits)
     missing = draw(st.sets(st.sampled_from(sorted(ALL_FEATURES)), max_size=2))
     return Subject("drawn", call=print, features=frozenset(ALL_FEATURES) - missing, **declared)
 
@@ -209,7 +210,7 @@ BATCHES = np.ones((3, 2, 4, 2, 4), np.float32)
 
 def test_any_number_of_batch_dimensions() -> None:
     mask, offsets = np.ones((1, 2, 1, 4, 4), bool), np.zeros((3, 2), np.int32)
-    subject = Subject("batches", call=print, features=frozenset(ALL_FEATURES), batch_dims=True)
+    subject = Subject("batches", call=print, features=frozenset(ALL_FEATURES), limits=Limits(batch_dims=True))
     validate_call(BATCHES, BATCHES, BATCHES, supports=subject, attention_mask=mask, q_offset=offsets)
     validate_call(*[BATCHES[0, 0]] * 3, supports=subject, cum_seqlens_q=SUMS, cum_seqlens_k=SUMS)
     with pytest.raises(ValueError, match="attention_mask: got shape"):
@@ -217,7 +218,7 @@ def test_any_number_of_batch_dimensions() -> None:
     with pytest.raises(ValueError, match="key: got shape"):
         validate_call(BATCHES, BATCHES[0], BATCHES, supports=subject)
     with pytest.raises(NotImplementedError, match="query: batches takes one batch dimension, got shape"):
-        validate_call(BATCHES, BATCHES, BATCHES, supports=replace(subject, batch_dims=False))
+        validate_call(BATCHES, BATCHES, BATCHES, supports=replace(subject, limits=Limits()))
 
 
 def test_features_that_are_not_judged_are_not_refused() -> None:
@@ -242,28 +243,40 @@ def test_lengths_that_a_trace_closes_over_are_concrete() -> None:
             "sliding_window: narrow does not support window",
         ),
         (
-            {"excludes": (frozenset({"mask", "bias"}),)},
+            {"limits": Limits(excludes=(frozenset({"mask", "bias"}),))},
             {"attention_mask": np.ones((1, 1, 4, 4), bool), "bias": np.ones((1, 1, 4, 4), np.float32)},
             "bias and attention_mask: narrow does not combine them",
         ),
-        ({"window_sides": "left"}, {"sliding_window": 2}, r"sliding_window: narrow takes \(left, 0\)"),
+        (
+            {"limits": Limits(window_sides="left")},
+            {"sliding_window": 2},
+            r"sliding_window: narrow takes \(left, 0\)",
+        ),
         (
             {"features": frozenset(FEATURES)},
             {"kv_positions": np.zeros((1, 4), np.int32)},
             "kv_positions: narrow does not support positions",
         ),
-        ({"origin_multiple": 4}, {"origin": (0, 0, 0, 6)}, "origin: narrow takes .* multiples of 4, got 6"),
         (
-            {"seed_bits": 8},
+            {"limits": Limits(origin_multiple=4)},
+            {"origin": (0, 0, 0, 6)},
+            "origin: narrow takes .* multiples of 4, got 6",
+        ),
+        (
+            {"limits": Limits(seed_bits=8)},
             {"dropout_prob": 0.5, "dropout_seed": 256},
             "dropout_seed: narrow takes seeds of 8",
         ),
         (
-            {"sinks": "per_head"},
+            {"limits": Limits(sinks="per_head")},
             {"softmax_aux": np.ones(3, np.float32)},
             "softmax_aux: narrow takes per_head",
         ),
-        ({"length_multiple": 8}, {}, "query: narrow takes lengths that are multiples of 8, got 4"),
+        (
+            {"limits": Limits(length_multiple=8)},
+            {},
+            "query: narrow takes lengths that are multiples of 8, got 4",
+        ),
         ({"head_dims": (8, 8)}, {}, "query: narrow takes head dims 8 to 8, got 4"),
         ({"dtypes": ("bfloat16",)}, {}, "query: narrow does not support dtype float32, only bfloat16"),
     ],
@@ -279,5 +292,5 @@ def test_what_is_not_supported_is_named(
 
 @pytest.mark.parametrize("sinks", ["shared", "per_head"])
 def test_a_shape_is_ambiguous_only_to_those_who_take_both(sinks: Any) -> None:
-    subject = Subject("one_form", call=print, features=frozenset({"sinks"}), sinks=sinks)
+    subject = Subject("one_form", call=print, features=frozenset({"sinks"}), limits=Limits(sinks=sinks))
     validate_call(ARRAY, ARRAY, ARRAY, supports=subject, softmax_aux=np.ones(2, np.float32))

@@ -177,7 +177,7 @@ def test_the_seed_decides_the_order_of_parallel_steps() -> None:
 @needs_interpreter
 def test_a_fault_fails_a_subject_whose_answer_is_right() -> None:
     from attest.conformance.cases.case import Case
-    from attest.conformance.judging.judge import judge
+    from attest.conformance.running.judge import judge
     from attest.kernels.pallas.interpreter import drain_violations
     from tests.conformance.toy import toy, toy_attention
 

@@ -241,7 +241,7 @@ def copies(x, n, y, N: tl.constexpr):
 @needs_interpreter
 def test_a_read_past_the_end_fails_a_subject_whose_answer_is_right() -> None:
     from attest.conformance.cases.case import Case
-    from attest.conformance.judging.judge import judge
+    from attest.conformance.running.judge import judge
     from attest.kernels.triton.launch import launch
     from attest.kernels.triton.memory import drain_violations
     from attest.kernels.triton.target import Launch

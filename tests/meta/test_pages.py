@@ -12,9 +12,9 @@ from attest.conformance.cases.case import Case
 from attest.conformance.cases.families import FAMILIES
 from attest.conformance.checks import Check
 from attest.conformance.cli.commands import app
+from attest.conformance.process.phases import PHASES
 from attest.conformance.record import Verdict
 from attest.conformance.running.expectations import load_expectations
-from attest.conformance.running.phases import PHASES
 from attest.conformance.running.plan import profile_names
 from attest.conformance.subject import Tiling
 from attest.reference.numerics import Numerics

@@ -62,7 +62,7 @@ def attention(query, key, value, *, causal, scale):
 REFUSALS = """
 import json
 from attest.conformance.checks.refusal import CHECKS
-from attest.conformance.judging.judge import judge
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import Restriction, load_profile, tasks
 from my_attention.attest_subject import subject
 

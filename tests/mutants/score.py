@@ -23,9 +23,9 @@ import numpy as np
 
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case
-from attest.conformance.judging.judge import judge_trial
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result
+from attest.conformance.running.judge import judge_trial
 from attest.conformance.running.plan import load_profile, tasks
 from tests.alarms.processes import SINGLE_THREADED
 from tests.mutants.planting import Mutant, Planted, load, planted_kernel

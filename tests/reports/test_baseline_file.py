@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from attest.conformance.baseline_file import baseline_text, read_baseline
 from attest.conformance.record import RunRecord, Verdict
-from attest.conformance.record_file import read_record, record_text
+from attest.conformance.records.baseline_file import baseline_text, read_baseline
+from attest.conformance.records.record_file import read_record, record_text
 from attest.reports import baselines
 from attest.reports.compare import compare_records
 from attest.reports.render import markdown

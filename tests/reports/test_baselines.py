@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attest.conformance.record_file import read_record
+from attest.conformance.records.record_file import read_record
 from attest.reports.baselines import place
 from attest.reports.compare import compare_records
 

@@ -11,7 +11,7 @@ from jax.sharding import SingleDeviceSharding
 
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.shapes import shapes_of
-from attest.conformance.compiling.compilers import Job
+from attest.conformance.compiling.compiler import Job
 from attest.conformance.compiling.devices import Device
 from attest.conformance.compiling.roofline import FORWARD, PASSES
 from attest.conformance.text import describe

@@ -16,7 +16,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from attest.conformance.cases.case import Case
-from attest.conformance.compiling.compilers import Binary, Compiler, Job, mosaic_gpu, tpu
+from attest.conformance.compiling.compiler import Binary, Compiler, Job
+from attest.conformance.compiling.compilers import mosaic_gpu, tpu
 from attest.conformance.compiling.compilers.programs import Call, one_line_errors, program_of
 from attest.conformance.compiling.devices import Device
 from attest.conformance.compiling.overlap import overlap_of

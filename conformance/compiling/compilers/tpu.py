@@ -15,7 +15,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, use_abstract_mesh
 
 from attest.conformance.cases.case import Case
-from attest.conformance.compiling.compilers import Binary, Compiler, Job
+from attest.conformance.compiling.compiler import Binary, Compiler, Job
 from attest.conformance.compiling.compilers.capture_fd import capture_fd
 from attest.conformance.compiling.compilers.programs import Source, lowered, passes
 from attest.conformance.compiling.devices import Device

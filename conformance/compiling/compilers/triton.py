@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.shapes import shapes_of
-from attest.conformance.compiling.compilers import Binary, Compiler, Job
+from attest.conformance.compiling.compiler import Binary, Compiler, Job
 from attest.conformance.compiling.compilers.capture_fd import capture_fd
 from attest.conformance.compiling.devices import Device
 from attest.kernels.triton.compiled import Source, compile_afresh

@@ -11,9 +11,9 @@ from attest.conformance.cases.case import Case
 from attest.conformance.checks import all_checks
 from attest.conformance.checks.batching import batch_dims, split
 from attest.conformance.judging.execute import call_of
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Result, Verdict
-from attest.conformance.subject import Subject
+from attest.conformance.running.judge import judge
+from attest.conformance.subject import Limits, Subject
 from attest.reference.leading import fold
 from tests.conformance.toy import toy, toy_attention
 
@@ -39,7 +39,7 @@ def rounds_otherwise(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 
 def judged(call: Any, case: Case = CASE) -> Result:
-    (result,) = judge(toy(call, batch_dims=True), case, ("batch_dims",))
+    (result,) = judge(toy(call, limits=Limits(batch_dims=True)), case, ("batch_dims",))
     return result
 
 
@@ -71,7 +71,7 @@ def test_a_sequence_without_a_batch_dimension_is_planned() -> None:
 
 def test_who_is_asked() -> None:
     check = all_checks()["batch_dims"]
-    assert check.applies(toy(batch_dims=True)) is None
+    assert check.applies(toy(limits=Limits(batch_dims=True))) is None
     assert check.applies(Subject("toy", call=print)) == "does not declare batch_dims"
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attest.conformance.checks import all_checks
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Result, Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.subject import Way, find
 from attest.conformance.subjects._run_by_operations import KERNELS

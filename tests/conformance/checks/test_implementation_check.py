@@ -15,8 +15,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from attest.conformance.cases.case import Case
 from attest.conformance.checks.implementation import implementations
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Result, Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import load_profile, profile_names, tasks
 from attest.conformance.subject import Subject, find
 from attest.kernels import choose

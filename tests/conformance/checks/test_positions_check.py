@@ -25,7 +25,7 @@ from attest.conformance.judging.execute import call_of
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Verdict
 from attest.conformance.running.plan import Restriction, load_profile, tasks
-from attest.conformance.subject import Subject
+from attest.conformance.subject import Limits, Subject
 from attest.reference.oracle import Cotangents, attention
 from attest.reference.problem import make_problem
 from attest.reference.semantics import STANDARD, Semantics
@@ -227,7 +227,10 @@ def test_nothing_to_cut() -> None:
 
 def test_rows_are_cut_where_lengths_may_end() -> None:
     finding = CHECK.run(
-        Trial(subject(without("q_positions"), length_multiple=4), replace(WIDE, q_len=12, kv_len=16))
+        Trial(
+            subject(without("q_positions"), limits=Limits(length_multiple=4)),
+            replace(WIDE, q_len=12, kv_len=16),
+        )
     )
     assert "rows 4 to 8 alone" in finding.message
 

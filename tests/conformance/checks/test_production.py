@@ -11,8 +11,8 @@ from attest.conformance.cases.case import Case
 from attest.conformance.cases.large_inputs import build_bulk
 from attest.conformance.drawing import production
 from attest.conformance.drawing.production import build_sampled, host_gib, load_production, memory_limit
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Result, Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import Restriction, load_profile, tasks
 from attest.conformance.subject import find
 from attest.kernels.xla import flash_attention_with_lse

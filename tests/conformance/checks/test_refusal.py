@@ -1,6 +1,7 @@
 """Refusals: each check can pass, can fail, and says which; what counts as naming an argument."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,27 +11,27 @@ from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import ALL_FEATURES, COORDINATES, DTYPES, FEATURES, NEEDS
 from attest.conformance.checks import all_checks
 from attest.conformance.checks.refusal import CHECKS, said
-from attest.conformance.judging.judge import judge
 from attest.conformance.judging.malformed import MALFORMED
 from attest.conformance.record import Result, Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import Restriction, load_profile, tasks
-from attest.conformance.subject import Subject
+from attest.conformance.subject import Limits, Subject
 from attest.conformance.validation import validate_call
 from tests.conformance.toy import toy, toy_attention
 
 NAMES = sorted(check.name for check in CHECKS)
-NARROW = {
-    "excludes": (
+NARROW = Limits(
+    excludes=(
         frozenset({"mask", "bias"}),
         frozenset({"padded", "packed"}),
         frozenset({"q_offset", "positions"}),
         frozenset({"origin", "causal"}),
     ),
-    "origin_multiple": 4,
-    "window_sides": "left",
-    "length_multiple": 8,
-    "seed_bits": 32,
-}
+    origin_multiple=4,
+    window_sides="left",
+    length_multiple=8,
+    seed_bits=32,
+)
 EVERYTHING = {"features": frozenset(ALL_FEATURES), "dtypes": DTYPES}
 
 
@@ -66,8 +67,8 @@ def planned(subject: Subject) -> dict[str, Result]:
 SUBJECTS: dict[str, dict[str, Any]] = {
     "everything": EVERYTHING,
     "nothing": {"features": frozenset()},
-    "narrow": EVERYTHING | NARROW | {"sinks": "shared"},
-    "sinks of each head": {"features": frozenset({"sinks"}), "sinks": "per_head"},
+    "narrow": EVERYTHING | {"limits": replace(NARROW, sinks="shared")},
+    "sinks of each head": {"features": frozenset({"sinks"}), "limits": Limits(sinks="per_head")},
     "no coordinates": {"features": frozenset(FEATURES)},
     "one dtype": {"features": frozenset({"causal"}), "dtypes": ("bfloat16",)},
 }
@@ -99,7 +100,7 @@ def test_a_subject_that_traces_its_arrays_need_not_see_their_values() -> None:
     def asked(**declared: Any) -> set[str]:
         return set(planned(subject_of(swallow, **EVERYTHING, **declared)))
 
-    assert asked() - asked(traces=True) == {
+    assert asked() - asked(limits=Limits(traces=True)) == {
         f"refusal.{name}"
         for name in (
             *(
@@ -143,7 +144,7 @@ def test_a_feature_that_is_not_judged_is_not_to_be_refused() -> None:
 
 
 def test_a_subject_that_does_not_validate_is_asked_none() -> None:
-    subject = subject_of(swallow, validates=False, **EVERYTHING | NARROW)
+    subject = subject_of(swallow, limits=replace(NARROW, validates=False), **EVERYTHING)
     assert planned(subject) == {}
     known = all_checks()
     assert all(known[name].applies(subject) is not None for name in NAMES)

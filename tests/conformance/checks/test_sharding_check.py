@@ -12,11 +12,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import all_checks
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.shards import shards
-from attest.conformance.subject import Subject, find
+from attest.conformance.subject import Sharding, Subject, find
 from attest.kernels import dispatch, partitioned
 from tests.kernels.alone import run_alone
 
@@ -64,7 +64,7 @@ def test_our_kernels_pass() -> None:
         if check in CHECKS
     ]
     # Each call on either kind of mesh; small blocks and one piece are among them.
-    assert len(planned) == 8
+    assert len(planned) == 10
     assert {case.tiling for case, _ in planned} == {0, 1, 2}
     for case, check in planned:
         (result,) = judge(XLA, case, (check,))
@@ -174,7 +174,7 @@ def test_bits_are_compared_where_they_are_declared() -> None:
         out, lse = XLA.call(**arguments)
         return (out * (1 + 2.0**-23) if on_a_mesh() else out), lse
 
-    subject = calling(rounded, sharded_bits=frozenset({"out"}))
+    subject = calling(rounded, sharding=replace(XLA.sharding, bits=frozenset({"out"})))
     assert red(subject, SHARED_KEYS, "sharding.explicit") == "2 x 4 devices changed the bits of out"
 
 
@@ -199,29 +199,30 @@ def test_as_many_devices_as_divide_the_batch_and_the_heads() -> None:
 def test_it_applies_to_what_declares_meshes_where_there_are_several_devices() -> None:
     check = all_checks()["sharding.automatic"]
     assert check.applies(Subject("toy", call=print)) == "does not declare automatic meshes"
-    assert check.applies(replace(XLA, meshes=("explicit",))) == "does not declare automatic meshes"
+    explicit = replace(XLA, sharding=Sharding(("explicit",)))
+    assert check.applies(explicit) == "does not declare automatic meshes"
     reason = None if jax.device_count() > 1 else "needs several devices, and JAX has one"
     assert check.applies(XLA) == reason
 
 
 def test_a_subject_gets_the_calls_whose_features_it_declares() -> None:
-    few = replace(XLA, sharded=frozenset({"causal", "dropout", "gqa", "value_dim"}))
+    few = Sharding(("explicit",), frozenset({"causal", "dropout", "gqa", "value_dim"}))
     drawn = [
         task.case
-        for task in tasks(replace(few, meshes=("explicit",)), load_profile("quick"), seed=0)
+        for task in tasks(replace(XLA, sharding=few), load_profile("quick"), seed=0)
         if set(task.checks) <= set(CHECKS)
     ]
     assert len(drawn) == (1 if jax.device_count() > 1 else 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("named", "declared"),
     [
-        ("meshes", ("manual",)),
-        ("sharded", frozenset({"causal"})),
-        ("sharded_bits", frozenset({"weights"})),
+        ("sharding, meshes", {"meshes": ("manual",)}),
+        ("subject 'toy', sharding.features", {"features": frozenset({"causal"})}),
+        ("subject 'toy', sharding.bits", {"bits": frozenset({"weights"})}),
     ],
 )
-def test_what_is_declared_is_checked(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"subject 'toy', {name}: got"):
-        Subject("toy", call=print, **{name: value})
+def test_what_is_declared_is_checked(named: str, declared: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{named}: got"):
+        Subject("toy", call=print, sharding=Sharding(**declared))

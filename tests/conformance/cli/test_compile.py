@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attest.conformance.compiling.compilers import Binary, Compiler, Job
+from attest.conformance.compiling.compiler import Binary, Compiler, Job
 from attest.conformance.compiling.compilers.ring import RING_GPU, RING_TPU
 from attest.conformance.compiling.compilers.tpu import TPU
 from attest.conformance.compiling.devices import all_devices

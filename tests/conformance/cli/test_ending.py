@@ -10,8 +10,8 @@ from attest.conformance.cases.case import Case
 from attest.conformance.cli import catalogue
 from attest.conformance.cli import commands as cli
 from attest.conformance.record import Verdict
-from attest.conformance.record_file import read_record
-from attest.conformance.running.journal import journal_path
+from attest.conformance.records.journal import journal_path
+from attest.conformance.records.record_file import read_record
 from attest.conformance.running.plan import Restriction, load_profile, tasks
 from attest.conformance.subject import Subject
 from tests import toys

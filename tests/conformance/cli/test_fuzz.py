@@ -13,15 +13,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from attest.conformance.baseline_file import baseline_text
 from attest.conformance.cli.replay_request import read_replay_request
 from attest.conformance.record import RunRecord, Verdict, merge_records
-from attest.conformance.record_file import read_record, record_text
+from attest.conformance.records.baseline_file import baseline_text
+from attest.conformance.records.journal import read_journal
+from attest.conformance.records.record_file import read_record, record_text
+from attest.conformance.records.schema import result_to_json, run_to_json
 from attest.conformance.running import runner
 from attest.conformance.running.expectations import FOLDER, expect, load_expectations, stale
 from attest.conformance.running.gate import with_policy
-from attest.conformance.running.journal import read_journal
-from attest.conformance.schema import result_to_json, run_to_json
 from attest.reports.compare import compare_records
 from attest.reports.render import html, junit, markdown
 from attest.reports.render.terminal import print_comparison, print_run

@@ -37,7 +37,7 @@ def attest_in(
 
 def record_of_evil(folder: Path) -> Path:
     from attest.conformance.record import Result, RunRecord, Verdict
-    from attest.conformance.record_file import write_record
+    from attest.conformance.records.record_file import write_record
 
     path = folder / "run.json"
     failure = Result("evil:subject", "forward", (), Case(q_len=2), Verdict.FAIL)
@@ -92,7 +92,7 @@ def test_the_folder_of_the_checkout_stays_on_the_path():
             sys.executable,
             "-S",
             "-c",
-            "import attest.conformance.running.process as p, os, sys; sys.path[0] = os.getcwd();"
+            "import attest.conformance.process.settings as p, os, sys; sys.path[0] = os.getcwd();"
             "p.hide_folder(); print(sys.path[0] == os.getcwd())",
         ],
         cwd=ROOT,

@@ -9,9 +9,9 @@ import pytest
 from attest.conformance import files
 from attest.conformance.cases.case import Case
 from attest.conformance.files import FileError, write_text
-from attest.conformance.record_file import read_record
+from attest.conformance.records.journal import journal_path
+from attest.conformance.records.record_file import read_record
 from attest.conformance.running import runner
-from attest.conformance.running.journal import journal_path
 from attest.conformance.running.plan import Task
 
 CHECK = ("check", "tests.toys:right", "-n", 0)
@@ -140,7 +140,7 @@ def test_a_journal_that_cannot_go_on_ends_no_run(attest, tmp_path, monkeypatch):
     def full(*_arguments):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("attest.conformance.running.journal.result_to_json", full)
+    monkeypatch.setattr("attest.conformance.records.journal.result_to_json", full)
     done = attest(*CHECK, "--json", path)
     assert done.status == 0
     assert done.err == (

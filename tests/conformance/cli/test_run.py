@@ -8,7 +8,7 @@ import pytest
 from attest.conformance.cases.case import Case
 from attest.conformance.cli import catalogue
 from attest.conformance.record import Result, RunRecord, Verdict
-from attest.conformance.record_file import read_record, write_record
+from attest.conformance.records.record_file import read_record, write_record
 from attest.conformance.running import gate as gating
 from attest.conformance.running import runner
 from attest.conformance.running.plan import Task

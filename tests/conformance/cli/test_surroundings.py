@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from attest.conformance.cli.commands import app
-from attest.conformance.record_file import read_record, write_record
-from attest.conformance.running.journal import journal_path
+from attest.conformance.records.journal import journal_path
+from attest.conformance.records.record_file import read_record, write_record
 from attest.conformance.tuning import judge as judging
 from tests.conformance.cli.processes import ROOT, SCRIPT
 from tests.reports.records import example_head
@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(
     def work(*_arguments, **_options):
         raise AssertionError("it works already")
 
-    for place in ("running.runner.run", "compiling.matrix.compile_matrix", "record_file.read_record"):
+    for place in ("running.runner.run", "compiling.matrix.compile_matrix", "records.record_file.read_record"):
         monkeypatch.setattr(f"attest.conformance.{place}", work)
     monkeypatch.setattr(judging, "judge", work)
     monkeypatch.setattr("attest.kernels.operations.executor.Executor.tune", work)

@@ -12,7 +12,8 @@ import triton.language as tl
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.shapes import shapes_of
-from attest.conformance.compiling.compilers import Compiler, all_compilers
+from attest.conformance.compiling.compiler import Compiler
+from attest.conformance.compiling.compilers import all_compilers
 from attest.conformance.compiling.compilers.mosaic_gpu import MOSAIC_GPU
 from attest.conformance.compiling.compilers.ring import RING_GPU, RING_TPU
 from attest.conformance.compiling.compilers.tpu import TPU

@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import SingleDeviceSharding
 
 from attest.conformance.cases.case import Case
-from attest.conformance.compiling.compilers import Binary, Compiler
+from attest.conformance.compiling.compiler import Binary, Compiler
 from attest.conformance.compiling.compilers.mosaic_gpu import (
     MOSAIC_GPU,
     Frame,

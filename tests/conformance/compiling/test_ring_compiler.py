@@ -13,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import PartitionSpec
 
 from attest.conformance.cases.case import Case
-from attest.conformance.compiling.compilers import Binary, Compiler
+from attest.conformance.compiling.compiler import Binary, Compiler
 from attest.conformance.compiling.compilers.ring import RING_GPU, RING_TPU, ring_jobs
 from attest.conformance.compiling.devices import all_devices
 

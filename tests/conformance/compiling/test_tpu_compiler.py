@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from attest.conformance.cases.case import Case
-from attest.conformance.compiling.compilers import Compiler
+from attest.conformance.compiling.compiler import Compiler
 from attest.conformance.compiling.compilers.programs import passes
 from attest.conformance.compiling.compilers.tpu import TPU, compile_source
 from attest.conformance.compiling.devices import all_devices

@@ -8,9 +8,9 @@ import pytest
 
 from attest.conformance.cases.case import Case
 from attest.conformance.checks.transforms import TRANSFORMS
-from attest.conformance.judging.judge import judge
 from attest.conformance.peers.jax_nn import SUBJECTS
 from attest.conformance.record import Verdict
+from attest.conformance.running.judge import judge
 
 (SUBJECT,) = SUBJECTS
 PADDED = Case(batch=2, q_len=4, kv_len=5, head_dim=4, lengths=((3, 4), (4, 5)), seed=5)

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from attest.conformance.cases.case import Case
 from attest.conformance.record import Measurement, Verdict, merge_records
+from attest.conformance.records.schema import record_to_json
 from attest.conformance.running import runner
 from attest.conformance.running.expectations import Expectation
 from attest.conformance.running.gate import with_policy
 from attest.conformance.running.plan import Task
 from attest.conformance.running.runner import run
-from attest.conformance.schema import record_to_json
 from tests.conformance.running.fakes import planned, request, result
 
 IMPRECISE = (Measurement("out", 1, 2.0, 1.0, 1.0, 0.0, broken=("bound",)),)

@@ -29,7 +29,7 @@ from attest.conformance.judging.trial import Trial
 from attest.conformance.running import choice
 from attest.conformance.running.plan import Profile, Restriction, load_profile, profile_names, tasks
 from attest.conformance.running.runner import in_shard
-from attest.conformance.subject import Subject, Tiling, Way
+from attest.conformance.subject import Limits, Subject, Tiling, Way
 
 ROOT = Path(__file__).parents[3]
 
@@ -166,7 +166,7 @@ def test_every_profile_plans_what_kernels_count_beyond_their_small_numbers(seed:
 
 
 def test_a_row_takes_what_a_subject_declares() -> None:
-    narrow = replace(SUBJECT, dtypes=("bfloat16",), head_dims=(64, 128), longest=512)
+    narrow = replace(SUBJECT, dtypes=("bfloat16",), head_dims=(64, 128), limits=Limits(longest=512))
     planned = drawn(narrow, PAIRS)
     assert {case.dtype for case in planned} == {"bfloat16"}
     assert all(min(case.head_dim, case.value_width) >= 64 for case in planned)

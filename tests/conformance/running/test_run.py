@@ -8,13 +8,13 @@ import pytest
 
 from attest.conformance.cases.case import Case
 from attest.conformance.record import Measurement, Result, Verdict, merge_records
-from attest.conformance.record_file import write_record
+from attest.conformance.records.record_file import write_record
+from attest.conformance.records.schema import record_to_json
 from attest.conformance.running import runner
 from attest.conformance.running.expectations import Expectation
 from attest.conformance.running.fit import RequestError
 from attest.conformance.running.plan import Restriction, Task
 from attest.conformance.running.runner import in_shard, run
-from attest.conformance.schema import record_to_json
 from tests import toys
 from tests.conformance.running.fakes import CASES, judged, planned, request, result, shrunk
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from attest.conformance.cases.case import Case
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Measurement, Verdict
 from attest.conformance.running import shrink as shrinking
+from attest.conformance.running.judge import judge
 from attest.conformance.running.shrink import shrink
 from tests import toys
 from tests.conformance.running.fakes import result

@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from attest.conformance.cases.case import Case
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.subject import Subject, discover, find
 from attest.conformance.subjects import _explicit

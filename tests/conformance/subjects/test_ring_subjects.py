@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from attest.conformance.cases.case import Case
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.subject import Subject, Tiling, discover, find
 from attest.conformance.subjects import ring
@@ -59,7 +59,7 @@ def test_pieces_on_other_kernels_have_the_keys_that_dropout_draws_at_once(kernel
     subject = find(f"ring.{kernel}.inside")
     for tiling in subject.tilings:
         pieces = tiling.options["devices"] * (2 if tiling.options["strategy"] == "zigzag" else 1)
-        assert subject.length_multiple % (pieces * KEY_GROUP) == 0
+        assert subject.limits.length_multiple % (pieces * KEY_GROUP) == 0
         assert tiling.options["devices"] <= (DEVICES if subject.backend == "cpu" else 4)
 
 
@@ -68,7 +68,7 @@ def test_the_tilings_have_every_strategy(subject: Subject) -> None:
     assert {tiling.options["strategy"] for tiling in subject.tilings} == set(STRATEGIES)
     assert len({tuple(tiling.options.items()) for tiling in subject.tilings}) == len(subject.tilings)
     most = max(2 * t.options["devices"] for t in subject.tilings if t.options["strategy"] == "zigzag")
-    assert subject is OUTSIDE or subject.length_multiple % most == 0
+    assert subject is OUTSIDE or subject.limits.length_multiple % most == 0
 
 
 def test_each_array_of_the_quick_profile_has_a_choice_of_its_own() -> None:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from attest.conformance.cases.case import Case
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.subject import Subject
 from attest.reference.numerics import Numerics
 from attest.reference.semantics import STANDARD

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from attest.conformance.cases.case import Case
-from attest.conformance.judging.judge import judge
 from attest.conformance.record import Verdict
+from attest.conformance.running.judge import judge
 from attest.conformance.subject import find
 
 FLASH = find("xla.flash_attention")

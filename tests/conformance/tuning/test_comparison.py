@@ -5,8 +5,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attest.conformance.tuning import comparison
-from attest.conformance.tuning.inputs import draw_inputs
+from attest.conformance.judging.candidates import comparison
+from attest.conformance.judging.candidates.inputs import draw_inputs
+from attest.conformance.subjects.auto import declared_by
 from attest.reference.numerics import format_of, half_ulp
 from tests.conformance.tuning.candidates import correct
 
@@ -39,7 +40,8 @@ def test_bits_tell_zeros_apart_and_not_nans_of_the_same_bits():
 
 def test_the_kernel_that_is_compared_with_is_compiled_once_for_all_candidates():
     arguments = correct(3).arguments
+    xla = declared_by("xla", anywhere=True).call
     compiled = comparison._compute._cache_size()
     for seed in range(3):
-        comparison.in_float32(draw_inputs(arguments, seed), None)
+        comparison.in_float32(xla, draw_inputs(arguments, seed), None)
     assert comparison._compute._cache_size() == compiled + 1

@@ -11,10 +11,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from attest.conformance.cases.case import Case
-from attest.conformance.judging.judge import judge
+from attest.conformance.process import phases
+from attest.conformance.process.phases import checking, notice_compiling, phase, read_phase, reported
 from attest.conformance.record import Verdict
-from attest.conformance.running import phases
-from attest.conformance.running.phases import checking, notice_compiling, phase, read_phase, reported
+from attest.conformance.running.judge import judge
 from attest.conformance.subject import Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics
 from tests import toys

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import Check, Finding, all_checks
 from attest.conformance.judging.execute import SubjectError
-from attest.conformance.judging.results import result_of
 from attest.conformance.judging.trial import Trial
+from attest.conformance.process.phases import checking
+from attest.conformance.process.signals import Interrupted
 from attest.conformance.record import Result, Verdict
-from attest.conformance.running.phases import checking
-from attest.conformance.running.signals import Interrupted
+from attest.conformance.running.results import result_of
 from attest.conformance.subject import Subject
 from attest.conformance.text import exception_text
 

@@ -20,11 +20,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from attest.conformance.running.limits import limits
-from attest.conformance.running.phases import notice_compiling, read_phase, reported
-from attest.conformance.running.process import WorkerError, hush, settle
-from attest.conformance.running.signals import Interrupted
-from attest.conformance.running.starting import BLOCKED, start
+from attest.conformance.process.limits import limits
+from attest.conformance.process.phases import notice_compiling, read_phase, reported
+from attest.conformance.process.settings import WorkerError, hush, settle
+from attest.conformance.process.signals import Interrupted
+from attest.conformance.process.starting import BLOCKED, start
 from attest.conformance.subject import Subject
 from attest.conformance.text import exception_text
 

@@ -4,7 +4,7 @@ The outputs have hundreds of megabytes, and a tuner has dozens of candidates: th
 compiled once for all candidates of a call, and only what is furthest off leaves the device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,19 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from attest.conformance.subjects.auto import declared_by
-from attest.conformance.tuning.inputs import Drawn
+from attest.conformance.judging.candidates.inputs import Drawn
 
 # What each of both results may be rounded by, in halves of a unit in the last place: see `furthest_off`.
 _ROUNDINGS = 4.0
 
 
-def in_float32(drawn: Drawn, d_out: NDArray[Any] | None) -> dict[str, jax.Array]:
-    """Return what the XLA kernel makes of the inputs in float32: out and, with a cotangent, the gradients."""
+def in_float32(xla: Callable[..., Any], drawn: Drawn, d_out: NDArray[Any] | None) -> dict[str, jax.Array]:
+    """Return what the XLA kernel makes of the inputs in float32: out and, with a cotangent, the gradients.
+
+    xla: the call of its Subject.
+    """
     arrays = {name: jnp.asarray(x) for name, x in drawn.arguments.items() if isinstance(x, np.ndarray)}
     floats = {name: arrays.pop(name).astype(jnp.float32) for name in drawn.floats()}
     static = tuple((name, _hashable(x)) for name, x in drawn.arguments.items() if not _is_array(x))
-    return _compute(floats, arrays, None if d_out is None else jnp.asarray(d_out, jnp.float32), static)
+    return _compute(xla, floats, arrays, None if d_out is None else jnp.asarray(d_out, jnp.float32), static)
 
 
 def same_bits(first: Mapping[str, jax.Array], second: Mapping[str, jax.Array]) -> dict[str, bool]:
@@ -44,15 +46,16 @@ def furthest_off(got: jax.Array, want: jax.Array, limit: float, unit: float) -> 
     return float(ratio), tuple(int(i) for i in np.unravel_index(int(index), got.shape))
 
 
-@partial(jax.jit, static_argnames="static")
+@partial(jax.jit, static_argnames=("xla", "static"))
 def _compute(
-    floats: dict[str, Any], others: dict[str, Any], cotangent: Any, static: tuple[tuple[str, Any], ...]
+    xla: Callable[..., Any],
+    floats: dict[str, Any],
+    others: dict[str, Any],
+    cotangent: Any,
+    static: tuple[tuple[str, Any], ...],
 ) -> dict[str, Any]:
-    reference = declared_by("xla", anywhere=True)
-    assert reference is not None
-
     def forward(floats: dict[str, Any]) -> Any:
-        return reference.call(precision="highest", **floats, **others, **dict(static))[0]
+        return xla(precision="highest", **floats, **others, **dict(static))[0]
 
     if cotangent is None:
         return {"out": forward(floats)}

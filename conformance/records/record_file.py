@@ -8,11 +8,11 @@ import json
 import os
 from pathlib import Path
 
-from attest.conformance.baseline_file import is_baseline, read_baseline
 from attest.conformance.files import read_bytes, write_text
 from attest.conformance.record import RunRecord
-from attest.conformance.running.journal import is_journal, journal_path, read_journal
-from attest.conformance.schema import record_from_json, record_to_json
+from attest.conformance.records.baseline_file import is_baseline, read_baseline
+from attest.conformance.records.journal import is_journal, journal_path, read_journal
+from attest.conformance.records.schema import record_from_json, record_to_json
 from attest.conformance.sizes import sizes
 
 

@@ -8,7 +8,7 @@ import json
 from typing import Any, Literal
 
 from attest.conformance.record import RunRecord
-from attest.conformance.schema import (
+from attest.conformance.records.schema import (
     Count,
     ResultData,
     RunData,

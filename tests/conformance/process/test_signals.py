@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from attest.conformance.running.signals import Interrupted, interruptible, postponed
-from attest.conformance.running.workers import Job, perform
+from attest.conformance.process.signals import Interrupted, interruptible, postponed
+from attest.conformance.process.workers import Job, perform
 from tests import toys
 
 

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 
-from attest.conformance.running.pool import Job, Outcome, Pool, guarded
-from attest.conformance.running.signals import postponed
+from attest.conformance.process.pool import Job, Outcome, Pool, guarded
+from attest.conformance.process.signals import postponed
 from attest.conformance.subject import Subject
 
 # Seconds within which a run that waits for its workers notices a signal.

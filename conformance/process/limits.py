@@ -1,4 +1,4 @@
-"""The time limits and counts of a run: the numbers of conformance/running/runner.toml."""
+"""The time limits and counts of a run: the numbers of conformance/process/limits.toml."""
 
 import tomllib
 from collections.abc import Mapping
@@ -9,4 +9,4 @@ from pathlib import Path
 @cache
 def limits() -> Mapping[str, float]:
     """Read the numbers once."""
-    return tomllib.loads(Path(__file__).with_name("runner.toml").read_text())
+    return tomllib.loads(Path(__file__).with_name("limits.toml").read_text())

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from attest.conformance.cases.case import case_from_json
+from attest.conformance.process.phases import PHASES
 from attest.conformance.record import Element, Measurement, Result, RunRecord, Verdict
-from attest.conformance.running.phases import PHASES
 from attest.conformance.sizes import sizes
 from attest.conformance.text import sentence
 from attest.conformance.typed import decode

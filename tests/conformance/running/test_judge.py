@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from attest.conformance.cases.case import Case
-from attest.conformance.judging.judge import judge, judge_trial
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result, Verdict
+from attest.conformance.running.judge import judge, judge_trial
 from attest.conformance.subject import Subject, find
 from attest.kernels import options
 from attest.reference import defined

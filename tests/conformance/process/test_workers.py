@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from attest.conformance.cases.case import Case
+from attest.conformance.process.pool import Pool
+from attest.conformance.process.settings import WorkerError
+from attest.conformance.process.workers import Job, perform
 from attest.conformance.record import Result, Verdict
 from attest.conformance.running import runner
 from attest.conformance.running.plan import Task
-from attest.conformance.running.pool import Pool
-from attest.conformance.running.process import WorkerError
 from attest.conformance.running.runner import run
-from attest.conformance.running.workers import Job, perform
 from tests import toys
 from tests.conformance.running.fakes import planned, request
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attest.conformance.running import starting
-from attest.conformance.running.workers import Job, perform
+from attest.conformance.process import starting
+from attest.conformance.process.workers import Job, perform
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,7 +31,7 @@ def origin(_subject, name):
 def test_what_is_loaded_ahead_starts_no_thread_and_no_backend():
     """A fork would copy them in whatever state they are."""
     program = (
-        "from attest.conformance.running.process import settle; settle()\n"
+        "from attest.conformance.process.settings import settle; settle()\n"
         "import attest.conformance.running.preloaded, os, sys, jax\n"
         "from jax._src import xla_bridge\n"
         "print(len(os.listdir('/proc/self/task')), len(xla_bridge._backends), file=sys.stderr)"
@@ -70,7 +70,7 @@ def test_a_worker_imports_nothing_from_the_current_folder(tmp_path):
     (tmp_path / "hypothesis.py").write_text("from pathlib import Path\nPath('has run').touch()\n")
     program = (
         f"import sys; sys.path[:1] = [{str(ROOT)!r}]\n"
-        "from tests.conformance.running.test_starting import answer, origin\n"
+        "from tests.conformance.process.test_starting import answer, origin\n"
         "print(answer(origin, 'hypothesis'))"
     )
     done = subprocess.run(

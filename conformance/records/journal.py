@@ -16,7 +16,7 @@ from typing import Any
 
 from attest.conformance.files import FileError, open_regular
 from attest.conformance.record import Result, RunRecord, settled
-from attest.conformance.schema import (
+from attest.conformance.records.schema import (
     JOURNAL,
     result_from_json,
     result_to_json,

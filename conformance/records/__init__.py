@@ -1,0 +1,1 @@
+"""Records, baselines and journals of runs as files, and the schema of their JSON."""
