@@ -9,15 +9,9 @@ from jax.sharding import PartitionSpec as P
 from kernel_cases import normal, qkv
 
 from attest.kernels import shared
-from tests.kernels.interpreted import needs_compiler, run_interpreted
 
 SINKS, BIAS = normal(4, 1), normal(1, 4, 1, 50)
 COTANGENT = normal(2, 40, 4, 16, seed=5)
-
-
-@needs_compiler
-def test_triton_in_a_process_of_its_own():
-    run_interpreted(__file__)
 
 
 def plain(kernel):

@@ -25,9 +25,10 @@ def test_the_parts_are_those_of_the_session() -> None:
 
 def row(group: dict[str, Any]) -> str:
     """A group of moved tests in the table of the page: the tests by name, and what guards main."""
-    names = dict.fromkeys(pattern.partition("[")[0].rstrip("*") for pattern in group["tests"])
+    names = dict.fromkeys(pattern.partition("[")[0].rstrip("*").rstrip(":") for pattern in group["tests"])
     shown = ", ".join(f"`{name.replace('::', '`: `')}`" for name in names)
-    return f"| {shown} | {group['guard']} |"
+    where = "in processes of their own: " if group.get("in_processes") else ""
+    return f"| {where}{shown} | {group['guard']} |"
 
 
 def test_the_page_lists_what_left_main_and_what_guards_it() -> None:

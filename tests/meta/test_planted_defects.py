@@ -149,7 +149,17 @@ def found_by_case(defect: dict[str, Any], site: Path) -> dict[str, Any]:
     return defect["case"]
 
 
-@pytest.mark.parametrize("name", sorted(DEFECTS))
+def needs_of(defect: dict[str, Any]) -> list[pytest.MarkDecorator]:
+    """The marker of a defect whose kernel runs on a GPU."""
+    subject = defect.get("subject", XLA)
+    if subject.startswith(HOPPER):
+        return [pytest.mark.gpu("9.0")]
+    return [pytest.mark.gpu] if subject.startswith(ON_GPU) else []
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_of(defect)) for name, defect in sorted(DEFECTS.items())]
+)
 def test_a_planted_defect_turns_the_suite_red(name: str, tmp_path: Path) -> None:
     defect = DEFECTS[name]
     subject = defect.get("subject", XLA)
