@@ -21,19 +21,12 @@ import pytest
 _SECONDS_A_TEST = 1800
 # The file descriptor over which the second pytest is told what to run.
 _DESCRIPTOR = "ATTEST_TESTS_DESCRIPTOR"
+_DEVICES = "--xla_force_host_platform_device_count="
 _RUNNING: dict[tuple[Any, ...], "_Process"] = {}
 
 
-@dataclass(frozen=True)
-class _Phase:
-    """What a phase of a test ended with: the reason of a skip, or the traceback and output of a failure."""
-
-    outcome: str
-    text: str
-
-
 class _FailedError(Exception):
-    """A failure in the other process; its text is all that there is to show."""
+    """A failure in the other process; its one argument is all that there is to show."""
 
 
 class ProcessItem(pytest.Item):
@@ -50,15 +43,18 @@ class ProcessItem(pytest.Item):
     def runtest(self) -> None:
         if self.config.pluginmanager.hasplugin(_Served.__name__):
             raise _FailedError(f"The process that was made for this test is not as it needs: {self.needs}.")
-        for phase in _process(self).run(self.nodeid, self.following):
-            if phase.outcome == "skipped":
-                pytest.skip(phase.text)
-            if phase.outcome == "failed":
-                raise _FailedError(phase.text)
+        for report in _process(self).run(self.nodeid, self.following):
+            for title, text in report.sections:
+                self.add_report_section("call", title, text)
+            if report.skipped:
+                reason = report.longrepr[2].removeprefix("Skipped: ")
+                raise pytest.skip.Exception(reason, _use_item_location=True)
+            if report.failed:
+                raise _FailedError(report.longrepr)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, _FailedError):
-            return str(excinfo.value)
+            return excinfo.value.args[0]
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
@@ -90,16 +86,17 @@ class _Process:
                 stderr=subprocess.STDOUT,
             )
 
-    def run(self, name: str, following: str) -> list[_Phase]:
-        """Return how each phase of a test ended. Raises _FailedError where the process ends instead."""
-        phases: list[_Phase] = []
+    def run(self, name: str, following: str) -> list[pytest.TestReport]:
+        """Return the reports of a test's phases. Raises _FailedError where the process ends instead."""
+        reports: list[pytest.TestReport] = []
         try:
             self._connection.send((name, following))
             while self._connection.poll(_SECONDS_A_TEST):
-                phase = self._connection.recv()
-                if phase is None:
-                    return phases
-                phases.append(phase)
+                data = self._connection.recv()
+                if data is None:
+                    return reports
+                report = self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
+                reports.append(report)
         except (EOFError, OSError):
             status = f"ended with status {self._running.wait()}"
         else:
@@ -120,9 +117,12 @@ class _Process:
 def _environment(needs: Mapping[str, Any]) -> dict[str, str]:
     variables = {name: value for name, value in needs.items() if name != "devices"}
     if "devices" in needs:
+        others = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(_DEVICES)]
         # First, since XLA reads none after a word that is no flag.
-        flags = f"--xla_force_host_platform_device_count={needs['devices']} {os.environ.get('XLA_FLAGS', '')}"
-        variables |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()}
+        variables |= {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": " ".join([f"{_DEVICES}{needs['devices']}", *others]),
+        }
     return {**os.environ, **variables}
 
 
@@ -183,9 +183,10 @@ def pytest_sessionfinish() -> None:
 
 
 class _Served:
-    """The plugin of the second pytest: runs what it is told, and sends back how each phase ended."""
+    """The plugin of the second pytest: runs what it is told, and sends back the reports."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, config: pytest.Config, connection: Connection) -> None:
+        self._config = config
         self._connection = connection
 
     @pytest.hookimpl(tryfirst=True)
@@ -205,12 +206,8 @@ class _Served:
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if isinstance(report.longrepr, tuple):
-            text = report.longrepr[2].removeprefix("Skipped: ")
-        else:
-            sections = [f"--- {title} ---\n{text}" for title, text in report.sections]
-            text = "\n".join([report.longreprtext, *sections])
-        self._connection.send(_Phase(report.outcome, text))
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._connection.send(data)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -219,4 +216,4 @@ def pytest_configure(config: pytest.Config) -> None:
     descriptor = os.environ.pop(_DESCRIPTOR, None)
     if descriptor is not None:
         os.set_inheritable(int(descriptor), False)
-        config.pluginmanager.register(_Served(Connection(int(descriptor))), _Served.__name__)
+        config.pluginmanager.register(_Served(config, Connection(int(descriptor))), _Served.__name__)
