@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from implementations import flash_kernels
+from implementations import all_kernels, flash_kernels
 from jax.sharding import PartitionSpec as P
 from kernel_cases import normal, qkv
 
@@ -117,7 +117,7 @@ def test_second_call_does_not_retrace(kernel, monkeypatch):
     assert len(traces) == 1
 
 
-@flash_kernels
+@all_kernels
 def test_inputs_are_left_alone(kernel):
     """S19."""
     arrays = [np.array(x) for x in qkv()]

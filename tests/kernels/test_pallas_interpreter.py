@@ -163,7 +163,7 @@ def test_a_fault_fails_a_subject_whose_answer_is_right() -> None:
     from attest.conformance.cases.case import Case
     from attest.conformance.judging.judge import judge
     from attest.kernels.pallas.interpreter import drain_violations
-    from tests.conformance.toy import toy, toy_attention
+    from tests.toys import toy, toy_attention
 
     def careless(query: Any, key: Any, value: Any, **options: Any) -> Any:
         from attest.kernels.pallas.interpreter import interpreted

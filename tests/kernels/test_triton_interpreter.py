@@ -231,7 +231,7 @@ def test_a_read_past_the_end_fails_a_subject_whose_answer_is_right() -> None:
     from attest.kernels.triton.launch import launch
     from attest.kernels.triton.memory import drain_violations
     from attest.kernels.triton.target import Launch
-    from tests.conformance.toy import toy, toy_attention
+    from tests.toys import toy, toy_attention
 
     def careless(query: Any, key: Any, value: Any, **options: Any) -> Any:
         out = toy_attention(query, key, value, **options)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.meta.processes import ROOT, python
+from tests.meta.processes import ROOT, python, tokens
 
 DEFECTS = tomllib.loads((Path(__file__).parent / "planted_defects.toml").read_text())
 XLA = "xla.flash_attention"
@@ -129,11 +129,6 @@ def found_by_search(defect: dict[str, Any], site: Path) -> dict[str, Any]:
     case = minimal["case"]
     assert tokens(case) <= defect["tokens"], case
     return case
-
-
-def tokens(case: dict[str, Any]) -> int:
-    """The queries and keys of a case."""
-    return case.get("q_len", 1) + case.get("kv_len", 1)
 
 
 def found_by_case(defect: dict[str, Any], site: Path) -> dict[str, Any]:

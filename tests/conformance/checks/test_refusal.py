@@ -16,7 +16,7 @@ from attest.conformance.record import Result, Verdict
 from attest.conformance.running.plan import Restriction, load_profile, tasks
 from attest.conformance.subject import Subject
 from attest.conformance.validation import validate_call
-from tests.conformance.toy import toy, toy_attention
+from tests.toys import toy, toy_attention
 
 NAMES = sorted(check.name for check in CHECKS)
 NARROW = {
