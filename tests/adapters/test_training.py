@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import attest.kernels.tunable
@@ -38,6 +38,7 @@ from tests.adapters.training import (
     of_nnx,
 )
 from tests.kernels.kernel_cases import normal, qkv
+from tests.kernels.meshes import mesh
 
 DEVICES = 8
 here = pytest.mark.process(devices=DEVICES)
@@ -151,10 +152,6 @@ def test_a_model_trains_with_a_tuned_configuration(
     agree(losses(*MODELS[name][0]()), of_jax(name))
     assert found
     assert all(x is not None and any(vars(x.config).values()) for x in found), found
-
-
-def mesh() -> Any:
-    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
 @here

@@ -4,7 +4,7 @@ import re
 import tomllib
 from typing import Any
 
-from tests.meta.processes import ROOT
+from tests.meta.processes import ROOT, python
 
 MINUTES = tomllib.loads((ROOT / "tests" / "budget.toml").read_text())["minutes"]
 MOVED = tomllib.loads((ROOT / "tests" / "nightly.toml").read_text())["moved"]
@@ -38,3 +38,13 @@ def test_the_page_lists_what_left_main_and_what_guards_it() -> None:
 
 def test_the_page_names_the_parts() -> None:
     assert re.findall(r"^\| ([a-z ]+) \|", PAGE.partition("## At night")[0], re.M)[1:] == list(MINUTES)
+
+
+def test_of_a_file_those_in_processes_move_but_for_the_ones_that_stay() -> None:
+    file = "tests/kernels/ring/test_ring_page.py"
+    done = python(
+        ROOT, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", file, HYPOTHESIS_PROFILE="ci"
+    )
+    found = set(re.findall(rf"^{file}::(\w+)", done.stdout, re.M))
+    assert {"test_the_table_has_every_strategy", "test_the_page_runs_on_eight_devices"} <= found
+    assert "test_a_program_sends_the_bytes_of_the_page" not in found

@@ -16,12 +16,11 @@ from attest.kernels.operations import (
     FlashAttention,
     FlashAttentionConfig,
     MaskInfo,
-    Tuner,
-    create_default_executor,
 )
 from attest.kernels.operations.easydel import FlashAttn, OperationMetadata
-from attest.kernels.operations.judging import Judgement
 from tests.kernels.kernel_cases import normal, qkv
+from tests.kernels.meshes import mesh
+from tests.kernels.operations.toy import first_refused
 
 DEVICES = 8
 pytestmark = pytest.mark.process(devices=DEVICES)
@@ -67,10 +66,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any]]] = {
         {"causal": True},
     ),
 }
-
-
-def mesh(kind: AxisType = AxisType.Auto) -> Any:
-    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -234,14 +229,7 @@ def test_a_call_over_a_mesh_runs_with_what_was_tuned_for_the_part_of_a_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tunable, "MOST_CANDIDATES", 1)
-    judged: list[Any] = []
-
-    def judge(call: Any) -> Judgement:
-        judged.append(call)
-        return Judgement(len(judged) > 1)
-
-    executor = create_default_executor()
-    executor.chooser.tuner = Tuner(1, 1, judge)
+    executor, judged = first_refused()
     executor.chooser.policy = AutotunePolicy(cache_miss_fallback="heuristics")
     where: Any = {"mesh": mesh(), "in_specs": (SPEC, P("data"), P("data")), "out_specs": SPEC}
     query, key, value = (sixteen_bits(x) for x in qkv(4, 300, 300, 8, 2, 8, 8))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attest.kernels import operations, xla
@@ -20,6 +20,7 @@ from attest.kernels.operations import (
 )
 from attest.kernels.ring import ring_attention
 from tests.kernels.kernel_cases import qkv
+from tests.kernels.meshes import mesh
 
 DEVICES = 8
 pytestmark = pytest.mark.process(devices=DEVICES)
@@ -29,10 +30,6 @@ found = pytest.mark.found_outside
 QKV = qkv(4, 16, 16, 4, 4, 8, 8)
 SPECS = {"flash": P("data", None, "model"), "ring": P("data", "model")}
 OPERATIONS: dict[str, Kernel[Any, Any]] = {"flash": FlashAttention(), "ring": RingAttention()}
-
-
-def mesh() -> Any:
-    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
 def where(kind: str, **changes: Any) -> dict[str, Any]:
