@@ -126,6 +126,21 @@ def test_no_process_is_started_by_one_that_was_started(folder: Path) -> None:
     assert "is not as it needs: {'NEEDED': '1'}" in done.stdout
 
 
+def test_one_that_hangs_is_ended_and_the_next_runs(folder: Path) -> None:
+    (folder / "conftest.py").write_text("from tests import own_process\nown_process._SECONDS_A_TEST = 20\n")
+    (folder / "test_toy.py").write_text(
+        "import time, pytest\n"
+        "pytestmark = pytest.mark.process(NEEDED='1')\n"
+        "def test_hangs():\n"
+        "    time.sleep(600)\n"
+        "def test_next():\n"
+        "    pass\n"
+    )
+    done = run(folder)
+    assert outcomes(done.stdout) == {"test_hangs": "FAILED", "test_next": "PASSED"}, done.stdout
+    assert "The process of this test gave no answer in 20 seconds" in done.stdout
+
+
 def test_devices_are_those_of_a_cpu(tmp_path: Path) -> None:
     (tmp_path / "test_toy.py").write_text(
         "import jax, pytest\n"
