@@ -19,6 +19,8 @@ import pytest
 
 # Interpreted kernels are slow, and at night a property test draws many examples.
 _SECONDS_A_TEST = 1800
+# What a process takes at most to end once there is nothing more to run.
+_SECONDS_TO_END = 60
 # The file descriptor over which the second pytest is told what to run.
 _DESCRIPTOR = "ATTEST_TESTS_DESCRIPTOR"
 _DEVICES = "--xla_force_host_platform_device_count="
@@ -61,7 +63,7 @@ class ProcessItem(pytest.Item):
         return self._test.reportinfo()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Process:
     """A second pytest, on one file, and the connection over which it is told what to run."""
 
@@ -97,12 +99,11 @@ class _Process:
                     return reports
                 report = self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
                 reports.append(report)
-        except (EOFError, OSError):
-            status = f"ended with status {self._running.wait()}"
-        else:
             status = f"gave no answer in {_SECONDS_A_TEST} seconds"
             self._running.kill()
-        self._running.wait()
+            self._running.wait()
+        except (EOFError, OSError):
+            status = f"ended with status {self._running.wait()}"
         self._output.seek(0)
         said = self._output.read().decode(errors="replace")
         _close(self)
@@ -110,7 +111,11 @@ class _Process:
 
     def close(self) -> None:
         self._connection.close()
-        self._running.wait()
+        try:
+            self._running.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._running.kill()
+            self._running.wait()
         self._output.close()
 
 
