@@ -28,6 +28,8 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 
 annotated.install()
 
+pytest_plugins = ["tests.gpus", "tests.own_process"]
+
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
 settings.register_profile("dev", deadline=None, suppress_health_check=_SLOW_IS_FINE)
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None, print_blob=True)
@@ -50,12 +52,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if not item.nodeid.startswith(_COVERING):
                 item.add_marker("no_cover")
-    moved = tomllib.loads((Path(__file__).parent / "nightly.toml").read_text())["moved"]
-    for pattern in (pattern for group in moved for pattern in group["tests"]):
-        found = [
-            item for item in items if re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), item.nodeid)
-        ]
-        for item in found:
+    for group in tomllib.loads((Path(__file__).parent / "nightly.toml").read_text())["moved"]:
+        in_processes = group.get("in_processes", False)
+        able = [item for item in items if not in_processes or item.get_closest_marker("process")]
+        patterns = {
+            pattern: _matching(pattern, able) for pattern in (*group["tests"], *group.get("stay", ()))
+        }
+        for pattern, found in patterns.items():
+            if not found and not config.option.file_or_dir:
+                raise pytest.UsageError(f"tests/nightly.toml: {pattern!r} is the id of no test")
+        staying = {item for pattern in group.get("stay", ()) for item in patterns[pattern]}
+        for item in {item for pattern in group["tests"] for item in patterns[pattern]} - staying:
             item.add_marker("nightly")
-        if not found and not config.option.file_or_dir:
-            raise pytest.UsageError(f"tests/nightly.toml: {pattern!r} is the id of no test")
+
+
+def _matching(pattern: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    expression = re.compile(".*".join(map(re.escape, pattern.split("*"))))
+    return [item for item in items if expression.fullmatch(item.nodeid)]

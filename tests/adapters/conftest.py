@@ -5,12 +5,11 @@ The libraries are in the dependency group adapters. Where one is not installed, 
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import jax
 import pytest
 
-from attest.kernels.operations import functions
+from tests.kernels.operations.conftest import own_cache_folder
 
 _NEEDS = {
     "test_flax_linen.py": ("flax",),
@@ -18,6 +17,9 @@ _NEEDS = {
     "test_equinox.py": ("equinox",),
     "test_training.py": ("flax", "equinox"),
 }
+# A fixture of every test here.
+__all__ = ["own_cache_folder"]
+
 collect_ignore = [file for file, packages in _NEEDS.items() if None in map(find_spec, packages)]
 
 
@@ -25,11 +27,3 @@ collect_ignore = [file for file, packages in _NEEDS.items() if None in map(find_
 def promotion_of_model_libraries() -> Iterator[None]:
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
-
-
-@pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ATTEST_CACHE_DIR", str(tmp_path / "cache"))
-    functions.default_executor.cache_clear()
-    yield
-    functions.default_executor.cache_clear()

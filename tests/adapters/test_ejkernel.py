@@ -17,10 +17,9 @@ from jax.sharding import PartitionSpec as P
 from attest.kernels.adapters.ejkernel import ring_attention, ring_flash_attention_call
 from attest.kernels.operations import BwdParams, FwdParams
 from tests.adapters.exact import assert_exact, normal
-from tests.kernels.alone import run_alone
 
 DEVICES = 2
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of two devices")
+here = pytest.mark.process(devices=DEVICES)
 NAMES = (
     "query", "key", "value", "attention_mask", "bias", "softmax_scale", "dropout_prob", "causal",
     "dropout_seed", "fwd_params", "bwd_params", "sliding_window", "logits_soft_cap", "axis_name",
@@ -37,22 +36,6 @@ NOTHING: dict[str, Any] = {
     **dict.fromkeys(NAMES[3:]), "dropout_prob": 0.0, "causal": False, "axis_name": "x"
 }  # fmt: skip
 BY_ROWS, BY_KEYS, WHOLE = P(None, None, "x"), P(None, None, None, "x"), P()
-
-
-elsewhere = pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of two devices")
-
-
-@elsewhere
-def test_sizes_of_forward_in_a_process_of_two_devices() -> None:
-    test = test_sizes_reach_the_pairs_and_change_nothing_beyond_rounding.__name__
-    run_alone(
-        f"{__file__}::{test}[forward0-None-False]", {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES
-    )
-
-
-@elsewhere
-def test_all_of_this_in_a_process_of_two_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
 
 
 def spread(arrays: dict[str, Any], specs: dict[str, P], **options: Any) -> jax.Array:

@@ -12,6 +12,7 @@ from flax import nnx
 
 from attest.kernels.adapters.flax_nnx import dot_product_attention
 from tests.adapters.roundings import check, our_bernoulli
+from tests.adapters.wrong_shapes import WRONG_SHAPES, wrong_shapes
 from tests.kernels.kernel_cases import normal, qkv
 
 X = normal(2, 9, 16)
@@ -172,24 +173,12 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
         dot_product_attention(*qkv(1, 5, 5, 2, 2, 8, 8), **options)
 
 
-WRONG_SHAPES: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
-    "no heads": ({"query": (5, 8)}, r"query: got shape \(5, 8\)"),
-    "another rank": ({"key": (5, 2, 8)}, r"key: got shape \(5, 2, 8\); .* the batch \(1,\) of query"),
-    "another batch": ({"value": (3, 5, 2, 8)}, r"value: got shape \(3, 5, 2, 8\)"),
-    "another depth": ({"key": (1, 5, 2, 4)}, "key: got head dim 4; expected 8"),
-    "another length": ({"value": (1, 6, 2, 8)}, r"value: got shape \(1, 6, 2, 8\)"),
-    "other heads": ({"query": (1, 5, 3, 8)}, "query: got 3 heads with 2 key heads"),
-    "no key heads": ({"key": (1, 5, 0, 8), "value": (1, 5, 0, 8)}, "query: got 2 heads with 0 key heads"),
-}
-
-
 @pytest.mark.found_outside
 @pytest.mark.parametrize("name", WRONG_SHAPES)
 def test_shapes_are_refused_before_options(name: str) -> None:
     """Here every option is wrong, too."""
-    shapes, message = WRONG_SHAPES[name]
-    arrays = {x: jnp.ones(shapes.get(x, (1, 5, 2, 8))) for x in ("query", "key", "value")}
-    with pytest.raises(ValueError, match=f"^{message}"):
+    arrays, message = wrong_shapes(name)
+    with pytest.raises(ValueError, match=message):
         dot_product_attention(**arrays, dropout_rate=2.0, precision="exact")
 
 

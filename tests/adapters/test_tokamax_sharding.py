@@ -7,10 +7,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attest.kernels.adapters.tokamax import attention_op, dot_product_attention
 from tests.adapters.exact import normal
-from tests.kernels.alone import run_alone
 
 DEVICES = 2
-several = pytest.mark.skipif(jax.device_count() < DEVICES, reason="needs several devices")
+pytestmark = pytest.mark.process(devices=DEVICES)
 
 ARRAYS = [normal(2, 6, heads, 8, seed=heads) for heads in (4, 2, 2)]
 SPECS = {
@@ -25,12 +24,6 @@ def mesh(kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
     return jax.make_mesh((DEVICES,), ("x",), axis_types=(kind,))
 
 
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="has several devices")
-def test_all_of_this_in_a_process_of_several_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
-
-
-@several
 @pytest.mark.parametrize("jitted", [True, False])
 @pytest.mark.parametrize("name", SPECS)
 def test_out_is_sharded_as_query_is(name: str, jitted: bool) -> None:
@@ -44,7 +37,6 @@ def test_out_is_sharded_as_query_is(name: str, jitted: bool) -> None:
     np.testing.assert_allclose(out, dot_product_attention(*ARRAYS, is_causal=True), rtol=1e-5, atol=1e-5)
 
 
-@several
 @pytest.mark.parametrize("jitted", [True, False])
 @pytest.mark.parametrize("name", ["batch", "heads"])
 def test_out_is_sharded_on_an_explicit_mesh(name: str, jitted: bool) -> None:
@@ -59,7 +51,6 @@ def test_out_is_sharded_on_an_explicit_mesh(name: str, jitted: bool) -> None:
     np.testing.assert_allclose(out, dot_product_attention(*ARRAYS, is_causal=True), rtol=1e-5, atol=1e-5)
 
 
-@several
 @pytest.mark.parametrize("heads", [1, 2])
 def test_key_heads_that_the_devices_do_not_divide_are_whole(heads: int) -> None:
     arrays = [ARRAYS[0], *(x[:, :, :heads] for x in ARRAYS[1:])]
@@ -68,7 +59,6 @@ def test_key_heads_that_the_devices_do_not_divide_are_whole(heads: int) -> None:
     np.testing.assert_allclose(out, dot_product_attention(*arrays), rtol=1e-5, atol=1e-5)
 
 
-@several
 def test_gradients_on_a_mesh() -> None:
     sharding = NamedSharding(mesh(), SPECS["heads"])
 
@@ -105,7 +95,6 @@ REFUSED = {
 }
 
 
-@several
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals(name: str) -> None:
     kind, message, specs = REFUSED[name]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import attest.kernels.tunable
@@ -37,12 +37,11 @@ from tests.adapters.training import (
     of_function,
     of_nnx,
 )
-from tests.kernels.alone import run_alone
 from tests.kernels.kernel_cases import normal, qkv
+from tests.kernels.meshes import mesh
 
 DEVICES = 8
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
-elsewhere = pytest.mark.skipif(jax.device_count() >= DEVICES, reason="runs in a process of one device")
+here = pytest.mark.process(devices=DEVICES)
 
 type Model = Callable[..., tuple[Loss, Any]]
 
@@ -97,13 +96,11 @@ def of_jax(name: str) -> np.ndarray:
     return losses(*MODELS[name][1]())
 
 
-@elsewhere
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_as_with_the_attention_of_jax(name: str) -> None:
     agree(losses(*MODELS[name][0]()), of_jax(name))
 
 
-@elsewhere
 @pytest.mark.parametrize("name", MODELS)
 def test_an_adapter_that_drops_the_causal_mask_is_found(name: str) -> None:
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
@@ -137,7 +134,6 @@ def _all_but_the_first() -> Callable[..., Judgement]:
     return judge
 
 
-@elsewhere
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_with_a_tuned_configuration(
     name: str, tuned_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,15 +152,6 @@ def test_a_model_trains_with_a_tuned_configuration(
     agree(losses(*MODELS[name][0]()), of_jax(name))
     assert found
     assert all(x is not None and any(vars(x.config).values()) for x in found), found
-
-
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
-def test_all_of_this_in_a_process_of_eight_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
-
-
-def mesh() -> Any:
-    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
 @here

@@ -19,7 +19,7 @@ from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.subject import Limits, Subject, find
 from attest.reference.semantics import STANDARD
-from tests.conformance.toy import toy, toy_attention
+from tests.toys import toy, toy_attention
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Which kernels the shared tests hold to the clauses, and where: Triton's in a process with its interpreter.
-
-A file of shared tests runs `run_interpreted(__file__)` once, so that each kernel is tested in one process.
-"""
+"""The kernels that the shared tests hold to the clauses; Triton's run in a process with its interpreter."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +8,7 @@ import jax
 import pytest
 
 from attest.kernels import triton, xla
-from tests.kernels.interpreted import needs_compiler, needs_interpreter
+from tests.kernels.interpreted import needs_interpreter
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,16 +57,11 @@ TRITON = Kernel(
 )
 
 _FLASH = [
-    pytest.param(XLA, id="xla", marks=needs_compiler),
-    pytest.param(WHOLE, id="xla in one piece", marks=needs_compiler),
+    pytest.param(XLA, id="xla"),
+    pytest.param(WHOLE, id="xla in one piece"),
     pytest.param(TRITON, id="triton", marks=needs_interpreter),
 ]
-XLA_KERNELS = [
-    pytest.param(XLA, id="xla", marks=needs_compiler),
-    pytest.param(WHOLE, id="xla in one piece", marks=needs_compiler),
-    pytest.param(MATERIALISED, id="materialised", marks=needs_compiler),
-]
+_MATERIALISED = pytest.param(MATERIALISED, id="materialised")
+XLA_KERNELS = [*_FLASH[:2], _MATERIALISED]
 flash_kernels = pytest.mark.parametrize("kernel", _FLASH)
-all_kernels = pytest.mark.parametrize(
-    "kernel", [*_FLASH, pytest.param(MATERIALISED, id="materialised", marks=needs_compiler)]
-)
+all_kernels = pytest.mark.parametrize("kernel", [*_FLASH, _MATERIALISED])

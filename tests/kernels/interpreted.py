@@ -1,12 +1,18 @@
-"""Tests that need Triton's interpreter: how they are marked, and how they run where it was not asked for."""
+"""Tests that need the interpreter of Triton or of Pallas's TPU kernels: the markers of their processes."""
+
+import os
 
 import pytest
 
-from attest.kernels.triton.target import INTERPRETED
 from tests.kernels.alone import run_alone
 
-needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs in a process with TRITON_INTERPRET=1")
-needs_compiler = pytest.mark.skipif(INTERPRETED, reason="runs in a process without TRITON_INTERPRET=1")
+# The choice is made where a kernel is defined.
+needs_interpreter = pytest.mark.process(devices=2, TRITON_INTERPRET="1")
+# XLA makes its threads when it starts.
+needs_tpu_interpreter = pytest.mark.process(devices=2, PJRT_NPROC="8")
+needs_compiler = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="runs in a process without TRITON_INTERPRET=1"
+)
 
 
 def run_interpreted(file: str) -> None:

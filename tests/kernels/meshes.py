@@ -16,6 +16,11 @@ def mesh_of(batch: int, heads: int, kind: AxisType = AxisType.Explicit) -> Any:
     return jax.make_mesh((batch, heads), ("data", "model"), axis_types=(kind,) * 2)
 
 
+def mesh(kind: AxisType = AxisType.Auto) -> Any:
+    """Of all eight devices."""
+    return mesh_of(2, 4, kind)
+
+
 def assert_same(found: Any, wanted: Any) -> None:
     """Within the order of float32 sums: the same pairs are visible, and the same ones are dropped."""
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):

@@ -12,7 +12,6 @@ from attest import kernels
 from attest.kernels import triton, xla
 from attest.kernels.annotations import Lse, Out
 from attest.kernels.pallas import mosaic_gpu, tpu
-from tests.kernels.interpreted import needs_compiler
 
 
 class Hostile:
@@ -44,7 +43,6 @@ MALFORMED = [
 ]
 
 
-@needs_compiler
 @pytest.mark.parametrize(("name", "spoilt"), MALFORMED, ids=str)
 def test_a_malformed_call_is_refused_in_the_words_of_the_one_that_is_chosen(name, spoilt):
     """S20: never by the choice."""

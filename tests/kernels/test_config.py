@@ -18,7 +18,6 @@ from attest.kernels.config import from_json, implementation_of, to_json
 from attest.kernels.implementation import Capabilities, Implementation, Passes
 from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.pallas import mosaic_gpu, tpu
-from tests.kernels.interpreted import needs_compiler
 
 TILE = {"k": 64, "stages": 2, "consumers": 2, "registers": [240, 24], "partial_sums": True}
 STEP = {"step": 64, "stages": 2, "consumers": 2, "registers": [240, 24]}
@@ -90,7 +89,6 @@ def test_a_config_is_frozen(name):
         config.forward = None
 
 
-@needs_compiler
 def test_reading_a_configuration_imports_no_kernel():
     """So that any machine can read what another one measured."""
     code = (
@@ -282,7 +280,6 @@ def test_a_config_that_belongs_to_nothing_is_refused():
 CONFIG = xla.Config(xla.ChunkSizes(16, 12), xla.ChunkSizes(12, 17))
 
 
-@needs_compiler
 def test_a_call_with_a_config_is_one_with_its_block_sizes():
     """It names the implementation, also after a journey through JSON."""
     want = xla.flash_attention(*qkv(), fwd_params=CONFIG.forward, bwd_params=CONFIG.backward)
@@ -291,7 +288,6 @@ def test_a_call_with_a_config_is_one_with_its_block_sizes():
         np.testing.assert_array_equal(got, want)
 
 
-@needs_compiler
 def test_both_passes_of_a_call_read_their_part_of_a_config():
     received: list[Any] = []
 

@@ -10,13 +10,6 @@ from feature_cases import DROPOUT, FEATURES, KEY_POSITIONS, assert_close, expect
 from implementations import XLA_KERNELS, all_kernels, flash_kernels
 from kernel_cases import normal, plain_attention, qkv
 
-from tests.kernels.interpreted import needs_compiler, run_interpreted
-
-
-@needs_compiler
-def test_triton_in_a_process_of_its_own():
-    run_interpreted(__file__)
-
 
 @functools.cache
 def compiled(kernel, name):

@@ -12,7 +12,7 @@ from implementations import MATERIALISED, TRITON, WHOLE, XLA
 from kernel_cases import normal, qkv
 
 from attest.kernels.exponents import HUGE
-from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
+from tests.kernels.interpreted import needs_interpreter
 
 # As nox compiles the other tests, no multiplication is fused with a subtraction.
 OPTIMIZED = {"xla_backend_optimization_level": 3}
@@ -87,7 +87,6 @@ def compiled(kernel, name):
     return jax.jit(call, compiler_options=OPTIMIZED)
 
 
-@needs_compiler
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("kernel", [XLA, WHOLE, MATERIALISED], ids=["xla", "whole", "materialised"])
 def test_logits_of_any_size(kernel, name):
@@ -110,11 +109,6 @@ def test_logits_of_any_size(kernel, name):
         check(compiled(kernel, name), (query, key * np.float32(factor ** (1 - share)), value), OPTIONS[name])
 
     holds()
-
-
-@needs_compiler
-def test_triton_in_a_process_of_its_own():
-    run_interpreted(__file__)
 
 
 @needs_interpreter

@@ -4,20 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from implementations import flash_kernels
+from implementations import all_kernels, flash_kernels
 from jax.sharding import PartitionSpec as P
 from kernel_cases import normal, qkv
 
 from attest.kernels import shared
-from tests.kernels.interpreted import needs_compiler, run_interpreted
 
 SINKS, BIAS = normal(4, 1), normal(1, 4, 1, 50)
 COTANGENT = normal(2, 40, 4, 16, seed=5)
-
-
-@needs_compiler
-def test_triton_in_a_process_of_its_own():
-    run_interpreted(__file__)
 
 
 def plain(kernel):
@@ -123,7 +117,7 @@ def test_second_call_does_not_retrace(kernel, monkeypatch):
     assert len(traces) == 1
 
 
-@flash_kernels
+@all_kernels
 def test_inputs_are_left_alone(kernel):
     """S19."""
     arrays = [np.array(x) for x in qkv()]

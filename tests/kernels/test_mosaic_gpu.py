@@ -231,7 +231,7 @@ def hopper() -> bool:
     return device.platform == "gpu" and getattr(device, "compute_capability", "") == "9.0"
 
 
-needs_hopper = pytest.mark.skipif(not hopper(), reason="the kernels run on Hopper GPUs alone")
+needs_hopper = pytest.mark.gpu("9.0")
 
 
 @pytest.mark.skipif(hopper(), reason="here is a Hopper GPU")

@@ -1,6 +1,5 @@
 """S19: the interpreter of TPU kernels sees races, accesses outside arrays and what is not initialised."""
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -13,24 +12,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from attest.conformance.record import Verdict
 from attest.reference.semantics import STANDARD
-from tests.kernels.alone import run_alone
-
-INTERPRETED = "PJRT_NPROC" in os.environ
-needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs in a process with PJRT_NPROC=8")
-needs_none = pytest.mark.skipif(INTERPRETED, reason="runs in a process without PJRT_NPROC")
+from tests.kernels.interpreted import needs_tpu_interpreter
 
 
-def run_in_interpreter(file: str) -> None:
-    """Runs the tests of a file in a process of its own: XLA makes its threads when it starts."""
-    run_alone(file, {"PJRT_NPROC": "8", "JAX_PLATFORMS": "cpu"}, seconds=900)
-
-
-@needs_none
-def test_all_of_this_in_a_process_of_its_own() -> None:
-    run_in_interpreter(__file__)
-
-
-@needs_none
 def test_a_process_with_too_few_threads_is_refused() -> None:
     from attest.kernels.pallas.interpreter import interpreted
 
@@ -74,14 +58,14 @@ X = jnp.arange(32 * 16, dtype=jnp.float32).reshape(32, 16)
 OWN = rows(lambda i: i)
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 @pytest.mark.parametrize("semantics", ["parallel", "arbitrary"])
 def test_a_kernel_without_fault_is_let_be(semantics: str) -> None:
     np.testing.assert_array_equal(run(copies, X, 4, OWN, OWN, semantics), X)
     assert drained() == []
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 def test_two_cores_that_write_one_block_race() -> None:
     run(copies, X, 4, OWN, rows(lambda i: 0 * i), "parallel")
     ((kind, sentence),) = drained()
@@ -90,7 +74,7 @@ def test_two_cores_that_write_one_block_race() -> None:
     assert drained() == []
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 def test_a_sum_over_a_parallel_axis_races() -> None:
     def adds(x: Any, y: Any) -> None:
         y[...] = y[...] + x[...]
@@ -99,7 +83,7 @@ def test_a_sum_over_a_parallel_axis_races() -> None:
     assert {kind for kind, _ in drained()} == {"race"}
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 def test_a_block_outside_its_array_is_seen_and_the_next_kernel_runs() -> None:
     y = run(copies, X, 4, rows(lambda i: i + 1), OWN, "arbitrary")
     ((kind, sentence),) = drained()
@@ -109,7 +93,7 @@ def test_a_block_outside_its_array_is_seen_and_the_next_kernel_runs() -> None:
     test_a_kernel_without_fault_is_let_be("parallel")
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 @pytest.mark.parametrize("reads", [True, False])
 def test_an_access_outside_a_block_is_seen(reads: bool) -> None:
     def strays(x: Any, y: Any) -> None:
@@ -125,7 +109,7 @@ def test_an_access_outside_a_block_is_seen(reads: bool) -> None:
     assert sentence.startswith("toy: Out-of-bounds ")
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 def test_what_is_not_initialised_is_nan() -> None:
     def reads_scratch(x: Any, y: Any, scratch: Any) -> None:
         y[...] = x[...] + scratch[...]
@@ -139,7 +123,7 @@ def test_what_is_not_initialised_is_nan() -> None:
     assert drained() == []
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 def test_a_block_that_is_left_and_begun_again_is_seen() -> None:
     run(copies, X, 4, OWN, rows(lambda i: i % 2), "arbitrary")
     ((kind, sentence),) = drained()
@@ -147,7 +131,7 @@ def test_a_block_that_is_left_and_begun_again_is_seen() -> None:
     assert sentence.startswith("toy: Revisited block")
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 def test_the_seed_decides_the_order_of_parallel_steps() -> None:
     from attest.kernels.pallas.interpreter import interpreted
 
@@ -174,12 +158,12 @@ def test_the_seed_decides_the_order_of_parallel_steps() -> None:
     assert orders[0] != orders[1] != orders[2]
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 def test_a_fault_fails_a_subject_whose_answer_is_right() -> None:
     from attest.conformance.cases.case import Case
     from attest.conformance.running.judge import judge
     from attest.kernels.pallas.interpreter import drain_violations
-    from tests.conformance.toy import toy, toy_attention
+    from tests.toys import toy, toy_attention
 
     def careless(query: Any, key: Any, value: Any, **options: Any) -> Any:
         from attest.kernels.pallas.interpreter import interpreted

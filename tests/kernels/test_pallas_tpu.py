@@ -15,18 +15,13 @@ from attest.kernels import xla
 from attest.kernels.pallas.tpu import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
 from attest.kernels.pallas.tpu.blocks import choose
 from attest.kernels.philox import dropout_words, keep_mask
-from tests.kernels.test_pallas_interpreter import needs_interpreter, needs_none, run_in_interpreter
+from tests.kernels.interpreted import needs_tpu_interpreter
 
 BLOCKS: dict[str, Any] = {
     "fwd_params": BlockSizes(16, 16),
     "bwd_params": BackwardSizes(BlockSizes(16, 24), BlockSizes(24, 16), BlockSizes(16, 16)),
 }
 X = jnp.ones((1, 8, 2, 16))
-
-
-@needs_none
-def test_all_of_this_in_a_process_of_its_own() -> None:
-    run_in_interpreter(__file__)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +58,7 @@ AGREE = (
 )
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 @pytest.mark.parametrize("name", AGREE)
 def test_out_lse_and_gradients_are_those_of_the_clauses(name: str) -> None:
     options, arrays, floats, cotangents = problem(name)
@@ -76,7 +71,7 @@ def test_out_lse_and_gradients_are_those_of_the_clauses(name: str) -> None:
     assert_close(interpreted(run)(arrays, floats), expected(name))
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 def test_bfloat16_sums_in_float32() -> None:
     arrays: Any = qkv(dtype="bfloat16")
     got = interpreted(lambda *a: flash_attention(*a, causal=True, **BLOCKS))(*arrays)
@@ -86,7 +81,7 @@ def test_bfloat16_sums_in_float32() -> None:
     np.testing.assert_allclose(got.astype(jnp.float32), want, rtol=2**-7, atol=2**-7)
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 @pytest.mark.parametrize("options", [{}, {"logits_soft_cap": 1.1e30}])
 def test_finite_logits_of_any_size_keep_their_weights(options: dict[str, Any]) -> None:
     """One key has all the weight of a row: of its value is out, and of the row's cotangent its dvalue."""
@@ -108,7 +103,7 @@ def test_finite_logits_of_any_size_keep_their_weights(options: dict[str, Any]) -
     assert np.isfinite(np.asarray(d_key, float)).all()
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 def test_poison_in_a_hidden_bias_stays_behind_the_cap() -> None:
     arrays, clean = qkv(batch=1), normal(1, 4, 40, 50)
     mask = np.arange(2000).reshape(1, 1, 40, 50) % 3 > 0
@@ -140,7 +135,7 @@ def sharded(call: Any) -> Any:
 WAYS: dict[str, Any] = {"jit": jax.jit, "remat": jax.checkpoint, "vmap": vmapped, "shard_map": sharded}
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 @pytest.mark.parametrize("way", WAYS)
 def test_every_transform_gives_the_same_answer(way: str) -> None:
     """A NaN in a value that some rows see: what shows it must be right under each of them."""
@@ -159,7 +154,7 @@ def test_every_transform_gives_the_same_answer(way: str) -> None:
     assert jnp.isnan(got[0]).sum() == 2 * 5  # two query heads, the rows that see key 20
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 def test_the_order_of_a_grid_changes_no_bit() -> None:
     arrays = qkv(batch=1)
 
@@ -172,7 +167,7 @@ def test_the_order_of_a_grid_changes_no_bit() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 def test_dropout_keeps_what_the_generator_says() -> None:
     """With logits of 0 and the unit matrix for a value, out is the weights themselves."""
     batch, rows, keys, heads, probability = 2, 20, 40, 2, 0.3
@@ -194,7 +189,7 @@ def test_dropout_keeps_what_the_generator_says() -> None:
         np.testing.assert_allclose(weights[b], want, rtol=1e-6)
 
 
-@needs_interpreter
+@needs_tpu_interpreter
 def test_hidden_blocks_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4 x 4 blocks of equal lengths, causal order shows the ten on the diagonal and below."""
     from attest.kernels.pallas.interpreter import stock

@@ -1,5 +1,6 @@
 """Unrounded results on parts of the keys: float32, and merged to what the call on all keys gives."""
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,20 +24,16 @@ from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.pallas import tpu
 from attest.kernels.partial import merge_parts
 from attest.kernels.shared import attend
-from attest.kernels.triton.target import INTERPRETED as IN_TRITON
 from attest.kernels.visibility import hides_pairs
-from tests.kernels.interpreted import run_interpreted
-from tests.kernels.test_mosaic_gpu import hopper
-from tests.kernels.test_pallas_interpreter import INTERPRETED as IN_PALLAS
-from tests.kernels.test_pallas_interpreter import run_in_interpreter
+from tests.kernels.interpreted import needs_interpreter, needs_tpu_interpreter
+from tests.kernels.test_mosaic_gpu import needs_hopper
 
+IN_PALLAS = "PJRT_NPROC" in os.environ
 BATCH, Q, K, K_HEADS, GROUP, DIM, VALUE_DIM = 1, 20, 32, 1, 2, 16, 8
 HEADS = K_HEADS * GROUP
 # Two roundings of a float32 sum of terms below 4, with some to spare. A rounding to bfloat16 is 2**-9.
 TOLERANCE: dict[str, Any] = {"rtol": 2e-6, "atol": 4e-6}
 RNG = np.random.default_rng(7)
-
-needs_neither = pytest.mark.skipif(IN_TRITON or IN_PALLAS, reason="runs in a process without an interpreter")
 
 
 def normal(*shape: int) -> jax.Array:
@@ -66,21 +63,6 @@ SEGMENTS: dict[str, Any] = {
 DROPOUT: dict[str, Any] = {"dropout_prob": 0.25, "dropout_seed": 3, "causal": True}
 
 
-@needs_neither
-@pytest.mark.parametrize("run", [run_interpreted, run_in_interpreter], ids=["triton", "pallas tpu"])
-def test_interpreted_kernels_in_processes_of_their_own(run: Callable[[str], None]) -> None:
-    run(__file__)
-
-
-@pytest.fixture(autouse=True)
-def no_violations_of_tpu_kernels() -> Generator[None]:
-    yield
-    if IN_PALLAS:
-        from attest.kernels.pallas.interpreter import drain_violations
-
-        assert [str(violation) for violation in drain_violations()] == []
-
-
 TPU_BLOCKS = {"fwd_params": tpu.BlockSizes(24, 16), "bwd_params": tpu.BlockSizes(24, 16)}
 KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "xla": ("xla", XLA.blocks),
@@ -89,16 +71,9 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "pallas tpu": ("pallas_tpu", TPU_BLOCKS),
     "hopper": ("mosaic_gpu", {}),
 }
-
-
-def _here(name: str) -> bool:
-    if name == "hopper" and not hopper():
-        return False
-    return (name == "triton") == IN_TRITON and (name == "pallas tpu") == IN_PALLAS
-
-
+PLACES = {"triton": needs_interpreter, "pallas tpu": needs_tpu_interpreter, "hopper": needs_hopper}
 kernels = pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.skipif(not _here(x), reason="not here")) for x in KERNELS]
+    "name", [pytest.param(x, marks=PLACES[x]) if x in PLACES else x for x in KERNELS]
 )
 
 
@@ -123,6 +98,15 @@ def interpreting() -> Any:
     from attest.kernels.pallas.interpreter import interpreted
 
     return interpreted(1)
+
+
+@pytest.fixture(autouse=True)
+def no_violations_of_tpu_kernels() -> Generator[None]:
+    yield
+    if IN_PALLAS:
+        from attest.kernels.pallas.interpreter import drain_violations
+
+        assert [str(violation) for violation in drain_violations()] == []
 
 
 @lru_cache
@@ -206,7 +190,6 @@ def test_parts_merge_to_the_whole(name: str, options: dict[str, Any]) -> None:
         np.testing.assert_array_equal(lse[..., 19], -np.inf)
 
 
-@needs_neither
 @pytest.mark.parametrize("name", ["xla", "xla in one piece"])
 @hypothesis_settings(max_examples=10)
 @given(order=st.permutations(range(K)), seed=st.integers(0, 99))
@@ -266,7 +249,6 @@ def test_rounding_last_gives_the_ordinary_results(name: str) -> None:
     np.testing.assert_array_equal(ordinary.row_max, exact.row_max)
 
 
-@needs_neither
 @pytest.mark.parametrize("name", ["xla", "xla in one piece"])
 @pytest.mark.parametrize("keys", [K, 0])
 def test_an_unrounded_call_is_differentiable(name: str, keys: int) -> None:
@@ -286,7 +268,6 @@ def test_an_unrounded_call_is_differentiable(name: str, keys: int) -> None:
         np.testing.assert_allclose(*(x.astype(jnp.float32) for x in (one, other)), rtol=2e-2, atol=2e-2)
 
 
-@needs_neither
 @pytest.mark.parametrize("parts", [1, 3])
 def test_rows_that_see_nothing_merge_to_nothing(parts: int) -> None:
     """Whatever is stored in out."""
@@ -295,7 +276,6 @@ def test_rows_that_see_nothing_merge_to_nothing(parts: int) -> None:
     np.testing.assert_array_equal(lse, np.full((1, 3, 2), -np.inf))
 
 
-@needs_neither
 def test_equal_parts_of_huge_lse_have_equal_shares() -> None:
     """The lse of the whole is rounded by 1/32 here; its shares are not."""
     out, lse = merge_parts(jnp.ones((3, 1, 1, 1, 1)), jnp.full((3, 1, 1, 1), 1e6))
@@ -303,7 +283,6 @@ def test_equal_parts_of_huge_lse_have_equal_shares() -> None:
     np.testing.assert_allclose(lse, 1e6 + np.log(3), rtol=1e-7)
 
 
-@needs_neither
 def test_a_part_that_a_row_does_not_see_changes_no_bit() -> None:
     out, lse = jnp.asarray(RNG.normal(size=(1, 1, 2, 3, 4)), jnp.float32), jnp.full((1, 1, 3, 2), 1e6)
     with_nothing = merge_parts(
@@ -316,7 +295,6 @@ def test_a_part_that_a_row_does_not_see_changes_no_bit() -> None:
 LSES = st.lists(st.floats(-1e3, 1e3, width=32) | st.just(-np.inf), min_size=1, max_size=5)
 
 
-@needs_neither
 @given(LSES)
 def test_a_merge_is_that_of_float64(lses: list[float]) -> None:
     parts = len(lses)
@@ -335,7 +313,6 @@ def test_a_merge_is_that_of_float64(lses: list[float]) -> None:
     np.testing.assert_allclose(lse.item(), wide.max() + np.log(weights.sum()), rtol=3e-7, atol=3e-7)
 
 
-@needs_neither
 def test_the_merge_of_sums_is_that_of_normalised_results() -> None:
     """`few_queries.merge` takes sums in bits, `merge_parts` what an implementation returns."""
     shape = (3, BATCH, HEADS, Q)

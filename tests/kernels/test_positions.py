@@ -11,12 +11,6 @@ from implementations import all_kernels, flash_kernels
 from kernel_cases import normal, qkv
 
 from attest import attention, flash_attention, flash_attention_with_lse
-from tests.kernels.interpreted import needs_compiler, run_interpreted
-
-
-@needs_compiler
-def test_triton_in_a_process_of_its_own():
-    run_interpreted(__file__)
 
 
 @all_kernels
@@ -73,7 +67,6 @@ def test_shards_of_keys_merge_to_the_whole(kernel):
 EXTREMES = st.sampled_from([-(2**31), -(2**31) + 1, -1, 0, 1, 7, 2**31 - 2, 2**31 - 1])
 
 
-@needs_compiler
 @settings(max_examples=40)
 @given(
     rows=st.lists(EXTREMES, min_size=3, max_size=3),
@@ -101,7 +94,6 @@ def test_positions_do_not_overflow(rows, keys, left, right, causal):
             assert bool(weights[0, 0, i, j] > 0) == seen, (p, t)
 
 
-@needs_compiler
 @pytest.mark.parametrize(
     ("name", "spoilt"),
     [
@@ -134,7 +126,6 @@ def test_malformed_positions_are_refused(name, spoilt):
             function(*qkv(), **spoilt)
 
 
-@needs_compiler
 def test_positions_may_be_traced():
     query, key, value = qkv()
 
@@ -151,7 +142,6 @@ def test_positions_may_be_traced():
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
-@needs_compiler
 @pytest.mark.parametrize("leading", [(), (1,), (6,), (2, 3), (1, 2, 3), (3, 0)])
 def test_batch_dimensions_are_those_of_the_reshaped_call(leading):
     batch = int(np.prod(leading))
@@ -183,7 +173,6 @@ def test_batch_dimensions_are_those_of_the_reshaped_call(leading):
     assert (got.shape, weights.shape) == (out.shape, (*leading, 4, 40, 50))
 
 
-@needs_compiler
 def test_a_bias_of_some_batch_dimensions_is_broadcast_over_the_others():
     """And its gradient is summed over them."""
     query, key, value = (x.reshape(2, 3, *x.shape[1:]) for x in qkv(batch=6))
@@ -196,7 +185,6 @@ def test_a_bias_of_some_batch_dimensions_is_broadcast_over_the_others():
     np.testing.assert_allclose(jax.grad(total)(bias), wide.sum(axis=0, keepdims=True), rtol=1e-4, atol=1e-5)
 
 
-@needs_compiler
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -213,14 +201,12 @@ def test_batch_dimensions_must_be_those_of_query(name, shape):
         flash_attention(**arguments)
 
 
-@needs_compiler
 def test_a_sequence_without_a_batch_dimension_may_be_packed():
     query, key, value = qkv(batch=1)
     want = flash_attention(query, key, value, **PACKED)
     np.testing.assert_array_equal(flash_attention(query[0], key[0], value[0], **PACKED), want[0])
 
 
-@needs_compiler
 def test_offsets_of_sequences_have_no_batch_dimensions():
     query, key, value = qkv(batch=1)
     options = {**PACKED, "causal": True, "q_offset": jnp.arange(len(PACKED["cum_seqlens_q"]) - 1)}
@@ -234,7 +220,6 @@ def test_offsets_of_sequences_have_no_batch_dimensions():
     np.testing.assert_array_equal(got, want.reshape(2, 3, *want.shape[1:]))
 
 
-@needs_compiler
 def test_a_random_key_is_the_seed_of_its_bits():
     key = jax.random.key(5)
     words = jax.random.bits(key, (2,), jnp.uint32)

@@ -16,7 +16,7 @@ from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention, fl
 from attest.kernels.triton.few import choose_parts, whole
 from attest.kernels.triton.memory import drain_violations
 from attest.kernels.triton.target import Launch, recorded
-from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
+from tests.kernels.interpreted import needs_interpreter
 from tests.kernels.test_few_queries import GROUP, HEADS, KEY, OPTIONS, QUERY, VALUE, K, Q, normal
 
 # Blocks of 16 keys, of which 50 keys have four.
@@ -26,11 +26,6 @@ FURTHER: dict[str, dict[str, Any]] = {
     "dropout": {"dropout_prob": 0.3, "dropout_seed": 7},
     "enormous logits": {"softmax_scale": 1e30},
 }
-
-
-@needs_compiler
-def test_all_of_this_in_a_process_of_its_own() -> None:
-    run_interpreted(__file__)
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +103,6 @@ def launched(q_heads: int, queries: int, keys: int, **options: Any) -> Launch:
     return found
 
 
-@needs_compiler
 def test_one_program_reads_a_key_head_for_all_its_query_heads() -> None:
     short = launched(q_heads=16, queries=1, keys=100)
     assert short.constants["SPEC"].group == 1
@@ -120,7 +114,6 @@ def test_one_program_reads_a_key_head_for_all_its_query_heads() -> None:
     assert long.outputs[0].dtype == jnp.float32
 
 
-@needs_compiler
 def test_others_are_launched_as_they_are() -> None:
     many = launched(q_heads=16, queries=17, keys=2**15)
     bias = launched(q_heads=16, queries=1, keys=2**15, bias=jnp.zeros((1, 1, 1, 2**15)))

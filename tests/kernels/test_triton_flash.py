@@ -11,12 +11,7 @@ from kernel_cases import normal, plain_attention, qkv
 
 from attest.kernels import tile_order
 from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
-from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
-
-
-@needs_compiler
-def test_all_of_this_in_a_process_of_its_own():
-    run_interpreted(__file__)
+from tests.kernels.interpreted import needs_interpreter
 
 
 @needs_interpreter
@@ -118,7 +113,6 @@ def test_malformed_parameters_are_refused_by_name(name, options):
     assert "\n" not in str(refusal.value)
 
 
-@needs_compiler
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="is about CPUs")
 def test_a_cpu_is_told_what_to_do():
     with pytest.raises(NotImplementedError) as refusal:

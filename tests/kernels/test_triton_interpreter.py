@@ -12,15 +12,11 @@ import triton.language as tl
 
 from attest.conformance.record import Verdict
 from attest.reference.semantics import STANDARD
-from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
+from tests.kernels.interpreted import needs_interpreter
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
+pytestmark = needs_interpreter
 FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BF16)
-
-
-@needs_compiler
-def test_all_of_this_in_a_process_of_its_own() -> None:
-    run_interpreted(__file__)
 
 
 def run(kernel: Any, arguments: list[Any], *outputs: tuple[Any, Any], grid: Any = (1,), **constants: Any):
@@ -42,7 +38,6 @@ def cast(x, y, N: tl.constexpr):
     tl.store(y + at, tl.load(x + at).to(y.dtype.element_ty))
 
 
-@needs_interpreter
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_casts_round_to_nearest_even(dtype: np.dtype[Any]) -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 1024, np.uint32)
@@ -67,7 +62,6 @@ def arithmetic(x, y, out, chosen, top, total, N: tl.constexpr):
     tl.store(total, tl.sum(a.to(tl.float32), 0))
 
 
-@needs_interpreter
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_arithmetic_rounds_in_the_dtype(dtype: np.dtype[Any]) -> None:
     random = np.random.default_rng(1)
@@ -87,7 +81,6 @@ def dot(x, y, out, N: tl.constexpr):
     tl.store(out + at, tl.dot(tl.load(x + at), tl.trans(tl.load(y + at)), input_precision="ieee"))
 
 
-@needs_interpreter
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_dot_sums_in_float32(dtype: np.dtype[Any]) -> None:
     # 2048 + 31 * 1 is 2048 in either 16-bit format, were it summed in it.
@@ -104,7 +97,6 @@ def dot_of_a_copy(x, y, out, N: tl.constexpr):
     tl.store(out + at, tl.dot(tl.load(x + at), copy, input_precision="ieee"))
 
 
-@needs_interpreter
 def test_a_dot_has_the_same_bits_wherever_its_operands_lie() -> None:
     """A transposed tile and a copy of it are the same numbers, in another order in memory."""
     dice = np.random.default_rng(0)
@@ -120,7 +112,6 @@ def join(x, out, N: tl.constexpr):
     tl.store(out + tl.arange(0, 2 * N), tl.reshape(pairs, (2 * N,)))
 
 
-@needs_interpreter
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_shapes_change_in_every_dtype(dtype: np.dtype[Any]) -> None:
     x = np.arange(16).astype(dtype)
@@ -145,7 +136,6 @@ def reduce(x, top, least, sums, products, N: tl.constexpr):
     tl.store(products + rows, p)
 
 
-@needs_interpreter
 def test_reductions_of_one_function_and_another() -> None:
     x = np.random.default_rng(2).standard_normal((8, 8)).astype(np.float32)
     x[0] = np.nan
@@ -168,7 +158,6 @@ def integers(flags, words, n, out, high, N: tl.constexpr):
     tl.store(high + at, tl.umulhi(w, tl.full([], 0xD2511F53, tl.uint32)) ^ (w * 5))
 
 
-@needs_interpreter
 def test_booleans_and_words() -> None:
     random = np.random.default_rng(3)
     flags, words = random.integers(0, 2, 32).astype(bool), random.integers(0, 2**32, 32, np.uint32)
@@ -186,7 +175,6 @@ def shifted(x, n, shift_read, shift_write, y, N: tl.constexpr):
     tl.store(y + shift_write + at, value, mask=at < n)
 
 
-@needs_interpreter
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
     ("shifts", "sentences"),
@@ -223,7 +211,6 @@ def unmasked(x, y, N: tl.constexpr):
     tl.store(y + at, tl.load(x + at))
 
 
-@needs_interpreter
 def test_a_planted_unmasked_access_is_named() -> None:
     (y,) = run(unmasked, [np.zeros(13, np.int32)], ((16,), np.int32), N=16)
     assert drained() == ["unmasked read 'x' 3 elements past its end (program 0)"]
@@ -238,14 +225,13 @@ def copies(x, n, y, N: tl.constexpr):
     tl.store(y + at, tl.load(x + at), mask=at < n)
 
 
-@needs_interpreter
 def test_a_read_past_the_end_fails_a_subject_whose_answer_is_right() -> None:
     from attest.conformance.cases.case import Case
     from attest.conformance.running.judge import judge
     from attest.kernels.triton.launch import launch
     from attest.kernels.triton.memory import drain_violations
     from attest.kernels.triton.target import Launch
-    from tests.conformance.toy import toy, toy_attention
+    from tests.toys import toy, toy_attention
 
     def careless(query: Any, key: Any, value: Any, **options: Any) -> Any:
         out = toy_attention(query, key, value, **options)
@@ -265,7 +251,6 @@ def writes_its_input(x, y, N: tl.constexpr):
     tl.store(x + tl.arange(0, N), 7)
 
 
-@needs_interpreter
 def test_an_input_is_never_written() -> None:
     x = np.zeros(16, np.int32)
     (y,) = run(writes_its_input, [x], ((16,), np.int32), N=16)
@@ -279,7 +264,6 @@ def reads_nothing(x, y):
     tl.store(y, tl.load(tl.full([], 64, tl.int64).to(tl.pointer_type(tl.float32))))
 
 
-@needs_interpreter
 def test_an_address_of_nothing_is_seen() -> None:
     run(reads_nothing, [np.zeros(16, np.float32)], ((), np.float32))
     assert drained() == ["reads_nothing read an address that belongs to no argument (program 0)"]
@@ -291,7 +275,6 @@ def hides_half(x, y, N: tl.constexpr):
     tl.store(y + at, tl.load(x + at, mask=at < N // 2))
 
 
-@needs_interpreter
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_what_a_mask_hides_is_undefined(dtype: np.dtype[Any]) -> None:
     (y,) = run(hides_half, [np.zeros(16, dtype)], ((16,), dtype), N=16)
@@ -306,7 +289,6 @@ def where_am_i(y):
     tl.store(y + at, at)
 
 
-@needs_interpreter
 def test_every_program_of_a_grid_runs() -> None:
     (y,) = run(where_am_i, [], ((24,), np.int32), grid=(2, 3, 4))
     np.testing.assert_array_equal(y, np.arange(24))
@@ -330,7 +312,6 @@ def adds_atomically(y):
     tl.atomic_add(y, 1.0)
 
 
-@needs_interpreter
 def test_an_error_names_kernel_and_program() -> None:
     from attest.kernels.triton.interpreter import KernelError
 

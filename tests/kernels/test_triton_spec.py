@@ -12,7 +12,6 @@ from attest.kernels import triton
 from attest.kernels.triton.compiled import Source
 from attest.kernels.triton.spec import KernelSpec
 from attest.kernels.triton.target import Launch, recorded
-from tests.kernels.interpreted import needs_compiler
 
 
 def launches(**options) -> list[Launch]:
@@ -52,7 +51,6 @@ def test_equal_calls_share_their_kernels(options):
     assert [spec_of(x) for x in ones] == [spec_of(x) for x in others]
 
 
-@needs_compiler
 def test_different_calls_do_not():
     calls = [{}, {"causal": True}, {"logits_soft_cap": 2.0}, {"logits_dtype": "bfloat16"}]
     found = {Source.of(launches(**options)[0]) for options in calls}

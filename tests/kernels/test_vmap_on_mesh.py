@@ -12,20 +12,13 @@ from jax.sharding import PartitionSpec as P
 from kernel_cases import normal
 
 from attest.kernels import flash_attention, xla
-from tests.kernels.alone import run_alone
 from tests.kernels.meshes import assert_same, collectives, kinds, mesh_of
 
-DEVICES = 8
 Q, K, DIM = 12, 16, 8
 
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
+# The interpreter of Triton is for the kernels of Triton alone.
+pytestmark = pytest.mark.process(devices=8, TRITON_INTERPRET="1")
 in_pieces = pytest.mark.parametrize("blocks", [None, xla.ChunkSizes(8, 8)], ids=["in one piece", "in blocks"])
-
-
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
-def test_all_of_this_in_a_process_of_eight_devices() -> None:
-    # The interpreter of Triton is for the kernels of Triton alone.
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu", "TRITON_INTERPRET": "1"}, seconds=600, devices=DEVICES)
 
 
 # name: the axes in front of [length, heads, head dim], the spec of the arrays, and how many are mapped.
@@ -53,7 +46,6 @@ def self_attention(call: Any) -> Any:
     return lambda query, key: call(query, key, key)
 
 
-@here
 @pytest.mark.found_outside
 @kinds
 @in_pieces
@@ -75,7 +67,6 @@ def test_no_device_waits_for_another(name: str, blocks: Any, kind: Any) -> None:
         assert x.sharding.is_equivalent_to(NamedSharding(mesh, spec), x.ndim)
 
 
-@here
 @pytest.mark.found_outside
 def test_kernels_of_triton_run_where_the_mapped_axis_is_sharded() -> None:
     arrays = normal(2, 1, Q, 2, DIM), normal(2, 1, K, 2, DIM, seed=2)
@@ -91,7 +82,6 @@ def test_kernels_of_triton_run_where_the_mapped_axis_is_sharded() -> None:
     assert not collectives(program.as_text())
 
 
-@here
 @pytest.mark.found_outside
 def test_kernels_of_hopper_lower_where_the_mapped_axis_is_sharded() -> None:
     query = jnp.ones((4, 2, 256, 4, 64), jnp.bfloat16)
@@ -105,7 +95,6 @@ def test_kernels_of_hopper_lower_where_the_mapped_axis_is_sharded() -> None:
     assert "all_reduce" not in program
 
 
-@here
 @kinds
 @in_pieces
 @pytest.mark.parametrize("mapped", ["query", "key", "bias"])
@@ -140,7 +129,6 @@ def test_operands_that_a_vmap_does_not_map_are_shared(mapped: str, blocks: Any, 
     assert set(collectives(program.as_text())) == {"all-reduce"}
 
 
-@here
 @kinds
 @in_pieces
 def test_values_that_are_not_finite_stay_in_their_entry_of_a_vmap(blocks: Any, kind: Any) -> None:
@@ -156,7 +144,6 @@ def test_values_that_are_not_finite_stay_in_their_entry_of_a_vmap(blocks: Any, k
     assert np.isnan(wanted[2]).any()
 
 
-@here
 @kinds
 def test_dropout_under_a_vmap_drops_what_one_device_drops(kind: Any) -> None:
     """Batch and heads are sharded beside the mapped axis."""

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,3 +20,8 @@ def python(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
         check=False,
         text=True,
     )
+
+
+def tokens(case: dict[str, Any]) -> int:
+    """The queries and keys of a case as JSON."""
+    return case.get("q_len", 1) + case.get("kv_len", 1)

@@ -4,7 +4,7 @@ import re
 import tomllib
 from typing import Any
 
-from tests.meta.processes import ROOT
+from tests.meta.processes import ROOT, python
 
 MINUTES = tomllib.loads((ROOT / "tests" / "budget.toml").read_text())["minutes"]
 MOVED = tomllib.loads((ROOT / "tests" / "nightly.toml").read_text())["moved"]
@@ -25,9 +25,10 @@ def test_the_parts_are_those_of_the_session() -> None:
 
 def row(group: dict[str, Any]) -> str:
     """A group of moved tests in the table of the page: the tests by name, and what guards main."""
-    names = dict.fromkeys(pattern.partition("[")[0].rstrip("*") for pattern in group["tests"])
+    names = dict.fromkeys(pattern.partition("[")[0].rstrip("*").rstrip(":") for pattern in group["tests"])
     shown = ", ".join(f"`{name.replace('::', '`: `')}`" for name in names)
-    return f"| {shown} | {group['guard']} |"
+    where = "in processes of their own: " if group.get("in_processes") else ""
+    return f"| {where}{shown} | {group['guard']} |"
 
 
 def test_the_page_lists_what_left_main_and_what_guards_it() -> None:
@@ -37,3 +38,13 @@ def test_the_page_lists_what_left_main_and_what_guards_it() -> None:
 
 def test_the_page_names_the_parts() -> None:
     assert re.findall(r"^\| ([a-z ]+) \|", PAGE.partition("## At night")[0], re.M)[1:] == list(MINUTES)
+
+
+def test_of_a_file_those_in_processes_move_but_for_the_ones_that_stay() -> None:
+    file = "tests/kernels/ring/test_ring_page.py"
+    done = python(
+        ROOT, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", file, HYPOTHESIS_PROFILE="ci"
+    )
+    found = set(re.findall(rf"^{file}::(\w+)", done.stdout, re.M))
+    assert {"test_the_table_has_every_strategy", "test_the_page_runs_on_eight_devices"} <= found
+    assert "test_a_program_sends_the_bytes_of_the_page" not in found

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.meta.processes import ROOT, python
+from tests.meta.processes import ROOT, python, tokens
 
 DEFECTS = tomllib.loads((Path(__file__).parent / "planted_defects.toml").read_text())
 XLA = "xla.flash_attention"
@@ -131,11 +131,6 @@ def found_by_search(defect: dict[str, Any], site: Path) -> dict[str, Any]:
     return case
 
 
-def tokens(case: dict[str, Any]) -> int:
-    """The queries and keys of a case."""
-    return case.get("q_len", 1) + case.get("kv_len", 1)
-
-
 def found_by_case(defect: dict[str, Any], site: Path) -> dict[str, Any]:
     """The defect's own case, on which the suite fails for the reason that the defect gives."""
     asked = json.dumps(question(defect, defect["case"]))
@@ -149,7 +144,17 @@ def found_by_case(defect: dict[str, Any], site: Path) -> dict[str, Any]:
     return defect["case"]
 
 
-@pytest.mark.parametrize("name", sorted(DEFECTS))
+def needs_of(defect: dict[str, Any]) -> list[pytest.MarkDecorator]:
+    """The marker of a defect whose kernel runs on a GPU."""
+    subject = defect.get("subject", XLA)
+    if subject.startswith(HOPPER):
+        return [pytest.mark.gpu("9.0")]
+    return [pytest.mark.gpu] if subject.startswith(ON_GPU) else []
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_of(defect)) for name, defect in sorted(DEFECTS.items())]
+)
 def test_a_planted_defect_turns_the_suite_red(name: str, tmp_path: Path) -> None:
     defect = DEFECTS[name]
     subject = defect.get("subject", XLA)

@@ -4,13 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from attest.conformance.judging.malformed import MALFORMED
 from tests.meta.fences import snippets
-from tests.meta.processes import ROOT, python
+from tests.meta.processes import ROOT, python, tokens
 
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "how-to" / "your-own-kernel.md"
@@ -144,10 +143,6 @@ def test_the_limits_on_the_page_can_be_declared(site: Path) -> None:
     assert declared.returncode == 0, declared.stderr
     assert "not bias and mask in one call" in declared.stdout
     assert "dropout seeds of 32 bits" in declared.stdout
-
-
-def tokens(case: dict[str, Any]) -> int:
-    return case.get("q_len", 1) + case.get("kv_len", 1)
 
 
 def test_a_defect_in_it_is_found_and_replays(site: Path) -> None:

@@ -116,6 +116,21 @@ def kept(problem: Problem, semantics: Semantics, b: int, h: int, i: int, j: int)
     return word >= int(mp.floor(mpf(problem.dropout_prob) * 2**32))
 
 
+def _words(text: str) -> tuple[int, ...]:
+    return tuple(int(word, 16) for word in text.split())
+
+
+# Random123's published answers: counter, key, output.
+KNOWN_ANSWERS = [
+    tuple(map(_words, answer))
+    for answer in (
+        ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    )
+]
+
+
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
     """Philox4x32-10 in Python integers."""
     a, b, c, d = counter

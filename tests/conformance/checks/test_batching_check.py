@@ -15,7 +15,7 @@ from attest.conformance.record import Result, Verdict
 from attest.conformance.running.judge import judge
 from attest.conformance.subject import Limits, Subject
 from attest.reference.leading import fold
-from tests.conformance.toy import toy, toy_attention
+from tests.toys import toy, toy_attention
 
 CASE = Case(batch=6, q_len=3, kv_len=4, q_heads=2, kv_heads=1, head_dim=4, causal=True, seed=1)
 

@@ -27,7 +27,7 @@ from attest.kernels.operations import (
     FlashAttentionConfig,
     create_default_executor,
 )
-from tests.conformance.toy import toy
+from tests.toys import toy
 
 XLA = next(kernel for kernel in KERNELS if kernel.platform == "xla")
 EXPLICIT = find("operation.xla.flash_attention.explicit")

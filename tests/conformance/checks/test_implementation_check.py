@@ -22,7 +22,7 @@ from attest.conformance.subject import Subject, find
 from attest.kernels import choose
 from attest.kernels.arguments import Call
 from attest.kernels.implementation import Backward, Capabilities, Forward, Implementation, Passes, Settings
-from tests.conformance.toy import toy, toy_attention
+from tests.toys import toy, toy_attention
 
 CASE = Case(q_len=5, kv_len=5, head_dim=4, seed=3)
 

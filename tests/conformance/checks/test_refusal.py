@@ -17,7 +17,7 @@ from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import Restriction, load_profile, tasks
 from attest.conformance.subject import Limits, Subject
 from attest.conformance.validation import validate_call
-from tests.conformance.toy import toy, toy_attention
+from tests.toys import toy, toy_attention
 
 NAMES = sorted(check.name for check in CHECKS)
 NARROW = Limits(

@@ -1,5 +1,6 @@
 """The checks sharding.*: our kernels pass on eight devices, and each defect of a sharded call is seen."""
 
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,11 +19,12 @@ from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.shards import shards
 from attest.conformance.subject import Sharding, Subject, find
 from attest.kernels import dispatch, partitioned
-from tests.kernels.alone import run_alone
+from tests.meta.processes import ROOT
 
 DEVICES = 8
 CHECKS = ("sharding.explicit", "sharding.automatic")
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
+here = pytest.mark.process(devices=DEVICES)
+on_one_and_on_eight = pytest.mark.parametrize("devices", [1, pytest.param(DEVICES, marks=here)])
 KINDS = pytest.mark.parametrize("check", CHECKS)
 
 XLA = find("xla.flash_attention")
@@ -31,11 +33,6 @@ SHARED_KEYS = Case(
     batch=2, q_len=5, kv_len=6, q_heads=4, kv_heads=2, head_dim=4, value_dim=6, causal=True, dropout=0.3
 )
 BFLOAT16 = replace(SHARED_KEYS, dtype="bfloat16", batch=8, q_heads=8, kv_heads=1, dropout=0.0)
-
-
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
-def test_all_of_this_in_a_process_of_eight_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +61,8 @@ def test_our_kernels_pass() -> None:
         if check in CHECKS
     ]
     # Each call on either kind of mesh; small blocks and one piece are among them.
-    assert len(planned) == 10
+    calls = tomllib.loads((ROOT / "conformance" / "running" / "sharded.toml").read_text())["case"]
+    assert len(planned) == len(CHECKS) * len(calls)
     assert {case.tiling for case, _ in planned} == {0, 1, 2}
     for case, check in planned:
         (result,) = judge(XLA, case, (check,))
@@ -196,22 +194,26 @@ def test_as_many_devices_as_divide_the_batch_and_the_heads() -> None:
     assert [shards(4, 4, 2), shards(1, 1, 8)] == [(1, 2), (1, 1)]
 
 
-def test_it_applies_to_what_declares_meshes_where_there_are_several_devices() -> None:
+@on_one_and_on_eight
+def test_it_applies_to_what_declares_meshes_where_there_are_several_devices(devices: int) -> None:
     check = all_checks()["sharding.automatic"]
     assert check.applies(Subject("toy", call=print)) == "does not declare automatic meshes"
     explicit = replace(XLA, sharding=Sharding(("explicit",)))
     assert check.applies(explicit) == "does not declare automatic meshes"
+    assert jax.device_count() >= devices
     reason = None if jax.device_count() > 1 else "needs several devices, and JAX has one"
     assert check.applies(XLA) == reason
 
 
-def test_a_subject_gets_the_calls_whose_features_it_declares() -> None:
+@on_one_and_on_eight
+def test_a_subject_gets_the_calls_whose_features_it_declares(devices: int) -> None:
     few = Sharding(("explicit",), frozenset({"causal", "dropout", "gqa", "value_dim"}))
     drawn = [
         task.case
         for task in tasks(replace(XLA, sharding=few), load_profile("quick"), seed=0)
         if set(task.checks) <= set(CHECKS)
     ]
+    assert jax.device_count() >= devices
     assert len(drawn) == (1 if jax.device_count() > 1 else 0)
 
 

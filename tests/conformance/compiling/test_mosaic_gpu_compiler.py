@@ -31,6 +31,7 @@ from attest.conformance.compiling.devices import all_devices
 from attest.conformance.compiling.matrix import Narrowing, compile_matrix
 from attest.conformance.running.runner import RequestError
 from attest.kernels.pallas.mosaic_gpu import flash_attention
+from tests.conformance.compiling.toys import refusing, without_kernels
 
 compiles = pytest.mark.skipif(
     MOSAIC_GPU.why_not() is not None, reason="JAX's plugin for CUDA is not installed"
@@ -121,14 +122,6 @@ def serialized(query, key, value, **_options):
         return plgpu.SMEM((rows, columns), query.dtype, transforms=layout)
 
     return launched(body, "serialized", query, (64, 256), left=tiles(64, 64), right=tiles(64, 256))
-
-
-def without_kernels(query, key, value, **_options):
-    return query * 2, jnp.zeros(query.shape[:3], jnp.float32)
-
-
-def refusing(query, key, value, **_options):
-    raise NotImplementedError("query: got a toy, expected a tensor")
 
 
 def forward_of(function: Any) -> Any:

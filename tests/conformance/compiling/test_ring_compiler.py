@@ -16,6 +16,7 @@ from attest.conformance.cases.case import Case
 from attest.conformance.compiling.compiler import Binary, Compiler
 from attest.conformance.compiling.compilers.ring import RING_GPU, RING_TPU, ring_jobs
 from attest.conformance.compiling.devices import all_devices
+from tests.conformance.compiling.toys import refusing
 
 TPUS = pytest.param(
     RING_TPU,
@@ -85,10 +86,6 @@ def waiting(query: jax.Array, key: jax.Array, value: jax.Array, **options: Any) 
 
 def silent(query: jax.Array, key: jax.Array, value: jax.Array, **options: Any) -> Any:
     return ring(lambda key, total, _send: (key, key, total), query, key, **options)
-
-
-def refusing(query: jax.Array, key: jax.Array, value: jax.Array, **_options: Any) -> Any:
-    raise NotImplementedError("query: got a toy, expected a tensor")
 
 
 def compiled(compiler: Compiler, target: str, function: Any, kernel: str = "ring_forward") -> Binary:

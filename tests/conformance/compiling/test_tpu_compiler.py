@@ -21,6 +21,7 @@ from attest.conformance.compiling.compilers.programs import passes
 from attest.conformance.compiling.compilers.tpu import TPU, compile_source
 from attest.conformance.compiling.devices import all_devices
 from attest.conformance.compiling.matrix import Narrowing, compile_matrix
+from tests.conformance.compiling.toys import refusing, without_kernels
 
 pytestmark = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 
@@ -73,14 +74,6 @@ def over_32_mib(query, key, value, **_options):
 
 def asking_for_more(query, key, value, **_options):
     return reversing(query, 40 * MIB, limit=64 * MIB)
-
-
-def without_kernels(query, key, value, **_options):
-    return query * 2, jnp.zeros(query.shape[:3], jnp.float32)
-
-
-def refusing(query, key, value, **_options):
-    raise NotImplementedError("query: got a toy, expected a tensor")
 
 
 def forward_of(function: Any, target: str, case: Case = SMALL) -> Any:

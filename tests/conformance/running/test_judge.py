@@ -16,7 +16,7 @@ from attest.conformance.running.judge import judge, judge_trial
 from attest.conformance.subject import Subject, find
 from attest.kernels import options
 from attest.reference import defined
-from tests.conformance.toy import leaks_tracers, modifies_its_input, toy, toy_attention
+from tests.toys import LeaksTracers, modifies_its_input, toy, toy_attention
 
 CASE = Case(q_len=5, kv_len=7, head_dim=4, causal=True, seed=3)
 
@@ -94,9 +94,10 @@ def test_a_wrong_gradient_is_seen_though_the_output_is_right() -> None:
 
 
 def test_a_kept_tracer_is_named() -> None:
-    result = verdict(toy(leaks_tracers), "determinism")
+    subject = toy(LeaksTracers())
+    result = verdict(subject, "determinism")
     assert result.verdict is Verdict.PASS  # one trace alone leaks nothing yet
-    result = verdict(toy(leaks_tracers), "transforms.vmap", replace(CASE, q_len=5))
+    result = verdict(subject, "transforms.vmap", replace(CASE, q_len=5))
     assert result.verdict is Verdict.FAIL
     assert "tracer" in result.message
 

@@ -15,10 +15,9 @@ from attest.conformance.subject import Subject, discover, find
 from attest.conformance.subjects import _explicit
 from attest.conformance.subjects._explicit import over_devices
 from attest.kernels.operations import FlashAttention, sharded
-from tests.kernels.alone import run_alone
 
 DEVICES = 8
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
+here = pytest.mark.process(devices=DEVICES)
 JUDGED = (
     "xla.flash_attention",
     "triton.interpret",
@@ -33,11 +32,6 @@ SHARED_KEYS = Case(
 )
 
 
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
-def test_all_of_this_in_a_process_of_eight_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
-
-
 def test_every_kernel_is_judged_below_the_operation_in_every_way() -> None:
     named = {f"operation.{kernel}.{way}" for kernel in JUDGED for way in ("explicit", "tuned", "sharded")}
     assert named == {name for name in discover() if name.count(".") > 2 and name.startswith("operation.")}
@@ -48,7 +42,9 @@ def test_every_kernel_is_judged_below_the_operation_in_every_way() -> None:
         assert subject.ways
 
 
-def test_sharded_calls_need_several_devices() -> None:
+@pytest.mark.parametrize("devices", [1, pytest.param(DEVICES, marks=here)])
+def test_sharded_calls_need_several_devices(devices: int) -> None:
+    assert jax.local_device_count() >= devices
     reason = None if jax.local_device_count() > 1 else "needs a process with several devices"
     assert SHARDED.ready() == reason
 

@@ -1,14 +1,12 @@
-"""The Pallas subject: listed anywhere, run where it can be, and asked enough in the quick gate."""
+"""The Pallas subject: run where it can be, and asked enough in the quick gate."""
 
-import subprocess
-import sys
 from functools import cache
 
 import pytest
 
-from attest.conformance.cases.case import Case
 from attest.conformance.running.plan import Task, load_profile, tasks
 from attest.conformance.subject import find
+from tests.conformance.subjects.crossed import blocks_crossed
 
 SUBJECT = find("pallas.tpu_interpret")
 
@@ -16,22 +14,6 @@ SUBJECT = find("pallas.tpu_interpret")
 @cache
 def quick() -> tuple[Task, ...]:
     return tuple(tasks(SUBJECT, load_profile("quick"), seed=0))
-
-
-def blocks_crossed(case: Case) -> tuple[int, int]:
-    """Of queries and of keys."""
-    tiling = SUBJECT.tilings[case.tiling]
-    assert tiling.query_block is not None
-    assert tiling.key_block is not None
-    return -(-case.q_len // tiling.query_block), -(-case.kv_len // tiling.key_block)
-
-
-def test_listing_it_imports_no_kernel() -> None:
-    code = (
-        "import sys; from attest.conformance.subject import find; find('pallas.tpu_interpret').ready(); "
-        "sys.exit('jax.experimental.pallas' in sys.modules or 'attest.kernels.pallas' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("threads", [None, "8"])
@@ -46,7 +28,7 @@ def test_it_runs_in_a_process_that_asks_for_its_threads(
 
 
 def test_the_gate_crosses_blocks_both_ways_in_every_order_of_a_grid() -> None:
-    crossed = [(task.case.tiling, sorted(blocks_crossed(task.case))) for task in quick()]
+    crossed = [(task.case.tiling, sorted(blocks_crossed(SUBJECT, task.case))) for task in quick()]
     assert sum(fewer >= 3 for _, (fewer, _) in crossed) >= 5
     for number in range(len(SUBJECT.tilings)):
         assert any(tiling == number and fewer >= 2 and more >= 3 for tiling, (fewer, more) in crossed)

@@ -15,21 +15,15 @@ from attest.conformance.subject import Subject, Tiling, discover, find
 from attest.conformance.subjects import ring
 from attest.kernels.positions import KEY_GROUP
 from attest.kernels.ring.arguments import STRATEGIES
-from tests.kernels.alone import run_alone
 
 DEVICES = 8
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
+here = pytest.mark.process(devices=DEVICES, PJRT_NPROC="64")
 OUTSIDE, INSIDE = find("ring.xla"), find("ring.xla.inside")
 RINGS = (OUTSIDE, INSIDE)
 # What several devices must agree on: order, ids, sinks, dropped pairs, heads that share keys.
 CASE = Case(
     q_len=16, kv_len=32, q_heads=4, kv_heads=2, head_dim=4, causal=True, segments=2, sinks=1, dropout=0.3
 )
-
-
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
-def test_all_of_this_in_a_process_of_eight_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu", "PJRT_NPROC": "64"}, seconds=600, devices=DEVICES)
 
 
 def test_every_kernel_has_a_ring_from_outside_and_inside() -> None:
@@ -48,8 +42,10 @@ def test_a_ring_of_gpus_runs_on_two_of_them_and_another_on_four(kernel: str) -> 
         assert {options["strategy"] for options in tilings} == set(STRATEGIES)
 
 
-def test_a_ring_needs_its_devices() -> None:
+@pytest.mark.parametrize("devices", [1, pytest.param(DEVICES, marks=here)])
+def test_a_ring_needs_its_devices(devices: int) -> None:
     there = jax.local_device_count()
+    assert there >= devices
     reason = None if there >= DEVICES else f"needs a process with {DEVICES} devices, and JAX has {there}"
     assert [subject.ready() for subject in RINGS] == [reason, reason]
 

@@ -1,18 +1,16 @@
-"""The Triton subjects: listed anywhere, run where they can, and asked enough in the quick gate."""
+"""The Triton subjects: run where they can, and asked enough in the quick gate."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import CLAUSES, DTYPES
 from attest.conformance.checks import all_checks
 from attest.conformance.judging.trial import Trial
 from attest.conformance.running.plan import Task, load_profile, tasks
 from attest.conformance.subject import find
+from tests.conformance.subjects.crossed import blocks_crossed
 
 INTERPRETED = find("triton.interpret")
 COMPILED = find("triton.cuda")
@@ -21,22 +19,6 @@ COMPILED = find("triton.cuda")
 @cache
 def quick() -> tuple[Task, ...]:
     return tuple(tasks(INTERPRETED, load_profile("quick"), seed=0))
-
-
-def blocks_crossed(case: Case) -> int:
-    """In the direction that crosses fewer."""
-    tiling = INTERPRETED.tilings[case.tiling]
-    assert tiling.query_block is not None
-    assert tiling.key_block is not None
-    return min(-(-case.q_len // tiling.query_block), -(-case.kv_len // tiling.key_block))
-
-
-def test_listing_them_imports_no_triton() -> None:
-    code = (
-        "import sys; from attest.conformance.subject import find; find('triton.cuda').ready(); "
-        "sys.exit('triton' in sys.modules or 'attest.kernels.triton' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -85,7 +67,7 @@ def test_the_quick_gate_covers_every_clause_of_one_device() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_quick_gate_crosses_three_blocks_both_ways(dtype: str) -> None:
     held = [task.case for task in quick() if task.case.dtype == dtype and "gradients" in task.checks]
-    assert any(blocks_crossed(case) >= 3 for case in held)
+    assert any(min(blocks_crossed(INTERPRETED, case)) >= 3 for case in held)
     assert any(case.kv_len >= 1024 for case in held), "too short for the statistics of rounding errors"
 
 

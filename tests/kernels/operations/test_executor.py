@@ -20,12 +20,11 @@ from attest.kernels.operations import (
     FlashAttentionConfig,
     FwdParams,
     MaskInfo,
-    Tuner,
     create_default_executor,
     overlay_cache,
 )
-from attest.kernels.operations.judging import Judgement
 from tests.kernels.kernel_cases import normal, qkv
+from tests.kernels.operations.toy import first_refused
 
 SIZES = xla.Config(xla.ChunkSizes(16, 32), xla.ChunkSizes(32, 16))
 QKV = qkv(2, 40, 40, 4, 2, 16, 16)
@@ -140,14 +139,7 @@ def test_neutral_sizes_become_those_of_the_implementation():
 def test_a_tuned_call_runs_with_the_winner_and_another_process_reads_it(monkeypatch):
     monkeypatch.setattr(attest.kernels.tunable, "MOST_CANDIDATES", 1)
     query, key, value = qkv(1, 300, 300, 1, 1, 8, 8)
-    judged: list[Any] = []
-
-    def judge(call: Any) -> Judgement:
-        judged.append(call)
-        return Judgement(len(judged) > 1)
-
-    executor = create_default_executor()
-    executor.chooser.tuner = Tuner(1, 1, judge)
+    executor, judged = first_refused()
     record = executor.tune(FlashAttention(), query, key, value, causal=True)
     assert record.candidates[0].verdict == "wrong"
     winner = record.winner()

@@ -16,21 +16,14 @@ from attest.kernels.operations import (
     FlashAttention,
     FlashAttentionConfig,
     MaskInfo,
-    Tuner,
-    create_default_executor,
 )
 from attest.kernels.operations.easydel import FlashAttn, OperationMetadata
-from attest.kernels.operations.judging import Judgement
-from tests.kernels.alone import run_alone
 from tests.kernels.kernel_cases import normal, qkv
+from tests.kernels.meshes import mesh
+from tests.kernels.operations.toy import first_refused
 
 DEVICES = 8
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
-
-
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
-def test_all_of_this_in_a_process_of_eight_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
+pytestmark = pytest.mark.process(devices=DEVICES)
 
 
 QKV = qkv(4, 16, 24, 8, 2, 8, 4)
@@ -75,11 +68,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def mesh(kind: AxisType = AxisType.Auto) -> Any:
-    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
-
-
-@here
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_over_a_mesh_is_that_of_one_device(name: str) -> None:
     operands, of_keys, specs, options = CALLS[name]
@@ -110,7 +98,6 @@ def sixteen_bits(x: Any) -> Any:
     return x.astype(jnp.bfloat16)
 
 
-@here
 def test_a_kernel_of_somebody_else_gets_keys_in_their_own_dtype() -> None:
     seen: list[Any] = []
 
@@ -130,7 +117,6 @@ def test_a_kernel_of_somebody_else_gets_keys_in_their_own_dtype() -> None:
     assert set(seen) == {jnp.dtype("bfloat16")}
 
 
-@here
 def test_keys_in_another_dtype_than_query_are_refused() -> None:
     query, key, value = QKV
     with pytest.raises(ValueError, match="key: got dtype bfloat16; expected float32, the dtype of query"):
@@ -143,7 +129,6 @@ def test_keys_in_another_dtype_than_query_are_refused() -> None:
         )
 
 
-@here
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_an_eager_call_that_is_alike_compiles_nothing(kind: AxisType) -> None:
     where: Any = {"mesh": mesh(kind), "in_specs": (SPEC, None, None), "out_specs": SPEC}
@@ -168,7 +153,6 @@ def test_an_eager_call_that_is_alike_compiles_nothing(kind: AxisType) -> None:
     assert not np.array_equal(first, other)
 
 
-@here
 def test_nothing_is_gathered() -> None:
     function, operands = FlashAttention().create_shard_map_wrapper(
         *QKV,
@@ -182,7 +166,6 @@ def test_nothing_is_gathered() -> None:
     assert not re.search(r"all-gather|all-to-all|collective-permute", text)
 
 
-@here
 def test_an_explicit_mesh_and_a_config_work_too() -> None:
     sizes = FlashAttentionConfig(config=xla.Config(xla.ChunkSizes(8, 8)))
     options: Any = {"causal": True, "cfg": sizes}
@@ -194,7 +177,6 @@ def test_an_explicit_mesh_and_a_config_work_too() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
-@here
 def test_the_easydel_operator_splits_what_its_mesh_can() -> None:
     of_mesh = jax.make_mesh((2, 2, 2), ("dp", "tp", "sp"), axis_types=(AxisType.Auto,) * 3)
     want = FlashAttn()(*QKV, causal=True).attention_outputs
@@ -206,7 +188,6 @@ def test_the_easydel_operator_splits_what_its_mesh_can() -> None:
     np.testing.assert_allclose(got, want[:3], rtol=1e-6, atol=1e-6)
 
 
-@here
 @pytest.mark.parametrize(
     ("in_specs", "out_specs", "message"),
     [
@@ -228,7 +209,6 @@ def test_specs_that_do_not_fit_are_refused(in_specs: Any, out_specs: Any, messag
         operations.flash_attention(*QKV, mesh=mesh(), in_specs=in_specs, out_specs=out_specs)
 
 
-@here
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize(
     ("batch", "spec"), [((), P(None, "model")), ((2, 3), P("data", None, None, "model"))]
@@ -245,19 +225,11 @@ def test_arrays_have_any_number_of_batch_dimensions(batch: tuple[int, ...], spec
     )
 
 
-@here
 def test_a_call_over_a_mesh_runs_with_what_was_tuned_for_the_part_of_a_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tunable, "MOST_CANDIDATES", 1)
-    judged: list[Any] = []
-
-    def judge(call: Any) -> Judgement:
-        judged.append(call)
-        return Judgement(len(judged) > 1)
-
-    executor = create_default_executor()
-    executor.chooser.tuner = Tuner(1, 1, judge)
+    executor, judged = first_refused()
     executor.chooser.policy = AutotunePolicy(cache_miss_fallback="heuristics")
     where: Any = {"mesh": mesh(), "in_specs": (SPEC, P("data"), P("data")), "out_specs": SPEC}
     query, key, value = (sixteen_bits(x) for x in qkv(4, 300, 300, 8, 2, 8, 8))
@@ -282,7 +254,6 @@ def test_a_call_over_a_mesh_runs_with_what_was_tuned_for_the_part_of_a_device(
     assert executor.choose_config(FlashAttention(), query, key, value, **whole) != winner
 
 
-@here
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -302,14 +273,12 @@ def test_a_malformed_call_over_a_mesh_is_refused(changes: dict[str, Any], messag
         operations.flash_attention(**call, mesh=mesh(), in_specs=(SPEC,), out_specs=SPEC)
 
 
-@here
 def test_of_several_batch_dimensions_the_first_is_split() -> None:
     spec = P(None, "data")
     with pytest.raises(ValueError, match=r"in_specs of query: got .*; expected the first batch dimension"):
         operations.flash_attention(*(x[None] for x in QKV), mesh=mesh(), in_specs=(spec,), out_specs=spec)
 
 
-@here
 @pytest.mark.parametrize(("rows", "keys"), [(16, 0), (0, 24)])
 def test_without_rows_or_keys_out_and_gradients_are_0(rows: int, keys: int) -> None:
     query, key, value = QKV[0][:, :rows], QKV[1][:, :keys], QKV[2][:, :keys]

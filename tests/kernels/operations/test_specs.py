@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attest.kernels import operations, xla
@@ -19,26 +19,17 @@ from attest.kernels.operations import (
     create_default_executor,
 )
 from attest.kernels.ring import ring_attention
-from tests.kernels.alone import run_alone
 from tests.kernels.kernel_cases import qkv
+from tests.kernels.meshes import mesh
 
 DEVICES = 8
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
+pytestmark = pytest.mark.process(devices=DEVICES)
 found = pytest.mark.found_outside
-
-
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
-def test_all_of_this_in_a_process_of_eight_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
 
 
 QKV = qkv(4, 16, 16, 4, 4, 8, 8)
 SPECS = {"flash": P("data", None, "model"), "ring": P("data", "model")}
 OPERATIONS: dict[str, Kernel[Any, Any]] = {"flash": FlashAttention(), "ring": RingAttention()}
-
-
-def mesh() -> Any:
-    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
 def where(kind: str, **changes: Any) -> dict[str, Any]:
@@ -58,7 +49,6 @@ ways = pytest.mark.parametrize("way", [executed, wrapped])
 kinds = pytest.mark.parametrize("kind", SPECS)
 
 
-@here
 @found
 @kinds
 @ways
@@ -100,7 +90,6 @@ def malformed(spec: Any) -> list[tuple[dict[str, Any], str]]:
     ]  # fmt: skip
 
 
-@here
 @found
 @kinds
 @ways
@@ -110,7 +99,6 @@ def test_what_is_malformed_is_refused_by_name(kind: str, way: Callable[..., Any]
             way(OPERATIONS[kind], **where(kind, **changes))
 
 
-@here
 @kinds
 def test_an_abstract_mesh_is_taken_where_devices_are_known(kind: str) -> None:
     with jax.set_mesh(mesh()):
@@ -118,7 +106,6 @@ def test_an_abstract_mesh_is_taken_where_devices_are_known(kind: str) -> None:
     np.testing.assert_allclose(out, xla.flash_attention(*QKV, causal=True), rtol=1e-5, atol=1e-5)
 
 
-@here
 @found
 @kinds
 @pytest.mark.parametrize(
@@ -136,7 +123,6 @@ def test_a_wrapper_has_the_defaults_of_ejkernel(kind: str, options: dict[str, An
     np.testing.assert_allclose(out, xla.flash_attention(*QKV, causal=True), rtol=1e-5, atol=1e-5)
 
 
-@here
 @found
 @kinds
 @pytest.mark.parametrize(
@@ -155,7 +141,6 @@ def test_a_wrapper_refuses_by_name(kind: str, options: dict[str, Any], message: 
         wrapped(OPERATIONS[kind], **{**where(kind), **options})
 
 
-@here
 def test_a_wrapper_checked_for_what_varies_has_the_same_gradients() -> None:
     options = {"dropout_prob": 0.3, "dropout_seed": 5, "sliding_window": (5, 5)}
 
@@ -169,7 +154,6 @@ def test_a_wrapper_checked_for_what_varies_has_the_same_gradients() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-@here
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -212,7 +196,6 @@ def test_axes_of_a_ring_are_refused_by_name(options: dict[str, Any], message: st
         ring_attention(*QKV, **{"mesh": mesh(), "axis_name": "model", **options})
 
 
-@here
 @found
 def test_a_mesh_for_the_function_takes_lists() -> None:
     spec = SPECS["flash"]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from attest.kernels.operations import Kernel
+from attest.kernels.operations import Executor, Kernel, Tuner, create_default_executor
 from attest.kernels.operations.judging import CandidateCall, Judgement
 
 
@@ -78,3 +78,16 @@ class Judge:
         worst = float(abs(out - 3 * x).max())
         right = worst < 1e-3
         return Judgement(right, "" if right else f"out is off by {worst:.3g}", {"out": {"worst": worst}})
+
+
+def first_refused() -> tuple[Executor[Any, Any], list[CandidateCall]]:
+    """An executor whose judge refuses the first candidate alone, and the calls that were judged."""
+    judged: list[CandidateCall] = []
+
+    def judge(call: CandidateCall) -> Judgement:
+        judged.append(call)
+        return Judgement(len(judged) > 1)
+
+    executor = create_default_executor()
+    executor.chooser.tuner = Tuner(1, 1, judge)
+    return executor, judged

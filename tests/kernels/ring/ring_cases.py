@@ -19,7 +19,7 @@ BATCH, HEADS, KEY_HEADS, DIM, VALUE_DIM = 2, 4, 2, 16, 8
 STRATEGIES = ("ring", "zigzag", "all_gather", "ulysses")
 FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
+on_eight_devices = pytest.mark.process(devices=DEVICES)
 strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 

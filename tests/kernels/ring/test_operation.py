@@ -12,16 +12,10 @@ from kernel_cases import normal
 
 from attest.kernels import flash_attention, xla
 from attest.kernels.operations import FlashAttentionConfig, FwdParams, RingAttention, create_default_executor
-from tests.kernels.alone import run_alone
 
 DEVICES = 4
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of four devices")
+here = pytest.mark.process(devices=DEVICES)
 SPEC = P("data", "x", None, None)
-
-
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of four devices")
-def test_all_of_this_in_a_process_of_four_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=300, devices=DEVICES)
 
 
 def mesh() -> Any:

@@ -12,15 +12,9 @@ from jax.sharding import PartitionSpec as P
 from kernel_cases import normal
 
 from attest.kernels.ring import ring_attention
-from tests.kernels.alone import run_alone
 
 DEVICES = 4
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of four devices")
-
-
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of four devices")
-def test_all_of_this_in_a_process_of_four_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=300, devices=DEVICES)
+here = pytest.mark.process(devices=DEVICES)
 
 
 def arrays(length: int = 32, heads: int = 4, key_heads: int = 2, dtype: str = "float32") -> dict[str, Any]:

@@ -16,10 +16,8 @@ from attest.kernels import flash_attention_with_lse
 from attest.kernels.ring import passes as ring_passes
 from attest.kernels.ring import ring_attention, ring_attention_with_lse
 from attest.kernels.xla.blocks import ChunkSizes
-from tests.kernels.alone import run_alone
 from tests.kernels.ring import ring_cases
 from tests.kernels.ring.ring_cases import (
-    DEVICES,
     HEADS,
     NAMES,
     SEQUENCE,
@@ -27,23 +25,19 @@ from tests.kernels.ring.ring_cases import (
     assert_same,
     both_passes,
     features,
-    here,
     in_shard_map,
     inputs,
     mesh_of,
     numbers,
+    on_eight_devices,
     on_one_device,
     on_ring,
     strategies,
 )
 
-
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
-def test_all_of_this_in_a_process_of_eight_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=900, devices=DEVICES)
+pytestmark = on_eight_devices
 
 
-@here
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [(name, STRATEGIES[i % len(STRATEGIES)]) for i, name in enumerate(NAMES)]
@@ -59,7 +53,6 @@ def test_a_ring_gives_what_one_device_gives(name: str, strategy: str) -> None:
     assert_same(on_ring(name, 29, 37, devices, strategy), on_one_device(name, 29, 37))
 
 
-@here
 @pytest.mark.parametrize(
     ("spec", "strategy"), [(P(None, None, "x"), "zigzag"), (P(None, None, None, "x"), "ring")]
 )
@@ -71,7 +64,6 @@ def test_a_bias_may_be_split_by_rows_or_by_keys(spec: P, strategy: str) -> None:
     assert_same(found, both_passes(flash_attention_with_lse, options, inputs(32, 32)))
 
 
-@here
 def test_rows_that_are_not_normalised_ask_pairs_for_their_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass may return a smaller row_max where it is not told that row_max is read."""
     real = ring_passes._forward
@@ -85,7 +77,6 @@ def test_rows_that_are_not_normalised_ask_pairs_for_their_maximum(monkeypatch: p
     assert_same(on_ring(name, 28, 36, 2, "ring"), on_one_device(name, 28, 36))
 
 
-@here
 @strategies
 def test_the_same_ring_has_the_same_bits_twice(strategy: str) -> None:
     first, second = (on_ring("causal, sinks, cap", 32, 32, 2, strategy) for _ in range(2))
@@ -93,7 +84,6 @@ def test_the_same_ring_has_the_same_bits_twice(strategy: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@here
 @pytest.mark.parametrize("strategy", ["ring", "zigzag", "ulysses"])
 @pytest.mark.parametrize("name", ["plain", "causal, dropout from an origin"])
 def test_a_ring_of_one_is_the_local_kernel(name: str, strategy: str) -> None:
@@ -111,7 +101,6 @@ def test_a_ring_of_one_is_the_local_kernel(name: str, strategy: str) -> None:
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-@here
 @strategies
 def test_gradients_of_what_devices_share_are_rounded_after_their_sum(strategy: str) -> None:
     given = inputs(32, 32, "bfloat16")
@@ -122,7 +111,6 @@ def test_gradients_of_what_devices_share_are_rounded_after_their_sum(strategy: s
     assert summed == {"f32"}
 
 
-@here
 def test_eager_calls_that_are_alike_compile_once(caplog: pytest.LogCaptureFixture) -> None:
     given = inputs(32, 32)
 
@@ -140,7 +128,6 @@ def test_eager_calls_that_are_alike_compile_once(caplog: pytest.LogCaptureFixtur
     assert compiled() == 0
 
 
-@here
 @pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=["explicit", "automatic"])
 @pytest.mark.parametrize("strategy", ["ring", "zigzag", "all_gather"])
 def test_batch_and_heads_may_be_sharded_beside_the_sequence(strategy: str, kind: AxisType) -> None:
@@ -159,7 +146,6 @@ def test_batch_and_heads_may_be_sharded_beside_the_sequence(strategy: str, kind:
     assert_same(found, on_one_device(name, 32, 32))
 
 
-@here
 @pytest.mark.parametrize(
     "counted",
     [
@@ -183,7 +169,6 @@ def test_what_is_counted_by_batch_entry_is_that_of_the_own_entries(counted: dict
     assert_same(both_passes(call, counted, given), wanted)
 
 
-@here
 def test_ulysses_with_padding_alone_on_some_devices() -> None:
     """XLA must not exchange what is computed and the padding in two layouts."""
     given = {
@@ -193,7 +178,6 @@ def test_ulysses_with_padding_alone_on_some_devices() -> None:
     assert_same(both_passes(call, {}, given), both_passes(flash_attention_with_lse, {}, given))
 
 
-@here
 def test_sinks_of_a_shard_without_rows_have_a_gradient() -> None:
     given = {**inputs(0, 8), "softmax_aux": normal(HEADS, 2)}
     call = in_shard_map(2, SEQUENCE, {})
@@ -222,7 +206,6 @@ def permutes(strategy: str, devices: int, options: dict[str, Any], gradients: bo
     return found
 
 
-@here
 def test_hidden_pairs_are_not_sent() -> None:
     """Keys and values: of full attention each to all others, of causal order to later devices alone."""
     assert permutes("ring", 4, {})["sends"] == 2 * 4 * 3
@@ -231,7 +214,6 @@ def test_hidden_pairs_are_not_sent() -> None:
     assert set(permutes("ring", 4, {})) == {"collective-permute", "sends"}
 
 
-@here
 def test_keys_and_values_of_one_shape_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one exchange, and so do their gradients."""
     monkeypatch.setattr(ring_cases, "VALUE_DIM", ring_cases.DIM)
@@ -239,7 +221,6 @@ def test_keys_and_values_of_one_shape_travel_together(monkeypatch: pytest.Monkey
     assert permutes("ring", 4, {"causal": True}, gradients=True)["sends"] == 3 * (3 + 2 + 1)
 
 
-@here
 @pytest.mark.parametrize(("strategy", "chooses"), [("zigzag", False), ("ring", True)])
 def test_no_device_of_a_zigzag_chooses_what_it_computes(strategy: str, chooses: bool) -> None:
     """On a GPU each choice between branches would make the host wait for the device."""
@@ -251,13 +232,11 @@ def test_no_device_of_a_zigzag_chooses_what_it_computes(strategy: str, chooses: 
     assert ("cond[" in program) == chooses
 
 
-@here
 def test_gradients_are_sent_home() -> None:
     """Backward sends keys and values once more, and their gradients."""
     assert permutes("ring", 4, {"causal": True}, gradients=True)["sends"] == 3 * 2 * (3 + 2 + 1)
 
 
-@here
 @pytest.mark.parametrize("strategy", ["ring", "zigzag"])
 def test_a_policy_of_remat_spares_the_exchange_of_the_forward_pass(strategy: str) -> None:
     call = partial(ring_attention, causal=True, mesh=mesh_of(2), axis_name="x", strategy=strategy)
@@ -271,7 +250,6 @@ def test_a_policy_of_remat_spares_the_exchange_of_the_forward_pass(strategy: str
     assert permutes_of(names) < permutes_of(None)
 
 
-@here
 @pytest.mark.parametrize(
     ("strategy", "collective"), [("all_gather", "all-gather"), ("ulysses", "all-to-all")]
 )

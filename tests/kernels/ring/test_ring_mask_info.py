@@ -17,12 +17,11 @@ from kernel_cases import normal
 from attest.kernels import flash_attention_with_lse
 from attest.kernels.operations import MaskInfo, RingAttention, create_default_executor
 from attest.kernels.ring import ring_attention, ring_attention_with_lse
-from tests.kernels.alone import run_alone
 from tests.kernels.drawn_masks import built, drawn
 from tests.kernels.ring.ring_cases import STRATEGIES, assert_same, both_passes, mesh_of
 
 DEVICES = 2
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of two devices")
+here = pytest.mark.process(devices=DEVICES)
 # Batch, query heads, Sq, Sk; devices divide the lengths of those inside, whose halves zigzag needs.
 OUTSIDE = ((2, 2, 5, 9), (1, 2, 7, 7))
 INSIDE = ((2, 2, 4, 8), (1, 2, 8, 8))
@@ -32,20 +31,6 @@ SPLIT = dict.fromkeys(
 )
 SPECS = dict.fromkeys(("query", "key", "value"), P(None, "x"))
 ARRAYS = tuple(field.name for field in fields(MaskInfo) if not field.metadata.get("static"))
-
-
-elsewhere = pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of two devices")
-
-
-@elsewhere
-def test_some_conditions_in_a_process_of_two_devices() -> None:
-    test = test_the_conditions_of_other_arguments_count.__name__
-    run_alone(f"{__file__}::{test}", {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
-
-
-@elsewhere
-def test_all_of_this_in_a_process_of_two_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=900, devices=DEVICES)
 
 
 def inputs(shape: tuple[int, int, int, int]) -> dict[str, jax.Array]:

@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 
 from attest.kernels.ring import ring_attention
 from attest.kernels.ring.schedule import Meeting, Order, Schedule
-from tests.kernels.alone import run_alone
 from tests.meta.processes import ROOT
 from tests.meta.test_snippets import follow
 
@@ -33,19 +32,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "ulysses": {"strategy": "ulysses"},
 }
 
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
-elsewhere = pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
-
-
-@elsewhere
-def test_the_page_in_a_process_of_eight_devices() -> None:
-    test = test_the_page_runs_on_eight_devices.__name__
-    run_alone(f"{__file__}::{test}", {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
-
-
-@elsewhere
-def test_all_of_this_in_a_process_of_eight_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=900, devices=DEVICES)
+here = pytest.mark.process(devices=DEVICES)
 
 
 def rows() -> dict[str, list[str]]:

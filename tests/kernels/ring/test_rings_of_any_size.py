@@ -13,33 +13,27 @@ from kernel_cases import normal
 
 from attest.kernels import flash_attention_with_lse, xla
 from attest.kernels.ring import ring_attention, ring_attention_with_lse
-from tests.kernels.alone import run_alone
 from tests.kernels.ring.ring_cases import (
     BATCH,
-    DEVICES,
     HEADS,
     KEY_HEADS,
     NAMES,
     SEQUENCE,
     assert_same,
     both_passes,
-    here,
     in_shard_map,
     inputs,
     mesh_of,
     numbers,
+    on_eight_devices,
     on_one_device,
     on_ring,
     strategies,
 )
 
-
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
-def test_all_of_this_in_a_process_of_eight_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=3000, devices=DEVICES)
+pytestmark = on_eight_devices
 
 
-@here
 @strategies
 @pytest.mark.parametrize("name", NAMES)
 def test_a_ring_gives_what_one_device_gives(name: str, strategy: str) -> None:
@@ -47,7 +41,6 @@ def test_a_ring_gives_what_one_device_gives(name: str, strategy: str) -> None:
     assert_same(on_ring(name, 29, 37, 4, strategy), on_one_device(name, 29, 37))
 
 
-@here
 @strategies
 @pytest.mark.parametrize("devices", [1, 2, 3, 8])
 @pytest.mark.parametrize("name", NAMES)
@@ -57,7 +50,6 @@ def test_rings_of_any_size(name: str, devices: int, strategy: str) -> None:
     assert_same(on_ring(name, 32, 32, devices, strategy), on_one_device(name, 32, 32))
 
 
-@here
 @strategies
 @pytest.mark.parametrize(
     ("shape", "spec"),
@@ -80,7 +72,6 @@ def test_a_bias_may_lie_in_any_way(shape: tuple[int, ...], spec: P, strategy: st
     assert_same(found, both_passes(flash_attention_with_lse, options, inputs(32, 32)))
 
 
-@here
 @pytest.mark.parametrize("strategy", ["ring", "ulysses"])
 def test_a_longer_ring_needs_no_more_memory(strategy: str) -> None:
     """With as many tokens on each device: nothing that a device was sent is kept, forward or backward."""
@@ -99,7 +90,6 @@ def test_a_longer_ring_needs_no_more_memory(strategy: str) -> None:
     assert sizes[1] <= 1.1 * sizes[0]
 
 
-@here
 @strategies
 def test_lengths_that_divide_are_not_padded(strategy: str) -> None:
     """Whole pieces of the diagonal are calls in causal order of their own."""
@@ -107,7 +97,6 @@ def test_lengths_that_divide_are_not_padded(strategy: str) -> None:
     assert_same(on_ring(name, 64, 64, 2, strategy), on_one_device(name, 64, 64))
 
 
-@here
 @strategies
 def test_dropout_keeps_what_one_device_keeps(strategy: str) -> None:
     """One-hot values show each weight: those that are 0 are the same ones on any ring."""
@@ -121,7 +110,6 @@ def test_dropout_keeps_what_one_device_keeps(strategy: str) -> None:
         np.testing.assert_array_equal(found != 0, wanted)
 
 
-@here
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_is_rounded_once(dtype: str) -> None:
     """Sums are float32: a ring of eight is no further off than one device, up to a bit of the results."""
@@ -136,7 +124,6 @@ def test_low_precision_is_rounded_once(dtype: str) -> None:
             assert off < (0.03 if dtype == "bfloat16" else 0.004)
 
 
-@here
 def test_transforms() -> None:
     """Under jax.checkpoint, scan and vmap."""
     given = inputs(32, 32)
@@ -157,7 +144,6 @@ def test_transforms() -> None:
     assert_same(jax.tree.map(lambda x: x[1], found), wanted)
 
 
-@here
 def test_block_sizes_reach_every_pair() -> None:
     given = inputs(64, 64)
     sizes = xla.ChunkSizes(q=8, k=8)

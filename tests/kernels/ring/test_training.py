@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import gpt
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,24 +16,11 @@ import pytest
 from attest.kernels.ring import attention, pairs
 from attest.kernels.ring.arguments import STRATEGIES
 from attest.kernels.xla.blocks import ChunkSizes
-from tests.kernels.alone import run_alone
 
 LIMITS = tomllib.loads((Path(__file__).parent / "training.toml").read_text())
 DEVICES = 8
 
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
-elsewhere = pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
-
-
-@elsewhere
-def test_two_devices_in_a_process_of_eight() -> None:
-    test = test_losses_are_those_of_one_device.__name__
-    run_alone(f"{__file__}::{test}[ring-2]", {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
-
-
-@elsewhere
-def test_all_of_this_in_a_process_of_eight_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=1800, devices=DEVICES)
+pytestmark = pytest.mark.process(devices=DEVICES)
 
 
 def losses(strategy: str, devices: int, dtype: Any = jnp.float32) -> np.ndarray:
@@ -54,14 +40,12 @@ def agree(found: np.ndarray) -> None:
     np.testing.assert_allclose(found, of_one_device(), rtol=LIMITS["relative"], atol=0)
 
 
-@here
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_losses_are_those_of_one_device(strategy: str, devices: int) -> None:
     agree(losses(strategy, devices))
 
 
-@here
 def test_losses_from_outside_are_those_of_one_device() -> None:
     agree(gpt.losses(gpt.attend_in(jnp.float32, axis_name=gpt.AXIS, mesh=gpt.mesh_of(4))))
 
@@ -77,14 +61,12 @@ def _shifted_order(order: Callable[..., Any]) -> Callable[..., Any]:
     return lambda call, spread: replace(order(call, spread), shift=call.query.shape[1])
 
 
-@here
 def test_dropout_by_coordinates_of_the_shard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs.Pair, "_origin", _local_dropout)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         agree(losses("ring", 2))
 
 
-@here
 def test_a_mask_off_by_a_shard_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = attention
     monkeypatch.setattr(module, "_order", _shifted_order(module._order))
@@ -92,7 +74,6 @@ def test_a_mask_off_by_a_shard_is_found(monkeypatch: pytest.MonkeyPatch) -> None
         agree(losses("ring", 2))
 
 
-@here
 def test_meshes_differ_no_more_than_block_sizes_in_bfloat16() -> None:
     """Losses on 1, 2, 4 and 8 devices spread no further than those of four block sizes on one device."""
     sizes = (ChunkSizes(n, n) for n in (8, 16, 32, 64))
