@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from attest.kernels import attention
@@ -99,15 +100,10 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
     def candidate_cfgs(self, inv: _Invocation) -> tuple[FlashAttentionConfig, ...]:
         """Return the candidates of the implementation that runs the call, the tables' choice first.
 
-        None where the call runs in another implementation if no gradients are taken: name one to tune it.
+        Where another one runs it without gradients, that one's candidates follow.
         """
         resolved = _Resolved.of_call(inv)
-        tunable = resolved.implementation.tunable()
-        if tunable is None or resolved.apart:
-            return ()
-        name = resolved.implementation.name
-        candidates = tunable.candidates(resolved.call.call)
-        return tuple(FlashAttentionConfig(platform=name, config=config) for config in candidates)
+        return tuple(chain.from_iterable(map(resolved.candidates, resolved.implementations)))
 
     candidate_cfgs_gpu = candidate_cfgs_tpu = candidate_cfgs_xla = candidate_cfgs
     candidate_cfgs_shard_map_gpu = candidate_cfgs_shard_map_tpu = candidate_cfgs_shard_map_xla = (
@@ -117,10 +113,15 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
     def combined_cfg(
         self, timed: Iterable[tuple[FlashAttentionConfig, float]]
     ) -> FlashAttentionConfig | None:
-        """Return the fastest choice for each kernel; each candidate differs from the first in one of them."""
+        """Return the fastest choice for each kernel of the fastest candidate's implementation.
+
+        Each of an implementation's candidates differs from its first in one of them.
+        """
         found = list(timed)
         if not found:
             return None
+        platform = min(found, key=lambda x: x[1])[0].platform
+        found = [x for x in found if x[0].platform == platform]
         first = found[0][0]
         fastest = {path: (seconds, x) for seconds in (found[0][1],) for path, x in _parts(first.config)}
         for cfg, seconds in found[1:]:
@@ -270,6 +271,16 @@ class _Resolved:
     @property
     def apart(self) -> bool:
         return self.alone is not self.implementation
+
+    @property
+    def implementations(self) -> tuple[Implementation, ...]:
+        return (self.implementation, self.alone) if self.apart else (self.implementation,)
+
+    def candidates(self, implementation: Implementation) -> tuple[FlashAttentionConfig, ...]:
+        """Return those of one implementation, the choice of its tables first."""
+        tunable = implementation.tunable()
+        found = () if tunable is None else tunable.candidates(self.call.call)
+        return tuple(FlashAttentionConfig(platform=implementation.name, config=x) for x in found)
 
     @classmethod
     def of_call(cls, inv: _Invocation, cfg: FlashAttentionConfig | None = None) -> "_Resolved":

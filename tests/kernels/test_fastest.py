@@ -17,8 +17,9 @@ from attest.kernels.attention import flash_attention
 from attest.kernels.choose import Device, Traits, fastest_for
 from attest.kernels.fastest import Sizes, Winners, sizes_of, winners
 from attest.kernels.implementation import Implementation, Passes
-from attest.kernels.implementations import IMPLEMENTATIONS, XLA
-from attest.kernels.operations import Executor, FlashAttention, FlashAttentionConfig
+from attest.kernels.implementations import IMPLEMENTATIONS, TRITON, XLA
+from attest.kernels.operations import Executor, FlashAttention, FlashAttentionConfig, Invocation
+from attest.kernels.xla.blocks import ChunkSizes
 
 ABLE = ("mosaic_gpu", "triton", "xla")
 SIZES = Sizes(2, 64, 1024, 512, 128, 4.0, ("bias", "causal"))
@@ -236,32 +237,55 @@ def in_two(table, monkeypatch):
         [[calls]]
         device = "{kind}"
         sizes = {{ {shape} }}
-        milliseconds = {{ xla = [2.0, 3.0], other = [1.0, 3.0] }}
+        milliseconds = {{ xla = [2.0, 3.0], triton = [1.0, 3.0] }}
         """
     )
-    other = Implementation("other", XLA.capabilities, XLA.load)
+    other = Implementation("triton", XLA.capabilities, XLA.load, tunable=TRITON.tunable)
     monkeypatch.setattr(choose, "IMPLEMENTATIONS", (XLA, other))
 
 
 def test_a_call_that_names_nothing_is_computed_by_two(in_two):
     arrays = {name: given()[name] for name in ("query", "key", "value")}
     program = str(jax.make_jaxpr(lambda x: flash_attention(**x))(arrays))
-    assert "xla, other without gradients, on" in program
+    assert "xla, triton without gradients, on" in program
     np.testing.assert_allclose(
         flash_attention(**arrays), flash_attention(**arrays, platform="xla"), atol=2e-6
     )
     with_sizes = partial(flash_attention, platform="xla")
-    assert "other" not in str(jax.make_jaxpr(lambda x: with_sizes(**x))(arrays))
+    assert "triton" not in str(jax.make_jaxpr(lambda x: with_sizes(**x))(arrays))
 
 
 def test_operations_say_that_two_compute_a_call(in_two):
     arrays = {name: given()[name] for name in ("query", "key", "value")}
     explanation = Executor().explain(FlashAttention(), **arrays)
-    assert explanation.implementation == "xla, other without gradients"
+    assert explanation.implementation == "xla, triton without gradients"
     assert explanation.complete.platform == "auto"
-    assert "runs by xla, other without gradients: " in str(explanation)
+    assert "runs by xla, triton without gradients: " in str(explanation)
     op = FlashAttention()
     _, arguments = op.prepare(**arrays)
     np.testing.assert_allclose(
         op.run(**arguments, cfg=FlashAttentionConfig()), flash_attention(**arrays), atol=2e-6
     )
+
+
+def test_a_tuner_tries_the_candidates_of_both(in_two, monkeypatch):
+    monkeypatch.setattr("attest.kernels.triton.candidates.target_device", lambda: "sm_90")
+    arrays = {name: given()[name] for name in ("query", "key", "value")}
+    op = FlashAttention()
+    _, arguments = op.prepare(**arrays)
+    found = op.candidate_cfgs(Invocation(op.op_id, kwargs=arguments))
+    platforms = [x.platform for x in found]
+    assert platforms == sorted(platforms, key=["xla", "triton"].index)
+    assert set(platforms) == {"xla", "triton"}
+
+
+def test_the_best_choices_are_joined_within_the_fastest_implementation():
+    """Which of two implementations share a call, a tuner may find another one to be the faster."""
+
+    def of(name: str, forward: Any = None, backward: Any = None) -> FlashAttentionConfig:
+        config = {x.name: x for x in IMPLEMENTATIONS}[name].config()
+        return FlashAttentionConfig(platform=name, config=config(forward, backward))
+
+    chunks = ChunkSizes(128, 128)
+    timed = [(of("triton"), 3.0), (of("xla"), 2.0), (of("xla", chunks), 1.0), (of("xla", None, chunks), 1.5)]
+    assert FlashAttention().combined_cfg(timed) == of("xla", chunks, chunks)
