@@ -54,7 +54,15 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if _HOMES[name] != "attest.conformance" or (error.name or "attest").partition(".")[0] == "attest":
+            raise
+        raise ImportError(
+            f"attest.{name} needs the package {error.name}, which is not installed: install the extra suite, "
+            'pip install "attest-attention[suite]"'
+        ) from error
 
 
 def __dir__() -> list[str]:

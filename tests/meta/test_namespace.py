@@ -70,6 +70,21 @@ runpy.run_module("attest", run_name="__main__")
     )
 
 
+def test_without_its_extra_a_name_of_the_suite_says_which_to_install() -> None:
+    code = """
+import sys
+sys.modules["msgspec"] = None
+from attest import flash_attention
+from attest import run_conformance_test
+"""
+    done = python(code)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: attest.run_conformance_test needs the package msgspec, which is not installed: install the "
+        'extra suite, pip install "attest-attention[suite]"'
+    )
+
+
 def test_the_type_checker_is_told_of_every_package() -> None:
     """It follows no links: `attest` alone would be two files, and no errors. nox counts what it has seen."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
