@@ -80,8 +80,8 @@ from attest import run_conformance_test
     done = python(code)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "ImportError: attest.run_conformance_test needs the package msgspec, which is not installed: install the "
-        'extra suite, pip install "attest-attention[suite]"'
+        "ImportError: attest.run_conformance_test needs the package msgspec, which is not installed: "
+        'install the extra suite, pip install "attest-attention[suite]"'
     )
 
 
