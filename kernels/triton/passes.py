@@ -66,7 +66,7 @@ _PRECISIONS = {
 class Sizes:
     """Block sizes as asked for, None where the kernel chooses, and the device to choose for.
 
-    recording: which `launch.recorded` block the trace belongs to, so that no cached trace skips a recording.
+    recording: which `recorded` block the trace belongs to, so that no cached trace skips a recording.
     """
 
     asked: Any

@@ -15,15 +15,18 @@ class Gpu:
         if capability is not None:
             self.compute_capability = capability
 
-    platform = "gpu"
+    platform, device_kind = "gpu", "GPU of tests"
+
+
+CPU = Device("cpu", kind="cpu")
 
 
 @pytest.mark.parametrize("capability", ["9.0", "8.0", "gfx942", None])
 def test_without_arrays_the_device_is_the_first_of_the_default_backend(capability, monkeypatch):
-    assert device_of() == Device("cpu")
+    assert device_of() == CPU
     monkeypatch.setattr(jax, "devices", lambda: [Gpu(capability), Gpu("1.0")])
-    assert device_of() == device_of(np.zeros(3)) == Device("gpu", capability)
-    assert device_of(jnp.zeros(3)) == Device("cpu"), "an array runs where it is"
+    assert device_of() == device_of(np.zeros(3)) == Device("gpu", capability, "GPU of tests")
+    assert device_of(jnp.zeros(3)) == CPU, "an array runs where it is"
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -31,8 +34,8 @@ def test_the_device_is_that_of_default_device(named, monkeypatch):
     cpu = jax.devices("cpu")[0]
     monkeypatch.setattr(jax, "devices", lambda backend="gpu": [cpu] if backend == "cpu" else [Gpu("9.0")])
     with jax.default_device("cpu" if named else cpu):
-        assert device_of() == Device("cpu")
+        assert device_of() == CPU
         told: list[Device] = []
         jax.make_jaxpr(lambda x: told.append(device_of(x)) or x)(1.0)
-        assert told == [Device("cpu")]
-    assert device_of() == Device("gpu", "9.0")
+        assert told == [CPU]
+    assert device_of() == Device("gpu", "9.0", "GPU of tests")
