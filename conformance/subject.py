@@ -79,7 +79,7 @@ def _some_of(name: str, got: frozenset[str], known: Iterable[str]) -> _Declared:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a kernel does not take, or not refuse, of the features that it declares: by default, nothing.
+    """The limits of a kernel within the features that it declares; by default it has none.
 
     longest: the most query or key tokens that it computes in reasonable time. Problems of production
         size are given to subjects that declare enough.
@@ -150,7 +150,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the calls of a kernel may be spread over devices (S21); by default they are not.
+    """The meshes over which the calls of a kernel may be spread (S21); by default there are none.
 
     meshes: on which kinds of meshes, "explicit" and "automatic", batch and heads may be sharded.
     features: those of the kernel that such a sharded call may have.

@@ -122,19 +122,14 @@ def implementation_for(
     installed: Callable[[str], bool] = _installed,
     jax_version: Version = jax.__version_info__,
 ) -> Implementation:
-    """The first implementation that takes a call on a device, or the one that `platform` names.
+    """Return the first implementation that takes a call on a device, or the one that `platform` names.
 
     Raises: ValueError for a platform that does not exist; NotImplementedError if the one that is named does
     not take the call (clause S20), which says the reason and names those that do, or if none does.
     """
     why_not = partial(_why_not, device=device, call=call, installed=installed, jax_version=jax_version)
-    able = [x for x in IMPLEMENTATIONS if why_not(x.capabilities) is None]
     if platform is None:
-        if not able:
-            # XLA supports every call, so what it lacks is a version of JAX.
-            reason = why_not(XLA.capabilities)
-            raise NotImplementedError(f"platform: {XLA.name!r} {reason}. Install such a version of JAX.")
-        return able[0]
+        return _able(why_not)[0]
     named = [x for x in IMPLEMENTATIONS if isinstance(platform, str) and x.name == platform]
     if not named:
         choices = ", ".join(repr(x.name) for x in IMPLEMENTATIONS)
@@ -142,6 +137,7 @@ def implementation_for(
     (chosen,) = named
     reason = why_not(chosen.capabilities, named=True)
     if reason is not None:
+        able = [x for x in IMPLEMENTATIONS if why_not(x.capabilities) is None]
         others = " or ".join(repr(x.name) for x in able)
         advice = (
             f"Use {others}, or leave it out for the fastest that can." if able else "No other one can either."
@@ -163,13 +159,28 @@ def fastest_for(
 
     Raises: NotImplementedError where none supports this version of JAX.
     """
-    first = implementation_for(device, call, None, installed, jax_version)
-    if sizes is None or device.kind is None:
-        return first, first
     why_not = partial(_why_not, device=device, call=call, installed=installed, jax_version=jax_version)
-    able = {x.name: x for x in IMPLEMENTATIONS if why_not(x.capabilities) is None}
-    found = winners(device.kind, sizes, tuple(able))
-    return able[found.followed], able[found.alone]
+    able = _able(why_not)
+    if sizes is None or device.kind is None:
+        return able[0], able[0]
+    by_name = {x.name: x for x in able}
+    found = winners(device.kind, sizes, tuple(by_name))
+    return by_name[found.followed], by_name[found.alone]
+
+
+def _able(why_not: Callable[[Capabilities], str | None]) -> list[Implementation]:
+    """Return the implementations that take a call on a device, at least one, in the default order.
+
+    why_not: returns why the capabilities of one do not suffice, or None.
+
+    Raises: NotImplementedError if none does.
+    """
+    able = [x for x in IMPLEMENTATIONS if why_not(x.capabilities) is None]
+    if not able:
+        # XLA supports every call, so what it lacks is a version of JAX.
+        reason = why_not(XLA.capabilities)
+        raise NotImplementedError(f"platform: {XLA.name!r} {reason}. Install such a version of JAX.")
+    return able
 
 
 def chosen(

@@ -42,7 +42,7 @@ _DEFAULT_ONLY = ("precision", "logits_dtype")
 
 
 class Sizes(NamedTuple):
-    """What the time of a call depends on beside its device.
+    """The sizes and features of a call, on which its time depends on a given device.
 
     bytes: of an element of query. heads: batch entries times query heads. queries: of an entry. keys: that a
     query may see by its window and chunk, at most. width: head dim of key and of value, added. group: query
@@ -98,14 +98,14 @@ def sizes_of(given: Mapping[str, Any], dropout: bool) -> Sizes | None:
 
 
 def _array(x: Any) -> jax.Array | np.ndarray[Any, Any] | None:
-    """The array, if it has four axes, none of which is empty or has a symbolic size, which is no int."""
+    """Return an array of four axes, none of them empty or of a symbolic size, which is no int; else None."""
     if not isinstance(x, jax.Array | np.ndarray) or x.ndim != 4:
         return None
     return x if all(isinstance(size, int) and size > 0 for size in x.shape) else None
 
 
 def _spans(given: Mapping[str, Any]) -> list[int] | None:
-    """How many keys the window and the chunk of a call show, of each that bounds them; None: malformed."""
+    """Return the number of keys that the window shows, and the chunk, if they bound it; None: malformed."""
     spans: list[int] = []
     window, chunk = given.get("sliding_window"), given.get("chunk_size")
     sides: tuple[Any, ...] = window if isinstance(window, tuple) else (window, window)
@@ -151,7 +151,7 @@ def _winner(times: Mapping[str, float], able: tuple[str, ...], margin: float) ->
 
 
 def _distance(sizes: Sizes, other: Sizes, octaves: Mapping[str, float]) -> float:
-    """How far a call is from a measured one; inf if it has other features, or is too far on some axis."""
+    """Return the distance of a call from a measured one; inf for other features, or too far on some axis."""
     if (sizes.features, sizes.bytes) != (other.features, other.bytes):
         return math.inf
     apart = [

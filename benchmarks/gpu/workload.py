@@ -65,7 +65,7 @@ class Workload:
 
     @property
     def key_lengths(self) -> np.ndarray:
-        """How many keys of each batch entry are no padding, [batch]."""
+        """The number of keys of each batch entry, without padding, [batch]."""
         if not (self.key_mask or self.lengths):
             return np.full(self.batch, self.keys)
         return np.random.default_rng(0).integers(self.keys // 2, self.keys + 1, self.batch)

@@ -281,14 +281,15 @@ def test_what_is_declared_of_the_hopper_kernels_is_theirs():
 
 
 def described(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *leading: Any) -> tuple[Any, ...]:
-    """What the call tells `implementation_for`."""
+    """What the call tells `implementation_for`, or `fastest_for` where it names none."""
     asked: list[tuple[Any, ...]] = []
 
     def spy(*arguments: Any) -> Any:
         asked.append(arguments)
         raise LookupError
 
-    monkeypatch.setattr(choose, "implementation_for", spy)
+    for name in ("implementation_for", "fastest_for"):
+        monkeypatch.setattr(choose, name, spy)
     with pytest.raises(LookupError):
         kernels.flash_attention(*leading, **call)
     return asked[0]
