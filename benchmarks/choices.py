@@ -1,4 +1,4 @@
-"""Rows of kernels/choices.toml from a run of `python3 -m benchmarks.gpu_speed --kernels auto`.
+"""Rows of kernels/choice/choices.toml from a run of `python3 -m benchmarks.gpu_speed --kernels auto`.
 
     python3 -m benchmarks.choices FOLDER/gpu_speed_auto.jsonl
 
@@ -14,7 +14,7 @@ import jax
 import typer
 
 from attest.conformance.files import write_text
-from attest.kernels.fastest import TABLE, sizes_of
+from attest.kernels.choice.fastest import TABLE, sizes_of
 from benchmarks.gpu.rows import Report, read_report
 from benchmarks.gpu.targets import Times
 from benchmarks.gpu.workload import DIRECTIONS, Workload, draw, options

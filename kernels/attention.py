@@ -31,18 +31,18 @@ from attest.kernels.annotations import (
     SlidingWindow,
     Value,
 )
-from attest.kernels.arguments import check_call
-from attest.kernels.batching import merged, split
-from attest.kernels.choose import check_supported, chosen, traits_of
-from attest.kernels.fastest import sizes_of
+from attest.kernels.call.call import check_call
+from attest.kernels.call.leading_axes import merged, split
+from attest.kernels.call.options import check_dtype, check_flag, without_names_of_flax
+from attest.kernels.call.symbolic import check_symbolic
+from attest.kernels.choice.choose import check_supported, chosen, traits_of
+from attest.kernels.choice.fastest import sizes_of
+from attest.kernels.choice.lowering import refused_elsewhere
+from attest.kernels.choice.neutral import split_sizes, with_sizes
+from attest.kernels.differentiate import attend
 from attest.kernels.implementation import Implementation, Passes, Settings
-from attest.kernels.lowering import refused_elsewhere
 from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
-from attest.kernels.neutral import split_sizes, with_sizes
-from attest.kernels.options import check_dtype, check_flag, without_names_of_flax
-from attest.kernels.shared import attend
-from attest.kernels.symbolic import check_symbolic
 
 
 def flash_attention(

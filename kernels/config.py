@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from attest.kernels.fields import read_fields
+from attest.kernels.call.options import refuse, shown
+from attest.kernels.configs.fields import read_fields
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS
-from attest.kernels.options import refuse, shown
 
 _NAME = "implementation"
 _ADVICE = "Write it with attest.kernels.config.to_json."

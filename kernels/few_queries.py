@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from attest.kernels.arguments import Call
-from attest.kernels.exponents import LOG2E
+from attest.kernels.call.call import Call
+from attest.kernels.call.positions import Positions
 from attest.kernels.implementation import Forward
-from attest.kernels.positions import Positions
-from attest.kernels.visibility import Rows
+from attest.kernels.numerics.exponents import LOG2E
+from attest.kernels.visibility.intervals import Rows
 
 _LN2 = 1.0 / LOG2E
 # Up to so many rows, the query heads of a key head are packed.

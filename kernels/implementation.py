@@ -2,8 +2,8 @@
 
 An implementation is one `Implementation` record. Its `Capabilities` are read by the choice of an
 implementation, by refusals and by the declarations of the test suite. Its `Passes` are a forward and a
-backward pass over a checked `Call`. Everything else happens once, in `attest.kernels.shared`: empty calls,
-the lse of padding rows, the terms of each row, sinks and their gradient, casts, and differentiation.
+backward pass over a checked `Call`. Everything else happens once, in `attest.kernels.differentiate`: empty
+calls, the lse of padding rows, the terms of each row, sinks and their gradient, casts, and differentiation.
 
 The papers' symbols: S = scaled logits, P = probabilities, O = output, L = lse, dS and dP their cotangents,
 Delta = rowsum(dO * O).
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attest.kernels.arguments import Call
-from attest.kernels.cotangents import RowTerms
-from attest.kernels.options import FLOAT_DTYPES, refuse, shown
-from attest.kernels.tunable import Tunable
+from attest.kernels.call.call import Call
+from attest.kernels.call.options import FLOAT_DTYPES, refuse, shown
+from attest.kernels.configs.tunable import Tunable
+from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.versions import Versions
 
 
@@ -60,8 +60,8 @@ class Settings:
     """What is static beside the call; block sizes and precision are as the implementation reads them.
 
     unrounded: whether both passes return float32, as it is before the last rounding. It is for calls on a
-        part of the keys, whose results are merged: see `attest.kernels.partial`. The lse of `RowTerms` is
-        then that of all keys, and forward keeps nothing that depends on its own.
+        part of the keys, whose results are merged: see `attest.kernels.numerics.partial`. The lse of `RowTerms`
+        is then that of all keys, and forward keeps nothing that depends on its own.
     reads_row_max: whether the caller reads row_max although out is normalised: see `Forward`.
     function: the name of the public function, with which messages about derivatives begin.
     followed: whether a backward pass reads what the forward pass returns.

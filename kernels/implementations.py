@@ -4,8 +4,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from attest.kernels.configs.tunable import Tunable
 from attest.kernels.implementation import Capabilities, Implementation, Passes
-from attest.kernels.tunable import Tunable
 from attest.kernels.versions import Versions
 
 # Of TPUs and Hopper GPUs. Pallas changes from one version of JAX to the next.

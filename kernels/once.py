@@ -12,8 +12,8 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from attest.kernels.arguments import Call
-from attest.kernels.dispatch import FLOATS
+from attest.kernels.call.call import Call
+from attest.kernels.sharding.explicit import FLOATS
 
 _EXPECTED = "expected one derivative, in reverse mode, such as jax.grad or jax.vjp take"
 _ADVICE = "attest.kernels.xla.attention has derivatives of every kind, in memory for all weights."

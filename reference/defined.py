@@ -15,7 +15,7 @@ from attest.reference.rows import Floats, dot_scale
 from attest.reference.semantics import STANDARD, Semantics
 from attest.reference.visibility import Ints, allowed, pick
 
-# The size of a scale that is not 0, and a soft cap; attest.kernels.options has the same.
+# The size of a scale that is not 0, and a soft cap; attest.kernels.call.options has the same.
 SCALE_RANGE = (2.0**-100, 2.0**100)
 CAP_RANGE = (2.0**-100, 2.0**100)
 # Half of 2^128, where float32 ends: kernels in base 2 multiply a logit by 1.44.

@@ -65,8 +65,8 @@ def tune(
     outputs = Outputs(json)
     from attest.conformance.cli.console import show
     from attest.conformance.tuning.judge import judge
+    from attest.kernels.call.options import check_dtype
     from attest.kernels.operations import FlashAttention, Tuner, create_default_executor, policy_override
-    from attest.kernels.options import check_dtype
 
     options: dict[str, Any] = {"causal": causal, "platform": platform, "logits_soft_cap": soft_cap}
     if window is not None:

@@ -18,8 +18,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from attest.conformance.subject import Sharding, Subject, Tiling
 from attest.conformance.subjects import mosaic_gpu, pallas, triton, xla
+from attest.kernels.call.positions import KEY_GROUP
 from attest.kernels.operations import RingAttention, create_default_executor
-from attest.kernels.positions import KEY_GROUP
 from attest.kernels.ring import ring_attention_with_lse
 from attest.reference.numerics import Numerics
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from attest.conformance.subject import Subject, Tiling, default_numerics
 from attest.conformance.subjects._declared import declared
-from attest.kernels.choose import device_of, missing_package
+from attest.kernels.choice.choose import device_of, missing_package
 from attest.kernels.implementations import TRITON
 from attest.reference.numerics import Numerics
 

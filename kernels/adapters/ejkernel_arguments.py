@@ -9,12 +9,12 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from attest.kernels.arguments import check_window
-from attest.kernels.arrays import check_is_array, fitted, is_integer
+from attest.kernels.call.arrays import check_is_array, fitted, is_integer
+from attest.kernels.call.call import check_window
+from attest.kernels.call.options import check_flag, check_integer, check_size, refuse, refuse_tracer
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.operations.configs import BwdParams, FlashAttentionConfig, FwdParams
 from attest.kernels.operations.platforms import check_platform
-from attest.kernels.options import check_flag, check_integer, check_size, refuse, refuse_tracer
 
 # The fields by which a MaskInfo of ejKernel is told. What it does not store is None there.
 _STORED = ("_attention_mask", "_q_segment_ids", "_kv_segment_ids")

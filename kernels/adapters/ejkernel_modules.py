@@ -18,9 +18,9 @@ from attest.kernels.adapters.ejkernel_arguments import (
     segment_ids,
     shared_sinks,
 )
-from attest.kernels.arrays import check_is_array
+from attest.kernels.call.arrays import check_is_array
+from attest.kernels.call.options import check_dropout_prob, refuse
 from attest.kernels.operations import functions
-from attest.kernels.options import check_dropout_prob, refuse
 
 
 def flash_attention(

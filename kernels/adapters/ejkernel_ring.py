@@ -22,17 +22,8 @@ from attest.kernels.adapters.ejkernel_arguments import (
     window_and_first_keys,
 )
 from attest.kernels.adapters.shared import renamed
-from attest.kernels.arrays import check_is_array, check_pair
-from attest.kernels.choose import device_of
-from attest.kernels.masks.mask_info import MaskInfo
-from attest.kernels.operations.configs import FlashAttentionConfig
-from attest.kernels.operations.flash_attention import FlashAttention
-from attest.kernels.operations.functions import default_executor
-from attest.kernels.operations.invocation import Invocation
-from attest.kernels.operations.platforms import check_platform, implementation_name
-from attest.kernels.operations.ring_attention import RingAttention
-from attest.kernels.operations.sharded import axes_at
-from attest.kernels.options import (
+from attest.kernels.call.arrays import check_is_array, check_pair
+from attest.kernels.call.options import (
     check_dtype,
     check_flag,
     check_integer,
@@ -41,6 +32,15 @@ from attest.kernels.options import (
     refuse,
     shown,
 )
+from attest.kernels.choice.choose import device_of
+from attest.kernels.masks.mask_info import MaskInfo
+from attest.kernels.operations.configs import FlashAttentionConfig
+from attest.kernels.operations.flash_attention import FlashAttention
+from attest.kernels.operations.functions import default_executor
+from attest.kernels.operations.invocation import Invocation
+from attest.kernels.operations.platforms import check_platform, implementation_name
+from attest.kernels.operations.ring_attention import RingAttention
+from attest.kernels.operations.sharded import axes_at
 from attest.kernels.ring import attention as ring
 from attest.kernels.ring.arguments import devices_of
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from attest.kernels.adapters.shared import as_mask, as_seed, missing, renamed
-from attest.kernels.arrays import check_is_array
+from attest.kernels.call.arrays import check_is_array
+from attest.kernels.call.options import check_flag, refuse, shown
 from attest.kernels.operations.functions import flash_attention
-from attest.kernels.options import check_flag, refuse, shown
 
 try:
     import equinox as eqx

@@ -20,10 +20,10 @@ from attest.kernels.adapters.flash_attention_arguments import (
     unpacked,
 )
 from attest.kernels.adapters.shared import renamed
-from attest.kernels.arrays import check_is_array
 from attest.kernels.attention import flash_attention_with_lse
+from attest.kernels.call.arrays import check_is_array
+from attest.kernels.call.options import check_flag, check_integer
 from attest.kernels.operations.functions import flash_attention
-from attest.kernels.options import check_flag, check_integer
 
 type Window = tuple[int, int]
 type Result = jax.Array | tuple[jax.Array, jax.Array, None]

@@ -8,8 +8,8 @@ import numpy as np
 from jax.core import Tracer
 
 from attest.kernels.adapters.shared import counts
-from attest.kernels.arrays import check_is_array, is_integer, saturated
-from attest.kernels.options import check_integer, check_number, refuse, shown
+from attest.kernels.call.arrays import check_is_array, is_integer, saturated
+from attest.kernels.call.options import check_integer, check_number, refuse, shown
 
 # FlashAttention's name of an argument, by ours.
 NAMES = {

@@ -7,7 +7,7 @@ import jax
 
 from attest.kernels.adapters.flax_shared import attend, check_shapes
 from attest.kernels.adapters.shared import missing
-from attest.kernels.options import check_flag, refuse, shown
+from attest.kernels.call.options import check_flag, refuse, shown
 
 try:
     from flax import linen

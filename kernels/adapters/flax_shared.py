@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from attest.kernels.adapters.shared import as_mask, as_pairs, as_seed, renamed, top_left
+from attest.kernels.call.options import FLOAT_DTYPES, check_dropout_prob, check_flag, refuse
 from attest.kernels.operations.functions import attention, flash_attention
-from attest.kernels.options import FLOAT_DTYPES, check_dropout_prob, check_flag, refuse
 
 _AXES = 3  # of query without a batch
 _NAMES = {"attention_mask": "mask", "dropout_prob": "dropout_rate", "causal": "is_causal"}

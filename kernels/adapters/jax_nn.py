@@ -16,8 +16,8 @@ from attest.kernels.adapters.shared import (
     top_left,
 )
 from attest.kernels.attention import flash_attention_with_lse
+from attest.kernels.call.options import check_flag, refuse
 from attest.kernels.operations.functions import flash_attention
-from attest.kernels.options import check_flag, refuse
 
 _NAMES = {
     "attention_mask": "mask",

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.arrays import between, check_is_array, is_integer
-from attest.kernels.options import refuse, shown
+from attest.kernels.call.arrays import between, check_is_array, is_integer
+from attest.kernels.call.options import refuse, shown
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from attest.kernels.adapters.shared import renamed
 from attest.kernels.adapters.tokamax_masks import Band, Indices, Limit, all_axes, arguments, conditions_of
 from attest.kernels.adapters.tokamax_residuals import constant_maximum, softmax_residuals
-from attest.kernels.arrays import check_is_array
 from attest.kernels.attention import flash_attention_with_lse
+from attest.kernels.call.arrays import check_is_array
+from attest.kernels.call.options import FLOAT_DTYPES, check_flag, check_integer, check_number, refuse, shown
 from attest.kernels.operations.functions import flash_attention
-from attest.kernels.options import FLOAT_DTYPES, check_flag, check_integer, check_number, refuse, shown
 
 # What runs each implementation of tokamax; "mosaic" is the one of the device.
 _PLATFORMS = {

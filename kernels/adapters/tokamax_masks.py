@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.arrays import as_int32, between, check_is_array, is_integer
-from attest.kernels.options import check_integer, refuse
+from attest.kernels.call.arrays import as_int32, between, check_is_array, is_integer
+from attest.kernels.call.options import check_integer, refuse
 
 _INT32 = np.iinfo(np.int32)
 # Indices are less far from 0, and no two of them are as far apart as an offset may be. Sums fit into int32.

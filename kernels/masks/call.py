@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from attest.kernels.call.options import refuse
 from attest.kernels.masks.segments import hide_keys
 from attest.kernels.masks.sizes import Sizes, sizes_of
 from attest.kernels.masks.visibility import chunk_of, positions_of, same_chunk, within
-from attest.kernels.options import refuse
 
 if TYPE_CHECKING:
     from attest.kernels.masks.mask_info import MaskInfo

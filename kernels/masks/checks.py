@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.arrays import as_int32, between, broadcast, check_is_array, is_integer
-from attest.kernels.options import check_integer, refuse
-from attest.kernels.positions import Positions, check_positions
-from attest.kernels.sequences import check_lengths, check_segments
+from attest.kernels.call.arrays import as_int32, between, broadcast, check_is_array, is_integer
+from attest.kernels.call.options import check_integer, refuse
+from attest.kernels.call.positions import Positions, check_positions
+from attest.kernels.call.sequences import check_lengths, check_segments
 
 # The axes of masks: batch, heads, queries and keys. "t" is the tokens of self-attention: queries and keys.
 TOKENS = "bt"

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from attest.kernels.arrays import check_pair
+from attest.kernels.call.arrays import check_pair
+from attest.kernels.call.options import check_flag, refuse
 from attest.kernels.masks.mask_info import MaskInfo
-from attest.kernels.options import check_flag, refuse
 
 _POSITIONS = ("q_offset", "q_positions", "kv_positions")
 _REPLACED = (

@@ -31,7 +31,8 @@ from attest.kernels.annotations import (
     Visible,
     VisibleBias,
 )
-from attest.kernels.arguments import Window, check_window
+from attest.kernels.call.call import Window, check_window
+from attest.kernels.call.options import check_dtype, check_size, refuse
 from attest.kernels.masks.call import flash_attention_arguments
 from attest.kernels.masks.checks import (
     check_cumulative,
@@ -45,7 +46,6 @@ from attest.kernels.masks.segments import hide_keys, segment_ids_of
 from attest.kernels.masks.shardings import AxisName, partition_specs
 from attest.kernels.masks.sizes import sizes_of
 from attest.kernels.masks.visibility import positions_of, visible_pairs
-from attest.kernels.options import check_dtype, check_size, refuse
 
 _STATIC: dict[str, Any] = {"static": True}
 

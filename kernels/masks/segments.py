@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from attest.kernels.call.options import refuse
 from attest.kernels.masks.sizes import Sizes
 from attest.kernels.masks.visibility import tokens_of, visible_pairs, within
-from attest.kernels.options import refuse
 
 if TYPE_CHECKING:
     from attest.kernels.masks.mask_info import MaskInfo

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import jax
 from jax.sharding import PartitionSpec
 
+from attest.kernels.call.options import refuse
 from attest.kernels.masks.sizes import AXES
-from attest.kernels.options import refuse
 
 if TYPE_CHECKING:
     from attest.kernels.masks.mask_info import MaskInfo

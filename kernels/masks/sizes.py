@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attest.kernels.options import check_integer, refuse
-from attest.kernels.sequences import check_lengths
+from attest.kernels.call.options import check_integer, refuse
+from attest.kernels.call.sequences import check_lengths
 
 if TYPE_CHECKING:
     from attest.kernels.masks.mask_info import MaskInfo

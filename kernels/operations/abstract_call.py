@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from attest.kernels import attention
-from attest.kernels.arguments import Call, check_call
-from attest.kernels.batching import merged
-from attest.kernels.choose import Traits, traits_of
-from attest.kernels.fastest import Sizes, sizes_of
+from attest.kernels.call.call import Call, check_call
+from attest.kernels.call.leading_axes import merged
+from attest.kernels.call.options import NAMES_OF_FLAX
+from attest.kernels.choice.choose import Traits, traits_of
+from attest.kernels.choice.fastest import Sizes, sizes_of
 from attest.kernels.masks.given import with_mask_info
 from attest.kernels.operations.inputs import check_concrete
-from attest.kernels.options import NAMES_OF_FLAX
 
 _FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 _UNNEEDED = ("mask_info", "config", "platform", "fwd_params", "bwd_params")

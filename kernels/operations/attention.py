@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 from attest.kernels.annotations import Out, Weights
+from attest.kernels.call.options import refuse
 from attest.kernels.operations.configs import AttentionConfig
 from attest.kernels.operations.invocation import Invocation
 from attest.kernels.operations.kernel import Kernel, as_python
 from attest.kernels.operations.platforms import check_platform
 from attest.kernels.operations.registry import kernel_registry
-from attest.kernels.options import refuse
 from attest.kernels.xla.attention import attention
 
 type _Invocation = Invocation[AttentionConfig, tuple[Out, Weights]]

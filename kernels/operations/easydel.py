@@ -28,6 +28,14 @@ from attest.kernels.annotations import (
     Value,
     Weights,
 )
+from attest.kernels.call.options import (
+    check_dropout_prob,
+    check_dtype,
+    check_scale,
+    check_size,
+    refuse,
+    shown,
+)
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.operations.attention import Attention
 from attest.kernels.operations.configs import AttentionConfig, FlashAttentionConfig
@@ -35,7 +43,6 @@ from attest.kernels.operations.executor import Executor, create_default_executor
 from attest.kernels.operations.flash_attention import FlashAttention
 from attest.kernels.operations.platforms import check_backend, check_platform
 from attest.kernels.operations.registry import NoImplementationError
-from attest.kernels.options import check_dropout_prob, check_dtype, check_scale, check_size, refuse, shown
 
 _BLOCKS = (512, 1024)
 # What EasyDeL's layers pass along and no operator computes with.

@@ -8,7 +8,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh
 
-from attest.kernels.arrays import exactly_narrowed, fitted
+from attest.kernels.call.arrays import exactly_narrowed, fitted
+from attest.kernels.call.options import refuse
 from attest.kernels.operations.caches import any_overlay
 from attest.kernels.operations.configs import FlashAttentionConfig
 from attest.kernels.operations.invocation import Invocation, abstract
@@ -19,7 +20,6 @@ from attest.kernels.operations.selector import ConfigSelectorChain, Explanation
 from attest.kernels.operations.specs import checked_specs
 from attest.kernels.operations.timing import traced
 from attest.kernels.operations.tuner import Tuner, TuningRecord
-from attest.kernels.options import refuse
 
 # Calls whose configuration an executor remembers.
 _MOST_REMEMBERED = 4096

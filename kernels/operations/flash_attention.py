@@ -9,12 +9,12 @@ from typing import Any
 
 from attest.kernels import attention
 from attest.kernels.annotations import Out
-from attest.kernels.choose import Device, Traits, described, device_of, fastest_for, implementation_for
+from attest.kernels.call.options import NAMES_OF_FLAX, check_flag, refuse
+from attest.kernels.choice.choose import Device, Traits, described, device_of, fastest_for, implementation_for
+from attest.kernels.choice.neutral import neutral, understood
 from attest.kernels.config import implementation_of
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS
-from attest.kernels.mesh_functions import check_devices
-from attest.kernels.neutral import neutral, understood
 from attest.kernels.operations.abstract_call import AbstractCall, abstract_call, plain_arguments
 from attest.kernels.operations.configs import FlashAttentionConfig
 from attest.kernels.operations.invocation import Invocation
@@ -23,7 +23,7 @@ from attest.kernels.operations.platforms import Platform, check_platform, check_
 from attest.kernels.operations.registry import kernel_registry
 from attest.kernels.operations.sharded import part_of_call, sharded_call
 from attest.kernels.operations.specs import checked_specs
-from attest.kernels.options import NAMES_OF_FLAX, check_flag, refuse
+from attest.kernels.sharding.mesh_functions import check_devices
 
 type _Invocation = Invocation[FlashAttentionConfig, Out]
 

@@ -32,6 +32,7 @@ from attest.kernels.annotations import (
     Value,
     Weights,
 )
+from attest.kernels.call.options import without_names_of_flax
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.operations.attention import Attention
 from attest.kernels.operations.configs import AttentionConfig, FlashAttentionConfig
@@ -39,7 +40,6 @@ from attest.kernels.operations.executor import Executor, create_default_executor
 from attest.kernels.operations.flash_attention import FlashAttention
 from attest.kernels.operations.policy import AutotunePolicy
 from attest.kernels.operations.selector import ConfigSelectorChain
-from attest.kernels.options import without_names_of_flax
 
 _FLASH_ATTENTION = FlashAttention()
 _ATTENTION = Attention()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.options import refuse
+from attest.kernels.call.options import refuse
 
 # Float arrays that are constants of a call: they keep their values, and have no gradients.
 CONSTANTS = frozenset({"alibi_slopes"})

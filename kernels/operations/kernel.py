@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attest.kernels.arrays import is_integer
+from attest.kernels.call.arrays import is_integer
 from attest.kernels.operations.invocation import Invocation
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from attest.kernels.batching import Leading, merged
-from attest.kernels.options import refuse
+from attest.kernels.call.leading_axes import Leading, merged
+from attest.kernels.call.options import refuse
 
 # The axes of operands behind their batch dimensions; others have no batch dimension.
 _BEHIND = {"query": 3, "key": 3, "value": 3, "bias": 3}

@@ -14,9 +14,9 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from attest.kernels.call.options import refuse, shown
 from attest.kernels.operations.configs import AttentionConfig, FlashAttentionConfig
 from attest.kernels.operations.regular_files import read_regular
-from attest.kernels.options import refuse, shown
 
 SCHEMA = 1
 # Of one file. The record of a tuning run has some kilobytes for each candidate.

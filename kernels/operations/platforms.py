@@ -7,9 +7,9 @@ is the TPU kernel on a TPU and the Hopper kernel on a GPU.
 from enum import StrEnum
 from typing import Any
 
-from attest.kernels.choose import Device
+from attest.kernels.call.options import refuse, shown
+from attest.kernels.choice.choose import Device
 from attest.kernels.implementations import IMPLEMENTATIONS, MOSAIC_GPU, PALLAS_TPU
-from attest.kernels.options import refuse, shown
 
 _NAMES = tuple(x.name for x in IMPLEMENTATIONS)
 

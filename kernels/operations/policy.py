@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from attest.kernels.options import check_flag, refuse, shown
+from attest.kernels.call.options import check_flag, refuse, shown
 
 type Fallback = Literal["autotune", "heuristics"]
 

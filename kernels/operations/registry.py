@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any, NoReturn
 
 from attest.kernels import attention
-from attest.kernels.choose import Traits, device_of, implementation_for
+from attest.kernels.call.options import shown
+from attest.kernels.choice.choose import Traits, device_of, implementation_for
 from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.operations.platforms import PLATFORMS, Backend, Platform, implementation_name
-from attest.kernels.options import shown
 from attest.kernels.xla.attention import attention as xla_attention
 
 

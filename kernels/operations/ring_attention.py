@@ -8,7 +8,8 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from attest.kernels.annotations import Out
-from attest.kernels.choose import Traits, device_of, implementation_for
+from attest.kernels.call.options import NAMES_OF_FLAX, check_flag, refuse
+from attest.kernels.choice.choose import Traits, device_of, implementation_for
 from attest.kernels.config import implementation_of
 from attest.kernels.operations.configs import FlashAttentionConfig
 from attest.kernels.operations.flash_attention import FlashAttention, check_chosen_for
@@ -17,7 +18,6 @@ from attest.kernels.operations.kernel import Kernel, named_arguments
 from attest.kernels.operations.platforms import check_platform, implementation_name
 from attest.kernels.operations.sharded import OPERANDS, axes_at
 from attest.kernels.operations.specs import checked_specs
-from attest.kernels.options import NAMES_OF_FLAX, check_flag, refuse
 from attest.kernels.ring import ring_attention
 
 type _Invocation = Invocation[FlashAttentionConfig, Out]

@@ -11,17 +11,17 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from attest.kernels.arguments import check_call
-from attest.kernels.arrays import check_is_array
-from attest.kernels.batching import split as batch_dimensions
-from attest.kernels.dispatch import FLOATS, LAYOUTS, Axes, Placement, own_array, own_origin
+from attest.kernels.call.arrays import check_is_array
+from attest.kernels.call.call import check_call
+from attest.kernels.call.leading_axes import split as batch_dimensions
+from attest.kernels.call.options import refuse
+from attest.kernels.call.wide_keys import check_dtype_of_query, wide_keys
 from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
-from attest.kernels.mesh_functions import once_for_alike, placed_on
 from attest.kernels.operations.abstract_call import DEFAULTS, SETTINGS
 from attest.kernels.operations.leading import with_one_batch
-from attest.kernels.options import refuse
-from attest.kernels.wide_keys import check_dtype_of_query, wide_keys
+from attest.kernels.sharding.explicit import FLOATS, LAYOUTS, Axes, Placement, own_array, own_origin
+from attest.kernels.sharding.mesh_functions import once_for_alike, placed_on
 
 # What specs pair with, in order.
 OPERANDS = ("query", "key", "value", "bias", "cum_seqlens_q", "cum_seqlens_k", "softmax_aux")
@@ -52,8 +52,8 @@ def sharded_call(
 
     run: from arguments by name to out. arguments: the call, whole. in_specs: as many of `OPERANDS` as have a
     spec; the others are whole on every device. widens: whether `run` takes arrays that several devices read
-    in float32, so that their gradients are rounded once; see `attest.kernels.wide_keys`. check_vma: as in
-    jax.shard_map.
+    in float32, so that their gradients are rounded once; see `attest.kernels.call.wide_keys`. check_vma: as
+    in jax.shard_map.
 
     Raises: ValueError for specs that do not fit the mesh, the arrays or each other, or split a sequence; what
     the checks of the whole call raise, as the devices see values traced.

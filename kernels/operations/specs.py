@@ -4,7 +4,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from attest.kernels.options import refuse, shown
+from attest.kernels.call.options import refuse, shown
 
 _NAMES = ("mesh", "in_specs", "out_specs")
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import jax
 
+from attest.kernels.call.options import check_size, refuse
 from attest.kernels.operations.agreement import Agreement
 from attest.kernels.operations.inputs import draw
 from attest.kernels.operations.invocation import Invocation
@@ -18,7 +19,6 @@ from attest.kernels.operations.judging import CandidateCall, Judge, Judgement, P
 from attest.kernels.operations.kernel import Kernel
 from attest.kernels.operations.programs import compiled
 from attest.kernels.operations.timing import OutOfTimeError, median_seconds, traced, within
-from attest.kernels.options import check_size, refuse
 
 # Seeds of judgements, other ones in each process and run.
 _SEEDS = count(time.time_ns() % 2**31)

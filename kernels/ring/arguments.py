@@ -8,11 +8,11 @@ import jax
 import numpy as np
 from jax import lax
 
-from attest.kernels.arguments import Call, check_bias, check_call, check_mask
-from attest.kernels.key_ranges import check_ranges
-from attest.kernels.options import refuse, shown
-from attest.kernels.positions import check_positions
-from attest.kernels.sequences import check_lengths
+from attest.kernels.call.call import Call, check_bias, check_call, check_mask
+from attest.kernels.call.key_ranges import check_ranges
+from attest.kernels.call.options import refuse, shown
+from attest.kernels.call.positions import check_positions
+from attest.kernels.call.sequences import check_lengths
 from attest.kernels.varying import varying_axes
 
 STRATEGIES = ("ring", "zigzag", "all_gather", "ulysses")

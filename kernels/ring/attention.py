@@ -33,15 +33,16 @@ from attest.kernels.annotations import (
     SpreadMask,
     Value,
 )
-from attest.kernels.arguments import Call, check_call
 from attest.kernels.attention import SETTINGS, computed, settings_of
-from attest.kernels.batching import merged, split
-from attest.kernels.choose import check_supported, chosen, traits_of
+from attest.kernels.call.call import Call, check_call
+from attest.kernels.call.leading_axes import merged, split
+from attest.kernels.call.options import refuse, shown, without_names_of_flax
+from attest.kernels.call.positions import KEY_GROUP
+from attest.kernels.choice.choose import check_supported, chosen, traits_of
+from attest.kernels.differentiate import attend
 from attest.kernels.implementation import Implementation
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.once import reverse_mode_only
-from attest.kernels.options import refuse, shown, without_names_of_flax
-from attest.kernels.positions import KEY_GROUP
 from attest.kernels.ring.arguments import (
     STRATEGIES,
     Spread,
@@ -56,9 +57,8 @@ from attest.kernels.ring.mesh import over_mesh
 from attest.kernels.ring.pairs import KEY_AXES, Ring, widened
 from attest.kernels.ring.schedule import Order, Schedule, likely_strategy
 from attest.kernels.ring.ulysses import ulysses
-from attest.kernels.shared import attend
 from attest.kernels.varying import vary_together
-from attest.kernels.visibility import Whole, row_positions
+from attest.kernels.visibility.intervals import Whole, row_positions
 
 _NAME = "ring_attention"
 # The arguments that only `ring_attention` has.

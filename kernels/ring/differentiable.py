@@ -7,13 +7,13 @@ from typing import Any
 import jax
 from jax import lax
 
-from attest.kernels.arguments import Call
-from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
+from attest.kernels.call.call import Call
+from attest.kernels.differentiate import named
 from attest.kernels.implementation import Forward
+from attest.kernels.numerics.row_terms import cotangent_call, row_terms, sink_cotangent
 from attest.kernels.once import not_again
 from attest.kernels.ring.pairs import Ring
 from attest.kernels.ring.passes import backward, forward
-from attest.kernels.shared import named
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attest.kernels.call.options import refuse
 from attest.kernels.masks.call import chunk_argument, order_arguments
 from attest.kernels.masks.given import joined, replaced
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.masks.sizes import Sizes, sizes_of
-from attest.kernels.options import refuse
 from attest.kernels.ring.arguments import Spread, check_parts
 
 _MASK = "attention_mask"

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
-from attest.kernels.dispatch import Axes, Placement, own_array, own_origin
-from attest.kernels.mesh_functions import check_devices, once_for_alike, placed_on
-from attest.kernels.options import refuse, shown
+from attest.kernels.call.options import refuse, shown
 from attest.kernels.ring.arguments import Spread, check_axis_name
+from attest.kernels.sharding.explicit import Axes, Placement, own_array, own_origin
+from attest.kernels.sharding.mesh_functions import check_devices, once_for_alike, placed_on
 
 # What each axis of an array is: batch, query heads, key heads, rows, keys, or none of them.
 _LAYOUTS = {

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attest.kernels.arguments import Call
-from attest.kernels.dispatch import FLOATS
+from attest.kernels.call.call import Call
+from attest.kernels.call.positions import Positions, moved_origin
 from attest.kernels.implementation import Passes, Settings
-from attest.kernels.positions import Positions, moved_origin
 from attest.kernels.ring.schedule import Meeting, Schedule
+from attest.kernels.sharding.explicit import FLOATS
 from attest.kernels.varying import vary_together, varying_axes
-from attest.kernels.visibility import Rows, Whole, describe_rows
+from attest.kernels.visibility.intervals import Rows, Whole, describe_rows
 
 # The arrays of a call that belong to keys, and the axis of the keys.
 KEY_AXES = {"key": 1, "value": 1, "kv_segment_ids": 1, "kv_positions": 1, "attention_mask": 3, "bias": 3}

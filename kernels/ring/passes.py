@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attest.kernels.arguments import Call
-from attest.kernels.cotangents import RowTerms
+from attest.kernels.call.call import Call
 from attest.kernels.implementation import Forward, Passes, Settings
-from attest.kernels.partial import join_sinks, merge_parts
+from attest.kernels.numerics.partial import join_sinks, merge_parts
+from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.ring.pairs import KEY_AXES, Own, Pair, Ring, Run, Shard, computed, own_part, travelling
 from attest.kernels.ring.schedule import Meeting
 from attest.kernels.varying import vary_together

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attest.kernels.arguments import Call
-from attest.kernels.options import refuse
-from attest.kernels.positions import moved_origin
+from attest.kernels.call.call import Call
+from attest.kernels.call.options import refuse
+from attest.kernels.call.positions import moved_origin
 from attest.kernels.ring.arguments import Spread
 
 # The arrays of rows and of keys that have no heads, and the axis along which they are shards.

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from attest.kernels.arguments import Call
+from attest.kernels.call.call import Call
+from attest.kernels.configs.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
 from attest.kernels.triton.blocks import BackwardSizes, BlockSizes, Config, choose
 from attest.kernels.triton.passes import largest_dim, work_of
 from attest.kernels.triton.target import target_device
-from attest.kernels.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
 
 _FIELDS = {"q_blocksize": "q", "kv_blocksize": "k", "num_warps": "num_warps", "num_stages": "num_stages"}
 _SMALLEST = 32

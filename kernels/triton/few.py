@@ -7,9 +7,9 @@ runs at a time, each tile is computed in parts of the keys, which are merged her
 
 from typing import Any
 
-from attest.kernels.arguments import Call
+from attest.kernels.call.call import Call
 from attest.kernels.implementation import Forward
-from attest.kernels.partial import join_sinks, merge_parts
+from attest.kernels.numerics.partial import join_sinks, merge_parts
 
 # A part has so many blocks of keys or more: what begins and ends a program takes as long as some blocks.
 _FEWEST_BLOCKS = 4

@@ -47,7 +47,7 @@ def load_row_terms(cotangents, rows, inside, q_length, SPEC: tl.constexpr):
 
 @triton.jit
 def weights_of_lse(u, L, SPEC: tl.constexpr):
-    """P from u and the lse in bits (`attest.kernels.exponents`): no weight is above 1; NaN stays NaN."""
+    """P from u and the lse in bits (see `numerics.exponents`): no weight is above 1; NaN stays NaN."""
     return tl.math.exp2(tl.minimum(u * SPEC.unit - L, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 

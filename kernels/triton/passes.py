@@ -12,9 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attest.kernels.arguments import Call
-from attest.kernels.cotangents import RowTerms
-from attest.kernels.exponents import LOG2E, LOWEST, in_units
+from attest.kernels.call.call import Call
 from attest.kernels.few_queries import has_few_queries, pack_heads
 from attest.kernels.implementation import (
     Backward,
@@ -24,9 +22,9 @@ from attest.kernels.implementation import (
     check_blocks,
     check_precision,
 )
-from attest.kernels.philox import dropout_words, least_kept
-from attest.kernels.ranges import key_blocks, query_blocks
-from attest.kernels.tile_order import key_heads_together, query_heads_together
+from attest.kernels.numerics.exponents import LOG2E, LOWEST, in_units
+from attest.kernels.numerics.philox import dropout_words, least_kept
+from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.triton.backward_bias import backward_bias
 from attest.kernels.triton.backward_key import backward_key
 from attest.kernels.triton.backward_query import backward_query
@@ -37,7 +35,9 @@ from attest.kernels.triton.forward import forward
 from attest.kernels.triton.launch import launch
 from attest.kernels.triton.spec import KernelSpec
 from attest.kernels.triton.target import Launch, recording_id, target_device
-from attest.kernels.visibility import Rows, array_module, describe_rows, hides_pairs, windowed
+from attest.kernels.visibility.blocks import key_blocks, query_blocks
+from attest.kernels.visibility.intervals import Rows, array_module, describe_rows, hides_pairs, windowed
+from attest.kernels.visibility.tile_order import key_heads_together, query_heads_together
 
 # A scale from here on is multiplied with before anything else.
 _LARGEST_UNIT = 2.0**100

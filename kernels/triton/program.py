@@ -15,10 +15,11 @@ from attest.kernels.triton.tile import load_tile, offset, pair_offset
 class Arrays(NamedTuple):
     """The pointers and lengths of a launch. The query stands in for an array that is absent, never read.
 
-    `query`, `key`, `value`, `mask`, `bias`, `q_ids` and `kv_ids` as `attest.kernels.arguments.Call` has them;
+    `query`, `key`, `value`, `mask`, `bias`, `q_ids` and `kv_ids` as `attest.kernels.call.call.Call` has them;
     `slopes` are its alibi_slopes. `first`, `last` and, as `stands`, position as
-    `attest.kernels.visibility.Rows` has them; `seed` as `attest.kernels.philox.dropout_words`.
-    `ranges` as `attest.kernels.ranges.key_blocks` makes it, or `query_blocks` for `backward_key`.
+    `attest.kernels.visibility.intervals.Rows` has them; `seed` as `dropout_words` of
+    `attest.kernels.numerics.philox` returns it.
+    `ranges` as `attest.kernels.visibility.blocks.key_blocks` makes it, or `query_blocks` for `backward_key`.
     """
 
     query: Any

@@ -16,7 +16,7 @@ class KernelSpec:
         head_dim, value_dim: the last dimensions of query and key, and of value.
         k_heads, group: key heads, and the query heads that share each of them.
         block_q, block_k: query rows and keys of a tile.
-        together: how many heads are taken together, see `attest.kernels.tile_order`.
+        together: how many heads are taken together, see `attest.kernels.visibility.tile_order`.
     Logits; `attest.kernels.triton.tile` explains their unit:
         scale: what the product is multiplied by before rounding, bias and cap.
         unit, nats: the bits and the nats of a unit of u.

@@ -12,7 +12,7 @@ a cap u is the tanh, so that the derivative of the cap is 1 - u * u.
 import triton
 import triton.language as tl
 
-from attest.kernels.philox import MULTIPLIERS, ROUNDS, WEYL
+from attest.kernels.numerics.philox import MULTIPLIERS, ROUNDS, WEYL
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -263,8 +263,8 @@ def key_order(KEYS: tl.constexpr, DROPOUT: tl.constexpr, TRANSPOSED: tl.constexp
 def kept_pairs(seed, rows, keys, SPEC: tl.constexpr, TRANSPOSED: tl.constexpr):
     """Which pairs of a tile dropout keeps (clauses S12, S29), bool: Philox4x32-10.
 
-    `seed` points to six words, as `attest.kernels.philox.dropout_words` returns them; `rows` and `keys` are
-    records of `attest.kernels.triton.program`, and the first key is a multiple of 4.
+    `seed` points to six words, as `attest.kernels.numerics.philox.dropout_words` returns them; `rows` and `keys`
+    are records of `attest.kernels.triton.program`, and the first key is a multiple of 4.
     """
     words = by_key(keys.word, TRANSPOSED)
     c1, c0 = tl.broadcast(

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from attest.kernels.alibi import alibi_term
-from attest.kernels.arguments import Call
-from attest.kernels.philox import dropout_words, keep_mask
-from attest.kernels.visibility import Rows
+from attest.kernels.call.alibi import alibi_term
+from attest.kernels.call.call import Call
+from attest.kernels.numerics.philox import dropout_words, keep_mask
+from attest.kernels.visibility.intervals import Rows
 
 
 def whole_alibi(call: Call, rows: Rows) -> jax.Array | None:

@@ -38,13 +38,13 @@ from attest.kernels.annotations import (
     Value,
     Weights,
 )
-from attest.kernels.arguments import Call, check_call
-from attest.kernels.batching import merged, split
+from attest.kernels.call.call import Call, check_call
+from attest.kernels.call.leading_axes import merged, split
+from attest.kernels.call.options import check_dtype, check_flag, refuse, shown
 from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
-from attest.kernels.options import check_dtype, check_flag, refuse, shown
 from attest.kernels.varying import vary_together
-from attest.kernels.visibility import describe_rows, visible_tile
+from attest.kernels.visibility.intervals import describe_rows, visible_tile
 from attest.kernels.xla.all_pairs import whole_alibi, whole_keep_mask
 from attest.kernels.xla.tiles import capped, grouped_sinks, scaled_products
 

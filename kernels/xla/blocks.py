@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attest.kernels.fields import check_fields
+from attest.kernels.configs.fields import check_fields
 
 
 @dataclass(frozen=True)

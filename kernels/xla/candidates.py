@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from attest.kernels.arguments import Call
-from attest.kernels.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
+from attest.kernels.call.call import Call
+from attest.kernels.configs.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
 from attest.kernels.xla import whole
 from attest.kernels.xla.blocks import ChunkSizes, Config
 

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attest.kernels.arguments import Call
-from attest.kernels.cotangents import RowTerms
+from attest.kernels.call.call import Call
+from attest.kernels.call.options import refuse, shown
+from attest.kernels.call.symbolic import is_symbolic
 from attest.kernels.implementation import Backward, Forward, Passes, Settings, check_blocks
-from attest.kernels.options import refuse, shown
-from attest.kernels.symbolic import is_symbolic
+from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.varying import vary_together
 from attest.kernels.xla import pieces, whole
 from attest.kernels.xla.blocks import ChunkSizes

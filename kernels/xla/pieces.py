@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from attest.kernels.arguments import Call
-from attest.kernels.cotangents import RowTerms
+from attest.kernels.call.call import Call
+from attest.kernels.call.positions import Positions, moved_origin
 from attest.kernels.implementation import Backward, Forward, Settings
-from attest.kernels.positions import Positions, moved_origin
+from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.varying import vary_together
-from attest.kernels.visibility import Rows, hides_pairs
+from attest.kernels.visibility.intervals import Rows, hides_pairs
 from attest.kernels.xla import whole
 from attest.kernels.xla.products import products_of
 from attest.kernels.xla.tiles import Weighed, any_nonfinite

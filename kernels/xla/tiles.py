@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from attest.kernels.alibi import alibi_term
-from attest.kernels.arguments import Call
-from attest.kernels.philox import dropout_words, keep_mask
-from attest.kernels.symbolic import is_symbolic_size
-from attest.kernels.visibility import array_module, describe_rows, key_block_range, visible_tile
+from attest.kernels.call.alibi import alibi_term
+from attest.kernels.call.call import Call
+from attest.kernels.call.symbolic import is_symbolic_size
+from attest.kernels.numerics.philox import dropout_words, keep_mask
+from attest.kernels.visibility.intervals import array_module, describe_rows, key_block_range, visible_tile
 
 
 @dataclass(frozen=True)

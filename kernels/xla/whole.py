@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attest.kernels.arguments import Call
-from attest.kernels.cotangents import RowTerms
+from attest.kernels.call.call import Call
+from attest.kernels.call.symbolic import is_symbolic
 from attest.kernels.implementation import Backward, Forward, Settings
-from attest.kernels.symbolic import is_symbolic
-from attest.kernels.visibility import Rows, array_module, describe_rows, visible_tile
+from attest.kernels.numerics.row_terms import RowTerms
+from attest.kernels.visibility.intervals import Rows, array_module, describe_rows, visible_tile
 from attest.kernels.xla.all_pairs import whole_alibi, whole_keep_mask
 from attest.kernels.xla.products import Products
 from attest.kernels.xla.tiles import Weighed, any_nonfinite, restricted_logits, split_scale

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import attest.kernels.tunable
+import attest.kernels.configs.tunable
 from attest.kernels.adapters import equinox, flax_nnx, jax_nn
 from attest.kernels.operations import (
     FlashAttention,
@@ -113,7 +113,7 @@ def tuned_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTEST_CACHE_DIR", str(folder))
-        patch.setattr(attest.kernels.tunable, "MOST_CANDIDATES", 1)
+        patch.setattr(attest.kernels.configs.tunable, "MOST_CANDIDATES", 1)
         for name in ("Flax", "Equinox"):
             arrays, options = CALLS[name]
             executor = create_default_executor()

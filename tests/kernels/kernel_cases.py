@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attest.kernels.philox import keep_mask
+from attest.kernels.numerics.philox import keep_mask
 
 FLOAT_ARGUMENTS = ("bias", "softmax_aux")
 

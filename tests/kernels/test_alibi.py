@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kernel_cases import normal, qkv
 
 from attest import attention, flash_attention
-from attest.kernels.choose import Device, Traits, implementation_for
+from attest.kernels.choice.choose import Device, Traits, implementation_for
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS, XLA
 from attest.kernels.operations import MaskInfo
@@ -170,7 +170,7 @@ def test_an_implementation_that_lacks_it_is_not_chosen(
     lacks = replace(implementation, capabilities=replace(implementation.capabilities, alibi=False))
     call = Traits(alibi=True)
     others = [x for x in IMPLEMENTATIONS if x is not implementation]
-    monkeypatch.setattr("attest.kernels.choose.IMPLEMENTATIONS", (lacks, *others))
+    monkeypatch.setattr("attest.kernels.choice.choose.IMPLEMENTATIONS", (lacks, *others))
     device = Device(next(iter(implementation.capabilities.backends or ("cpu",))), "9.0")
     reason = f"platform: '{implementation.name}' takes no alibi_slopes"
     with pytest.raises(NotImplementedError, match=reason):

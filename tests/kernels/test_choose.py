@@ -18,11 +18,12 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from attest import kernels
-from attest.kernels import choose, triton, xla
-from attest.kernels.choose import Device, Traits, implementation_for
+from attest.kernels import triton, xla
+from attest.kernels.call.options import FLOAT_DTYPES
+from attest.kernels.choice import choose
+from attest.kernels.choice.choose import Device, Traits, implementation_for
+from attest.kernels.configs.tables import read_table
 from attest.kernels.implementations import IMPLEMENTATIONS, MOSAIC_GPU, PALLAS_TPU, TRITON, XLA
-from attest.kernels.options import FLOAT_DTYPES
-from attest.kernels.tables import read_table
 from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
 
 EVERYTHING = lambda _package: True  # noqa: E731

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attest.kernels.choose import Device, device_of
+from attest.kernels.choice.choose import Device, device_of
 
 
 class Gpu:

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 from kernel_cases import normal
 
 from attest.kernels import xla
-from attest.kernels.arguments import Call
-from attest.kernels.dispatch import LAYOUTS
-from attest.kernels.positions import Positions
+from attest.kernels.call.call import Call
+from attest.kernels.call.positions import Positions
+from attest.kernels.sharding.explicit import LAYOUTS
 from tests.kernels.alone import run_alone
 from tests.kernels.meshes import assert_same, collectives, kinds, mesh_of
 

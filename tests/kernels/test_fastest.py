@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from kernel_cases import qkv
 
-from attest.kernels import choose, fastest
-from attest.kernels.apart import apart
 from attest.kernels.attention import flash_attention
-from attest.kernels.choose import Device, Traits, fastest_for
-from attest.kernels.fastest import Sizes, Winners, sizes_of, winners
+from attest.kernels.choice import choose, fastest
+from attest.kernels.choice.apart import apart
+from attest.kernels.choice.choose import Device, Traits, fastest_for
+from attest.kernels.choice.fastest import Sizes, Winners, sizes_of, winners
 from attest.kernels.implementation import Implementation, Passes
 from attest.kernels.implementations import IMPLEMENTATIONS, TRITON, XLA
 from attest.kernels.operations import Executor, FlashAttention, FlashAttentionConfig, Invocation

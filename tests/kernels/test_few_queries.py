@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attest.kernels import xla
-from attest.kernels.arguments import Call, check_call
-from attest.kernels.exponents import LOG2E
+from attest.kernels.call.call import Call, check_call
 from attest.kernels.few_queries import Partial, finish, merge, pack_heads
+from attest.kernels.numerics.exponents import LOG2E
 from attest.kernels.pallas.mosaic_gpu.blocks import choose_parts
-from attest.kernels.visibility import Rows, describe_rows, visible_tile
+from attest.kernels.visibility.intervals import Rows, describe_rows, visible_tile
 
 BATCH, Q, K, K_HEADS, GROUP, DIM = 2, 3, 50, 2, 3, 8
 HEADS = K_HEADS * GROUP

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from implementations import MATERIALISED, TRITON, WHOLE, XLA
 from kernel_cases import normal, qkv
 
-from attest.kernels.exponents import HUGE
+from attest.kernels.numerics.exponents import HUGE
 from tests.kernels.interpreted import needs_interpreter
 
 # As nox compiles the other tests, no multiplication is fused with a subtraction.

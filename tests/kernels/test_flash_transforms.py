@@ -8,7 +8,7 @@ from implementations import all_kernels, flash_kernels
 from jax.sharding import PartitionSpec as P
 from kernel_cases import normal, qkv
 
-from attest.kernels import shared
+from attest.kernels import differentiate as shared
 
 SINKS, BIAS = normal(4, 1), normal(1, 4, 1, 50)
 COTANGENT = normal(2, 40, 4, 16, seed=5)

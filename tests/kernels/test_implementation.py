@@ -9,7 +9,7 @@ from kernel_cases import qkv
 from attest import flash_attention, flash_attention_with_lse
 from attest.kernels import xla
 from attest.kernels.implementation import Backward, Capabilities, Forward, Implementation, Passes
-from attest.kernels.visibility import describe_rows
+from attest.kernels.visibility.intervals import describe_rows
 
 
 def _weights(call):

@@ -9,7 +9,7 @@ import pytest
 
 import attest
 from attest.kernels import operations
-from attest.kernels.arguments import check_call
+from attest.kernels.call.call import check_call
 from attest.kernels.xla import ChunkSizes, attention, flash_attention
 
 F32 = np.float32

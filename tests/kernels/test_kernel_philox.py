@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attest.kernels.philox import dropout_words, keep_mask, philox4x32
+from attest.kernels.numerics.philox import dropout_words, keep_mask, philox4x32
 from tests.reference.second_pairs import KNOWN_ANSWERS, philox
 
 SEED = 0x0123456789ABCDEF

@@ -8,9 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_cases import visible_pairs
 
-from attest.kernels.arguments import check_call
-from attest.kernels.ranges import key_blocks, query_blocks
-from attest.kernels.visibility import array_module, describe_rows
+from attest.kernels.call.call import check_call
+from attest.kernels.visibility.blocks import key_blocks, query_blocks
+from attest.kernels.visibility.intervals import array_module, describe_rows
 from tests.examples import examples
 
 # (queries, keys, queries a block, keys a block); few, since JAX compiles for each.

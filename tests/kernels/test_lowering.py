@@ -12,10 +12,10 @@ from jax.sharding import Mesh, PartitionSpec
 from kernel_cases import qkv
 
 from attest import flash_attention
-from attest.kernels import choose, lowering
-from attest.kernels.choose import Choice, Device, Traits
+from attest.kernels.choice import choose, lowering
+from attest.kernels.choice.choose import Choice, Device, Traits
+from attest.kernels.differentiate import attend
 from attest.kernels.implementations import PALLAS_TPU, TRITON, XLA
-from attest.kernels.shared import attend
 from tests.kernels.interpreted import needs_compiler
 
 pytestmark = needs_compiler

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from attest.kernels.arguments import check_call
+from attest.kernels.call.call import check_call
 from attest.kernels.implementation import Settings
 from attest.kernels.pallas.mosaic_gpu import passes
 from attest.kernels.pallas.mosaic_gpu.blocks import Blocks, choose, choose_backward

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kernel_cases import normal
 
-from attest.kernels.arguments import Call
+from attest.kernels.call.call import Call
 from attest.kernels.operations.abstract_call import abstract_call
 from attest.kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, flash_attention_with_lse
 from attest.kernels.pallas.mosaic_gpu.candidates import candidates, chosen, translated

@@ -18,7 +18,7 @@ from attest.kernels.pallas.mosaic_gpu.order import (
 )
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tiles import over_tiles
-from attest.kernels.tile_order import L2_BYTES
+from attest.kernels.visibility.tile_order import L2_BYTES
 from tests.kernels.test_mosaic_gpu_scratch import spec
 
 PROGRAMS = 132

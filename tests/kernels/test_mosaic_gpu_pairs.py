@@ -24,7 +24,7 @@ from test_mosaic_gpu import (
     tensors,
 )
 
-from attest.kernels.arguments import Call, check_call
+from attest.kernels.call.call import Call, check_call
 from attest.kernels.implementation import Settings
 from attest.kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, Blocks, flash_attention_with_lse
 from attest.kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims
@@ -32,7 +32,7 @@ from attest.kernels.pallas.mosaic_gpu.operands import pair_lengths
 from attest.kernels.pallas.mosaic_gpu.order import locate_sharers
 from attest.kernels.pallas.mosaic_gpu.scratch import fits
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, tiled_bytes
-from attest.kernels.visibility import describe_rows
+from attest.kernels.visibility.intervals import describe_rows
 
 BF16 = partial(normal, seed=4, dtype="bfloat16")
 LOWEST = float(jnp.finfo(jnp.bfloat16).min)

@@ -11,12 +11,12 @@ import pytest
 from jax import export
 from kernel_cases import normal
 
-from attest.kernels.arguments import check_call
-from attest.kernels.cotangents import row_terms
+from attest.kernels.call.call import check_call
 from attest.kernels.implementation import Settings
+from attest.kernels.numerics.row_terms import row_terms
 from attest.kernels.pallas.mosaic_gpu.passes import PASSES
 from attest.kernels.pallas.mosaic_gpu.spec import describe
-from attest.kernels.visibility import describe_rows
+from attest.kernels.visibility.intervals import describe_rows
 from tests.kernels.test_mosaic_gpu import DIMS, FEATURES, needs_hopper, of_first_rows, poisoned, tensors
 
 # What `Settings` holds; the other options are of the call.

@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 from kernel_cases import normal, qkv
 
 from attest.kernels import xla
+from attest.kernels.numerics.philox import dropout_words, keep_mask
 from attest.kernels.pallas.tpu import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
 from attest.kernels.pallas.tpu.blocks import choose
-from attest.kernels.philox import dropout_words, keep_mask
 from tests.kernels.interpreted import needs_tpu_interpreter
 
 BLOCKS: dict[str, Any] = {

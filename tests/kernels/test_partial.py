@@ -16,15 +16,15 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from implementations import TRITON, WHOLE, XLA
 
-from attest.kernels.arguments import Call, check_call
-from attest.kernels.cotangents import RowTerms, row_terms
+from attest.kernels.call.call import Call, check_call
+from attest.kernels.differentiate import attend
 from attest.kernels.few_queries import Partial, merge
 from attest.kernels.implementation import Backward, Forward, Passes, Settings
 from attest.kernels.implementations import IMPLEMENTATIONS
+from attest.kernels.numerics.partial import merge_parts
+from attest.kernels.numerics.row_terms import RowTerms, row_terms
 from attest.kernels.pallas import tpu
-from attest.kernels.partial import merge_parts
-from attest.kernels.shared import attend
-from attest.kernels.visibility import hides_pairs
+from attest.kernels.visibility.intervals import hides_pairs
 from tests.kernels.interpreted import needs_interpreter, needs_tpu_interpreter
 from tests.kernels.test_mosaic_gpu import needs_hopper
 

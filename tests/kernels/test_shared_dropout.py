@@ -11,7 +11,7 @@ import pytest
 
 import attest
 from attest.kernels import operations, xla
-from attest.kernels.arguments import check_call
+from attest.kernels.call.call import check_call
 from attest.kernels.operations import FlashAttention
 from attest.kernels.operations.easydel import FlashAttn, OperationMetadata, VanillaAttn
 from attest.kernels.operations.executor import invocation

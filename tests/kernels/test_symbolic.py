@@ -10,7 +10,7 @@ from jax import export
 
 from attest import flash_attention
 from attest.kernels import triton
-from attest.kernels.choose import Device, Traits, implementation_for
+from attest.kernels.choice.choose import Device, Traits, implementation_for
 from attest.kernels.pallas import mosaic_gpu, tpu
 from attest.kernels.xla import flash_attention_with_lse
 from tests.kernels.interpreted import needs_compiler

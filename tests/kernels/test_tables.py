@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attest.kernels.tables import read_table, select
+from attest.kernels.configs.tables import read_table, select
 
 ROWS = """
 sizes = [

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attest.kernels.tile_order import L2_BYTES, key_heads_together, query_heads_together
+from attest.kernels.visibility.tile_order import L2_BYTES, key_heads_together, query_heads_together
 
 lengths = st.integers(0, 10**6)
 groups = st.integers(1, 64)

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
-from attest.kernels.arguments import check_call
-from attest.kernels.tables import read_table
+from attest.kernels.call.call import check_call
+from attest.kernels.configs.tables import read_table
 from attest.kernels.triton.blocks import _TABLE, WORK, BlockSizes, choose, separate
 from attest.kernels.triton.passes import FEW_KEYS, FEW_QUERIES, work_of
 

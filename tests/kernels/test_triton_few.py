@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attest.kernels import xla
-from attest.kernels.arguments import check_call
+from attest.kernels.call.call import check_call
 from attest.kernels.implementation import Forward
 from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
 from attest.kernels.triton.few import choose_parts, whole

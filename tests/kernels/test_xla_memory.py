@@ -13,7 +13,7 @@ from attest.kernels.xla import attention, flash_attention
 def test_chunks_that_nobody_sees_are_skipped():
     """The key chunks a row chunk walks follow what causal order, windows and lengths leave visible."""
     tiles = importlib.import_module("attest.kernels.xla.tiles")
-    arguments = importlib.import_module("attest.kernels.arguments")
+    arguments = importlib.import_module("attest.kernels.call.call")
 
     def ranges(**options):
         query, key, value = qkv(batch=1, q_length=16, k_length=16)

@@ -7,7 +7,7 @@ import pytest
 from kernel_cases import qkv
 
 from attest.conformance.subject import find
-from attest.kernels.arguments import check_call
+from attest.kernels.call.call import check_call
 from attest.kernels.xla import flash_attention_with_lse, pieces, whole
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attest.kernels import fastest
+from attest.kernels.choice import fastest
 from benchmarks import choices
 from benchmarks.gpu.rows import RowsFile
 from benchmarks.gpu.targets import Row, Times

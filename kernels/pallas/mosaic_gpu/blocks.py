@@ -6,9 +6,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from attest.kernels.fields import check_fields
-from attest.kernels.options import refuse
-from attest.kernels.tables import read_table, select_all
+from attest.kernels.call.options import refuse
+from attest.kernels.configs.fields import check_fields
+from attest.kernels.configs.tables import read_table, select_all
 
 _TABLE = Path(__file__).with_name("blocks.toml")
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from attest.kernels.arguments import Call
+from attest.kernels.call.call import Call
+from attest.kernels.call.options import refuse
+from attest.kernels.configs.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
 from attest.kernels.few_queries import has_few_queries
-from attest.kernels.options import refuse
 from attest.kernels.pallas.mosaic_gpu.blocks import (
     LEAST_STAGES,
     ROWS,
@@ -21,7 +22,6 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
 )
 from attest.kernels.pallas.mosaic_gpu.scratch import suits
 from attest.kernels.pallas.mosaic_gpu.spec import work_of
-from attest.kernels.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
 
 _UNDERSTOOD = frozenset({"q_blocksize", "kv_blocksize", "num_warps", "num_stages"})
 # The registers of a consumer and of the producer, by the number of consumers.

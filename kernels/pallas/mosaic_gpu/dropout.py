@@ -21,11 +21,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
+from attest.kernels.numerics.philox import MULTIPLIERS, ROUNDS, WEYL, least_kept
 from attest.kernels.pallas.mosaic_gpu.pairs import TILE
 from attest.kernels.pallas.mosaic_gpu.tile import Tile
-from attest.kernels.philox import MULTIPLIERS, ROUNDS, WEYL, least_kept
 
-WORDS = 6  # of `attest.kernels.philox.dropout_words`
+WORDS = 6  # of `attest.kernels.numerics.philox.dropout_words`
 WORD_COLUMNS = 64  # of a tile, whose pairs a thread keeps in one word
 _EIGHTS = 8  # of columns in so many
 _GROUP = 4  # keys of one Philox call

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attest.kernels.arguments import Call
-from attest.kernels.exponents import LOG2E
+from attest.kernels.call.call import Call
+from attest.kernels.numerics.exponents import LOG2E
+from attest.kernels.numerics.philox import dropout_words
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.transfers import GROUP, PART_BYTES, as_operand
 from attest.kernels.pallas.padding import padded
-from attest.kernels.philox import dropout_words
-from attest.kernels.visibility import Rows
+from attest.kernels.visibility.intervals import Rows
 
 
 def tensor(x: jax.Array, head_dim: int) -> jax.Array:
@@ -31,7 +31,7 @@ def per_query(spec: KernelSpec, x: jax.Array, fill: float) -> jax.Array:
 def visibility(spec: KernelSpec, call: Call, rows: Rows, ranges: jax.Array | None) -> dict[str, jax.Array]:
     """What decides which keys a row sees, beyond causal order, and ALiBi: of all batch rows if of one.
 
-    ranges: of `attest.kernels.ranges`, the blocks that each block of the kernel's owner visits.
+    ranges: of `attest.kernels.visibility.blocks`, the blocks that each block of the kernel's owner visits.
     """
     q_length = spec.q_blocks * spec.q_block
     entries = spec.batch if spec.by_batch else 1
@@ -85,7 +85,7 @@ def _laid(spec: KernelSpec, name: str, x: jax.Array, fill: float) -> jax.Array:
 
 
 def dropout(call: Call) -> dict[str, jax.Array]:
-    """[6] int32, the words of `attest.kernels.philox.dropout_words`."""
+    """[6] int32, the words of `attest.kernels.numerics.philox.dropout_words`."""
     if call.dropout_seed is None:
         return {}
     words = dropout_words(call.dropout_seed, call.positions.origin, call.dropout_shared)

@@ -1,6 +1,6 @@
 """The order of tiles: which tile each program of a Hopper kernel takes, so that all programs end together.
 
-In causal order tiles differ in length, and long ones come first: `attest.kernels.tile_order`.
+In causal order tiles differ in length, and long ones come first: `attest.kernels.visibility.tile_order`.
 """
 
 from functools import lru_cache
@@ -13,7 +13,7 @@ from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS
 from attest.kernels.pallas.mosaic_gpu.integers import div, minimum, rem
 from attest.kernels.pallas.mosaic_gpu.spans import key_span, locate
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.tile_order import key_heads_together, query_heads_together
+from attest.kernels.visibility.tile_order import key_heads_together, query_heads_together
 
 
 def locate_query_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:

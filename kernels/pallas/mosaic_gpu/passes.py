@@ -12,9 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attest.kernels.arguments import Call
-from attest.kernels.cotangents import RowTerms
-from attest.kernels.exponents import LOG2E, in_units
+from attest.kernels.call.call import Call
 from attest.kernels.few_queries import Partial, finish, has_few_queries, pack_heads
 from attest.kernels.implementation import (
     Backward,
@@ -24,6 +22,8 @@ from attest.kernels.implementation import (
     check_blocks,
     check_precision,
 )
+from attest.kernels.numerics.exponents import LOG2E, in_units
+from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.pallas.mosaic_gpu import (
     backward_bias,
     backward_fused,
@@ -60,8 +60,8 @@ from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.pallas.mosaic_gpu.tiles import tiles
 from attest.kernels.pallas.mosaic_gpu.transfers import from_operand
-from attest.kernels.ranges import key_blocks, query_blocks
-from attest.kernels.visibility import Rows, array_module, describe_rows
+from attest.kernels.visibility.blocks import key_blocks, query_blocks
+from attest.kernels.visibility.intervals import Rows, array_module, describe_rows
 
 # The products take 16 bits and sum in float32, whatever is asked for.
 _PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "bfloat16"))

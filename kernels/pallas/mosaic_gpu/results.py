@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from attest.kernels.arguments import Call
+from attest.kernels.call.call import Call
 from attest.kernels.pallas.mosaic_gpu.launch import Outputs
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.transfers import operand_shape

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from attest.kernels.arguments import Call
-from attest.kernels.options import refuse
+from attest.kernels.call.call import Call
+from attest.kernels.call.options import refuse
 from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS, BackwardBlocks, Blocks, pad_dims
 from attest.kernels.pallas.mosaic_gpu.launch import SHARED_BYTES, barriers, vector
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, tiled_bytes

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from attest.kernels.exponents import LOG2E, LOWEST
+from attest.kernels.numerics.exponents import LOG2E, LOWEST
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tanh import Cap, any_above

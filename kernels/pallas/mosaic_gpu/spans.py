@@ -1,7 +1,7 @@
 """The blocks that a program of the Hopper kernels visits, full and partial.
 
-A span is start, full_start, full_stop, stop, as `attest.kernels.ranges` has them: from arrays, or, where
-causal order alone decides, computed here.
+A span is start, full_start, full_stop, stop, as `attest.kernels.visibility.blocks` has them: from arrays, or,
+where causal order alone decides, computed here.
 """
 
 from collections.abc import Callable, Mapping

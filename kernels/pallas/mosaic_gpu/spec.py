@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attest.kernels.arguments import Call
-from attest.kernels.exponents import LOG2E
+from attest.kernels.call.call import Call
+from attest.kernels.configs.tunable import key_span
 from attest.kernels.implementation import Settings
-from attest.kernels.tunable import key_span
-from attest.kernels.visibility import Rows, windowed
+from attest.kernels.numerics.exponents import LOG2E
+from attest.kernels.visibility.intervals import Rows, windowed
 
 # Keys of the blocks that the table has for kernels whose registers have no room for bounds.
 _BLOCK = 128
@@ -238,7 +238,7 @@ def describe(
     q_block: int,
     k_block: int,
 ) -> KernelSpec:
-    """The spec of a call whose rows are as `attest.kernels.visibility.describe_rows` says.
+    """The spec of a call whose rows are as `attest.kernels.visibility.intervals.describe_rows` says.
 
     dims: head_dim and value_dim of the spec. A launch whose results are partial replaces parts and partial.
     """

@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from attest.kernels.exponents import LOG2E
+from attest.kernels.numerics.exponents import LOG2E
 
 # tanh(x) is x * p(x * x) to 2^-20.8 where |x| is at most this: minimax for the relative error.
 _SMALL = 0.5

@@ -258,7 +258,7 @@ def weights_of(tile: Tile, u: jax.Array, hiding: Hiding, lse: Any) -> jax.Array:
     else:
         bits = u * spec.unit
         exponents = bits if lse is None else bits - tile.by_query(lse)
-    # No weight is above 1, or above `kept_scale` under dropout: see `attest.kernels.exponents`.
+    # No weight is above 1, or above `kept_scale` under dropout: see `attest.kernels.numerics.exponents`.
     return hiding.apply(jnp.exp2(jnp.minimum(exponents, math.log2(spec.kept_scale))), 0.0)
 
 

@@ -4,8 +4,8 @@ Three kernels, so that every sum has one owner and runs in one order (clause S17
 block of queries, `backward_key` a block of keys of a key head and all the query heads that share it,
 `backward_bias` a tile of the bias and all that is broadcast over it.
 
-The lines of `terms` are those of `attest.kernels.cotangents.RowTerms`: lse, delta, and weight if there are
-three.
+The lines of `terms` are those of `attest.kernels.numerics.row_terms.RowTerms`: lse, delta, and weight if
+there are three.
 
 Paper: Dao, arXiv 2307.08691.
 """

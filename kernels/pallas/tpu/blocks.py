@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from attest.kernels.fields import check_fields
-from attest.kernels.options import refuse
-from attest.kernels.tables import select
+from attest.kernels.call.options import refuse
+from attest.kernels.configs.fields import check_fields
+from attest.kernels.configs.tables import select
 
 _TABLE = Path(__file__).with_name("blocks.toml")
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from attest.kernels.arguments import Call
+from attest.kernels.call.call import Call
+from attest.kernels.configs.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
 from attest.kernels.pallas.tpu.blocks import LANES, BackwardSizes, BlockSizes, Config, choose
-from attest.kernels.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
 
 _FIELDS = {"q_blocksize": "q", "kv_blocksize": "k"}
 # Multiples of the lanes, which is what compiles for a TPU; likeliest first.

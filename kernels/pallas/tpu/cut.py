@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attest.kernels.arguments import Call
+from attest.kernels.call.call import Call
 from attest.kernels.implementation import Settings
+from attest.kernels.numerics.philox import dropout_words
 from attest.kernels.pallas.padding import padded
 from attest.kernels.pallas.tpu.blocks import LANES, BlockSizes, choose
 from attest.kernels.pallas.tpu.launch import Blocked, Place
 from attest.kernels.pallas.tpu.target import interpreting
 from attest.kernels.pallas.tpu.tile import Tile, kept_scratch
-from attest.kernels.philox import dropout_words
-from attest.kernels.visibility import Rows, array_module, describe_rows
+from attest.kernels.visibility.intervals import Rows, array_module, describe_rows
 
 
 @dataclass(frozen=True)

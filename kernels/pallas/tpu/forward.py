@@ -9,7 +9,7 @@ Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, arXiv 23
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from attest.kernels.exponents import LOWEST, lowered
+from attest.kernels.numerics.exponents import LOWEST, lowered
 from attest.kernels.pallas.tpu.launch import Step
 from attest.kernels.pallas.tpu.tile import Refs, Tile, dot, drop, keep_scale, logits
 

@@ -14,8 +14,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from attest.kernels.arguments import Call
-from attest.kernels.cotangents import RowTerms
+from attest.kernels.call.call import Call
 from attest.kernels.implementation import (
     Backward,
     Forward,
@@ -24,14 +23,15 @@ from attest.kernels.implementation import (
     check_blocks,
     check_precision,
 )
+from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.pallas.padding import padded
 from attest.kernels.pallas.tpu.backward import backward_bias, backward_key, backward_query
 from attest.kernels.pallas.tpu.blocks import BackwardSizes, BlockSizes
 from attest.kernels.pallas.tpu.cut import Cut, channels, cut_call
 from attest.kernels.pallas.tpu.forward import forward
 from attest.kernels.pallas.tpu.launch import Blocked, by_bias, by_keys, by_queries, launch
-from attest.kernels.ranges import key_blocks, query_blocks
-from attest.kernels.visibility import hides_pairs
+from attest.kernels.visibility.blocks import key_blocks, query_blocks
+from attest.kernels.visibility.intervals import hides_pairs
 
 _PRECISIONS = {
     None: lax.Precision.HIGHEST,

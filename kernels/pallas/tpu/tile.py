@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from attest.kernels.alibi import alibi_term
+from attest.kernels.call.alibi import alibi_term
+from attest.kernels.numerics.philox import least_kept, philox4x32
 from attest.kernels.pallas.tpu.blocks import LANES
-from attest.kernels.philox import least_kept, philox4x32
 
 type Refs = Mapping[str, Any]
 

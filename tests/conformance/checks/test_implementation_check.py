@@ -19,8 +19,8 @@ from attest.conformance.record import Result, Verdict
 from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import load_profile, profile_names, tasks
 from attest.conformance.subject import Subject, find
-from attest.kernels import choose
-from attest.kernels.arguments import Call
+from attest.kernels.call.call import Call
+from attest.kernels.choice import choose
 from attest.kernels.implementation import Backward, Capabilities, Forward, Implementation, Passes, Settings
 from tests.toys import toy, toy_attention
 

@@ -18,7 +18,8 @@ from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.shards import shards
 from attest.conformance.subject import Sharding, Subject, find
-from attest.kernels import dispatch, partitioned
+from attest.kernels.sharding import automatic as partitioned
+from attest.kernels.sharding import explicit as dispatch
 from tests.meta.processes import ROOT
 
 DEVICES = 8

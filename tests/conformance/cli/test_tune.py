@@ -7,7 +7,7 @@ import pytest
 
 from attest.conformance.cli import commands as cli
 from attest.conformance.tuning import judge as judging
-from attest.kernels import tunable
+from attest.kernels.configs import tunable
 from attest.kernels.operations import FlashAttention, create_default_executor
 from attest.kernels.operations.judging import Judgement
 

@@ -14,7 +14,7 @@ from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result, Verdict
 from attest.conformance.running.judge import judge, judge_trial
 from attest.conformance.subject import Subject, find
-from attest.kernels import options
+from attest.kernels.call import options
 from attest.reference import defined
 from tests.toys import LeaksTracers, modifies_its_input, toy, toy_attention
 

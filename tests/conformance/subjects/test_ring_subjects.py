@@ -13,7 +13,7 @@ from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import load_profile, tasks
 from attest.conformance.subject import Subject, Tiling, discover, find
 from attest.conformance.subjects import ring
-from attest.kernels.positions import KEY_GROUP
+from attest.kernels.call.positions import KEY_GROUP
 from attest.kernels.ring.arguments import STRATEGIES
 
 DEVICES = 8

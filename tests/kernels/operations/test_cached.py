@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attest.kernels import triton, tunable, xla
+from attest.kernels import triton, xla
+from attest.kernels.configs import tunable
 from attest.kernels.operations import (
     AutotunePolicy,
     ConfigSelectorChain,

@@ -137,7 +137,7 @@ def test_neutral_sizes_become_those_of_the_implementation():
 
 
 def test_a_tuned_call_runs_with_the_winner_and_another_process_reads_it(monkeypatch):
-    monkeypatch.setattr(attest.kernels.tunable, "MOST_CANDIDATES", 1)
+    monkeypatch.setattr(attest.kernels.configs.tunable, "MOST_CANDIDATES", 1)
     query, key, value = qkv(1, 300, 300, 1, 1, 8, 8)
     executor, judged = first_refused()
     record = executor.tune(FlashAttention(), query, key, value, causal=True)

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from attest.kernels import operations, tunable, xla
+from attest.kernels import operations, xla
+from attest.kernels.configs import tunable
 from attest.kernels.operations import (
     AutotunePolicy,
     FlashAttention,

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from attest.kernels.arguments import Call
-from attest.kernels.cotangents import cotangent_call, row_terms, sink_cotangent
-from attest.kernels.dispatch import on_mesh, on_own_entries, within_mesh
+from attest.kernels.call.call import Call
 from attest.kernels.implementation import Backward, Forward, Passes, Settings
+from attest.kernels.numerics.row_terms import cotangent_call, row_terms, sink_cotangent
 from attest.kernels.once import not_again, reverse_mode_only
-from attest.kernels.partitioned import backward, forward, spreads
+from attest.kernels.sharding.automatic import backward, forward, spreads
+from attest.kernels.sharding.explicit import on_mesh, on_own_entries, within_mesh
 from attest.kernels.varying import vary_together
-from attest.kernels.visibility import array_module, describe_rows, hides_pairs
+from attest.kernels.visibility.intervals import array_module, describe_rows, hides_pairs
 
 # What policies of `jax.checkpoint` call the results of the forward pass, by which the backward pass needs it
 # no more.
@@ -80,7 +80,7 @@ def _cotangents(
 
 
 def _read(call: Call) -> Call:
-    """The call as passes read it: key and value have the dtype of query, see `attest.kernels.dispatch`."""
+    """The call as passes read it: key and value in the dtype of query, see `attest.kernels.sharding.explicit`."""
     key, value = (x.astype(call.query.dtype) for x in (call.key, call.value))
     return replace(call, key=key, value=value)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from attest.kernels.options import refuse
+from attest.kernels.call.options import refuse
 
 _allowed: ContextVar[bool] = ContextVar("attest_wide_keys", default=False)
 

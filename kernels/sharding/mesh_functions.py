@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from attest.kernels.options import refuse
+from attest.kernels.call.options import refuse
 
 
 def once_for_alike[**P, F](make: Callable[P, F]) -> Callable[P, F]:

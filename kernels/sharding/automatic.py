@@ -23,9 +23,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from attest.kernels.arguments import Call
-from attest.kernels.dispatch import FLOATS, LAYOUTS, Axes, Placement, mapped, mapped_kind, own_part
+from attest.kernels.call.call import Call
 from attest.kernels.implementation import Forward
+from attest.kernels.sharding.explicit import FLOATS, LAYOUTS, Axes, Placement, mapped, mapped_kind, own_part
 
 type Arrays = dict[str, jax.Array]
 # From where the call is sharded, None for one device, and its operands to the results.

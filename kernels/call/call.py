@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attest.kernels.alibi import check_slopes
-from attest.kernels.arrays import check_float, check_is_array, check_pairs, is_integer, known_numbers
-from attest.kernels.key_ranges import check_chunk_size, check_ranges, hide_rows
-from attest.kernels.options import (
+from attest.kernels.call.alibi import check_slopes
+from attest.kernels.call.arrays import check_float, check_is_array, check_pairs, is_integer, known_numbers
+from attest.kernels.call.key_ranges import check_chunk_size, check_ranges, hide_rows
+from attest.kernels.call.options import (
     check_dropout_prob,
     check_dropout_shared,
     check_flag,
@@ -29,9 +29,9 @@ from attest.kernels.options import (
     refuse,
     shown,
 )
-from attest.kernels.positions import Positions, check_positions
-from attest.kernels.sequences import check_lengths, check_segments
-from attest.kernels.wide_keys import check_dtype_of_query
+from attest.kernels.call.positions import Positions, check_positions
+from attest.kernels.call.sequences import check_lengths, check_segments
+from attest.kernels.call.wide_keys import check_dtype_of_query
 
 SEED_LIMIT = 2**64
 _STATIC: dict[str, Any] = {"static": True}

@@ -3,7 +3,7 @@
 On an explicit mesh the types of arrays say which axes of them are sharded. There each device computes its own
 batch entries and heads by `jax.shard_map`, and no array is gathered. It is the same for all implementations:
 what they are given is a call, in coordinates of the whole (S21, S23). Inside `jax.shard_map` and on one
-device a call runs as it is; automatic meshes are the matter of `attest.kernels.partitioned`.
+device a call runs as it is; automatic meshes are the matter of `attest.kernels.sharding.automatic`.
 """
 
 import math
@@ -17,8 +17,8 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.sharding import AxisType, PartitionSpec
 
-from attest.kernels.arguments import Call
-from attest.kernels.positions import moved_origin
+from attest.kernels.call.call import Call
+from attest.kernels.call.positions import moved_origin
 from attest.kernels.varying import vary_together
 
 type Axes = tuple[str, ...]

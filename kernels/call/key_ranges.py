@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attest.kernels.arrays import between, check_is_array
-from attest.kernels.options import check_integer, refuse, shown
+from attest.kernels.call.arrays import between, check_is_array
+from attest.kernels.call.options import check_integer, refuse, shown
 
 _INT32 = 2**31 - 1
 

@@ -9,8 +9,8 @@ from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from attest.kernels.arrays import check_is_array
-from attest.kernels.options import refuse
+from attest.kernels.call.arrays import check_is_array
+from attest.kernels.call.options import refuse
 
 # The product of a slope and a difference of positions is far from what float32 overflows at.
 LARGEST_SLOPE = 2.0**64

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from attest.kernels.arguments import Call
-from attest.kernels.cotangents import RowTerms
+from attest.kernels.call.call import Call
 from attest.kernels.implementation import Backward, Forward, Passes, Settings
+from attest.kernels.numerics.row_terms import RowTerms
 
 
 class _Each(NamedTuple):

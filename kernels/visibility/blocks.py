@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attest.kernels.arguments import Call
-from attest.kernels.visibility import Rows
+from attest.kernels.call.call import Call
+from attest.kernels.visibility.intervals import Rows
 
 
 @dataclass(frozen=True)

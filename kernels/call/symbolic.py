@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from attest.kernels.arguments import Call
-from attest.kernels.options import refuse
+from attest.kernels.call.call import Call
+from attest.kernels.call.options import refuse
 
 # How many of the last axes of an argument have a size for each head, channel or sink.
 _NUMBERS = {"query": 2, "key": 2, "value": 2, "softmax_aux": 2}

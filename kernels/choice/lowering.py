@@ -13,8 +13,8 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from attest.kernels.arguments import Call
-from attest.kernels.choose import Choice, Device, implementation_for
+from attest.kernels.call.call import Call
+from attest.kernels.choice.choose import Choice, Device, implementation_for
 from attest.kernels.implementation import Forward, Passes, Settings
 
 # The backends of the platforms whose names differ.

@@ -9,7 +9,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from attest.kernels.options import check_flag, check_size, refuse, shown
+from attest.kernels.call.options import check_flag, check_size, refuse, shown
 
 # Kernels count in int32.
 _LARGEST = (1 << 31) - 1

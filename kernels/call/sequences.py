@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.arrays import check_is_array, check_pair, fitted, is_integer, saturated
-from attest.kernels.options import refuse
+from attest.kernels.call.arrays import check_is_array, check_pair, fitted, is_integer, saturated
+from attest.kernels.call.options import refuse
 
 
 def check_segments(

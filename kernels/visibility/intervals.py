@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attest.kernels.arguments import Call
-from attest.kernels.symbolic import is_symbolic
+from attest.kernels.call.call import Call
+from attest.kernels.call.symbolic import is_symbolic
 
 _INT32 = np.iinfo(np.int32)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from attest.kernels.arguments import Call
-from attest.kernels.exponents import lowered
-from attest.kernels.positions import Positions
-from attest.kernels.symbolic import is_symbolic
+from attest.kernels.call.call import Call
+from attest.kernels.call.positions import Positions
+from attest.kernels.call.symbolic import is_symbolic
+from attest.kernels.numerics.exponents import lowered
 from attest.kernels.varying import vary_together
 
 

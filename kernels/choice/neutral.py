@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from attest.kernels.arguments import Call
-from attest.kernels.fields import check_fields
+from attest.kernels.call.call import Call
+from attest.kernels.call.options import refuse
+from attest.kernels.configs.fields import check_fields
+from attest.kernels.configs.tunable import Neutral, Tunable
 from attest.kernels.implementation import Implementation
-from attest.kernels.options import refuse
-from attest.kernels.tunable import Neutral, Tunable
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from attest.kernels.arguments import Call
-from attest.kernels.options import refuse
+from attest.kernels.call.call import Call
+from attest.kernels.call.options import refuse
 
 # Sizes by name, such as {"q_blocksize": 128}; those that are left to the implementation are absent.
 type Neutral = Mapping[str, int]

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.arrays import as_int32, check_is_array, is_integer, known_numbers
-from attest.kernels.options import check_integer, refuse
+from attest.kernels.call.arrays import as_int32, check_is_array, is_integer, known_numbers
+from attest.kernels.call.options import check_integer, refuse
 
 # A word of the counter of dropout's generator, and the keys that one call of it serves.
 _WORDS = 2**32

@@ -1,7 +1,7 @@
 """The choice of the implementation that runs a call of `attest.flash_attention`.
 
 It is the one that the call names, or the first that supports the call on the device that the call runs on.
-Where `attest.kernels.fastest` knows a faster one, that one runs it.
+Where `attest.kernels.choice.fastest` knows a faster one, that one runs it.
 
 Malformed arguments do not affect the choice: the checks of the call refuse them by name.
 """
@@ -18,15 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.apart import apart
+from attest.kernels.call.options import FLOAT_DTYPES, check_number, refuse, shown
+from attest.kernels.call.symbolic import has_symbolic_sizes
+from attest.kernels.call.wide_keys import wide_keys_allowed
+from attest.kernels.choice.apart import apart
+from attest.kernels.choice.fastest import Sizes, winners
 from attest.kernels.config import platform_of
-from attest.kernels.fastest import Sizes, winners
 from attest.kernels.implementation import Capabilities, Implementation, Passes
 from attest.kernels.implementations import IMPLEMENTATIONS, XLA
-from attest.kernels.options import FLOAT_DTYPES, check_number, refuse, shown
-from attest.kernels.symbolic import has_symbolic_sizes
 from attest.kernels.versions import Version
-from attest.kernels.wide_keys import wide_keys_allowed
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from attest.kernels.arrays import broadcast, exactly_narrowed
-from attest.kernels.options import refuse
+from attest.kernels.call.arrays import broadcast, exactly_narrowed
+from attest.kernels.call.options import refuse
 
 # The axes of each argument behind its batch dimensions, and whether those may be 1 each, or left out.
 _ARGUMENTS = {

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from attest.kernels.options import FLOAT_DTYPES, refuse
+from attest.kernels.call.options import FLOAT_DTYPES, refuse
 
 _INT32 = np.iinfo(np.int32)
 

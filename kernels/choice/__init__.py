@@ -1,0 +1,1 @@
+"""The choice of the implementation that runs a call: by what it supports, and by measured times."""
