@@ -80,7 +80,7 @@ def _cotangents(
 
 
 def _read(call: Call) -> Call:
-    """The call as passes read it: key and value in the dtype of query, see `attest.kernels.sharding.explicit`."""
+    """The call as passes read it: key and value in the dtype of query; see `sharding.explicit`."""
     key, value = (x.astype(call.query.dtype) for x in (call.key, call.value))
     return replace(call, key=key, value=value)
 

@@ -60,8 +60,8 @@ class Settings:
     """What is static beside the call; block sizes and precision are as the implementation reads them.
 
     unrounded: whether both passes return float32, as it is before the last rounding. It is for calls on a
-        part of the keys, whose results are merged: see `attest.kernels.numerics.partial`. The lse of `RowTerms`
-        is then that of all keys, and forward keeps nothing that depends on its own.
+        part of the keys, whose results are merged: see `attest.kernels.numerics.partial`. The lse of
+        `RowTerms` is then that of all keys, and forward keeps nothing that depends on its own.
     reads_row_max: whether the caller reads row_max although out is normalised: see `Forward`.
     function: the name of the public function, with which messages about derivatives begin.
     followed: whether a backward pass reads what the forward pass returns.

@@ -263,8 +263,8 @@ def key_order(KEYS: tl.constexpr, DROPOUT: tl.constexpr, TRANSPOSED: tl.constexp
 def kept_pairs(seed, rows, keys, SPEC: tl.constexpr, TRANSPOSED: tl.constexpr):
     """Which pairs of a tile dropout keeps (clauses S12, S29), bool: Philox4x32-10.
 
-    `seed` points to six words, as `attest.kernels.numerics.philox.dropout_words` returns them; `rows` and `keys`
-    are records of `attest.kernels.triton.program`, and the first key is a multiple of 4.
+    `seed` points to six words, as `attest.kernels.numerics.philox.dropout_words` returns them; `rows` and
+    `keys` are records of `attest.kernels.triton.program`, and the first key is a multiple of 4.
     """
     words = by_key(keys.word, TRANSPOSED)
     c1, c0 = tl.broadcast(

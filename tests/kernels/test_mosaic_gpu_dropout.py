@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from attest.kernels.numerics.philox import keep_mask
 from attest.kernels.pallas import mosaic_gpu
-from attest.kernels.pallas.mosaic_gpu.dropout import Place, draw_by_keys, draw_by_rows
+from attest.kernels.pallas.mosaic_gpu.tile.dropout import Place, draw_by_keys, draw_by_rows
 
 THREADS = np.arange(128, dtype=np.uint32)
 WORD = st.integers(0, 2**32 - 1)

@@ -10,7 +10,7 @@ import pytest
 from jax import export
 
 from attest.kernels.pallas.mosaic_gpu import Blocks, flash_attention, flash_attention_with_lse
-from attest.kernels.pallas.mosaic_gpu.forward import first_compared
+from attest.kernels.pallas.mosaic_gpu.bodies.forward import first_compared
 from tests.kernels.test_mosaic_gpu_scratch import spec, with_pairs
 
 FEW = Blocks(k=64, stages=2, consumers=1, registers=(240, 24), partial_sums=True, programs=132)

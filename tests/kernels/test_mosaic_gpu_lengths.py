@@ -13,7 +13,7 @@ from kernel_cases import normal
 
 from attest.kernels.pallas.mosaic_gpu import flash_attention, flash_attention_with_lse
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
-from attest.kernels.pallas.mosaic_gpu.transfers import as_operand, copies, from_operand, operand_shape
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import as_operand, copies, from_operand, operand_shape
 from tests.kernels.test_mosaic_gpu import DIMS, assert_right, both_passes, needs_hopper
 
 BATCH, HEADS, K_HEADS = 3, 4, 2

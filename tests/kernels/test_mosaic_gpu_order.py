@@ -10,14 +10,14 @@ import pytest
 from jax import lax
 
 from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS, Blocks
-from attest.kernels.pallas.mosaic_gpu.order import (
+from attest.kernels.pallas.mosaic_gpu.schedule.order import (
     locate_fused_tile,
     locate_key_tile,
     locate_query_tile,
     schedule,
 )
+from attest.kernels.pallas.mosaic_gpu.schedule.tiles import over_tiles
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tiles import over_tiles
 from attest.kernels.visibility.tile_order import L2_BYTES
 from tests.kernels.test_mosaic_gpu_scratch import spec
 

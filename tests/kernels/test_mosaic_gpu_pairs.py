@@ -28,9 +28,9 @@ from attest.kernels.call.call import Call, check_call
 from attest.kernels.implementation import Settings
 from attest.kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, Blocks, flash_attention_with_lse
 from attest.kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims
-from attest.kernels.pallas.mosaic_gpu.operands import pair_lengths
-from attest.kernels.pallas.mosaic_gpu.order import locate_sharers
-from attest.kernels.pallas.mosaic_gpu.scratch import fits
+from attest.kernels.pallas.mosaic_gpu.launch.operands import pair_lengths
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import fits
+from attest.kernels.pallas.mosaic_gpu.schedule.order import locate_sharers
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, tiled_bytes
 from attest.kernels.visibility.intervals import describe_rows
 

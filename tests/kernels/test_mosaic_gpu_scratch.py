@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 import pytest
 
-from attest.kernels.pallas.mosaic_gpu import (
+from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
+from attest.kernels.pallas.mosaic_gpu.bodies import (
     backward_bias,
     backward_fused,
     backward_key,
@@ -15,11 +16,10 @@ from attest.kernels.pallas.mosaic_gpu import (
     forward,
     repair,
 )
-from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
-from attest.kernels.pallas.mosaic_gpu.launch import barriers, launch, shared_bytes, vector
-from attest.kernels.pallas.mosaic_gpu.scratch import scratch, tile_bytes
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import scratch, tile_bytes
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import matrix, tiled
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers, launch, shared_bytes, vector
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.transfers import matrix, tiled
 
 FORWARD = Blocks(k=128, stages=3, consumers=2, registers=(240, 24), partial_sums=False)
 BACKWARD = BackwardBlocks(step=128, stages=3, consumers=2, registers=(240, 24))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attest.conformance.subject import find
-from attest.kernels.pallas.mosaic_gpu.tanh import Cap
+from attest.kernels.pallas.mosaic_gpu.tile.tanh import Cap
 
 SUBJECT = find("pallas.mosaic_gpu")
 DECLARED = SUBJECT.numerics("bfloat16", SUBJECT.tilings[0]).tanh

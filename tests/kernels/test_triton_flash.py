@@ -10,7 +10,7 @@ from implementations import TRITON
 from kernel_cases import normal, plain_attention, qkv
 
 from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
-from attest.kernels.visibility.intervals import tile_order
+from attest.kernels.visibility import tile_order
 from tests.kernels.interpreted import needs_interpreter
 
 

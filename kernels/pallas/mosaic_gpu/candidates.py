@@ -20,7 +20,7 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
     choose_backward,
     pad_dims,
 )
-from attest.kernels.pallas.mosaic_gpu.scratch import suits
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import suits
 from attest.kernels.pallas.mosaic_gpu.spec import work_of
 
 _UNDERSTOOD = frozenset({"q_blocksize", "kv_blocksize", "num_warps", "num_stages"})

@@ -24,16 +24,6 @@ from attest.kernels.implementation import (
 )
 from attest.kernels.numerics.exponents import LOG2E, in_units
 from attest.kernels.numerics.row_terms import RowTerms
-from attest.kernels.pallas.mosaic_gpu import (
-    backward_bias,
-    backward_fused,
-    backward_key,
-    backward_query,
-    backward_split,
-    forward,
-    repair,
-    repair_tile,
-)
 from attest.kernels.pallas.mosaic_gpu.blocks import (
     BackwardBlocks,
     BackwardSizes,
@@ -43,8 +33,17 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
     choose_parts,
     pad_dims,
 )
-from attest.kernels.pallas.mosaic_gpu.launch import launch
-from attest.kernels.pallas.mosaic_gpu.operands import (
+from attest.kernels.pallas.mosaic_gpu.bodies import (
+    backward_bias,
+    backward_fused,
+    backward_key,
+    backward_query,
+    backward_split,
+    forward,
+    repair,
+    repair_tile,
+)
+from attest.kernels.pallas.mosaic_gpu.launch.operands import (
     dropout,
     pair_lengths,
     pairs,
@@ -53,13 +52,14 @@ from attest.kernels.pallas.mosaic_gpu.operands import (
     tensor,
     visibility,
 )
-from attest.kernels.pallas.mosaic_gpu.order import schedule
-from attest.kernels.pallas.mosaic_gpu.results import of_key, of_keys, of_queries, of_row, with_leak
-from attest.kernels.pallas.mosaic_gpu.scratch import require_fusible, scratch, suits
+from attest.kernels.pallas.mosaic_gpu.launch.results import of_key, of_keys, of_queries, of_row, with_leak
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import require_fusible, scratch, suits
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import from_operand
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import launch
+from attest.kernels.pallas.mosaic_gpu.schedule.order import schedule
+from attest.kernels.pallas.mosaic_gpu.schedule.tiles import tiles
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
-from attest.kernels.pallas.mosaic_gpu.tiles import tiles
-from attest.kernels.pallas.mosaic_gpu.transfers import from_operand
 from attest.kernels.visibility.blocks import key_blocks, query_blocks
 from attest.kernels.visibility.intervals import Rows, array_module, describe_rows
 

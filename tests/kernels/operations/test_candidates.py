@@ -9,7 +9,7 @@ from attest.kernels.configs.tunable import MOST_CANDIDATES
 from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.operations import FlashAttention, FlashAttentionConfig
 from attest.kernels.operations.abstract_call import abstract_call
-from attest.kernels.pallas.mosaic_gpu.scratch import tile_bytes
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import tile_bytes
 from attest.kernels.triton import candidates as of_triton
 from attest.kernels.xla.blocks import ChunkSizes
 

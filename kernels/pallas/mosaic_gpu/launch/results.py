@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 
 from attest.kernels.call.call import Call
-from attest.kernels.pallas.mosaic_gpu.launch import Outputs
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import operand_shape
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import Outputs
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.transfers import operand_shape
 
 
 def of_row(spec: KernelSpec) -> jax.ShapeDtypeStruct:

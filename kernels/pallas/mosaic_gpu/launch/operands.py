@@ -12,8 +12,8 @@ from jax import lax
 from attest.kernels.call.call import Call
 from attest.kernels.numerics.exponents import LOG2E
 from attest.kernels.numerics.philox import dropout_words
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import GROUP, PART_BYTES, as_operand
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.transfers import GROUP, PART_BYTES, as_operand
 from attest.kernels.pallas.padding import padded
 from attest.kernels.visibility.intervals import Rows
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attest.kernels.pallas.mosaic_gpu.blocks import Blocks
-from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import PROGRAM
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 
 

@@ -22,8 +22,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
 from attest.kernels.numerics.philox import MULTIPLIERS, ROUNDS, WEYL, least_kept
-from attest.kernels.pallas.mosaic_gpu.pairs import TILE
-from attest.kernels.pallas.mosaic_gpu.tile import Tile
+from attest.kernels.pallas.mosaic_gpu.tile.pairs import TILE
+from attest.kernels.pallas.mosaic_gpu.tile.tile import Tile
 
 WORDS = 6  # of `attest.kernels.numerics.philox.dropout_words`
 WORD_COLUMNS = 64  # of a tile, whose pairs a thread keeps in one word

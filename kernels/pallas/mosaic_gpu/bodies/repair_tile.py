@@ -15,16 +15,23 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
-from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words, of_kept_pairs
-from attest.kernels.pallas.mosaic_gpu.forward import finish, scaled
-from attest.kernels.pallas.mosaic_gpu.integers import unknown
-from attest.kernels.pallas.mosaic_gpu.launch import barriers, vector
-from attest.kernels.pallas.mosaic_gpu.softmax import Softmax, nothing_known, online_softmax, rescaled
-from attest.kernels.pallas.mosaic_gpu.spans import locate, part_span
+from attest.kernels.pallas.mosaic_gpu.bodies.forward import finish, scaled
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import (
+    first_channels,
+    load_and_wait,
+    matrix,
+    start_store,
+)
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers, vector
+from attest.kernels.pallas.mosaic_gpu.schedule.integers import unknown
+from attest.kernels.pallas.mosaic_gpu.schedule.spans import locate, part_span
+from attest.kernels.pallas.mosaic_gpu.schedule.tiles import batch_and_part
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tile import (
+from attest.kernels.pallas.mosaic_gpu.tile import pairs
+from attest.kernels.pallas.mosaic_gpu.tile.dropout import dropped, kept_pairs, load_words, of_kept_pairs
+from attest.kernels.pallas.mosaic_gpu.tile.softmax import Softmax, nothing_known, online_softmax, rescaled
+from attest.kernels.pallas.mosaic_gpu.tile.tile import (
     BY_COLUMN,
     BY_ROW,
     TILE,
@@ -36,8 +43,6 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     weights,
     zeros,
 )
-from attest.kernels.pallas.mosaic_gpu.tiles import batch_and_part
-from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, load_and_wait, matrix, start_store
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 

@@ -19,11 +19,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from attest.kernels.pallas.mosaic_gpu.dropout import kept_pairs, load_words, of_kept_pairs
-from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, warp_specialize
-from attest.kernels.pallas.mosaic_gpu.scratch import (
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
     consumer_signal,
     key_copies,
     number_ring,
@@ -32,9 +29,13 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     tile_ring,
     value_ring,
 )
-from attest.kernels.pallas.mosaic_gpu.spans import query_span
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import matrix, start_load, tiled
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import PROGRAM, barriers, warp_specialize
+from attest.kernels.pallas.mosaic_gpu.schedule.spans import query_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tile import (
+from attest.kernels.pallas.mosaic_gpu.tile import pairs
+from attest.kernels.pallas.mosaic_gpu.tile.dropout import kept_pairs, load_words, of_kept_pairs
+from attest.kernels.pallas.mosaic_gpu.tile.tile import (
     BY_COLUMN,
     TILE,
     Tile,
@@ -45,7 +46,6 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     over_columns,
     weights,
 )
-from attest.kernels.pallas.mosaic_gpu.transfers import matrix, start_load, tiled
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 

@@ -21,20 +21,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from attest.kernels.pallas.mosaic_gpu.dropout import kept_pairs, load_words, of_kept_pairs
-from attest.kernels.pallas.mosaic_gpu.integers import unknown
-from attest.kernels.pallas.mosaic_gpu.launch import (
-    PROGRAM,
-    barriers,
-    signal_next,
-    start_key_value_copies,
-    start_ping_pong,
-    warp_specialize,
-)
-from attest.kernels.pallas.mosaic_gpu.order import locate_query_tile
-from attest.kernels.pallas.mosaic_gpu.scratch import (
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
     consumer_signal,
     key_copies,
     own_rows,
@@ -46,10 +34,22 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     value_ring,
     value_slot_empty,
 )
-from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, over_keys
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import start_load, start_store
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import (
+    PROGRAM,
+    barriers,
+    signal_next,
+    start_key_value_copies,
+    start_ping_pong,
+    warp_specialize,
+)
+from attest.kernels.pallas.mosaic_gpu.schedule.integers import unknown
+from attest.kernels.pallas.mosaic_gpu.schedule.order import locate_query_tile
+from attest.kernels.pallas.mosaic_gpu.schedule.spans import Span, key_span, over_keys
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tile import Tile, cotangents, leaked, load_bounds, opaque, weights
-from attest.kernels.pallas.mosaic_gpu.transfers import start_load, start_store
+from attest.kernels.pallas.mosaic_gpu.tile import pairs
+from attest.kernels.pallas.mosaic_gpu.tile.dropout import kept_pairs, load_words, of_kept_pairs
+from attest.kernels.pallas.mosaic_gpu.tile.tile import Tile, cotangents, leaked, load_bounds, opaque, weights
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
-from attest.kernels.pallas.mosaic_gpu.transfers import Tiles, start_load
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import Tiles, start_load
 
 plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
 

@@ -19,12 +19,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS
-from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, launch
-from attest.kernels.pallas.mosaic_gpu.repair_tile import Shared
-from attest.kernels.pallas.mosaic_gpu.scratch import scratch
+from attest.kernels.pallas.mosaic_gpu.bodies.repair_tile import Shared
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import scratch
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import PROGRAM, launch
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tanh import any_above
-from attest.kernels.pallas.mosaic_gpu.tile import BY_COLUMN, load
+from attest.kernels.pallas.mosaic_gpu.tile.tanh import any_above
+from attest.kernels.pallas.mosaic_gpu.tile.tile import BY_COLUMN, load
 
 # The most whose rows a warp reads at a time, to see whether any is not finite: 64 numbers a thread. A program
 # waits for memory once for so many.

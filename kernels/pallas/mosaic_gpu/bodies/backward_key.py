@@ -21,19 +21,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words, of_kept_pairs
-from attest.kernels.pallas.mosaic_gpu.launch import (
-    PROGRAM,
-    barriers,
-    signal_next,
-    start_copy,
-    start_ping_pong,
-    warp_specialize,
-)
-from attest.kernels.pallas.mosaic_gpu.order import locate_key_tile
-from attest.kernels.pallas.mosaic_gpu.scratch import (
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
     consumer_signal,
     key_pair_full,
     number_ring,
@@ -44,9 +33,21 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     tile_ring,
     value_ring,
 )
-from attest.kernels.pallas.mosaic_gpu.spans import Span, over_queries, query_span
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import start_load, start_store
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import (
+    PROGRAM,
+    barriers,
+    signal_next,
+    start_copy,
+    start_ping_pong,
+    warp_specialize,
+)
+from attest.kernels.pallas.mosaic_gpu.schedule.order import locate_key_tile
+from attest.kernels.pallas.mosaic_gpu.schedule.spans import Span, over_queries, query_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tile import (
+from attest.kernels.pallas.mosaic_gpu.tile import pairs
+from attest.kernels.pallas.mosaic_gpu.tile.dropout import dropped, kept_pairs, load_words, of_kept_pairs
+from attest.kernels.pallas.mosaic_gpu.tile.tile import (
     BY_COLUMN,
     Tile,
     cotangents,
@@ -57,7 +58,6 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     over_columns,
     weights,
 )
-from attest.kernels.pallas.mosaic_gpu.transfers import start_load, start_store
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 

@@ -19,19 +19,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from attest.kernels.pallas.mosaic_gpu import pairs
-from attest.kernels.pallas.mosaic_gpu.backward_key import (
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.bodies.backward_key import (
     d_out_slot_full,
     over_steps,
     produce_steps,
     query_slot_full,
     store_sums,
 )
-from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words
-from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, warp_specialize
-from attest.kernels.pallas.mosaic_gpu.order import locate_key_tile
-from attest.kernels.pallas.mosaic_gpu.scratch import (
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
     SPLIT_ROOMS,
     key_copies,
     number_ring,
@@ -41,9 +37,14 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     tile_ring,
     value_ring,
 )
-from attest.kernels.pallas.mosaic_gpu.spans import Span, query_span
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import start_load, tiled
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import PROGRAM, barriers, warp_specialize
+from attest.kernels.pallas.mosaic_gpu.schedule.order import locate_key_tile
+from attest.kernels.pallas.mosaic_gpu.schedule.spans import Span, query_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tile import (
+from attest.kernels.pallas.mosaic_gpu.tile import pairs
+from attest.kernels.pallas.mosaic_gpu.tile.dropout import dropped, kept_pairs, load_words
+from attest.kernels.pallas.mosaic_gpu.tile.tile import (
     BY_COLUMN,
     BY_ROW,
     TILE,
@@ -58,7 +59,6 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     over_columns,
     weights_of,
 )
-from attest.kernels.pallas.mosaic_gpu.transfers import start_load, tiled
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 

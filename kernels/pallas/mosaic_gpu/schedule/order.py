@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS
-from attest.kernels.pallas.mosaic_gpu.integers import div, minimum, rem
-from attest.kernels.pallas.mosaic_gpu.spans import key_span, locate
+from attest.kernels.pallas.mosaic_gpu.schedule.integers import div, minimum, rem
+from attest.kernels.pallas.mosaic_gpu.schedule.spans import key_span, locate
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.visibility.tile_order import key_heads_together, query_heads_together
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
-from attest.kernels.pallas.mosaic_gpu.integers import div, maximum, minimum, rem, unknown
+from attest.kernels.pallas.mosaic_gpu.schedule.integers import div, maximum, minimum, rem, unknown
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 
 type Span = tuple[Any, Any, Any, Any]

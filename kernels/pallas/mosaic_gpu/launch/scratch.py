@@ -17,9 +17,9 @@ from typing import Any, get_type_hints
 from attest.kernels.call.call import Call
 from attest.kernels.call.options import refuse
 from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS, BackwardBlocks, Blocks, pad_dims
-from attest.kernels.pallas.mosaic_gpu.launch import SHARED_BYTES, barriers, vector
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import columns_of, copies, matrix
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import SHARED_BYTES, barriers, vector
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, tiled_bytes
-from attest.kernels.pallas.mosaic_gpu.transfers import columns_of, copies, matrix
 
 # Of a block's shared memory, for barriers, numbers and what Mosaic takes for reductions.
 _SPARE_BYTES = 3072

@@ -22,19 +22,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from attest.kernels.pallas.mosaic_gpu.backward_key import (
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.bodies.backward_key import (
     d_out_slot_full,
     load_own,
     produce,
     query_slot_full,
     store_sums,
 )
-from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
-from attest.kernels.pallas.mosaic_gpu.dropout import dropped, kept_pairs, load_words, of_kept_pairs
-from attest.kernels.pallas.mosaic_gpu.launch import PROGRAM, barriers, warp_specialize
-from attest.kernels.pallas.mosaic_gpu.order import locate_fused_tile
-from attest.kernels.pallas.mosaic_gpu.ordered_sum import add_parts, fence, hand_over
-from attest.kernels.pallas.mosaic_gpu.scratch import (
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
     key_pair_full,
     number_ring,
     own_rows,
@@ -43,9 +39,14 @@ from attest.kernels.pallas.mosaic_gpu.scratch import (
     tile_ring,
     value_ring,
 )
-from attest.kernels.pallas.mosaic_gpu.spans import query_span
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import tiled
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import PROGRAM, barriers, warp_specialize
+from attest.kernels.pallas.mosaic_gpu.schedule.order import locate_fused_tile
+from attest.kernels.pallas.mosaic_gpu.schedule.ordered_sum import add_parts, fence, hand_over
+from attest.kernels.pallas.mosaic_gpu.schedule.spans import query_span
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tile import (
+from attest.kernels.pallas.mosaic_gpu.tile.dropout import dropped, kept_pairs, load_words, of_kept_pairs
+from attest.kernels.pallas.mosaic_gpu.tile.tile import (
     BY_COLUMN,
     TILE,
     Tile,
@@ -58,7 +59,6 @@ from attest.kernels.pallas.mosaic_gpu.tile import (
     without_keys_past_end,
     zeros,
 )
-from attest.kernels.pallas.mosaic_gpu.transfers import tiled
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 

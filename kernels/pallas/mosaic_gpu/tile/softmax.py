@@ -21,8 +21,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attest.kernels.numerics.exponents import LOG2E, LOWEST
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tanh import Cap, any_above
-from attest.kernels.pallas.mosaic_gpu.tile import BY_ROW, COLUMNS, TILE, Tile, hidden_pairs, logits, over_rows
+from attest.kernels.pallas.mosaic_gpu.tile.tanh import Cap, any_above
+from attest.kernels.pallas.mosaic_gpu.tile.tile import (
+    BY_ROW,
+    COLUMNS,
+    TILE,
+    Tile,
+    hidden_pairs,
+    logits,
+    over_rows,
+)
 
 SLACK = 8.0  # P is at most 2^8, which sums of float32 and P in float16 have room for
 # The reference in bits of a row that has seen nothing: a difference is still a number. With a bias a logit

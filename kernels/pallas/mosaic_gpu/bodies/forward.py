@@ -21,23 +21,23 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
-from attest.kernels.pallas.mosaic_gpu.consumer import Consumer, Shared, query_slot, query_stage
-from attest.kernels.pallas.mosaic_gpu.dropout import dropped, load_words
-from attest.kernels.pallas.mosaic_gpu.launch import (
+from attest.kernels.pallas.mosaic_gpu.bodies.consumer import Consumer, Shared, query_slot, query_stage
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import first_channels, start_load, start_store
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import (
     start_copy,
     start_key_value_copies,
     start_ping_pong,
     warp_specialize,
 )
-from attest.kernels.pallas.mosaic_gpu.order import locate_query_tile
-from attest.kernels.pallas.mosaic_gpu.softmax import nothing_known, online_softmax, rescaled
-from attest.kernels.pallas.mosaic_gpu.spans import Span, key_span, over_keys, part_span, rows_span
+from attest.kernels.pallas.mosaic_gpu.schedule.order import locate_query_tile
+from attest.kernels.pallas.mosaic_gpu.schedule.spans import Span, key_span, over_keys, part_span, rows_span
+from attest.kernels.pallas.mosaic_gpu.schedule.tiles import batch_and_part, over_tiles
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tile import Tile, leaked, load_bounds, over_rows
-from attest.kernels.pallas.mosaic_gpu.tiles import batch_and_part, over_tiles
-from attest.kernels.pallas.mosaic_gpu.transfers import first_channels, start_load, start_store
+from attest.kernels.pallas.mosaic_gpu.tile import pairs
+from attest.kernels.pallas.mosaic_gpu.tile.dropout import dropped, load_words
+from attest.kernels.pallas.mosaic_gpu.tile.softmax import nothing_known, online_softmax, rescaled
+from attest.kernels.pallas.mosaic_gpu.tile.tile import Tile, leaked, load_bounds, over_rows
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 

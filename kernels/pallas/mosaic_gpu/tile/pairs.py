@@ -16,9 +16,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks, Blocks
-from attest.kernels.pallas.mosaic_gpu.launch import barriers
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import tiled
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.transfers import tiled
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 

@@ -9,20 +9,20 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from attest.kernels.pallas.mosaic_gpu import pairs
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
-from attest.kernels.pallas.mosaic_gpu.dropout import kept_pairs
-from attest.kernels.pallas.mosaic_gpu.launch import barriers, signal_next
-from attest.kernels.pallas.mosaic_gpu.scratch import (
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
     consumer_signal,
     key_full,
     query_copies,
     slot_empty,
     value_full,
 )
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import matrix
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers, signal_next
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tile import Tile
-from attest.kernels.pallas.mosaic_gpu.transfers import matrix
+from attest.kernels.pallas.mosaic_gpu.tile import pairs
+from attest.kernels.pallas.mosaic_gpu.tile.dropout import kept_pairs
+from attest.kernels.pallas.mosaic_gpu.tile.tile import Tile
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 

@@ -18,9 +18,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
-from attest.kernels.pallas.mosaic_gpu.pairs import TILE, load_tile, widened
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.pallas.mosaic_gpu.tanh import any_above, tanh
+from attest.kernels.pallas.mosaic_gpu.tile.pairs import TILE, load_tile, widened
+from attest.kernels.pallas.mosaic_gpu.tile.tanh import any_above, tanh
 
 BY_ROW = TILE.reduce(1)
 BY_COLUMN = TILE.reduce(0)

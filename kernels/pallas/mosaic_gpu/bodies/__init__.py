@@ -1,0 +1,1 @@
+"""The Hopper kernels: forward, the gradients, and the recomputation after hidden values leaked."""

@@ -1,0 +1,1 @@
+"""The arithmetic of one tile in registers: logits, softmax, tanh, dropout, and tiles of masks and biases."""
