@@ -3,18 +3,16 @@
 import math
 from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attest.kernels.call.options import refuse
+from attest.kernels.masks.conditions import Conditions
 from attest.kernels.masks.segments import hide_keys
 from attest.kernels.masks.sizes import Sizes, sizes_of
 from attest.kernels.masks.visibility import chunk_of, positions_of, same_chunk, within
-
-if TYPE_CHECKING:
-    from attest.kernels.masks.mask_info import MaskInfo
 
 _INT32 = 2**31 - 1
 # The axes of each argument behind its batch dimensions.
@@ -31,7 +29,7 @@ _BEHIND = {
 
 
 def flash_attention_arguments(
-    info: "MaskInfo", query: Any, key: Any, *, alibi: bool = False
+    info: Conditions, query: Any, key: Any, *, alibi: bool = False
 ) -> dict[str, Any]:
     """Return the keyword arguments of `attest.flash_attention` that make exactly the pairs of `info` visible.
 
@@ -68,14 +66,14 @@ def flash_attention_arguments(
     return arguments if len(leading) == 1 else _with_leading(arguments, leading)
 
 
-def _clipped(info: "MaskInfo", sizes: Sizes) -> jax.Array | None:
+def _clipped(info: Conditions, sizes: Sizes) -> jax.Array | None:
     """Lengths that the keys hold; a longer one hides nothing."""
     if info.kv_lengths is None:
         return None
     return jnp.clip(info.kv_lengths, 0, sizes.keys())
 
 
-def _chunk(info: "MaskInfo") -> tuple[int | None, "MaskInfo"]:
+def _chunk(info: Conditions) -> tuple[int | None, Conditions]:
     """The size of chunks that the call is given, and what it does not say.
 
     None where keys have positions, which few implementations take: ids make the same pairs visible there.
@@ -91,7 +89,7 @@ def chunk_argument(chunk: int) -> int:
     return min(chunk, _INT32)
 
 
-def _segment_ids(info: "MaskInfo", sizes: Sizes) -> tuple[tuple[jax.Array, jax.Array] | None, "MaskInfo"]:
+def _segment_ids(info: Conditions, sizes: Sizes) -> tuple[tuple[jax.Array, jax.Array] | None, Conditions]:
     """The segment ids [B, Sq] and [B, Sk] of the call, and what they do not say."""
     q_ids, kv_ids, rest = info.q_segment_ids, info.kv_segment_ids, info
     if q_ids is None and info.chunk_sizes:
@@ -127,7 +125,7 @@ def _chunk_ids(chunk: int, rows: jax.Array, keys: jax.Array) -> tuple[jax.Array,
     return numbers[0] - first, numbers[1] - first
 
 
-def _dense(rest: "MaskInfo", sizes: Sizes) -> jax.Array | None:
+def _dense(rest: Conditions, sizes: Sizes) -> jax.Array | None:
     """The mask and the chunks that are left, [B or 1, Hq or 1, Sq or 1, Sk or 1] bool."""
     masks = [] if rest.attention_mask is None else [rest.attention_mask]
     if rest.chunk_sizes:
@@ -136,7 +134,7 @@ def _dense(rest: "MaskInfo", sizes: Sizes) -> jax.Array | None:
     return reduce(jnp.logical_and, masks) if masks else None
 
 
-def _lengths(rest: "MaskInfo", sizes: Sizes) -> dict[str, Any]:
+def _lengths(rest: Conditions, sizes: Sizes) -> dict[str, Any]:
     if rest.cum_seqlens_q is not None:
         return {"cum_seqlens_q": rest.cum_seqlens_q, "cum_seqlens_k": rest.cum_seqlens_k}
     if rest.kv_lengths is None:
@@ -150,7 +148,7 @@ def _lengths(rest: "MaskInfo", sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def order_arguments(rest: "MaskInfo", sizes: Sizes, placed: bool) -> dict[str, Any]:
+def order_arguments(rest: Conditions, sizes: Sizes, placed: bool) -> dict[str, Any]:
     """Return causal order, the window, and the positions, if these or `placed` say that something reads them.
 
     sizes: of the call; they are read where there are lengths of keys.

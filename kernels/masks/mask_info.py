@@ -1,7 +1,7 @@
 """MaskInfo: who sees whom in an attention call, as one pytree that keeps structure as structure."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,10 +16,8 @@ from attest.kernels.annotations import (
     KVPositions,
     KVRange,
     MaskOfAxes,
-    PerEntry,
     PerKey,
     PerRow,
-    PerSequence,
     QOffset,
     QPositions,
     Query,
@@ -27,11 +25,10 @@ from attest.kernels.annotations import (
     SharedQSegmentIds,
     Size,
     SlidingWindow,
-    StoredCumSeqlens,
     Visible,
     VisibleBias,
 )
-from attest.kernels.call.call import Window, check_window
+from attest.kernels.call.call import check_window
 from attest.kernels.call.options import check_dtype, check_size, refuse
 from attest.kernels.masks.call import flash_attention_arguments
 from attest.kernels.masks.checks import (
@@ -42,18 +39,16 @@ from attest.kernels.masks.checks import (
     check_mask,
     check_places,
 )
+from attest.kernels.masks.conditions import Conditions
 from attest.kernels.masks.segments import hide_keys, segment_ids_of
 from attest.kernels.masks.shardings import AxisName, partition_specs
 from attest.kernels.masks.sizes import sizes_of
 from attest.kernels.masks.visibility import positions_of, visible_pairs
 
-_STATIC: dict[str, Any] = {"static": True}
 
-
-# Arrays do not compare to one bool, so two of these are equal only where they are one object.
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class MaskInfo:
+class MaskInfo(Conditions):
     """Which keys each query row sees: a pair is visible only where every condition says so (S5).
 
     A pytree: arrays are leaves, options are static. Build it with `from_attention_mask`, `from_segments` or
@@ -64,22 +59,6 @@ class MaskInfo:
     Positions belong to the MaskInfo, not to one condition: causal order, windows and chunks compare them,
     whichever was added first (S23). A token with a negative segment id is padding (S8); 0 is a segment.
     """
-
-    attention_mask: Visible | None = None  # [B or 1, Hq or 1, Sq or 1, Sk or 1] bool, True is visible
-    q_segment_ids: PerRow | None = None  # [B or 1, Sq] int32
-    kv_segment_ids: PerKey | None = None  # [B or 1, Sk] int32
-    q_positions: PerRow | None = None  # [B or 1, Sq] int32
-    kv_positions: PerKey | None = None  # [B or 1, Sk] int32
-    q_offset: PerSequence | None = None  # [1], [B] or one for each sequence, int32; excludes q_positions
-    cum_seqlens_q: StoredCumSeqlens | None = None  # [n + 1] int32
-    cum_seqlens_k: StoredCumSeqlens | None = None  # [n + 1] int32
-    kv_lengths: PerEntry | None = None  # [B or 1] int32
-    kv_start: PerRow | None = None  # [B or 1, Sq] int32
-    kv_end: PerRow | None = None  # [B or 1, Sq] int32
-    causal: bool = field(default=False, metadata=_STATIC)
-    sliding_window: Window = field(default=(None, None), metadata=_STATIC)
-    chunk_sizes: tuple[int, ...] = field(default=(), metadata=_STATIC)
-    packed: bool = field(default=True, metadata=_STATIC)  # whether cum_seqlens are of one batch entry
 
     @classmethod
     def from_attention_mask(

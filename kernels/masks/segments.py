@@ -1,23 +1,19 @@
 """Segment ids that say the same as a MaskInfo: from its structure, or from the values of its mask (S8)."""
 
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from attest.kernels.call.options import refuse
+from attest.kernels.masks.conditions import Conditions
 from attest.kernels.masks.sizes import Sizes
 from attest.kernels.masks.visibility import tokens_of, visible_pairs, within
-
-if TYPE_CHECKING:
-    from attest.kernels.masks.mask_info import MaskInfo
 
 PADDING = -1
 
 
-def segment_ids_of(info: "MaskInfo", sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+def segment_ids_of(info: Conditions, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     """Return ids int32 [B or 1, Sq] and [B or 1, Sk] that make exactly the visible pairs of `info`.
 
     Lengths become ids without a look at values. For anything else the mask is computed and must be
@@ -32,7 +28,7 @@ def segment_ids_of(info: "MaskInfo", sizes: Sizes) -> tuple[jax.Array, jax.Array
     return _from_lengths(info, sizes)
 
 
-def _from_lengths(info: "MaskInfo", sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+def _from_lengths(info: Conditions, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     if info.cum_seqlens_q is not None and info.cum_seqlens_k is not None:
         q_ids = tokens_of(info.cum_seqlens_q, info.packed, sizes.queries()).sequence
         kv_ids = tokens_of(info.cum_seqlens_k, info.packed, sizes.keys()).sequence
@@ -49,7 +45,7 @@ def hide_keys(kv_ids: jax.Array, visible: jax.Array) -> jax.Array:
     return jnp.where(visible, kv_ids, jnp.int32(PADDING))
 
 
-def _from_values(info: "MaskInfo", sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+def _from_values(info: Conditions, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(info)):
         refuse(
             "mask_info",

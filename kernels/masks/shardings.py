@@ -1,24 +1,22 @@
 """How the arrays of a MaskInfo split over the axes of a mesh (clause S21)."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jax
 from jax.sharding import PartitionSpec
 
 from attest.kernels.call.options import refuse
+from attest.kernels.masks.conditions import Conditions
 from attest.kernels.masks.sizes import AXES
-
-if TYPE_CHECKING:
-    from attest.kernels.masks.mask_info import MaskInfo
 
 # One axis of a mesh, several, or none.
 type AxisName = str | tuple[str, ...] | None
 
 
-def partition_specs(
-    info: "MaskInfo", batch: AxisName, heads: AxisName, q_length: AxisName, kv_length: AxisName
-) -> "MaskInfo":
+def partition_specs[T: Conditions](
+    info: T, batch: AxisName, heads: AxisName, q_length: AxisName, kv_length: AxisName
+) -> T:
     """Return `info` with a PartitionSpec in place of each array; an axis of size 1 is not split.
 
     Raises: ValueError where a shard of an array would mean something else than its part of the whole.
@@ -48,7 +46,7 @@ def _spec(array: jax.Array, axes: tuple[str, ...], names: dict[str, AxisName]) -
     return PartitionSpec(*entries)
 
 
-def _check_lengths(info: "MaskInfo", names: dict[str, AxisName]) -> None:
+def _check_lengths(info: Conditions, names: dict[str, AxisName]) -> None:
     """Cumulative lengths count the tokens of the whole, and plain ones the keys from the first one on."""
     if info.cum_seqlens_q is not None:
         for name in ("q_length", "kv_length") if info.packed else ("batch", "q_length", "kv_length"):
@@ -60,7 +58,7 @@ def _check_lengths(info: "MaskInfo", names: dict[str, AxisName]) -> None:
         _refuse("kv_length", names, "ranges, which count from the first key of the whole")
 
 
-def _check_order(info: "MaskInfo", names: dict[str, AxisName]) -> None:
+def _check_order(info: Conditions, names: dict[str, AxisName]) -> None:
     """By default positions are counted from the lengths of the call, which are other ones on a shard."""
     if not (info.causal or info.chunk_sizes or info.sliding_window != (None, None)):
         return

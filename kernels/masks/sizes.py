@@ -1,13 +1,10 @@
 """The sizes of the call that a MaskInfo is for: what its arrays tell, and what the caller adds."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from attest.kernels.call.options import check_integer, refuse
 from attest.kernels.call.sequences import check_lengths
-
-if TYPE_CHECKING:
-    from attest.kernels.masks.mask_info import MaskInfo
+from attest.kernels.masks.conditions import Conditions
 
 # The axes of each array. One with a question mark may be 1, and is then shared.
 AXES = {
@@ -41,7 +38,7 @@ class Sizes:
 
 
 def sizes_of(
-    info: "MaskInfo",
+    info: Conditions,
     *,
     batch: int | None = None,
     heads: int | None = None,

@@ -1,15 +1,13 @@
 """Positions and visibility of a MaskInfo, as arrays (clauses S5 to S9, S23, S24, S28)."""
 
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from attest.kernels.masks.conditions import Conditions
 from attest.kernels.masks.sizes import Sizes
-
-if TYPE_CHECKING:
-    from attest.kernels.masks.mask_info import MaskInfo
 
 # Positions lie in [-2**30, 2**30): their differences reach no farther, and larger sizes change nothing.
 _FARTHEST = 2**31 - 1
@@ -37,12 +35,12 @@ def tokens_of(cum: jax.Array, packed: bool, length: int) -> Tokens:
     return Tokens(jnp.where(inside, numbers, jnp.int32(-1)), jnp.broadcast_to(index[None], (count, length)))
 
 
-def positions_of(info: "MaskInfo", sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+def positions_of(info: Conditions, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     """Return the positions of rows and keys, int32 [B or 1, Sq] and [B or 1, Sk] (S23)."""
     return _row_positions(info, sizes), _key_positions(info, sizes)
 
 
-def _key_positions(info: "MaskInfo", sizes: Sizes) -> jax.Array:
+def _key_positions(info: Conditions, sizes: Sizes) -> jax.Array:
     if info.kv_positions is not None:
         return info.kv_positions
     if info.cum_seqlens_k is not None:
@@ -50,7 +48,7 @@ def _key_positions(info: "MaskInfo", sizes: Sizes) -> jax.Array:
     return jnp.arange(sizes.keys(), dtype=jnp.int32)[None]
 
 
-def _row_positions(info: "MaskInfo", sizes: Sizes) -> jax.Array:
+def _row_positions(info: Conditions, sizes: Sizes) -> jax.Array:
     if info.q_positions is not None:
         return info.q_positions
     rows = jnp.arange(sizes.queries(), dtype=jnp.int32)[None]
@@ -79,7 +77,7 @@ def chunk_of(positions: jax.Array, chunk: int) -> jax.Array:
     return positions // jnp.int32(min(chunk, _LARGEST_CHUNK))
 
 
-def visible_pairs(info: "MaskInfo", sizes: Sizes) -> jax.Array | None:
+def visible_pairs(info: Conditions, sizes: Sizes) -> jax.Array | None:
     """Return which pairs are visible, [B or 1, H or 1, Sq or 1, Sk or 1] bool; None where all are (S5)."""
     conditions: list[jax.Array] = []
     if info.attention_mask is not None:
@@ -109,7 +107,7 @@ def within(lengths: jax.Array, length: int) -> jax.Array:
     return jnp.arange(length, dtype=jnp.int32)[None] < lengths[:, None]
 
 
-def _by_position(info: "MaskInfo", sizes: Sizes) -> list[jax.Array]:
+def _by_position(info: Conditions, sizes: Sizes) -> list[jax.Array]:
     """The conditions that compare positions: causal order, windows and chunks."""
     left, right = info.sliding_window
     if not (info.causal or info.chunk_sizes or left is not None or right is not None):
