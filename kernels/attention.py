@@ -1,88 +1,12 @@
-"""The public attention functions, which run the first implementation that supports the call."""
+"""The public attention functions, which run the fastest implementation that supports the call."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
-import jax
-
-from attest.kernels.annotations import (
-    AlibiSlopes,
-    AttentionMask,
-    Bias,
-    CumSeqlens,
-    DropoutSeed,
-    DropoutShared,
-    Flag,
-    Key,
-    KVPositions,
-    KVRange,
-    KVSegmentIds,
-    Lse,
-    Number,
-    Origin,
-    Out,
-    QOffset,
-    QPositions,
-    QSegmentIds,
-    Query,
-    Sinks,
-    Size,
-    SlidingWindow,
-    Value,
-)
-from attest.kernels.call.call import check_call
-from attest.kernels.call.leading_axes import merged, split
-from attest.kernels.call.options import check_dtype, check_flag, without_names_of_flax
-from attest.kernels.call.symbolic import check_symbolic
-from attest.kernels.choice.choose import check_supported, chosen, traits_of
-from attest.kernels.choice.fastest import sizes_of
-from attest.kernels.choice.lowering import refused_elsewhere
-from attest.kernels.choice.neutral import split_sizes, with_sizes
-from attest.kernels.differentiate import attend
-from attest.kernels.implementation import Implementation, Passes, Settings
-from attest.kernels.masks.given import with_mask_info
-from attest.kernels.masks.mask_info import MaskInfo
+from attest.kernels.annotations import Lse, Out
+from attest.kernels.arguments import AttentionArguments, with_arguments
+from attest.kernels.prepare import computed
 
 
-def flash_attention(
-    query: Query,
-    key: Key,
-    value: Value,
-    attention_mask: AttentionMask | None = None,
-    bias: Bias | None = None,
-    softmax_scale: Number | None = None,
-    dropout_prob: Number = 0.0,
-    causal: Flag = False,
-    dropout_seed: DropoutSeed | None = None,
-    cum_seqlens_q: CumSeqlens | None = None,
-    cum_seqlens_k: CumSeqlens | None = None,
-    sliding_window: SlidingWindow | None = None,
-    fwd_params: Any = None,
-    bwd_params: Any = None,
-    logits_soft_cap: Number | None = None,
-    softmax_aux: Sinks | None = None,
-    normalize_output: Flag = True,
-    precision: Any = None,
-    logits_dtype: Any = None,
-    *,
-    q_segment_ids: QSegmentIds | None = None,
-    kv_segment_ids: KVSegmentIds | None = None,
-    q_offset: QOffset | None = None,
-    q_positions: QPositions | None = None,
-    kv_positions: KVPositions | None = None,
-    origin: Origin | None = None,
-    chunk_size: Size | None = None,
-    kv_start: KVRange | None = None,
-    kv_end: KVRange | None = None,
-    alibi_slopes: AlibiSlopes | None = None,
-    dropout_shared: DropoutShared | None = None,
-    mask_info: MaskInfo | None = None,
-    config: Any = None,
-    platform: str | Implementation | None = None,
-    mask: None = None,
-    dropout_rng: None = None,
-) -> Out:
+@with_arguments(AttentionArguments)
+def flash_attention(arguments: AttentionArguments) -> Out:
     """Compute attention in memory linear in the length: out [B, Sq, Hq, Dv], in the dtype of query.
 
     Args:
@@ -166,105 +90,14 @@ def flash_attention(
             names those that do. Also where no platform is named and none supports this version of JAX, and
             for a second derivative, one in forward mode, or one by alibi_slopes.
     """
-    return flash_attention_with_lse(**locals())[0]
+    return computed("flash_attention", arguments)[0]
 
 
-def flash_attention_with_lse(
-    query: Query,
-    key: Key,
-    value: Value,
-    attention_mask: AttentionMask | None = None,
-    bias: Bias | None = None,
-    softmax_scale: Number | None = None,
-    dropout_prob: Number = 0.0,
-    causal: Flag = False,
-    dropout_seed: DropoutSeed | None = None,
-    cum_seqlens_q: CumSeqlens | None = None,
-    cum_seqlens_k: CumSeqlens | None = None,
-    sliding_window: SlidingWindow | None = None,
-    fwd_params: Any = None,
-    bwd_params: Any = None,
-    logits_soft_cap: Number | None = None,
-    softmax_aux: Sinks | None = None,
-    normalize_output: Flag = True,
-    precision: Any = None,
-    logits_dtype: Any = None,
-    *,
-    q_segment_ids: QSegmentIds | None = None,
-    kv_segment_ids: KVSegmentIds | None = None,
-    q_offset: QOffset | None = None,
-    q_positions: QPositions | None = None,
-    kv_positions: KVPositions | None = None,
-    origin: Origin | None = None,
-    chunk_size: Size | None = None,
-    kv_start: KVRange | None = None,
-    kv_end: KVRange | None = None,
-    alibi_slopes: AlibiSlopes | None = None,
-    dropout_shared: DropoutShared | None = None,
-    mask_info: MaskInfo | None = None,
-    config: Any = None,
-    platform: str | Implementation | None = None,
-    mask: None = None,
-    dropout_rng: None = None,
-) -> tuple[Out, Lse]:
+@with_arguments(AttentionArguments)
+def flash_attention_with_lse(arguments: AttentionArguments) -> tuple[Out, Lse]:
     """Compute attention and its logsumexp: out as `flash_attention` does, lse [B, Hq, Sq] float32.
 
     The lse is the natural logarithm of the sum of exp over the visible logits and the sinks (S13). Both
     results are differentiable. The arguments and the errors are those of `flash_attention`.
     """
-    return computed("flash_attention", dict(locals()))
-
-
-def computed(function: str, arguments: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
-    """Return out and lse of a call on its arguments, which are those of `flash_attention`, all by name.
-
-    function: the name of the public function, with which messages about derivatives begin.
-
-    Raises: as `flash_attention`.
-    """
-    rest = without_names_of_flax(arguments)
-    platform, mask_info = rest.pop("platform"), rest.pop("mask_info")
-    arguments, leading = merged(rest)
-    arguments = with_mask_info(arguments, mask_info)
-    check_symbolic(arguments)
-    arguments, sizes = split_sizes(arguments)
-    traits = traits_of(arguments)
-    # Block sizes are those of one implementation.
-    looked_up = None if platform is not None or any(sizes.values()) else sizes_of(arguments, traits.dropout)
-    choice = chosen(arguments, traits, platform, looked_up)
-    passes = choice.load()
-    call = check_call(**{name: x for name, x in arguments.items() if name not in SETTINGS})
-    # Now the call is well-formed; block sizes may depend on the device.
-    check_supported(choice)
-    arguments = with_sizes(arguments, sizes, choice.implementation, call, named=choice.device is None)
-    settings = replace(settings_of(passes, arguments), function=function)
-    if choice.device is not None:
-        passes = refused_elsewhere(passes, choice)
-    out, lse = attend(passes, settings, call)
-    return split(out, leading), split(lse, leading)
-
-
-# The arguments that `Settings` holds; `check_call` checks the others.
-SETTINGS = ("fwd_params", "bwd_params", "config", "normalize_output", "precision", "logits_dtype")
-
-
-def settings_of(passes: Passes, arguments: Mapping[str, Any]) -> Settings:
-    """Return the settings among the arguments of a call, checked for an implementation.
-
-    Raises: ValueError naming the argument.
-    """
-    own = {name: arguments[name] for name in SETTINGS}
-    forward, backward = own["fwd_params"], own["bwd_params"]
-    if own["config"] is not None:
-        forward, backward = own["config"].forward, own["config"].backward
-    return Settings(
-        passes.check_forward(forward),
-        passes.check_backward(backward),
-        check_flag("normalize_output", own["normalize_output"]),
-        passes.check_precision(own["precision"]),
-        _logits_dtype(own["logits_dtype"]),
-    )
-
-
-def _logits_dtype(dtype: Any) -> str:
-    return "float32" if dtype is None else check_dtype("logits_dtype", dtype)
+    return computed("flash_attention", arguments)

@@ -42,4 +42,23 @@ def flash_attention_call(
 
     Raises: what `attest.flash_attention` raises.
     """
-    return flash_attention(**locals())
+    return flash_attention(
+        query,
+        key,
+        value,
+        attention_mask=attention_mask,
+        bias=bias,
+        softmax_scale=softmax_scale,
+        dropout_prob=dropout_prob,
+        causal=causal,
+        dropout_seed=dropout_seed,
+        fwd_params=fwd_params,
+        bwd_params=bwd_params,
+        cum_seqlens_q=cum_seqlens_q,
+        cum_seqlens_k=cum_seqlens_k,
+        sliding_window=sliding_window,
+        logits_soft_cap=logits_soft_cap,
+        softmax_aux=softmax_aux,
+        q_segment_ids=q_segment_ids,
+        kv_segment_ids=kv_segment_ids,
+    )

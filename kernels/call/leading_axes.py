@@ -33,7 +33,7 @@ _PAIRS = ("attention_mask", "bias")
 type Leading = tuple[int, ...]
 
 
-def merged(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Leading | None]:
+def merged_arrays(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Leading | None]:
     """Return the arguments of a call with one batch dimension, and the batch dimensions that were given.
 
     query [..., Sq, Hq, D] has none, two or more of them; with one the arguments are returned as they are,

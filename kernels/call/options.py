@@ -6,7 +6,6 @@ about it (clause S20).
 
 import math
 import operator
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
@@ -44,17 +43,21 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} that cannot be printed"
 
 
-def without_names_of_flax(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call without those of `NAMES_OF_FLAX`, and refuse these if they are given."""
-    for name in NAMES_OF_FLAX:
-        if arguments.get(name) is not None:
-            own = "attention_mask" if name == "mask" else "dropout_seed"
+def check_names_of_flax(mask: Any, dropout_rng: Any) -> None:
+    """Refuse the two arguments that layers of Flax pass by names of their own.
+
+    Raises: ValueError naming the argument.
+    """
+    for name, own, given in (
+        ("mask", "attention_mask", mask),
+        ("dropout_rng", "dropout_seed", dropout_rng),
+    ):
+        if given is not None:
             advice = (
                 f"Here it is {own}. Is this function the attention_fn of a layer of Flax? Give the layer "
                 "attest.kernels.adapters.flax_linen.dot_product_attention, which has all parameters."
             )
-            refuse(name, f"a {type(arguments[name]).__name__}", "None", advice)
-    return {name: x for name, x in arguments.items() if name not in NAMES_OF_FLAX}
+            refuse(name, f"a {type(given).__name__}", "None", advice)
 
 
 def check_flag(name: str, value: Any) -> bool:

@@ -4,7 +4,7 @@ Batch and lengths may be symbolic, in the XLA kernel. JAX compares such a size w
 the answer is the same for all values, so code for them asks for equality alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -13,9 +13,6 @@ import numpy as np
 from attest.kernels.call.call import Call
 from attest.kernels.call.options import refuse
 
-# How many of the last axes of an argument have a size for each head, channel or sink.
-_NUMBERS = {"query": 2, "key": 2, "value": 2, "softmax_aux": 2}
-
 
 def is_symbolic_size(size: Any) -> bool:
     """Return whether a size of a shape is symbolic."""
@@ -23,9 +20,9 @@ def is_symbolic_size(size: Any) -> bool:
     return not isinstance(size, int | np.integer)
 
 
-def has_symbolic_sizes(arrays: Mapping[str, Any]) -> bool:
+def has_symbolic_sizes(arrays: Iterable[Any]) -> bool:
     """Return whether some array has a symbolic size; what is no array has none."""
-    return any(is_symbolic_size(size) for x in arrays.values() for size in getattr(x, "shape", ()))
+    return any(is_symbolic_size(size) for x in arrays for size in getattr(x, "shape", ()))
 
 
 def is_symbolic(call: Call) -> bool:
@@ -33,14 +30,16 @@ def is_symbolic(call: Call) -> bool:
     return any(is_symbolic_size(size) for size in (*call.query.shape[:2], call.key.shape[1]))
 
 
-def check_symbolic(arguments: Mapping[str, Any]) -> None:
-    """Refuse symbolic numbers of heads, channels and sinks."""
-    for name, axes in _NUMBERS.items():
-        x = arguments[name]
-        if isinstance(x, jax.Array | np.ndarray) and any(map(is_symbolic_size, x.shape[-axes:])):
+def check_symbolic(query: Any, key: Any, value: Any, softmax_aux: Any) -> None:
+    """Refuse symbolic numbers of heads, channels and sinks: the last two sizes of each array.
+
+    Raises: ValueError naming the argument.
+    """
+    for name, x in (("query", query), ("key", key), ("value", value), ("softmax_aux", softmax_aux)):
+        if isinstance(x, jax.Array | np.ndarray) and any(map(is_symbolic_size, x.shape[-2:])):
             refuse(
                 name,
                 f"shape {x.shape}",
-                f"integers as its last {axes} sizes",
+                "integers as its last 2 sizes",
                 "Batch and lengths alone may be symbolic: export a program for each other shape.",
             )

@@ -6,7 +6,7 @@ Where `attest.kernels.choice.fastest` knows a faster one, that one runs it.
 Malformed arguments do not affect the choice: the checks of the call refuse them by name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from attest.kernels.arguments import AttentionArguments
 from attest.kernels.call.options import FLOAT_DTYPES, check_number, refuse, shown
 from attest.kernels.call.symbolic import has_symbolic_sizes
 from attest.kernels.call.wide_keys import wide_keys_allowed
@@ -183,13 +184,8 @@ def _able(why_not: Callable[[Capabilities], str | None]) -> list[Implementation]
     return able
 
 
-def chosen(
-    arguments: Mapping[str, Any],
-    call: Traits,
-    platform: str | Implementation | None,
-    sizes: Sizes | None = None,
-) -> Choice:
-    """Return the implementation that runs a call, given its arguments by name and its traits.
+def chosen(arguments: AttentionArguments, call: Traits, sizes: Sizes | None = None) -> Choice:
+    """Return the implementation that runs a call, given its arguments and its traits.
 
     A call names one by `platform`, or by its configuration. sizes: by which the fastest is looked up where it
     names none.
@@ -197,12 +193,12 @@ def chosen(
     Raises: ValueError for block sizes without a platform, or beside a configuration; for a configuration of
     another platform; what `implementation_for` raises.
     """
-    config = arguments["config"]
-    for name in ("fwd_params", "bwd_params"):
-        got = f"a {type(arguments[name]).__name__}"
-        if config is not None and arguments[name] is not None:
+    config, platform = arguments.config, arguments.platform
+    for name, params in (("fwd_params", arguments.fwd_params), ("bwd_params", arguments.bwd_params)):
+        got = f"a {type(params).__name__}"
+        if config is not None and params is not None:
             refuse(name, f"{got} and a config", "one of them", "Put the block sizes into the config.")
-        if platform is None and arguments[name] is not None:
+        if platform is None and params is not None:
             refuse(
                 name,
                 got,
@@ -213,7 +209,7 @@ def chosen(
         platform = platform_of(config, platform)
     if isinstance(platform, Implementation):
         return Choice(platform, call)
-    device = device_of(*(arguments[name] for name in ("query", "key", "value")))
+    device = device_of(arguments.query, arguments.key, arguments.value)
     if platform is not None:
         return Choice(implementation_for(device, call, platform), call)
     implementation, alone = fastest_for(device, call, sizes)
@@ -230,27 +226,24 @@ def check_supported(choice: Choice) -> None:
             )
 
 
-def traits_of(given: Mapping[str, Any]) -> Traits:
+def traits_of(given: AttentionArguments) -> Traits:
     """Return the traits of a call, of its well-formed arguments alone."""
-    arrays = {
-        name: x
-        for name in ("query", "key", "value", "bias")
-        if isinstance(x := given.get(name), jax.Array | np.ndarray)
-    }
-    logits = {arrays["bias"].dtype.name} if "bias" in arrays else set[str]()
-    if given.get("logits_dtype") is not None:
+    arrays: tuple[Any, ...] = (given.query, given.key, given.value)
+    tensors = [x for x in arrays if isinstance(x, jax.Array | np.ndarray)]
+    bias = [given.bias] if isinstance(given.bias, jax.Array | np.ndarray) else []
+    logits = {x.dtype.name for x in bias}
+    if given.logits_dtype is not None:
         with suppress(Exception):  # NumPy raises what it likes for what is no dtype
-            logits.add(jnp.dtype(given["logits_dtype"]).name)
-    tensors = {name: x for name, x in arrays.items() if name != "bias"}
-    read = [x for name, x in tensors.items() if name == "query" or not wide_keys_allowed()]
+            logits.add(jnp.dtype(given.logits_dtype).name)
+    read = [x for x in tensors if x is given.query or not wide_keys_allowed()]
     return Traits(
         dtypes=frozenset(x.dtype.name for x in read),
         logits_dtypes=frozenset(logits),
-        head_dims=frozenset(x.shape[3] for x in tensors.values() if x.ndim == 4),
-        dropout=_drops(given.get("dropout_prob", 0.0)),
-        kv_positions=given.get("kv_positions") is not None,
-        alibi=given.get("alibi_slopes") is not None,
-        symbolic=has_symbolic_sizes(arrays),
+        head_dims=frozenset(x.shape[3] for x in tensors if x.ndim == 4),
+        dropout=_drops(given.dropout_prob),
+        kv_positions=given.kv_positions is not None,
+        alibi=given.alibi_slopes is not None,
+        symbolic=has_symbolic_sizes(tensors + bias),
     )
 
 

@@ -15,30 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-TABLE = Path(__file__).parent / "choices.toml"
+from attest.kernels.arguments import AttentionArguments
 
-# The features of a call, each by an argument that switches it on.
-_FEATURES = {
-    "attention_mask": "mask",
-    "bias": "bias",
-    "softmax_aux": "sinks",
-    "logits_soft_cap": "soft_cap",
-    "q_segment_ids": "segments",
-    "kv_segment_ids": "segments",
-    "cum_seqlens_q": "lengths",
-    "cum_seqlens_k": "lengths",
-    "q_offset": "positions",
-    "q_positions": "positions",
-    "kv_positions": "positions",
-    "kv_start": "ranges",
-    "kv_end": "ranges",
-    "sliding_window": "window",
-    "chunk_size": "chunk",
-    "alibi_slopes": "alibi",
-    "dropout_shared": "dropout_shared",
-}
-# Nothing was measured where a call asks for another arithmetic than the default one.
-_DEFAULT_ONLY = ("precision", "logits_dtype")
+TABLE = Path(__file__).parent / "choices.toml"
 
 
 class Sizes(NamedTuple):
@@ -68,22 +47,18 @@ class Winners(NamedTuple):
     followed: str
 
 
-def sizes_of(given: Mapping[str, Any], dropout: bool) -> Sizes | None:
+def sizes_of(given: AttentionArguments, dropout: bool) -> Sizes | None:
     """Return the sizes of a call with one batch dimension; None for one of which nothing was measured.
 
     dropout: whether pairs are dropped. A malformed argument gives None, too: the call's checks refuse it.
     """
-    query, key, value = (_array(given.get(name)) for name in ("query", "key", "value"))
-    if query is None or key is None or value is None or given.get("normalize_output") is not True:
+    query, key, value = map(_array, (given.query, given.key, given.value))
+    if query is None or key is None or value is None or given.normalize_output is not True:
         return None
     spans = _spans(given)
-    if spans is None or any(given.get(name) is not None for name in _DEFAULT_ONLY):
+    if spans is None or given.precision is not None or given.logits_dtype is not None:
         return None
-    found = {feature for name, feature in _FEATURES.items() if given.get(name) is not None}
-    if dropout:
-        found.add("dropout")
-    if given.get("causal") is True:
-        found.add("causal")
+    found = _features(given) | ({"dropout"} if dropout else set())
     batch, queries, q_heads, head_dim = query.shape
     keys, k_heads = key.shape[1:3]
     return Sizes(
@@ -97,6 +72,29 @@ def sizes_of(given: Mapping[str, Any], dropout: bool) -> Sizes | None:
     )
 
 
+def _features(given: AttentionArguments) -> set[str]:
+    """Return the names of the features that a call switches on."""
+    segments = given.q_segment_ids is not None or given.kv_segment_ids is not None
+    lengths = given.cum_seqlens_q is not None or given.cum_seqlens_k is not None
+    positions = (given.q_offset, given.q_positions, given.kv_positions)
+    switched = {
+        "alibi": given.alibi_slopes is not None,
+        "bias": given.bias is not None,
+        "causal": given.causal is True,
+        "chunk": given.chunk_size is not None,
+        "dropout_shared": given.dropout_shared is not None,
+        "lengths": lengths,
+        "mask": given.attention_mask is not None,
+        "positions": any(x is not None for x in positions),
+        "ranges": given.kv_start is not None or given.kv_end is not None,
+        "segments": segments,
+        "sinks": given.softmax_aux is not None,
+        "soft_cap": given.logits_soft_cap is not None,
+        "window": given.sliding_window is not None,
+    }
+    return {name for name, on in switched.items() if on}
+
+
 def _array(x: Any) -> jax.Array | np.ndarray[Any, Any] | None:
     """Return an array of four axes, none of them empty or of a symbolic size, which is no int; else None."""
     if not isinstance(x, jax.Array | np.ndarray) or x.ndim != 4:
@@ -104,10 +102,11 @@ def _array(x: Any) -> jax.Array | np.ndarray[Any, Any] | None:
     return x if all(isinstance(size, int) and size > 0 for size in x.shape) else None
 
 
-def _spans(given: Mapping[str, Any]) -> list[int] | None:
+def _spans(given: AttentionArguments) -> list[int] | None:
     """Return the number of keys that the window shows, and the chunk, if they bound it; None: malformed."""
     spans: list[int] = []
-    window, chunk = given.get("sliding_window"), given.get("chunk_size")
+    window: Any = given.sliding_window
+    chunk: Any = given.chunk_size
     sides: tuple[Any, ...] = window if isinstance(window, tuple) else (window, window)
     if len(sides) != 2 or not all(side is None or (isinstance(side, int) and side >= 0) for side in sides):
         return None

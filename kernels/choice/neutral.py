@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from attest.kernels.arguments import AttentionArguments, changed
 from attest.kernels.call.call import Call
 from attest.kernels.call.options import refuse
 from attest.kernels.configs.fields import check_fields
@@ -62,34 +62,32 @@ def understood(argument: str, sizes: Neutral, tunable: Tunable, name: str, unuse
     return {x: size for x, size in sizes.items() if x in tunable.understood}
 
 
-def split_sizes(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Neutral]]:
-    """Return the arguments of a call without neutral sizes, and those by the name of the argument.
+def split_sizes[T: AttentionArguments](arguments: T) -> tuple[T, dict[str, Neutral]]:
+    """Return a call without neutral sizes, and those by the name of the argument.
 
     Raises: ValueError for neutral sizes beside a configuration, and for those of the other pass.
     """
     sizes: dict[str, Neutral] = {}
-    for name, kind in _KINDS.items():
-        given: Any = arguments[name]
+    for name, given, kind in (
+        ("fwd_params", arguments.fwd_params, FwdParams),
+        ("bwd_params", arguments.bwd_params, BwdParams),
+    ):
         if not isinstance(given, FwdParams | BwdParams):
             continue
         if type(given) is not kind:
             refuse(name, f"a {type(given).__name__}", kind.__name__, f"Build it as {kind.__name__}.")
-        if arguments["config"] is not None:
+        if arguments.config is not None:
             refuse(
                 name, f"a {kind.__name__} and a config", "one of them", "Put the block sizes into the config."
             )
         sizes[name] = neutral(given)
-    return {**arguments, **dict.fromkeys(sizes)}, sizes
+    return (changed(arguments, **dict.fromkeys(sizes)) if sizes else arguments), sizes
 
 
-def with_sizes(
-    arguments: Mapping[str, Any],
-    sizes: Mapping[str, Neutral],
-    implementation: Implementation,
-    call: Call,
-    named: bool,
-) -> dict[str, Any]:
-    """Return the arguments of a call with block sizes of the implementation in place of neutral ones.
+def with_sizes[T: AttentionArguments](
+    arguments: T, sizes: Mapping[str, Neutral], implementation: Implementation, call: Call, named: bool
+) -> T:
+    """Return a call with block sizes of the implementation in place of neutral ones.
 
     What the sizes leave out is as the tables choose it. named: whether the call names the implementation; a
     size that it does not have is then refused, and left out else.
@@ -97,22 +95,22 @@ def with_sizes(
     Raises: ValueError naming the size.
     """
     if not any(sizes.values()):
-        return dict(arguments)
+        return arguments
     tunable = implementation.tunable()
     if tunable is None:
         if named:
             name = next(name for name, given in sizes.items() if given)
             advice = "Leave it out."
             refuse(name, "block sizes", f"none, as {implementation.name!r} has no block sizes", advice)
-        return dict(arguments)
-    forward, backward = (sizes.get(name, {}) for name in _KINDS)
+        return arguments
+    forward, backward = sizes.get("fwd_params", {}), sizes.get("bwd_params", {})
     if not named:
         name = implementation.name
         forward = understood("fwd_params", forward, tunable, name, [])
         backward = understood("bwd_params", backward, tunable, name, [])
     config = tunable.translated(call, forward, backward)
-    own = {"fwd_params": config.forward, "bwd_params": config.backward}
-    return {**arguments, **{name: x for name, x in own.items() if arguments[name] is None}}
-
-
-_KINDS = {"fwd_params": FwdParams, "bwd_params": BwdParams}
+    return changed(
+        arguments,
+        fwd_params=config.forward if arguments.fwd_params is None else arguments.fwd_params,
+        bwd_params=config.backward if arguments.bwd_params is None else arguments.bwd_params,
+    )

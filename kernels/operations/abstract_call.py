@@ -1,6 +1,5 @@
 """A call as shapes alone: what tables and candidates are chosen by."""
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,27 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attest.kernels import attention
-from attest.kernels.call.call import Call, check_call
-from attest.kernels.call.leading_axes import merged
-from attest.kernels.call.options import NAMES_OF_FLAX
+from attest.kernels.arguments import AttentionArguments, by_name, changed, check_arguments, merged
+from attest.kernels.call.call import Call
 from attest.kernels.choice.choose import Traits, traits_of
 from attest.kernels.choice.fastest import Sizes, sizes_of
-from attest.kernels.masks.given import with_mask_info
 from attest.kernels.operations.inputs import check_concrete
+from attest.kernels.with_mask_info import with_mask_info
 
 _FLOATS = ("query", "key", "value", "bias", "softmax_aux")
-_UNNEEDED = ("mask_info", "config", "platform", "fwd_params", "bwd_params")
-# Every argument of a call with its default; those that `check_call` does not take.
-DEFAULTS = {
-    name: x.default
-    for name, x in inspect.signature(attention.flash_attention).parameters.items()
-    if name not in NAMES_OF_FLAX
-}
-SETTINGS = (
-    "normalize_output", "precision", "logits_dtype", "mask_info", "config", "platform", "fwd_params",
-    "bwd_params",
-)  # fmt: skip
+_UNNEEDED = ("config", "platform", "fwd_params", "bwd_params")
 
 
 @dataclass(frozen=True)
@@ -54,11 +41,11 @@ def abstract_call(arguments: Mapping[str, Any]) -> AbstractCall:
     sizes: list[Sizes | None] = []
 
     def check(arrays: dict[str, Any]) -> Call:
-        given, _ = merged({**DEFAULTS, **static, **arrays})
-        given = with_mask_info(given, given["mask_info"])
+        given, _ = merged(AttentionArguments(**static, **arrays))
+        given = with_mask_info(given)
         traits.append(traits_of(given))
         sizes.append(sizes_of(given, traits[0].dropout))
-        return check_call(**{name: x for name, x in given.items() if name not in SETTINGS})
+        return check_arguments(given)
 
     return AbstractCall(jax.eval_shape(check, arrays), traits[0], sizes[0])
 
@@ -76,10 +63,11 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, x in arguments.items():
         if name not in floats:
             check_concrete(name, x)
-    given, _ = merged({**DEFAULTS, **arguments, **zeros})
-    given = with_mask_info(given, given["mask_info"])
-    given["dropout_seed"] = _seed(given["dropout_seed"])
-    plain = {name: x for name, x in given.items() if x is not None and name not in _UNNEEDED}
+    known: dict[str, Any] = {**arguments, **zeros}
+    given, _ = merged(AttentionArguments(**known))
+    given = with_mask_info(given)
+    given = changed(given, dropout_seed=_seed(given.dropout_seed))
+    plain = {name: x for name, x in by_name(given).items() if x is not None and name not in _UNNEEDED}
     return {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype) if name in floats else x for name, x in plain.items()
     }

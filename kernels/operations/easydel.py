@@ -249,9 +249,27 @@ class FlashAttn(OperationImpl):
 
         Raises: TypeError for an argument that does not exist; ValueError naming the argument.
         """
-        arguments = dict(locals())
-        for name in ("self", "others", "cfg"):
-            del arguments[name]
+        arguments: dict[str, Any] = {
+            "query": query,
+            "key": key,
+            "value": value,
+            "mask_info": mask_info,
+            "bias": bias,
+            "softmax_scale": softmax_scale,
+            "dropout_prob": dropout_prob,
+            "causal": causal,
+            "dropout_seed": dropout_seed,
+            "cum_seqlens_q": cum_seqlens_q,
+            "cum_seqlens_k": cum_seqlens_k,
+            "sliding_window": sliding_window,
+            "logits_soft_cap": logits_soft_cap,
+            "softmax_aux": softmax_aux,
+            "normalize_output": normalize_output,
+            "precision": precision,
+            "attention_mask": attention_mask,
+            "q_segment_ids": q_segment_ids,
+            "kv_segment_ids": kv_segment_ids,
+        }
         meta = self.metadata
         arguments |= {name: x for name, x in others.items() if name not in _HARMLESS}
         arguments.setdefault("logits_dtype", meta.runtime_softmax_dtype)
@@ -310,9 +328,22 @@ class VanillaAttn(OperationImpl):
 
         Raises: TypeError for an argument that does not exist; ValueError naming the argument.
         """
-        arguments = dict(locals())
-        for name in ("self", "others"):
-            del arguments[name]
+        arguments: dict[str, Any] = {
+            "query": query,
+            "key": key,
+            "value": value,
+            "mask_info": mask_info,
+            "bias": bias,
+            "init_bias": init_bias,
+            "deterministic": deterministic,
+            "dropout_rng": dropout_rng,
+            "softmax_aux": softmax_aux,
+            "softmax_scale": softmax_scale,
+            "logits_soft_cap": logits_soft_cap,
+            "dropout_prob": dropout_prob,
+            "causal": causal,
+            "sliding_window": sliding_window,
+        }
         meta = self.metadata
         arguments |= {name: x for name, x in others.items() if name not in _HARMLESS}
         arguments.setdefault("softmax_dtype", meta.runtime_softmax_dtype)

@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from attest.kernels.call.leading_axes import Leading, merged
+from attest.kernels.call.leading_axes import Leading, merged_arrays
 from attest.kernels.call.options import refuse
 
 # The axes of operands behind their batch dimensions; others have no batch dimension.
@@ -22,7 +22,7 @@ def with_one_batch(
 
     Raises: ValueError naming the argument, also for a spec that splits another batch dimension.
     """
-    merged_arguments, leading = merged(arguments)
+    merged_arguments, leading = merged_arrays(arguments)
     if leading is None:
         return merged_arguments, in_specs, out_specs, None
     specs = [

@@ -11,17 +11,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from attest.kernels.arguments import AttentionArguments, check_arguments
 from attest.kernels.call.arrays import check_is_array
-from attest.kernels.call.call import check_call
 from attest.kernels.call.leading_axes import split as batch_dimensions
 from attest.kernels.call.options import refuse
 from attest.kernels.call.wide_keys import check_dtype_of_query, wide_keys
-from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
-from attest.kernels.operations.abstract_call import DEFAULTS, SETTINGS
 from attest.kernels.operations.leading import with_one_batch
 from attest.kernels.sharding.explicit import FLOATS, LAYOUTS, Axes, Placement, own_array, own_origin
 from attest.kernels.sharding.mesh_functions import once_for_alike, placed_on
+from attest.kernels.with_mask_info import with_mask_info
 
 # What specs pair with, in order.
 OPERANDS = ("query", "key", "value", "bias", "cum_seqlens_q", "cum_seqlens_k", "softmax_aux")
@@ -151,8 +150,7 @@ def _check_whole(arguments: Mapping[str, Any], checks_values: bool) -> None:
         if name in OPERANDS[:3] or arguments.get(name) is not None:
             check_is_array(name, arguments.get(name))
     if checks_values:
-        whole = with_mask_info({**DEFAULTS, **arguments}, arguments.get("mask_info"))
-        check_call(**{name: x for name, x in whole.items() if name not in SETTINGS})
+        check_arguments(with_mask_info(AttentionArguments(**arguments)))
 
 
 @dataclass(frozen=True)

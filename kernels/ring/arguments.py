@@ -1,6 +1,5 @@
 """Checks of a call whose sequence is spread over the devices of an axis."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +7,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from attest.kernels.call.call import Call, check_bias, check_call, check_mask
+from attest.kernels.arguments import AttentionArguments, changed, check_arguments
+from attest.kernels.call.call import Call, check_bias, check_mask
 from attest.kernels.call.key_ranges import check_ranges
 from attest.kernels.call.options import refuse, shown
 from attest.kernels.call.positions import check_positions
@@ -17,10 +17,12 @@ from attest.kernels.varying import varying_axes
 
 STRATEGIES = ("ring", "zigzag", "all_gather", "ulysses")
 
-# The arguments whose checks need the lengths of the whole sequence.
-_OF_THE_WHOLE = (
-    "attention_mask", "bias", "kv_start", "kv_end", "cum_seqlens_q", "cum_seqlens_k", "q_offset",
-    "q_positions", "kv_positions", "origin",
+# The arguments whose checks need the lengths of the whole sequence, each as if it were not given.
+_OF_THE_WHOLE = dict.fromkeys(
+    (
+        "attention_mask", "bias", "kv_start", "kv_end", "cum_seqlens_q", "cum_seqlens_k", "q_offset",
+        "q_positions", "kv_positions", "origin",
+    )
 )  # fmt: skip
 
 
@@ -71,7 +73,7 @@ def check_strategy(strategy: Any) -> str | None:
     return strategy
 
 
-def check_spread_call(arguments: Mapping[str, Any], spread: Spread) -> Call:
+def check_spread_call(arguments: AttentionArguments, spread: Spread) -> Call:
     """Return the part of a call on one device, checked: arrays of rows and keys are shards of the whole.
 
     Ranges and cumulative lengths count in the whole sequence. A mask or bias has, along rows and keys, 1, a
@@ -79,31 +81,27 @@ def check_spread_call(arguments: Mapping[str, Any], spread: Spread) -> Call:
 
     Raises: ValueError naming the argument.
     """
-    given = {name: x for name, x in arguments.items() if name not in _OF_THE_WHOLE}
-    rest = {name: arguments.get(name) for name in _OF_THE_WHOLE}
-    call = check_call(**given)
+    call = check_arguments(changed(arguments, **_OF_THE_WHOLE))
     batch, q_local, q_heads, _ = call.query.shape
     k_local = call.key.shape[1]
     lengths = check_lengths(
-        rest["cum_seqlens_q"], rest["cum_seqlens_k"], batch, spread.q_length, spread.k_length
+        arguments.cum_seqlens_q, arguments.cum_seqlens_k, batch, spread.q_length, spread.k_length
     )
-    start, end = check_ranges(rest["kv_start"], rest["kv_end"], batch, q_local, spread.k_length)
-    pairs = {
-        name: _check_pairs(name, rest[name], (batch, q_heads, q_local, k_local), spread)
-        for name in ("attention_mask", "bias")
-    }
+    start, end = check_ranges(arguments.kv_start, arguments.kv_end, batch, q_local, spread.k_length)
+    local = batch, q_heads, q_local, k_local
     return replace(
         call,
-        **pairs,
+        attention_mask=_check_pairs("attention_mask", arguments.attention_mask, local, spread),
+        bias=_check_pairs("bias", arguments.bias, local, spread),
         cum_seqlens_q=lengths[0],
         cum_seqlens_k=lengths[1],
         kv_start=start,
         kv_end=end,
         positions=check_positions(
-            rest["q_offset"],
-            rest["q_positions"],
-            rest["kv_positions"],
-            rest["origin"],
+            arguments.q_offset,
+            arguments.q_positions,
+            arguments.kv_positions,
+            arguments.origin,
             sequences=batch if lengths[0] is None else lengths[0].shape[0] - 1,
             batch=batch,
             q_length=q_local,

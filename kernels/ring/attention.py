@@ -1,6 +1,6 @@
 """Attention over a sequence that is spread over the devices of a mesh axis."""
 
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -8,41 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attest.kernels.annotations import (
-    AlibiSlopes,
-    CumSeqlens,
-    DropoutSeed,
-    DropoutShared,
-    Flag,
-    Key,
-    KVPositions,
-    KVRange,
-    KVSegmentIds,
-    Lse,
-    Number,
-    Origin,
-    Out,
-    QOffset,
-    QPositions,
-    QSegmentIds,
-    Query,
-    Sinks,
-    Size,
-    SlidingWindow,
-    SpreadBias,
-    SpreadMask,
-    Value,
-)
-from attest.kernels.attention import SETTINGS, computed, settings_of
-from attest.kernels.call.call import Call, check_call
-from attest.kernels.call.leading_axes import merged, split
-from attest.kernels.call.options import refuse, shown, without_names_of_flax
+from attest.kernels.annotations import Lse, Out, SpreadBias, SpreadMask
+from attest.kernels.arguments import AttentionArguments, check_arguments, merged, with_arguments
+from attest.kernels.call.call import Call
+from attest.kernels.call.leading_axes import split
+from attest.kernels.call.options import check_names_of_flax, refuse, shown
 from attest.kernels.call.positions import KEY_GROUP
 from attest.kernels.choice.choose import check_supported, chosen, traits_of
 from attest.kernels.differentiate import attend
-from attest.kernels.implementation import Implementation
-from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.once import reverse_mode_only
+from attest.kernels.prepare import computed, settings_of
 from attest.kernels.ring.arguments import (
     STRATEGIES,
     Spread,
@@ -61,55 +36,27 @@ from attest.kernels.varying import vary_together
 from attest.kernels.visibility.intervals import Whole, row_positions
 
 _NAME = "ring_attention"
-# The arguments that only `ring_attention` has.
-_OWN = ("axis_name", "strategy", "mesh", "batch_axes", "head_axes")
 # The arrays of rows, and the axis along which they are shards.
 _ROW_AXES = {"query": 1, "q_segment_ids": 1, "kv_start": 1, "kv_end": 1}
 
 
-def ring_attention(
-    query: Query,
-    key: Key,
-    value: Value,
-    attention_mask: SpreadMask | None = None,
-    bias: SpreadBias | None = None,
-    softmax_scale: Number | None = None,
-    dropout_prob: Number = 0.0,
-    causal: Flag = False,
-    dropout_seed: DropoutSeed | None = None,
-    cum_seqlens_q: CumSeqlens | None = None,
-    cum_seqlens_k: CumSeqlens | None = None,
-    sliding_window: SlidingWindow | None = None,
-    fwd_params: Any = None,
-    bwd_params: Any = None,
-    logits_soft_cap: Number | None = None,
-    softmax_aux: Sinks | None = None,
-    normalize_output: Flag = True,
-    precision: Any = None,
-    logits_dtype: Any = None,
-    *,
-    q_segment_ids: QSegmentIds | None = None,
-    kv_segment_ids: KVSegmentIds | None = None,
-    q_offset: QOffset | None = None,
-    q_positions: QPositions | None = None,
-    kv_positions: KVPositions | None = None,
-    origin: Origin | None = None,
-    chunk_size: Size | None = None,
-    kv_start: KVRange | None = None,
-    kv_end: KVRange | None = None,
-    alibi_slopes: AlibiSlopes | None = None,
-    dropout_shared: DropoutShared | None = None,
-    mask_info: MaskInfo | None = None,
-    config: Any = None,
-    platform: str | Implementation | None = None,
-    axis_name: str | None = None,
-    strategy: str | None = None,
-    mesh: Any = None,
-    batch_axes: str | tuple[str, ...] | None = None,
-    head_axes: str | tuple[str, ...] | None = None,
-    mask: None = None,
-    dropout_rng: None = None,
-) -> Out:
+# The arrays of a device may be parts: their axes need not fit each other as those of one call do.
+@dataclass(frozen=True, eq=False)
+class RingArguments(AttentionArguments):
+    """The arguments of one call of `ring_attention` as they were given."""
+
+    attention_mask: SpreadMask | None = None
+    bias: SpreadBias | None = None
+    _: KW_ONLY
+    axis_name: str | None = None
+    strategy: str | None = None
+    mesh: Any = None
+    batch_axes: str | tuple[str, ...] | None = None
+    head_axes: str | tuple[str, ...] | None = None
+
+
+@with_arguments(RingArguments)
+def ring_attention(arguments: RingArguments) -> Out:
     """Compute attention over a sequence whose rows and keys are spread over devices: out [B, Sq, Hq, Dv].
 
     Every clause holds on the whole sequence, in its order: device d of n has the d-th of n equal parts of the
@@ -139,78 +86,41 @@ def ring_attention(
             mask_info has chunks of several sizes inside `jax.shard_map`; the message names it (S20).
         NotImplementedError: the platform that is named does not support the call.
     """
-    return ring_attention_with_lse(**locals())[0]
+    return _computed(arguments)[0]
 
 
-def ring_attention_with_lse(
-    query: Query,
-    key: Key,
-    value: Value,
-    attention_mask: SpreadMask | None = None,
-    bias: SpreadBias | None = None,
-    softmax_scale: Number | None = None,
-    dropout_prob: Number = 0.0,
-    causal: Flag = False,
-    dropout_seed: DropoutSeed | None = None,
-    cum_seqlens_q: CumSeqlens | None = None,
-    cum_seqlens_k: CumSeqlens | None = None,
-    sliding_window: SlidingWindow | None = None,
-    fwd_params: Any = None,
-    bwd_params: Any = None,
-    logits_soft_cap: Number | None = None,
-    softmax_aux: Sinks | None = None,
-    normalize_output: Flag = True,
-    precision: Any = None,
-    logits_dtype: Any = None,
-    *,
-    q_segment_ids: QSegmentIds | None = None,
-    kv_segment_ids: KVSegmentIds | None = None,
-    q_offset: QOffset | None = None,
-    q_positions: QPositions | None = None,
-    kv_positions: KVPositions | None = None,
-    origin: Origin | None = None,
-    chunk_size: Size | None = None,
-    kv_start: KVRange | None = None,
-    kv_end: KVRange | None = None,
-    alibi_slopes: AlibiSlopes | None = None,
-    dropout_shared: DropoutShared | None = None,
-    mask_info: MaskInfo | None = None,
-    config: Any = None,
-    platform: str | Implementation | None = None,
-    axis_name: str | None = None,
-    strategy: str | None = None,
-    mesh: Any = None,
-    batch_axes: str | tuple[str, ...] | None = None,
-    head_axes: str | tuple[str, ...] | None = None,
-    mask: None = None,
-    dropout_rng: None = None,
-) -> tuple[Out, Lse]:
+@with_arguments(RingArguments)
+def ring_attention_with_lse(arguments: RingArguments) -> tuple[Out, Lse]:
     """Compute attention as `ring_attention` does, and its logsumexp, lse [B, Hq, Sq] float32 (S13).
 
     Both results are differentiable. The arguments and the errors are those of `ring_attention`.
     """
-    arguments = without_names_of_flax(locals())
-    for name in _OWN:
-        del arguments[name]
-    strategy = check_strategy(strategy)
-    if axis_name is None:
-        if mesh is not None:
+    return _computed(arguments)
+
+
+def _computed(given: RingArguments) -> tuple[jax.Array, jax.Array]:
+    check_names_of_flax(given.mask, given.dropout_rng)
+    arguments = AttentionArguments(**{x.name: getattr(given, x.name) for x in fields(AttentionArguments)})
+    strategy = check_strategy(given.strategy)
+    if given.axis_name is None:
+        if given.mesh is not None:
             refuse("axis_name", None, "the axis of mesh that splits the sequence", "Name it.")
-        _refuse_axes(batch_axes, head_axes, "Give mesh and axis_name, too.")
+        _refuse_axes(given.batch_axes, given.head_axes, "Give mesh and axis_name, too.")
         return computed(_NAME, arguments)
-    del arguments["mask_info"]
     arguments, leading = merged(arguments)
-    if mesh is None:
-        _refuse_axes(batch_axes, head_axes, "In jax.shard_map arrays are those of this device.")
-        devices = devices_of(axis_name)
-        lengths = _length_of("query", arguments) * devices, _length_of("key", arguments) * devices
-        spread = Spread(axis_name, devices, *lengths)
-        out, lse = _on_device(with_own_mask_info(arguments, mask_info, spread), spread, strategy)
+    if given.mesh is None:
+        _refuse_axes(given.batch_axes, given.head_axes, "In jax.shard_map arrays are those of this device.")
+        devices = devices_of(given.axis_name)
+        lengths = _length_of(arguments.query) * devices, _length_of(arguments.key) * devices
+        spread = Spread(given.axis_name, devices, *lengths)
+        out, lse = _on_device(with_own_mask_info(arguments, spread), spread, strategy)
     else:
-        arguments = with_whole_mask_info(arguments, mask_info)
+        arguments = with_whole_mask_info(arguments)
         # Of the whole call, whose values the devices see only traced.
-        check_call(**{name: x for name, x in arguments.items() if name not in (*SETTINGS, "platform")})
-        out, lse = over_mesh(_BY_STRATEGY[strategy], arguments, mesh, axis_name, batch_axes, head_axes)
+        check_arguments(arguments)
+        out, lse = over_mesh(
+            _BY_STRATEGY[strategy], arguments, given.mesh, given.axis_name, given.batch_axes, given.head_axes
+        )
     return split(out, leading), split(lse, leading)
 
 
@@ -221,20 +131,19 @@ def _refuse_axes(batch_axes: Any, head_axes: Any, advice: str) -> None:
         refuse("batch_axes and head_axes", got, "None without mesh", advice)
 
 
-def _length_of(name: str, arguments: dict[str, Any]) -> int:
-    """How many rows or keys this device has; of malformed arrays, which are refused later, 0."""
-    shape = getattr(arguments[name], "shape", ())
+def _length_of(x: Any) -> int:
+    """Return how many rows or keys this device has; of a malformed array, which is refused later, 0."""
+    shape = getattr(x, "shape", ())
     return shape[1] if len(shape) == 4 else 0
 
 
 def _on_device(
-    arguments: dict[str, Any], spread: Spread, strategy: str | None
+    arguments: AttentionArguments, spread: Spread, strategy: str | None
 ) -> tuple[jax.Array, jax.Array]:
     """Out and lse of the rows of this device."""
-    choice = chosen(arguments, traits_of(arguments), arguments.pop("platform"))
+    choice = chosen(arguments, traits_of(arguments))
     passes = choice.load()
-    rest = {name: x for name, x in arguments.items() if name not in SETTINGS}
-    call = _placed(check_spread_call(rest, spread), spread)
+    call = _placed(check_spread_call(arguments, spread), spread)
     call, dtypes = widened(reverse_mode_only(_NAME, call))
     call = vary_together(call)
     check_supported(choice)

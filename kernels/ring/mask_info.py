@@ -3,7 +3,6 @@
 Lengths of keys become ranges of keys, which count in the whole sequence on every device.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,34 +10,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attest.kernels.arguments import AttentionArguments
 from attest.kernels.call.options import refuse
 from attest.kernels.masks.call import chunk_argument, order_arguments
-from attest.kernels.masks.given import joined, replaced
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.masks.sizes import Sizes, sizes_of
 from attest.kernels.ring.arguments import Spread, check_parts
+from attest.kernels.with_mask_info import joined, replaced
 
 _MASK = "attention_mask"
 
 
-def with_whole_mask_info(arguments: Mapping[str, Any], mask_info: Any) -> dict[str, Any]:
+def with_whole_mask_info(arguments: AttentionArguments) -> AttentionArguments:
     """Return the arguments of a call of whole arrays, with what a MaskInfo of the whole says added to them.
 
     It is done as `attest.flash_attention` does it, but for lengths of keys.
 
     Raises: ValueError naming the argument.
     """
-    info = joined(arguments, mask_info)
+    info = joined(arguments)
     if info is None:
-        return dict(arguments)
-    query, key = arguments["query"], arguments["key"]
+        return arguments
+    query, key = arguments.query, arguments.key
     batch, rows, heads, _ = query.shape
     sizes_of(info, batch=batch, heads=heads, q_length=rows, kv_length=key.shape[1])
-    alibi = arguments["alibi_slopes"] is not None
+    alibi = arguments.alibi_slopes is not None
     return replaced(arguments, _by_ranges(info, rows).arguments(query, key, alibi=alibi))
 
 
-def with_own_mask_info(arguments: Mapping[str, Any], mask_info: Any, spread: Spread) -> dict[str, Any]:
+def with_own_mask_info(arguments: AttentionArguments, spread: Spread) -> AttentionArguments:
     """Return the arguments of a call on one device, with what a MaskInfo says added to them.
 
     Segment ids, positions and ranges of rows are those of this device. Lengths, offsets and the numbers in
@@ -47,11 +47,11 @@ def with_own_mask_info(arguments: Mapping[str, Any], mask_info: Any, spread: Spr
 
     Raises: ValueError naming the argument, also for chunks of several sizes.
     """
-    _check_masks(arguments, mask_info, spread)
-    info = joined(arguments, mask_info)
+    _check_masks(arguments, spread)
+    info = joined(arguments)
     if info is None:
-        return dict(arguments)
-    sizes = _check_sizes(info, arguments["query"], arguments["key"])
+        return arguments
+    sizes = _check_sizes(info, arguments.query, arguments.key)
     if len(info.chunk_sizes) > 1:
         got = f"chunks of {' and '.join(map(str, info.chunk_sizes))} positions"
         advice = "Pass mesh, or one of them as a mask of this device's rows and all keys."
@@ -68,16 +68,17 @@ def with_own_mask_info(arguments: Mapping[str, Any], mask_info: Any, spread: Spr
             said[name] = jnp.broadcast_to(ids, (sizes.batch, ids.shape[1]))
     if info.chunk_sizes:
         said["chunk_size"] = chunk_argument(info.chunk_sizes[0])
-    placed = bool(info.chunk_sizes) or arguments["alibi_slopes"] is not None
+    placed = bool(info.chunk_sizes) or arguments.alibi_slopes is not None
     return replaced(arguments, said | order_arguments(info, sizes, placed))
 
 
-def _check_masks(arguments: Mapping[str, Any], mask_info: Any, spread: Spread) -> None:
+def _check_masks(arguments: AttentionArguments, spread: Spread) -> None:
     """Refuse masks whose rows and keys are neither a shard's nor all, before they are joined into one."""
-    query, key = arguments["query"], arguments["key"]
+    query, key = arguments.query, arguments.key
+    mask_info: Any = arguments.mask_info
     if not isinstance(mask_info, MaskInfo) or not all(getattr(x, "ndim", 0) == 4 for x in (query, key)):
         return
-    for name, mask in ((_MASK, arguments[_MASK]), (f"mask_info.{_MASK}", mask_info.attention_mask)):
+    for name, mask in ((_MASK, arguments.attention_mask), (f"mask_info.{_MASK}", mask_info.attention_mask)):
         if isinstance(mask, jax.Array | np.ndarray) and 2 <= mask.ndim <= 4:
             check_parts(name, mask, query.shape[1], key.shape[1], spread)
 

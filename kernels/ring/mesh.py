@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
+from attest.kernels.arguments import AttentionArguments, by_name
 from attest.kernels.call.options import refuse, shown
 from attest.kernels.ring.arguments import Spread, check_axis_name
 from attest.kernels.sharding.explicit import Axes, Placement, own_array, own_origin
@@ -39,8 +40,8 @@ _UNIT = 8
 
 
 def over_mesh(
-    run: Callable[[dict[str, Any], Spread], tuple[jax.Array, jax.Array]],
-    arguments: Mapping[str, Any],
+    run: Callable[[AttentionArguments, Spread], tuple[jax.Array, jax.Array]],
+    arguments: AttentionArguments,
     mesh: Any,
     axis_name: Any,
     batch_axes: Any,
@@ -63,15 +64,17 @@ def over_mesh(
         refuse(
             "axis_name", got, "other axes for the sequence, the batch and the heads", "Use each axis once."
         )
-    for name, x in arguments.items():
-        if name in ("query", "key", "value") and getattr(x, "ndim", None) != 4:
+    operands: dict[str, Any] = {"query": arguments.query, "key": arguments.key, "value": arguments.value}
+    for name, x in operands.items():
+        if getattr(x, "ndim", None) != 4:
             refuse(name, f"shape {getattr(x, 'shape', None)}", "4 axes", "Give [B, length, heads, head dim].")
-    check_devices(mesh, arguments["query"])
+    check_devices(mesh, arguments.query)
     devices = mesh.shape[sequence]
-    lengths = {"q": arguments["query"].shape[1], "k": arguments["key"].shape[1]}
+    lengths = {"q": arguments.query.shape[1], "k": arguments.key.shape[1]}
     padded = {kind: _padded(length, devices) for kind, length in lengths.items()}
-    arrays = {name: x for name, x in arguments.items() if isinstance(x, jax.Array | np.ndarray)}
-    static = {name: x for name, x in arguments.items() if name not in arrays}
+    given = by_name(arguments)
+    arrays = {name: x for name, x in given.items() if isinstance(x, jax.Array | np.ndarray)}
+    static = {name: x for name, x in given.items() if name not in arrays}
     ready: dict[str, jax.Array] = {}
     specs: dict[str, PartitionSpec] = {}
     for name, x in arrays.items():
@@ -99,13 +102,13 @@ def over_mesh(
 class _Local:
     """What each device computes. static: the arguments that are no arrays."""
 
-    run: Callable[[dict[str, Any], Spread], tuple[jax.Array, jax.Array]]
+    run: Callable[[AttentionArguments, Spread], tuple[jax.Array, jax.Array]]
     static: tuple[tuple[str, Any], ...]
     spread: Spread
     placement: Placement
 
     def __call__(self, given: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        whole = {**dict(self.static), **given}
+        whole: dict[str, Any] = {**dict(self.static), **given}
         batch, _, heads, _ = whole["query"].shape
         for name in _OF_ENTRIES:
             if getattr(whole.get(name), "ndim", 0) == 1:
@@ -113,7 +116,7 @@ class _Local:
         if whole.get("dropout_prob"):
             # The ring itself counts rows and keys.
             whole["origin"] = own_origin(self.placement, batch, heads, whole.get("origin"))
-        return self.run(whole, self.spread)
+        return self.run(AttentionArguments(**whole), self.spread)
 
 
 @once_for_alike

@@ -38,13 +38,14 @@ from attest.kernels.annotations import (
     Value,
     Weights,
 )
-from attest.kernels.call.call import Call, check_call
-from attest.kernels.call.leading_axes import merged, split
+from attest.kernels.arguments import AttentionArguments, check_arguments, merged
+from attest.kernels.call.call import Call
+from attest.kernels.call.leading_axes import split
 from attest.kernels.call.options import check_dtype, check_flag, refuse, shown
-from attest.kernels.masks.given import with_mask_info
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility.intervals import describe_rows, visible_tile
+from attest.kernels.with_mask_info import with_mask_info
 from attest.kernels.xla.all_pairs import whole_alibi, whole_keep_mask
 from attest.kernels.xla.tiles import capped, grouped_sinks, scaled_products
 
@@ -116,35 +117,36 @@ def attention(
     if drops and dropout_seed is None and dropout_rng is not None:
         dropout_seed = _seed_of_key(dropout_rng)
     arguments, leading = merged(
-        {
-            "query": query,
-            "key": key,
-            "value": value,
-            "attention_mask": attention_mask,
-            "bias": bias,
-            "softmax_scale": softmax_scale,
-            "dropout_prob": dropout_prob if drops else 0.0,
-            "causal": causal,
-            "dropout_seed": dropout_seed,
-            "cum_seqlens_q": cum_seqlens_q,
-            "cum_seqlens_k": cum_seqlens_k,
-            "sliding_window": sliding_window,
-            "logits_soft_cap": logits_soft_cap,
-            "softmax_aux": softmax_aux,
-            "q_segment_ids": q_segment_ids,
-            "kv_segment_ids": kv_segment_ids,
-            "q_offset": q_offset,
-            "q_positions": q_positions,
-            "kv_positions": kv_positions,
-            "origin": origin,
-            "chunk_size": chunk_size,
-            "kv_start": kv_start,
-            "kv_end": kv_end,
-            "alibi_slopes": alibi_slopes,
-            "dropout_shared": dropout_shared,
-        }
+        AttentionArguments(
+            query=query,
+            key=key,
+            value=value,
+            attention_mask=attention_mask,
+            bias=bias,
+            softmax_scale=softmax_scale,
+            dropout_prob=dropout_prob if drops else 0.0,
+            causal=causal,
+            dropout_seed=dropout_seed,
+            cum_seqlens_q=cum_seqlens_q,
+            cum_seqlens_k=cum_seqlens_k,
+            sliding_window=sliding_window,
+            logits_soft_cap=logits_soft_cap,
+            softmax_aux=softmax_aux,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_offset=q_offset,
+            q_positions=q_positions,
+            kv_positions=kv_positions,
+            origin=origin,
+            chunk_size=chunk_size,
+            kv_start=kv_start,
+            kv_end=kv_end,
+            alibi_slopes=alibi_slopes,
+            dropout_shared=dropout_shared,
+            mask_info=mask_info,
+        )
     )
-    call = check_call(**with_mask_info(arguments, mask_info))
+    call = check_arguments(with_mask_info(arguments))
     out_dtype = call.query.dtype.name if dtype is None else check_dtype("dtype", dtype)
     wide = "float32" if softmax_dtype is None else check_dtype("softmax_dtype", softmax_dtype)
     out, weights = _attend(out_dtype, wide, vary_together(call))
