@@ -48,7 +48,7 @@ _TESTS_OF_THE_SUITE = (
     "tests/conformance/cli/test_usage.py",
     "tests/conformance/judging",
     "tests/conformance/running/test_judge.py",
-    "tests/kernels/test_xla_features.py",
+    "tests/kernels/xla/test_features.py",
     "tests/reports/test_compare.py",
     "tests/reports/test_html.py",
     "tests/reports/test_junit.py",
@@ -60,9 +60,9 @@ _TESTS_OF_TRITON = (
     "tests/adapters/test_equinox.py",
     "tests/adapters/test_flax_linen.py",
     "tests/adapters/test_flax_nnx.py",
-    "tests/kernels/test_triton_blocks.py",
-    "tests/kernels/test_triton_launch.py",
-    "tests/kernels/test_triton_spec.py",
+    "tests/kernels/triton/test_blocks.py",
+    "tests/kernels/triton/test_launch.py",
+    "tests/kernels/triton/test_spec.py",
 )
 
 # A CPU of eight devices.

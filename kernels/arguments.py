@@ -151,6 +151,7 @@ def with_arguments[**P, A, R](record: Callable[P, A]) -> Callable[[Callable[[A],
 
         returned = signature(function).return_annotation
         public: Any = call
+        del public.__wrapped__  # the function of a record is no public form of it
         public.__signature__ = parameters.replace(return_annotation=returned)
         public.__annotations__ = {x.name: x.annotation for x in parameters.parameters.values()}
         public.__annotations__["return"] = returned

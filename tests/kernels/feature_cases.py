@@ -9,7 +9,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from kernel_cases import normal, plain_attention, qkv, split_options
+
+from tests.kernels.kernel_cases import normal, plain_attention, qkv, split_options
 
 HIDING_BIAS = jnp.where(normal(2, 1, 1, 50, seed=3) < -0.8, -jnp.inf, normal(2, 1, 1, 50, seed=4))
 SEGMENTS = {

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_cases import normal, qkv
 
 from attest import flash_attention
 from attest.kernels import xla
@@ -17,6 +16,7 @@ from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import MOSAIC_GPU, PALLAS_TPU, TRITON, XLA
 from attest.kernels.triton.target import recorded
 from tests.kernels.interpreted import needs_compiler
+from tests.kernels.kernel_cases import normal, qkv
 
 pytestmark = needs_compiler
 

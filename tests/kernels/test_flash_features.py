@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from feature_cases import DROPOUT, FEATURES, KEY_POSITIONS, assert_close, expected, problem
-from implementations import XLA_KERNELS, all_kernels, flash_kernels
-from kernel_cases import normal, plain_attention, qkv
+
+from tests.kernels.feature_cases import DROPOUT, FEATURES, KEY_POSITIONS, assert_close, expected, problem
+from tests.kernels.implementations import XLA_KERNELS, all_kernels, flash_kernels
+from tests.kernels.kernel_cases import normal, plain_attention, qkv
 
 
 @functools.cache

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from implementations import all_kernels, flash_kernels
-from kernel_cases import keep, normal, qkv, visible_pairs
+
+from tests.kernels.implementations import all_kernels, flash_kernels
+from tests.kernels.kernel_cases import keep, normal, qkv, visible_pairs
 
 D_OUT, D_LSE = normal(1, 40, 4, 16, seed=8), normal(1, 4, 40, seed=9)
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from implementations import MATERIALISED, TRITON, WHOLE, XLA
-from kernel_cases import normal, qkv
 
 from attest.kernels.numerics.exponents import HUGE
+from tests.kernels.implementations import MATERIALISED, TRITON, WHOLE, XLA
 from tests.kernels.interpreted import needs_interpreter
+from tests.kernels.kernel_cases import normal, qkv
 
 # As nox compiles the other tests, no multiplication is fused with a subtraction.
 OPTIMIZED = {"xla_backend_optimization_level": 3}

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from implementations import all_kernels, flash_kernels
 from jax.sharding import PartitionSpec as P
-from kernel_cases import normal, qkv
 
 from attest.kernels import differentiate as shared
+from tests.kernels.implementations import all_kernels, flash_kernels
+from tests.kernels.kernel_cases import normal, qkv
 
 SINKS, BIAS = normal(4, 1), normal(1, 4, 1, 50)
 COTANGENT = normal(2, 40, 4, 16, seed=5)

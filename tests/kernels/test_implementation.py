@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_cases import qkv
 
 from attest import flash_attention, flash_attention_with_lse
 from attest.kernels import xla
 from attest.kernels.implementation import Backward, Capabilities, Forward, Implementation, Passes
 from attest.kernels.visibility.intervals import describe_rows
+from tests.kernels.kernel_cases import qkv
 
 
 def _weights(call):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from kernel_cases import normal
 
 from attest import flash_attention
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import PALLAS_TPU, XLA
 from attest.kernels.xla import attention
 from tests.kernels.interpreted import needs_compiler
+from tests.kernels.kernel_cases import normal
 
 pytestmark = needs_compiler
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from kernel_cases import normal
 
 from attest.kernels import flash_attention_with_lse
 from attest.kernels.ring import ring_attention_with_lse
+from tests.kernels.kernel_cases import normal
 
 DEVICES = 8
 BATCH, HEADS, KEY_HEADS, DIM, VALUE_DIM = 2, 4, 2, 16, 8

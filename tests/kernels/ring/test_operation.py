@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from kernel_cases import normal
 
 from attest.kernels import flash_attention, xla
 from attest.kernels.operations import FlashAttentionConfig, FwdParams, RingAttention, create_default_executor
+from tests.kernels.kernel_cases import normal
 
 DEVICES = 4
 here = pytest.mark.process(devices=DEVICES)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from kernel_cases import normal
 
 from attest.kernels.ring import ring_attention
+from tests.kernels.kernel_cases import normal
 
 DEVICES = 4
 here = pytest.mark.process(devices=DEVICES)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from kernel_cases import normal
 
 from attest.kernels import flash_attention_with_lse
 from attest.kernels.ring import passes as ring_passes
 from attest.kernels.ring import ring_attention, ring_attention_with_lse
 from attest.kernels.xla.blocks import ChunkSizes
+from tests.kernels.kernel_cases import normal
 from tests.kernels.ring import ring_cases
 from tests.kernels.ring.ring_cases import (
     HEADS,

@@ -12,12 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from kernel_cases import normal
 
 from attest.kernels import flash_attention_with_lse
 from attest.kernels.operations import MaskInfo, RingAttention, create_default_executor
 from attest.kernels.ring import ring_attention, ring_attention_with_lse
 from tests.kernels.drawn_masks import built, drawn
+from tests.kernels.kernel_cases import normal
 from tests.kernels.ring.ring_cases import STRATEGIES, assert_same, both_passes, mesh_of
 
 DEVICES = 2

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from kernel_cases import normal
 
 from attest.kernels import flash_attention_with_lse, xla
 from attest.kernels.ring import ring_attention, ring_attention_with_lse
+from tests.kernels.kernel_cases import normal
 from tests.kernels.ring.ring_cases import (
     BATCH,
     HEADS,

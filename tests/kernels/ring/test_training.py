@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import gpt
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from attest.kernels.ring import attention, pairs
 from attest.kernels.ring.arguments import STRATEGIES
 from attest.kernels.xla.blocks import ChunkSizes
+from tests.kernels.ring import gpt
 
 LIMITS = tomllib.loads((Path(__file__).parent / "training.toml").read_text())
 DEVICES = 8

@@ -1,0 +1,72 @@
+"""What accelerators run of `xla`, on this device: how a call is cut, and that float16 does not overflow."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attest.conformance.subject import find
+from attest.kernels.call.call import check_call
+from attest.kernels.xla import flash_attention_with_lse, pieces, whole
+from tests.kernels.kernel_cases import qkv
+
+
+def cuts(limits, **options):
+    """The rows and keys of each kind of piece, and how many there are."""
+    call = check_call(*qkv(batch=2, q_length=64, k_length=64), **options)
+    limits = {**pieces.LIMITS, "part_rows": 8, "alignment": 8, **limits}
+    blocks = pieces._blocks(call, whole.rows_of(call), limits["forward_logits"], limits, whole_keys=True)
+    return [(x.first.row, x.first.rows, x.first.key, x.first.keys, x.counts) for x in blocks]
+
+
+def test_a_call_that_fits_is_one_piece():
+    assert cuts({}) == [(0, 64, 0, 64, (1, 1, 1))]
+
+
+def test_causal_order_cuts_rows_into_parts_with_their_own_keys():
+    assert cuts({}, causal=True) == [(16 * i, 16, 0, 16 * (i + 1), (1, 1, 1)) for i in range(4)]
+
+
+def test_entries_are_cut_before_rows():
+    heads = 4
+    assert cuts({"forward_logits": heads * 64 * 64}) == [(0, 64, 0, 64, (2, 1, 1))]
+    assert cuts({"forward_logits": heads * 16 * 64}) == [(0, 16, 0, 64, (2, 4, 1))]
+
+
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"sliding_window": (9, 3)}, {"dropout_prob": 0.3, "dropout_seed": 4}]
+)
+def test_pieces_and_tiles_agree(options):
+    arrays = qkv(q_length=40, k_length=52)
+    got, want = (
+        jax.vjp(lambda *x, call=call: call(*x, **options)[0], *arrays)
+        for call in (find("xla.pieces").call, flash_attention_with_lse)
+    )
+    np.testing.assert_allclose(got[0], want[0], atol=1e-5)
+    for a, b in zip(got[1](want[0]), want[1](want[0]), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.parametrize("k_length", [29, 33, 64])
+def test_gradients_of_queries_add_up_over_keys_cut_in_uneven_pieces(k_length):
+    arrays = [x.astype(jnp.bfloat16) for x in qkv(q_length=40, k_length=k_length)]
+    got, want = (
+        jax.vjp(lambda *x, call=call: call(*x)[0], *arrays)
+        for call in (find("xla.pieces").call, flash_attention_with_lse)
+    )
+    for a, b in zip(got[1](want[0]), want[1](want[0]), strict=True):
+        np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), atol=0.03)
+
+
+def test_gradients_of_float16_do_not_overflow_before_they_are_rounded():
+    """dS of 1e6 is finite times a small key, and so is its scaled product."""
+    query, key, value = (x.astype(jnp.float16) for x in qkv(q_length=8, k_length=8))
+    query, key, value = query * 1e-3, key * 1e-3, value * 1000
+    _, pull = jax.vjp(lambda *x: find("xla.pieces").call(*x)[0], query, key, value)
+    _, exact = jax.vjp(
+        lambda *x: flash_attention_with_lse(*x)[0], *(x.astype(jnp.float32) for x in (query, key, value))
+    )
+    d_out = jnp.full(query.shape[:3] + value.shape[3:], 1000, jnp.float16)
+    for a, b in zip(pull(d_out), exact(d_out.astype(jnp.float32)), strict=True):
+        assert np.isfinite(a).all()
+        np.testing.assert_allclose(a.astype(jnp.float32), b, rtol=0.05, atol=0.02 * float(jnp.abs(b).max()))
