@@ -18,7 +18,7 @@ nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["tests"]
 
 # What pyright checks.
-_PACKAGES = ("attest", "reference", "kernels", "conformance", "reports")
+_PACKAGES = ("attest", "reference", "kernels", "conformance", "reports", "benchmarks")
 
 # With libtpu and the plugin for CUDA installed, to compile by, JAX would look for a TPU and for NVIDIA's
 # libraries, and say at length that there are none.
@@ -174,8 +174,9 @@ def docs(session: nox.Session) -> None:
 @nox.session(default=False)
 def benchmarks(session: nox.Session) -> None:
     """Speed and memory beside jax.nn, in one run, against benchmarks/targets.toml."""
-    _install(session, "bench")
-    session.run("pytest", "benchmarks", *session.posargs)
+    _install(session)
+    out = session.create_tmp()
+    session.run("python", "-m", "benchmarks.cpu", "--out", out, *session.posargs)
 
 
 @nox.session(default=False)

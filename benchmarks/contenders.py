@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 import jax
 
 from attest.conformance.peers import ejkernel, jax_nn, tokamax
 from attest.conformance.subject import Subject
-from benchmarks.gpu.workload import Attend, Inputs, Workload, options
+from benchmarks.workload import FORWARD, Attend, Inputs, Workload, gradients, options
 
 # Ours: a report judges one of them, and may time the others beside it. "auto" is a call that names none.
 KERNELS = {
@@ -70,8 +71,8 @@ CONTENDERS: dict[str, Callable[[Workload], Attend]] = {
     **{name: partial(peer, subject) for name, subject in PEERS.items()},
 }
 
-# cuDNN captures a CUDA graph when it compiles; modules that other threads load meanwhile break the capture.
-COMPILED_ALONE = frozenset({"cudnn"})
 
-# Those whose versions a report names.
-DISTRIBUTIONS = ("jax", "jaxlib", "triton", "jax-triton", "nvidia-cudnn-cu13", "tokamax", "ejkernel")
+def program(contender: str, workload: Workload, direction: str) -> Callable[[Inputs], Any]:
+    """Return what a contender computes of a workload: the output, or the gradients."""
+    attend = CONTENDERS[contender](workload)
+    return attend if direction == FORWARD else gradients(attend)
