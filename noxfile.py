@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import nox
@@ -175,8 +176,8 @@ def docs(session: nox.Session) -> None:
 def benchmarks(session: nox.Session) -> None:
     """Speed and memory beside jax.nn, in one run, against benchmarks/targets.toml."""
     _install(session)
-    out = session.create_tmp()
-    session.run("python", "-m", "benchmarks.cpu", "--out", out, *session.posargs)
+    with TemporaryDirectory() as out:
+        session.run("python", "-m", "benchmarks.cpu", "--out", out, *session.posargs)
 
 
 @nox.session(default=False)

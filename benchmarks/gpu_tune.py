@@ -2,7 +2,7 @@
 
     python3 -m benchmarks.gpu_tune --out FOLDER
 
-It tries what gpu_tune.toml lists, a row for each kernel and workload, and prints the best of each row.
+It tries what gpu_tune.toml lists, a row for each kernel and workload, and shows the best of each row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +33,7 @@ _TEXT = "Medians of calls in bfloat16, candidates in turns. Block sizes are quer
 
 def main(out: Out, rows: Rows = "", processes: Processes = 1, part: Part = "", meet: Meet = None) -> None:
     """Time every candidate of gpu_tune.toml, one sweep after the other."""
-    report = runner.run(benchmark(targets.read(CANDIDATES)), out, rows, processes, part, meet)
-    print(best_table(report.results))
+    runner.run(benchmark(targets.read(CANDIDATES)), out, rows, processes, part, meet)
 
 
 def benchmark(data: Mapping[str, Any]) -> Benchmark:
@@ -56,7 +55,7 @@ def benchmark(data: Mapping[str, Any]) -> Benchmark:
         "gpu_tune",
         "gpu_tune",
         rows,
-        Layout("Block sizes of the Triton kernels", _TEXT, (MILLISECONDS,)),
+        Layout("Block sizes of the Triton kernels", _TEXT, (MILLISECONDS,), best_table),
         partial(measure, timing=Timing(**data["timing"])),
         partial(prepare, program=partial(program, sizes)),
     )

@@ -32,7 +32,7 @@ class Run:
     device: str
     versions: Mapping[str, str]
 
-    def items(self) -> dict[str, str]:
+    def about(self) -> dict[str, str]:
         """Return everything by its name."""
         return {"date": self.date, "commit": self.commit, "device": self.device, **self.versions}
 
@@ -206,7 +206,7 @@ class ReportFile:
             _drop_broken_line(path)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._append({"schema": SCHEMA, "about": run.items()})
+        self._append({"schema": SCHEMA, "about": run.about()})
 
     def add(self, result: Result) -> None:
         """Append one result, and hand it to the disk."""
@@ -298,7 +298,7 @@ def _run(line: str, path: Path) -> Run:
 
 def _refuse_other(path: Path, run: Run) -> None:
     with path.open(encoding="utf-8") as file:
-        before, now = _run(file.readline(), path).items(), run.items()
+        before, now = _run(file.readline(), path).about(), run.about()
     for name in {**before, **now}:
         # A resumed benchmark has another date than the one before it.
         if name != "date" and before.get(name) != now.get(name):

@@ -17,11 +17,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """The heading of a report, a paragraph on what was measured, and the columns of its table of values."""
+    """The heading of a report, a paragraph on what was measured, and the columns of its table of values.
+
+    best: a table of a benchmark that has no targets.
+    """
 
     title: str
     text: str
     columns: tuple[Column, ...]
+    best: Callable[[Sequence[Result]], str] | None = None
 
 
 def _milliseconds(_result: Result, _label: str, found: Samples) -> str:
@@ -57,11 +61,11 @@ def as_markdown(report: Report, layout: Layout) -> str:
     means = _means(report.results)
     parts = [
         f"# {layout.title}",
-        "\n".join(f"- {name}: {value}" for name, value in report.run.items().items()),
+        "\n".join(f"- {name}: {value}" for name, value in report.run.about().items()),
         layout.text,
     ]
-    if any(result.row.targets for result in report.results):
-        parts += ["## Targets", targets_table(report.results)]
+    if summary := summarized(report, layout):
+        parts += ["## Targets" if layout.best is None else "## Best", summary]
     if means:
         parts += [
             "## Geometric means",
@@ -77,6 +81,13 @@ def as_markdown(report: Report, layout: Layout) -> str:
             table(("row", "state"), states),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def summarized(report: Report, layout: Layout) -> str:
+    """Return the table of targets, or of what is best; nothing where there is neither."""
+    if layout.best is not None:
+        return layout.best(report.results)
+    return targets_table(report.results) if any(it.row.targets for it in report.results) else ""
 
 
 def targets_table(results: Iterable[Result]) -> str:

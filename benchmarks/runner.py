@@ -21,7 +21,7 @@ from attest.conformance.files import write_text
 from benchmarks.processes import part_of, run_parts, turn, wait_for_all
 from benchmarks.progress import progress
 from benchmarks.record import Measured, Report, ReportFile, Result, Row, read_report
-from benchmarks.report import Layout, as_markdown, targets_table
+from benchmarks.report import Layout, as_markdown, summarized
 from benchmarks.state import watched
 from benchmarks.timing import Prepared, this_run
 
@@ -67,9 +67,13 @@ def run(
     part: str = "",
     meet: Path | None = None,
 ) -> Report:
-    """Measure the rows that the file in `out` does not hold yet, write the report, and print the targets."""
+    """Measure the rows that the file in `out` does not hold yet, write the report, and print a summary."""
     _need(benchmark)
-    todo = [row for row in benchmark.rows if rows in row.title]
+    if not (todo := matching(benchmark, rows)):
+        title = benchmark.rows[0].title
+        raise SystemExit(
+            f"--rows {rows}: no row has this in its title; expected a part of one, as of {title}"
+        )
     try:
         file = ReportFile(out / f"{benchmark.file}.jsonl", this_run())
         if meet is not None:
@@ -83,9 +87,13 @@ def run(
     except ValueError as error:
         raise SystemExit(str(error)) from error
     _write(benchmark, file)
-    if any(result.row.targets for result in report.results):
-        print(targets_table(report.results))
+    print(summarized(report, benchmark.layout))
     return report
+
+
+def matching(benchmark: Benchmark, rows: str) -> list[Row]:
+    """Return the rows whose title contains a text."""
+    return [row for row in benchmark.rows if rows in row.title]
 
 
 def _need(benchmark: Benchmark) -> None:

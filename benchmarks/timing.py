@@ -33,7 +33,6 @@ REASON_LENGTH = 160  # of an error, enough to recognize it in a table
 # ptxas is a process of its own, so that threads run it in parallel.
 COMPILE_THREADS = min(8, os.cpu_count() or 1)
 
-
 # Those whose versions a record names.
 _DISTRIBUTIONS = ("jax", "jaxlib", "triton", "jax-triton", "nvidia-cudnn-cu13", "tokamax", "ejkernel")
 
@@ -130,10 +129,15 @@ def measure(row: Row, prepared: Prepared, timing: Timing) -> Measured:
 
 def measure_each(row: Row, take: Callable[[Row, Entry], Sequence[float]]) -> Measured:
     """Return what `take` finds of every entry, one after the other, or why there is nothing."""
-    return {
-        label: attempt(lambda entry=entry: Samples(tuple(take(row, entry))))
-        for label, entry in row.entries.items()
-    }
+
+    def samples(entry: Entry) -> Samples:
+        values = tuple(take(row, entry))
+        # JSON has neither NaN nor inf.
+        if not all(map(math.isfinite, values)):
+            raise ValueError("a value is not finite")
+        return Samples(values)
+
+    return {label: attempt(partial(samples, entry)) for label, entry in row.entries.items()}
 
 
 def _apart(theirs: Call, ours: Call) -> float:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from benchmarks import cpu, gpu_compile, gpu_speed, gpu_tune, ring_speed, ring_training, runner, targets
 from benchmarks.contenders import CONTENDERS
 from benchmarks.record import OURS, SECONDS, Absent, Result, Samples, read_report
-from benchmarks.timing import Timing
+from benchmarks.timing import Timing, measure_each
 from tests.reports.test_gpu_rows import anywhere
 
 DATA = targets.read(targets.CPU)
@@ -109,6 +110,7 @@ def test_a_missed_target_is_the_exit_status(monkeypatch: pytest.MonkeyPatch, tmp
     result = invoke(cpu, "--out", tmp_path, "--rows", "full, forward")
     assert result.exit_code == 1
     assert re.search(r"\| MISSED +\|", result.output)
+    assert {it.stem for it in tmp_path.iterdir()} == {"cpu_small"}
 
 
 @pytest.mark.process(TRITON_INTERPRET="1")
@@ -146,6 +148,22 @@ def test_trainings_are_compared_with_one_device(monkeypatch: pytest.MonkeyPatch,
     assert cells == ["1.125", "1.2e-01"]
     assert results[0].measured["ulysses, 2 devices"] == Absent("NotImplementedError: no heads")
     assert ring_training.plot(results).count("loss on one device") == len(rows)
+
+
+def test_a_value_that_is_not_finite_is_absent() -> None:
+    row = ring_training.benchmark().rows[0]
+    measured = measure_each(row, lambda _, entry: [1.0, math.nan if entry.devices == 8 else 2.0])
+    assert measured["ring, 8 devices"] == Absent("ValueError: a value is not finite")
+    assert measured["ring, 4 devices"] == Samples((1.0, 2.0))
+
+
+def test_a_text_that_is_in_no_title_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    anywhere(monkeypatch)
+    with pytest.raises(
+        SystemExit, match=r"^--rows window: no row has this in its title; .* of 4096 tokens, "
+    ):
+        cpu.main(tmp_path, rows="window")
+    assert not list(tmp_path.iterdir())
 
 
 def test_values_that_are_no_times_are_written_with_their_unit(tmp_path) -> None:

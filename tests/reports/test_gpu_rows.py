@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from attest.conformance.running import environment as run_environment
 from attest.kernels import xla
@@ -315,10 +316,13 @@ def test_processes_measure_every_row_once(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert (module, parts) == ("benchmarks.gpu_speed", 2)
         assert arguments == ("--kernels", "triton", "--contenders", "ours", "--rows", "forward +")
         outs = [folder / f"part{i}" for i in (1, 2)]
-        given = {"kernels": "triton", "rows": "forward +", "contenders": "ours", "meet": folder}
+        app = typer.Typer()
+        app.command()(gpu_speed.main)
+        command = typer.main.get_command(app)
         with ThreadPoolExecutor() as pool:
             for i, out in enumerate(outs):
-                pool.submit(gpu_speed.main, out, **given, part=f"{i + 1}/2")
+                its = ("--part", f"{i + 1}/2", "--meet", str(folder), "--out", str(out))
+                pool.submit(command.main, [*arguments, *its], standalone_mode=False)
         return outs
 
     run = benchmark(monkeypatch, tmp_path)
