@@ -50,7 +50,8 @@ def peer(subject: Subject, workload: Workload) -> Attend:
     reason = subject.why_not_here(jax.default_backend()) or subject.why_not(workload.case)
     placed = workload.causal or workload.window is not None
     if reason is None and placed and workload.length != workload.keys:
-        reason = _why_not_aligned(subject)
+        aligned = subject.semantics.causal == "bottom_right"
+        reason = None if aligned else "aligns the first query with the first key"
     if reason is not None:
         raise NotImplementedError(reason)
 
@@ -60,10 +61,6 @@ def peer(subject: Subject, workload: Workload) -> Attend:
         return result[0] if subject.returns_lse else result
 
     return attend
-
-
-def _why_not_aligned(subject: Subject) -> str | None:
-    return None if subject.semantics.causal == "bottom_right" else "aligns the first query with the first key"
 
 
 CONTENDERS: dict[str, Callable[[Workload], Attend]] = {

@@ -112,11 +112,6 @@ class Target:
         return f"{'>=' if self.kind == 'speed' else '<='} {self.bound:g}{'' if self.kind == 'value' else 'x'}"
 
 
-def titled(name: str, direction: str) -> str:
-    """Return the title of a row: its name and its direction in words."""
-    return f"{name}, {direction.replace('_', ' + ')}" if direction else name
-
-
 @dataclass(frozen=True)
 class Row:
     """What is measured side by side: contenders and their workloads by label."""
@@ -130,7 +125,8 @@ class Row:
 
     @property
     def title(self) -> str:
-        return titled(self.name, self.direction)
+        """The name, and the direction in words."""
+        return f"{self.name}, {self.direction.replace('_', ' + ')}" if self.direction else self.name
 
     @property
     def key(self) -> tuple[Any, ...]:

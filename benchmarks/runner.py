@@ -34,11 +34,6 @@ Part = Annotated[str, typer.Option(help="i/n: the rows of one of the processes."
 Meet = Annotated[Path | None, typer.Option(help="Where the processes meet.", hidden=True)]
 
 
-def nothing(_rows: Sequence[Row]) -> Prepared:
-    """Prepare nothing."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Benchmark:
     """What is measured, and how it is reported.
@@ -53,7 +48,7 @@ class Benchmark:
     rows: Sequence[Row]
     layout: Layout
     measure: Callable[[Row, Prepared], Measured]
-    prepare: Callable[[Sequence[Row]], Prepared] = nothing
+    prepare: Callable[[Sequence[Row]], Prepared] = lambda _: {}
     platform: str = "gpu"
     devices: int = 1
     arguments: tuple[str, ...] = ()

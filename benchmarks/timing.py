@@ -122,7 +122,7 @@ def measure(row: Row, prepared: Prepared, timing: Timing) -> Measured:
             found[label] = values
             continue
         first = firsts.setdefault(row.entries[label].workload, label)
-        apart = None if first == label else attempt(partial(_apart, runs[label], runs[first]))
+        apart = None if first == label else attempt(partial(difference, runs[label], runs[first]))
         found[label] = apart if isinstance(apart, Absent) else Samples(values, apart, by_device)
     return found
 
@@ -140,13 +140,13 @@ def measure_each(row: Row, take: Callable[[Row, Entry], Sequence[float]]) -> Mea
     return {label: attempt(partial(samples, entry)) for label, entry in row.entries.items()}
 
 
-def _apart(theirs: Call, ours: Call) -> float:
-    return float(difference(theirs(), ours()))
+def difference(theirs: Call, ours: Call) -> float:
+    """Return the largest ||a - b|| / ||b|| among the outputs or gradients of two calls."""
+    return float(_difference(theirs(), ours()))
 
 
 @jax.jit
-def difference(theirs: Any, ours: Any) -> jax.Array:
-    """Return the largest ||a - b|| / ||b|| among the outputs or gradients."""
+def _difference(theirs: Any, ours: Any) -> jax.Array:
 
     def one(a: jax.Array, b: jax.Array) -> jax.Array:
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
