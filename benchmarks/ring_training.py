@@ -46,8 +46,12 @@ def benchmark() -> Benchmark:
     entries |= {f"blocks of {block}": Entry(f"blocks {block}") for block in BLOCKS}
     rows = [Row(dtype, "", entries, unit="loss") for dtype in ("float32", "bfloat16")]
     last = Column("last loss", lambda _result, _label, found: f"{found.values[-1]:.8g}")
-    far = Column("largest |loss / loss on one device - 1|", lambda *cell: f"{distances(*cell).max():.1e}")
-    layout = Layout("Training with ring attention", f"The losses of {gpt.STEPS} steps.", (last, far))
+    far = Column("largest distance from one device", lambda *cell: f"{distances(*cell).max():.1e}")
+    layout = Layout(
+        "Training with ring attention",
+        f"The losses of {gpt.STEPS} steps, and how far they are from those on one device, relative to these.",
+        (last, far),
+    )
     return Benchmark(
         "ring_training", "ring_training", rows, layout, measure, platform="cpu", devices=max(DEVICES)
     )
