@@ -14,6 +14,7 @@ import jax
 import typer
 
 from attest.conformance.files import write_text
+from attest.kernels.arguments import AttentionArguments
 from attest.kernels.choice.fastest import TABLE, sizes_of
 from benchmarks.record import Report, read_report
 from benchmarks.workload import DIRECTIONS, Workload, draw, options
@@ -63,8 +64,8 @@ def _sizes(workload: Workload) -> dict[str, Any]:
     found: list[Any] = []
 
     def look(inputs: Mapping[str, Any]) -> None:
-        arrays = {name: inputs[name] for name in ("query", "key", "value")}
-        given = {**arrays, **options(workload, dict(inputs)), "normalize_output": True}
+        arrays = (inputs[name] for name in ("query", "key", "value"))
+        given = AttentionArguments(*arrays, **options(workload, dict(inputs)))
         found.append(sizes_of(given, workload.dropout > 0))
 
     jax.eval_shape(look, inputs)
