@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,22 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import cpu, gpu_compile, gpu_speed, gpu_tune, ring_speed, ring_training, runner, targets
+from benchmarks import (
+    cpu,
+    gpu_compile,
+    gpu_speed,
+    gpu_tune,
+    ring_speed,
+    ring_training,
+    runner,
+    targets,
+    timing,
+)
 from benchmarks.contenders import CONTENDERS
-from benchmarks.record import OURS, SECONDS, Absent, Result, Samples, read_report
+from benchmarks.record import OURS, SECONDS, Absent, Entry, Report, Result, Row, Samples, read_report
+from benchmarks.report import MILLISECONDS, Layout, as_markdown
 from benchmarks.timing import Timing, measure_each
+from benchmarks.workload import FORWARD
 from tests.reports.test_gpu_rows import anywhere
 
 DATA = targets.read(targets.CPU)
@@ -164,6 +177,35 @@ def test_a_text_that_is_in_no_title_is_refused(monkeypatch: pytest.MonkeyPatch, 
     ):
         cpu.main(tmp_path, rows="window")
     assert not list(tmp_path.iterdir())
+
+
+def test_short_calls_have_the_time_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Row("short", FORWARD, {"a": Entry("a"), "b": Entry("b")})
+    prepared = {(entry, FORWARD): lambda: jax.numpy.ones(3) for entry in row.entries.values()}
+    monkeypatch.setattr(timing, "device_seconds", lambda run, timing: (1e-5,))
+    by_device = timing.measure(row, prepared, Timing(1, 1e-9, device_time_below=1e9))
+    assert by_device == {"a": Samples((1e-5,), None, True), "b": Samples((1e-5,), 0.0, True)}
+    by_clock = timing.measure(row, prepared, Timing(1, 1e-9, device_time_below=0.0))
+    assert not any(it.by_device for it in by_clock.values())
+    cells = [MILLISECONDS.cell(Result(row, it), "a", it["a"]) for it in (by_device, by_clock)]
+    assert cells[0] == "0.010 (device)"
+    assert not cells[1].endswith("(device)")
+
+
+def test_geometric_means_are_of_rows_that_have_both() -> None:
+    row = Row("row", FORWARD, {name: Entry(name) for name in (OURS, "slow", "gone")})
+    gone = Absent("no wheel")
+    results = (
+        Result(row, {OURS: Samples((1.0,)), "slow": Samples((2.0,)), "gone": gone}),
+        Result(row, {OURS: Samples((1.0,)), "slow": Samples((8.0,)), "gone": Samples((1.0,))}),
+        Result(row, {OURS: gone, "slow": Samples((100.0,)), "gone": Samples((1.0,))}),
+        Result(replace(row, unit="bytes"), dict.fromkeys(row.entries, Samples((1.0,)))),
+    )
+    text = as_markdown(Report(runner.this_run(), results), Layout("Toys", "In turns.", (MILLISECONDS,)))
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert ["forward", "slow", "4.00x", "2.00x", "2"] in lines
+    assert ["forward", "gone", "1.00x", "1.00x", "1"] in lines
+    assert ["forward", "the fastest of them", "1.41x", "1.00x", "2"] in lines
 
 
 def test_values_that_are_no_times_are_written_with_their_unit(tmp_path) -> None:
