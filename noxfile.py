@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import nox
@@ -18,7 +19,7 @@ nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["tests"]
 
 # What pyright checks.
-_PACKAGES = ("attest", "reference", "kernels", "conformance", "reports")
+_PACKAGES = ("attest", "reference", "kernels", "conformance", "reports", "benchmarks")
 
 # With libtpu and the plugin for CUDA installed, to compile by, JAX would look for a TPU and for NVIDIA's
 # libraries, and say at length that there are none.
@@ -174,8 +175,9 @@ def docs(session: nox.Session) -> None:
 @nox.session(default=False)
 def benchmarks(session: nox.Session) -> None:
     """Speed and memory beside jax.nn, in one run, against benchmarks/targets.toml."""
-    _install(session, "bench")
-    session.run("pytest", "benchmarks", *session.posargs)
+    _install(session)
+    with TemporaryDirectory() as out:
+        session.run("python", "-m", "benchmarks.cpu", "--out", out, *session.posargs)
 
 
 @nox.session(default=False)

@@ -14,10 +14,10 @@ import jax
 import typer
 
 from attest.conformance.files import write_text
+from attest.kernels.arguments import AttentionArguments
 from attest.kernels.choice.fastest import TABLE, sizes_of
-from benchmarks.gpu.rows import Report, read_report
-from benchmarks.gpu.targets import Times
-from benchmarks.gpu.workload import DIRECTIONS, Workload, draw, options
+from benchmarks.record import Report, read_report
+from benchmarks.workload import DIRECTIONS, Workload, draw, options
 
 _OURS = "our_"
 
@@ -30,7 +30,7 @@ def main(
     report = read_report(file)
     text = table.read_text()
     head = text[: text.index("[[calls]]")] if "[[calls]]" in text else text
-    device = report.about["device"]
+    device = report.run.device
     others = [row for row in tomllib.loads(text).get("calls", ()) if row["device"] != device]
     rows = [*others, *measured_calls(report)]
     write_text(table, head + "\n".join(map(_as_toml, rows)))
@@ -41,14 +41,14 @@ def measured_calls(report: Report) -> list[dict[str, Any]]:
     """Return a row for each workload that several implementations of ours were timed on, forward and both."""
     times: dict[str, dict[str, dict[str, float]]] = {}
     workloads: dict[str, Workload] = {}
-    for row, measured in report.rows:
-        for label, it in measured.items():
-            contender, workload = row.entries[label]
-            if contender.startswith(_OURS) and contender != "our_auto" and isinstance(it, Times):
-                workloads[row.name] = workload
-                of_contender = times.setdefault(row.name, {}).setdefault(contender.removeprefix(_OURS), {})
-                of_contender[row.direction] = 1e3 * it.seconds
-    about = {name: report.about[name] for name in ("device", "commit", "date")}
+    for result in report.results:
+        row = result.row
+        for label, entry in row.entries.items():
+            value, name = result.value(label), entry.contender.removeprefix(_OURS)
+            if name not in (entry.contender, "auto") and value is not None:
+                workloads[row.name] = entry.call()
+                times.setdefault(row.name, {}).setdefault(name, {})[row.direction] = 1e3 * value
+    about = {"device": report.run.device, "commit": report.run.commit, "date": report.run.date}
     rows: list[dict[str, Any]] = []
     for name, found in times.items():
         whole = {
@@ -64,8 +64,8 @@ def _sizes(workload: Workload) -> dict[str, Any]:
     found: list[Any] = []
 
     def look(inputs: Mapping[str, Any]) -> None:
-        arrays = {name: inputs[name] for name in ("query", "key", "value")}
-        given = {**arrays, **options(workload, dict(inputs)), "normalize_output": True}
+        arrays = (inputs[name] for name in ("query", "key", "value"))
+        given = AttentionArguments(*arrays, **options(workload, dict(inputs)))
         found.append(sizes_of(given, workload.dropout > 0))
 
     jax.eval_shape(look, inputs)

@@ -1,27 +1,29 @@
-"""Losses of a small language model trained with ring attention on several meshes, as JSON and as a plot.
+"""Losses of a small language model trained with ring attention on several meshes, and a plot of them.
 
-    python -m benchmarks.ring_training FOLDER
+    python3 -m benchmarks.ring_training --out FOLDER
 
-runs on 8 devices of a CPU, and writes `ring_training.json` and `ring-training.svg`. In float32 a training is
-set beside that on one device; in bfloat16 the meshes are set beside block sizes on one device.
+It runs on 8 devices of a CPU, and also draws `ring-training.svg`. The samples of an entry are the losses of
+its steps. In float32 a training is set beside that on one device; in bfloat16 the meshes are set beside block
+sizes on one device.
 """
 
 import io
-import json
-import platform
-import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
 
 import jax
 import matplotlib as mpl
 import numpy as np
+import typer
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from attest.kernels.ring.arguments import STRATEGIES
 from attest.kernels.xla.blocks import ChunkSizes
+from benchmarks import runner
+from benchmarks.record import Entry, Measured, Result, Row, Samples
+from benchmarks.report import Column, Layout
+from benchmarks.runner import Benchmark, Out, Rows
+from benchmarks.timing import Prepared, measure_each
 from tests.kernels.ring import gpt
 
 DEVICES = (2, 4, 8)
@@ -30,39 +32,71 @@ COLOURS = {"ring": "C0", "zigzag": "C1", "all_gather": "C2", "ulysses": "C3", "b
 ONE = "one device"
 
 
-def losses(dtype: Any, strategy: str | None = None, devices: int = 1, **options: Any) -> np.ndarray:
-    """The loss of each step; on one device without a strategy."""
-    if strategy is None:
-        return gpt.losses(gpt.attend_in(dtype, **options))
-    attend = gpt.attend_in(dtype, axis_name=gpt.AXIS, strategy=strategy, **options)
-    return gpt.losses(attend, gpt.mesh_of(devices))
+def main(out: Out, rows: Rows = "") -> None:
+    """Train in each dtype, report how far losses are from those on one device, and draw them."""
+    jax.config.update("jax_num_cpu_devices", max(DEVICES))
+    report = runner.run(benchmark(), out, rows)
+    (out / "ring-training.svg").write_text(plot(report.results))
 
 
-def trainings(dtype: Any) -> dict[str, np.ndarray]:
-    """The losses of all meshes and of block sizes on one device, by name."""
-    found = {ONE: losses(dtype)}
-    found |= {f"{name}, {n} devices": losses(dtype, name, n) for name in STRATEGIES for n in DEVICES}
-    for block in BLOCKS:
-        sizes = ChunkSizes(block, block)
-        found[f"blocks of {block}"] = losses(dtype, fwd_params=sizes, bwd_params=sizes)
-    return found
+def benchmark() -> Benchmark:
+    """Return the trainings of all meshes and of block sizes on one device, in each dtype."""
+    entries = {ONE: Entry(ONE)}
+    entries |= {f"{name}, {n} devices": Entry(name, devices=n) for name in STRATEGIES for n in DEVICES}
+    entries |= {f"blocks of {block}": Entry(f"blocks {block}") for block in BLOCKS}
+    rows = [Row(dtype, "", entries, unit="loss") for dtype in ("float32", "bfloat16")]
+    last = Column("last loss", lambda _result, _label, found: f"{found.values[-1]:.8g}")
+    far = Column("largest distance from one device", lambda *cell: f"{distances(*cell).max():.1e}")
+    layout = Layout(
+        "Training with ring attention",
+        f"The losses of {gpt.STEPS} steps, and how far they are from those on one device, relative to these.",
+        (last, far),
+    )
+    return Benchmark(
+        "ring_training", "ring_training", rows, layout, measure, platform="cpu", devices=max(DEVICES)
+    )
 
 
-def plot(by_dtype: Mapping[str, Mapping[str, np.ndarray]]) -> str:
-    """Three panels: the losses of all trainings, and how far each is from that on one device."""
+def measure(row: Row, _prepared: Prepared) -> Measured:
+    """Return the loss of each step of each training."""
+    return measure_each(row, lambda row, entry: [float(f"{x:.8g}") for x in losses(row.name, entry)])
+
+
+def losses(dtype: str, entry: Entry) -> np.ndarray:
+    """Return the loss of each step: with a strategy on a mesh, or on one device with block sizes."""
+    if entry.contender in STRATEGIES:
+        attend = gpt.attend_in(dtype, axis_name=gpt.AXIS, strategy=entry.contender)
+        return gpt.losses(attend, gpt.mesh_of(entry.devices))
+    if entry.contender == ONE:
+        return gpt.losses(gpt.attend_in(dtype))
+    block = int(entry.contender.removeprefix("blocks "))
+    sizes = ChunkSizes(block, block)
+    return gpt.losses(gpt.attend_in(dtype, fwd_params=sizes, bwd_params=sizes))
+
+
+def distances(result: Result, _label: str, found: Samples) -> np.ndarray:
+    """Return how far each loss is from that on one device, relative to it."""
+    one = result.measured[ONE]
+    alone = np.array(one.values if isinstance(one, Samples) else np.nan)
+    return np.abs(np.array(found.values) / alone - 1)
+
+
+def plot(results: Iterable[Result]) -> str:
+    """Return three panels: the losses of all trainings, and how far each is from that on one device."""
     figure = Figure(figsize=(10, 3.2), layout="constrained")
-    panels = figure.subplots(1, 1 + len(by_dtype))
-    for panel, (dtype, found) in zip(panels[1:], by_dtype.items(), strict=True):
-        for name, of in found.items():
-            if name == ONE:
+    results = list(results)
+    panels = figure.subplots(1, 1 + len(results))
+    for panel, result in zip(panels[1:], results, strict=True):
+        for name, found in result.measured.items():
+            if name == ONE or not isinstance(found, Samples):
                 continue
             kind = name.split(",")[0].split()[0]
             known = panel.get_legend_handles_labels()[1]
             label = kind if kind not in known else None
-            panels[0].plot(of, color=COLOURS[kind], linewidth=0.5)
-            far = np.maximum(np.abs(of / found[ONE] - 1), 1e-9)
+            panels[0].plot(found.values, color=COLOURS[kind], linewidth=0.5)
+            far = np.maximum(distances(result, name, found), 1e-9)
             panel.semilogy(far, color=COLOURS[kind], linewidth=0.8, label=label)
-        panel.set_title(f"{dtype}: |loss / loss on one device - 1|", fontsize=9)
+        panel.set_title(f"{result.row.name}: |loss / loss on one device - 1|", fontsize=9)
         panel.legend(fontsize=7)
     panels[0].set_title("loss, all trainings of both dtypes", fontsize=9)
     for panel in panels:
@@ -74,26 +108,5 @@ def plot(by_dtype: Mapping[str, Mapping[str, np.ndarray]]) -> str:
     return target.getvalue()
 
 
-def main(folder: Path) -> None:
-    """Train, and write both files."""
-    jax.config.update("jax_num_cpu_devices", max(DEVICES))
-    by_dtype = {name: trainings(name) for name in ("float32", "bfloat16")}
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {
-        "jax": jax.__version__,
-        "processor": platform.processor() or platform.machine(),
-        "steps": gpt.STEPS,
-        "losses": {
-            dtype: {name: [float(f"{x:.8g}") for x in of] for name, of in found.items()}
-            for dtype, found in by_dtype.items()
-        },
-    }
-    (folder / "ring_training.json").write_text(json.dumps(record, indent=1) + "\n")
-    (folder / "ring-training.svg").write_text(plot(by_dtype))
-    for dtype, found in by_dtype.items():
-        far = {name: float(np.abs(of / found[ONE] - 1).max()) for name, of in found.items()}
-        print(dtype, json.dumps(far, indent=1))
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    typer.run(main)

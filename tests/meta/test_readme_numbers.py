@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.record import OURS, read_report
 from tests.meta.processes import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -70,14 +71,12 @@ def test_each_kind_of_fault_in_jax_nn_has_a_section() -> None:
 
 def ratio(report: str, name: str, direction: str) -> float:
     """Return cuDNN's time divided by ours, from a report of `benchmarks.gpu_speed`."""
-    lines = (ROOT / report).read_text().splitlines()
-    (found,) = (
-        record
-        for record in map(json.loads, lines)
-        if (record.get("name"), record.get("direction")) == (name, direction)
-    )
-    times = {entry["label"]: entry["milliseconds"] for entry in found["entries"]}
-    return times["cudnn"] / times["ours"]
+    results = read_report(ROOT / report).results
+    (found,) = (it for it in results if (it.row.name, it.row.direction) == (name, direction))
+    ours, theirs = found.value(OURS), found.value("cudnn")
+    assert ours is not None
+    assert theirs is not None
+    return theirs / ours
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ import pytest
 
 from attest.kernels.choice import fastest
 from benchmarks import choices
-from benchmarks.gpu.rows import RowsFile
-from benchmarks.gpu.targets import Row, Times
-from benchmarks.gpu.timing import Absent
-from benchmarks.gpu.workload import FORWARD, FORWARD_BACKWARD, Workload
+from benchmarks.record import Absent, Entry, ReportFile, Result, Row, Run, Samples
+from benchmarks.workload import FORWARD, FORWARD_BACKWARD, Workload
 
 ABOUT = {"device": "GPU of tests", "commit": "abc", "date": "2026-11-25"}
 CAUSAL = Workload(2, 16, 4, 8, key_heads=2, causal=True)
@@ -22,14 +20,14 @@ OTHER = '[[calls]]\nname = "x"\ndevice = "{}"\ncommit = "c"\ndate = "d"\n' + (
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
-    file = RowsFile(tmp_path / "rows.jsonl", ABOUT, 0.05)
+    file = ReportFile(tmp_path / "rows.jsonl", Run(**ABOUT, versions={}))
     contenders = ("our_triton", "our_xla", "our_auto", "cudnn", "our_mosaic_gpu")
     for direction, factor in ((FORWARD, 1.0), (FORWARD_BACKWARD, 3.0)):
-        row = Row("causal", direction, {x: (x, CAUSAL) for x in contenders}, ())
-        times = {x: Times((1e-3 * factor * (i + 1),)) for i, x in enumerate(contenders)}
-        file.add(row, times | {"our_mosaic_gpu": Absent("no such GPU")})
-        alone = Row("alone", direction, {"our_triton": ("our_triton", CAUSAL)}, ())
-        file.add(alone, {"our_triton": Times((1e-3,))})
+        row = Row("causal", direction, {x: Entry(x, CAUSAL) for x in contenders})
+        times = {x: Samples((1e-3 * factor * (i + 1),)) for i, x in enumerate(contenders)}
+        file.add(Result(row, times | {"our_mosaic_gpu": Absent("no such GPU")}))
+        alone = Row("alone", direction, {"our_triton": Entry("our_triton", CAUSAL)})
+        file.add(Result(alone, {"our_triton": Samples((1e-3,))}))
     return file.path
 
 

@@ -5,27 +5,44 @@ import json
 import os
 import sys
 import time
-import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from attest.conformance.running import environment as run_environment
 from attest.kernels import xla
-from benchmarks import gpu_speed, gpu_tune
-from benchmarks.gpu.contenders import KERNELS
-from benchmarks.gpu.processes import part_of, run_parts
-from benchmarks.gpu.report import as_markdown
-from benchmarks.gpu.rows import RowsFile, read_report, row_name
-from benchmarks.gpu.state import State, parse, watched
-from benchmarks.gpu.targets import OURS, PLAIN, Row, Target, Times
-from benchmarks.gpu.timing import Absent
-from benchmarks.gpu.workload import FORWARD, Workload
+from benchmarks import gpu_speed, gpu_tune, runner, targets
+from benchmarks.contenders import KERNELS
+from benchmarks.processes import part_of, run_parts
+from benchmarks.record import (
+    OURS,
+    Absent,
+    Entry,
+    Report,
+    ReportFile,
+    Result,
+    Row,
+    Run,
+    Samples,
+    State,
+    Target,
+    read_report,
+)
+from benchmarks.report import MILLISECONDS, Layout, as_markdown
+from benchmarks.state import parse, watched
+from benchmarks.targets import PLAIN
+from benchmarks.workload import FORWARD, Workload
+from tests.meta.processes import ROOT
 from tests.reports.test_gpu_speed import small_targets
 
-ABOUT = {"date": "today", "commit": "abc", "device": "toy", "jax": "1"}
+FOLDER = ROOT / "reports" / "data" / "benchmarks"
+
+RUN = Run("today", "abc", "toy", {"jax": "1"})
+LAYOUT = Layout("Toys", "In turns.", (MILLISECONDS,))
 SMALL = Workload(2, 16, 2, 8, causal=True, key_heads=1)
 TITLES = [
     f"{name}, {direction}"
@@ -35,21 +52,27 @@ TITLES = [
 
 
 def row(name: str, workload: Workload = SMALL) -> Row:
-    entries = {OURS: ("ours", workload), "gone": ("gone", workload), "other": ("other", workload)}
+    entries = {name: Entry(name, workload) for name in (OURS, "gone", "other")}
     return Row(name, FORWARD, entries, (Target("other", "speed", 2.0),), "a note")
 
 
-MEASURED = {OURS: Times((0.5, 0.25, 1.0)), "gone": Absent("no wheel"), "other": Times((0.75,), 0.125)}
+MEASURED = {OURS: Samples((0.5, 0.25, 1.0)), "gone": Absent("no wheel"), "other": Samples((0.75,), 0.125)}
 
 
 def benchmark(monkeypatch: pytest.MonkeyPatch, folder: Path, commit: str = "abc", family: str = "triton"):
     """A benchmark of small workloads, with the kernels that run anywhere in place of those for GPUs."""
     small_targets(folder, family)
-    monkeypatch.setattr(gpu_speed, "TARGETS", folder)
-    monkeypatch.setattr(gpu_speed, "need_gpu", lambda program: None)
-    monkeypatch.setattr(run_environment, "environment", lambda: {"commit": commit})
+    monkeypatch.setattr(targets, "FOLDER", folder)
+    anywhere(monkeypatch, commit)
     monkeypatch.setitem(sys.modules, KERNELS[family], xla)
     return lambda **options: gpu_speed.main(folder / "out", kernels=family, **options)
+
+
+def anywhere(monkeypatch: pytest.MonkeyPatch, commit: str = "abc") -> None:
+    """Run benchmarks without the device that they need, at a commit."""
+    monkeypatch.setattr(runner, "_need", lambda benchmark: None)
+    about = {"commit": commit, "processor": "toy"}
+    monkeypatch.setattr(run_environment, "environment", lambda: about)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, stop_at: int | None = None) -> list[str]:
@@ -57,11 +80,11 @@ def counted(monkeypatch: pytest.MonkeyPatch, stop_at: int | None = None) -> list
     titles: list[str] = []
     measure = gpu_speed.measure
 
-    def counting(it: Row, *others):
+    def counting(it: Row, *others, **options):
         titles.append(it.title)
         if len(titles) == stop_at:
             raise KeyboardInterrupt
-        return measure(it, *others)
+        return measure(it, *others, **options)
 
     monkeypatch.setattr(gpu_speed, "measure", counting)
     return titles
@@ -76,7 +99,7 @@ def test_a_run_times_the_kernels_that_are_named(
     benchmark(monkeypatch, tmp_path, family=family)(rows=", forward +")
     assert sorted(it.name for it in (tmp_path / "out").iterdir()) == [f"{report}.jsonl", f"{report}.md"]
     header, *lines = (tmp_path / "out" / f"{report}.jsonl").read_text().splitlines()
-    assert json.loads(header)["about"]["ours"] == KERNELS[family]
+    assert json.loads(header)["schema"] == "attest.benchmark/1"
     peers, models, features = map(json.loads, lines)
     assert [it["name"] for it in (peers, models, features)] == ["plain", "model", "feature"]
     assert [it["label"] for it in peers["entries"]] == [OURS, "cudnn"]
@@ -98,44 +121,49 @@ def test_a_run_that_is_stopped_leaves_what_it_measured_and_goes_on_from_there(
         with pytest.raises(KeyboardInterrupt):
             run()
     before = file.read_text()
-    assert [it.title for it, _ in read_report(file).rows] == TITLES[:3]
+    assert [it.row.title for it in read_report(file).results] == TITLES[:3]
     # The report of that moment is made from those rows.
-    assert file.with_suffix(".md").read_text() == as_markdown(read_report(file))
+    assert file.with_suffix(".md").read_text() == as_markdown(
+        read_report(file), gpu_speed.benchmark("triton").layout
+    )
 
     again = counted(monkeypatch)
     run()
     assert again == TITLES[3:]
     assert file.read_text().startswith(before)
-    assert [it.title for it, _ in read_report(file).rows] == TITLES
-    assert file.with_suffix(".md").read_text() == as_markdown(read_report(file))
+    assert [it.row.title for it in read_report(file).results] == TITLES
+    assert file.with_suffix(".md").read_text() == as_markdown(
+        read_report(file), gpu_speed.benchmark("triton").layout
+    )
     run()
     assert again == TITLES[3:], "nothing is left to measure"
 
 
-def test_tuning_that_is_stopped_goes_on_from_there(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_tuning_that_is_stopped_goes_on_from_there(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
     titles: list[str] = []
 
-    def measure(sweep, timing):
-        titles.append(sweep.title)
+    def measure(row, prepared, timing):
+        titles.append(row.title)
         if len(titles) == 3:
             raise KeyboardInterrupt
-        own, *others = sweep.candidates
-        return {own: 2.0} | dict.fromkeys(others, Absent("out of resources"))
+        return dict.fromkeys(row.entries, Absent("out of resources")) | {gpu_tune.OWN: Samples((2e-3,))}
 
-    monkeypatch.setattr(gpu_tune, "need_gpu", lambda program: None)
+    anywhere(monkeypatch)
     monkeypatch.setattr(gpu_tune, "measure", measure)
-    monkeypatch.setattr(run_environment, "environment", lambda: {"commit": "abc"})
-    sweeps = gpu_tune.read_sweeps(tomllib.loads(gpu_tune.CANDIDATES.read_text()))
-    todo = [it for it in sweeps if it.kernel == "forward"]
+    monkeypatch.setattr(gpu_tune, "prepare", lambda rows, program: {})
+    sweeps = gpu_tune.benchmark(targets.read(gpu_tune.CANDIDATES)).rows
+    todo = [it for it in sweeps if "forward d" in it.title]
     with pytest.raises(KeyboardInterrupt):
-        gpu_tune.main(tmp_path, rows="forward")
-    done = gpu_tune.read_done(tmp_path / "gpu_tune.jsonl")
-    assert [sweep for sweep, _ in done] == todo[:2]
-    own, *others = todo[0].candidates
-    assert done[0][1] == {own: 2.0} | dict.fromkeys(others, Absent("out of resources"))
-    gpu_tune.main(tmp_path, rows="forward")
+        gpu_tune.main(tmp_path, rows="forward d")
+    done = read_report(tmp_path / "gpu_tune.jsonl").results
+    assert [it.row for it in done] == todo[:2]
+    absent = set(done[0].measured.values()) - {Samples((2e-3,))}
+    assert done[0].value(gpu_tune.OWN) == 2e-3
+    assert absent == {Absent("out of resources")}
+    gpu_tune.main(tmp_path, rows="forward d")
     assert titles[3:] == [it.title for it in todo[2:]]
-    assert [sweep for sweep, _ in gpu_tune.read_done(tmp_path / "gpu_tune.jsonl")] == todo
+    assert [it.row for it in read_report(tmp_path / "gpu_tune.jsonl").results] == todo
+    assert "| forward d64 full " in capsys.readouterr().out
 
 
 def test_progress_is_shown_on_terminals(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
@@ -156,32 +184,58 @@ def test_progress_is_shown_on_terminals(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_another_row_by_the_same_name_is_measured(tmp_path) -> None:
-    file = RowsFile(tmp_path / "rows.jsonl", ABOUT, 0.05)
-    file.add(row("a"), MEASURED)
+    file = ReportFile(tmp_path / "rows.jsonl", RUN)
+    file.add(Result(row("a"), MEASURED))
     there = file.read()
-    assert there.times(row("a")) == MEASURED
-    assert there.times(row("b")) is None
-    assert there.times(row("a", Workload(2, 16, 2, 8))) is None
+    assert there.of(row("a")) == Result(row("a"), MEASURED)
+    assert there.of(row("b")) is None
+    assert there.of(row("a", Workload(2, 16, 2, 8))) is None
+    assert there.of(replace(row("a"), unit="bytes")) is None
 
 
 def test_a_row_is_read_as_it_was_written(tmp_path) -> None:
-    file = RowsFile(tmp_path / "rows.jsonl", ABOUT, 0.05)
-    file.add(row("a"), MEASURED)
-    report = file.read()
-    assert report.about == ABOUT
-    assert report.largest_difference == 0.05
-    assert report.rows == ((row("a"), MEASURED),)
+    target = Target("plain", "speed", 0.5, ("plain", "spread"))
+    entries = {"plain": Entry("a"), "spread": Entry("b", Workload(1, 8, 2, 8, dtype="float32"), devices=2)}
+    other = Row("b", "", entries, (target,), unit="bytes")
+    results = (
+        Result(row("a"), MEASURED),
+        Result(other, {"plain": Absent("no"), "spread": Samples((3.0,), by_device=True)}),
+    )
+    file = ReportFile(tmp_path / "rows.jsonl", RUN)
+    for result in results:
+        file.add(result)
+    assert file.read() == Report(RUN, results)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/*.jsonl")), ids=lambda path: path.parent.name)
+def test_a_report_that_is_kept_is_read(path: Path) -> None:
+    """Those of an earlier schema, too."""
+    report = read_report(path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert report.run.device.startswith("NVIDIA")
+    shown = [
+        {it["label"]: it["milliseconds"] for it in line["entries"] if "milliseconds" in it} for line in lines
+    ]
+    read = [
+        {label: 1e3 * it.median for label, it in result.measured.items() if isinstance(it, Samples)}
+        for result in report.results
+    ]
+    assert read == shown
+    assert [[it.outcome(target) for target in it.row.targets] for it in report.results] == [
+        [it["outcome"] for it in line["targets"]] for line in lines
+    ]
+    assert [result.state is None for result in report.results] == [not line["state"] for line in lines]
 
 
 def test_clock_and_power_are_kept_with_the_row(tmp_path) -> None:
     state = parse(["345, 70.31", "[N/A], 12.0", "", "1980, 691.50", "1755, 688.2"])
     assert state == State((345, 1980), (70.31, 691.5))
-    file = RowsFile(tmp_path / "rows.jsonl", ABOUT, 0.05)
-    file.add(row("a"), MEASURED, state)
-    file.add(row("b"), MEASURED)
+    file = ReportFile(tmp_path / "rows.jsonl", RUN)
+    file.add(Result(row("a"), MEASURED, state))
+    file.add(Result(row("b"), MEASURED))
     report = file.read()
-    assert report.states == {row_name(row("a")): state}
-    assert "| a, forward | 345 to 1980 MHz, 70 to 692 W |" in as_markdown(report)
+    assert [it.state for it in report.results] == [state, None]
+    assert "| a, forward | 345 to 1980 MHz, 70 to 692 W |" in as_markdown(report, LAYOUT)
 
 
 def test_there_is_no_state_without_readings(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
@@ -206,36 +260,34 @@ def test_the_readings_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_line_that_was_cut_off_is_measured_again(tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
-    file = RowsFile(path, ABOUT, 0.05)
-    file.add(row("a"), MEASURED)
+    file = ReportFile(path, RUN)
+    file.add(Result(row("a"), MEASURED))
     whole = path.read_bytes()
-    file.add(row("b"), MEASURED)
+    file.add(Result(row("b"), MEASURED))
     path.write_bytes(path.read_bytes()[:-20])
-    assert [it.name for it, _ in read_report(path).rows] == ["a"]
-    again = RowsFile(path, ABOUT, 0.05)
+    assert [it.row.name for it in read_report(path).results] == ["a"]
+    again = ReportFile(path, RUN)
     assert path.read_bytes() == whole
-    again.add(row("b"), MEASURED)
-    assert [it.name for it, _ in read_report(path).rows] == ["a", "b"]
+    again.add(Result(row("b"), MEASURED))
+    assert [it.row.name for it in read_report(path).results] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("about", "message"),
+    ("run", "message"),
     [
-        ({"device": "other"}, "measured with device toy, now it is other: choose another --out"),
-        ({"jax": "2"}, "measured with jax 1, now it is 2"),
-        ({"commit": "abd"}, "measured with commit abc, now it is abd"),
-        ({"tokamax": "1"}, "measured with tokamax None, now it is 1"),
+        (replace(RUN, device="other"), "measured with device toy, now it is other: choose another --out"),
+        (replace(RUN, versions={"jax": "2"}), "measured with jax 1, now it is 2"),
+        (replace(RUN, commit="abd"), "measured with commit abc, now it is abd"),
+        (replace(RUN, versions={"jax": "1", "tokamax": "1"}), "measured with tokamax None, now it is 1"),
     ],
 )
-def test_rows_of_another_device_version_or_commit_are_not_mixed(
-    about: dict[str, str], message: str, tmp_path
-) -> None:
+def test_rows_of_another_device_version_or_commit_are_not_mixed(run: Run, message: str, tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
-    RowsFile(path, ABOUT, 0.05).add(row("a"), MEASURED)
+    ReportFile(path, RUN).add(Result(row("a"), MEASURED))
     before = path.read_bytes()
     with pytest.raises(ValueError, match=message):
-        RowsFile(path, ABOUT | about, 0.05)
-    RowsFile(path, ABOUT | {"date": "tomorrow"}, 0.05)
+        ReportFile(path, run)
+    ReportFile(path, replace(RUN, date="tomorrow"))
     assert path.read_bytes() == before
 
 
@@ -262,20 +314,25 @@ def test_processes_measure_every_row_once(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     def run_parts(module: str, arguments: Sequence[str], parts: int, folder: Path) -> list[Path]:
         assert (module, parts) == ("benchmarks.gpu_speed", 2)
-        assert arguments == ("--kernels", "triton", "--rows", "forward +", "--contenders", "ours")
+        assert arguments == ("--kernels", "triton", "--contenders", "ours", "--rows", "forward +")
         outs = [folder / f"part{i}" for i in (1, 2)]
-        given = {"kernels": "triton", "rows": "forward +", "contenders": "ours", "meet": folder}
+        app = typer.Typer()
+        app.command()(gpu_speed.main)
+        command = typer.main.get_command(app)
         with ThreadPoolExecutor() as pool:
             for i, out in enumerate(outs):
-                pool.submit(gpu_speed.main, out, **given, part=f"{i + 1}/2")
+                its = ("--part", f"{i + 1}/2", "--meet", str(folder), "--out", str(out))
+                pool.submit(command.main, [*arguments, *its], standalone_mode=False)
         return outs
 
     run = benchmark(monkeypatch, tmp_path)
-    monkeypatch.setattr(gpu_speed, "run_parts", run_parts)
+    monkeypatch.setattr(runner, "run_parts", run_parts)
     run(rows="forward +", contenders="ours", processes=2)
     report = read_report(tmp_path / "out" / "gpu_speed.jsonl")
-    assert [it.title for it, _ in report.rows] == TITLES[1::2]
-    assert (tmp_path / "out" / "gpu_speed.md").read_text() == as_markdown(report)
+    assert [it.row.title for it in report.results] == TITLES[1::2]
+    assert (tmp_path / "out" / "gpu_speed.md").read_text() == as_markdown(
+        report, gpu_speed.benchmark("triton").layout
+    )
 
 
 def test_a_part_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

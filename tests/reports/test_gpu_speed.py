@@ -1,7 +1,6 @@
 """The parts of the GPU benchmarks that need no GPU: workloads, targets, tables, what becomes of a failure."""
 
 import sys
-import tomllib
 from pathlib import Path
 
 import jax
@@ -12,13 +11,13 @@ import typer
 
 from attest.conformance.peers import jax_nn
 from attest.kernels import xla
-from benchmarks import gpu_speed, gpu_tune
-from benchmarks.gpu.contenders import CONTENDERS, KERNELS, ours, peer
-from benchmarks.gpu.report import as_markdown, targets_table
-from benchmarks.gpu.rows import Report
-from benchmarks.gpu.targets import OURS, PLAIN, Row, Target, Times, outcomes, read_models, read_rows
-from benchmarks.gpu.timing import Absent, Timing, attempt, in_turns
-from benchmarks.gpu.workload import (
+from benchmarks import gpu_compile, gpu_speed, gpu_tune, ring_speed, targets
+from benchmarks.contenders import CONTENDERS, KERNELS, ours, peer, program
+from benchmarks.record import OURS, Absent, Entry, Report, Result, Row, Run, Samples, Target
+from benchmarks.report import MILLISECONDS, TFLOPS, Layout, as_markdown, difference_column, targets_table
+from benchmarks.targets import PLAIN, read_rows
+from benchmarks.timing import Timing, attempt, in_turns, measure, prepare
+from benchmarks.workload import (
     DIRECTIONS,
     FORWARD,
     FORWARD_BACKWARD,
@@ -32,12 +31,14 @@ from benchmarks.gpu.workload import (
 
 SMALL = Workload(2, 16, 2, 8, causal=True)
 TIMING = Timing(samples=2, sample_seconds=0.0001)
-FILES = [gpu_speed.TARGETS / f"{family}.toml" for family in KERNELS]
+FILES = [targets.FOLDER / f"{family}.toml" for family in KERNELS]
+RUN = Run("today", "abc", "toy", {})
+LAYOUT = Layout("Toys", "In turns.", (MILLISECONDS, TFLOPS, difference_column(0.05)))
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
 def row(*targets: Target, direction: str = FORWARD, **entries: Workload) -> Row:
-    return Row("small", direction, {label: (label, workload) for label, workload in entries.items()}, targets)
+    return Row("small", direction, {label: Entry(label, it) for label, it in entries.items()}, targets)
 
 
 def seen_pairs(workload: Workload) -> np.ndarray:
@@ -83,14 +84,14 @@ def test_a_file_of_targets_is_whole(file: Path) -> None:
     assert {it.direction for it in rows} == set(DIRECTIONS)
     assert any(it.targets for it in rows)
     for it in rows:
-        assert it.entries[OURS][0] == f"our_{file.stem}"
-        assert {contender for contender, _ in it.entries.values()} <= set(CONTENDERS)
+        assert it.entries[OURS].contender == f"our_{file.stem}"
+        assert {entry.contender for entry in it.entries.values()} <= set(CONTENDERS)
         assert all(target.other in it.entries for target in it.targets)
 
 
 def test_mosaic_gpu_is_asked_for_nothing_that_it_refuses() -> None:
-    rows, *_ = read_rows(gpu_speed.TARGETS / "mosaic_gpu.toml")
-    assert all(workload.head_dim <= 256 for it in rows for _, workload in it.entries.values())
+    rows, *_ = read_rows(targets.FOLDER / "mosaic_gpu.toml")
+    assert all(entry.call().head_dim <= 256 for it in rows for entry in it.entries.values())
 
 
 @each_file
@@ -115,9 +116,10 @@ def test_a_row_may_have_no_target(tmp_path) -> None:
         ("feature, forward", 0),
         ("feature, forward + backward", 0),
     ]
-    untargeted = [(it, dict.fromkeys(it.entries, Times((0.001,)))) for it in rows[1:]]
+    untargeted = [Result(it, dict.fromkeys(it.entries, Samples((0.001,)))) for it in rows[1:]]
     assert targets_table(untargeted).endswith("\n\n0 of 0 targets met.")
-    assert "| feature, forward " in as_markdown(Report({}, largest_difference, tuple(untargeted)))
+    assert largest_difference == 0.05
+    assert "| feature, forward " in as_markdown(Report(RUN, tuple(untargeted)), LAYOUT)
 
 
 @each_file
@@ -126,7 +128,7 @@ def test_plain_workloads_see_the_pairs_of_the_feature(file: Path) -> None:
     by_ratio_alone = "window of 1024 at 32k"
     for it in rows:
         if PLAIN in it.entries and it.name != by_ratio_alone:
-            ours, plain = (visible_pairs(it.entries[label][1]) for label in (OURS, PLAIN))
+            ours, plain = (visible_pairs(it.entries[label].call()) for label in (OURS, PLAIN))
             assert ours == pytest.approx(plain, rel=0.004), it.name
 
 
@@ -210,22 +212,27 @@ def test_outcomes() -> None:
         longer=longer,
         gone=longer,
     )
-    fast, slow = Times((0.5, 0.5, 9.0)), Times((1.0,))
-    found = outcomes(it, {"ours": fast, "peer": slow, "longer": slow, "gone": Absent("no wheel")})
-    assert [each.ratio for each in found] == [2.0, 2.0, 2.0, 2.0, None]
-    assert [each.word for each in found] == ["met", "missed", "met", "missed", "absent"]
+    fast, slow = Samples((0.5, 0.5, 9.0)), Samples((1.0,))
+    result = Result(it, {"ours": fast, "peer": slow, "longer": slow, "gone": Absent("no wheel")})
+    assert [result.ratio(target) for target in it.targets] == [2.0, 2.0, 2.0, 2.0, None]
+    assert [result.outcome(target) for target in it.targets] == ["met", "missed", "met", "missed", "absent"]
 
 
 def test_an_absent_peer_is_a_row() -> None:
     it = row(Target("gone", "speed", 1.0), ours=SMALL, gone=SMALL, other=SMALL)
-    results = {"ours": Times((0.001,)), "gone": Absent("ImportError: a|b"), "other": Times((0.002,), 0.7)}
-    text = as_markdown(Report({"device": "toy"}, 0.05, ((it, results),)))
+    measured = {
+        "ours": Samples((0.001,)),
+        "gone": Absent("ImportError: a|b"),
+        "other": Samples((0.002,), 0.7),
+    }
+    result = Result(it, measured)
+    text = as_markdown(Report(RUN, (result,)), LAYOUT)
     lines = [[cell.strip() for cell in line.split(" | ")] for line in text.splitlines()]
     assert "- device: toy" in text
     assert ["gone", "2x16, 2, 8", "absent: ImportError: a\\|b"] in [line[1:4] for line in lines]
     assert ["other", "2x16, 2, 8", "2.000"] in [line[1:4] for line in lines]
     assert "7.0e-01 DIFFERS" in text
-    assert targets_table([(it, results)]).endswith("0 of 1 targets met.")
+    assert targets_table([result]).endswith("0 of 1 targets met.")
 
 
 def test_an_error_is_a_reason() -> None:
@@ -272,14 +279,21 @@ def test_a_row_from_end_to_end(direction: str, monkeypatch: pytest.MonkeyPatch) 
 
         return attend
 
-    toys = {"same": attention(1.0), "wrong": attention(3.0), "missing": missing, "refusing": refusing}
+    toys = {
+        "first": attention(1.0),
+        "same": attention(1.0),
+        "wrong": attention(3.0),
+        "missing": missing,
+        "refusing": refusing,
+    }
     for name, toy in toys.items():
         monkeypatch.setitem(CONTENDERS, name, toy)
     it = row(Target("missing", "speed", 1.0), direction=direction, **dict.fromkeys(toys, SMALL))
-    results = gpu_speed.measure(it, gpu_speed.prepare([it]), TIMING)
+    results = measure(it, prepare([it], program), TIMING)
     assert results["missing"] == Absent("ImportError: no such wheel")
     assert results["refusing"] == Absent("NotImplementedError: no such shape")
-    assert results["same"].difference is None
+    assert results["first"].difference is None
+    assert results["same"].difference == 0
     assert results["wrong"].difference > 0.05
 
 
@@ -293,10 +307,7 @@ def test_a_row_from_end_to_end(direction: str, monkeypatch: pytest.MonkeyPatch) 
         ),
     ],
 )
-def test_what_there_is_not_is_refused(
-    arguments: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path
-) -> None:
-    monkeypatch.setattr(gpu_speed, "need_gpu", lambda program: None)
+def test_what_there_is_not_is_refused(arguments: dict[str, str], message: str, tmp_path) -> None:
     with pytest.raises(typer.BadParameter, match=message):
         gpu_speed.main(tmp_path, **arguments)
 
@@ -313,7 +324,7 @@ def test_inputs_of_every_feature() -> None:
     assert shapes["seed"] == (2,)
 
 
-@pytest.mark.parametrize("entry", read_models(), ids=lambda entry: entry["name"])
+@pytest.mark.parametrize("entry", targets.read(targets.MODELS)["models"], ids=lambda entry: entry["name"])
 @pytest.mark.parametrize("module", [KERNELS["mosaic_gpu"], "attest.kernels.xla"])
 def test_the_workload_of_a_model_is_one_of_ours(entry, module: str) -> None:
     """As shapes, without running: the Triton kernels, which have no shapes on a CPU, take what these do."""
@@ -356,23 +367,29 @@ def test_a_peer_is_absent_where_it_does_not_take_a_workload(workload: Workload, 
 
 
 def test_tuning_shows_the_best_and_counts_what_failed() -> None:
-    sweeps = gpu_tune.read_sweeps(tomllib.loads(gpu_tune.CANDIDATES.read_text()))
-    assert {(it.kernel, it.workload.head_dim, it.workload.causal) for it in sweeps} == {
-        (kernel, head_dim, causal)
+    sweeps = gpu_tune.benchmark(targets.read(gpu_tune.CANDIDATES)).rows
+    assert {it.name for it in sweeps} == {
+        f"{kernel} d{head_dim} {order}"
         for kernel in ("forward", "query", "key")
         for head_dim in (64, 128, 256)
-        for causal in (False, True)
+        for order in ("full", "causal")
     }
-    own, first, second, *rest = sweeps[0].candidates
-    times = dict.fromkeys(rest, Absent("out of resources")) | {own: 2.0, first: 3.0, second: 1.5}
-    *_, line = gpu_tune.best_table([(sweeps[0], times)]).splitlines()
+    own, first, second, *rest = sweeps[0].entries
+    times = {own: Samples((2e-3,)), first: Samples((3e-3,)), second: Samples((1.5e-3,))}
+    result = Result(sweeps[0], dict.fromkeys(rest, Absent("out of resources")) | times)
+    *_, line = gpu_tune.best_table([result]).splitlines()
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert own is None
-    assert cells == [sweeps[0].title, str(second), "1.500", "2.000", f"{len(rest)} of {len(times)}"]
+    assert own == gpu_tune.OWN
+    assert cells == [sweeps[0].name, second, "1.500", "2.000", f"{len(rest)} of {len(sweeps[0].entries)}"]
 
 
-@pytest.mark.parametrize("program", [gpu_speed, gpu_tune])
-def test_without_a_gpu_it_says_so(program, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+@pytest.mark.parametrize("module", [gpu_speed, gpu_tune, gpu_compile, ring_speed])
+def test_without_a_gpu_it_says_so(module, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    with pytest.raises(SystemExit, match=r"^benchmarks\.gpu_\w+ needs a GPU, and JAX runs on cpu here\.$"):
-        program.main(tmp_path)
+    with pytest.raises(SystemExit, match=r"^benchmarks\.\w+ needs a GPU, and JAX runs on cpu here\.$"):
+        module.main(tmp_path)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_device_count", lambda: 0)
+    with pytest.raises(SystemExit, match=r"^benchmarks\.\w+ needs [12] devices, and JAX has fewer here\.$"):
+        module.main(tmp_path)
+    assert not list(tmp_path.iterdir())

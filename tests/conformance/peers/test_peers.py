@@ -13,7 +13,7 @@ import pytest
 from attest.conformance import peers
 from attest.conformance.peers import ejkernel, jax_nn, tokamax
 from attest.conformance.subject import Subject, discover, find
-from benchmarks.gpu.contenders import PEERS
+from benchmarks.contenders import PEERS
 
 MODULES = [import_module(f"{peers.__name__}.{info.name}") for info in pkgutil.iter_modules(peers.__path__)]
 OPTIONS = {"bias": "b", "softmax_scale": 0.5, "causal": True}

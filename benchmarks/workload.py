@@ -5,7 +5,7 @@ pair and head; the backward pass has five products, so both passes count 3.5 tim
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -23,11 +23,12 @@ DTYPE = "bfloat16"
 
 type Inputs = dict[str, jax.Array]
 type Attend = Callable[[Inputs], jax.Array]
+type Gradients = tuple[jax.Array, jax.Array, jax.Array]  # of query, key and value
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One attention call in bfloat16; features are off by default.
+    """One attention call; features are off by default.
 
     length: queries. key_length: keys, as many as queries by default. key_heads: as many as query heads by
     default. value_dim: head_dim by default. causal: the last query is aligned with the last key.
@@ -35,7 +36,8 @@ class Workload:
     and those before it. after: how many after it, of a window. chunk: positions in a chunk. sinks: sink
     logits a head. bias: one of [1, heads, length, key_length]. key_mask: a mask of padding keys, [batch, 1,
     1, key_length]. lengths: cumulative lengths of a padded batch, all of its queries and some of its keys.
-    With either, a batch entry has from half of the keys to all. alibi: slopes of the heads.
+    With either, a batch entry has from half of the keys to all. alibi: slopes of the heads. dtype: of all
+    arrays but those of integers and slopes.
     """
 
     batch: int
@@ -57,6 +59,7 @@ class Workload:
     key_mask: bool = False
     lengths: bool = False
     alibi: bool = False
+    dtype: str = DTYPE
 
     @property
     def keys(self) -> int:
@@ -79,10 +82,19 @@ class Workload:
         return f"{self.batch}x{tokens}, {heads}, {self.head_dim}{value}"
 
     @property
+    def switched_on(self) -> dict[str, Any]:
+        """The fields that are not at their defaults."""
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if value not in (None, False, 0) and (name, value) != ("dtype", DTYPE)
+        }
+
+    @property
     def case(self) -> Case:
         """The case of the same shape and features, by which a Subject says whether it takes the workload."""
         return Case(
-            dtype=DTYPE,
+            dtype=self.dtype,
             batch=self.batch,
             q_len=self.length,
             kv_len=self.keys,
@@ -163,7 +175,9 @@ def options(workload: Workload, inputs: Inputs) -> dict[str, Any]:
 def draw(workload: Workload) -> Inputs:
     """Return normal query, key, value and cotangent, and what the features need, made on the device."""
     names = ("query", "key", "value", "d_out", "bias", "sinks")
-    seeds = dict(zip(names, jax.random.split(jax.random.key(0), len(names)), strict=True))
+    seeds: dict[str, jax.Array] = dict(
+        zip(names, jax.random.split(jax.random.key(0), len(names)), strict=True)
+    )
     queries, keys = (workload.batch, workload.length), (workload.batch, workload.keys)
     key_heads = workload.key_heads or workload.heads
     value_dim = workload.value_dim or workload.head_dim
@@ -177,7 +191,7 @@ def draw(workload: Workload) -> Inputs:
         shapes["bias"] = (1, workload.heads, workload.length, workload.keys)
     if workload.sinks:
         shapes["sinks"] = (workload.heads, workload.sinks)
-    inputs = {name: jax.random.normal(seeds[name], shape, DTYPE) for name, shape in shapes.items()}
+    inputs = {name: jax.random.normal(seeds[name], shape, workload.dtype) for name, shape in shapes.items()}
     if workload.segment is not None:
         ids = jnp.arange(workload.length, dtype=jnp.int32) // workload.segment
         inputs["segments"] = jnp.broadcast_to(ids, queries)
@@ -197,17 +211,23 @@ def draw(workload: Workload) -> Inputs:
     return inputs
 
 
-def gradients(attend: Attend) -> Callable[[Inputs], tuple[jax.Array, ...]]:
-    """Return the gradients of query, key and value for the drawn cotangent, which XLA cannot simplify."""
+def with_gradients(attend: Attend) -> Callable[[Inputs], tuple[jax.Array, Gradients]]:
+    """Return the output and its gradients for the drawn cotangent, which XLA cannot simplify."""
 
-    def of_inputs(inputs: Inputs) -> tuple[jax.Array, ...]:
+    def of_inputs(inputs: Inputs) -> tuple[jax.Array, Gradients]:
         def output(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             return attend(inputs | {"query": query, "key": key, "value": value})
 
-        _, pull = jax.vjp(output, inputs["query"], inputs["key"], inputs["value"])
-        return pull(inputs["d_out"])
+        out, pull = jax.vjp(output, inputs["query"], inputs["key"], inputs["value"])
+        return out, pull(inputs["d_out"])
 
     return of_inputs
+
+
+def gradients(attend: Attend) -> Callable[[Inputs], Gradients]:
+    """Return the gradients alone: a program of them does not compute an output that they do not need."""
+    both = with_gradients(attend)
+    return lambda inputs: both(inputs)[1]
 
 
 def ready(function: Callable[[Inputs], Any], inputs: Inputs) -> Callable[[], Any]:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 import jax
 
 from attest.conformance.peers import ejkernel, jax_nn, tokamax
 from attest.conformance.subject import Subject
-from benchmarks.gpu.workload import Attend, Inputs, Workload, options
+from benchmarks.workload import FORWARD, Attend, Inputs, Workload, gradients, options
 
 # Ours: a report judges one of them, and may time the others beside it. "auto" is a call that names none.
 KERNELS = {
@@ -49,7 +50,8 @@ def peer(subject: Subject, workload: Workload) -> Attend:
     reason = subject.why_not_here(jax.default_backend()) or subject.why_not(workload.case)
     placed = workload.causal or workload.window is not None
     if reason is None and placed and workload.length != workload.keys:
-        reason = _why_not_aligned(subject)
+        aligned = subject.semantics.causal == "bottom_right"
+        reason = None if aligned else "aligns the first query with the first key"
     if reason is not None:
         raise NotImplementedError(reason)
 
@@ -61,17 +63,13 @@ def peer(subject: Subject, workload: Workload) -> Attend:
     return attend
 
 
-def _why_not_aligned(subject: Subject) -> str | None:
-    return None if subject.semantics.causal == "bottom_right" else "aligns the first query with the first key"
-
-
 CONTENDERS: dict[str, Callable[[Workload], Attend]] = {
     **{f"our_{name}": partial(ours, module) for name, module in KERNELS.items()},
     **{name: partial(peer, subject) for name, subject in PEERS.items()},
 }
 
-# cuDNN captures a CUDA graph when it compiles; modules that other threads load meanwhile break the capture.
-COMPILED_ALONE = frozenset({"cudnn"})
 
-# Those whose versions a report names.
-DISTRIBUTIONS = ("jax", "jaxlib", "triton", "jax-triton", "nvidia-cudnn-cu13", "tokamax", "ejkernel")
+def program(contender: str, workload: Workload, direction: str) -> Callable[[Inputs], Any]:
+    """Return what a contender computes of a workload: the output, or the gradients."""
+    attend = CONTENDERS[contender](workload)
+    return attend if direction == FORWARD else gradients(attend)

@@ -5,6 +5,8 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from benchmarks.record import State
+
 _EVERY_MILLISECONDS = 50
 _QUERY = (
     "nvidia-smi",
@@ -13,18 +15,6 @@ _QUERY = (
     "--format=csv,noheader,nounits",
     f"--loop-ms={_EVERY_MILLISECONDS}",
 )
-
-
-@dataclass(frozen=True)
-class State:
-    """The lowest and highest readings: of the clock of the multiprocessors, and of the power."""
-
-    mhz: tuple[float, float]
-    watts: tuple[float, float]
-
-    def __str__(self) -> str:
-        (slow, fast), (low, high) = self.mhz, self.watts
-        return f"{slow:.0f} to {fast:.0f} MHz, {low:.0f} to {high:.0f} W"
 
 
 @dataclass
