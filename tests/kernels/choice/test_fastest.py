@@ -267,7 +267,7 @@ def in_two(table, monkeypatch):
 
 
 def test_a_call_that_names_nothing_is_computed_by_two(in_two):
-    arrays = {name: given()[name] for name in ("query", "key", "value")}
+    arrays = {name: getattr(given(), name) for name in ("query", "key", "value")}
     program = str(jax.make_jaxpr(lambda x: flash_attention(**x))(arrays))
     assert "xla, triton without gradients, on" in program
     np.testing.assert_allclose(
@@ -278,7 +278,7 @@ def test_a_call_that_names_nothing_is_computed_by_two(in_two):
 
 
 def test_operations_say_that_two_compute_a_call(in_two):
-    arrays = {name: given()[name] for name in ("query", "key", "value")}
+    arrays = {name: getattr(given(), name) for name in ("query", "key", "value")}
     explanation = Executor().explain(FlashAttention(), **arrays)
     assert explanation.implementation == "xla, triton without gradients"
     assert explanation.complete.platform == "auto"
@@ -292,7 +292,7 @@ def test_operations_say_that_two_compute_a_call(in_two):
 
 def test_a_tuner_tries_the_candidates_of_both(in_two, monkeypatch):
     monkeypatch.setattr("attest.kernels.triton.candidates.target_device", lambda: "sm_90")
-    arrays = {name: given()[name] for name in ("query", "key", "value")}
+    arrays = {name: getattr(given(), name) for name in ("query", "key", "value")}
     op = FlashAttention()
     _, arguments = op.prepare(**arrays)
     found = op.candidate_cfgs(Invocation(op.op_id, kwargs=arguments))
