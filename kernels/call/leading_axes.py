@@ -8,25 +8,13 @@ import jax
 import numpy as np
 
 from attest.kernels.call.arrays import broadcast, exactly_narrowed
+from attest.kernels.call.axes import AXES, behind_batch
 from attest.kernels.call.options import refuse
 
-# The axes of each argument behind its batch dimensions, and whether those may be 1 each, or left out.
-_ARGUMENTS = {
-    "query": (3, False),
-    "key": (3, False),
-    "value": (3, False),
-    "attention_mask": (3, True),
-    "bias": (3, True),
-    "q_segment_ids": (1, False),
-    "kv_segment_ids": (1, False),
-    "q_positions": (1, True),
-    "kv_positions": (1, True),
-    "kv_start": (1, True),
-    "kv_end": (1, True),
-    "alibi_slopes": (1, True),
-    "q_offset": (0, False),
-}
-
+# The arrays whose batch dimensions may be 1 each, or left out.
+_BROADCAST = frozenset(
+    {"attention_mask", "bias", "q_positions", "kv_positions", "kv_start", "kv_end", "alibi_slopes"}
+)
 # Those that lack axes as in NumPy's broadcasting.
 _PAIRS = ("attention_mask", "bias")
 
@@ -50,14 +38,16 @@ def merged_arrays(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Leading
     leading = tuple(query.shape[:-3])
     result = dict(arguments)
     has_lengths = arguments.get("cum_seqlens_q") is not None
-    for name, (axes, broadcasts) in _ARGUMENTS.items():
-        x = arguments.get(name)
+    for name in AXES:
+        x, axes = arguments.get(name), behind_batch(name)
+        if axes is None:
+            continue
         if name == "q_offset" and has_lengths and getattr(x, "ndim", None) == 1:
             continue
         if name == "alibi_slopes" and getattr(x, "ndim", None) == 1:
             continue
         if isinstance(x, jax.Array | np.ndarray):
-            result[name] = _merge(name, x, leading, axes, broadcasts)
+            result[name] = _merge(name, x, leading, axes, name in _BROADCAST)
     return result, leading
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attest.kernels.call.axes import behind_batch
 from attest.kernels.call.options import refuse
 from attest.kernels.masks.conditions import Conditions
 from attest.kernels.masks.segments import hide_keys
@@ -15,17 +16,6 @@ from attest.kernels.masks.sizes import Sizes, sizes_of
 from attest.kernels.masks.visibility import chunk_of, positions_of, same_chunk, within
 
 _INT32 = 2**31 - 1
-# The axes of each argument behind its batch dimensions.
-_BEHIND = {
-    "attention_mask": 3,
-    "q_segment_ids": 1,
-    "kv_segment_ids": 1,
-    "q_positions": 1,
-    "kv_positions": 1,
-    "q_offset": 0,
-    "kv_start": 1,
-    "kv_end": 1,
-}
 
 
 def flash_attention_arguments(
@@ -175,10 +165,10 @@ def order_arguments(rest: Conditions, sizes: Sizes, placed: bool) -> dict[str, A
 def _with_leading(arguments: dict[str, Any], leading: tuple[int, ...]) -> dict[str, Any]:
     """The arguments with the batch dimensions of the call in place of one (S27)."""
     result = dict(arguments)
-    for name, behind in _BEHIND.items():
-        x = arguments.get(name)
+    for name, x in arguments.items():
+        behind = behind_batch(name)
         of_sequences = name == "q_offset" and "cum_seqlens_q" in arguments
-        if not isinstance(x, jax.Array) or x.ndim == 0 or of_sequences:
+        if behind is None or not isinstance(x, jax.Array) or x.ndim == 0 or of_sequences:
             continue
         dimensions = leading if x.shape[0] == math.prod(leading) else (1,) * len(leading)
         result[name] = x.reshape(*dimensions, *x.shape[x.ndim - behind :])

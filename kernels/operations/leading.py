@@ -5,11 +5,9 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from attest.kernels.call.axes import behind_batch
 from attest.kernels.call.leading_axes import Leading, merged_arrays
 from attest.kernels.call.options import refuse
-
-# The axes of operands behind their batch dimensions; others have no batch dimension.
-_BEHIND = {"query": 3, "key": 3, "value": 3, "bias": 3}
 
 
 def with_one_batch(
@@ -26,7 +24,7 @@ def with_one_batch(
     if leading is None:
         return merged_arguments, in_specs, out_specs, None
     specs = [
-        _one_batch(f"in_specs of {name}", spec, getattr(arguments.get(name), "ndim", 0), _BEHIND.get(name))
+        _one_batch(f"in_specs of {name}", spec, getattr(arguments.get(name), "ndim", 0), behind_batch(name))
         for name, spec in zip(operands, in_specs, strict=False)
     ]
     out_specs = _one_batch("out_specs", out_specs, len(leading) + 3, 3)

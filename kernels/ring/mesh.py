@@ -10,29 +10,16 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from attest.kernels.arguments import AttentionArguments, by_name
+from attest.kernels.call.axes import AXES
 from attest.kernels.call.options import refuse, shown
 from attest.kernels.ring.arguments import Spread, check_axis_name
 from attest.kernels.sharding.explicit import Axes, Placement, own_array, own_origin
 from attest.kernels.sharding.mesh_functions import check_devices, once_for_alike, placed_on
 
-# What each axis of an array is: batch, query heads, key heads, rows, keys, or none of them.
-_LAYOUTS = {
-    "query": "bqh.",
-    "key": "bkg.",
-    "value": "bkg.",
-    "attention_mask": "bhqk",
-    "bias": "bhqk",
-    "q_segment_ids": "bq",
-    "kv_segment_ids": "bk",
-    "softmax_aux": "h.",
-    "q_positions": "bq",
-    "kv_positions": "bk",
-    "kv_start": "bq",
-    "kv_end": "bq",
-    "alibi_slopes": "bh",
-}
 # What each device has of all batch entries, and reads of its own.
 _OF_ENTRIES = ("cum_seqlens_q", "cum_seqlens_k", "q_offset")
+# The axes of the arrays of which each device has a part.
+_LAYOUTS = {name: axes for name, axes in AXES.items() if name not in _OF_ENTRIES and axes != "."}
 # What pads an array that is not padded with 0: rows and keys of padding meet nothing.
 _FILL = {"q_segment_ids": -1, "kv_segment_ids": -1}
 # Shards are a multiple of so many rows and keys: their halves begin at multiples of 4, as dropout needs.

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attest.kernels.call.axes import AXES
 from attest.kernels.call.call import Call
 from attest.kernels.call.positions import Positions, moved_origin
 from attest.kernels.implementation import Passes, Settings
@@ -22,7 +23,7 @@ from attest.kernels.varying import vary_together, varying_axes
 from attest.kernels.visibility.intervals import Rows, Whole, describe_rows
 
 # The arrays of a call that belong to keys, and the axis of the keys.
-KEY_AXES = {"key": 1, "value": 1, "kv_segment_ids": 1, "kv_positions": 1, "attention_mask": 3, "bias": 3}
+KEY_AXES = {name: axes.index("k") for name, axes in AXES.items() if "k" in axes}
 
 type Shard = Mapping[str, jax.Array]
 

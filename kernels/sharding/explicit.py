@@ -17,6 +17,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.sharding import AxisType, PartitionSpec
 
+from attest.kernels.call.axes import AXES
 from attest.kernels.call.call import Call
 from attest.kernels.call.positions import moved_origin
 from attest.kernels.varying import vary_together
@@ -24,31 +25,14 @@ from attest.kernels.varying import vary_together
 type Axes = tuple[str, ...]
 type Results = tuple[jax.Array, jax.Array]
 
-# What the axes of each array of a call are: a batch entry, a query or key head, or what is never sharded.
-LAYOUTS: dict[str, str] = {
-    "query": "b.h.",
-    "key": "b.k.",
-    "value": "b.k.",
-    "attention_mask": "bh..",
-    "bias": "bh..",
-    "q_segment_ids": "b.",
-    "kv_segment_ids": "b.",
-    "cum_seqlens_q": ".",
-    "cum_seqlens_k": ".",
-    "softmax_aux": "h.",
-    "dropout_seed": ".",
-    "q_offset": "b",
-    "q": "b.",
-    "kv": "b.",
-    "origin": ".",
-    "kv_start": "b.",
-    "kv_end": "b.",
-    "alibi_slopes": "bh",
-}
+# The names that a `Call` has for positions, and those that users give them.
+_GIVEN = {"q": "q_positions", "kv": "kv_positions"}
+_NAMES = {given: name for name, given in _GIVEN.items()}
+# What the axes of each array of a `Call` are: a batch entry, a query or key head, or what is never sharded.
+_KINDS = str.maketrans({"q": ".", "k": ".", "g": "k"})
+LAYOUTS: dict[str, str] = {_NAMES.get(name, name): axes.translate(_KINDS) for name, axes in AXES.items()}
 # The arrays of a call that have gradients.
 FLOATS = ("query", "key", "value", "bias", "softmax_aux")
-# The names of positions as users give them.
-_GIVEN = {"q": "q_positions", "kv": "kv_positions"}
 _AXES = {"b": "the batch", "h": "the heads", "k": "the heads"}
 
 
