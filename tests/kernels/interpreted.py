@@ -4,8 +4,6 @@ import os
 
 import pytest
 
-from tests.kernels.alone import run_alone
-
 # The choice is made where a kernel is defined.
 needs_interpreter = pytest.mark.process(devices=2, TRITON_INTERPRET="1")
 # XLA makes its threads when it starts.
@@ -13,8 +11,3 @@ needs_tpu_interpreter = pytest.mark.process(devices=2, PJRT_NPROC="8")
 needs_compiler = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="runs in a process without TRITON_INTERPRET=1"
 )
-
-
-def run_interpreted(file: str) -> None:
-    """Runs the tests of a file in a process of its own: the choice is made where a kernel is defined."""
-    run_alone(file, {"TRITON_INTERPRET": "1"}, seconds=600)

@@ -23,16 +23,11 @@ from attest.kernels.choice.choose import Device, Traits, implementation_for
 from attest.kernels.configs.tables import read_table
 from attest.kernels.implementations import IMPLEMENTATIONS, MOSAIC_GPU, PALLAS_TPU, TRITON, XLA
 from tests.kernels.implementations import flash_kernels
-from tests.kernels.interpreted import needs_compiler, needs_interpreter, run_interpreted
+from tests.kernels.interpreted import needs_compiler, needs_interpreter
 from tests.kernels.kernel_cases import qkv
 
 EVERYTHING = lambda _package: True  # noqa: E731
 F32, BF16, F16 = "float32", "bfloat16", "float16"
-
-
-@needs_compiler
-def test_triton_in_a_process_of_its_own():
-    run_interpreted(__file__)
 
 
 CPU, TPU, METAL = Device("cpu"), Device("tpu"), Device("METAL")

@@ -16,19 +16,13 @@ from attest.kernels import xla
 from attest.kernels.call.call import Call
 from attest.kernels.call.positions import Positions
 from attest.kernels.sharding.explicit import LAYOUTS
-from tests.kernels.alone import run_alone
 from tests.kernels.kernel_cases import normal
 from tests.kernels.meshes import assert_same, collectives, kinds, mesh_of
 
 DEVICES = 8
 BATCH, Q, K, DIM, VALUE_DIM = 4, 12, 16, 8, 4
 
-here = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in a process of eight devices")
-
-
-@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process of eight devices")
-def test_all_of_this_in_a_process_of_eight_devices() -> None:
-    run_alone(__file__, {"JAX_PLATFORMS": "cpu"}, seconds=600, devices=DEVICES)
+here = pytest.mark.process(devices=DEVICES)
 
 
 def ids(length: int) -> np.ndarray:
