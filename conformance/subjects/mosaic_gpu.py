@@ -103,7 +103,7 @@ def _fused_flash_attention(query: Any, key: Any, value: Any, **options: Any) -> 
 
 
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
-    """Return weights and dS cast to the inputs' dtype, all else in float32."""
+    """Return numerics with weights and dS in the inputs' dtype, all else in float32."""
     functions = {**CUDA, "tanh": 2.0**-20}  # their own: kernels/pallas/mosaic_gpu/tile/tanh.py
     return replace(default_numerics(dtype, tiling), key_block=FEWEST_KEYS, **functions, **CUDA_MATRIX_UNIT)
 

@@ -72,7 +72,7 @@ def interpreted_call(call: Callable[..., Any], seed: int) -> Callable[..., Any]:
 
 
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
-    """Return weights and dS cast to the inputs' dtype, all else in float32."""
+    """Return numerics with weights and dS in the inputs' dtype, all else in float32."""
     return replace(default_numerics(dtype, tiling), **_ARITHMETIC)
 
 

@@ -56,7 +56,7 @@ def _cuda_numerics(dtype: str, tiling: Tiling) -> Numerics:
 
 
 def _declared(dtype: str, tiling: Tiling, arithmetic: Mapping[str, Any]) -> Numerics:
-    """Return weights and dS cast to the inputs' dtype, all else in float32."""
+    """Return numerics with weights and dS in the inputs' dtype, all else in float32."""
     keys = tiling.key_block if tiling.options else _FEWEST_KEYS[dtype]
     return replace(default_numerics(dtype, tiling), key_block=keys, **arithmetic)
 

@@ -105,7 +105,7 @@ def cotangent_call(
 
 
 def sink_cotangent(call: Call, lse: jax.Array, delta: jax.Array) -> jax.Array | None:
-    """Return sum over batch, rows and shared heads of p_sink * (0 - delta): a sink has no value (S14).
+    """Return the sum over batch, rows and shared heads of p_sink * (0 - delta): a sink has no value (S14).
 
     lse, delta: [B, Hq, Sq] float32; an lse of -inf is that of padding, which has no sinks either.
     """

@@ -144,12 +144,12 @@ class Pair:
 
     @property
     def first_row(self) -> Any:
-        """The begin of the rows in the whole."""
+        """The start of the rows in the whole."""
         return self.ring.schedule.place(self.own.device, self.q_piece) * self.ring.schedule.q_piece
 
     @property
     def first_key(self) -> Any:
-        """The begin of the keys in the whole."""
+        """The start of the keys in the whole."""
         return self.ring.schedule.place(self.source, self.k_piece) * self.ring.schedule.k_piece
 
     def place_of(self, name: str, shape: tuple[int, ...]) -> dict[int, Run]:

@@ -203,7 +203,7 @@ def mapped(call: Call, change: Callable[[str, jax.Array], Any]) -> Call:
 
 
 def own_part(placement: Placement, whole: frozenset[str], call: Call) -> Call:
-    """Return the part that a device reads of the arrays that are not sharded, and its begin in the whole.
+    """Return the part that a device reads of the arrays that are not sharded, and its start in the whole.
 
     whole: which of key and value have all their heads on every device.
     """

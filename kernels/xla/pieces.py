@@ -34,7 +34,7 @@ LIMITS: Limits = tomllib.loads((Path(__file__).parent / "pieces.toml").read_text
 
 @dataclass(frozen=True)
 class Piece:
-    """The begin of a piece, in batch entries, rows and keys, and how many of each it has."""
+    """The start of a piece, in batch entries, rows and keys, and how many of each it has."""
 
     entry: Any
     row: Any

@@ -84,7 +84,7 @@ class Instructions[T](Protocol):
 
 
 class Place[T](NamedTuple):
-    """The begin of a tile in the whole array, and the seed: a word each.
+    """The start of a tile in the whole array, and the seed: a word each.
 
     row: in the call, which begins at row_origin. batch, head, key: in the whole; key is a multiple of four.
     """

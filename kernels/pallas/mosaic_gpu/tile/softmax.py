@@ -115,7 +115,7 @@ def online_softmax(tile: Tile, s: jax.Array, compared: Any, known: Softmax) -> W
 
 
 def rescaled(acc: jax.Array, weights: Weights) -> jax.Array:
-    """Return earlier sums of P V, relative to the reference as it is now."""
+    """Return earlier sums of P V, rescaled to the reference as it is now."""
     alpha = weights.alpha
     return lax.cond(
         weights.moved, lambda acc, alpha: acc * over_rows(alpha, acc.shape), lambda acc, _: acc, acc, alpha
