@@ -1,4 +1,4 @@
-"""Which environments the project is checked in; `uvx nox -l` lists them."""
+"""The environments in which the project is checked; `uvx nox -l` lists them."""
 
 import os
 import re
@@ -88,7 +88,7 @@ _PATIENTLY = ("--timeout", "900")
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """What guards main: lint, types, pages, gates, the compile matrix, and the test suite at the end."""
+    """Run what guards main: lint, types, pages, gates, the compile matrix, and the test suite at the end."""
     _install(session, "test", "lint", "types", "docs", "adapters", "hopper", "tpu")
     session.env.update(_PLATFORMS)
     with _part(session, "lint and types"):
@@ -111,7 +111,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def gate(session: nox.Session) -> None:
-    """The main job: judge every kernel that this machine can run, by the quick profile."""
+    """Judge every kernel that this machine can run, by the quick profile: the main job."""
     _install(session)
     session.run("attest", "gate", *session.posargs)
 
@@ -153,14 +153,14 @@ def compile_matrix(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff: rules and format; import-linter: which package may import which."""
+    """Check rules and format by ruff, and by import-linter which package may import which."""
     _install(session, "lint")
     _lint(session)
 
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Pyright, strict on our packages."""
+    """Check types by pyright, strict on our packages."""
     _install(session, "types", "adapters")
     _types(session)
 
@@ -174,7 +174,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def benchmarks(session: nox.Session) -> None:
-    """Speed and memory beside jax.nn, in one run, against benchmarks/targets.toml."""
+    """Measure speed and memory beside jax.nn, in one run, against benchmarks/targets.toml."""
     _install(session)
     with TemporaryDirectory() as out:
         session.run("python", "-m", "benchmarks.cpu", "--out", out, *session.posargs)
@@ -190,7 +190,7 @@ def alarms(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
-    """Nightly: the tests of tests/nightly.toml, properties with many examples; then other gates."""
+    """Run the tests of tests/nightly.toml, properties with many examples, then other gates, each night."""
     _install(session, "test", "adapters", "hopper", "tpu")
     session.env.update(_PLATFORMS)
     session.run("pytest", "-m", "nightly", "-n", "auto", *session.posargs, env=_COMPILE_QUICKLY)
@@ -202,7 +202,7 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def defects(session: nox.Session) -> None:
-    """Nightly: plant each known defect in a clean kernel and see that the standard profile kills it."""
+    """Plant each known defect in a clean kernel and see that the standard profile kills it, each night."""
     _install(session, "test")
     options = ["--profile", "standard", "--seed", "0", "1", "2", "--workers", str(os.cpu_count() or 1)]
     session.run("python", "-m", "tests.mutants.score", *options, *session.posargs)
@@ -210,7 +210,7 @@ def defects(session: nox.Session) -> None:
 
 @nox.session(name="peer-tests", default=False)
 def peer_tests(session: nox.Session) -> None:
-    """Nightly: the attention tests of tokamax's wheel, unmodified, on our adapter; a wrong number fails."""
+    """Run the attention tests of tokamax's wheel, unmodified, on our adapter; a wrong number fails."""
     folder = "tests/peer_suites"
     session.install("--editable", ".", "--requirement", f"{folder}/requirements.txt")
     session.env.update(_PLATFORMS)
@@ -223,7 +223,7 @@ def peer_tests(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("installed", list(_INSTALLED))
 def minimums(session: nox.Session, installed: str) -> None:
-    """What users install, on the lowest versions that are allowed: the core, the suite, and Triton."""
+    """Test what users install, on the lowest versions allowed: the core, the suite, and Triton."""
     project = nox.project.load_toml()
     extras = _INSTALLED[installed]
     needed = [
@@ -249,7 +249,7 @@ def minimums(session: nox.Session, installed: str) -> None:
 @nox.session(default=False)
 @nox.parametrize("jax", _JAX)
 def versions(session: nox.Session, jax: str) -> None:
-    """Nightly: the quick gate on a version of JAX, and its row in docs/reference/jax-versions.md."""
+    """Run the quick gate on a version of JAX, and write its row in docs/reference/jax-versions.md."""
     project = nox.project.load_toml()
     needed = [*project["project"]["dependencies"], *_extra(project, "suite")]
     # The project itself excludes the red versions.
@@ -293,13 +293,13 @@ def _part(session: nox.Session, name: str) -> Generator[None]:
 
 
 def _cpu_seconds() -> float:
-    """The CPU time of all processes that have ended."""
+    """Return the CPU time of all processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _install(session: nox.Session, *groups: str) -> None:
-    """The locked versions of the project and of some groups, into the session's own environment."""
+    """Install the locked versions of the project and of some groups into the session's own environment."""
     session.run_install(
         "uv",
         "sync",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """How cases are chosen for a check.
+    """The way cases are chosen for a check.
 
     table: the table of conformance/running/profiles.toml that says how many; without it no case is drawn.
     by_row: from the rows of covering arrays; the cases of a row share programs and are judged together.

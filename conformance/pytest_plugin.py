@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def attest_conformance(request: pytest.FixtureRequest) -> "Callable[..., RunRecord]":
-    """A function that holds a Subject to everything it declares, as `run_conformance_test` does.
+    """Return a function that holds a Subject to everything it declares, as `run_conformance_test` does.
 
     Each check is reported as a subtest of its own where this pytest has subtests; otherwise the test fails
     with all explanations. It returns the record. `expectations`: TOML files or folders of known failures.

@@ -42,7 +42,7 @@ class Element:
 
 @dataclass(frozen=True)
 class Measurement:
-    """How far one output is from the oracle: numbers only.
+    """The distance of one output from the oracle: numbers only.
 
     output: out, lse, dquery, dkey, dvalue, dbias or dsoftmax_aux. elements: how many were judged.
     worst_ratio: the largest err / bound. rms_ratio: rms(err) / rms(std). largest_z: of err / std.
@@ -133,13 +133,13 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """ "pass" or "fail": a red verdict, a problem or an early end fails; so does a run of nothing."""
+        """The status, "pass" or "fail": red verdicts, problems, an early end or a run of nothing fail."""
         failed = any_red(self.results) or self.problems or not self.complete or self.nothing
         return "fail" if failed else "pass"
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many results of each verdict."""
+        """The number of results of each verdict."""
         found = Counter(result.verdict.value for result in self.results)
         return {verdict.value: found[verdict.value] for verdict in Verdict}
 
@@ -158,7 +158,7 @@ def with_problems(record: RunRecord, problems: Iterable[str]) -> RunRecord:
 
 
 def settled(results: Iterable[Result]) -> tuple[Result, ...]:
-    """Results in order, without those failures that shrinking found to be minimal already."""
+    """Return results in order, without those failures that shrinking found to be minimal already."""
     every = tuple(results)
     minimal = {result.key for result in every if result.minimal}
     kept = (result for result in every if result.minimal or not (_failed(result) and result.key in minimal))
@@ -166,7 +166,7 @@ def settled(results: Iterable[Result]) -> tuple[Result, ...]:
 
 
 def to_shrink(results: Iterable[Result]) -> dict[tuple[str, str, bool], Result]:
-    """The simplest failure of each subject and check, one of meaning and one of precision.
+    """Return the simplest failure of each subject and check, one of meaning and one of precision.
 
     What hung or died is not among them: a search would do so, too.
     """
@@ -178,7 +178,7 @@ def to_shrink(results: Iterable[Result]) -> dict[tuple[str, str, bool], Result]:
 
 
 def merge_records(records: Iterable[RunRecord]) -> RunRecord:
-    """One record of all the shards of one run.
+    """Return one record of all the shards of one run.
 
     Raises ValueError if they are of different runs, or a shard is missing or given twice.
     """
@@ -202,7 +202,7 @@ def merge_records(records: Iterable[RunRecord]) -> RunRecord:
 
 
 def _as_shrunk_once(results: tuple[Result, ...]) -> tuple[Result, ...]:
-    """The results of all shards, each of which shrank its own simplest failures: those of the whole run stay.
+    """Return the results of all shards as of one run: only its own simplest failures stay shrunk.
 
     A case that was drawn stays, as an ordinary failure, where another one takes its place as the minimal one.
     """

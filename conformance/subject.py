@@ -129,7 +129,7 @@ class Limits:
         )
 
     def why_not(self, case: Case) -> str | None:
-        """Why a kernel with these limits does not take a case, in a few words; None if it should."""
+        """Return why a kernel with these limits does not take a case, in a few words; None if it should."""
         if max(case.q_len, case.kv_len) > self.longest:
             return f"takes at most {self.longest} tokens"
         for together in self.excludes:
@@ -259,14 +259,14 @@ class Subject:
         )
 
     def why_not_here(self, backend: str) -> str | None:
-        """Why the subject cannot run in this process, on a backend of JAX, in one clause; None if it can."""
+        """Return why the subject cannot run in this process, on a backend, in one clause; None if it can."""
         if self.backend not in ("any", backend):
             advice = "; JAX_PLATFORMS=cpu makes JAX use it" if self.backend == "cpu" else ""
             return f"runs on {self.backend}, this machine has {backend}{advice}"
         return self.ready()
 
     def why_not(self, case: Case) -> str | None:
-        """Why the subject does not take a case, in a few words; None if it should."""
+        """Return why the subject does not take a case, in a few words; None if it should."""
         missing = sorted(case.features - self.features)
         if missing:
             return f"does not declare {', '.join(missing)}"
@@ -324,7 +324,7 @@ def find(name: str) -> Subject:
 
 
 def _modules(package: ModuleType) -> Iterator[ModuleType]:
-    """The modules of a package; those whose names begin with _ hold what others share, and no Subject."""
+    """Yield the modules of a package without those that others share, whose names begin with _."""
     for info in pkgutil.iter_modules(package.__path__):
         if not info.name.startswith("_"):
             yield importlib.import_module(f"{package.__name__}.{info.name}")

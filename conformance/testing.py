@@ -41,7 +41,7 @@ def run_conformance_test(
 def conformance_record(
     subject: Subject, profile: str = "quick", seed: int = 0, expectations: Sequence[Path] = ()
 ) -> RunRecord:
-    """The record behind `run_conformance_test`, which does not raise for a kernel that fails."""
+    """Return the record behind `run_conformance_test`, which does not raise for a kernel that fails."""
     if not isinstance(subject, Subject):  # type: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise TypeError(f"subject: got {type(subject).__name__}, expected an attest.Subject")
     _warn_if_shared(subject)
@@ -67,7 +67,7 @@ def _warn_if_shared(subject: Subject) -> None:
 
 
 def failures_by_check(record: RunRecord) -> Mapping[str, str]:
-    """For each check with a red verdict, the explanation of its simplest case."""
+    """Return the explanation of the simplest case of each check with a red verdict."""
     shown: dict[str, Result] = {}
     for result in sorted(record.results, key=lambda result: (not result.minimal, result.sort_key)):
         if result.verdict.red:
@@ -76,7 +76,7 @@ def failures_by_check(record: RunRecord) -> Mapping[str, str]:
 
 
 def _replay(result: Result) -> str:
-    """In Python: a subject of a test suite is seldom known by name to another process."""
+    """Return a replay in Python: a test suite's subject is seldom known by name to another process."""
     case = json.dumps(result.case.to_json(), sort_keys=True)
     return f"replay_case(subject, {result.check!r}, {case!r})  # from attest.conformance import replay_case"
 

@@ -54,7 +54,7 @@ def _too_deep(where: str) -> str:
 
 
 def _shallow[T](data: T, where: str) -> T:
-    """The data, if what it holds as plain lists and objects is not nested too deeply."""
+    """Return the data, if its plain lists and objects are not nested too deeply."""
     level: list[object] = [data]
     for _ in range(sizes().depth + 1):
         level = [item for outer in level for item in _items(outer)]

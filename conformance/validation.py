@@ -93,7 +93,7 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
 
 
 def _check_number(name: str, number: Any) -> None:
-    """A number that float32 holds; a traced one is taken on trust."""
+    """Check a number, which float32 must hold; a traced one is taken on trust."""
     if isinstance(number, Tracer):
         return
     try:
@@ -116,13 +116,13 @@ def _check_range(name: str, number: Any) -> None:
 
 
 def _check_window(window: Any) -> None:
-    """The form of a window; `make_problem` checks its sides."""
+    """Check the form of a window; `make_problem` checks its sides."""
     if not isinstance(window, Integral | tuple | list):
         _refuse("sliding_window", repr(window), "an int or a pair (left, right)")
 
 
 def _check_seed(seed: Any) -> None:
-    """The dtype of a seed that is an array; `make_problem` checks numbers."""
+    """Check the dtype of a seed that is an array; `make_problem` checks numbers."""
     if isinstance(seed, jax.Array | np.ndarray) and not (
         jnp.issubdtype(seed.dtype, np.integer) or jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
     ):
@@ -134,7 +134,7 @@ def _is_integer(array: Any) -> bool:
 
 
 def _stand_ins(given: Mapping[str, Any], supports: Subject | None) -> dict[str, Any]:
-    """The arguments for `fold`: arrays of their shapes and dtypes that take no memory.
+    """Return the arguments for `fold`: arrays of their shapes and dtypes that take no memory.
 
     Concrete lengths, offsets, origins and slopes stand for themselves. What is traced gets a value that is
     right.
@@ -163,17 +163,17 @@ def _zeros(array: Any) -> NDArray[Any]:
 
 
 def _concrete(array: Any) -> NDArray[Any]:
-    """The values of an array, 0 where it is traced."""
+    """Return the values of an array, 0 where it is traced."""
     return _zeros(array) if isinstance(array, Tracer) else np.asarray(array)
 
 
 def _start(number: Any) -> Any:
-    """One number of an origin, which may be an array without axes."""
+    """Return one number of an origin, which may be an array without axes."""
     return _concrete(number)[()] if isinstance(number, jax.Array | np.ndarray) else number
 
 
 def _sinks(aux: NDArray[Any], query: Any, supports: Subject | None) -> NDArray[Any]:
-    """The sinks as [n] or [Hq, n], once it is clear which of the two they are.
+    """Return the sinks as [n] or [Hq, n], once it is clear which of the two they are.
 
     [n] with n = Hq > 1 is either n sinks that all heads share or one for each head. A kernel that takes only
     one of the two is in no doubt.
@@ -191,7 +191,7 @@ def _sinks(aux: NDArray[Any], query: Any, supports: Subject | None) -> NDArray[A
 
 
 def _unsupported(given: Mapping[str, Any], subject: Subject) -> Iterator[tuple[str, str]]:
-    """(argument, what the subject does not take) for whatever of a well-formed call it does not declare."""
+    """Yield (argument, what the subject does not take) for a well-formed call's undeclared features."""
     on = _features(given)
     for feature in ALL_FEATURES:
         if feature in on - subject.features - subject.unjudged:
@@ -221,7 +221,7 @@ def _unsupported(given: Mapping[str, Any], subject: Subject) -> Iterator[tuple[s
 
 
 def _narrower(given: Mapping[str, Any], subject: Subject, on: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """The forms of supported features that the subject does not take."""
+    """Yield the forms of supported features that the subject does not take."""
     if "window" in on and subject.limits.window_sides == "left":
         window = given["sliding_window"]
         left, right = (window, window) if isinstance(window, Integral) else window
@@ -247,19 +247,19 @@ def _narrower(given: Mapping[str, Any], subject: Subject, on: frozenset[str]) ->
 
 
 def _argument(feature: str, given: Mapping[str, Any]) -> str:
-    """The arguments that a feature goes by, as far as they are given."""
+    """Return the arguments that a feature goes by, as far as they are given."""
     if feature in ("gqa", "value_dim"):
         return {"gqa": "key heads", "value_dim": "value head dim"}[feature]
     return " and ".join(name for name in ALL_FEATURES[feature].arguments if name in given)
 
 
 def _is_elsewhere(origin: Any) -> bool:
-    """Whether an origin may be another than the default, all zeros."""
+    """Return whether an origin may be another than the default, all zeros."""
     return isinstance(origin, Tracer) or any(isinstance(start, Tracer) or start != 0 for start in origin)
 
 
 def _shares_pairs(given: Mapping[str, Any]) -> bool:
-    """Whether rows or keys share a mask, or keys a bias."""
+    """Return whether rows or keys share a mask, or keys a bias."""
     lengths = (given["query"].shape[-3], given["key"].shape[-3])
     mask, bias = given.get("attention_mask"), given.get("bias")
     of_mask = mask is not None and mask.shape[-2:] != lengths
@@ -267,7 +267,7 @@ def _shares_pairs(given: Mapping[str, Any]) -> bool:
 
 
 def _features(given: Mapping[str, Any]) -> frozenset[str]:
-    """The features of `attest.conformance.cases.features` that a well-formed call switches on."""
+    """Return the features of `attest.conformance.cases.features` that a well-formed call switches on."""
     query, key, value = (given[name] for name in _QKV)
     rate = given.get("dropout_prob", 0.0)
     packed = math.prod(query.shape[:-3]) == 1

@@ -1,4 +1,4 @@
-"""What all implementations share around their two passes: the computation and differentiation of a call."""
+"""The computation and differentiation of a call, which all implementations share around their two passes."""
 
 from dataclasses import replace
 from functools import partial
@@ -80,7 +80,7 @@ def _cotangents(
 
 
 def _read(call: Call) -> Call:
-    """The call as passes read it: key and value in the dtype of query; see `sharding.explicit`."""
+    """Return the call as passes read it: key and value in the dtype of query; see `sharding.explicit`."""
     key, value = (x.astype(call.query.dtype) for x in (call.key, call.value))
     return replace(call, key=key, value=value)
 
@@ -91,7 +91,7 @@ _differentiable.defvjp(_with_residuals, _cotangents)
 def _backward(
     passes: Passes, settings: Settings, call: Call, given: dict[str, jax.Array], kept: Any = None
 ) -> dict[str, jax.Array]:
-    """The gradients of the float arrays of a call, by name; given: as `partitioned.backward` says."""
+    """Return the gradients of the float arrays of a call, by name; given: as `partitioned.backward` says."""
     hides = hides_pairs(call) and not passes.cleans_rows
     terms = row_terms(call, **given, normalize_output=settings.normalize_output, hides=hides)
     sums = passes.backward(settings, call, terms, kept) if _has_pairs(call) else _without_pairs(call)
@@ -109,7 +109,7 @@ def _forward(passes: Passes, settings: Settings, call: Call) -> Forward:
 
 
 def _alone(passes: Passes, settings: Settings, call: Call) -> Forward:
-    """The forward pass, on one device."""
+    """Run the forward pass on one device."""
     result = passes.forward(settings, call) if _has_pairs(call) else _sinks_alone(settings, call)
     _, result = vary_together((call, result))
     if call.softmax_aux is None:
@@ -126,7 +126,7 @@ def _has_pairs(call: Call) -> bool:
 
 
 def _sinks_alone(settings: Settings, call: Call) -> Forward:
-    """The forward pass of a call without queries or keys: out 0, the lse of the sinks (S10, S11)."""
+    """Run the forward pass of a call without queries or keys: out 0, the lse of the sinks (S10, S11)."""
     batch, q_length, q_heads, _ = call.query.shape
     dtype = settings.result_dtype(call.query.dtype)
     out = jnp.zeros((batch, q_length, q_heads, call.value.shape[3]), dtype)

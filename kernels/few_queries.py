@@ -81,7 +81,7 @@ def pack_heads(call: Call, rows: Rows) -> tuple[Call, Rows]:
 
 
 def _restricting(bound: jax.Array | None, open_: Callable[[jax.Array], jax.Array]) -> jax.Array | None:
-    """A bound; None where it is known while tracing that no row is restricted by it."""
+    """Return a bound; None where it is known while tracing that no row is restricted by it."""
     if bound is None or isinstance(bound, Tracer):
         return bound
     return None if bool(open_(bound).all()) else bound
@@ -94,7 +94,7 @@ def _packed(x: jax.Array, group: int) -> jax.Array:
 
 
 def _packed_pairs(x: jax.Array | None, rows: int, group: int) -> jax.Array | None:
-    """Of a mask or a bias [B or 1, Hq or 1, S or 1, Sk or 1]."""
+    """Return a mask or bias [B or 1, Hq or 1, S or 1, Sk or 1] for packed rows."""
     if x is None or group == 1:
         return x
     batch, heads, length, keys = x.shape
@@ -137,11 +137,11 @@ def finish(parts: Partial, call: Call, dtype: Any) -> Forward:
 
 
 def _share(reference: jax.Array, largest: jax.Array) -> jax.Array:
-    """exp2(reference - largest), 1 where both are -inf."""
+    """Return exp2(reference - largest), 1 where both are -inf."""
     return jnp.where(reference >= largest, jnp.float32(1), jnp.exp2(reference - largest))
 
 
 def _unpacked(x: jax.Array, group: int) -> jax.Array:
-    """[B, Hkv, G * S, ...] as [B, Hkv * G, S, ...]."""
+    """Return [B, Hkv, G * S, ...] as [B, Hkv * G, S, ...]."""
     batch, heads, rows, *rest = x.shape
     return x.reshape(batch, heads * group, rows // group, *rest)

@@ -26,7 +26,7 @@ from attest.kernels.versions import Versions
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an implementation supports. Cheap to import, so that the choice loads only what it runs."""
+    """The limits of an implementation. Cheap to import, so that the choice loads only what it runs."""
 
     # The backends of JAX that it is chosen for; None: every one.
     backends: tuple[str, ...] | None = None
@@ -57,7 +57,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is static beside the call; block sizes and precision are as the implementation reads them.
+    """The static settings beside the call; block sizes and precision are as the implementation reads them.
 
     unrounded: whether both passes return float32, as it is before the last rounding. It is for calls on a
         part of the keys, whose results are merged: see `attest.kernels.numerics.partial`. The lse of
@@ -83,7 +83,7 @@ class Settings:
 
 
 class Forward(NamedTuple):
-    """What a forward pass returns.
+    """The results of a forward pass.
 
     out: [B, Sq, Hq, Dv] in the dtype of query, float32 if it is unrounded. lse: [B, Hq, Sq] float32. row_max:
     [B, Hq, Sq] float32, the maximum over visible keys alone, -inf where a row sees none. Where out is
@@ -98,7 +98,7 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """What a backward pass returns: gradients of the shapes of their arguments.
+    """The results of a backward pass: gradients of the shapes of their arguments.
 
     They have any float dtype, float32 if they are unrounded.
     """
@@ -124,7 +124,7 @@ def _fixed_precision(precision: Any) -> Any:
 
 @dataclass(frozen=True)
 class Passes:
-    """What an implementation computes.
+    """The two passes of an implementation.
 
     forward: out, lse and row maximum of a call that has queries and keys. The lse of padding rows may be
         anything.

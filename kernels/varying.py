@@ -14,7 +14,7 @@ from jax import lax
 
 
 def vary_together[T](tree: T) -> T:
-    """Makes every leaf of `tree` vary over the union of the manual axes of its leaves (clause S22).
+    """Make every leaf of `tree` vary over the union of the manual axes of its leaves (clause S22).
 
     The transpose of the cast is a sum over the axis, so gradients of a replicated input are complete.
     """
@@ -41,7 +41,7 @@ def shape_varying_as(x: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Sh
 
 
 def _varying(x: jax.Array) -> tuple[str, Any]:
-    """What the type of `x` records about its manual axes, and under which name."""
+    """Return what the type of `x` records about its manual axes, and under which name."""
     kind: Any = jax.typeof(x)
     # Before jax 0.10 there was only the set of axes.
     name = "manual_axis_type" if hasattr(kind, "manual_axis_type") else "vma"

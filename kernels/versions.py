@@ -21,7 +21,7 @@ class Versions:
         return self.first <= version < self.below and version not in self.without
 
     def __str__(self) -> str:
-        """The range as a requirement of a package states it, such as ">=0.6,!=0.11.0,<0.13"."""
+        """Return the range as a requirement of a package states it, such as ">=0.6,!=0.11.0,<0.13"."""
         parts = (
             f">={_dotted(self.first)}",
             *(f"!={_dotted(version)}" for version in self.without),

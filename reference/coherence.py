@@ -60,7 +60,7 @@ class Cast:
 
 @dataclass(frozen=True)
 class Shares:
-    """How the variance of an output is shared among cells: cells [C] and their parts [C] of the sum."""
+    """The shares of an output's variance among cells: cells [C] and their parts [C] of the sum."""
 
     cells: Cells
     parts: Floats
@@ -81,7 +81,7 @@ class CastError:
 
 @dataclass(frozen=True)
 class Parts:
-    """How the summed variance of an output divides into parts that err independently.
+    """The division of an output's summed variance into parts that err independently.
 
     squares: the sum of their squares. largest: the largest of them.
     """
@@ -142,7 +142,7 @@ def common_variance(casts: Sequence[Cast], weights: Sequence[Floats]) -> float:
 
 
 def _by_cells(deviations: Floats, cells: Cells, values: Floats, factor: Floats | float) -> CastError:
-    """The same in one grid: sums within each cell of a row, squared, then summed over its cells."""
+    """Return the same in one grid: sums within each cell of a row, squared, then summed over its cells."""
     rows, columns = deviations.shape
     variance, fourth = np.zeros((rows, values.shape[1])), np.zeros((rows, values.shape[1]))
     found: list[Cells] = [np.empty(0, np.int64)]

@@ -1,4 +1,4 @@
-"""Where a call is defined (S1): scales, caps and logits with room in float32, in which kernels compute.
+"""The range of defined calls (S1): scales, caps and logits with room in float32, in which kernels compute.
 
 Beyond it a right kernel may overflow, or cancel two infinities to NaN although the exact logit is small.
 """

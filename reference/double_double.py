@@ -23,14 +23,14 @@ _GRID_END = 8  # ... up to where what is left of tanh, below 2**-22, needs no mo
 
 
 def inverse_sqrt(n: int) -> tuple[float, float]:
-    """1 / sqrt(n) to twice the precision: a float64 and what its rounding lost."""
+    """Return 1 / sqrt(n) to twice the precision: a float64 and what its rounding lost."""
     high = float(n) ** -0.5
     exact = Fraction(high)
     return high, float((Fraction(1, n) - exact * exact) / (2 * exact))
 
 
 def dot(left: Floats, right: Floats) -> Pair:
-    """left @ right.T for [R, D] and [C, D]; the high part is exact, the low part the small rest."""
+    """Return left @ right.T for [R, D] and [C, D]; the high part is exact, the low part the small rest."""
     depth = left.shape[1]
     bits = (_MANTISSA - max(depth - 1, 1).bit_length()) // 2
     left_high, left_low = _slice(left, bits)
@@ -39,7 +39,7 @@ def dot(left: Floats, right: Floats) -> Pair:
 
 
 def times(pair: Pair, factor: tuple[float, float]) -> Pair:
-    """A pair times a scalar pair."""
+    """Return a pair times a scalar pair."""
     high, low = pair
     product = high * factor[0]
     high_a, high_b = _halves(high)
@@ -49,18 +49,18 @@ def times(pair: Pair, factor: tuple[float, float]) -> Pair:
 
 
 def plus(pair: Pair, addend: Floats) -> Pair:
-    """A pair plus an array."""
+    """Return a pair plus an array."""
     total, error = _two_sum(pair[0], addend)
     return total, error + pair[1]
 
 
 def normalised(pair: Pair) -> Pair:
-    """The same sum with the high part its float64 rounding, so that pairs compare part by part."""
+    """Return the same sum with the high part its float64 rounding, so that pairs compare part by part."""
     return _two_sum(*pair)
 
 
 def soft_cap(pair: Pair, cap: float) -> Pair:
-    """cap * tanh(pair / cap), normalised (S3).
+    """Return cap * tanh(pair / cap), normalised (S3).
 
     With a the nearest tabulated point and r the rest, tanh(a + r) exceeds tanh(a) by
     tanh(r) / cosh(a)^2 / (1 + tanh(a) tanh(r)), which is so small that float64 is enough for it.
@@ -80,14 +80,14 @@ def soft_cap(pair: Pair, cap: float) -> Pair:
 
 
 def exp_difference(pair: Pair, column: Pair) -> Floats:
-    """exp of a pair [R, C] minus a pair [R]; exactly 0 where the first is -inf."""
+    """Return exp of a pair [R, C] minus a pair [R]; exactly 0 where the first is -inf."""
     high, low = plus(pair, -column[0][:, None])
     return np.where(np.isneginf(pair[0]), 0.0, np.exp(high + (low - column[1][:, None])))
 
 
 @cache
 def _tanh_table() -> tuple[Floats, Floats, Floats]:
-    """tanh as a pair, and 1 / cosh^2, at 0, 1 / _GRID, ..., _GRID_END."""
+    """Return tanh as a pair, and 1 / cosh^2, at 0, 1 / _GRID, ..., _GRID_END."""
     high = np.empty(_GRID_END * _GRID + 1)
     low, slope = np.empty_like(high), np.empty_like(high)
     with localcontext(prec=40):

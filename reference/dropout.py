@@ -39,7 +39,7 @@ def check_dropout(options: Mapping[str, Any]) -> None:
 
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, ...]:
-    """Ten rounds of Philox4x32: four uint32 words for each counter.
+    """Compute ten rounds of Philox4x32: four uint32 words for each counter.
 
     counter: four broadcastable uint32 arrays. key: two integers of 32 bits.
     """
@@ -66,7 +66,7 @@ def keep_mask(
     origin: tuple[int, int, int, int] = (0, 0, 0, 0),
     shared: str | None = None,
 ) -> NDArray[np.bool_]:
-    """The kept weights of some rows of one head: bool [len(rows), Sk].
+    """Return the kept weights of some rows of one head: bool [len(rows), Sk].
 
     seed: 64 bits, the low word first. rate: dropout probability in [0, 1). shape: (B, Hq, Sq, Sk) of the
     call's array of weights. origin: where its first weight stands in the whole array, by whose coordinates

@@ -59,7 +59,7 @@ class LogitsGradient:
 def logits_gradient_error(
     problem: Problem, numerics: Numerics, block: RowBlock, backward: BackwardBlock, error: ForwardError
 ) -> LogitsGradient:
-    """The error of the gradient of the logits."""
+    """Return the error of the gradient of the logits."""
     u, c = numerics.accumulator, ROUNDING_VARIANCE
     p, keep, value = finite(block.weights), error.keep, error.value
     d_out, d_weights = finite(backward.d_out), finite(backward.d_weights)
@@ -165,7 +165,7 @@ def query_error(
     error: ForwardError,
     gradient: LogitsGradient,
 ) -> Spread:
-    """The error of dquery [R, D] of a block."""
+    """Return the error of dquery [R, D] of a block."""
     u, v_in, c, scale = numerics.accumulator, numerics.input_rounding, ROUNDING_VARIANCE, abs(block.dot_scale)
     d_logits = finite(backward.d_uncapped)
     count = (block.seen & (gradient.own.bound > 0)).sum(axis=1, dtype=np.float64)[:, None]
@@ -210,7 +210,7 @@ def query_error(
 
 
 def _row_dot_shift(problem: Problem, numerics: Numerics, backward: BackwardBlock) -> Floats:
-    """The error [R] of D that rounding the exact O makes."""
+    """Return the error [R] of D that rounding the exact O makes."""
     from_out = numerics.rounded_out_in_delta and not numerics.delta_from_weights
     if numerics.materialised or not from_out or not problem.normalize_output:
         return np.zeros(len(backward.out))
@@ -220,13 +220,13 @@ def _row_dot_shift(problem: Problem, numerics: Numerics, backward: BackwardBlock
 
 
 def _flush_floor(problem: Problem, scale: float) -> float:
-    """What may be flushed of dS: below the normals, its product or quotient with a scale, cap or share."""
+    """Return what may be flushed of dS: below the normals, its product or quotient with scale, cap, share."""
     cap, kept = problem.logits_soft_cap or 1.0, 1 / (1 - problem.dropout_prob)
     return SMALLEST_NORMAL * max(1.0, 1 / abs(scale) if scale else 1.0) * max(cap, 1 / cap) * kept
 
 
 def _cast_floor(numerics: Numerics, scale: float) -> float:
-    """Half the smallest subnormal of dS, which kernels cast before or after the scale."""
+    """Return half the smallest subnormal of dS, which kernels cast before or after the scale."""
     return numerics.half_subnormal * max(1.0, 1 / abs(scale) if scale else 1.0)
 
 
@@ -247,7 +247,7 @@ def _row_dot_error(
     dp: Spread,
     recomputed: _Recomputed,
 ) -> Spread:
-    """The error [R] of D."""
+    """Return the error [R] of D."""
     u, c, depth = numerics.accumulator, ROUNDING_VARIANCE, problem.value_dim
     p, d_out, out = finite(block.weights), np.abs(finite(backward.d_out)), np.abs(finite(backward.out))
     d_weights, row_dot = finite(backward.d_weights), finite(backward.row_dot)
@@ -308,7 +308,7 @@ def _row_dot_of_weights(
     dp: Spread,
     recomputed: _Recomputed,
 ) -> Spread:
-    """The error [R] of D where it is the sum of P * dP, with P recomputed from the returned lse."""
+    """Return the error [R] of D where it is the sum of P * dP, with P recomputed from the returned lse."""
     u, c, p = numerics.accumulator, ROUNDING_VARIANCE, finite(block.weights)
     d_weights = np.where(block.weighed, finite(backward.d_weights), 0.0)
     size, row_dot = np.abs(d_weights), finite(backward.row_dot)

@@ -70,12 +70,12 @@ class ForwardError:
 
 
 def lse_variance_of_sinks(block: RowBlock, sinks: Spread) -> Floats:
-    """The variance [R] of lse that errors of ln of the sinks' weights make."""
+    """Return the variance [R] of lse that errors of ln of the sinks' weights make."""
     return (block.sink_weights**2 * sinks.variance).sum(axis=1)
 
 
 def weight_growth(block: RowBlock, bound: Floats) -> Floats:
-    """How much weights [R, N] can grow whose logarithms are off by up to a bound [R, N]."""
+    """Return how much weights [R, N] can grow whose logarithms are off by up to a bound [R, N]."""
     p = finite(block.weights)
     # A weight that is 0 but for its last hundred digits may become the largest.
     logarithm = np.where(block.weighed, finite(block.logits - block.lse[:, None]), -np.inf)
@@ -230,7 +230,7 @@ def forward_error(
 
 
 def output_error(problem: Problem, numerics: Numerics, block: RowBlock, error: ForwardError) -> Spread:
-    """The error of out [R, Dv] as returned."""
+    """Return the error of out [R, Dv] as returned."""
     factor = np.ones(len(block.lse))
     if not problem.normalize_output:
         factor = finite(block.normaliser)
@@ -247,7 +247,7 @@ def output_error(problem: Problem, numerics: Numerics, block: RowBlock, error: F
 
 
 def _lse_range(block: RowBlock, weights: Floats, sinks: Floats) -> tuple[Floats, Floats]:
-    """The least and the largest lse [R] of logits [R, N] and sinks [R, n] that are off by so much."""
+    """Return the least and the largest lse [R] of logits [R, N] and sinks [R, n] that are off by so much."""
 
     def lse(sign: float) -> Floats:
         logits = np.where(block.weighed, block.logits + sign * weights, -np.inf)
@@ -261,7 +261,7 @@ def _lse_range(block: RowBlock, weights: Floats, sinks: Floats) -> tuple[Floats,
 def _logits_error(
     problem: Problem, semantics: Semantics, numerics: Numerics, block: RowBlock, key: Floats
 ) -> tuple[Spread, Spread, Floats]:
-    """The errors [R, N] of the logits before the cap, and of those that the softmax sees; 0 where hidden.
+    """Return the errors [R, N] of the logits before the cap and of those in the softmax; 0 where hidden.
 
     Then the part of the latter's variance that rounding the operands makes.
     """
@@ -315,7 +315,7 @@ def _logits_error(
 
 
 def _alibi(block: RowBlock) -> tuple[Floats, Floats]:
-    """What ALiBi adds to the logits [R, N], and how often that number is rounded in float32.
+    """Return what ALiBi adds to the logits [R, N], and how often that number is rounded in float32.
 
     The slope is turned into bits, the constant of which is rounded too, and multiplied by a distance, which
     is rounded itself where 24 bits do not hold it.
@@ -326,7 +326,7 @@ def _alibi(block: RowBlock) -> tuple[Floats, Floats]:
 
 
 def _shared_by_row(numerics: Numerics, block: RowBlock, key: Floats) -> Floats:
-    """The variance [R] of lse from what all logits of a row share; 0 where they share nothing.
+    """Return the variance [R] of lse from what all logits of a row share; 0 where they share nothing.
 
     Rounding the query moves them together, and dot products that are truncated drift towards 0 together. The
     weights do not see it: what it adds to all logits alike, the normaliser takes away.
@@ -342,7 +342,7 @@ def _shared_by_row(numerics: Numerics, block: RowBlock, key: Floats) -> Floats:
 
 
 def _weight_error(numerics: Numerics, block: RowBlock, logits: Spread, count: Floats) -> Spread:
-    """The error [R, N] of ln p, but for what is common to the row."""
+    """Return the error [R, N] of ln p, but for what is common to the row."""
     u, exponential, c = numerics.accumulator, numerics.exponential, ROUNDING_VARIANCE
     t, row_max = finite(block.logits), np.abs(finite(block.row_max))[:, None]
     distance = np.abs(finite(block.lse)[:, None] - t)
@@ -363,7 +363,7 @@ def _weight_error(numerics: Numerics, block: RowBlock, logits: Spread, count: Fl
 
 
 def _sink_error(problem: Problem, semantics: Semantics, numerics: Numerics, block: RowBlock) -> Spread:
-    """The error [R, n] of ln of the sinks' weights."""
+    """Return the error [R, n] of ln of the sinks' weights."""
     u, s = numerics.accumulator, np.abs(block.sink_logits)[None, :]
     row_max = np.abs(finite(block.row_max))[:, None]
     distance = np.abs(finite(block.lse)[:, None] - block.sink_logits[None, :])
@@ -377,7 +377,7 @@ def _sink_error(problem: Problem, semantics: Semantics, numerics: Numerics, bloc
 
 
 def _centred(weights: Floats, keep: Floats, value: Floats, centre: Floats) -> Floats:
-    """An upper bound of sum_j weights_j |keep_j v_j - centre|: [R, N], [R, N], [N, Dv], [R, Dv] to [R, Dv].
+    """Return a bound of sum_j weights_j |keep_j v_j - centre|: [R, N], [R, N], [N, Dv], [R, Dv] to [R, Dv].
 
     The lesser of the triangle's and of Cauchy and Schwarz's, both of which are products of matrices.
     """

@@ -31,7 +31,7 @@ class _Rounded:
 
 
 def _of(cast: Cast, columns: Ints) -> Cast:
-    """The cast of some columns."""
+    """Return the cast of some columns."""
     return replace(cast, sizes=cast.sizes[:, columns], deviations=cast.deviations[:, columns])
 
 
@@ -68,7 +68,7 @@ class ByKeys:
             self._add_sinks(self._sinks, block, backward, error, gradient)
 
     def finish(self) -> dict[str, Spread]:
-        """The errors by output, sums and their rounding included."""
+        """Return the errors by output, sums and their rounding included."""
         numerics, problem = self._numerics, self._problem
         sinks = self._sinks
         if sinks is not None and problem.softmax_aux is not None and problem.shares_sinks:
@@ -113,7 +113,7 @@ class ByKeys:
         return tuple(shares)
 
     def _common(self, output: str, total: "Sum", variance: Floats) -> float:
-        """The deviation of the sum of err * sign / std, where equal values round alike in all rows."""
+        """Return the deviation of the sum of err * sign / std, where equal values round alike in all rows."""
         signs = np.sign(total.total) / np.sqrt(np.where(variance > 0, variance, np.inf))
         casts: list[Cast] = []
         weights: list[Floats] = []
@@ -257,9 +257,11 @@ class Sum:
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...]) -> "Sum":
+        """Return an empty sum."""
         return cls(*(np.zeros(shape) for _ in range(8)))
 
     def over_heads(self, shape: tuple[int, ...]) -> "Sum":
+        """Return the sum over the heads, which share sinks of this shape."""
         return Sum(*(array.sum(axis=0).reshape(shape) for array in vars(self).values()))
 
     def add(
@@ -303,6 +305,7 @@ class Sum:
                 array[at][0] += term.sum(axis=0)
 
     def spread(self, numerics: Numerics, dtype: DTypeLike, flush: float, parts: Parts) -> Spread:
+        """Return the error of the rounded sum."""
         u = numerics.accumulator
         blocks = np.minimum(self.count, 1.0) * numerics.splits
         bound = self.bound + (numerics.gamma(self.count + blocks) + 4 * u) * self.magnitude

@@ -33,7 +33,7 @@ from attest.reference.visibility import Ints
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted of one output, in its shape: float64, never NaN for a finite output.
+    """The prediction of one output, in its shape: float64, never NaN for a finite output.
 
     bound: no correct kernel errs by more; 0 where only the exact value will do.
     std: the standard deviation of the error of a correct kernel.
@@ -99,7 +99,7 @@ def _by_queries(
     by_keys: ByKeys | None,
     repeats: bool,
 ) -> dict[str, Prediction]:
-    """out, lse and dquery of the chosen rows for `natural_cotangents`; feeds the blocks to `by_keys`."""
+    """Return out, lse and dquery of some rows for `natural_cotangents`; feeds the blocks to `by_keys`."""
     out_shape = (problem.batch, len(rows), problem.q_heads, problem.value_dim)
     extra = {"out": np.zeros(out_shape)}
     out = Spread(np.zeros(out_shape), np.zeros(out_shape), extra["out"])

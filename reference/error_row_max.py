@@ -35,7 +35,7 @@ def row_max_error(
     weight: Floats,
     d_weights: Spread,
 ) -> RowMaxError:
-    """The errors of a block; 0 where the maximum is held constant.
+    """Return the errors of a block; 0 where the maximum is held constant.
 
     weight [R, N]: the bound of the error of P. d_weights [R, N]: the error of dP.
     """
@@ -69,7 +69,7 @@ def _row_dot_error(
     weight: Floats,
     d_weights: Spread,
 ) -> Spread:
-    """The error [R] of D, whether it is summed as P dP over the keys or as dO O over the channels."""
+    """Return the error [R] of D, whether it is summed as P dP over the keys or as dO O over the channels."""
     p, size = finite(block.weights), np.abs(finite(backward.d_weights))
     d_out, out = np.abs(finite(backward.d_out)), np.abs(finite(backward.out))
     row_dot = finite(backward.row_dot)
@@ -92,7 +92,7 @@ def _row_dot_error(
 
 
 def _may_tie(block: RowBlock, error: ForwardError) -> tuple[Floats, Floats]:
-    """1 for the keys [R, N] and sinks [R, n] of which rounding decides whether they are the largest, or 0."""
+    """Return 1 for keys [R, N] and sinks [R, n] of which rounding decides if they are the largest, or 0."""
     logits, sinks = block.logits, np.broadcast_to(block.sink_logits, block.sink_weights.shape)
     reach, sink_reach = error.weight.bound, error.sinks.bound
     least = np.maximum(

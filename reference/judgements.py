@@ -22,7 +22,7 @@ _THRESHOLDS = Path(__file__).with_name("thresholds.toml")
 
 @dataclass(frozen=True)
 class Statistics:
-    """How one output differs from the truth.
+    """The difference of one output from the truth.
 
     elements: those that have a standard deviation; the last three numbers are taken over them.
     worst_ratio: the largest |error| / bound, inf where anything is NaN or infinite that should not be, is
@@ -115,7 +115,7 @@ def measure(got: NDArray[Any], want: Floats, prediction: Prediction) -> Statisti
 
 
 def limits(output: str, elements: int, keys: int, dtype: str, family: str = "normal") -> Limits:
-    """The limits for an output of `elements` elements of a call of `keys` keys, from thresholds.toml.
+    """Return the limits for an output of `elements` elements of a call of `keys` keys, from thresholds.toml.
 
     dtype: of the inputs. family: of the values; of those that repeat few numbers, or whose few largest
     errors are all that counts, only the bound is judged.
@@ -138,12 +138,12 @@ def limits(output: str, elements: int, keys: int, dtype: str, family: str = "nor
 
 
 def coarse_limit() -> float:
-    """The largest z, by a kernel that loses precision everywhere, that lost precision explains."""
+    """Return the largest z, by a kernel that loses precision everywhere, that lost precision explains."""
     return float(_thresholds()["coarse"]["z"])
 
 
 def exceeded(statistics: Statistics, limit: Limits) -> tuple[str, ...]:
-    """The judgements that fail, by the name of the statistic; empty for a correct kernel."""
+    """Return the judgements that fail, by the name of the statistic; empty for a correct kernel."""
     largest_bias = max(limit.bias_t, limit.bias_share * math.sqrt(statistics.observations))
     biased = not abs(statistics.bias_t) <= largest_bias and not statistics.common_z <= limit.common_z
     most = statistics.few + WORST_EXCESS * statistics.repeated
@@ -159,7 +159,7 @@ def exceeded(statistics: Statistics, limit: Limits) -> tuple[str, ...]:
 def _ratios(
     given: Floats, want: Floats, prediction: Prediction, overflow: float
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """|error| / bound, and which elements are finite on both sides."""
+    """Return |error| / bound, and which elements are finite on both sides."""
     comparable = np.isfinite(given) & np.isfinite(want)
     error = np.abs(given - want)
     ratio = np.where(error == 0, 0.0, error / prediction.bound)
@@ -172,7 +172,7 @@ def _ratios(
 
 
 def _chance(parts: Parts, total: float) -> float:
-    """How far a weighted sum of squares of normal errors exceeds its mean with the probability false_alarm.
+    """Return how far a weighted sum of squares of normal errors exceeds its mean at odds of false_alarm.
 
     Laurent and Massart, Annals of Statistics 28(5), 2000, lemma 1.
     """

@@ -103,12 +103,12 @@ def fold(query: Array, key: Array, value: Array, **options: Any) -> Folded:
 
 
 def _of_heads(name: str, array: Array) -> bool:
-    """Whether an argument has an axis of heads and no batch dimensions."""
+    """Return whether an argument has an axis of heads and no batch dimensions."""
     return name == "alibi_slopes" and array.ndim == 1
 
 
 def _flat(name: str, array: Array, batch: tuple[int, ...], axes: int) -> Array:
-    """An array with its batch dimensions, which precede so many axes, made one."""
+    """Return an array with its batch dimensions, which precede so many axes, made one."""
     own, rest = array.shape[: max(array.ndim - axes, 0)], array.shape[max(array.ndim - axes, 0) :]
     broadcast = name in _BROADCAST
     fits = array.ndim == len(batch) + axes and all(

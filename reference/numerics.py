@@ -36,7 +36,7 @@ class Format:
 
 
 def format_of(dtype: DTypeLike) -> Format:
-    """The format of a dtype or of its name; to float64 a kernel rounds nothing further."""
+    """Return the format of a dtype or of its name; to float64 a kernel rounds nothing further."""
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     if kind == np.float64:
         return Format(kind, 0.0, 0.0, math.inf)
@@ -46,7 +46,7 @@ def format_of(dtype: DTypeLike) -> Format:
 
 
 def half_ulp(magnitude: Floats, unit: float) -> Floats:
-    """Half a unit in the last place of numbers that have a unit roundoff, at any exponent; 0 for 0."""
+    """Return half a unit in the last place of numbers that have a unit roundoff, at any exponent; 0 for 0."""
     return np.ldexp(unit, np.frexp(magnitude)[1] - 1) * (magnitude > 0)
 
 
@@ -115,22 +115,24 @@ class Numerics:
         format_of(self.output_dtype)
 
     def gamma(self, n: Floats | int) -> Floats:
-        """The largest relative error of a sum of n products, in any order: n u / (1 - n u) (Higham)."""
+        """Return the largest relative error of a sum of n products in any order: n u / (1 - n u) (Higham)."""
         error = np.minimum(np.asarray(n, np.float64) * self.accumulator, 0.5)
         return error / (1 - error)
 
     def drift(self, n: int) -> float:
-        """How far truncation usually pulls a dot product of n terms towards 0, relative to it: half a unit in
-        the last place a step."""
+        """Return how far truncation usually pulls a dot product of n terms towards 0, relative to it.
+
+        It is half a unit in the last place a step.
+        """
         return 0.0 if self.truncated is None else self.accumulator / 2 * math.ceil(n / self.truncated)
 
     def blocks(self, keys: Floats | int) -> Floats:
-        """Steps of the online softmax that see some of so many keys."""
+        """Return the steps of the online softmax that see some of so many keys."""
         count = np.asarray(keys, np.float64)
         return np.minimum(count, 1.0) if self.key_block is None else np.ceil(count / self.key_block)
 
     def dot_variance(self, n: Floats | int, total: Floats, squares: Floats) -> Floats:
-        """The variance of the rounding errors of a dot product of n terms within one block.
+        """Return the variance of the rounding errors of a dot product of n terms within one block.
 
         total: the sum. squares: the sum of the squared terms. In sequence, the k-th partial sum has a mean
         square of (k/n)**2 total**2 + (k/n) squares and is rounded once; lanes shorten the sequence.
@@ -138,11 +140,11 @@ class Numerics:
         return self._sequence(n, self.dot_lanes, total, squares)
 
     def blocked_dot_variance(self, n: Floats, total: Floats, squares: Floats) -> Floats:
-        """The same over keys, where each block is summed by itself, rescaled and added."""
+        """Return the same over keys, where each block is summed by itself, rescaled and added."""
         return self._blocked(n, self.dot_lanes, self.dot_keys, total, squares)
 
     def blocked_sum_variance(self, n: Floats, total: Floats, squares: Floats) -> Floats:
-        """The same for a sum of a row, without a dot product."""
+        """Return the same for a sum of a row, without a dot product."""
         return self._blocked(n, self.sum_lanes, None, total, squares)
 
     def _sequence(self, n: Floats | int, lanes: int, total: Floats, squares: Floats) -> Floats:
@@ -150,7 +152,7 @@ class Numerics:
         return ROUNDING_VARIANCE * self.accumulator**2 * length * (total**2 / 3 + squares / 2)
 
     def _blocked(self, n: Floats, lanes: int, at_once: int | None, total: Floats, squares: Floats) -> Floats:
-        """at_once: terms that may be one sequence although they are of several blocks."""
+        """Return the variance. at_once: terms that may be one sequence although of several blocks."""
         blocks = np.maximum(self.blocks(n), 1.0)
         sequences = blocks if at_once is None else np.minimum(blocks, np.ceil(np.maximum(n, 1.0) / at_once))
         inner = self._sequence(n / sequences, lanes, total / np.sqrt(sequences), squares)

@@ -34,7 +34,7 @@ GRADIENT_OUTPUTS = ("dquery", "dkey", "dvalue", "dbias", "dsoftmax_aux")
 
 @dataclass(frozen=True)
 class Cotangents:
-    """What the backward pass starts from: out [B, Sq, Hq, Dv], lse [B, Hq, Sq] or None for zeros."""
+    """The inputs of the backward pass: out [B, Sq, Hq, Dv], lse [B, Hq, Sq] or None for zeros."""
 
     out: OutCotangent
     lse: LseCotangent | None = None
@@ -70,12 +70,12 @@ class Answer:
     dsoftmax_aux: SinksGradient | None = None
 
     def items(self) -> dict[str, Floats]:
-        """The arrays that there are, by name."""
+        """Return the arrays that there are, by name."""
         return {name: array for name, array in vars(self).items() if array is not None}
 
 
 def effective(problem: Problem, semantics: Semantics) -> Problem:
-    """The problem without the arguments that a dialect silently drops (S20)."""
+    """Return the problem without the arguments that a dialect silently drops (S20)."""
     fields = Problem.__dataclass_fields__
     return replace(problem, **{name: fields[name].default for name in semantics.ignored_arguments})
 
@@ -86,7 +86,7 @@ def attention(
     cotangents: Cotangents | None = None,
     sample: Sample | None = None,
 ) -> Answer:
-    """The exact answer to a problem; gradients (S14) if cotangents are given.
+    """Return the exact answer to a problem; gradients (S14) if cotangents are given.
 
     Raises ValueError if the cotangents or the sample do not fit the problem.
     """
@@ -118,7 +118,7 @@ def natural_cotangents(cotangents: Cotangents, semantics: Semantics) -> Cotangen
 
 
 def live_rows(cotangents: Cotangents) -> Ints:
-    """Query rows with a cotangent that is not zero, in any batch row or head; the others add nothing."""
+    """Return query rows with a nonzero cotangent, in any batch row or head; the others add nothing."""
     live = (cotangents.out != 0).any(axis=(0, 2, 3))
     if cotangents.lse is not None:
         live |= (cotangents.lse != 0).any(axis=(0, 1))
@@ -127,7 +127,7 @@ def live_rows(cotangents: Cotangents) -> Ints:
 
 @dataclass(frozen=True)
 class BackwardBlock:
-    """What the gradients of one block of rows are made of, [R, ...] in float64.
+    """The terms of the gradients of one block of rows, [R, ...] in float64.
 
     d_out [R, Dv], d_lse [R]: cotangents, with respect to the normalised out and the natural lse.
     out [R, Dv]: normalised. row_dot: rowsum(d_out * out). d_weights: [R, N] dropout applied.
@@ -168,12 +168,12 @@ def backward_block(problem: Problem, cotangents: Cotangents, block: RowBlock) ->
 
 
 def _shared(total: Floats, share: Floats) -> Floats:
-    """total [R] in the shares [R, N], 0 where there is none whatever the total."""
+    """Return total [R] in the shares [R, N], 0 where there is none whatever the total."""
     return np.where(share > 0, share * total[:, None], 0.0)
 
 
 def d_bias_block(block: RowBlock, backward: BackwardBlock) -> Floats:
-    """The gradient of the bias before broadcast axes are summed: [R, N] (S2, S14)."""
+    """Return the gradient of the bias before broadcast axes are summed: [R, N] (S2, S14)."""
     if block.bias_place == "after_cap":
         return backward.d_logits
     if block.bias_place == "before_scale":
@@ -198,7 +198,7 @@ def _check(problem: Problem, cotangents: Cotangents | None, sample: Sample | Non
 
 
 def _output(problem: Problem, block: RowBlock) -> tuple[Floats, Floats]:
-    """out [R, Dv] of a block, and the factor [R] that `normalize_output=False` multiplies it by."""
+    """Return out [R, Dv] of a block, and the factor [R] that `normalize_output=False` multiplies it by."""
     out = contract(block.dropped_weights(), block.weighed, block.value)
     out[np.isnan(block.lse)] = np.nan
     return out, np.ones(len(out)) if problem.normalize_output else block.normaliser
@@ -207,7 +207,7 @@ def _output(problem: Problem, block: RowBlock) -> tuple[Floats, Floats]:
 def _normalised_cotangents(
     problem: Problem, cotangents: Cotangents, block: RowBlock
 ) -> tuple[Floats, Floats, Floats]:
-    """Cotangents of the normalised out and the natural lse, 0 where they cannot move, and that out.
+    """Return cotangents of the normalised out and the natural lse, 0 where they cannot move, and that out.
 
     An output o exp(lse - m) passes a share of its cotangent on to lse. What m passes on, where it is
     differentiated, is not in them.
@@ -228,7 +228,7 @@ def _normalised_cotangents(
 
 
 def _attend(problem: Problem, blocks: Iterable[RowBlock], rows: int, cotangents: Cotangents | None) -> Answer:
-    """out, lse and, if cotangents are given, dquery of so many rows."""
+    """Return out, lse and, if cotangents are given, dquery of so many rows."""
     out = np.zeros((problem.batch, rows, problem.q_heads, problem.value_dim))
     lse = np.zeros((problem.batch, problem.q_heads, rows))
     d_query = np.zeros((problem.batch, rows, problem.q_heads, problem.head_dim))
@@ -250,7 +250,7 @@ def _attend(problem: Problem, blocks: Iterable[RowBlock], rows: int, cotangents:
 def _by_keys(
     problem: Problem, blocks: Iterable[RowBlock], cotangents: Cotangents, key_rows: Ints | None
 ) -> dict[str, Floats | None]:
-    """The gradients that sum over query rows."""
+    """Return the gradients that sum over query rows."""
     columns = np.arange(problem.kv_len, dtype=np.int64) if key_rows is None else key_rows
     d_key = np.zeros((problem.batch, len(columns), problem.kv_heads, problem.head_dim))
     d_value = np.zeros((problem.batch, len(columns), problem.kv_heads, problem.value_dim))

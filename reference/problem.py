@@ -133,7 +133,7 @@ class Problem:
         return aux is not None and (aux.ndim == 1 or aux.shape[0] == 1)
 
     def sinks(self) -> Array | None:
-        """The sink logits as float64 [Hq, sinks], or None."""
+        """Return the sink logits as float64 [Hq, sinks], or None."""
         if self.softmax_aux is None:
             return None
         aux = self.softmax_aux.astype(np.float64)
@@ -207,7 +207,7 @@ def _check_qkv(query: Array, key: Array, value: Array) -> None:
 
 
 def _check_broadcast(name: str, array: Array, shape: tuple[int, ...]) -> None:
-    """Each axis may be 1."""
+    """Check a shape, each axis of which may be 1."""
     fits = array.ndim == 4 and all(got in (want, 1) for got, want in zip(array.shape, shape, strict=True))
     if not fits:
         raise _wrong(name, f"shape {array.shape}", f"{shape}, each axis of which may be 1")
@@ -325,7 +325,7 @@ def _check_offset(options: Mapping[str, Any], shape: tuple[int, int, int, int]) 
 
 
 def _check_tokens(name: str, numbers: Any, batch: int, length: int) -> None:
-    """An integer for each token."""
+    """Check for an integer for each token."""
     if numbers is None:
         return
     if not isinstance(numbers, np.ndarray):
@@ -355,7 +355,7 @@ def _check_chunk(size: Any) -> int | None:
 
 
 def _check_slopes(slopes: Any, shape: tuple[int, int, int, int]) -> Array | None:
-    """The slopes as [B or 1, Hq]."""
+    """Return the slopes as [B or 1, Hq]."""
     if slopes is None:
         return None
     if not isinstance(slopes, np.ndarray):

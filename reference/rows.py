@@ -78,14 +78,14 @@ class RowBlock:
     slope: float
 
     def dropped_weights(self) -> Floats:
-        """The weights that multiply the values: dropout applied."""
+        """Return the weights that multiply the values: dropout applied."""
         return self.weights if self.keep is None else self.weights * self.keep
 
 
 def row_blocks(
     problem: Problem, semantics: Semantics, rows: Ints | None = None, heads: Ints | None = None
 ) -> Iterator[RowBlock]:
-    """Every block of `rows` (all by default), batch by batch, head by head."""
+    """Yield every block of `rows` (all by default), batch by batch, head by head."""
     chosen = np.arange(problem.q_len, dtype=np.int64) if rows is None else rows
     step = max(1, _BLOCK_ELEMENTS // max(problem.kv_len, 1))
     for batch in range(problem.batch):
@@ -105,7 +105,7 @@ def row_blocks(
 
 
 def contract(weights: Floats, present: Bools, values: Floats) -> Floats:
-    """weights @ values over the present pairs only: [R, N], [R, N], [N, D] to [R, D].
+    """Compute weights @ values over the present pairs only: [R, N], [R, N], [N, D] to [R, D].
 
     Where a pair is absent its value counts for nothing, NaN and inf included (S4); weights of absent
     pairs must be 0.
@@ -145,7 +145,7 @@ def _row_block(
         slope = float(problem.alibi_slopes[batch if len(problem.alibi_slopes) > 1 else 0, head])
 
     def with_bias(pair: double_double.Pair) -> double_double.Pair:
-        """The logits with bias and ALiBi."""
+        """Return the logits with bias and ALiBi."""
         if bias is not None:
             pair = double_double.plus(pair, bias)
         if distance is not None:
@@ -236,7 +236,7 @@ def _uncapped(
     with_bias: Callable[[double_double.Pair], double_double.Pair],
     scale: tuple[float, float],
 ) -> double_double.Pair:
-    """The logits before the cap, with bias and ALiBi wherever S2 or its dialect adds them there."""
+    """Return the logits before the cap, with bias and ALiBi wherever S2 or its dialect adds them there."""
     if semantics.bias == "after_cap":
         return double_double.times(dot, scale)
     if semantics.bias == "before_scale":
@@ -245,7 +245,7 @@ def _uncapped(
 
 
 def _sinks(problem: Problem, semantics: Semantics, head: int) -> tuple[double_double.Pair, Floats]:
-    """The sink logits of a head, a pair [n], and their derivatives by softmax_aux, [n] (S11)."""
+    """Return the sink logits of a head, a pair [n], and their derivatives by softmax_aux, [n] (S11)."""
     sinks = problem.sinks()
     if sinks is None:
         return (np.empty(0), np.empty(0)), np.empty(0)
@@ -257,7 +257,7 @@ def _sinks(problem: Problem, semantics: Semantics, head: int) -> tuple[double_do
 
 
 def _softmax(logits: double_double.Pair, sinks: double_double.Pair) -> tuple[Floats, Floats, Floats, Floats]:
-    """Weights [R, N], sink weights [R, n], row maximum and normaliser [R]; 0 and -inf for an empty row."""
+    """Return weights [R, N], sink weights [R, n], row maximum, normaliser [R]; empty rows: 0 and -inf."""
     row_max, max_low = _largest(logits, sinks)
     empty = np.isneginf(row_max)
     shift = np.where(empty, 0.0, row_max), np.where(empty, 0.0, max_low)
@@ -269,7 +269,7 @@ def _softmax(logits: double_double.Pair, sinks: double_double.Pair) -> tuple[Flo
 
 
 def _largest(logits: double_double.Pair, sinks: double_double.Pair) -> double_double.Pair:
-    """The largest of the logits and sinks of each row, a pair [R]; -inf in both parts for an empty row."""
+    """Return the largest of the logits and sinks of each row, a pair [R]; -inf in both for an empty row."""
     (high, low), (sink_high, sink_low) = logits, sinks
     row_max = np.maximum(high.max(axis=1, initial=-np.inf), sink_high.max(initial=-np.inf))
     # The largest pair is, among those with the largest high part, the one with the largest low part.
@@ -279,7 +279,7 @@ def _largest(logits: double_double.Pair, sinks: double_double.Pair) -> double_do
 
 
 def _max_shares(logits: double_double.Pair, sinks: double_double.Pair) -> tuple[Floats, Floats]:
-    """The derivatives of the row maximum by the logits [R, N] and the sinks [R, n]: equal where they tie."""
+    """Return the derivatives of row maxima by the logits [R, N] and sinks [R, n]: equal where they tie."""
     high, low = (part[:, None] for part in _largest(logits, sinks))
     least = -_TIE * np.maximum(np.abs(high), 1.0)
     attained, by_sinks = (
@@ -290,7 +290,7 @@ def _max_shares(logits: double_double.Pair, sinks: double_double.Pair) -> tuple[
 
 
 def _dropout(problem: Problem, semantics: Semantics, batch: int, head: int, rows: Ints) -> Floats | None:
-    """The factor of each weight under dropout: 0 or 1 / (1 - r) (S12, S29)."""
+    """Return the factor of each weight under dropout: 0 or 1 / (1 - r) (S12, S29)."""
     if problem.dropout_prob == 0 or problem.dropout_seed is None:
         return None
     shape = (problem.batch, problem.q_heads, problem.q_len, problem.kv_len)

@@ -31,12 +31,12 @@ class Spread:
 
 
 def finite(array: Floats) -> Floats:
-    """Non-finite elements as 0."""
+    """Return non-finite elements as 0."""
     return np.where(np.isfinite(array), array, 0.0)
 
 
 def flushed_squares(weights: Floats) -> Floats:
-    """The squared errors of weights of which, below the normal numbers, flushing takes all."""
+    """Return the squared errors of weights of which, below the normal numbers, flushing takes all."""
     return np.minimum(weights, SMALLEST_NORMAL) ** 2
 
 
@@ -47,7 +47,7 @@ def at_least_bound(spread: Spread, where: NDArray[np.bool_]) -> Spread:
 
 
 def cast_error(unit: float, x: Floats, half_subnormal: Floats | float) -> Spread:
-    """Rounding x >= 0 to a unit roundoff; what is below half the smallest subnormal becomes 0."""
+    """Return the error of rounding x >= 0 to a unit roundoff; below half the smallest subnormal, to 0."""
     relative = unit * x
     bound = np.minimum(x, np.maximum(relative, half_subnormal))
     variance = np.maximum(ROUNDING_VARIANCE * relative**2, np.square(half_subnormal) / 3)
@@ -55,7 +55,7 @@ def cast_error(unit: float, x: Floats, half_subnormal: Floats | float) -> Spread
 
 
 def rounding(magnitude: Floats, spread: Spread, unit: float, half_subnormal: float) -> Spread:
-    """An error that is followed by rounding to a unit roundoff; float32 may be flushed below its normals."""
+    """Return an error that is then rounded to a unit roundoff; float32 may be flushed below its normals."""
     exists = spread.bound > 0
     furthest = np.maximum(half_ulp(magnitude + spread.bound, unit), half_subnormal * exists)
     usual = np.maximum(half_ulp(magnitude, unit), half_subnormal * (magnitude > 0))

@@ -21,7 +21,7 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Tokens:
-    """Where the tokens of one batch row stand: int64 [Sq] or [Sk] each.
+    """The positions of the tokens of one batch row: int64 [Sq] or [Sk] each.
 
     sequence: the number of the token's sequence, PADDING past its length. Without lengths each batch row is
         one sequence.
@@ -47,7 +47,7 @@ def tokens(cum: NDArray[np.int32] | None, batch_size: int, batch: int, length: i
 
 
 def padding_rows(problem: Problem, semantics: Semantics, batch: int) -> Bools:
-    """Query rows that are padding: past a length, or of a negative segment. bool [Sq].
+    """Return query rows that are padding: past a length, or of a negative segment. bool [Sq].
 
     A padding row has lse -inf and no gradients even where sinks are given; an empty row that is a
     token's has the logsumexp of the sinks (S9, S11).
@@ -59,7 +59,7 @@ def padding_rows(problem: Problem, semantics: Semantics, batch: int) -> Bools:
 
 
 def allowed(problem: Problem, semantics: Semantics, batch: int, head: int, rows: Ints) -> Bools:
-    """The keys that all but the bias let `rows` of a head see: bool [rows, Sk].
+    """Return the keys that all but the bias let `rows` of a head see: bool [rows, Sk].
 
     A bias of -inf hides a key too; `attest.reference.rows` adds it, since it acts on the logits.
     """
@@ -80,7 +80,7 @@ def allowed(problem: Problem, semantics: Semantics, batch: int, head: int, rows:
 
 
 def pick(array: NDArray[Any], batch: int, head: int, rows: Ints) -> NDArray[Any]:
-    """Rows of one head of an array that broadcasts over [B, Hq, Sq, Sk]: [rows, Sk or 1]."""
+    """Return rows of one head of an array that broadcasts over [B, Hq, Sq, Sk]: [rows, Sk or 1]."""
     plane = array[batch if array.shape[0] > 1 else 0, head if array.shape[1] > 1 else 0]
     return plane[rows] if plane.shape[0] > 1 else plane[np.zeros(len(rows), np.int64)]
 
@@ -147,7 +147,7 @@ def _of_entry(numbers: NDArray[Any], batch: int) -> Ints:
 
 
 def _bottom_right_offset(problem: Problem) -> Ints:
-    """Keys minus queries of each sequence: int64 [n]."""
+    """Return keys minus queries of each sequence: int64 [n]."""
     if problem.cum_seqlens_q is None or problem.cum_seqlens_k is None:
         return np.full(problem.batch, problem.kv_len - problem.q_len, np.int64)
     return (np.diff(problem.cum_seqlens_k) - np.diff(problem.cum_seqlens_q)).astype(np.int64)

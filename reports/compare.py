@@ -51,7 +51,7 @@ class Comparison:
 
     @cached_property
     def regressions(self) -> tuple[Regression, ...]:
-        """What became worse, the most important first; empty if the change may go in."""
+        """The changes for the worse, the most important first; empty if the change may go in."""
         found = ((rank, regression) for rank, rule in enumerate(_RULES) for regression in rule(self))
         ranked = sorted(found, key=lambda item: (item[0], -item[1].severity, str(item[1])))
         return tuple(regression for _, regression in ranked)
@@ -63,11 +63,11 @@ class Comparison:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know to read the rest."""
+        """The notes that a reader needs for the rest."""
         return tuple(_notes(self))
 
     def of_fate(self, *fates: Fate) -> tuple[Pair, ...]:
-        """The pairs of some fates, in order."""
+        """Return the pairs of some fates, in order."""
         return tuple(pair for pair in self.pairs if pair.fate in fates)
 
     @property

@@ -24,7 +24,7 @@ _SEVERITY = (
 
 
 class Fate(StrEnum):
-    """What became of a verdict."""
+    """The fate of a verdict."""
 
     SAME = "same"
     BROKEN = "broken"  # red, and was not

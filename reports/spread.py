@@ -84,7 +84,7 @@ class Row:
 
     @property
     def severity(self) -> float:
-        """How many times the limit is exceeded by the worst statistic; 0 where none is worse."""
+        """The factor by which the worst statistic exceeds its limit; 0 where none does."""
         chosen = limits(self.scope)
         return max((_excess(chosen[s], *_values(self, s)) for s in self.worse), default=0.0)
 
@@ -106,7 +106,7 @@ class Shift:
 
     @property
     def severity(self) -> float:
-        """How many times the limit is exceeded."""
+        """The factor by which the limit is exceeded."""
         return _excess(limits(CASE)[self.statistic], self.before, self.after)
 
 

@@ -12,7 +12,7 @@ from attest.reports.words import plural
 
 @dataclass(frozen=True)
 class Tally:
-    """How many results of each verdict a check of a subject has."""
+    """The number of results of each verdict of a check of a subject."""
 
     subject: str
     check: str

@@ -81,7 +81,7 @@ def build(case: Case, semantics: Semantics = STANDARD) -> Built:
 
 
 def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | None) -> Problem:
-    """The problem of a case with these large arrays; what else it holds is made here."""
+    """Return the problem of a case with these large arrays; its other arrays are made here."""
     streams = _streams(case)
     dtype = DTYPES[case.dtype]
     cum_q, cum_k = _cumulative_lengths(case)
@@ -133,7 +133,7 @@ def _streams(case: Case) -> dict[str, Stream]:
 
 
 def pairs_shape(case: Case, axes: str) -> tuple[int, ...]:
-    """The shape of a mask or bias, by the field of the case that says which axes it has of its own."""
+    """Return the shape of a mask or bias, by the field of the case that says which axes it has of its own."""
     sizes = (case.batch, case.q_heads, case.q_len, case.kv_len)
     return tuple(size if own else 1 for size, own in zip(sizes, own_axes(axes), strict=True))
 
@@ -153,13 +153,13 @@ def _mask(case: Case, stream: Stream) -> Array | None:
 
 
 def _third(which: str, length: int) -> slice:
-    """The first, middle or last third of a length: only full blocks of it, if it has six or more."""
+    """Return the first, middle or last third of a length: only full blocks of it, if it has six or more."""
     first = {"first": 0, "middle": 1, "last": 2}[which]
     return slice(first * length // 3, (first + 1) * length // 3)
 
 
 def _integer_mask(case: Case, problem: Problem, stream: Stream) -> Array | None:
-    """Any integer but 0 is visible, negative and even ones too."""
+    """Return an integer mask: any integer but 0 is visible, negative and even ones too."""
     if not case.integer_mask or problem.attention_mask is None:
         return None
     marks = np.array([-1, 1, 2, 256], np.int32)[stream.integers(0, 4, problem.attention_mask.shape)]
@@ -185,8 +185,10 @@ def _bias(case: Case, stream: Stream, dtype: Any) -> Array | None:
 
 
 def sinks_shape(case: Case) -> tuple[int, ...]:
-    """The shape of softmax_aux. As many shared sinks as heads have an axis of heads, of size 1: without it
-    kernels could not tell them from one sink a head.
+    """Return the shape of softmax_aux.
+
+    As many shared sinks as heads have an axis of heads, of size 1: without it kernels could not tell them
+    from one sink a head.
     """
     if case.sinks_per_head:
         return case.q_heads, case.sinks
@@ -209,7 +211,7 @@ def _sinks(case: Case, stream: Stream, dtype: Any) -> Array | None:
 
 
 def _segment_ids(case: Case, stream: Stream) -> tuple[Array | None, Array | None]:
-    """Runs of equal ids from 0 up, in both sequences; the last token of a longer one is padding."""
+    """Return runs of equal ids from 0 up, in both sequences; the last token of a longer one is padding."""
     if case.segments is None:
         return None, None
     if case.segment_pattern == "mixed":
@@ -227,7 +229,7 @@ def _segment_ids(case: Case, stream: Stream) -> tuple[Array | None, Array | None
 
 
 def _mixed_ids(case: Case, length: int, stream: Stream) -> Array:
-    """Ids in no order, equal in their lowest bits or differing only there; one token in eight is padding."""
+    """Return ids in no order, equal in their lowest bits or differing only there; one in eight is padding."""
     shape = (case.batch, length)
     numbers = stream.integers(0, case.segments or 1, shape)
     half = numbers // 2
@@ -237,13 +239,13 @@ def _mixed_ids(case: Case, length: int, stream: Stream) -> Array:
 
 
 def positions_shapes(case: Case) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The shapes of q_positions and kv_positions: all batch entries have those of a shard in common."""
+    """Return the shapes of q_positions and kv_positions: all batch entries share those of a shard."""
     batch = 1 if case.positions == "shard" else case.batch
     return (batch, case.q_len), (batch, case.kv_len)
 
 
 def _positions(case: Case, stream: Stream) -> tuple[Array | None, Array | None]:
-    """Positions int32 of the queries and of the keys, about as far from each other as they are by default."""
+    """Return int32 positions of the queries and of the keys, about as far apart as the defaults."""
     if case.positions is None:
         return None, None
     shapes = positions_shapes(case)
@@ -263,7 +265,7 @@ def _positions(case: Case, stream: Stream) -> tuple[Array | None, Array | None]:
 
 
 def range_shapes(case: Case) -> dict[str, tuple[int, int]]:
-    """The shapes of the ends of ranges that a case has, by name."""
+    """Return the shapes of the ends of ranges that a case has, by name."""
     if case.ranges is None:
         return {}
     if case.ranges == "starts":
@@ -273,7 +275,7 @@ def range_shapes(case: Case) -> dict[str, tuple[int, int]]:
 
 
 def _ranges(case: Case, stream: Stream) -> dict[str, Array]:
-    """The ends of each row's keys, int32. With "starts" or "ends" no row sees the first, or last, sixth."""
+    """Return int32 ends of each row's keys. "starts" or "ends": no row sees the first, or last, sixth."""
     shapes, keys = range_shapes(case), case.kv_len
     if case.ranges in ("band", "scattered"):
         shape = shapes["kv_start"]
@@ -291,12 +293,12 @@ def _ranges(case: Case, stream: Stream) -> dict[str, Array]:
 
 
 def alibi_shape(case: Case) -> tuple[int, int]:
-    """The shape of alibi_slopes."""
+    """Return the shape of alibi_slopes."""
     return (case.batch if case.alibi == "entries" else 1), case.q_heads
 
 
 def _alibi(case: Case, stream: Stream) -> Array | None:
-    """Slopes float32: from 1/2 to 1/256 over the heads, as in the paper, or of either sign and up to 1/4."""
+    """Return slopes float32: from 1/2 to 1/256 over the heads, as in the paper, or of any sign up to 1/4."""
     if case.alibi is None:
         return None
     shape = alibi_shape(case)

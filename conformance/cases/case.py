@@ -182,7 +182,7 @@ class Case:
         return frozenset(name for name, on in switches.items() if on)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, tuples as lists."""
+        """Return the fields that differ from their defaults, tuples as lists."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         return json.loads(json.dumps(values))
 
@@ -239,7 +239,7 @@ def _is_list(value: object, length: int | None, each: Any) -> bool:
 
 
 def _faults(case: Case) -> list[tuple[str, bool, str]]:
-    """(field, whether it is wrong, what was expected)."""
+    """Return (field, whether it is wrong, what was expected)."""
     too_large = [
         (name, (getattr(case, name) or 0) > largest, f"at most {largest}") for name, largest in LIMITS.items()
     ]
@@ -344,7 +344,7 @@ def _has_pattern(pattern: str, axes: str | None) -> bool:
 
 
 def _coordinate_faults(case: Case) -> list[tuple[str, bool, str]]:
-    """The same of the fields that say where tokens stand."""
+    """Return the same of the fields that give the tokens' coordinates."""
     least, most = POSITIONS[0], POSITIONS[-1] + 1 - case.q_len
     each = case.q_offset if isinstance(case.q_offset, tuple) else None
     offsets = (case.q_offset,) if isinstance(case.q_offset, int) else each or ()
@@ -375,7 +375,7 @@ def _coordinate_faults(case: Case) -> list[tuple[str, bool, str]]:
 
 
 def _most_elements(case: Case) -> int:
-    """Of the largest array of the call."""
+    """Return the number of elements of the largest array of the call."""
     pairs = case.q_len * case.kv_len
     planes = [
         (case.batch if axes[0] == "b" else 1) * (case.q_heads if axes[1] == "h" else 1)

@@ -21,23 +21,23 @@ class Stream:
         self._bits = np.random.Philox(key=np.array([seed, number], np.uint64))
 
     def uniform(self, shape: tuple[int, ...]) -> Floats:
-        """float64 in [0, 1), multiples of 2^-53."""
+        """Return float64 in [0, 1), multiples of 2^-53."""
         raw = self._bits.random_raw(int(np.prod(shape))).astype(np.uint64)
         return (raw >> np.uint64(11)).astype(np.float64).reshape(shape) * 2.0**-53
 
     def normal(self, shape: tuple[int, ...]) -> Floats:
-        """float64 of mean 0 and variance 1, sums of twelve uniform numbers of 16 bits (within +-6)."""
+        """Return float64 of mean 0 and variance 1, sums of twelve uniform numbers of 16 bits (within +-6)."""
         words = self._bits.random_raw(3 * int(np.prod(shape))).astype("<u8").view("<u2")
         return words.reshape(*shape, 12).astype(np.int64).sum(axis=-1) / 65536.0 - (6.0 - 6.0 / 65536.0)
 
     def integers(self, low: int, high: int, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """int64 in [low, high)."""
+        """Return int64 in [low, high)."""
         return low + np.floor(self.uniform(shape) * (high - low)).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a family must fill: shapes [B, S, H, D], the scale and the cap that the logits will meet."""
+    """The wanted arrays of a family: shapes [B, S, H, D], the scale and the cap that the logits will meet."""
 
     query: tuple[int, ...]
     key: tuple[int, ...]
@@ -58,24 +58,24 @@ def _normal(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
 
 
 def _uniform(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
-    """Positive everywhere, so that one key too many or too few shifts every output."""
+    """Return positive values everywhere, so that one key too many or too few shifts every output."""
     return q.uniform(wanted.query), k.uniform(wanted.key), v.uniform(wanted.value)
 
 
 def _peaked(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
-    """Large logits: a few keys take all the weight."""
+    """Return large logits: a few keys take all the weight."""
     query, key, value = _normal(wanted, q, k, v)
     return 8.0 * query, key, value
 
 
 def _offset(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
-    """A constant in V, which exposes an error of the normaliser and the accumulator's rounding."""
+    """Return a constant in V, which exposes an error of the normaliser and the accumulator's rounding."""
     query, key, value = _normal(wanted, q, k, v)
     return query, key, value + 64.0
 
 
 def _outlier(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
-    """One channel much larger than the others, as trained models have it."""
+    """Return one channel much larger than the others, as trained models have it."""
     query, key, value = _normal(wanted, q, k, v)
     query[..., 0] *= 8.0
     key[..., 0] *= 8.0
@@ -84,7 +84,7 @@ def _outlier(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
 
 
 def _integers(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
-    """Sparse small integers: every product and every sum of q.k is exact in every dtype."""
+    """Return sparse small integers: every product and every sum of q.k is exact in every dtype."""
 
     def sparse(stream: Stream, shape: tuple[int, ...]) -> Floats:
         digits = stream.integers(-2, 3, shape).astype(np.float64)
@@ -102,17 +102,17 @@ def _ramp(wanted: Wanted, q: Stream, k: Stream, v: Stream, rising: bool) -> Trip
 
 
 def _growing(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
-    """Logits that grow along the keys: every block moves the row maximum."""
+    """Return logits that grow along the keys: every block moves the row maximum."""
     return _ramp(wanted, q, k, v, rising=True)
 
 
 def _shrinking(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
-    """Logits that shrink along the keys: the first block holds the row maximum."""
+    """Return logits that shrink along the keys: the first block holds the row maximum."""
     return _ramp(wanted, q, k, v, rising=False)
 
 
 def _low_lse(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
-    """Every logit below -88, where exp underflows in float32 unless the maximum is subtracted."""
+    """Return every logit below -88, where exp underflows in float32 unless the maximum is subtracted."""
     size = _LOW_LOGIT / (wanted.query[3] * abs(wanted.scale or 1.0))
     query = 1.0 + 0.25 * q.uniform(wanted.query)
     key = size * (1.0 + 0.25 * k.uniform(wanted.key))
@@ -120,7 +120,7 @@ def _low_lse(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
 
 
 def _huge(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
-    """Logits of hundreds in the first rows, below one in the last: no row may use another's maximum."""
+    """Return logits of hundreds in the first rows, below one in the last: row maxima may not be shared."""
     query, key, value = _normal(wanted, q, k, v)
     length = wanted.query[1]
     exponents = 7 - np.arange(length) * 10 // max(length, 1)
@@ -128,7 +128,7 @@ def _huge(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
 
 
 def _cap_scaled(wanted: Wanted, q: Stream, k: Stream, v: Stream) -> Triple:
-    """Logits of the size of the soft cap, where tanh bends most."""
+    """Return logits of the size of the soft cap, where tanh bends most."""
     query, key, value = _normal(wanted, q, k, v)
     return query * min(1.5 * (wanted.soft_cap or 1.0), _LARGEST_CAP_FACTOR), key, value
 
@@ -151,7 +151,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def usual_largest_logit(family: str, head_dim: int, scale: float) -> float:
-    """About what the largest logit of a row is, before bias and cap."""
+    """Return the approximate largest logit of a row, before bias and cap."""
     spread = abs(scale) * sqrt(head_dim)
     along = {
         "peaked": 16.0 * spread,

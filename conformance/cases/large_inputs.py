@@ -26,7 +26,7 @@ _WORDS_AT_A_TIME = 1 << 22
 
 
 def build_bulk(case: Case) -> Problem:
-    """The problem of a case of the family normal. Raises ValueError for what only small cases have."""
+    """Return the problem of a case of the family normal. Raises ValueError for what only small cases have."""
     only_small = {
         "family": case.family != "normal",
         "bias": case.bias is not None,
@@ -75,7 +75,7 @@ def _mask(case: Case) -> Array | None:
 
 @cache
 def _table(dtype: str) -> Array:
-    """One table for all seeds."""
+    """Return one table for all seeds."""
     return Stream(0, _STREAMS["table"]).normal((1 << 16,)).astype(DTYPES[dtype])
 
 
@@ -84,6 +84,6 @@ def _bits(case: Case, name: str) -> np.random.Philox:
 
 
 def _raw(bits: np.random.Philox, count: int, kind: str) -> Array:
-    """The next numbers of a width, from as many 64-bit words as hold them."""
+    """Return the next numbers of a width, from as many 64-bit words as hold them."""
     words = bits.random_raw(-(-count * np.dtype(kind).itemsize // 8))
     return words.astype("<u8").view(kind)[:count]

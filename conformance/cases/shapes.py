@@ -22,7 +22,7 @@ _SEED = 1
 
 
 def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
-    """The arrays and the static options that `execute.call_of` finds in the case once built."""
+    """Return the arrays and the static options that `execute.call_of` finds in the case once built."""
     dtype = np.dtype(DTYPES[case.dtype])
     pairs = (case.q_len, case.kv_len)
     arrays = {

@@ -22,7 +22,7 @@ from attest.conformance.subject import Subject
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found: PASS, FAIL or UNSUPPORTED, with numbers and a sentence where there are any.
+    """The finding of a check: PASS, FAIL or UNSUPPORTED, with numbers and a sentence where there are any.
 
     clauses: the broken clauses, if they are not those that the check tests.
     """

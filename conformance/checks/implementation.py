@@ -50,7 +50,7 @@ def _called_module(params: Mapping[str, Any]) -> str:
 
 
 def _for_gpus(params: Mapping[str, Any]) -> bool:
-    """Whether Mosaic GPU compiles a launch: its options and meshes then have types of that compiler."""
+    """Return whether Mosaic GPU compiles a launch: its options and meshes then have that compiler's types."""
     # Imported only for a program with such a launch, so that listing the checks does not import Pallas.
     from jax.experimental.pallas import mosaic_gpu
 

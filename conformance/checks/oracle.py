@@ -28,7 +28,7 @@ def feature_clauses(trial: Trial, always: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _right_plainly(trial: Trial, outputs: tuple[str, ...]) -> bool:
-    """Whether the same call without differentiation is right."""
+    """Return whether the same call without differentiation is right."""
     try:
         return held_to_oracle(trial, trial.plain.outputs, outputs).verdict is Verdict.PASS
     except SubjectError:

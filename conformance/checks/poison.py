@@ -29,7 +29,7 @@ def _run(trial: Trial) -> Finding:
 
 
 def _stored(poisoned: Trial, clean: Trial) -> bool:
-    """Whether there is poison anywhere."""
+    """Return whether there is poison anywhere."""
     arrays, others = (call_of(each.built).arrays for each in (poisoned, clean))
     return any(not _same(array, others[name]) for name, array in arrays.items())
 

@@ -239,7 +239,7 @@ def _as_declared(part: Built, subject: Subject) -> Built:
 
 
 def _lacks_packed(trial: Trial, axis: str, here: slice) -> bool:
-    """Whether one batch entry with a length remains: a packed call, which the subject does not support."""
+    """Return whether one batch entry with a length remains: a packed call, unsupported by the subject."""
     padded = trial.case.lengths is not None and trial.case.batch > 1
     return (
         padded and axis == "batch" and here.stop - here.start == 1 and "packed" not in trial.subject.features

@@ -42,7 +42,7 @@ def _arguments(built: Built) -> tuple[dict[str, Any], Any, Any]:
 
 
 def _sibling(trial: Trial) -> Trial:
-    """The same recipe with another seed: other values, the same static options and lengths."""
+    """Return the same recipe with another seed: other values, the same static options and lengths."""
     return Trial(trial.subject, replace(trial.case, seed=trial.case.seed ^ 1))
 
 
@@ -125,7 +125,7 @@ jax.monitoring.register_event_duration_secs_listener(_note)
 
 
 def _run_retrace(trial: Trial) -> Finding:
-    """The first call, forward and backward, may compile any number of times; a second one may not."""
+    """Run two calls, forward and backward: the first may compile any number of times, the second may not."""
     with blaming(trial.subject):
         jax.block_until_ready(_eager(trial))
         sibling = _arguments(_sibling(trial).built)

@@ -72,7 +72,7 @@ def limits(subject: Subject) -> Iterator[str]:
 
 
 def differences(semantics: Semantics) -> list[str]:
-    """Return in words where a dialect differs from the standard."""
+    """Return words on where a dialect differs from the standard."""
     found = [(f.name, getattr(semantics, f.name), getattr(STANDARD, f.name)) for f in fields(Semantics)]
     return [_difference(name, got, standard) for name, got, standard in found if got != standard]
 

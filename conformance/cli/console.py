@@ -77,7 +77,7 @@ def _give_up_stdout() -> None:
 
 @contextmanager
 def progress() -> Generator[Callable[[Progress], None], None, None]:
-    """Give a function that shows the progress of a run."""
+    """Return a function that shows the progress of a run."""
     if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("CI"):
         yield lambda _progress: None
         return

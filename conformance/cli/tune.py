@@ -142,7 +142,7 @@ def _show(console: "Console", record: "TuningRecord[Any]") -> None:
 
 
 def _sizes(config: Any) -> str:
-    """The configuration as JSON, without what all candidates have in common."""
+    """Return the configuration as JSON, without what all candidates have in common."""
     return json_format.dumps(
         {
             name: x

@@ -27,7 +27,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Binary:
-    """What a compiled kernel takes.
+    """The resources of a compiled kernel.
 
     taken: numbers by name, alike for all binaries of a compiler. What devices.toml limits has its name there.
     notes: what else the compiler said that costs speed. faults: what it said that makes the kernel fail.

@@ -57,7 +57,7 @@ def all_devices() -> dict[str, Device]:
 
 
 def _several(row: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
-    """Devices that are alike: the limits are those of each, the peaks of all together."""
+    """Return devices that are alike: the limits are those of each, the peaks of all together."""
     devices, peaks = row["target"]["devices"], one["peaks"]
     together = {
         "of": f"{devices} times {peaks['of']}",

@@ -49,7 +49,7 @@ _ESTIMATES = (
 
 @dataclass(frozen=True)
 class Narrowing:
-    """What the command line leaves of a profile; empty means everything. features: all on in every case."""
+    """The selected part of a profile; empty means everything. features: all on in every case."""
 
     targets: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Narrowing:
     dtypes: tuple[str, ...] = ()
 
     def keeps(self, target: str, case: Case) -> bool:
-        """Whether it leaves this case on this device."""
+        """Return whether the options keep this case on this device."""
         return (
             (not self.targets or target in self.targets)
             and (not self.head_dims or case.head_dim in self.head_dims)
@@ -67,7 +67,7 @@ class Narrowing:
         )
 
     def __str__(self) -> str:
-        """As typed."""
+        """Return the options as typed."""
         options = {name.replace("_", "-").removesuffix("s"): values for name, values in vars(self).items()}
         return " ".join(f"--{name} {value}" for name, values in options.items() for value in values)
 
@@ -90,7 +90,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one compilation: a binary, or an error in one line."""
+    """The outcome of one compilation: a binary, or an error in one line."""
 
     binary: Binary | None = None
     error: str = ""
@@ -108,7 +108,7 @@ class Result:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Why it fails, in words with numbers; empty if it passes."""
+        """The reasons for failing, in words with numbers; empty if it passes."""
         binary = self.outcome.binary
         if binary is None:
             return (f"does not compile: {self.outcome.error}",)
@@ -158,11 +158,11 @@ class Matrix:
 
     @property
     def status(self) -> str:
-        """pass or fail."""
+        """The status, "pass" or "fail"."""
         return "fail" if any(result.faults for result in self.results) else "pass"
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `--json`."""
+        """Return the document of `--json`."""
         return {
             "schema": _SCHEMA,
             "status": self.status,
@@ -248,7 +248,7 @@ type _Wanted = Sequence[tuple[Compiler, Device, str, Case]]
 
 
 def _able(compilers: Sequence[Compiler], only: Narrowing) -> tuple[Sequence[Compiler], tuple[str, ...]]:
-    """The compilers that can run here, and why the others cannot.
+    """Return the compilers that can run here, and why the others cannot.
 
     Raises RequestError if none can, or if one that cannot is requested by one of its devices.
     """
@@ -268,7 +268,7 @@ def _able(compilers: Sequence[Compiler], only: Narrowing) -> tuple[Sequence[Comp
 def _planned(
     wanted: _Wanted, only: Narrowing, watch: Watch
 ) -> Iterator[tuple[Compiler, Cell, Job | Outcome]]:
-    """Every cell with its job, or the error of looking for it. Raises RequestError for unknown kernels."""
+    """Yield every cell with its job, or the error of finding one. Raises RequestError for unknown kernels."""
     kernels: set[str] = set()
     for done, (compiler, device, name, case) in enumerate(wanted):
         watch(Progress("tracing", done, len(wanted), 0))
@@ -310,7 +310,7 @@ def cases_of(profile: str) -> Iterator[tuple[str, str, Case]]:
 def _compiled(
     jobs: Mapping[str, tuple[Compiler, Job]], workers: int
 ) -> Generator[tuple[str, Outcome], None, None]:
-    """Outcomes by key, as they come. A compiler that takes its process down costs no other compilation."""
+    """Yield outcomes by key, as they come. A compiler that kills its process costs no other compilation."""
     limit = _settings()["seconds"]
     tasks = (Task("", _attempt, (key, compiler.compile, job.source)) for key, (compiler, job) in jobs.items())
     with closing(perform(tasks, {}, workers, limit)) as outcomes:

@@ -53,7 +53,7 @@ type Program = Mapping[str, Sequence[Instruction]]
 
 @dataclass(frozen=True)
 class Overlap:
-    """What a program exchanges. collectives: how many there are of each kind, by the opcode of XLA.
+    """The exchanges of a program. collectives: how many there are of each kind, by the opcode of XLA.
 
     exchanges: how many permutes of a ring start. exposed: the names of those that overlap no kernel.
     """
@@ -64,7 +64,7 @@ class Overlap:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Why the exchanges are not hidden behind computation, in sentences; empty if they are."""
+        """The reasons why exchanges are not hidden behind computation, in sentences; empty if they are."""
         found: list[str] = []
         if not self.exchanges:
             found.append("exchanges no keys: it has no collective permute between neighbours")
@@ -99,7 +99,7 @@ def overlap_of(hlo: str, devices: int) -> Overlap:
 
 
 def _end(instructions: Sequence[Instruction], start: int) -> int:
-    """Where a permute is awaited: by itself, if it is one instruction."""
+    """Return where a permute is awaited: by itself, if it is one instruction."""
     begun = instructions[start]
     if begun.opcode == _PERMUTE:
         return start
@@ -110,7 +110,7 @@ def _end(instructions: Sequence[Instruction], start: int) -> int:
 
 
 def _parsed(hlo: str) -> Program:
-    """The instructions of each computation in their order. XLA writes a computation after those it calls."""
+    """Return the instructions of each computation in order. XLA writes a computation after those it calls."""
     found: dict[str, list[Instruction]] = {}
     instructions: list[Instruction] = []
     for line in hlo.splitlines():

@@ -26,7 +26,7 @@ _ROWS = 1024
 
 @dataclass(frozen=True)
 class Work:
-    """What a pass needs at least: floating-point operations, and bytes of main memory moved."""
+    """The least work of a pass: floating-point operations, and bytes of main memory moved."""
 
     flops: int
     bytes: int
@@ -39,7 +39,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Bound:
-    """How long a device takes at least: seconds, and whether "compute" or "memory" is what takes them."""
+    """The least time on a device: seconds, and whether "compute" or "memory" is what takes them."""
 
     seconds: float
     by: str
@@ -47,7 +47,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a pass of a set of features needs on a device; bound: None where no peak is published."""
+    """The needs of a pass of a set of features on a device; bound: None where no peak is published."""
 
     target: str
     set: str
@@ -110,7 +110,7 @@ def bound_of(work: Work, dtype: str, peaks: Peaks) -> Bound | None:
 
 
 def _pairs_of(case: Case) -> int:
-    """Visible pairs of a head, over all batch entries; a mask or bias hides none: a kernel has to look."""
+    """Return visible pairs of a head, over all batch entries; a mask or bias hides none: it must be read."""
     return _visible(
         Case(
             batch=case.batch,

@@ -1,4 +1,4 @@
-"""Where the tokens of a drawn case stand: offsets, positions, origins and what dropout makes of them."""
+"""The coordinates of a drawn case's tokens: offsets, positions, origins and what dropout makes of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ def draw_shared_dropout(case: Case, _row: object, _offer: object, dice: Dice) ->
 
 
 def _offset(case: Case, _row: object, _offer: object, dice: Dice) -> dict[str, Any]:
-    """Not the default, and in most rows neither before all keys nor behind them.
+    """Return an offset other than the default, in most rows neither before all keys nor behind them.
 
     Of several sequences, half of the cases have an offset for each, no two neighbours the same.
     """

@@ -17,7 +17,7 @@ _CANDIDATES = 6  # rows tried for each row taken: more make few rows fewer
 
 @dataclass(frozen=True)
 class Model:
-    """What rows are made of.
+    """The model that rows are made of.
 
     switches: facts that are there or not. choices: for each name, the facts one of which every row holds.
     needs: switches that make no sense without another. excludes: facts that no row may hold together.
@@ -33,16 +33,16 @@ class Model:
     most: int = 5
 
     def allows(self, facts: Facts) -> bool:
-        """Whether a row may hold these facts together."""
+        """Return whether a row may hold these facts together."""
         return not any(excluded <= self.completed(facts) for excluded in self.excludes)
 
     def completed(self, facts: Facts) -> Facts:
-        """The facts with the switches that they need."""
+        """Return the facts with the switches that they need."""
         return facts | {self.needs[fact] for fact in facts if fact in self.needs}
 
 
 def wanted_sets(model: Model, strength: int) -> set[Facts]:
-    """Every allowed set of up to `strength` facts with a switch among them, and those of `also` from 2 on.
+    """Return each allowed set of up to `strength` facts with a switch, and those of `also` from 2 on.
 
     Two values of choices are not wanted together for their own sake, nor two values of one choice.
     """
@@ -58,7 +58,7 @@ def wanted_sets(model: Model, strength: int) -> set[Facts]:
 
 
 def covering_rows(model: Model, strength: int, seed: int, required: Facts = frozenset()) -> list[Facts]:
-    """Rows that hold every wanted set, the required switches in each of them."""
+    """Return rows that hold every wanted set, the required switches in each of them."""
     wanted = {chosen for chosen in wanted_sets(model, strength) if model.allows(chosen | required)}
     dice = Dice(seed, "covering")
     rows: list[Facts] = []
@@ -74,7 +74,7 @@ def covering_rows(model: Model, strength: int, seed: int, required: Facts = froz
 
 
 def _row(model: Model, wanted: set[Facts], required: Facts, dice: Dice) -> Facts:
-    """One row that holds a wanted set and, of what is left to choose, what gains most."""
+    """Return one row that holds a wanted set and otherwise what gains most."""
     first = dice.pick("first", sorted(wanted, key=sorted))
     row = model.completed(required | first)
     for _, values in sorted(model.choices.items()):
@@ -105,7 +105,7 @@ def _gain(row: Facts, wanted: set[Facts]) -> int:
 
 
 def reduced(rows: list[Facts], lacking: Facts, excludes: tuple[Facts, ...]) -> Iterator[Facts]:
-    """The rows without facts that are lacking; a row that holds an excluded set becomes several.
+    """Yield the rows without facts that are lacking; a row that holds an excluded set becomes several.
 
     Each of those lacks one fact of the set, so that every allowed pair of a row is still in one of them.
     """

@@ -11,23 +11,23 @@ class Dice:
         self._prefix = f"{seed} {purpose} "
 
     def number(self, name: str) -> int:
-        """An integer of 63 bits."""
+        """Return an integer of 63 bits."""
         return int.from_bytes(hashlib.sha256((self._prefix + name).encode()).digest()[:8]) >> 1
 
     def between(self, name: str, low: int, high: int) -> int:
-        """An integer, both ends included."""
+        """Return an integer from `low` to `high`, both included."""
         return low + self.number(name) % (high - low + 1)
 
     def pick[T](self, name: str, options: Sequence[T]) -> T:
-        """One of the options."""
+        """Return one of the options."""
         return options[self.number(name) % len(options)]
 
     def chance(self, name: str, share: float) -> bool:
-        """True in a share of all seeds."""
+        """Return True in a share of all seeds."""
         return self.number(name) < share * 2**63
 
     def shuffled[T](self, name: str, items: Sequence[T]) -> list[T]:
-        """The items in another order."""
+        """Return the items in another order."""
         return [
             item for _, item in sorted(enumerate(items), key=lambda pair: self.number(f"{name} {pair[0]}"))
         ]

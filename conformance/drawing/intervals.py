@@ -1,4 +1,4 @@
-"""What a drawn case counts along the keys: chunks, ranges and the slopes of ALiBi."""
+"""The arguments of a drawn case that count along the keys: chunks, ranges and the slopes of ALiBi."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from attest.conformance.drawing.dice import Dice
 
 
 def _chunk(case: Case, _row: object, _offer: object, dice: Dice) -> dict[str, Any]:
-    """A size that leaves some keys to the rows and hides some, at the edge of a power of two or anywhere."""
+    """Return a size that leaves some keys to the rows and hides some, beside a power of two or anywhere."""
     most = max(case.kv_len - 1, 1)
     sizes = (16, 5, 33, 64, 3, case.kv_len // 2 + 1, 15, max(case.q_len, case.kv_len) // 3 + 1)
     return {"chunk_size": min(dice.pick("chunk size", sizes), most)}

@@ -13,7 +13,7 @@ _HIDING = frozenset({"mask", "segments", "padded", "packed", "bias"})
 
 
 def poisoned(case: Case, seed: int) -> Case | None:
-    """The case with poison in keys that no row sees and in rows that see no key; None if it has neither."""
+    """Return the case with poison in keys that no row sees and rows that see no key; None without such."""
     third = Dice(seed, "poison").pick("third", ("first", "middle", "last"))
     changes: dict[str, Any] = {"poison": True}
     hiding = _HIDING
@@ -28,12 +28,12 @@ def poisoned(case: Case, seed: int) -> Case | None:
 
 
 def _hiding(third: str, axes: str, otherwise: str) -> str:
-    """A pattern of a mask or bias that hides keys from every row, or rows from every key."""
+    """Return a pattern of a mask or bias that hides keys from every row, or rows from every key."""
     return next((pattern for pattern in (third, "rows") if has_pattern(pattern, axes)), otherwise)
 
 
 def _sides_hide(case: Case) -> bool:
-    """Whether unequal lengths leave a key before every window, or a row before every key."""
+    """Return whether unequal lengths leave a key before every window, or a row before every key."""
     if case.lengths is not None or case.features & set(OPTIONAL):
         return False
     left, right = case.window or (None, None)

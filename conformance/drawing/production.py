@@ -56,7 +56,7 @@ class SampledProblem:
     blocks: tuple[SampledBlock, ...]
 
     def part(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """What the blocks hold of each output, the blocks along the first axis."""
+        """Return what the blocks hold of each output, the blocks along the first axis."""
         parts: dict[str, list[Array]] = {}
         for block in self.blocks:
             heads = _heads(self.built.problem, block)
@@ -73,7 +73,7 @@ class SampledProblem:
         return {name: np.stack(arrays) for name, arrays in parts.items()}
 
     def place(self, output: str, index: tuple[int, ...]) -> tuple[int, ...]:
-        """Where an element of a part lies in the whole output."""
+        """Return where an element of a part lies in the whole output."""
         block = self.blocks[index[0]]
         first = _heads(self.built.problem, block).start
         if output == "lse":
@@ -85,7 +85,7 @@ class SampledProblem:
     def truth(
         self, semantics: Semantics, numerics: Numerics, gradients: bool = True
     ) -> tuple[Answer, dict[str, Prediction]]:
-        """The exact answer within the blocks, with gradients or without, and how far a kernel may be off."""
+        """Return the exact answer in the blocks, gradients or not, and how far off a kernel may be."""
 
         def of_block(block: SampledBlock) -> tuple[Answer, dict[str, Prediction]]:
             return _truth(self.built, block, semantics, numerics, gradients)
@@ -106,7 +106,7 @@ class SampledProblem:
         return answer, predictions
 
     def stray_rows(self, d_query: Array) -> list[tuple[int, int]]:
-        """(batch row, query row) of every row of dquery that is not 0, though all its cotangents are."""
+        """Return (batch row, query row) of each row of dquery that is not 0, though its cotangents are."""
         stray: list[tuple[int, int]] = []
         for batch in range(len(d_query)):
             sampled = [block.rows for block in self.blocks if block.batch == batch]
@@ -121,7 +121,7 @@ class SampledProblem:
 
 @cache
 def load_production() -> tuple[Case, ...]:
-    """The problems of conformance/drawing/production.toml. Raises ValueError naming one that is broken."""
+    """Return the problems of conformance/drawing/production.toml. Raises ValueError naming a broken one."""
     cases: list[Case] = []
     for number, table in enumerate(_table()["case"], start=1):
         try:
@@ -136,7 +136,7 @@ def load_production() -> tuple[Case, ...]:
 
 
 def host_gib(case: Case) -> float:
-    """The host memory of a case's inputs, cotangents, outputs and gradients."""
+    """Return the host memory of a case's inputs, cotangents, outputs and gradients."""
     tokens_q, tokens_k = case.batch * case.q_len * case.q_heads, case.batch * case.kv_len * case.kv_heads
     widths = case.head_dim + case.value_width
     elements = 2 * (tokens_q + tokens_k) * widths
@@ -177,7 +177,7 @@ def _choose(case: Case, problem: Problem) -> tuple[SampledBlock, ...]:
 
 
 def _spread(stream: Stream, count: int, length: int) -> Ints:
-    """Increasing numbers below `length`: one at random from each of `count` equal parts, and both ends."""
+    """Return increasing numbers below `length`: one at random from each of `count` parts, and both ends."""
     if count >= length:
         return np.arange(length, dtype=np.int64)
     edges = np.arange(count + 1) * length // count
@@ -194,7 +194,7 @@ def _heads(problem: Problem, block: SampledBlock) -> slice:
 def _truth(
     built: Built, block: SampledBlock, semantics: Semantics, numerics: Numerics, gradients: bool
 ) -> tuple[Answer, dict[str, Prediction]]:
-    """The answer and the predictions of one block."""
+    """Return the answer and the predictions of one block."""
     problem, given = _cut(built, block)
     cotangents = given if gradients else None
     sample = Sample(block.rows, block.keys)
@@ -214,7 +214,7 @@ def _truth(
 
 
 def _cut(built: Built, block: SampledBlock) -> tuple[Problem, Cotangents]:
-    """The problem of one key head of one batch row: no other has a part in its answer."""
+    """Return the problem of one key head of one batch row, which alone decides its answer."""
     problem, heads = built.problem, _heads(built.problem, block)
     batch, kv_head = slice(block.batch, block.batch + 1), slice(block.kv_head, block.kv_head + 1)
     aux = problem.softmax_aux
@@ -268,5 +268,5 @@ def _table() -> dict[str, Any]:
 
 
 def memory_limit() -> float:
-    """The host memory in GiB that no listed problem may exceed."""
+    """Return the host memory in GiB that no listed problem may exceed."""
     return _table()["memory"]["host_gib"]

@@ -40,7 +40,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a subject takes of a row: its dtype, and which of its tilings runs with which blocks.
+    """The part of a row that a subject takes: its dtype, and which of its tilings runs with which blocks.
 
     blocks: None for those of conformance/drawing/drawing.toml. head_dims: the smallest and the largest. The
     others are as in `attest.conformance.subject.Subject`.
@@ -58,13 +58,13 @@ class Offer:
 
 @cache
 def drawing() -> dict[str, Any]:
-    """The tables of conformance/drawing/drawing.toml."""
+    """Return the tables of conformance/drawing/drawing.toml."""
     return tomllib.loads(Path(__file__).with_name("drawing.toml").read_text())
 
 
 @cache
 def model(declared: frozenset[str] = frozenset()) -> Model:
-    """What rows are made of: features, of OPTIONAL those declared, a dtype, families and lengths."""
+    """Return the model of rows: features, of OPTIONAL those declared, a dtype, families and lengths."""
     return Model(
         switches=tuple(sorted(declared.intersection(OPTIONAL).union(FEATURES))),
         choices={"dtype": DTYPES, "family": tuple(drawing()["families"]), "lengths": LENGTH_CLASSES},
@@ -77,7 +77,7 @@ def model(declared: frozenset[str] = frozenset()) -> Model:
 def fillings(
     row: Facts, offer: Offer, seed: int, count: int, is_sensitive: Callable[[Case], bool] = lambda _case: True
 ) -> list[Case]:
-    """`count` cases of a row that share one program, each of another group of families than the one before.
+    """Return `count` cases of a row that share one program, each of another group of families in turn.
 
     Of a few tries for each the first that `is_sensitive` accepts, or else the last.
     """
@@ -119,12 +119,12 @@ def _blocks(row: Facts, offer: Offer, dice: Dice) -> Blocks:
 
 
 def class_of(row: Facts) -> str:
-    """The class of lengths of a row."""
+    """Return the class of lengths of a row."""
     return next((name for name in LENGTH_CLASSES if name in row), "edge")
 
 
 def _static(row: Facts, offer: Offer, dice: Dice) -> Case:
-    """All that a program is compiled for."""
+    """Return a case with everything that a program is compiled for."""
     lengths = class_of(row)
     table = drawing()["lengths"][lengths]
     heads = drawing()["arguments"]["grouped_heads" if "gqa" in row else "heads"]
@@ -200,7 +200,7 @@ def _head_dim(offer: Offer, dims: Sequence[int], dice: Dice, name: str, other: i
 
 
 def _window(case: Case, row: Facts, offer: Offer, dice: Dice) -> dict[str, Any]:
-    """Sides that end at an edge of a block for the first row of every block of rows, or one beside it.
+    """Return sides that end at a block's edge for the first row of every block of rows, or one beside it.
 
     At least one side hides keys; the other may be open, or wider than everything.
     """
@@ -251,7 +251,7 @@ def _dropout(case: Case, _row: Facts, _offer: Offer, dice: Dice) -> dict[str, An
 
 
 def _scale(_case: Case, row: Facts, _offer: Offer, dice: Dice) -> dict[str, Any]:
-    """Not 0 under a cap, which has nothing to do then."""
+    """Return a scale, not 0 under a cap, which has nothing to do then."""
     scales = drawing()["arguments"]["scales"]
     return {"scale": dice.pick("scale", [scale for scale in scales if scale or "soft_cap" not in row])}
 
@@ -263,7 +263,7 @@ def _sinks(_case: Case, _row: Facts, offer: Offer, dice: Dice) -> dict[str, Any]
 
 
 def _lengths(case: Case, row: Facts, _offer: Offer, dice: Dice) -> dict[str, Any]:
-    """Stand-ins of as many sequences; each filling has its own."""
+    """Return stand-ins of as many sequences; each filling has its own."""
     if "padded" in row:
         return {"lengths": ((0, 0),) * case.batch}
     few = [count for count in drawing()["arguments"]["packed"] if 2 * count <= case.q_len]
@@ -295,7 +295,7 @@ _STATIC: dict[str, Callable[[Case, Facts, Offer, Dice], dict[str, Any]]] = {
 
 
 def _filled(static: Case, group: str, blocks: Blocks, dice: Dice) -> Case:
-    """Values, and whatever else a compiled program takes as data."""
+    """Return the case with values, and whatever else a compiled program takes as data."""
     families = drawing()["families"][group]
     if static.soft_cap is not None and static.soft_cap > max(drawing()["arguments"]["small_caps"]):
         families = drawing()["arguments"]["large_cap_families"]
@@ -322,7 +322,7 @@ def _filled(static: Case, group: str, blocks: Blocks, dice: Dice) -> Case:
 
 
 def _share_padded(case: Case, blocks: Blocks, dice: Dice) -> Lengths:
-    """A length for each batch row: one that ends inside the last block, others anywhere, 0 among them."""
+    """Return a length for each batch row: one ends inside the last block, others anywhere, some are 0."""
     pairs = [
         (
             _length(case.q_len, blocks.query, dice, f"q {row}"),
@@ -354,7 +354,7 @@ def _length(length: int, block: int, dice: Dice, name: str) -> int:
 
 
 def _share_packed(case: Case, _blocks: Blocks, dice: Dice) -> Lengths:
-    """Consecutive sequences, some of them empty on one side or both, and padding at the end now and then."""
+    """Return consecutive sequences, some empty on one side or both, and sometimes padding at the end."""
     assert case.lengths is not None
     count = len(case.lengths)
     longest = dice.between("longest", 0, count - 1)
@@ -365,7 +365,7 @@ def _share_packed(case: Case, _blocks: Blocks, dice: Dice) -> Lengths:
 
 
 def _cuts(length: int, count: int, longest: int, dice: Dice, name: str) -> list[int]:
-    """Lengths that sum to the whole or a little less; the longest has half of it."""
+    """Return lengths that sum to the whole or a little less; the longest has half of it."""
     end = length - (dice.between(f"{name} padding", 0, 3) if dice.chance(f"{name} pad", 0.5) else 0)
     end = max(end, length // 2 + 1)
     rest = end // 2

@@ -33,6 +33,7 @@ class SeededDraws(PrimitiveProvider):
         self._random = Random(_SEED.get())
 
     def draw_boolean(self, p: float = 0.5) -> bool:
+        """Draw True with probability p."""
         return self._random.random() < p
 
     def draw_integer(
@@ -43,7 +44,7 @@ class SeededDraws(PrimitiveProvider):
         weights: dict[int, float] | None = None,
         shrink_towards: int = 0,
     ) -> int:
-        """Uniform between bounds, but for values that have a probability of their own in `weights`."""
+        """Draw uniformly between bounds, but for values that have a probability of their own in `weights`."""
         if min_value is None or max_value is None:
             raise NotImplementedError("no field of a case is an integer without bounds")
         left = self._random.random()

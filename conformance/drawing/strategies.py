@@ -15,7 +15,7 @@ from attest.conformance.cases.case import Case, Offset
 
 @st.composite
 def simpler(draw: st.DrawFn, case: Case) -> Case:
-    """Cases that are nowhere more complicated than a given one; what shrinking searches."""
+    """Return cases that are nowhere more complicated than a given one; what shrinking searches."""
     keep = {name: draw(st.booleans()) for name in sorted(case.features)}
     plain = Case()
     trimmed = _without(case, (feature for feature, kept in keep.items() if not kept))
@@ -61,7 +61,7 @@ def simpler(draw: st.DrawFn, case: Case) -> Case:
 
 
 def smallest(case: Case) -> Iterator[Case]:
-    """The smallest cases with no feature of a given one, with one of them, and with all: fewest tokens first.
+    """Yield the smallest cases with no feature of a given one, with one, and with all: fewest tokens first.
 
     A failure is often not monotone in the lengths: it needs a whole block, or an odd one. Then no search
     that takes one step at a time ends here.
@@ -138,7 +138,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def _without(case: Case, features: Iterable[str]) -> Case:
-    """The case with features off; what belongs to no field of its own, as gqa does, is the caller's."""
+    """Return the case with features off; features without a field of their own, as gqa, are the caller's."""
     plain, features = Case(), frozenset(features)
     changes: dict[str, Any] = {
         name: getattr(plain, name) for feature in features for name in _FIELDS[feature]
@@ -168,7 +168,7 @@ def _first_offset(offset: Offset | None) -> int | None:
 
 
 def _simpler_offset(draw: st.DrawFn, offset: Offset | None, sequences: int) -> Offset | None:
-    """One offset for all sequences where that is enough, each nearer to 0."""
+    """Return one offset for all sequences where that is enough, each nearer to 0."""
     if isinstance(offset, tuple) and draw(st.booleans()):
         return tuple(_towards_zero(draw, each) for each in offset[:sequences])
     first = _first_offset(offset)

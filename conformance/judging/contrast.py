@@ -144,7 +144,7 @@ def blind_spots(
 
 
 def _sees_any_key(problem: Problem, semantics: Semantics, batches: Iterable[int]) -> bool:
-    """Whether some row of these batch entries sees a key. If not, it does not matter which keys it reads."""
+    """Return whether some row of these batch entries sees a key; otherwise any keys may be read."""
     rows = np.arange(problem.q_len, dtype=np.int64)
     return any(
         allowed(problem, semantics, batch, head, rows).any()
@@ -219,7 +219,7 @@ def _longer(problem: Problem) -> Iterator[Problem]:
 
 
 def _see_alike(problem: Problem, other: Problem, semantics: Semantics) -> bool:
-    """Whether the same keys are visible in both problems, without their masks."""
+    """Return whether the same keys are visible in both problems, without their masks."""
     rows = np.arange(problem.q_len, dtype=np.int64)
     first, second = (replace(p, attention_mask=None) for p in (problem, other))
     return all(

@@ -71,7 +71,7 @@ class Call:
     options: tuple[tuple[str, Any], ...]
 
     def keywords(self) -> dict[str, Any]:
-        """Arrays and options together."""
+        """Return the arrays and options together."""
         return {**self.arrays, **dict(self.options)}
 
 

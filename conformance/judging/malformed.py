@@ -53,7 +53,7 @@ def _each(names: tuple[str, ...], change: Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def _plane(dtype: Any, *, heads: int = 1, extra: int = 0) -> Callable[[Arguments], NDArray[Any]]:
-    """Ones of the shape of a mask or bias, with `extra` rows and keys too many."""
+    """Return ones of the shape of a mask or bias, with `extra` rows and keys too many."""
 
     def ones(given: Arguments) -> NDArray[Any]:
         return np.ones((1, heads, given["query"].shape[1] + extra, given["key"].shape[1] + extra), dtype)
@@ -68,7 +68,7 @@ def _made(name: str, make: Callable[[Arguments], NDArray[Any]]) -> Spoil:
 def _ids(
     sides: tuple[str, ...] = ("q", "kv"), extra: Mapping[str, int] | None = None, dtype: Any = np.int32
 ) -> Spoil:
-    """Segment ids of some sides, with `extra` tokens too many."""
+    """Return segment ids of some sides, with `extra` tokens too many."""
 
     def make(given: Arguments) -> Arguments:
         shapes = {"q": given["query"].shape[:2], "kv": given["key"].shape[:2]}
@@ -83,7 +83,7 @@ def _ids(
 
 
 def _sums(q: Sums | None, k: Sums | None, *, packed: bool, dtype: str = "int32") -> Spoil:
-    """Cumulative lengths, each from the length of its array; None leaves one out. Packed: in a batch of 1."""
+    """Return cumulative lengths, each from its array's length; None leaves one out. Packed: batch 1."""
 
     def make(given: Arguments) -> Arguments:
         sides = {"cum_seqlens_q": (q, "query"), "cum_seqlens_k": (k, "key")}
@@ -169,7 +169,7 @@ def _numbers(option: str, words: tuple[str, ...], feature: str, **wrong: Any) ->
 def _positions(
     side: str, *, extra: int = 0, batch: int | None = None, fill: float = 0, dtype: Any = np.int32
 ) -> Spoil:
-    """Positions of one side, all `fill`, with `extra` tokens too many and another number of batch entries."""
+    """Return positions of one side, all `fill`, with `extra` tokens too many and another batch size."""
 
     def make(given: Arguments) -> Arguments:
         entries, length = given[{"q": "query", "kv": "key"}[side]].shape[:2]
@@ -195,7 +195,7 @@ def _wrong_positions(side: str) -> dict[str, Malformed]:
 
 
 def _ends(*, extra: int = 0, batch: int | None = None, dtype: Any = np.int32) -> Spoil:
-    """Ends of ranges, all 1, with `extra` rows too many and another number of batch entries."""
+    """Return ends of ranges, all 1, with `extra` rows too many and another number of batch entries."""
 
     def make(given: Arguments) -> Arguments:
         entries, length = given["query"].shape[:2]

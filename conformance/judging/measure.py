@@ -54,5 +54,5 @@ def _element(index: tuple[int, ...], got: NDArray[Any], want: NDArray[np.float64
 
 
 def _hex(number: Any) -> str:
-    """The bits of a number as stored, most significant first."""
+    """Return the bits of a number as stored, most significant first."""
     return "0x" + number.tobytes()[::-1].hex()

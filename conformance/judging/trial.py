@@ -62,7 +62,7 @@ class Trial:
 
     @cached_property
     def predictions(self) -> dict[str, Prediction]:
-        """How far a correct kernel may be off, if all its roundings are independent."""
+        """The tolerance of a correct kernel, if all its roundings are independent."""
         return self._predict(self.numerics, repeats=False)
 
     @cached_property
@@ -72,7 +72,7 @@ class Trial:
 
     @cached_property
     def coarse_predictions(self) -> dict[str, Prediction]:
-        """How far a kernel may be off that loses precision in every step."""
+        """The tolerance of a kernel that loses precision in every step."""
         return self._predict(coarse(self.numerics), repeats=False)
 
     def _predict(self, numerics: Numerics, repeats: bool) -> dict[str, Prediction]:
@@ -102,7 +102,7 @@ class Trial:
 
     @property
     def out_of_range(self) -> str | None:
-        """Why the scale or the cap is none that kernels must take (S1, S3), in one clause; None if it is."""
+        """The reason why kernels may refuse the scale or the cap (S1, S3), in one clause; None if none."""
         if self.case.scale is not None and not scale_in_range(self.case.scale):
             return f"a softmax_scale of {self.case.scale:g} is outside of the tested range"
         if self.case.soft_cap is not None and not cap_in_range(self.case.soft_cap):

@@ -82,7 +82,7 @@ class _Raised:
 
 
 class _Drawing:
-    """Draws jobs in its own thread, so that drawing does not delay the outcomes."""
+    """A drawer of jobs in its own thread, so that drawing does not delay the outcomes."""
 
     def __init__(self, jobs: Iterable[Job], ahead: int) -> None:
         self.ended = False

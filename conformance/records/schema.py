@@ -31,7 +31,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class _Data(msgspec.Struct, forbid_unknown_fields=True):
-    """What has these fields and no others."""
+    """A record with these fields and no others."""
 
 
 class ElementData(_Data):
@@ -75,7 +75,7 @@ class ResultData(_Data):
 
 
 class RunData(_Data):
-    """What was requested of a run."""
+    """The request of a run."""
 
     profile: Text
     seed: Count
@@ -97,7 +97,7 @@ class RecordData(RunData):
 
 
 class RunLine(RunData):
-    """Return the first line of a journal."""
+    """The first line of a journal."""
 
     schema: str
 
@@ -255,7 +255,7 @@ def _measurement(data: MeasurementData) -> Measurement:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinities: spell them."""
+    """Spell NaN and infinities, which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

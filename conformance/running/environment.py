@@ -69,7 +69,7 @@ def _project(home: Path) -> dict[str, Any] | None:
 
 
 def _processor() -> str:
-    """The model of the processor where the system has it: its instruction set decides the last bits."""
+    """Return the model of the processor if the system has it: its instructions decide the last bits."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -84,7 +84,7 @@ class Expectation:
     backends: tuple[str, ...] = ()
 
     def covers(self, result: Result) -> bool:
-        """Whether this is about the result's subject, check and case."""
+        """Return whether this is about the result's subject, check and case."""
         case = result.case
         return (
             (self.subject, self.check) == (result.subject, result.check)
@@ -94,7 +94,7 @@ class Expectation:
         )
 
     def describes(self, result: Result) -> bool:
-        """Whether a failing result is the failure that this expects."""
+        """Return whether a failing result is the failure that this expects."""
         wrong = {m.output for m in result.measurements if m.broken}
         return (
             self.covers(result)

@@ -54,7 +54,7 @@ def runnable_subjects(backend: str, patterns: Sequence[str] = ()) -> RunnableSub
 
 
 def _named(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """The names that a pattern matches; all of them without one."""
+    """Return the names that a pattern matches; all of them without one."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise LookupError(

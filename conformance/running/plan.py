@@ -42,7 +42,7 @@ _SHORT_CALL, _CALL_OF_BLOCKS = 5, 40  # tokens
 
 @dataclass(frozen=True)
 class Profile:
-    """How many cases a run has, by kind of check; see conformance/running/profiles.toml.
+    """The number of cases of a run, by kind of check; see conformance/running/profiles.toml.
 
     task_seconds: for one case, if it differs from the limit of conformance/process/limits.toml.
     """
@@ -67,7 +67,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Restriction:
-    """What the command line narrows a run to; empty means everything.
+    """The part that the command line narrows a run to; empty means everything.
 
     features: all on in every case. dtypes, checks: no others. examples: the total number of cases to draw,
     instead of the profile's numbers.
@@ -261,7 +261,7 @@ def _blocks(tiling: Tiling) -> Blocks:
 
 
 def _alike(tiling: Tiling, other: Tiling) -> bool:
-    """Whether two tilings have the same blocks, as those have that differ in the number of devices."""
+    """Return whether two tilings have the same blocks, as those have that differ in the number of devices."""
     return _blocks(tiling) == _blocks(other)
 
 
@@ -360,7 +360,7 @@ def _dtypes(subject: Subject, only: Restriction) -> list[str]:
 
 
 def _is_supported(subject: Subject, draw: Draw, only: Restriction) -> bool:
-    """Whether the subject supports a draw, in a dtype of the run, and declares results for it."""
+    """Return whether the subject supports a draw, in a dtype of the run, and declares results for it."""
     case = first_try(draw)
     if case is None or subject.why_not(case) is not None or (only.dtypes and case.dtype not in only.dtypes):
         return False

@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is: its stage, the tasks done and known so far, and how many verdicts are red."""
+    """The progress of a run: its stage, the tasks done and known so far, and how many verdicts are red."""
 
     stage: str
     done: int
@@ -117,7 +117,7 @@ def in_shard(name: str, task: Task, shard: tuple[int, int]) -> bool:
 
 
 class _Found:
-    """What a run has found so far."""
+    """The findings of a run so far."""
 
     def __init__(self, request: Request, watch: Watch, keep: Keep) -> None:
         self.request = request

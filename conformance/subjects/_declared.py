@@ -1,4 +1,4 @@
-"""What a Subject of our own kernels declares: capabilities of its implementation, and what all share."""
+"""The declarations of a Subject of our kernels: capabilities of its implementation, and what all share."""
 
 from collections.abc import Mapping
 from dataclasses import replace

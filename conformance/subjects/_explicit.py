@@ -54,13 +54,13 @@ def sharded_way(kernel: JudgedKernel) -> Way:
     """Return how the check `configuration` sees that the configuration of a sharded call counts."""
 
     def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """The operation, over devices."""
+        """Call the operation, over devices."""
         arguments = {"query": query, "key": key, "value": value, **options}
         cfg = exact(kernel.platform, kernel.traced[0], arguments)
         return default_executor()(FlashAttention(), cfg=cfg, **arguments, **over_devices(arguments))
 
     def directly(sizes: Sizes | None, query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """The kernel without an operation, over the same devices."""
+        """Call the kernel without an operation, over the same devices."""
         arguments = {"query": query, "key": key, "value": value, **options}
         config = None if sizes is None else exact(kernel.platform, sizes, arguments).config
         run = partial(flash_attention, config=config)
@@ -100,7 +100,7 @@ def _mesh(parts: tuple[int, int]) -> Any:
 
 
 def _spec(axes: str, x: Any, batch: int, heads: int, parts: tuple[int, int]) -> PartitionSpec | None:
-    """The spec of an operand; what has one entry for all, or too few for the devices, is whole."""
+    """Return the spec of an operand; one entry for all, or too few for the devices, is whole."""
     if x is None:
         return None
     own = {

@@ -67,7 +67,7 @@ class TunedKernel:
         return self.executor(operation, query=query, key=key, value=value, **options)
 
     def _as_written(self, query: Any, key: Any, value: Any, **options: Any) -> jax.Array:
-        """The kernel with the configuration of the one file that belongs to the bucket."""
+        """Run the kernel with the configuration of the one file that belongs to the bucket."""
         self._fill(str(query.dtype))
         (path,) = self.folder.rglob(f"*-{_bucket_of(query.dtype)}-*.json")
         config = from_json(json.dumps(json.loads(path.read_text())["config"]["config"]))
@@ -98,7 +98,7 @@ class TunedKernel:
 
     @cached_property
     def executor(self) -> Executor[FlashAttentionConfig, jax.Array]:
-        """What runs the calls; it is not the one that tuned."""
+        """The executor of the calls; it is not the one that tuned."""
         return create_default_executor(str(self.folder))
 
 

@@ -37,7 +37,7 @@ _ELSEWHERE = "0" * 24
 
 @dataclass(frozen=True)
 class _Row:
-    """Where a configuration is found, in the order of the chain, and which one should run.
+    """The places of a configuration, in the order of the chain, and the one that should run.
 
     explicit: in the call. overlay: in a block of `overlay_cache`. memory: in the memory cache. before: there
     too, during a call before. persistent: in the cache on disk. elsewhere: on disk, tuned in another
@@ -94,7 +94,7 @@ def _way(
 
 
 def _directly(kernel: JudgedKernel, which: str, query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """The kernel without an operation."""
+    """Call the kernel without an operation."""
     arguments = {"query": query, "key": key, "value": value, **options}
     return flash_attention(**arguments, config=_config(kernel, which, arguments).config)
 
@@ -115,7 +115,7 @@ def _call(
     value: Any,
     **options: Any,
 ) -> Any:
-    """The call of a row, with an executor of its own."""
+    """Return the call of a row, with an executor of its own."""
     arguments = {"query": query, "key": key, "value": value, **options}
     op = operation()
     found = {which: _config(kernel, which, arguments) for which in ("first", "second")}

@@ -37,7 +37,7 @@ def declared_by(implementation: str, anywhere: bool = False) -> Subject | None:
 
 
 def _meant(dtype: str) -> tuple[str, ...]:
-    """The implementations of which one is meant to run each pass here; none where no arithmetic is declared.
+    """Return the implementations that may run each pass here; none where no arithmetic is declared.
 
     Written down here, not asked of the code that chooses, so that a wrong choice is seen.
     """
@@ -55,12 +55,12 @@ def _implementation(case: Case) -> frozenset[str]:
 
 
 def _kernels(dtype: str) -> list[Subject]:
-    """The subjects that calls of a dtype may be handed to here."""
+    """Return the subjects that calls of a dtype may be handed to here."""
     return [_BY_NAME[_DECLARED[name]] for name in _meant(dtype)]
 
 
 def _numerics(dtype: str, _tiling: Tiling) -> Numerics:
-    """Those of the kernels that may run, with the blocks that they choose themselves."""
+    """Return those of the kernels that may run, with the blocks that they choose themselves."""
     return widest([kernel.numerics(dtype, kernel.tilings[-1]) for kernel in _kernels(dtype)])
 
 

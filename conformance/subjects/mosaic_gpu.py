@@ -1,4 +1,4 @@
-"""What our Hopper kernels declare: every feature, in 16 bits, and the standard semantics.
+"""Subjects of our Hopper kernels: every feature, in 16 bits, and the standard semantics.
 
 Nothing here imports Pallas before a kernel is called, so that any machine can list the subject.
 """
@@ -42,7 +42,7 @@ _LARGEST_BESIDE_PAIRS = 192
 
 
 def _has_pairs(options: Mapping[str, Any]) -> bool:
-    """Whether there is a mask or bias of every pair, whose tiles come through shared memory."""
+    """Return whether there is a mask or bias of every pair, whose tiles come through shared memory."""
     arrays = (options.get(name) for name in ("attention_mask", "bias"))
     return any(x is not None and min(x.shape[-2:], default=1) > 1 for x in arrays)
 
@@ -55,7 +55,7 @@ def _flash_attention(
     blocks: Mapping[str, Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> Any:
-    """`flash_attention_with_lse`; blocks: one choice for each kernel, by name, None for their own."""
+    """Run `flash_attention_with_lse`; blocks: one choice for each kernel, by name, None for their own."""
     from attest.kernels.pallas.mosaic_gpu import (
         BackwardBlocks,
         BackwardSizes,
@@ -73,7 +73,7 @@ def _flash_attention(
 
 
 def _fused_step(arguments: Mapping[str, Any]) -> int | None:
-    """The queries in a step of the fused backward kernel, None if there is none for this call."""
+    """Return the queries in a step of the fused backward kernel, None if there is none for this call."""
     from attest.kernels.operations.abstract_call import abstract_call
     from attest.kernels.pallas.mosaic_gpu.blocks import pad_dims
     from attest.kernels.pallas.mosaic_gpu.spec import work_of
@@ -89,7 +89,7 @@ def _fused_step(arguments: Mapping[str, Any]) -> int | None:
 
 
 def _fused_flash_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """`flash_attention_with_lse`, of which one kernel sums dquery, dkey and dvalue where it can.
+    """Run `flash_attention_with_lse`, of which one kernel sums dquery, dkey and dvalue where it can.
 
     The table takes that kernel for thousands of queries only.
     """
@@ -103,7 +103,7 @@ def _fused_flash_attention(query: Any, key: Any, value: Any, **options: Any) -> 
 
 
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
-    """Weights and dS cast to the inputs' dtype, all else in float32."""
+    """Return numerics with weights and dS in the inputs' dtype, all else in float32."""
     functions = {**CUDA, "tanh": 2.0**-20}  # their own: kernels/pallas/mosaic_gpu/tile/tanh.py
     return replace(default_numerics(dtype, tiling), key_block=FEWEST_KEYS, **functions, **CUDA_MATRIX_UNIT)
 

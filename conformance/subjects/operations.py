@@ -23,7 +23,7 @@ _ATTENTION = next(subject for subject in xla.SUBJECTS if subject.name == "xla.at
 
 
 def _weighted(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """`attention` switches dropout on by `deterministic=False` and returns its weights too."""
+    """Call `attention`, which switches dropout on by `deterministic=False` and returns its weights too."""
     return attention(query, key, value, deterministic=False, **options)[0]
 
 
@@ -69,7 +69,7 @@ _WAYS: Mapping[str, Callable[[JudgedKernel], Mapping[str, Any]]] = {
 
 
 def _configured(kernel: JudgedKernel, way: str) -> Subject:
-    """The operation on one kernel, which declares what the kernel does."""
+    """Return the operation on one kernel, which declares what the kernel does."""
     # It is judged by few cases, since it hands its calls to a kernel that is a Subject itself.
     few = {"implementation": lambda _: kernel.platform, "returns_lse": False}
     name = f"operation.{kernel.declared.name}.{way}"

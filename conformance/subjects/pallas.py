@@ -1,4 +1,4 @@
-"""What our TPU kernels declare: every feature and the standard semantics, in Pallas's interpreter of TPUs.
+"""Subjects of our TPU kernels: every feature and the standard semantics, in Pallas's interpreter of TPUs.
 
 Nothing here imports Pallas before a kernel is called, so that any machine can list the subject.
 """
@@ -26,7 +26,7 @@ _FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 def _flash_attention(
     query: Any, key: Any, value: Any, *, blocks: tuple[int, int], seed: int, **options: Any
 ) -> Any:
-    """`flash_attention_with_lse` with one choice of blocks, interpreted in one order of the grid."""
+    """Run `flash_attention_with_lse` with one choice of blocks, interpreted in one order of the grid."""
     from attest.kernels.pallas.tpu import BlockSizes, flash_attention_with_lse
 
     sizes = BlockSizes(*blocks)
@@ -72,7 +72,7 @@ def interpreted_call(call: Callable[..., Any], seed: int) -> Callable[..., Any]:
 
 
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
-    """Weights and dS cast to the inputs' dtype, all else in float32."""
+    """Return numerics with weights and dS in the inputs' dtype, all else in float32."""
     return replace(default_numerics(dtype, tiling), **_ARITHMETIC)
 
 
@@ -81,7 +81,7 @@ def _tiling(q: int, k: int, seed: int) -> Tiling:
 
 
 def _violations() -> Sequence[object]:
-    """What the interpreter saw since the last call of this."""
+    """Return what the interpreter saw since the last call of this."""
     from attest.kernels.pallas.interpreter import drain_violations
 
     return drain_violations()

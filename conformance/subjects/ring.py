@@ -141,7 +141,7 @@ def _spread(
     options: tuple[tuple[str, Any], ...],
     specs: tuple[tuple[str, PartitionSpec], ...],
 ) -> Callable[[dict[str, Any]], Any]:
-    """A call in `jax.shard_map`, one function for calls that are alike: an eager one then compiles once."""
+    """Run a call in `jax.shard_map`, one function for equal calls: an eager one then compiles once."""
     run = _ring_on(kernel, strategy)
     of_lse = PartitionSpec(*[None] * (ndim - 2), _AXIS)
 
@@ -153,13 +153,13 @@ def _spread(
 
 
 def _spec(x: Any, axes: tuple[int, ...]) -> PartitionSpec:
-    """How an array is split along the first of some axes that has several entries."""
+    """Return how an array is split along the first of some axes that has several entries."""
     split = next((x.ndim + axis for axis in axes if -axis <= x.ndim and x.shape[axis] > 1), None)
     return PartitionSpec(*[_AXIS if axis == split else None for axis in range(x.ndim)])
 
 
 def _ring_on(kernel: _Kernel, strategy: str, **mesh: Any) -> Callable[..., Any]:
-    """Ring attention on a kernel."""
+    """Return ring attention on a kernel."""
     run = partial(
         ring_attention_with_lse, platform=kernel.platform, axis_name=_AXIS, strategy=strategy, **mesh
     )
@@ -167,7 +167,7 @@ def _ring_on(kernel: _Kernel, strategy: str, **mesh: Any) -> Callable[..., Any]:
 
 
 def _possible(strategy: str, devices: int, heads: int, key_heads: int) -> str:
-    """The strategy, or "all_gather" in place of "ulysses" with heads that the devices cannot share out."""
+    """Return the strategy, or "all_gather" in place of "ulysses" with heads that do not divide evenly."""
     shared_out = heads % devices == 0 and (key_heads % devices == 0 or devices % key_heads == 0)
     return "all_gather" if strategy == "ulysses" and not shared_out else strategy
 
@@ -195,7 +195,7 @@ def _tiling(devices: int, strategy: str) -> Tiling:
 
 
 def _numerics(kernel: _Kernel, dtype: str, tiling: Tiling) -> Numerics:
-    """Those of the kernel that computes a pair, with its default blocks, and one merge for each pair.
+    """Return the numerics of the kernel of a pair, with its default blocks, and one merge for each pair.
 
     Partial results are float32, and so are sums of gradients, which are rounded once.
     """

@@ -1,4 +1,4 @@
-"""What our Triton kernels declare: every feature and the standard semantics, in the interpreter or on CUDA.
+"""Subjects of our Triton kernels: every feature and the standard semantics, in the interpreter or on CUDA.
 
 The source of both subjects is the same; a process runs one of them or the other, by TRITON_INTERPRET.
 Nothing here imports Triton before a kernel is called, so that a machine without it can list the subjects.
@@ -35,7 +35,7 @@ PRODUCTION_BLOCKS = (64, 64)
 def _flash_attention(
     query: Any, key: Any, value: Any, *, blocks: tuple[int, int] | None = None, **options: Any
 ) -> Any:
-    """`flash_attention_with_lse` with one choice of blocks for all kernels."""
+    """Run `flash_attention_with_lse` with one choice of blocks for all kernels."""
     from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention_with_lse
 
     if blocks is not None:
@@ -56,7 +56,7 @@ def _cuda_numerics(dtype: str, tiling: Tiling) -> Numerics:
 
 
 def _declared(dtype: str, tiling: Tiling, arithmetic: Mapping[str, Any]) -> Numerics:
-    """Weights and dS cast to the inputs' dtype, all else in float32."""
+    """Return numerics with weights and dS in the inputs' dtype, all else in float32."""
     keys = tiling.key_block if tiling.options else _FEWEST_KEYS[dtype]
     return replace(default_numerics(dtype, tiling), key_block=keys, **arithmetic)
 
@@ -66,7 +66,7 @@ def _blocks(q: int, k: int) -> Tiling:
 
 
 def _violations() -> Sequence[object]:
-    """What the interpreter saw since the last call of this."""
+    """Return what the interpreter saw since the last call of this."""
     from attest.kernels.triton.memory import drain_violations
 
     return drain_violations()

@@ -1,4 +1,4 @@
-"""What our XLA kernels declare: every feature and the standard semantics, on any backend of JAX.
+"""Subjects of our XLA kernels: every feature and the standard semantics, on any backend of JAX.
 
 `xla.pieces` is what accelerators run, on any backend, and in smaller pieces than they choose.
 """
@@ -22,13 +22,13 @@ from attest.reference.numerics import Numerics
 
 
 def _attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """`attention` switches dropout on by `deterministic=False` and returns its weights too."""
+    """Call `attention`, which switches dropout on by `deterministic=False` and returns its weights too."""
     out, _weights = attention(query, key, value, deterministic=False, **options)
     return out
 
 
 def _flash_numerics(dtype: str, tiling: Tiling) -> Numerics:
-    """Everything in float32, rounded once at the end.
+    """Return numerics of float32 throughout, rounded once at the end.
 
     A small problem without block sizes of its own is computed in one piece, but its normaliser in steps. On
     accelerators 16-bit calls without block sizes are those of `xla.pieces`.
@@ -40,7 +40,7 @@ def _flash_numerics(dtype: str, tiling: Tiling) -> Numerics:
 
 
 def _pieces_numerics(dtype: str, tiling: Tiling) -> Numerics:
-    """All keys of a row at once; P and dS are rounded to the inputs' dtype, sums are float32."""
+    """Return numerics of all keys at once; P and dS are rounded to the inputs' dtype, sums are float32."""
     matrix_unit = CUDA_MATRIX_UNIT if dtype != "float32" and jax.default_backend() == "gpu" else {}
     return replace(default_numerics(dtype, tiling), key_block=None, sum_lanes=1, **matrix_unit)
 

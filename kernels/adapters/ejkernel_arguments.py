@@ -118,7 +118,7 @@ def segment_ids(q_ids: Any, kv_ids: Any, zero_is_padding: bool) -> dict[str, Any
 
 
 def _without_zero(name: str, ids: Any) -> Any:
-    """The ids with those of segment 0 made padding."""
+    """Return the ids with those of segment 0 made padding."""
     if not isinstance(ids, Tracer):
         ids = fitted(name, "ids", np.asarray(ids), "Renumber the segments.")
         return np.where(ids == 0, np.int32(-1), ids)

@@ -224,7 +224,7 @@ def _refuse_pages(block_tables: Any) -> None:
 
 
 def _specs(in_specs: Any) -> Any:
-    """The specs in our order, where sinks come behind the lengths; what is no tuple is refused elsewhere."""
+    """Return the specs in our order, sinks behind the lengths; what is no tuple is refused elsewhere."""
     if not isinstance(in_specs, tuple | list) or len(in_specs) <= 4:
         return in_specs
     if len(in_specs) > 7:
@@ -235,12 +235,12 @@ def _specs(in_specs: Any) -> Any:
 
 
 def _heads(query: Any, key: Any) -> tuple[int, int]:
-    """The numbers of query heads and of key heads; 0 of what is refused elsewhere."""
+    """Return the numbers of query heads and of key heads; 0 of what is refused elsewhere."""
     return tuple(x.shape[-2] if getattr(x, "ndim", 0) >= 3 else 0 for x in (query, key))  # pyright: ignore[reportReturnType]
 
 
 def _of_query_heads(name: str, x: Any, query: Any, key: Any) -> Any:
-    """A mask or bias whose second axis may be key heads, with one for each query head."""
+    """Return a mask or bias whose second axis may be key heads, with one for each query head."""
     if x is None:
         return None
     check_is_array(name, x)
@@ -251,7 +251,7 @@ def _of_query_heads(name: str, x: Any, query: Any, key: Any) -> Any:
 
 
 def _mask_of_heads(mask: Any, query: Any, key: Any) -> Any:
-    """A mask with four axes: one of two is of keys, one of three of each batch entry."""
+    """Return a mask with four axes: one of two is of keys, one of three of each batch entry."""
     if mask is None:
         return None
     check_is_array("attention_mask", mask)
@@ -263,7 +263,7 @@ def _mask_of_heads(mask: Any, query: Any, key: Any) -> Any:
 
 
 def _sinks_of_heads(softmax_aux: Any, query: Any, key: Any) -> Any:
-    """Sinks as [1 or Hq, n]."""
+    """Return sinks as [1 or Hq, n]."""
     if softmax_aux is None:
         return None
     check_is_array("softmax_aux", softmax_aux)

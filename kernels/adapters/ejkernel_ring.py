@@ -274,7 +274,7 @@ def ring_flash_attention_call(
 def _completed(
     config: FlashAttentionConfig | None, platform: Any, bias: Any, arguments: dict[str, Any]
 ) -> Any:
-    """The configuration of the kernel that runs the pairs of shards; None leaves it to the kernel.
+    """Return the configuration of the kernel that runs the pairs of shards; None leaves it to the kernel.
 
     arguments: of the call, those that the choice of the kernel may depend on.
     """
@@ -291,7 +291,7 @@ def _completed(
 
 
 def _implementation(platform: Any, config: Any, *arrays: Any) -> str | None:
-    """The name of the implementation of a platform, where no configuration tells it."""
+    """Return the name of the implementation of a platform, where no configuration tells it."""
     check_platform(platform)
     return None if config is not None else implementation_name(platform, device_of(*arrays))
 
@@ -318,7 +318,7 @@ def _is_float32(dtype: Any) -> bool:
 
 
 def _positions_in_chunk(chunk_size: Any, platform: Any) -> int | None:
-    """The positions in a chunk that `chunk_size` means; None where it is the size of blocks, or not given."""
+    """Return the chunk length that `chunk_size` means; None where it is the size of blocks, or not given."""
     if chunk_size is None:
         return None
     size, named = check_size("chunk_size", chunk_size), check_platform(platform)
@@ -336,7 +336,7 @@ def _positions_in_chunk(chunk_size: Any, platform: Any) -> int | None:
 def _places(
     query: Any, key: Any, q_offset: Any, q_ids: Any, kv_ids: Any, mask_info: Any, platform: Any
 ) -> dict[str, Any]:
-    """Where rows and keys stand, as arguments of ours."""
+    """Return where rows and keys stand, as arguments of ours."""
     if check_pair("q_position_ids", q_ids, "kv_position_ids", kv_ids):
         return {"q_positions": q_ids, "kv_positions": kv_ids}
     stored = stored_positions(mask_info)
@@ -355,7 +355,7 @@ def _number_of_keys(attention_sink_size: Any) -> int:
 def _with_first_keys(
     query: Any, key: Any, window: Any, first_keys: int, given: dict[str, Any], axis_name: Any
 ) -> dict[str, Any]:
-    """The conditions of a call with its window and the first keys beside it as a mask."""
+    """Return the conditions of a call with its window and the first keys beside it as a mask."""
     if given.get("q_positions") is not None:
         raise NotImplementedError(
             "attention_sink_size: got first keys beside positions; expected one of them. Pass a mask."
@@ -370,7 +370,7 @@ def _with_first_keys(
 
 
 def _specs(in_specs: Any, query: Any, axis_name: Any) -> Any:
-    """The specs in our order, with None for the lengths; what is no tuple is refused elsewhere."""
+    """Return the specs in our order, with None for the lengths; what is no tuple is refused elsewhere."""
     if not isinstance(in_specs, tuple | list):
         return in_specs
     if not 3 <= len(in_specs) <= 5:

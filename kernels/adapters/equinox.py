@@ -89,7 +89,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         return jax.vmap(self.output_proj)(out.reshape(out.shape[0], self.num_heads * self.vo_size))
 
     def _heads(self, projection: Any, name: str, x: jax.Array, size: int) -> jax.Array:
-        """[length, size] projected to [length, heads, size of a head]."""
+        """Project [length, size] to [length, heads, size of a head]."""
         check_is_array(name, x)
         if not jnp.issubdtype(x.dtype, jnp.floating):
             refuse(name, f"dtype {x.dtype}", "a float dtype", "Convert it with astype('float32').")

@@ -155,7 +155,7 @@ def in_sequences(q: Any, starts_q: Any, starts_k: Any, used: Any) -> dict[str, A
 
 
 def _int32(x: Any) -> jax.Array:
-    """Integers as int32; known ones that it does not hold are refused by the checks of the call."""
+    """Return integers as int32; known ones that it does not hold are refused by the checks of the call."""
     return saturated(x)
 
 
@@ -183,7 +183,7 @@ def in_cache(q: Any, k_cache: Any, lengths: Any, first: Any) -> dict[str, Any]:
 
 
 def _of_batch(name: str, x: Any, batch: int, keys: int) -> jax.Array:
-    """A number of keys for each batch entry, [B] int32; an int is that of all."""
+    """Return a number of keys for each batch entry, [B] int32; an int is that of all."""
     if not isinstance(x, jax.Array | np.ndarray):
         number = check_integer(name, x, f"Pass an int, or an integer array ({batch},).")
         if not 0 <= number <= keys:

@@ -54,7 +54,9 @@ def dot_product_attention(
         precision: that of the products, as `attest.flash_attention` takes it.
         module: the module that sows the weights before dropout into "intermediates" as "attention_weights".
         force_fp32_for_softmax: the softmax is always in float32; with it, so are the weights that are sown.
-        einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum: refused.
+        einsum_dot_general: refused.
+        qk_attn_weights_einsum: refused.
+        attn_weights_value_einsum: refused.
 
     A query that sees no key has out 0 (S10), where Flax has the mean of all values.
 

@@ -1,4 +1,4 @@
-"""What both APIs of Flax share: attention by the arguments of Flax's `dot_product_attention`."""
+"""The core of both APIs of Flax: attention by the arguments of Flax's `dot_product_attention`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -86,7 +86,7 @@ def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
 
 
 def _one(precision: Any) -> Any:
-    """A precision in place of a pair of the same twice."""
+    """Return one precision in place of a pair of equal ones."""
     if isinstance(precision, tuple | list) and len(precision) == 2 and precision[0] == precision[1]:
         return precision[0]
     return precision

@@ -129,7 +129,7 @@ def dot_product_attention(
 
 
 def _four_axes(name: str, x: ArrayLike) -> jax.Array:
-    """An array [B, length, heads, head_dim]; B is 1 where it has three axes."""
+    """Return an array [B, length, heads, head_dim]; B is 1 where it has three axes."""
     array = as_floats(name, x)
     if array.ndim not in (3, 4):
         expected = "4 axes [batch, length, heads, head_dim], or those without batch"
@@ -147,7 +147,7 @@ def _bool(name: str, mask: Any) -> Any:
 
 
 def _lengths(query: jax.Array, key: jax.Array, of_query: Any, of_key: Any) -> dict[str, jax.Array]:
-    """The cumulative lengths of a padded batch (S9); nothing where neither kind of length is given."""
+    """Return the cumulative lengths of a padded batch (S9); nothing where neither kind of length is given."""
     if of_query is None and of_key is None:
         return {}
     given = {"query_seq_lengths": (query, of_query), "key_value_seq_lengths": (key, of_key)}

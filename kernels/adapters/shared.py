@@ -1,4 +1,4 @@
-"""What several adapters need: arrays, masks and random keys in a library's form, and its names in errors."""
+"""Parts that adapters share: arrays, masks and random keys in a library's form, and its names in errors."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress

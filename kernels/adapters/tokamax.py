@@ -177,7 +177,7 @@ def _attend(
     return_residuals: bool = False,
     **options: Any,
 ) -> tuple[jax.Array, Any]:
-    """out, and the residuals or None."""
+    """Return out, and the residuals or None."""
     arrays = {"query": _array("query", query), "key": _array("key", key), "value": _array("value", value)}
     dtype = arrays["query"].dtype
     arrays = _one_dtype(arrays)
@@ -203,7 +203,7 @@ def _attend(
 
 
 def _dropped(call: dict[str, Any], dropout_mask: Any, rate: float, normalize_output: bool) -> jax.Array:
-    """Attention whose weights are multiplied by a mask and 1 / (1 - rate), from two calls.
+    """Return attention whose weights are multiplied by a mask and 1 / (1 - rate), from two calls.
 
     The first sees only what is kept, and its out is the sum over that. Normalised by all that is seen, it is
     exp(lse of the kept - lse of all) times as large.
@@ -234,7 +234,7 @@ def _rate(rate: Any, mask: Any) -> float:
 
 
 def _array(name: str, x: Any) -> Any:
-    """An array; a quantized one of qwix is dequantized."""
+    """Return an array; a quantized one of qwix is dequantized."""
     if hasattr(x, "as_qarray"):
         x = x.as_qarray()
     if hasattr(x, "qvalue") and hasattr(x, "scale"):
@@ -247,7 +247,7 @@ def _array(name: str, x: Any) -> Any:
 
 
 def _one_dtype(arrays: dict[str, Any]) -> dict[str, Any]:
-    """The arrays in one dtype that holds the numbers of all: two different ones of 16 bits become float32."""
+    """Return the arrays in one dtype that holds all their numbers: float32 for two different 16-bit ones."""
     dtypes = {x.dtype.name for x in arrays.values()}
     if len(dtypes) == 1 or not dtypes <= set(FLOAT_DTYPES):
         return arrays
@@ -255,7 +255,7 @@ def _one_dtype(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sharded(arrays: dict[str, Any], q_sharding: Any, k_sharding: Any) -> dict[str, Any]:
-    """The arrays, sharded; key and value as query in batch and heads unless they have a sharding."""
+    """Return the arrays, sharded; key and value as query in batch and heads unless they have a sharding."""
     query = arrays["query"]
     for name, x in (("q_sharding", q_sharding), ("k_sharding", k_sharding)):
         if x is not None and not isinstance(x, NamedSharding):
@@ -288,7 +288,7 @@ def _sharded(arrays: dict[str, Any], q_sharding: Any, k_sharding: Any) -> dict[s
 
 
 def _placed(x: Any, sharding: NamedSharding) -> jax.Array:
-    """An array on a mesh, whose axes are all automatic or some explicit."""
+    """Return an array on a mesh, whose axes are all automatic or some explicit."""
     if AxisType.Explicit in sharding.mesh.axis_types:
         return jax.sharding.reshard(x, sharding)
     return jax.lax.with_sharding_constraint(x, sharding)
@@ -307,7 +307,7 @@ def _devices(mesh: Any, axis: Any) -> int:
 
 
 def _window(size: Any) -> list[Band]:
-    """The keys beside the place of a row as one causal mask."""
+    """Return the keys beside the place of a row as one causal mask."""
     if size is None:
         return []
     sides = tuple(size) if isinstance(size, tuple | list) else (size, size)
@@ -320,13 +320,13 @@ def _window(size: Any) -> list[Band]:
 
 
 def _of_batch(name: str, x: Any) -> Any:
-    """Lengths [*#B] as a bound [*#B, 1, 1]."""
+    """Return lengths [*#B] as a bound [*#B, 1, 1]."""
     check_is_array(name, x)
     return x[..., None, None]
 
 
 def _names(implementation: Any) -> list[Any]:
-    """The implementations to try; None is the fastest."""
+    """Return the implementations to try; None is the fastest."""
     if implementation is None:
         return [None]
     names = [implementation] if not isinstance(implementation, tuple | list) else list(implementation)
@@ -336,7 +336,7 @@ def _names(implementation: Any) -> list[Any]:
 
 
 def _platform(name: Any) -> str | None:
-    """The platform that an implementation means."""
+    """Return the platform that an implementation means."""
     if name is None:
         return None
     if not isinstance(name, str):
@@ -355,7 +355,7 @@ def _platform(name: Any) -> str | None:
 
 
 def _by_first(names: list[Any], call: Callable[[str | None], jax.Array]) -> jax.Array:
-    """The result of the first implementation that supports the call."""
+    """Return the result of the first implementation that supports the call."""
     if len(names) == 1:
         return call(_platform(names[0]))
     errors: list[Exception] = []
@@ -368,7 +368,7 @@ def _by_first(names: list[Any], call: Callable[[str | None], jax.Array]) -> jax.
 
 
 def _precision(precision: Any) -> Any:
-    """The precision of both products."""
+    """Return the precision of both products."""
     if not isinstance(precision, tuple | list):
         return precision
     if len(precision) != 2:
@@ -382,5 +382,5 @@ def _precision(precision: Any) -> Any:
 
 
 def _unless_auto(x: Any) -> Any:
-    """None for tokamax's marker of a default, a class of this name."""
+    """Return None for tokamax's marker of a default, a class of this name."""
     return None if isinstance(x, type) and x.__name__ == "AUTO" else x

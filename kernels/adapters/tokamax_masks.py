@@ -138,21 +138,21 @@ class _Grid:
     k_length: int
 
     def pairs(self, name: str, x: Any) -> jax.Array:
-        """A boolean mask with all axes."""
+        """Return a boolean mask with all axes."""
         check_is_array(name, x)
         if x.dtype != np.bool_:
             refuse(name, f"dtype {x.dtype}", "bool", "Pass mask != 0.")
         return self._full(name, x, (self.heads, self.q_length, self.k_length))
 
     def bound(self, limit: Limit) -> jax.Array:
-        """A bound [*#B, #H, #length]; one that no index reaches is at the end of them."""
+        """Return a bound [*#B, #H, #length]; one that no index reaches is at the end of them."""
         length = self.k_length if limit.kind in ("q_start", "q_end") else self.q_length
         _check_integers(limit.name, limit.bound)
         bound = between(limit.bound, _INT32.min, _INT32.max)
         return self._full(limit.name, bound, (self.heads, length))
 
     def indices(self, name: str, x: Any, length: int) -> jax.Array | None:
-        """Indices [*#B, #H, length], or None."""
+        """Return indices [*#B, #H, length], or None."""
         if x is None:
             return None
         _check_integers(name, x)
@@ -164,11 +164,11 @@ class _Grid:
         return x
 
     def rows(self, q: jax.Array | None) -> jax.Array:
-        """The index of each row, [*#B, #H, Sq, 1]."""
+        """Return the index of each row, [*#B, #H, Sq, 1]."""
         return self._counted(self.q_length)[..., None] if q is None else q[..., None]
 
     def keys(self, k: jax.Array | None) -> jax.Array:
-        """The index of each key, [*#B, #H, 1, Sk]."""
+        """Return the index of each key, [*#B, #H, 1, Sk]."""
         return (self._counted(self.k_length) if k is None else k)[..., None, :]
 
     def _counted(self, length: int) -> jax.Array:
@@ -193,7 +193,7 @@ class _Ranges:
         self._end: jax.Array | None = None
 
     def limit(self, kind: str, bound: jax.Array) -> None:
-        """Count a `k_start` or a `k_end` [*#B, #Sq]."""
+        """Apply a `k_start` or a `k_end` [*#B, #Sq]."""
         bound = jnp.broadcast_to(bound, (*bound.shape[:-1], self._grid.q_length))
         if kind == "k_start":
             self._start = bound if self._start is None else jnp.maximum(self._start, bound)
@@ -217,7 +217,7 @@ def _order(
     pairs: list[jax.Array],
     ranges: _Ranges,
 ) -> dict[str, Any]:
-    """The causal order and window of several causal masks; what has no such form is added to `pairs`."""
+    """Return causal order and window of several causal masks; what has no such form is added to `pairs`."""
     offset, lowest = _together(bands)
     window = None if lowest is None else offset - lowest
     per_head = any(x is not None and x.shape[-2] != 1 for x in (q, k))
@@ -242,7 +242,7 @@ def _order(
 
 
 def _together(bands: Sequence[Band]) -> tuple[Any, Any]:
-    """The offset of all causal masks at once, and the highest of what the keys of each lie above.
+    """Return the offset of all causal masks at once, and the highest of what the keys of each lie above.
 
     Both are limited to what the differences of indices reach.
     """
@@ -256,7 +256,7 @@ def _together(bands: Sequence[Band]) -> tuple[Any, Any]:
 
 
 def _band(mask: Any) -> Band:
-    """A causal mask whose numbers are Python ints, or int32 scalars of JAX where they are arrays."""
+    """Return a causal mask whose numbers are Python ints, or int32 scalars of JAX where they are arrays."""
     numbers = {"offset": mask.offset, "window_size": mask.window_size}
     for name, x in numbers.items():
         if isinstance(x, jax.Array):
@@ -271,14 +271,14 @@ def _band(mask: Any) -> Band:
 
 
 def _limited(x: Any) -> Any:
-    """An offset, as far as one makes a difference."""
+    """Return an offset, as far as one makes a difference."""
     if isinstance(x, int):
         return max(-_LARGEST_OFFSET, min(x, _LARGEST_OFFSET))
     return jnp.clip(x, -_LARGEST_OFFSET, _LARGEST_OFFSET)
 
 
 def _minus(x: Any, y: Any) -> Any:
-    """x - y of ints, or of an int32 scalar of JAX and another one or an int, limited to what int32 holds."""
+    """Return x - y of ints, or of an int32 scalar of JAX and another or an int, limited to int32."""
     if isinstance(x, int) and isinstance(y, int):
         return x - y
     x, y = (jnp.int32(max(_INT32.min, min(n, _INT32.max))) if isinstance(n, int) else n for n in (x, y))

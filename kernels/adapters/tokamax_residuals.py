@@ -1,4 +1,4 @@
-"""What tokamax returns beside or instead of normalised attention: the residuals, and what they belong to."""
+"""The residuals that tokamax returns beside or instead of normalised attention, and what they belong to."""
 
 from typing import Any, NoReturn
 

@@ -46,8 +46,9 @@ def check_float(name: str, x: Any) -> None:
 
 
 def check_pairs(name: str, x: Any, whole: tuple[int, int, int, int]) -> Any:
-    """Return a mask or bias with four axes; each has the size in `whole`, or 1. One of 2 or 3 axes lacks the
-    first ones, as in NumPy's broadcasting.
+    """Return a mask or bias with four axes; each has the size in `whole`, or 1.
+
+    One of 2 or 3 axes lacks the first ones, as in NumPy's broadcasting.
     """
     axes = (1,) * (4 - x.ndim) + x.shape
     batch, _, _, k_length = whole

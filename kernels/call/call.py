@@ -260,7 +260,7 @@ def _check_sinks(sinks: Any, heads: int) -> jax.Array | None:
 
 
 def _check_seed(seed: Any, dropout_prob: float) -> jax.Array | None:
-    """The two words of the seed; a seed that nothing uses is still checked."""
+    """Check the seed, even one that nothing uses, and return its two words."""
     if seed is None:
         if dropout_prob > 0.0:
             refuse(

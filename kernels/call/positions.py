@@ -26,7 +26,7 @@ _ORIGIN = "They are the coordinates in the whole array of the first entry of thi
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Positions:
-    """Where rows and keys stand; a field is None where the default holds. All int32 but the origin.
+    """The positions of rows and keys; a field is None where the default holds. All int32 but the origin.
 
     q_offset and q exclude each other. The origin is a batch entry, a query head, a row and a key.
     """
@@ -125,12 +125,12 @@ def _check_origin(origin: Any) -> jax.Array:
 
 
 def _is_traced(x: Any) -> bool:
-    """Whether it is one traced integer."""
+    """Return whether the argument is one traced integer."""
     return isinstance(x, Tracer) and x.shape == () and is_integer(x.dtype)
 
 
 def _words(x: jax.Array) -> jax.Array:
-    """Traced integers as uint32, those beyond its range at its ends."""
+    """Return traced integers as uint32, those beyond its range at its ends."""
     info = jnp.iinfo(x.dtype)
     low, high = max(0, int(info.min)), min(_WORDS - 1, int(info.max))
     return jnp.clip(x, jnp.asarray(low, x.dtype), jnp.asarray(high, x.dtype)).astype(jnp.uint32)

@@ -33,12 +33,12 @@ def check_segments(
 
 
 def _fits(ids: Any) -> bool:
-    """Whether int32 holds every value of a dtype."""
+    """Return whether int32 holds every value of a dtype."""
     return np.can_cast(ids.dtype, np.int32)
 
 
 def _renumbered(q_ids: jax.Array, kv_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Ids of dtypes that int32 does not hold, renumbered in their order: equal ids stay equal, padding is -1.
+    """Renumber ids of dtypes that int32 does not hold, in their order: equal ids stay equal, padding is -1.
 
     Only traced ids come here, whose values nobody can check.
     """
@@ -83,7 +83,7 @@ def check_lengths(
 
 
 def _int32(cum: Any) -> jax.Array:
-    """Cumulative lengths as int32: known ones, which were checked, fit, and traced ones end at its limit."""
+    """Return cumulative lengths as int32: known ones, already checked, fit; traced ones are limited to it."""
     return saturated(cum) if isinstance(cum, Tracer) else jnp.asarray(cum, jnp.int32)
 
 

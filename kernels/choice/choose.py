@@ -32,7 +32,7 @@ from attest.kernels.versions import Version
 
 @dataclass(frozen=True)
 class Device:
-    """Where calls run.
+    """The device where calls run.
 
     backend: as JAX calls it. compute_capability: of an NVIDIA GPU, such as "9.0"; of others what JAX says in
     its place, None where it says nothing. kind: as JAX calls it, such as "NVIDIA H200"; None: any.
@@ -80,7 +80,7 @@ class Choice:
     alone: Implementation | None = None
 
     def __repr__(self) -> str:
-        """Short, and the same in every process: it is printed with the programs that JAX traces."""
+        """Return short text, the same in every process: it is printed with the programs that JAX traces."""
         name = self.implementation.name
         if self.alone is not None:
             name = f"{name}, {self.alone.name} without gradients,"
@@ -262,7 +262,7 @@ def _why_not(
     installed: Callable[[str], bool],
     jax_version: Version,
 ) -> str | None:
-    """Why an implementation does not support a call on a device, in one clause; or None."""
+    """Return why an implementation does not support a call on a device, in one clause; or None."""
     backends = capabilities.backends
     if backends is not None and named:
         backends += capabilities.named_on
@@ -288,7 +288,7 @@ def missing_package(
 
 
 def _why_not_the_call(capabilities: Capabilities, call: Traits) -> str | None:
-    """Why an implementation does not support a call on any device, in one clause; or None."""
+    """Return why an implementation does not support a call on any device, in one clause; or None."""
     for what, known, got in (
         ("", capabilities.dtypes, call.dtypes),
         ("a bias and logits of ", capabilities.logits_dtypes, call.logits_dtypes),

@@ -1,4 +1,4 @@
-"""Which implementations compute a call the fastest, with and without gradients, by calls that were measured.
+"""The implementations that compute a call the fastest, with and without gradients, by measured calls.
 
 `choices.toml` has the times of our implementations on a device. A call is looked up among the measured ones
 of the same features: the nearest one decides, if it is near enough on every axis. Without such a call the

@@ -59,7 +59,7 @@ def read_fields(cls: Any, place: str, given: Any) -> Any:
 
 @cache
 def _kinds(cls: Any) -> dict[str, tuple[Any, bool]]:
-    """The annotation of each field without None, and whether it may be None."""
+    """Return the annotation of each field without None, and whether it may be None."""
     kinds: dict[str, tuple[Any, bool]] = {}
     for name, hint in get_type_hints(cls).items():
         optional = isinstance(hint, UnionType)

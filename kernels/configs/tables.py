@@ -81,7 +81,7 @@ def _fits(
     device: str | None = None,
     value_dim: int | None = None,
 ) -> bool:
-    """Whether a row is for such a call."""
+    """Return whether a row applies to such a call."""
     return (
         row["kernel"] == kernel
         and head_dim <= row["head_dim"]

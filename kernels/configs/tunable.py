@@ -1,4 +1,4 @@
-"""What chooses the block sizes of an implementation: its tables, what a tuner may try, and neutral sizes.
+"""The choice of an implementation's block sizes: its tables, what a tuner may try, and neutral sizes.
 
 A neutral size is one that every implementation understands, or refuses by name: `q_blocksize`,
 `kv_blocksize`, `num_warps` and `num_stages`.
@@ -21,7 +21,7 @@ MOST_CANDIDATES = 12
 
 @dataclass(frozen=True)
 class Tunable:
-    """How the calls of an implementation may be cut. Calls are checked; their arrays may be abstract.
+    """The ways to cut the calls of an implementation. Calls are checked; their arrays may be abstract.
 
     chosen: the `Config` that the implementation takes for a call which gives none, with every size that it
     chooses itself. candidates: configurations worth timing, the likeliest first and `chosen` the very first.
@@ -64,5 +64,5 @@ def key_span(call: Call) -> int:
 
 
 def useful(size: int, length: int, smallest: int) -> bool:
-    """Whether blocks of a size are worth trying: they are not twice as long as what they cut."""
+    """Return whether blocks of a size are worth trying: they are not twice as long as what they cut."""
     return size <= smallest or size < 2 * length

@@ -57,14 +57,14 @@ def flash_attention_arguments(
 
 
 def _clipped(info: Conditions, sizes: Sizes) -> jax.Array | None:
-    """Lengths that the keys hold; a longer one hides nothing."""
+    """Return lengths that the keys hold; a longer one hides nothing."""
     if info.kv_lengths is None:
         return None
     return jnp.clip(info.kv_lengths, 0, sizes.keys())
 
 
 def _chunk(info: Conditions) -> tuple[int | None, Conditions]:
-    """The size of chunks that the call is given, and what it does not say.
+    """Return the size of chunks that the call is given, and what it leaves open.
 
     None where keys have positions, which few implementations take: ids make the same pairs visible there.
     """
@@ -80,7 +80,7 @@ def chunk_argument(chunk: int) -> int:
 
 
 def _segment_ids(info: Conditions, sizes: Sizes) -> tuple[tuple[jax.Array, jax.Array] | None, Conditions]:
-    """The segment ids [B, Sq] and [B, Sk] of the call, and what they do not say."""
+    """Return the segment ids [B, Sq] and [B, Sk] of the call, and what they leave open."""
     q_ids, kv_ids, rest = info.q_segment_ids, info.kv_segment_ids, info
     if q_ids is None and info.chunk_sizes:
         chunk, *others = info.chunk_sizes
@@ -109,14 +109,14 @@ def _segment_ids(info: Conditions, sizes: Sizes) -> tuple[tuple[jax.Array, jax.A
 
 
 def _chunk_ids(chunk: int, rows: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The chunks of positions as ids, counted from the first one, as a negative id would be padding."""
+    """Return the chunks of positions as ids, counted from the first, as a negative id would be padding."""
     numbers = [chunk_of(x, chunk) for x in (rows, keys)]
     first = reduce(jnp.minimum, (x.min(axis=1, keepdims=True, initial=_INT32) for x in numbers))
     return numbers[0] - first, numbers[1] - first
 
 
 def _dense(rest: Conditions, sizes: Sizes) -> jax.Array | None:
-    """The mask and the chunks that are left, [B or 1, Hq or 1, Sq or 1, Sk or 1] bool."""
+    """Return the mask and the chunks that are left, [B or 1, Hq or 1, Sq or 1, Sk or 1] bool."""
     masks = [] if rest.attention_mask is None else [rest.attention_mask]
     if rest.chunk_sizes:
         places = positions_of(rest, sizes)
@@ -163,7 +163,7 @@ def order_arguments(rest: Conditions, sizes: Sizes, placed: bool) -> dict[str, A
 
 
 def _with_leading(arguments: dict[str, Any], leading: tuple[int, ...]) -> dict[str, Any]:
-    """The arguments with the batch dimensions of the call in place of one (S27)."""
+    """Return the arguments with the batch dimensions of the call in place of one (S27)."""
     result = dict(arguments)
     for name, x in arguments.items():
         behind = behind_batch(name)

@@ -49,7 +49,7 @@ from attest.kernels.masks.visibility import positions_of, visible_pairs
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class MaskInfo(Conditions):
-    """Which keys each query row sees: a pair is visible only where every condition says so (S5).
+    """The keys that each query row sees: a pair is visible only where every condition says so (S5).
 
     A pytree: arrays are leaves, options are static. Build it with `from_attention_mask`, `from_segments` or
     `from_cu_seqlens`, or from `MaskInfo()`, in which everything is visible, and add conditions with the
@@ -127,7 +127,7 @@ class MaskInfo(Conditions):
         return replace(self, attention_mask=mask)
 
     def _without_tokens(self, visible: jax.Array) -> "MaskInfo":
-        """The same with hidden tokens [B or 1, S] as padding."""
+        """Return the MaskInfo with hidden tokens [B or 1, S] as padding."""
         q_ids, kv_ids = self.q_segment_ids, self.kv_segment_ids
         if q_ids is None or kv_ids is None:
             q_ids = kv_ids = jnp.zeros((1, visible.shape[1]), jnp.int32)

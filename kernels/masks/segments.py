@@ -72,7 +72,7 @@ def _from_values(info: Conditions, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
 
 
 def _blocks(mask: np.ndarray, entry: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of rows and of keys of one mask [Sq, Sk], or a refusal that names a row.
+    """Return the ids of rows and of keys of one mask [Sq, Sk], or a refusal that names a row.
 
     A block is named by the first key that its rows see. A row that sees nothing is a token, not padding,
     which matters to sinks (S11): it has an id that no key has.

@@ -1,4 +1,4 @@
-"""How the arrays of a MaskInfo split over the axes of a mesh (clause S21)."""
+"""The split of a MaskInfo's arrays over the axes of a mesh (clause S21)."""
 
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -47,7 +47,7 @@ def _spec(array: jax.Array, axes: tuple[str, ...], names: dict[str, AxisName]) -
 
 
 def _check_lengths(info: Conditions, names: dict[str, AxisName]) -> None:
-    """Cumulative lengths count the tokens of the whole, and plain ones the keys from the first one on."""
+    """Refuse to split what counts from the first token of the whole: cumulative lengths, lengths, ranges."""
     if info.cum_seqlens_q is not None:
         for name in ("q_length", "kv_length") if info.packed else ("batch", "q_length", "kv_length"):
             if names[name] is not None:
@@ -59,7 +59,7 @@ def _check_lengths(info: Conditions, names: dict[str, AxisName]) -> None:
 
 
 def _check_order(info: Conditions, names: dict[str, AxisName]) -> None:
-    """By default positions are counted from the lengths of the call, which are other ones on a shard."""
+    """Refuse to split default positions, which a shard would count from its own lengths."""
     if not (info.causal or info.chunk_sizes or info.sliding_window != (None, None)):
         return
     explicit = info.q_positions is not None and info.kv_positions is not None
@@ -83,7 +83,7 @@ def _refuse(name: str, names: dict[str, AxisName], beside: str) -> NoReturn:
 
 
 def _check_distinct(spec: PartitionSpec) -> None:
-    """A mesh axis splits one axis of an array."""
+    """Refuse a mesh axis that splits two axes of an array."""
     used: list[str] = []
     for entry in spec:
         used += [entry] if isinstance(entry, str) else list(entry or ())

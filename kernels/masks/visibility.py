@@ -108,7 +108,7 @@ def within(lengths: jax.Array, length: int) -> jax.Array:
 
 
 def _by_position(info: Conditions, sizes: Sizes) -> list[jax.Array]:
-    """The conditions that compare positions: causal order, windows and chunks."""
+    """Return the conditions that compare positions: causal order, windows and chunks."""
     left, right = info.sliding_window
     if not (info.causal or info.chunk_sizes or left is not None or right is not None):
         return []
@@ -125,7 +125,7 @@ def _by_position(info: Conditions, sizes: Sizes) -> list[jax.Array]:
 
 
 def _same(q_ids: jax.Array, kv_ids: jax.Array) -> jax.Array:
-    """Pairs of equal ids that are not padding (S8)."""
+    """Return pairs of equal ids that are not padding (S8)."""
     return (down(q_ids) == across(kv_ids)) & (across(kv_ids) >= 0)
 
 

@@ -25,7 +25,7 @@ type Words4 = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 def philox4x32(counter: Words4, key: tuple[jax.Array, jax.Array]) -> Words4:
-    """The ten rounds of Philox4x32 on uint32 arrays.
+    """Compute the ten rounds of Philox4x32 on uint32 arrays.
 
     `counter` holds four arrays of one shape, `key` two scalars; returns four arrays of the counter's shape.
     """
@@ -53,7 +53,7 @@ def keep_mask(
     columns: int,
     shared: str,
 ) -> jax.Array:
-    """The keep mask of one tile, whatever tile it is (clauses S12, S18).
+    """Return the keep mask of one tile, whatever tile it is (clauses S12, S18).
 
     Args:
         words: [6] uint32, as `dropout_words` returns them; the coordinates below are within the call.
@@ -109,7 +109,7 @@ def dropout_words(seed: jax.Array, origin: jax.Array | None, shared: str) -> jax
 
 
 def _multiply(word: jax.Array, constant: int) -> tuple[jax.Array, jax.Array]:
-    """High and low 32 bits of a 32 x 32 bit product, in 16-bit halves: JAX has no uint64 unless x64 is on."""
+    """Return both halves of a 64-bit product, in 16-bit parts: JAX has no uint64 unless x64 is on."""
     half = jnp.uint32(0xFFFF)
     c_low, c_high = jnp.uint32(constant & 0xFFFF), jnp.uint32(constant >> 16)
     w_low, w_high = word & half, word >> 16

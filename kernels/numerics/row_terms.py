@@ -19,7 +19,7 @@ from attest.kernels.varying import vary_together
 
 @dataclass(frozen=True)
 class RowTerms:
-    """What the sums over pairs read of every query row: P = exp(S - lse), dS = P * (weight * dP - delta).
+    """The terms of a query row in sums over pairs: P = exp(S - lse), dS = P * (weight * dP - delta).
 
     A row that sees no key, or is NaN, must not reach the keys that are hidden from it, and 0 * NaN would: its
     query and d_out are 0 here. Its lse is enough: +inf makes P 0 where it sees nothing, NaN makes P NaN
@@ -45,7 +45,7 @@ def row_terms(
     normalize_output: bool,
     hides: bool,
 ) -> RowTerms:
-    """The terms of every row, from what the forward pass returned and the cotangents (clauses S14, S15).
+    """Return the terms of every row, from the forward pass's results and the cotangents (clauses S14, S15).
 
     row_max: the maximum over visible keys, -inf where there is none. hides: whether some pair may be hidden;
     if none is, query and d_out are as given, which saves a copy.
@@ -83,7 +83,7 @@ def cotangent_call(
     bias: jax.Array | None = None,
     softmax_aux: jax.Array | None = None,
 ) -> Call:
-    """The cotangent of a call: those of its float arrays, rounded to their dtypes; the others have none."""
+    """Return the cotangent of a call: those of its float arrays, rounded to their dtypes, and no others."""
     return replace(
         call,
         query=query.astype(call.query.dtype),
@@ -105,7 +105,7 @@ def cotangent_call(
 
 
 def sink_cotangent(call: Call, lse: jax.Array, delta: jax.Array) -> jax.Array | None:
-    """sum over batch, rows and shared heads of p_sink * (0 - delta): a sink has no value (S14).
+    """Return the sum over batch, rows and shared heads of p_sink * (0 - delta): a sink has no value (S14).
 
     lse, delta: [B, Hq, Sq] float32; an lse of -inf is that of padding, which has no sinks either.
     """

@@ -74,7 +74,7 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seed(seed: Any) -> int | None:
-    """The seed of dropout as a Python int."""
+    """Return the seed of dropout as a Python int."""
     if seed is None or isinstance(seed, int):
         return seed
     if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):

@@ -1,4 +1,4 @@
-"""How the processes of one program agree: on one configuration, so that all of them compile the same.
+"""The agreement of a program's processes on one configuration, so that all of them compile the same.
 
 Messages go through the key-value service that `jax.distributed.initialize` starts. Every wait has a time
 limit: a process that is lost ends the others with an error, not with a hang.
@@ -77,7 +77,7 @@ class Agreement:
         return {name: max(times.get(name, math.inf) for times in found) for name in found[0]}
 
     def _key(self, topic: str) -> str:
-        """A new key for each time that a topic comes up: the processes count alike."""
+        """Return a new key for each time that a topic comes up: the processes count alike."""
         self._rounds[topic] = number = self._rounds.get(topic, 0) + 1
         return f"attest/{topic}/{number}"
 
@@ -126,7 +126,7 @@ def agreement_here() -> Agreement:
 
 
 def _client() -> Any:
-    """The client of JAX's service, which JAX has no public name for; None where there is none."""
+    """Return the client of JAX's service, which JAX has no public name for; None where there is none."""
     from jax._src import distributed
 
     return distributed.global_state.client

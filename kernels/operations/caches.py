@@ -1,4 +1,4 @@
-"""Where tuned configurations are kept while a process runs: the memory cache, and overlays on top of it."""
+"""The memory cache of tuned configurations, which lasts as long as the process, and overlays on top of it."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager

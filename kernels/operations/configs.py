@@ -19,7 +19,7 @@ _ADVICE = "Write it with to_json."
 
 @dataclass(frozen=True)
 class FlashAttentionConfig:
-    """How `FlashAttention` runs a call.
+    """The configuration by which `FlashAttention` runs a call.
 
     fwd_params, bwd_params: neutral sizes. platform: "auto", "triton", "pallas", "xla", or the name of an
     implementation. backend: "any", or the hardware that the call must be on. config: the configuration of one
@@ -77,7 +77,7 @@ class FlashAttentionConfig:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """How `Attention` runs a call. It has one implementation, without blocks.
+    """The configuration by which `Attention` runs a call. It has one implementation, without blocks.
 
     block_q, block_k, num_warps and num_stages are accepted, since users of ejKernel give them, and have no
     effect; `explain` says so. platform: "auto" or "xla". backend: as in `FlashAttentionConfig`.

@@ -51,7 +51,7 @@ _HARMLESS = frozenset({"cache_metadata", "cache_view", "mode"})
 
 @dataclass(frozen=True)
 class OperationMetadata:
-    """What all calls of an operator share; an argument of a call wins over it. Every field is optional.
+    """The arguments that all calls of an operator share; those of a call win over it. All are optional.
 
     runtime_dtype: query, key, value and bias are cast to it; by default they stay. runtime_softmax_dtype: of
     the logits, `logits_dtype` of `attest.flash_attention`. blocksize_q, blocksize_k: blocks are no larger.
@@ -95,7 +95,7 @@ class OperationMetadata:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AttentionOutput:
-    """What an operator returns.
+    """The results of an operator.
 
     attention_weights: [B, Hq, Sq, Sk], or None where they are not computed. attention_outputs: [B, Sq, Hq,
     Dv]. cache_view: None; it has the place that EasyDeL's caches fill.
@@ -283,7 +283,7 @@ class FlashAttn(OperationImpl):
         return AttentionOutput(None, self.executor(operation, cfg=cfg, **arguments, **where))
 
     def _config(self, operation: FlashAttention, arguments: dict[str, Any]) -> FlashAttentionConfig | None:
-        """The configuration that the metadata says; None where it says nothing."""
+        """Return the configuration that the metadata says; None where it says nothing."""
         meta = self.metadata
         found = (meta.operation_configs or {}).get("flash_attn2")
         if found is not None:
@@ -362,13 +362,13 @@ def _cast(arguments: dict[str, Any], meta: OperationMetadata) -> dict[str, Any]:
 
 
 def _with_defaults(arguments: dict[str, Any], meta: OperationMetadata) -> dict[str, Any]:
-    """The arguments, with those of the metadata in place of None."""
+    """Return the arguments, with those of the metadata in place of None."""
     defaults = {"softmax_scale": meta.softmax_scale, "dropout_prob": meta.dropout_prob}
     return {**arguments, **{name: x for name, x in defaults.items() if arguments[name] is None}}
 
 
 def _shards(meta: OperationMetadata, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """mesh, in_specs and out_specs of a call; nothing where the mesh splits neither batch nor heads."""
+    """Return mesh, in_specs and out_specs of a call; nothing if the mesh splits neither batch nor heads."""
     mesh = meta.mesh
     if mesh is None or mesh.size == 1:
         return {}
@@ -383,7 +383,7 @@ def _shards(meta: OperationMetadata, arguments: Mapping[str, Any]) -> dict[str, 
 
 
 def _dividing(mesh: Mesh, axes: Any, length: int) -> tuple[str, ...] | None:
-    """Those of some axes that the mesh has, from the first on, as long as they divide a length."""
+    """Return those of some axes that the mesh has, from the first on, as long as they divide a length."""
     found: list[str] = []
     parts = 1
     for axis in (axes,) if isinstance(axes, str) else tuple(axes or ()):

@@ -1,4 +1,4 @@
-"""What a tuned configuration depends on beside the call: device, driver, versions and our own source.
+"""The environment of a tuned configuration beside the call: device, driver, versions and our own source.
 
 A configuration that was tuned in another environment is never read.
 """

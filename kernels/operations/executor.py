@@ -26,7 +26,7 @@ _MOST_REMEMBERED = 4096
 
 
 class Executor[Config, Out]:
-    """Runs operations: `executor(op, *args, cfg=None, **kwargs)`.
+    """A runner of operations: `executor(op, *args, cfg=None, **kwargs)`.
 
     The configuration is found while Python runs the call, so that it works under jit, vmap, grad, scan and
     shard_map, and the program is that of the operation with the configuration given. chooser: the chain that
@@ -149,7 +149,7 @@ class Executor[Config, Out]:
         in_specs: Any,
         out_specs: Any,
     ) -> Config:
-        """The configuration of a call, remembered from the last call that looked alike."""
+        """Return the configuration of a call, remembered from the last call that looked alike."""
         if cfg is not None or any_overlay():
             inv = invocation(op, args, kwargs, cfg, mesh, in_specs, out_specs)
             return self.chooser.choose(inv, op, kwargs)
@@ -179,7 +179,7 @@ class Executor[Config, Out]:
 def _prepared(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call as the operation takes them; refuses what is no operation."""
+    """Return the arguments of a call as the operation takes them; refuses what is no operation."""
     if not isinstance(op, Kernel):
         got = f"the class {op.__name__}" if isinstance(op, type) else f"a {type(op).__name__}"
         refuse("op", got, "an operation, such as FlashAttention()", "Pass an instance of a Kernel.")
@@ -236,7 +236,7 @@ def create_default_executor(
 
 
 def _first_parts(whole: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the first device, with the values of what is no shape."""
+    """Return the arguments of the first device, with the values of those that are not shapes."""
 
     def first(part: Any, x: Any) -> Any:
         if not hasattr(part, "shape") or isinstance(x, jax.ShapeDtypeStruct):
@@ -249,7 +249,7 @@ def _first_parts(whole: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str
 
 
 def _looks(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What of a call may decide its configuration, hashable."""
+    """Return what may decide the configuration of a call, hashable."""
     leaves, structure = jax.tree.flatten((args, kwargs))
     return structure, tuple(map(_looks_of_leaf, leaves))
 
@@ -269,7 +269,7 @@ def _looks_of_leaf(x: Any) -> Any:
 
 
 def _fitted(arrays: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of a call of a program, which would narrow integers that 32 bits do not hold."""
+    """Return the arrays of a call for a program, which would narrow integers that 32 bits do not hold."""
     found = exactly_narrowed(arrays)
     for name, x in found.items():
         if isinstance(x, np.ndarray) and x.dtype in (np.int64, np.uint64):
@@ -282,7 +282,7 @@ def _has_arrays(x: Any) -> bool:
 
 
 def _device(x: Any) -> Any:
-    """The device of the first concrete array; None for the default one."""
+    """Return the device of the first concrete array; None for the default one."""
     for leaf in jax.tree.leaves(x):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
             return min(leaf.devices(), key=lambda device: device.id)

@@ -76,7 +76,7 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         return self._kernel(cfg, platform)(**arguments, **({} if config is None else {"config": config}))
 
     def _kernel(self, cfg: FlashAttentionConfig, platform: str) -> Callable[..., Out]:
-        """The kernel that runs a configuration on the platform that a call and it agree on."""
+        """Return the kernel that runs a configuration on the platform that a call and it agree on."""
         named = cfg.config is None and cfg.platform != platform
         return self.get_impl(replace(cfg, platform=platform) if named else cfg)
 
@@ -252,7 +252,7 @@ class _Run:
 
 
 class _Resolved:
-    """Which implementation runs a configuration of a call, and with which of its own configurations.
+    """The implementation that runs a configuration of a call, and its own configurations.
 
     alone: the one that runs it where no gradients are taken; apart: whether it is another one.
     """
@@ -325,7 +325,7 @@ def check_chosen_for(implementation: Implementation, inv: _Invocation, device: D
 
 
 def _check_platforms(platform: Any, cfg: FlashAttentionConfig) -> str:
-    """The platform of a call and of its configuration, which must not contradict each other."""
+    """Return the platform of a call and of its configuration, which must not contradict each other."""
     of_call, of_cfg = check_platform(platform), cfg.platform
     if of_cfg == "auto" and cfg.config is not None:
         of_cfg = implementation_of(cfg.config).name
@@ -349,14 +349,14 @@ def _device_of(inv: _Invocation) -> Device:
 
 
 def _parts(config: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """The choices for single kernels in a configuration, each with the names of the fields it is in."""
+    """Return the choices for single kernels in a configuration, each with the names of its fields."""
     if not is_dataclass(config) or (path and type(config).__name__ != "BackwardSizes"):
         return [(path, config)]
     return [part for x in fields(config) for part in _parts(getattr(config, x.name), (*path, x.name))]
 
 
 def _with_parts(config: Any, parts: dict[tuple[str, ...], Any]) -> Any:
-    """A configuration with other choices."""
+    """Return a configuration with other choices."""
     changes: dict[str, Any] = {}
     for x in fields(config):
         below = {path[1:]: part for path, part in parts.items() if path[0] == x.name}

@@ -67,7 +67,7 @@ class Invocation[Config, Out]:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """Where the call runs; see `attest.kernels.operations.environment`."""
+        """The place where the call runs; see `attest.kernels.operations.environment`."""
         return environment(self.device)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""How a tuner has its candidates judged: what a judge is given, what it answers, and where one comes from.
+"""Judges of a tuner's candidates: what a judge is given, what it answers, and where one comes from.
 
 The kernels know no judge. The suite registers its own as an entry point of the group `attest.judges`, so that
 tuning is possible where it is installed. Without a judge nothing is tuned.
@@ -38,7 +38,7 @@ class CandidateCall:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether a candidate is right; if not, why, in one sentence.
+    """The verdict on a candidate: right, or why not, in one sentence.
 
     failed: whether it could not be judged, so that nothing is known about it. statistics: of each output,
     such as "out", numbers by name: how far it is off, as shares of what the error model allows.

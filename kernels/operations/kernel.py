@@ -114,7 +114,7 @@ class Kernel[Config, Out]:
         )
 
     def _for_hardware(self, method: str, inv: Invocation[Config, Out]) -> Callable[..., Any] | None:
-        """The method for the hardware of a call: under jax.shard_map its own one, if there is one."""
+        """Return the method for the hardware of a call: under jax.shard_map its own one, if there is one."""
         hardware = hardware_of(inv)
         names = [f"{method}_{hardware}", f"{method}_xla"]
         if inv.method is not None:

@@ -32,7 +32,7 @@ def with_one_batch(
 
 
 def _one_batch(place: str, spec: Any, ndim: int, behind: int | None) -> Any:
-    """The spec of an array with one batch dimension in place of those in front of its last axes."""
+    """Return the spec of an array with one batch dimension in place of those in front of its last axes."""
     if behind is None or not isinstance(spec, PartitionSpec) or len(spec) > ndim or ndim < behind:
         return spec
     entries = (*spec, *(None,) * (ndim - len(spec)))

@@ -53,7 +53,7 @@ class PersistentCache[Config]:
 
     @property
     def folder(self) -> Path:
-        """Where the files are."""
+        """The folder of the files."""
         given = self._folder or os.environ.get(_VARIABLE)
         return Path(given or user_cache_path("attest", appauthor=False)) / self.name
 
@@ -193,7 +193,7 @@ def _reads_and_writes(kind: Any) -> bool:
 
 
 def _schema(path: Path) -> int:
-    """The schema of the file that is there, 0 for none or a broken one."""
+    """Return the schema of the file that is there, 0 for none or a broken one."""
     try:
         found = json.loads(read_regular(path, _MOST_BYTES).decode()).get("schema")
     except (OSError, ValueError, AttributeError, RecursionError):

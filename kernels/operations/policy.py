@@ -1,4 +1,4 @@
-"""Which steps a `ConfigSelectorChain` may take when no cache has a configuration."""
+"""The steps that a `ConfigSelectorChain` may take when no cache has a configuration."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ type Fallback = Literal["autotune", "heuristics"]
 
 @dataclass(frozen=True)
 class AutotunePolicy:
-    """What happens on a miss of all caches.
+    """The reaction to a miss of all caches.
 
     allow_autotune: whether candidates may be timed. allow_heuristics: whether the operation may choose by its
     tables. cache_miss_fallback: which of the two comes first; "heuristics" never times in the middle of a

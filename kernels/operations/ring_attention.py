@@ -63,7 +63,7 @@ class RingAttention(Kernel[FlashAttentionConfig, Out]):
         return self._kernel(cfg, arguments)(**arguments)
 
     def _kernel(self, cfg: FlashAttentionConfig, arguments: dict[str, Any]) -> Callable[..., Out]:
-        """The function that a configuration runs, with the platform of the call, which is taken out."""
+        """Return the function that a configuration runs, with the platform of the call, which is removed."""
         named = arguments.pop("platform", None) or cfg.platform
         kernel = self.get_impl(FlashAttentionConfig(platform=check_platform(named)))
         return kernel if cfg.config is None else partial(kernel, config=cfg.config)
@@ -135,13 +135,13 @@ class RingAttention(Kernel[FlashAttentionConfig, Out]):
 
 
 def _ndim(query: Any) -> int:
-    """How many axes the arrays have; of what is refused later as malformed, 4."""
+    """Return the number of axes of the arrays; 4 for malformed ones, which are refused later."""
     ndim = getattr(query, "ndim", 4)
     return ndim if ndim >= 3 else 4
 
 
 def _axes_of(in_specs: Any, out_specs: Any, ndim: int) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-    """The axes that split the batch, the sequence and the heads of arrays of `ndim` axes, from the specs."""
+    """Return the axes that split batch, sequence and heads of arrays of `ndim` axes, from the specs."""
     if not isinstance(in_specs, tuple | list) or not 1 <= len(in_specs) <= len(OPERANDS):
         refuse(
             "in_specs",
@@ -182,7 +182,7 @@ def _check_follows(name: str, spec: Any, x: Any, own: Mapping[str, tuple[str, ..
 
 
 def _axes(argument: str, spec: Any, ndim: int) -> tuple[tuple[str, ...], ...]:
-    """The axes that split the batch, the sequence and the heads, from one spec."""
+    """Return the axes that split the batch, the sequence and the heads, from one spec."""
     if not isinstance(spec, PartitionSpec):
         advice = "Give that of query."
         refuse(argument, f"a {type(spec).__name__}", "a jax.sharding.PartitionSpec", advice)

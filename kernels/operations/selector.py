@@ -31,13 +31,13 @@ class Step:
     why: str
 
     def __str__(self) -> str:
-        """One line."""
+        """Return one line."""
         return f"{self.name}: {'found' if self.found else 'no'}, {self.why}"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a call would be run.
+    """The way a call would be run.
 
     config: what the chain finds. steps: the steps that were taken, the last one found it. complete: the
     configuration with every size that the implementation chooses. unused: fields without effect, each with
@@ -52,14 +52,14 @@ class Explanation:
     implementation: str = ""
 
     def __str__(self) -> str:
-        """A line for each step, and what runs."""
+        """Return a line for each step, and what runs."""
         by = f" by {self.implementation}" if self.implementation else ""
         lines = [*map(str, self.steps), f"runs{by}: {self.complete}"]
         return "\n".join([*lines, *(f"unused: {x}" for x in self.unused)])
 
 
 class ConfigSelectorChain[Config, Out]:
-    """Finds the configuration of a call, by the first of these steps that has one.
+    """A finder of the configuration of a call, by the first of these steps that has one.
 
     1. the call's own `cfg`; 2. `overlay_cache`; 3. the memory cache; 4. the persistent cache; 5. and 6.
     tuning and the operation's tables, in the order that the policy says. Nothing is tuned while JAX traces,

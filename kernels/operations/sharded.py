@@ -98,7 +98,7 @@ def sharded_call(
 
 
 def _without_pairs(out: jax.ShapeDtypeStruct, *_: jax.Array) -> jax.Array:
-    """Out of a call without rows or keys: XLA crashes on its arrays in jax.shard_map (jax 0.11.2)."""
+    """Return out of a call without rows or keys: XLA crashes on its arrays in jax.shard_map (jax 0.11.2)."""
     return lax.with_sharding_constraint(jnp.zeros(out.shape, out.dtype), out.sharding)
 
 
@@ -121,7 +121,7 @@ def part_of_call(arguments: Mapping[str, Any], mesh: Any, in_specs: Any, out_spe
 
 
 class _Part:
-    """Keeps the arguments of the call on a device. It has no hash, so that no function is kept for it."""
+    """A keeper of a call's arguments on a device. It has no hash, so that no function is kept for it."""
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
@@ -139,7 +139,7 @@ def _shape(x: Any) -> Any:
 
 
 def _with_axes_of(whole: Any, part: Any) -> Any:
-    """The part without the axes of size 1 that were put in front of those of the whole."""
+    """Return the part without the axes of size 1 that were put in front of those of the whole."""
     more = getattr(part, "ndim", 0) - getattr(whole, "ndim", 0)
     return jax.ShapeDtypeStruct(part.shape[more:], part.dtype) if more > 0 else part
 
@@ -155,7 +155,7 @@ def _check_whole(arguments: Mapping[str, Any], checks_values: bool) -> None:
 
 @dataclass(frozen=True)
 class _Local:
-    """What each device computes: a call on its shards, in coordinates of the whole.
+    """The computation of each device: a call on its shards, in coordinates of the whole.
 
     static: the arguments that are no arrays. names: of the arrays. whole_heads: whether key and value have
     all their heads on every device.
@@ -188,7 +188,7 @@ class _Local:
 
 @once_for_alike
 def _over(local: _Local, split: Any, out_spec: PartitionSpec, check_vma: bool) -> Callable[..., jax.Array]:
-    """The function that computes on every device of the mesh."""
+    """Return the function that computes on every device of the mesh."""
     mesh = local.placement.mesh
     function = jax.jit(
         jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=out_spec, check_vma=check_vma)
@@ -203,7 +203,7 @@ def _over(local: _Local, split: Any, out_spec: PartitionSpec, check_vma: bool) -
 
 
 def _is_shared(specs: _Specs, name: str, mesh: Any) -> bool:
-    """Whether several devices read the same part of an operand."""
+    """Return whether several devices read the same part of an operand."""
     spec = specs.operands.get(name, PartitionSpec())
     own = {axis for place in range(len(spec)) for axis in axes_at(spec, place)}
     return any(mesh.shape[axis] > 1 for axis in {*specs.batch, *specs.heads} - own)
@@ -214,7 +214,7 @@ def _widened(x: Any) -> jax.Array:
 
 
 def _read(arguments: Mapping[str, Any], mesh: Any, in_specs: Any) -> _Specs:
-    """The specs of a call, checked against its operands."""
+    """Return the specs of a call, checked against its operands."""
     if not isinstance(in_specs, tuple | list) or not 1 <= len(in_specs) <= len(OPERANDS):
         got = (
             f"{len(in_specs)} of them"
@@ -269,7 +269,7 @@ def _check_axis(
 
 
 def _entries(place: str, spec: Any, ndim: int, mesh: Any) -> tuple[Axes, ...]:
-    """The axes of the mesh for each axis of an array."""
+    """Return the axes of the mesh for each axis of an array."""
     if not isinstance(spec, PartitionSpec):
         refuse(place, f"a {type(spec).__name__}", "a jax.sharding.PartitionSpec", "Give one, or None.")
     if len(spec) > ndim:
@@ -283,7 +283,7 @@ def _entries(place: str, spec: Any, ndim: int, mesh: Any) -> tuple[Axes, ...]:
 
 
 def _spec(name: str, x: Any, specs: _Specs) -> Any:
-    """The spec of an argument: as given, or split like query where it has the batch or the heads."""
+    """Return the spec of an argument: as given, or split like query where it has the batch or the heads."""
     if isinstance(x, MaskInfo):
         counted = _counted(x)
         parts = replace(x, **dict.fromkeys(counted))
@@ -301,7 +301,7 @@ def _spec(name: str, x: Any, specs: _Specs) -> Any:
 
 
 def _counted(info: MaskInfo) -> dict[str, Any]:
-    """The arrays of a MaskInfo that have no parts by themselves: lengths of sequences, and their offsets."""
+    """Return the arrays of a MaskInfo that have no parts of their own: lengths of sequences, and offsets."""
     if info.cum_seqlens_q is None:
         return {}
     found = {name: getattr(info, name) for name in ("cum_seqlens_q", "cum_seqlens_k", "q_offset")}

@@ -1,4 +1,4 @@
-"""How long a call takes: the median of calls of a compiled program, never inside a trace."""
+"""The time that a call takes: the median of calls of a compiled program, never inside a trace."""
 
 import atexit
 import statistics
@@ -23,7 +23,7 @@ _left: list[threading.Thread] = []
 
 
 class OutOfTimeError(Exception):
-    """What was started did not end within its time limit."""
+    """A started call that did not end within its time limit."""
 
 
 def traced() -> bool:

@@ -45,7 +45,7 @@ class Candidate[Config]:
 
 @dataclass(frozen=True)
 class TuningRecord[Config]:
-    """What a tuning run found.
+    """The findings of a tuning run.
 
     candidates: the first is the choice of the tables. chosen: the index of the winner. gain: the time of the
     tables' choice over that of the winner, from timings in turns, which differ less than those of candidates
@@ -93,7 +93,7 @@ class TuningRecord[Config]:
 
 
 class Progress(Protocol):
-    """What shows how far a tuning run is."""
+    """A display of the progress of a tuning run."""
 
     def __call__(self, done: int, total: int, candidate: Candidate[Any]) -> None:
         """Show that so many candidates of a total are done; the candidate is the last one."""
@@ -105,7 +105,7 @@ def _no_progress(done: int, total: int, candidate: Candidate[Any]) -> None:
 
 
 class Tuner:
-    """Finds the fastest right configuration of a call.
+    """A search for the fastest right configuration of a call.
 
     warmup: calls before the first that is timed. iters: calls that are timed, at most; the median counts, and
     a candidate that is clearly slower than the best so far is timed less often. judge: what says whether a
@@ -316,7 +316,7 @@ def _repeated(call: Callable[[], Any]) -> Callable[[int], None]:
 
 
 def _first_of_each[Config](configs: list[Config], part: Callable[[Config], Any]) -> list[Config]:
-    """The configurations whose part no earlier one has."""
+    """Return the configurations whose part no earlier one has."""
     first: dict[Any, Config] = {}
     for config in configs:
         first.setdefault(part(config), config)
@@ -339,11 +339,11 @@ def _name(candidate: Candidate[Any]) -> str:
 
 
 def _fastest_first(times: list[float]) -> Iterator[int]:
-    """The indices of finite times; of equal times the first."""
+    """Return the indices of finite times; of equal times the first."""
     return (i for i in sorted(range(len(times)), key=lambda i: (times[i], i)) if math.isfinite(times[i]))
 
 
 def _sentence(error: Exception) -> str:
-    """An exception as one line: the first of its text."""
+    """Return an exception as one line: the first of its text."""
     text = str(error).strip().splitlines()
     return f"it raised {type(error).__name__}: {text[0][:300] if text else ''}"

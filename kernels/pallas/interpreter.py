@@ -52,7 +52,7 @@ _QUICKLY = {"xla_backend_optimization_level": 0}
 
 @dataclass(frozen=True)
 class Violation:
-    """What a kernel must not do (clause S19).
+    """A violation by a kernel (clause S19).
 
     kernel: its name. kind: "race", two cores at one place of which one writes, with nothing that orders them;
     "access", outside an array, or to a block of an output that was left before. what: the first of its like,
@@ -74,7 +74,7 @@ _found: dict[tuple[str, ...], Violation] = {}
 
 @contextmanager
 def interpreted(seed: int) -> Generator[None]:
-    """Every Pallas kernel traced within the block will be interpreted, in an order that the seed decides.
+    """Interpret every Pallas kernel traced within the block, in an order that the seed decides.
 
     Wrap the trace of the backward pass too: `jax.vjp` may come to it later.
 
@@ -93,7 +93,7 @@ def interpreted(seed: int) -> Generator[None]:
 
 
 def drain_violations() -> tuple[Violation, ...]:
-    """What was found since the last call, one of each like; from any thread."""
+    """Return what was found since the last call, one of each like; from any thread."""
     with _reporting:
         found = tuple(_found.values())
         _found.clear()
@@ -107,7 +107,7 @@ def _report(kernel: str, kind: str, what: str, like: str) -> None:
 
 @cache
 def _prepare() -> None:
-    """Changes the interpreter, once for the process."""
+    """Change the interpreter, once for the process."""
     threads_asked = os.environ.get("PJRT_NPROC", "")
     if not (threads_asked.isdigit() and int(threads_asked) >= THREADS):
         raise RuntimeError(
@@ -122,7 +122,7 @@ def _prepare() -> None:
 
 
 def _launch(plain: Callable[..., Any], *arrays: Any, out_avals: Any, name: str | None, **details: Any) -> Any:
-    """What a launch is in a program: a callback that interprets it whole."""
+    """Return what stands for a launch in a program: a callback that interprets it whole."""
     run = jax.jit(partial(plain, out_avals=out_avals, name=name, **details), compiler_options=_QUICKLY)
     outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out_avals]
     return jax.pure_callback(partial(_interpret, run, name or "kernel", outputs), outputs, *arrays)
@@ -152,7 +152,7 @@ def _uninitialized(x: jax.ShapeDtypeStruct) -> np.ndarray:
 
 
 def _note_race(kernel: str, text: str) -> None:
-    """A race is printed as two accesses, each a line "write of ... from core, place"."""
+    """Report a race, which is printed as two accesses, each a line "write of ... from core, place"."""
     accesses = [
         line.strip() for line in text.splitlines() if line.lstrip().startswith(("read of", "write of"))
     ]
@@ -161,7 +161,7 @@ def _note_race(kernel: str, text: str) -> None:
 
 
 def _with_mapped_axes(plain: Callable[..., Any], details: Any, axes: int) -> tuple[bool, ...]:
-    """Which axes of a grid are parallel: those that `jax.vmap` puts before the others are, as on a TPU."""
+    """Return which axes of a grid are parallel: those that `jax.vmap` puts first are, as on a TPU."""
     own = plain(details, axes)
     return (True,) * (axes - len(own)) + own
 
@@ -171,7 +171,7 @@ _compiled: dict[int, tuple[Any, Any]] = {}
 
 
 def _run_core(jaxpr: Any, consts: Any, *arguments: Any) -> None:
-    """Runs a core's part of a grid, compiled once and not for every core of every launch."""
+    """Run a core's part of a grid, compiled once and not for every core of every launch."""
     with _compiling:
         if id(jaxpr) not in _compiled:
             traced = jax.jit(threads._run, static_argnums=(0,)).trace(jaxpr, consts, *arguments)
@@ -180,7 +180,7 @@ def _run_core(jaxpr: Any, consts: Any, *arguments: Any) -> None:
 
 
 def _call_back(plain: Callable[..., Any], *arguments: Any, callback: Any, **details: Any) -> Any:
-    """Without what costs most of the time: arrays on a device of all that is then taken for numbers."""
+    """Call back without the costly part: arrays on a device of all that is then used as numbers."""
     function = callback.callback_func
     while isinstance(function, partial):
         function = function.func

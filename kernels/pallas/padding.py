@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 
 def padded(x: Any, axis: int, length: int, fill: float) -> Any:
-    """x, an array, filled up to a length along an axis; a shape that has the length already is left alone."""
+    """Return the array x, padded to a length along an axis; unchanged if it has that length already."""
     if x.shape[axis] == length:
         return x
     widths = [(0, length - x.shape[axis] if a == axis else 0) for a in range(x.ndim)]

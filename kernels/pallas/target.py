@@ -15,7 +15,7 @@ from jax.interpreters import batching, mlir
 def requirement(
     name: str, platform: str, refuse: Callable[[str], Any], check: Callable[[], None] = lambda: None
 ) -> Callable[[jax.Array], jax.Array]:
-    """A function that returns its array; whoever lowers a program with it for another platform is refused.
+    """Return a function that returns its array; lowering it for another platform is refused.
 
     refuse: raises, from the names of the platforms that the program is for. check: raises if the program is
     for `platform`, and the devices of that kind that are here will not do.

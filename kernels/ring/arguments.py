@@ -28,7 +28,7 @@ _OF_THE_WHOLE = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Spread:
-    """How a sequence lies on devices.
+    """The layout of a sequence on devices.
 
     axis: the name of the mesh axis. devices: how many share the sequence. q_length, k_length: of the
     sequence; the last shards may hold padding past them.
@@ -111,7 +111,7 @@ def check_spread_call(arguments: AttentionArguments, spread: Spread) -> Call:
 
 
 def _check_pairs(name: str, x: Any, local: tuple[int, int, int, int], spread: Spread) -> jax.Array | None:
-    """A mask or bias whose rows and keys are 1, those of a shard, or all."""
+    """Check a mask or bias whose rows and keys are 1, those of a shard, or all."""
     check = check_mask if name == "attention_mask" else check_bias
     if not isinstance(x, jax.Array | np.ndarray) or not 2 <= x.ndim <= 4:
         return check(x, local)

@@ -140,7 +140,7 @@ def _length_of(x: Any) -> int:
 def _on_device(
     arguments: AttentionArguments, spread: Spread, strategy: str | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Out and lse of the rows of this device."""
+    """Return out and lse of the rows of this device."""
     choice = chosen(arguments, traits_of(arguments))
     passes = choice.load()
     call = _placed(check_spread_call(arguments, spread), spread)
@@ -168,7 +168,7 @@ def _on_device(
 
 
 def _placed(call: Call, spread: Spread) -> Call:
-    """The call with the positions of its rows, where its keys have positions, which travel alone (S23)."""
+    """Return the call with the positions of its rows, where its keys have positions (S23)."""
     if call.positions.kv is None or call.positions.q is not None:
         return call
     rows = call.query.shape[1]
@@ -178,7 +178,7 @@ def _placed(call: Call, spread: Spread) -> Call:
 
 
 def _schedule(name: str, call: Call, spread: Spread, order: Order | None, strategy: str) -> Schedule:
-    """Who meets whom by a strategy, on the implementation of a name; refuses lengths that do not fit."""
+    """Return the communication schedule of a strategy, on a named implementation; refuses unfit lengths."""
     q_local, k_local = call.query.shape[1], call.key.shape[1]
     pieces = 2 if strategy == "zigzag" else 1
     for argument, length in (("query", q_local), ("key", k_local)):
@@ -199,7 +199,7 @@ _BY_STRATEGY = {strategy: partial(_on_device, strategy=strategy) for strategy in
 
 
 def _relaid(call: Call, spread: Spread) -> Call:
-    """The call with the pieces that zigzag gives to this device."""
+    """Return the call with the pieces that zigzag gives to this device."""
     q_local, k_local = call.query.shape[1], call.key.shape[1]
 
     def moved(x: jax.Array, axis: int) -> jax.Array:
@@ -225,7 +225,7 @@ def _relaid(call: Call, spread: Spread) -> Call:
 
 
 def _order(call: Call, spread: Spread) -> Order | None:
-    """Causal order, window and chunks, where no array decides what rows see of the order of keys."""
+    """Return causal order, window and chunks, or None where arrays decide what rows see."""
     arrays = (call.cum_seqlens_q, call.kv_start, call.kv_end)
     if call.positions.given or any(x is not None for x in arrays):
         return None

@@ -29,7 +29,7 @@ def from_zigzag(x: jax.Array, axis: int, name: str, devices: int) -> jax.Array:
 
 
 def _homes(devices: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Where the even halves go, and the odd ones: pairs of devices."""
+    """Return the destinations of the even halves and of the odd ones: pairs of devices."""
 
     def home(piece: int) -> int:
         return piece if piece < devices else 2 * devices - 1 - piece
@@ -41,6 +41,6 @@ def _homes(devices: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
 
 
 def _swapped_on_odd(a: jax.Array, b: jax.Array, name: str) -> tuple[jax.Array, jax.Array]:
-    """The two, in the other order on devices of odd numbers: there the first piece is an odd half."""
+    """Return the two, in the other order on devices of odd numbers: there the first piece is an odd half."""
     odd = lax.axis_index(name) % 2 == 1
     return jnp.where(odd, b, a), jnp.where(odd, a, b)

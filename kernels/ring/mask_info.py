@@ -84,7 +84,7 @@ def _check_masks(arguments: AttentionArguments, spread: Spread) -> None:
 
 
 def _check_sizes(info: MaskInfo, query: Any, key: Any) -> Sizes:
-    """The sizes of the call on this device; refuses arrays of other ones.
+    """Return the sizes of the call on this device; refuses arrays of other ones.
 
     Cumulative lengths, which count in the whole, are compared with its lengths by the checks of the call.
     """
@@ -99,7 +99,7 @@ def _check_sizes(info: MaskInfo, query: Any, key: Any) -> Sizes:
 
 
 def _by_ranges(info: MaskInfo, rows: int) -> MaskInfo:
-    """The MaskInfo with lengths of keys as the ends of ranges of its rows."""
+    """Return the MaskInfo with lengths of keys as the ends of ranges of its rows."""
     if info.kv_lengths is None:
         return info
     ends = jnp.broadcast_to(info.kv_lengths[:, None], (info.kv_lengths.shape[0], rows))

@@ -87,7 +87,7 @@ def over_mesh(
 
 @dataclass(frozen=True)
 class _Local:
-    """What each device computes. static: the arguments that are no arrays."""
+    """The computation of each device. static: the arguments that are no arrays."""
 
     run: Callable[[AttentionArguments, Spread], tuple[jax.Array, jax.Array]]
     static: tuple[tuple[str, Any], ...]
@@ -110,7 +110,7 @@ class _Local:
 def _over(
     local: _Local, specs: tuple[tuple[str, PartitionSpec], ...]
 ) -> Callable[[dict[str, jax.Array]], tuple[jax.Array, jax.Array]]:
-    """The function that computes on every device of the mesh."""
+    """Return the function that computes on every device of the mesh."""
     placement, sequence = local.placement, local.spread.axis
     batch, heads = placement.batch or None, placement.heads or None
     out_specs = PartitionSpec(batch, sequence, heads, None), PartitionSpec(batch, heads, sequence)
@@ -129,7 +129,7 @@ def _axes(argument: str, given: Any, mesh: Any) -> Axes:
 
 
 def _padded(length: int, devices: int) -> int:
-    """The length that devices divide: at least one unit for each, where they do not divide it as it is."""
+    """Return the length that devices divide: at least one unit for each, if they do not divide it as is."""
     if devices == 1:
         return length
     unit = devices * _UNIT
@@ -145,7 +145,7 @@ def _placed(
     padded: Mapping[str, int],
     mesh: Any,
 ) -> tuple[jax.Array, PartitionSpec]:
-    """An array padded along rows and keys, and how it is spread over the mesh."""
+    """Return an array padded along rows and keys, and its spec on the mesh."""
     layout = _LAYOUTS.get(name)
     x = jnp.asarray(x)
     if layout is None or x.ndim == 0:

@@ -30,7 +30,7 @@ type Shard = Mapping[str, jax.Array]
 
 @dataclass(frozen=True)
 class Ring:
-    """What is static about a call whose sequence is spread over the devices of an axis.
+    """The static settings of a call whose sequence is spread over the devices of an axis.
 
     name: of the axis. gathers: whether each device gets all keys at once, rather than those of one device
     after those of another. dtypes: of the float arrays by name, as passes read them: see `widened`.
@@ -59,7 +59,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Own:
-    """What a device has: its part of the call, what its rows see in the whole, and its number."""
+    """The share of a device: its part of the call, what its rows see in the whole, and its number."""
 
     call: Call
     rows: Rows
@@ -144,12 +144,12 @@ class Pair:
 
     @property
     def first_row(self) -> Any:
-        """Where the rows begin in the whole."""
+        """The start of the rows in the whole."""
         return self.ring.schedule.place(self.own.device, self.q_piece) * self.ring.schedule.q_piece
 
     @property
     def first_key(self) -> Any:
-        """Where the keys begin in the whole."""
+        """The start of the keys in the whole."""
         return self.ring.schedule.place(self.source, self.k_piece) * self.ring.schedule.k_piece
 
     def place_of(self, name: str, shape: tuple[int, ...]) -> dict[int, Run]:
@@ -208,11 +208,11 @@ class Pair:
         )
 
     def _range(self, bound: Any, more: int) -> jax.Array:
-        """An end of the interval of each row, counted in the keys of the piece."""
+        """Return an end of the interval of each row, counted in the keys of the piece."""
         return jnp.clip(self.lines.of(bound, 1) + more - self.first_key, 0, self.ring.schedule.k_piece)
 
     def _stands(self, rows: Rows, by_position: bool) -> jax.Array:
-        """The position of each row: as keys have them, or counted from the first key of the piece."""
+        """Return the position of each row: as keys have them, or counted from the first key of the piece."""
         if by_position:
             position = self.own.call.positions.q if rows.position is None else rows.position
             assert position is not None

@@ -69,7 +69,7 @@ def backward(ring: Ring, call: Call, terms: RowTerms) -> dict[str, jax.Array]:
 
 
 def _summed(x: Mapping[str, jax.Array], y: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The sums by name of what either has."""
+    """Return the sums by name of what either has."""
     return {**x, **{name: x[name] + more if name in x else more for name, more in y.items()}}
 
 
@@ -130,7 +130,7 @@ type _Packed = Mapping[tuple[str, ...], jax.Array]
 
 
 def _packed(arrays: Mapping[str, jax.Array]) -> dict[tuple[str, ...], jax.Array]:
-    """The arrays by their names, those that are alike as one: a GPU has one exchange under way at a time."""
+    """Return the arrays by name, equal ones packed as one: a GPU has one exchange under way at a time."""
     alike: dict[Any, list[str]] = {}
     for name, x in arrays.items():
         alike.setdefault((x.shape, x.dtype), []).append(name)
@@ -154,7 +154,7 @@ def _send(ring: Ring, packed: _Packed, chain: tuple[int, ...], step: int) -> _Pa
 
 
 def _sent_home(ring: Ring, offset: int, sums: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The gradients of the own keys that the device which lies an offset behind has."""
+    """Return the gradients of the own keys that the device which lies an offset behind has."""
     if ring.gathers:
         return {
             name: lax.psum_scatter(x, ring.name, scatter_dimension=KEY_AXES[name], tiled=True)
@@ -178,7 +178,7 @@ def _add_keys(sums: dict[str, jax.Array], pair: Pair, found: Mapping[str, jax.Ar
 
 
 def _added(x: jax.Array, more: jax.Array, place: Mapping[int, Run]) -> jax.Array:
-    """x with an array added at a place, by axis."""
+    """Return x with an array added at a place, by axis."""
     if more.shape == x.shape:
         return x + more
     first = [jnp.asarray(place[axis].first if axis in place else 0, jnp.int32) for axis in range(x.ndim)]
@@ -186,12 +186,12 @@ def _added(x: jax.Array, more: jax.Array, place: Mapping[int, Run]) -> jax.Array
 
 
 def _rows(lines: Run, x: jax.Array) -> jax.Array:
-    """Some rows of [B, Sq, H, D] or [B, H, Sq]."""
+    """Return some rows of [B, Sq, H, D] or [B, H, Sq]."""
     return lines.of(x, 1 if x.ndim == 4 else 2)
 
 
 def _put_rows(lines: Run, x: jax.Array, part: jax.Array) -> jax.Array:
-    """x with other rows at a place."""
+    """Return x with other rows at a place."""
     if part.shape == x.shape:
         return part
     return lax.dynamic_update_slice_in_dim(x, part, lines.first, 1 if x.ndim == 4 else 2)
@@ -215,7 +215,7 @@ def _merged(a: Forward, b: Forward) -> Forward:
 
 
 def _empty(own: Own) -> Forward:
-    """The results of rows that see no keys."""
+    """Return the results of rows that see no keys."""
     batch, rows, heads, _ = own.call.query.shape
     nothing = jnp.full((batch, heads, rows), -jnp.inf, jnp.float32)
     out = jnp.zeros((batch, rows, heads, own.call.value.shape[3]), jnp.float32)
@@ -223,7 +223,7 @@ def _empty(own: Own) -> Forward:
 
 
 def _finished(ring: Ring, own: Own, sums: Forward) -> Forward:
-    """The results of all keys: with sinks, which are counted once, and rounded."""
+    """Return the results of all keys: with sinks, which are counted once, and rounded."""
     call, (out, lse, row_max, _) = own.call, sums
     if call.softmax_aux is not None:
         out, lse = join_sinks(out, lse, call.softmax_aux)
@@ -240,5 +240,5 @@ def _finished(ring: Ring, own: Own, sums: Forward) -> Forward:
 
 
 def _by_row(x: jax.Array) -> jax.Array:
-    """[B, H, Sq] as [B, Sq, H, 1]."""
+    """Return [B, H, Sq] as [B, Sq, H, 1]."""
     return x.swapaxes(1, 2)[..., None]

@@ -22,7 +22,7 @@ type Ints = NDArray[np.int64]
 
 
 class Meeting(Enum):
-    """What is known of the pairs of a piece of the rows and a piece of the keys."""
+    """A meeting of a piece of the rows and a piece of the keys: what is known of its pairs."""
 
     HIDDEN = "no pair is visible"
     FULL = "every pair is visible, masks, biases and segments aside"
@@ -45,10 +45,11 @@ class Order:
 
     @property
     def hides(self) -> bool:
+        """Whether any pair may be hidden by the order of keys."""
         return self.causal or self.window != (None, None) or self.chunk is not None
 
     def interval(self, rows: Ints) -> tuple[Ints, Ints]:
-        """The first and the last key that rows see, before they are cut at the ends of the keys."""
+        """Return the first and the last key that rows see, before they are cut at the ends of the keys."""
         position = rows + self.shift
         left, right = self.window
         low = np.full_like(position, np.iinfo(np.int64).min) if left is None else position - left
@@ -86,7 +87,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who meets whom.
+    """The communication schedule.
 
     devices: how many share the sequence. pieces: how many each of them has, 1 or 2. q_piece, k_piece: rows
     and keys of a piece. q_length, k_length: of the sequence; what lies past them pads the last pieces. order:
@@ -142,7 +143,7 @@ class Schedule:
 
     @cached_property
     def meetings(self) -> Mapping[int, Mapping[tuple[int, int], tuple[Meeting, ...]]]:
-        """By offset, then by (row piece, key piece): the meeting on each device. Hidden ones are left out."""
+        """The meeting on each device, by offset, then by (row piece, key piece). Hidden ones are left out."""
         found: dict[int, dict[tuple[int, int], tuple[Meeting, ...]]] = {}
         for offset in range(self.devices):
             pairs: dict[tuple[int, int], tuple[Meeting, ...]] = {}

@@ -55,7 +55,7 @@ def ulysses(
 
 
 def _of_own_heads(call: Call, spread: Spread) -> Call:
-    """The call of all rows and keys of the heads of this device."""
+    """Return the call of all rows and keys of the heads of this device."""
     axis, devices = spread.axis, spread.devices
     heads = call.query.shape[2] // devices
     first = lax.axis_index(axis) * heads
@@ -75,7 +75,7 @@ def _of_own_heads(call: Call, spread: Spread) -> Call:
         return lax.slice_in_dim(lax.all_gather(x, axis, axis=along, tiled=True), 0, length, axis=along)
 
     def own(x: jax.Array | None, along: int) -> jax.Array | None:
-        """The heads of this device, of an array with an axis of heads or of one that all share."""
+        """Return the heads of this device, of an array with an axis of heads or of one that all share."""
         if x is None or x.shape[along] == 1:
             return x
         return lax.dynamic_slice_in_dim(x, first, heads, along)
@@ -117,7 +117,7 @@ def _of_own_heads(call: Call, spread: Spread) -> Call:
 
 
 def _origin(call: Call, first_head: jax.Array) -> jax.Array | None:
-    """Where the heads of this device begin, for dropout."""
+    """Return where the heads of this device begin, for dropout."""
     if call.dropout_seed is None:
         return call.positions.origin
     return moved_origin(call.positions.origin, (0, first_head, 0, 0))

@@ -39,7 +39,7 @@ _COTANGENTS = {"d_out": "b.h.", "d_lse": "bh."}
 
 
 def spreads() -> bool:
-    """Whether XLA may spread the program that is being traced over devices."""
+    """Return whether XLA may spread the program that is being traced over devices."""
     several = jax.device_count() > 1 and getattr(jax.config, "jax_use_shardy_partitioner", False)
     mesh = jax.sharding.get_abstract_mesh()
     return several and not mesh.manual_axes and AxisType.Explicit not in (mesh.axis_types or ())
@@ -93,7 +93,7 @@ def backward(run: Callable[[Call, Arrays, bool], Arrays], call: Call, given: Arr
 
 
 def _operation(compute: Compute, call: Call, operands: Arrays, results: dict[str, tuple[int, ...]]) -> Arrays:
-    """The results of `compute`, by name, in an operation that XLA partitions. results: their shapes."""
+    """Return the results of `compute`, by name, in an operation that XLA partitions. results: shapes."""
     layouts = LAYOUTS | _RESULTS | _COTANGENTS
     shapes = {name: x.shape for name, x in operands.items()}
 
@@ -102,7 +102,7 @@ def _operation(compute: Compute, call: Call, operands: Arrays, results: dict[str
         return tuple(found[name] for name in results)
 
     def operation(levels: Levels, sizes: tuple[int, ...]) -> Callable[..., Any]:
-        """The operation within so many `jax.vmap`. sizes: of the axes that they map."""
+        """Return the operation within so many `jax.vmap`. sizes: of the axes that they map."""
         of_operands = [
             _mapped(layouts[name], shape, sizes, [level[i] for level in levels])
             for i, (name, shape) in enumerate(shapes.items())
@@ -155,7 +155,7 @@ def _operation(compute: Compute, call: Call, operands: Arrays, results: dict[str
 def _mapped(
     layout: str, shape: tuple[int, ...], sizes: tuple[int, ...], mapped: Iterable[bool]
 ) -> tuple[str, tuple[int, ...]]:
-    """Layout and shape of an array with the axes that `jax.vmap` maps in front, the outermost first.
+    """Return layout and shape of an array with the axes that `jax.vmap` maps in front, the outermost first.
 
     sizes: of all such axes, the innermost first. mapped: which of them the array has.
     """
@@ -196,7 +196,7 @@ def _with_arrays(call: Call, arrays: Arrays) -> Call:
 
 
 def _placement_of(mesh: Any, operands: list[tuple[str, tuple[int, ...]]], shardings: list[Any]) -> Placement:
-    """Where XLA has the query, and the axes that `jax.vmap` maps.
+    """Return where XLA has the query, and the axes that `jax.vmap` maps.
 
     What it does not divide evenly is not sharded. operands: their layouts and shapes. shardings: of the
     operands.
@@ -217,7 +217,7 @@ def _placement_of(mesh: Any, operands: list[tuple[str, tuple[int, ...]]], shardi
 
 
 def _axes_at(mesh: Any, sharding: Any, shape: tuple[int, ...], axis: int) -> Axes:
-    """The axes of the mesh that shard an axis of an array, if they divide it evenly.
+    """Return the axes of the mesh that shard an axis of an array, if they divide it evenly.
 
     sharding: as XLA says it, which knows of no names: those are found by where the array is on each device.
     """
@@ -239,13 +239,13 @@ def _axes_at(mesh: Any, sharding: Any, shape: tuple[int, ...], axis: int) -> Axe
 
 
 def _whole(placement: Placement, call: Call) -> frozenset[str]:
-    """Which of key and value have all their heads on every device."""
+    """Return which of key and value have all their heads on every device."""
     shared = call.key.shape[2] % placement.shards(placement.heads)
     return frozenset(("key", "value") if shared else ())
 
 
 def _axes_of(placement: Placement, call: Call, layout: str, shape: tuple[int, ...]) -> tuple[Axes, ...]:
-    """Over what each axis of an array is sharded: only those with one entry for each batch entry or head."""
+    """Return the sharding of each axis of an array: only axes with one entry for each batch entry or head."""
     sizes = {"b": call.query.shape[0], "h": call.query.shape[2], "k": call.key.shape[2]}
     entries: list[Axes] = []
     for kind, size in zip(layout, shape, strict=True):
@@ -255,7 +255,7 @@ def _axes_of(placement: Placement, call: Call, layout: str, shape: tuple[int, ..
 
 
 def _summed(placement: Placement, call: Call, name: str, cotangent: jax.Array) -> jax.Array:
-    """The cotangent of an array, from all devices that read the same entries of it, rounded once."""
+    """Return the cotangent of an array, from all devices that read the same entries of it, rounded once."""
     shape, dtype = getattr(call, name).shape, getattr(call, name).dtype
     own = {axis for axes in _axes_of(placement, call, LAYOUTS[name], shape) for axis in axes}
     shared = tuple(axis for axis in (*placement.batch, *placement.heads) if axis not in own)
@@ -265,7 +265,7 @@ def _summed(placement: Placement, call: Call, name: str, cotangent: jax.Array) -
 def _rule(
     call: Call, operands: list[tuple[str, tuple[int, ...]]], results: list[tuple[str, tuple[int, ...]]]
 ) -> dict[str, Any]:
-    """The arguments of `def_partition` that say what is sharded together, from layouts and shapes.
+    """Return the arguments of `def_partition` that say what is sharded together, from layouts and shapes.
 
     Query heads are key heads times those of a group; all other axes but the batch and those that `jax.vmap`
     maps are whole on every device.

@@ -38,7 +38,7 @@ _AXES = {"b": "the batch", "h": "the heads", "k": "the heads"}
 
 @dataclass(frozen=True)
 class Placement:
-    """Which axes of a mesh the batch and the heads of a call are sharded over; explicit: all such axes.
+    """The axes of a mesh over which the batch and the heads of a call are sharded; explicit: all such axes.
 
     mapped: the same of the axes that each `jax.vmap` maps, the innermost first.
     """
@@ -50,11 +50,12 @@ class Placement:
     mapped: tuple[Axes, ...] = ()
 
     def of(self, kind: str) -> Axes:
+        """Return the axes of the mesh that shard an axis of an array, by its letter in `LAYOUTS`."""
         mapped = {mapped_kind(level): axes for level, axes in enumerate(self.mapped)}
         return ({"b": self.batch, "h": self.heads, "k": self.heads} | mapped).get(kind, ())
 
     def shards(self, axes: Axes) -> int:
-        """Over how many devices these axes spread what they shard."""
+        """Return over how many devices these axes spread what they shard."""
         return math.prod(self.mesh.shape[axis] for axis in axes)
 
 
@@ -143,7 +144,7 @@ def _own_entries(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _widened(placement: Placement, call: Call) -> Call:
-    """The call with arrays that several devices read in float32, so that their gradients are rounded once.
+    """Return the call with arrays that several devices read in float32: their gradients are rounded once.
 
     The passes round key and value to the dtype of query again, which is exact.
     """
@@ -154,7 +155,7 @@ def _widened(placement: Placement, call: Call) -> Call:
 
 
 def _placement_of(call: Call) -> Placement | None:
-    """Where a call is sharded; None without an explicit mesh."""
+    """Return where a call is sharded; None without an explicit mesh."""
     for x in jax.tree.leaves(call):
         mesh: Any = jax.typeof(x).sharding.mesh
         explicit = frozenset(
@@ -169,7 +170,7 @@ def _placement_of(call: Call) -> Placement | None:
 
 
 def _sharded(x: jax.Array) -> tuple[Axes, ...]:
-    """The explicit axes of the mesh over which each axis of an array is sharded."""
+    """Return the explicit axes of the mesh over which each axis of an array is sharded."""
     spec: Any = jax.typeof(x).sharding.spec
     entries = [
         () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in spec
@@ -178,7 +179,7 @@ def _sharded(x: jax.Array) -> tuple[Axes, ...]:
 
 
 def _axes_of(placement: Placement, name: str, x: jax.Array) -> tuple[Axes | None, ...]:
-    """How an array is sharded, if it can be so: like the query, or not at all along an axis."""
+    """Return how an array is sharded, if it can be so: like the query, or not at all along an axis."""
     found = _sharded(x)
     for axis, (kind, own) in enumerate(zip(LAYOUTS[name], found, strict=True)):
         if own and own != placement.of(kind):
@@ -192,7 +193,7 @@ def _axes_of(placement: Placement, name: str, x: jax.Array) -> tuple[Axes | None
 
 
 def mapped(call: Call, change: Callable[[str, jax.Array], Any]) -> Call:
-    """The call with another value for each array that it has."""
+    """Return the call with another value for each array that it has."""
 
     def changed(record: Any) -> dict[str, Any]:
         found = {name: getattr(record, name) for name in LAYOUTS if hasattr(record, name)}
@@ -202,7 +203,7 @@ def mapped(call: Call, change: Callable[[str, jax.Array], Any]) -> Call:
 
 
 def own_part(placement: Placement, whole: frozenset[str], call: Call) -> Call:
-    """What a device reads of the arrays that are not sharded, and where its part begins in the whole.
+    """Return the part that a device reads of the arrays that are not sharded, and its start in the whole.
 
     whole: which of key and value have all their heads on every device.
     """
@@ -217,7 +218,7 @@ def own_part(placement: Placement, whole: frozenset[str], call: Call) -> Call:
 def own_array(
     placement: Placement, name: str, x: jax.Array, batch: int, heads: int, whole_heads: bool = False
 ) -> jax.Array:
-    """What a device reads of one array, by its name in `LAYOUTS`.
+    """Return the part that a device reads of one array, by its name in `LAYOUTS`.
 
     batch, heads: how many of them a device has. An axis that has all of them is cut to its own. whole_heads:
     whether a key or value has all its heads.
@@ -236,7 +237,7 @@ def own_array(
 
 
 def own_origin(placement: Placement, batch: int, heads: int, origin: Any = None) -> jax.Array:
-    """Where the part of a device begins in the whole: batch entry, query head, row and key, uint32 [4].
+    """Return where the part of a device begins in the whole: batch entry, query head, row, key, uint32 [4].
 
     origin: where the call begins, None for the whole.
     """
@@ -244,18 +245,18 @@ def own_origin(placement: Placement, batch: int, heads: int, origin: Any = None)
 
 
 def _index(axes: Axes) -> Any:
-    """The number of this device among those of some axes."""
+    """Return the number of this device among those of some axes."""
     return lax.axis_index(axes) if axes else 0
 
 
 def _own_lengths(cumulative: jax.Array, batch: int, first: Any) -> jax.Array:
-    """[batch + 1]: those of the own batch entries, from 0."""
+    """Return [batch + 1]: those of the own batch entries, from 0."""
     own = lax.dynamic_slice_in_dim(cumulative, first, batch + 1)
     return own - own[:1]
 
 
 def _own_key_heads(placement: Placement, x: jax.Array, heads: int, first: Any) -> jax.Array:
-    """The key heads that the own query heads read, of keys or values that are whole on every device.
+    """Return the key heads that the own query heads read, of keys or values that are whole on every device.
 
     Where the devices divide no group, each of their query heads has a key head of its own.
     """

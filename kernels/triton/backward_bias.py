@@ -26,7 +26,7 @@ def backward_bias(
     d_bias,
     SPEC: tl.constexpr,
 ):  # fmt: skip
-    """d_bias in the bias's shape. Grid: (bias batches * bias heads * row blocks, or 1, * key blocks, or 1).
+    """Compute d_bias in its shape. Grid: (bias batches * bias heads * row blocks, or 1, * key blocks, or 1).
 
     A program sums over the batch entries, heads, rows and keys that its tile of the bias is broadcast over; a
     tile of logits that is hidden is not computed.

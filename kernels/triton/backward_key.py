@@ -30,7 +30,7 @@ def backward_key(
     d_key, d_value,
     SPEC: tl.constexpr,
 ):  # fmt: skip
-    """d_key [B, Sk, Hkv, D], d_value [B, Sk, Hkv, DV]. Grid: (batch * key heads * key blocks).
+    """Compute d_key [B, Sk, Hkv, D], d_value [B, Sk, Hkv, DV]. Grid: (batch * key heads * key blocks).
 
     Tiles are held as [keys, queries], so that P and dS are already the left operands of the products that sum
     over queries. Keys past the end need no mask: what they would sum is not stored. Only what

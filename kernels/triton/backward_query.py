@@ -35,7 +35,7 @@ def backward_query(
     d_query,
     SPEC: tl.constexpr,
 ):  # fmt: skip
-    """d_query [B, Sq, Hq, D]. Grid: (batch * heads * query blocks); blocks as in the forward kernel."""
+    """Compute d_query [B, Sq, Hq, D]. Grid: (batch * heads * query blocks); blocks as in the forward pass."""
     arrays = Arrays(
         query, key, value, mask, bias, first, last, q_ids, kv_ids, stands, slopes, ranges, seed, q_length,
         k_length,

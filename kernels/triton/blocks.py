@@ -18,7 +18,7 @@ WORK = (
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """How one kernel is cut and scheduled: q query rows and k keys a tile, warps a program, pipeline stages.
+    """The cut and schedule of one kernel: q query rows and k keys a tile, warps a program, pipeline stages.
 
     q and k are powers of two of at least 16, and their product is limited, as Triton's compiler limits it.
     num_warps is a power of two. programs: how many programs of few queries a device runs at a time; where a
@@ -71,7 +71,7 @@ class Config:
 
 
 def choose(kernel: str, device: str, head_dim: int, itemsize: int, work: str) -> BlockSizes:
-    """The table's choice for a kernel, by name, on a device such as "sm_90", for inputs of `itemsize` bytes.
+    """Return the table's choice for a kernel, by name, on a device like "sm_90", by the inputs' `itemsize`.
 
     work: one of WORK, what a tile costs beside its products, which decides how large it may be before
     registers spill:
@@ -90,6 +90,6 @@ def choose(kernel: str, device: str, head_dim: int, itemsize: int, work: str) ->
 
 
 def separate(head_dim: int, work: str) -> bool:
-    """Whether dkey and dvalue are summed by a launch each, since both sums leave too few registers."""
+    """Return whether dkey and dvalue are summed by a launch each, since both sums leave too few registers."""
     rows = read_table(_TABLE)["separate"]
     return any(head_dim > row["over"] and work in row.get("any", (work,)) for row in rows)

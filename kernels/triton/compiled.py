@@ -56,6 +56,7 @@ class Source:
 
     @staticmethod
     def of(launch: Launch) -> "Source":
+        """Return the source of a launch."""
         given = [*launch.arguments, *launch.outputs]
         names = launch.kernel.arg_names
         constants = dict(launch.constants)
@@ -73,7 +74,7 @@ class Source:
 
 
 def compile_for(target: GPUTarget, source: Source) -> Any:
-    """What `triton.compile` makes of a kernel for a device that need not be here; raises what it raises.
+    """Compile a kernel for a device that need not be here, by `triton.compile`; raises what that raises.
 
     It takes what an earlier process has left in Triton's cache.
     """
@@ -117,7 +118,7 @@ def _compile(target: GPUTarget, source: Source) -> Any:
 
 
 def _is_usable(folder: str) -> bool:
-    """Whether Triton can write its cache to a folder; jax-triton, once imported, leaves it "" for one."""
+    """Return whether Triton can write its cache to a folder; jax-triton, once imported, sets one to ""."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError:
@@ -131,7 +132,7 @@ def _own_cache() -> TemporaryDirectory[str]:
 
 
 def check_room(launch: Launch) -> None:
-    """Refuses a launch of flash attention whose tiles do not fit into the shared memory of the GPU in use.
+    """Refuse a flash attention launch whose tiles do not fit into the shared memory of the GPU in use.
 
     Only compiling tells, so that is done where the tiles might not fit. Without this XLA would refuse the
     launch later, and name neither the kernel nor its blocks.
@@ -151,7 +152,7 @@ def check_room(launch: Launch) -> None:
 
 
 def _most_shared_bytes(launch: Launch) -> int:
-    """More than any kernel of ours takes: tiles of rows, one side's for every stage, and tiles of pairs.
+    """Return more than any kernel of ours takes: tiles of rows of one side a stage, and tiles of pairs.
 
     A tile that is stored wider than the inputs are takes the difference more.
     """

@@ -43,7 +43,7 @@ def forward(
     out, lse, row_max,
     SPEC: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (batch * heads * query blocks, parts). Arrays as `attest.kernels.triton.program.Arrays` has them.
+    """Compute out, by a grid of (batch * heads * query blocks, parts); `program.Arrays` names the arrays.
 
     out [B, Sq, Hq, DV], lse and row_max [B, Hq, Sq] float32: the maximum over visible keys alone, without the
     sinks, -inf where a row sees none. All three are of a part of the keys after the other, where SPEC.parts

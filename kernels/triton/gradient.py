@@ -1,4 +1,4 @@
-"""What the Triton backward kernels share: the terms of a row, and the gradient of a tile of logits.
+"""The parts that Triton's backward kernels share: the terms of a row, and the gradient of a tile of logits.
 
 P is recomputed from the lse, and dS = P * (dP - delta), through the cap 1 - tanh^2 (clauses S3, S14, S15).
 """
@@ -12,7 +12,7 @@ from attest.kernels.triton.tile import by_row, kept_pairs
 
 
 class Cotangents(NamedTuple):
-    """Pointers to what the backward pass knows of each row, of its own or of a block of R rows.
+    """The pointers to what the backward pass knows of each row, of its own or of a block of R rows.
 
     d_out: [B, Sq, heads, value_dim], the cotangent of out. The others are [B, heads, Sq] float32. lse2: the
     lse in bits, +inf for rows that see no key, whose P is then 0; delta: rowsum(dO * O) less the cotangent of
@@ -35,7 +35,7 @@ class RowTerms(NamedTuple):
 
 @triton.jit
 def load_row_terms(cotangents, rows, inside, q_length, SPEC: tl.constexpr):
-    """The `RowTerms` of `rows`; +inf, 0 and 0 where not `inside`. The lse stands in for an absent weight."""
+    """Load the `RowTerms` of `rows`; +inf, 0 and 0 where not `inside`. lse stands in for an absent weight."""
     at = (rows.batch * SPEC.heads + rows.head).to(tl.int64) * q_length + rows.index
     lse2 = tl.load(cotangents.lse2 + at, mask=inside, other=float("inf"))
     delta = tl.load(cotangents.delta + at, mask=inside, other=0.0)
@@ -47,13 +47,13 @@ def load_row_terms(cotangents, rows, inside, q_length, SPEC: tl.constexpr):
 
 @triton.jit
 def weights_of_lse(u, L, SPEC: tl.constexpr):
-    """P from u and the lse in bits (see `numerics.exponents`): no weight is above 1; NaN stays NaN."""
+    """Return P from u and the lse in bits (see `numerics.exponents`): no weight is above 1; NaN stays NaN."""
     return tl.math.exp2(tl.minimum(u * SPEC.unit - L, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
 def through_cap(dS, u, SPEC: tl.constexpr, EDGE: tl.constexpr):
-    """dS of the bare logits from dS of the capped ones; 0 where the pair is hidden."""
+    """Return dS of the bare logits from dS of the capped ones; 0 where the pair is hidden."""
     if SPEC.cap != 0.0:
         dS = dS * (1.0 - u * u)
     if EDGE:
@@ -63,7 +63,7 @@ def through_cap(dS, u, SPEC: tl.constexpr, EDGE: tl.constexpr):
 
 @triton.jit
 def tile_gradient(u, dO, V, terms, seed, rows, keys, SPEC: tl.constexpr, EDGE: tl.constexpr):
-    """dS [queries, keys] float32 from u, dO and V of a tile; `terms` are the `RowTerms` of its rows."""
+    """Return dS [queries, keys] float32 from u, dO and V of a tile; `terms`: the `RowTerms` of its rows."""
     P = weights_of_lse(u, by_row(terms.lse2, False), SPEC)
     dP = tl.dot(dO, tl.trans(V), input_precision=SPEC.precision)
     if SPEC.dropout:

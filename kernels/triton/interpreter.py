@@ -55,7 +55,7 @@ def interpret(
     constants: Mapping[str, Any],
     grid: tuple[int, ...],
 ) -> tuple[Array, ...]:
-    """Runs every program of `grid`, one after the other, and returns the outputs.
+    """Run every program of `grid`, one after the other, and return the outputs.
 
     Args:
         kernel: what `@triton.jit` made in this process.
@@ -90,14 +90,14 @@ def interpret(
 
 
 def _root(error: BaseException) -> BaseException:
-    """What a device function raised, under the wrapping of each call on the way."""
+    """Return the error of a device function, without the wrapping of each call on the way."""
     while isinstance(error, stock.InterpreterError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 class _Builder(stock.InterpreterBuilder):
-    """What each operation computes, where Triton's own answer will not do."""
+    """The operations of the interpreter for which Triton's own will not do."""
 
     memory: Any = None  # the Memory of the launch that runs
 
@@ -171,7 +171,7 @@ class _Reduce(stock.ReduceOps):
 
 @cache
 def _prepared() -> _Builder:
-    """Changes Triton's interpreter, once for the process; the builder that it uses from now on."""
+    """Change Triton's interpreter, once for the process; return the builder that it uses from now on."""
     stock._get_np_dtype = _dtype_of
     stock._patch_attr = _bind
     stock.ReduceOps = _Reduce
@@ -203,14 +203,14 @@ class _Shape:
     @staticmethod
     @cache
     def of(sizes: tuple[int, ...]) -> "_Shape":
-        """Raises what Triton does where a size is no power of two."""
+        """Return the shape of sizes. Raises what Triton raises where a size is no power of two."""
         return _Shape(
             tl.tuple(sizes), tl.tuple([tl.constexpr(x) for x in sizes]), validate_block_shape([*sizes])
         )
 
 
 def _make_types_light() -> None:
-    """Shapes are made and checked once: Triton spends most of its time on them, for each tensor anew."""
+    """Make and check shapes once: Triton spends most of its time on them, for each tensor anew."""
 
     def init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
         self.element_ty = element_ty
@@ -229,7 +229,7 @@ def _make_types_light() -> None:
 
 
 def _bind(owner: Any, name: str, member: Callable[..., Any], _builder: Any, scope: Any) -> None:
-    """Makes a builtin of Triton callable from plain Python."""
+    """Make a builtin of Triton callable from plain Python."""
     function = getattr(member, "__wrapped__", member)
 
     def bound(*arguments: Any, **options: Any) -> Any:
@@ -240,6 +240,6 @@ def _bind(owner: Any, name: str, member: Callable[..., Any], _builder: Any, scop
 
 
 def _dtype_of(tt: Any) -> np.dtype[Any]:
-    """The NumPy dtype of a Triton type, of its elements if it is a block."""
+    """Return the NumPy dtype of a Triton type, of its elements if it is a block."""
     scalar = tt.scalar
     return np.dtype(np.uint64) if scalar.is_ptr() else _DTYPES[scalar]

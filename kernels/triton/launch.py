@@ -26,7 +26,7 @@ from attest.kernels.varying import vary_together
 
 
 def launch(what: Launch) -> tuple[jax.Array, ...]:
-    """Runs the kernel once and returns its outputs; under `jax.vmap`, once for each entry.
+    """Run the kernel once and return its outputs; under `jax.vmap`, once for each entry.
 
     Inside `jax.shard_map` the kernel runs on each device's part, and its outputs vary over every axis that
     some input varies over. No derivative is defined: wrap it in `jax.custom_vjp`.
@@ -71,7 +71,7 @@ class _Call:
         )
 
     def launched_on(self, arrays: Sequence[jax.Array]) -> Launch:
-        """The launch again, on arrays in the places of those that it was made of."""
+        """Launch again, on arrays in the places of those of the first launch."""
         return Launch(
             kernel=self.kernel,
             arguments=tuple(self.arguments(arrays)),
@@ -83,7 +83,7 @@ class _Call:
         )
 
     def arguments(self, arrays: Sequence[Any]) -> list[Any]:
-        """The ints, with the arrays in the places between them."""
+        """Return the ints, with the arrays in the places between them."""
         rest = iter(arrays)
         return [next(rest) if x is None else x for x in self.ints]
 
@@ -100,7 +100,7 @@ def _interpret(call: _Call, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, .
 
 @dataclass(frozen=True)
 class _Interpreted:
-    """What JAX calls back; equal for equal launches, so that no call is compiled twice."""
+    """The callback of JAX; equal for equal launches, so that no call is compiled twice."""
 
     call: _Call
 

@@ -76,7 +76,7 @@ _found: dict[tuple[str, str, str | None], Violation] = {}
 
 
 def drain_violations() -> tuple[Violation, ...]:
-    """What was found since the last call, one for each kernel, kind and argument; from any thread."""
+    """Return what was found since the last call, one for each kernel, kind and argument; from any thread."""
     with _reporting:
         found = tuple(_found.values())
         _found.clear()
@@ -105,7 +105,7 @@ class Memory:
         self._spans: list[_Span] = []
 
     def place(self, name: str, value: Array | int, is_output: bool) -> Any:
-        """What the kernel is given for a value: a pointer to an array, or a tensor of an int."""
+        """Return the kernel's form of a value: a pointer to an array, or a tensor of an int."""
         if isinstance(value, np.ndarray):
             start = ((len(self._spans) + 1) << _SPAN_BITS) + _MIDDLE
             self._spans.append(_Span(name, value.reshape(-1), start, is_output))
@@ -114,7 +114,7 @@ class Memory:
         return stock._implicit_cvt(value)
 
     def read(self, pointers: Array, mask: Array | None, other: Array | None, dtype: Any) -> Array:
-        """What lies at the pointers, `other` where the mask is False."""
+        """Return what lies at the pointers, `other` where the mask is False."""
         span = self._span_of_all(pointers)
         if span is not None:
             got = _elements(span, dtype)[_indices(span, pointers, dtype)]
@@ -128,7 +128,7 @@ class Memory:
         return result
 
     def write(self, pointers: Array, mask: Array | None, values: Array) -> None:
-        """Stores the values where the mask is True."""
+        """Store the values where the mask is True."""
         pointers, values = (x.reshape(-1) if mask is None else x[mask] for x in (pointers, values))
         span = self._span_of_all(pointers)
         if span is not None and span.is_output:
@@ -147,7 +147,7 @@ class Memory:
         return result
 
     def _span_of_all(self, pointers: Array) -> _Span | None:
-        """The span that holds all pointers, if there is one: nearly always, so nothing else need be fast."""
+        """Return the span that holds all pointers, if there is one: nearly always, so only this is fast."""
         if pointers.size == 0:
             return None
         low, high = int(pointers.min()), int(pointers.max())
@@ -158,7 +158,7 @@ class Memory:
         return self._spans[number - 1] if 1 <= number <= len(self._spans) else None
 
     def _checked(self, kind: str, pointers: Array, dtype: Any) -> Iterator[tuple[_Span, Array, Array]]:
-        """The lanes that may do what they do, span by span, with their indices; reports the others."""
+        """Yield the lanes that stay inside, span by span, with their indices; report the others."""
         numbers = pointers >> np.uint64(_SPAN_BITS)
         for number in np.unique(numbers):
             span = self._span_at(int(number))
@@ -193,7 +193,7 @@ def _indices(span: _Span, pointers: Array, dtype: Any) -> Array:
 
 
 def filled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array of bytes 0xFF: NaN, or -1."""
+    """Return an array of bytes 0xFF: NaN, or -1."""
     array = np.empty(shape, dtype)
     array.reshape(-1).view(np.uint8)[...] = 0xFF
     return array

@@ -76,7 +76,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class _Visible:
-    """What the kernels need to tell visible pairs, and how far they are apart."""
+    """The arguments by which kernels tell visible pairs, and how far they are apart."""
 
     first: jax.Array | None  # [N, Sq] int32
     last: jax.Array | None  # [N, Sq] int32
@@ -105,7 +105,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
 def _sums(
     settings: Settings, call: Call, described: Rows, sizes: BlockSizes, dtype: Any, parts: int = 1
 ) -> Forward:
-    """The forward kernel, its out in a dtype; of parts of the keys, one after the other, where there are."""
+    """Run the forward kernel, its out in a dtype; of parts of the keys one after the other, where given."""
     batch, q_length, q_heads, _ = call.query.shape
     k_length, _, value_dim = call.value.shape[1:]
     out = jax.ShapeDtypeStruct((parts * batch, q_length, q_heads, value_dim), dtype)
@@ -196,7 +196,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
 
 
 def _together(call: Call, by_key: bool) -> int:
-    """How many heads the programs of a kernel take together, whose tiles are blocks of keys or of queries."""
+    """Return how many heads the programs of a kernel take together, in blocks of keys or of queries."""
     if not call.causal or windowed(call):
         return 1
     group = call.query.shape[2] // call.key.shape[2]
@@ -213,7 +213,7 @@ def _launch(what: Launch, sizes: Sizes) -> tuple[jax.Array, ...]:
 
 
 def _arrays(call: Call, visible: _Visible, ranges: jax.Array | None) -> tuple[jax.Array | int, ...]:
-    """The first parameters of all kernels, as `attest.kernels.triton.program.Arrays` names them."""
+    """Return the first parameters of all kernels, as `attest.kernels.triton.program.Arrays` names them."""
     if ranges is not None:
         entries = call.query.shape[0] if visible.batched else ranges.shape[0]
         ranges = jnp.broadcast_to(ranges, (entries, *ranges.shape[1:]))
@@ -227,14 +227,14 @@ def _arrays(call: Call, visible: _Visible, ranges: jax.Array | None) -> tuple[ja
 
 
 def _seed(call: Call) -> jax.Array:
-    """The words of dropout, or the query in their place."""
+    """Return the words of dropout, or the query in their place."""
     if call.dropout_seed is None:
         return call.query
     return dropout_words(call.dropout_seed, call.positions.origin, call.dropout_shared)
 
 
 def _visible(call: Call, rows: Rows) -> _Visible:
-    """The rows' intervals, all batched if one is: the kernels know one N."""
+    """Return the rows' intervals, all batched if one is: the kernels know one N."""
     arrays = [x for x in (rows.first, rows.last, rows.position) if x is not None]
     batched = call.q_segment_ids is not None or any(x.shape[0] > 1 for x in arrays)
     shape = (call.query.shape[0] if batched else 1, call.query.shape[1])
@@ -254,7 +254,7 @@ def _spec(
     *,
     partial_loop: bool,
 ) -> KernelSpec:
-    """What all kernels are compiled for."""
+    """Return the spec that all kernels are compiled for."""
     k_length, k_heads = call.key.shape[1:3]
     mask, bias, cap = call.attention_mask, call.bias, call.logits_soft_cap
     scale = call.softmax_scale
@@ -309,7 +309,7 @@ def _spec(
 
 
 def _references(call: Call, unit: float) -> dict[str, float]:
-    """What the forward kernel needs to know of the largest logits that it may meet; see `row_unit`."""
+    """Return what the forward kernel needs of the largest possible logits; see `row_unit`."""
     power = 2.0 ** math.floor(math.log2(unit / LOG2E))
     return {
         "power": power,

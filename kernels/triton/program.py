@@ -84,7 +84,7 @@ class Ranges(NamedTuple):
 
 @triton.jit
 def own_block(length, BLOCK: tl.constexpr, HEADS: tl.constexpr, SPEC: tl.constexpr):
-    """The batch entry, head and block of this program in a grid of (batch * HEADS * blocks of `length`)."""
+    """Return batch entry, head, block of this program in a grid of (batch * HEADS * blocks of `length`)."""
     blocks = tl.cdiv(length, BLOCK)
     program = tl.program_id(0)
     if SPEC.bias and not SPEC.bias_batch:
@@ -112,14 +112,14 @@ def own_block(length, BLOCK: tl.constexpr, HEADS: tl.constexpr, SPEC: tl.constex
 
 @triton.jit
 def own_query_block(q_length, SPEC: tl.constexpr):
-    """`own_block` of queries, the last block first: under causal order it has the most keys."""
+    """Return `own_block` of queries, the last block first: under causal order it has the most keys."""
     batch, head, block = own_block(q_length, SPEC.block_q, SPEC.heads, SPEC)
     return batch, head, tl.cdiv(q_length, SPEC.block_q) - 1 - block
 
 
 @triton.jit
 def load_ranges(arrays, batch, block, blocks, visited, full, SPEC: tl.constexpr):
-    """The `Ranges` of `block`, one of `blocks`; without ranges `visited` blocks, of which `full` are full.
+    """Load the `Ranges` of `block`, of `blocks`; without ranges, `visited` blocks, of which `full` are full.
 
     A mask or bias is compared with every pair: no block is full then.
     """
@@ -141,7 +141,7 @@ def load_ranges(arrays, batch, block, blocks, visited, full, SPEC: tl.constexpr)
 
 @triton.jit
 def load_key_ranges(arrays, batch, block, SPEC: tl.constexpr):
-    """The `Ranges` of keys that a block of queries visits."""
+    """Load the `Ranges` of keys that a block of queries visits."""
     k_length = arrays.k_length
     return load_ranges(
         arrays, batch, block, tl.cdiv(arrays.q_length, SPEC.block_q), tl.cdiv(k_length, SPEC.block_k),
@@ -151,7 +151,7 @@ def load_key_ranges(arrays, batch, block, SPEC: tl.constexpr):
 
 @triton.jit
 def in_own_part(ranges, k_length, SPEC: tl.constexpr):
-    """The blocks of `ranges` that lie in the part of the keys of this program, along axis 1 of the grid."""
+    """Return the blocks of `ranges` in the part of the keys of this program, along axis 1 of the grid."""
     if SPEC.parts > 1:
         size = tl.cdiv(tl.cdiv(k_length, SPEC.block_k), SPEC.parts)
         low = tl.program_id(1) * size
@@ -167,7 +167,7 @@ def in_own_part(ranges, k_length, SPEC: tl.constexpr):
 
 @triton.jit
 def visits(ranges, EDGE: tl.constexpr):
-    """How many blocks the loop over partial blocks visits, or the loop over full ones if not EDGE."""
+    """Return how many blocks the loop over partial blocks visits, or the loop over full ones if not EDGE."""
     if EDGE:
         count = (ranges.full_start - ranges.start) + (ranges.stop - ranges.full_stop)
     else:
@@ -177,7 +177,7 @@ def visits(ranges, EDGE: tl.constexpr):
 
 @triton.jit
 def visited_block(ranges, step, EDGE: tl.constexpr):
-    """The block that a loop visits at a step: the partial ones lie on both sides of the full ones."""
+    """Return the block that a loop visits at a step: the partial ones lie on both sides of the full ones."""
     if EDGE:
         block = ranges.start + step
         block = tl.where(block < ranges.full_start, block, block - ranges.full_start + ranges.full_stop)
@@ -188,7 +188,7 @@ def visited_block(ranges, step, EDGE: tl.constexpr):
 
 @triton.jit
 def load_rows(arrays, batch, head, start, order, SPEC: tl.constexpr, EDGE: tl.constexpr):
-    """The `Rows` `start` + `order` of a head; nothing is visible past the length.
+    """Load the `Rows` `start` + `order` of a head; nothing is visible past the length.
 
     Without EDGE its tiles are compared with nothing, so that intervals and segments are not loaded.
     """
@@ -230,21 +230,21 @@ def load_rows(arrays, batch, head, start, order, SPEC: tl.constexpr, EDGE: tl.co
 
 @triton.jit
 def load_query_tile(query, rows, order, q_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
-    """The tile [R, block_d] of `rows` of the query, `order` from their first; CHECK as in `load_tile`."""
+    """Load the tile [R, block_d] of `rows` of query, `order` from their first; CHECK as in `load_tile`."""
     at = query + offset(rows.batch, q_length, rows.start, SPEC.q_stride) + rows.head * SPEC.head_dim
     return load_tile(at, order, q_length - rows.start, SPEC.q_stride, SPEC.head_dim, SPEC.block_d, CHECK)
 
 
 @triton.jit
 def load_d_out_tile(d_out, rows, order, q_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
-    """The tile [R, block_dv] of `rows` of the cotangent of out; see `load_query_tile`."""
+    """Load the tile [R, block_dv] of `rows` of the cotangent of out; see `load_query_tile`."""
     at = d_out + offset(rows.batch, q_length, rows.start, SPEC.out_stride) + rows.head * SPEC.value_dim
     return load_tile(at, order, q_length - rows.start, SPEC.out_stride, SPEC.value_dim, SPEC.block_dv, CHECK)
 
 
 @triton.jit
 def key_pointers(arrays, batch, key_head, start, SPEC: tl.constexpr):
-    """Pointers to key `start` of a key head and to its value."""
+    """Return pointers to key `start` of a key head and to its value."""
     key = arrays.key + offset(batch, arrays.k_length, start, SPEC.k_stride) + key_head * SPEC.head_dim
     value = arrays.value + offset(batch, arrays.k_length, start, SPEC.v_stride) + key_head * SPEC.value_dim
     return key, value
@@ -252,14 +252,14 @@ def key_pointers(arrays, batch, key_head, start, SPEC: tl.constexpr):
 
 @triton.jit
 def load_key_tile(k_at, keys, k_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
-    """The tile [K, block_d] of `keys`, if `k_at` points at the first key of all; CHECK as in `load_tile`."""
+    """Load the tile [K, block_d] of `keys`; `k_at` points at the first key; CHECK as in `load_tile`."""
     at = k_at + keys.start.to(tl.int64) * SPEC.k_stride
     return load_tile(at, keys.order, k_length - keys.start, SPEC.k_stride, SPEC.head_dim, SPEC.block_d, CHECK)
 
 
 @triton.jit
 def load_value_tile(v_at, keys, k_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
-    """The tile [K, block_dv] of the values of `keys`, as `load_key_tile` has that of the keys."""
+    """Load the tile [K, block_dv] of the values of `keys`, as `load_key_tile` loads that of the keys."""
     at = v_at + keys.start.to(tl.int64) * SPEC.v_stride
     return load_tile(
         at, keys.order, k_length - keys.start, SPEC.v_stride, SPEC.value_dim, SPEC.block_dv, CHECK
@@ -268,7 +268,7 @@ def load_value_tile(v_at, keys, k_length, SPEC: tl.constexpr, CHECK: tl.constexp
 
 @triton.jit
 def load_own_keys(arrays, batch, key_head, keys, SPEC: tl.constexpr):
-    """K and V of the block of keys that a program owns."""
+    """Load K and V of the block of keys that a program owns."""
     k_length = arrays.k_length
     k_at, v_at = key_pointers(arrays, batch, key_head, keys.start, SPEC)
     limit = k_length - keys.start

@@ -93,7 +93,7 @@ def with_ints(ptx: str, ints: dict[int, int], count: int) -> str:
 
 
 def _settings(call: PtxCall) -> str:
-    """What the custom call launches, as the text of an MLIR dictionary."""
+    """Return the settings of the custom call's launch, as the text of an MLIR dictionary."""
     compiled = compiled_on(call.device, call.source)
     count = sum(kind != "constexpr" for kind in call.source.types)
     ptx = with_ints(compiled.asm["ptx"], dict(call.ints), count)
@@ -131,5 +131,5 @@ mlir.register_lowering(_launch, _lower, platform="cuda")
 
 @lru_cache(maxsize=1024)
 def _alone(call: PtxCall) -> Any:
-    """The launch as a program of its own, for arrays that are not traced."""
+    """Return the launch as a program of its own, for arrays that are not traced."""
     return jax.jit(lambda *arrays: _launch.bind(*arrays, call=call))

@@ -111,19 +111,22 @@ class KernelSpec:
 
     @property
     def q_stride(self) -> int:
-        """Elements between a query and the next one of its head; of key, value and out below."""
+        """The elements between a query and the next one of its head."""
         return self.heads * self.head_dim
 
     @property
     def k_stride(self) -> int:
+        """The elements between a key and the next one of its head."""
         return self.k_heads * self.head_dim
 
     @property
     def v_stride(self) -> int:
+        """The elements between a value and the next one of its head."""
         return self.k_heads * self.value_dim
 
     @property
     def out_stride(self) -> int:
+        """The elements between a row of out and the next one of its head."""
         return self.heads * self.value_dim
 
     @property

@@ -46,7 +46,7 @@ class Launch:
 
     @property
     def blocks(self) -> dict[str, int]:
-        """Its block sizes by name: of its `KernelSpec`, and constants whose name begins with BLOCK."""
+        """The block sizes by name: of its `KernelSpec`, and constants whose name begins with BLOCK."""
         found: dict[str, int] = {}
         for name, value in self.constants.items():
             if isinstance(value, KernelSpec):
@@ -78,7 +78,7 @@ _numbers = count()
 
 @contextmanager
 def recorded(target: str) -> Generator[list[Launch]]:
-    """Within the block launches are appended to the list that it yields, and return zeros.
+    """Append launches within the block to the list that it yields; they return zeros.
 
     target: the device that configurations are chosen for, such as "sm_90" or "gfx942". Use it around
     `jax.eval_shape`, so that nothing is computed; the arrays of the launches are then tracers.
@@ -92,13 +92,13 @@ def recorded(target: str) -> Generator[list[Launch]]:
 
 
 def recording_id() -> int | None:
-    """Tells one `recorded` block from another: a cache of traces must, or it keeps launches from the list."""
+    """Return the id of the `recorded` block, which a cache of traces needs to tell one block from another."""
     recording = _recording.get()
     return None if recording is None else recording.number
 
 
 def target_device() -> str:
-    """The device that a launch would run on: "sm_90", "gfx942", or "interpreter".
+    """Return the device that a launch would run on: "sm_90", "gfx942", or "interpreter".
 
     Raises: NotImplementedError where there is none.
     """
@@ -118,7 +118,7 @@ def target_device() -> str:
 
 
 def shared_memory() -> int | None:
-    """The bytes of shared memory that a block may take on the GPU that a launch would run on.
+    """Return the bytes of shared memory that a block may take on the GPU that a launch would run on.
 
     None where it would run on none, or where JAX does not know.
     """
@@ -128,7 +128,7 @@ def shared_memory() -> int | None:
 
 
 def noted(what: Launch) -> bool:
-    """Whether the launch was appended to the list of a `recorded` block, so that it runs nowhere."""
+    """Return whether the launch was appended to the list of a `recorded` block, so that it runs nowhere."""
     recording = _recording.get()
     if recording is not None:
         recording.launches.append(what)

@@ -27,7 +27,7 @@ def load_tile(
     pointer, order, limit, ROW_STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     CHECK: tl.constexpr,
 ):  # fmt: skip
-    """[rows, BLOCK_WIDTH] from `pointer`, row 0, in the `order` given: the index [rows] of each row.
+    """Load [rows, BLOCK_WIDTH] from `pointer`, row 0, in the `order` given: the index [rows] of each row.
 
     0 in rows from `limit` on (if CHECK) and in columns past WIDTH.
     """
@@ -51,7 +51,7 @@ def store_tile(
     pointer, tile, order, limit, ROW_STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     CHECK: tl.constexpr,
 ):  # fmt: skip
-    """The inverse of `load_tile`: rounds to the pointer's dtype, and leaves what lies past the limits."""
+    """Store a tile, as `load_tile` loads: rounded to the pointer's dtype, nothing past the limits."""
     rows = order[:, None]
     columns = tl.arange(0, BLOCK_WIDTH)[None, :]
     address = pointer + rows * ROW_STRIDE + columns
@@ -66,14 +66,14 @@ def store_tile(
 
 @triton.jit
 def offset(batch, length, start, ROW_STRIDE: tl.constexpr):
-    """Elements before row `start` of a batch entry of `length` rows, in 64 bits."""
+    """Return the number of elements before row `start` of a batch entry of `length` rows, in 64 bits."""
     return (batch.to(tl.int64) * length + start) * ROW_STRIDE
 
 
 @triton.jit
 def pair_offset(batch, head, q_length, k_length, HEADS: tl.constexpr, PER_BATCH: tl.constexpr,
                 PER_HEAD: tl.constexpr, PER_ROW: tl.constexpr, PER_KEY: tl.constexpr):  # fmt: skip
-    """Elements before the [queries, keys] plane of a head in a mask or bias that may be broadcast."""
+    """Return the elements before the [queries, keys] plane of a head in a mask or bias, perhaps broadcast."""
     plane = tl.zeros([], tl.int64)
     if PER_BATCH:
         plane += batch.to(tl.int64) * (HEADS if PER_HEAD else 1)
@@ -84,7 +84,7 @@ def pair_offset(batch, head, q_length, k_length, HEADS: tl.constexpr, PER_BATCH:
 
 @triton.jit
 def by_row(x, TRANSPOSED: tl.constexpr):
-    """[R] as [R, 1], or as [1, R] beside the keys of a transposed tile."""
+    """Return [R] as [R, 1], or as [1, R] beside the keys of a transposed tile."""
     if TRANSPOSED:
         x = x[None, :]
     else:
@@ -94,7 +94,7 @@ def by_row(x, TRANSPOSED: tl.constexpr):
 
 @triton.jit
 def by_key(x, TRANSPOSED: tl.constexpr):
-    """[K] as [1, K], or as [K, 1] in a transposed tile."""
+    """Return [K] as [1, K], or as [K, 1] in a transposed tile."""
     return by_row(x, not TRANSPOSED)
 
 
@@ -103,7 +103,7 @@ def load_pairs(
     pointer, rows, index, keys, q_length, k_length, PER_ROW: tl.constexpr, PER_KEY: tl.constexpr,
     ALIGNED: tl.constexpr, CHECK: tl.constexpr, OUTSIDE: tl.constexpr,
 ):  # fmt: skip
-    """The tile of a mask or bias whose plane begins at `pointer`; OUTSIDE past the lengths, if CHECK.
+    """Load the tile of a mask or bias whose plane begins at `pointer`; OUTSIDE past the lengths, if CHECK.
 
     `index` and `keys` are the rows and keys of the tile, and broadcast against each other; so does the tile
     with those of pairs, where rows or keys share its entries. ALIGNED says that
@@ -134,7 +134,7 @@ def load_pairs(
 
 @triton.jit
 def tanh(x):
-    """tanh to 2**-21 or better, relative: an odd rational function of x (the one of Eigen and XLA)."""
+    """Compute tanh to 2**-21 or better, relative: an odd rational function of x (as in Eigen and XLA)."""
     x = tl.minimum(tl.maximum(x, -7.90531110763549805), 7.90531110763549805)
     s = x * x
     p = -2.76076847742355e-16 * s + 2.00018790482477e-13
@@ -156,7 +156,7 @@ def tile_logits(
     left, right, arrays, rows, keys, SPEC: tl.constexpr, EVEN: tl.constexpr, EDGE: tl.constexpr,
     TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """u of the tile left @ right.T (S1 to S9, S25): product, scale, rounding, bias, ALiBi, cap, hiding.
+    """Return u of the tile left @ right.T (S1 to S9, S25): product, scale, rounding, bias, ALiBi, cap, mask.
 
     left and right are queries and keys, or keys and queries if TRANSPOSED; `arrays`, `rows` and `keys` are
     records of `attest.kernels.triton.program`. What is hidden becomes -inf; without EDGE every pair is taken
@@ -213,7 +213,7 @@ def tile_logits(
 
 @triton.jit
 def row_unit(reference, SPEC: tl.constexpr):
-    """What u is multiplied by in rows of a reference, in units of u, for u * unit - reference * unit.
+    """Return the factor of u in rows of a reference, in units of u, for u * unit - reference * unit.
 
     The compiler fuses the first product with the subtraction, and rounds the second. Where its last bits are
     whole numbers that makes 0 or inf of the largest weight. There a power of two, of which both are exact,
@@ -224,7 +224,7 @@ def row_unit(reference, SPEC: tl.constexpr):
 
 @triton.jit
 def finite_or_zero(x):
-    """x, with 0 in place of NaN and inf, told by an exponent of ones: no wider copy of x is made."""
+    """Return x, with 0 in place of NaN and inf, told by an exponent of ones: no wider copy of x is made."""
     if x.dtype == tl.float32:
         exponent = x.to(tl.int32, bitcast=True) & 0x7F800000
         finite = exponent != 0x7F800000
@@ -239,8 +239,9 @@ def finite_or_zero(x):
 
 @triton.jit
 def key_order(KEYS: tl.constexpr, DROPOUT: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """[KEYS] int32, three times: which key of its block a column of a tile is, or a row if TRANSPOSED; then
-    that key's group of four, and its place in the group.
+    """Return three arrays [KEYS] int32: a column's key in its block, its group of four, its place there.
+
+    They are of a row if TRANSPOSED.
 
     The keys of a group share a Philox call. In a tile that comes out of NVIDIA's matrix unit a thread holds
     columns 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, or rows t and t + 8. So under dropout keys are handed out in
@@ -261,7 +262,7 @@ def key_order(KEYS: tl.constexpr, DROPOUT: tl.constexpr, TRANSPOSED: tl.constexp
 
 @triton.jit
 def kept_pairs(seed, rows, keys, SPEC: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Which pairs of a tile dropout keeps (clauses S12, S29), bool: Philox4x32-10.
+    """Return which pairs of a tile dropout keeps (clauses S12, S29), bool: Philox4x32-10.
 
     `seed` points to six words, as `attest.kernels.numerics.philox.dropout_words` returns them; `rows` and
     `keys` are records of `attest.kernels.triton.program`, and the first key is a multiple of 4.

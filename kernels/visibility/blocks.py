@@ -21,14 +21,14 @@ from attest.kernels.visibility.intervals import Rows
 
 @dataclass(frozen=True)
 class _Tiles:
-    """What is known of every (query block, key block): arrays [N, query blocks, key blocks] or broadcast."""
+    """The facts of every (query block, key block): arrays [N, query blocks, key blocks] or broadcast."""
 
     visited: jax.Array  # some pair may be visible
     full: jax.Array  # every pair is visible
 
 
 def key_blocks(call: Call, rows: Rows, block_q: int, block_k: int) -> jax.Array | None:
-    """Per block of queries, the key blocks it visits: [N, query blocks, 4] int32, N as in `Rows`.
+    """Return the key blocks that each block of queries visits: [N, query blocks, 4] int32, N as in `Rows`.
 
     None where the call restricts nothing but by mask or bias. Of NumPy's arrays, such an array.
     """
@@ -38,14 +38,14 @@ def key_blocks(call: Call, rows: Rows, block_q: int, block_k: int) -> jax.Array 
 
 
 def query_blocks(call: Call, rows: Rows, block_q: int, block_k: int) -> jax.Array | None:
-    """Per block of keys, the query blocks that visit it: [N, key blocks, 4] int32, or None likewise."""
+    """Return the query blocks that visit each block of keys: [N, key blocks, 4] int32, or None likewise."""
     xp = _module(rows)
     tiles = _tiles(call, rows, block_q, block_k, xp)
     return None if tiles is None else _describe(tiles, 1, xp)
 
 
 def _module(rows: Rows) -> Any:
-    """The module of the arrays of rows."""
+    """Return the module of the arrays of rows."""
     some = rows.last if rows.first is None else rows.first
     return np if isinstance(some, np.ndarray) else jnp
 
@@ -80,7 +80,7 @@ def _tiles(call: Call, rows: Rows, block_q: int, block_k: int, xp: Any) -> _Tile
 
 
 def _describe(tiles: _Tiles, axis: int, xp: Any) -> jax.Array:
-    """[N, blocks, 4] int32: the span of what is visited along an axis, and the run of full blocks in it."""
+    """Return [N, blocks, 4] int32: the span of visited blocks along an axis, and its run of full blocks."""
     start, stop, _ = _span(tiles.visited, axis, xp)
     full_start, full_stop, count = _span(tiles.full, axis, xp)
     # Full blocks with a gap among them count as partial, all of them.
@@ -91,7 +91,7 @@ def _describe(tiles: _Tiles, axis: int, xp: Any) -> jax.Array:
 
 
 def _span(flags: jax.Array, axis: int, xp: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The first True along an axis, one past the last, and how many; 0, 0, 0 where there is none."""
+    """Return the first True along an axis, one past the last, and how many; 0, 0, 0 where there is none."""
     size = flags.shape[axis]
     index = xp.arange(size, dtype=np.int32).reshape((1, -1, 1) if axis == 1 else (1, 1, -1))
     start = xp.where(flags, index, size).min(axis=axis)
@@ -100,7 +100,7 @@ def _span(flags: jax.Array, axis: int, xp: Any) -> tuple[jax.Array, jax.Array, j
 
 
 def _extremes(ids: jax.Array, block: int, xp: Any) -> tuple[jax.Array, jax.Array]:
-    """The smallest and largest segment id of every block of tokens: two [B, blocks] int32."""
+    """Return the smallest and largest segment id of every block of tokens: two [B, blocks] int32."""
     info = np.iinfo(np.int32)
     return _blockwise(ids, block, xp.min, info.max, xp), _blockwise(ids, block, xp.max, info.min, xp)
 
@@ -108,7 +108,7 @@ def _extremes(ids: jax.Array, block: int, xp: Any) -> tuple[jax.Array, jax.Array
 def _blockwise(
     x: jax.Array, block: int, reduce: Callable[..., jax.Array], neutral: int, xp: Any
 ) -> jax.Array:
-    """[N, S] int32 reduced within every block of S: [N, blocks]; the last block may be short."""
+    """Return [N, S] int32 reduced within every block of S: [N, blocks]; the last block may be short."""
     blocks = -(-x.shape[1] // block)
     x = xp.pad(x, ((0, 0), (0, blocks * block - x.shape[1])), constant_values=neutral)
     return reduce(x.reshape(x.shape[0], blocks, block), axis=2)

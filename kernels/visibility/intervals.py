@@ -28,7 +28,7 @@ _INT32 = np.iinfo(np.int32)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows:
-    """What decides, per query row, which keys are visible; N is B, or 1 where all batch entries agree.
+    """The visible keys of each query row; N is B, or 1 where all batch entries agree.
 
     A field is None where the call does not constrain that side. A row with last < first sees no key. The
     arrays are NumPy's where `describe_rows` was told so.
@@ -72,7 +72,7 @@ class _Sequences:
 
 
 def describe_rows(call: Call, whole: Whole | None = None, xp: Any = jnp) -> Rows:
-    """The interval of keys and the padding flag of every query row of `call` (S6 to S9, S23, S24, S28).
+    """Return the interval of keys and the padding flag of each query row of `call` (S6 to S9, S23, S24, S28).
 
     whole: what the rows are a part of, where keys are counted in the whole, too. xp: the module of the
     arrays, jax.numpy, or what `array_module` says.
@@ -114,7 +114,7 @@ def row_positions(call: Call, whole: Whole | None = None) -> jax.Array:
 
 
 def _row_positions(call: Call, sequences: _Sequences, xp: Any) -> jax.Array:
-    """The position of each row, [N, Sq] int32 (S23)."""
+    """Return the position of each row, [N, Sq] int32 (S23)."""
     if call.positions.q is not None:
         return call.positions.q
     if sequences.offset is not None:
@@ -125,7 +125,7 @@ def _row_positions(call: Call, sequences: _Sequences, xp: Any) -> jax.Array:
 def _position_limits(
     call: Call, position: jax.Array, most: int, xp: Any
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """The lowest and highest position that each row sees by order, windows and chunks (S6, S7, S23, S24).
+    """Return the lowest and highest position that each row sees by order, windows, chunks (S6, S7, S23, S24).
 
     most: rows and keys of the whole.
     """
@@ -152,7 +152,7 @@ def _position_limits(
 
 
 def _plus(x: jax.Array, y: jax.Array | np.int32 | int, xp: Any) -> jax.Array:
-    """x + y, limited to what int32 holds."""
+    """Return x + y, limited to what int32 holds."""
     if isinstance(y, int) and y == 0:
         return x
     total = x + y
@@ -162,7 +162,7 @@ def _plus(x: jax.Array, y: jax.Array | np.int32 | int, xp: Any) -> jax.Array:
 
 
 def _plus_static(x: jax.Array, n: int, xp: Any) -> jax.Array:
-    """The same for a Python int below 2**32 in size, which int32 may not hold."""
+    """Return the same for a Python int below 2**32 in size, which int32 may not hold."""
     step = max(min(n, _INT32.max), -_INT32.max)
     x = _plus(x, np.int32(step), xp) if step else x
     return x if step == n else _plus_static(x, n - step, xp)
@@ -203,7 +203,7 @@ def visible_tile(
     highest: jax.Array | None = None,
     positions: jax.Array | None = None,
 ) -> jax.Array | None:
-    """Which pairs of one tile are visible (clauses S4 to S9, S23): those that meet every given condition.
+    """Return which pairs of a tile are visible (clauses S4 to S9, S23): those that meet all given conditions.
 
     `keys` is [k] int32 key indices; `first`, `last`, `lowest`, `highest` [.., q]; `q_ids` [.., q]; `kv_ids`
     and `positions` [.., k]; `mask` and `bias` [.., q or 1, k or 1]. All of one rank after the last axis
@@ -234,7 +234,7 @@ def visible_tile(
 def key_block_range(
     first: jax.Array | None, last: jax.Array | None, block: int, blocks: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The half-open range of key blocks that a block of rows needs: [.., q] intervals give [..] int32 bounds.
+    """Return the half-open range of key blocks that a block of rows needs: [.., q] intervals to [..] int32.
 
     Blocks outside the range are hidden from every row, so skipping them changes nothing (clause S18).
     """
@@ -270,7 +270,7 @@ def _sequences(call: Call, whole: Whole | None, xp: Any) -> _Sequences:
 
 
 def _packed(cum_q: jax.Array, cum_k: jax.Array, rows: jax.Array, offset: jax.Array | None) -> _Sequences:
-    """Rows of one batch entry that holds all sequences one after another (clause S9, batch 1)."""
+    """Return rows of one batch entry that holds all sequences one after another (clause S9, batch 1)."""
     sequence = jnp.searchsorted(cum_q, rows[0], side="right").astype(jnp.int32)[None, :] - 1
     sequence = jnp.clip(sequence, 0, cum_q.shape[0] - 2)
     q_start, q_stop, k_start, k_stop = (cum[sequence + n] for cum in (cum_q, cum_k) for n in (0, 1))
@@ -283,7 +283,7 @@ def _packed(cum_q: jax.Array, cum_k: jax.Array, rows: jax.Array, offset: jax.Arr
 def _padded(
     cum_q: jax.Array, cum_k: jax.Array, rows: jax.Array, offset: jax.Array | None, k_length: int
 ) -> _Sequences:
-    """Rows of a batch whose entry b holds one sequence, left-aligned and then padded (clause S9, batch n)."""
+    """Return rows of a batch whose entry b has one sequence, left-aligned, then padding (S9, batch n)."""
     q_lengths, k_lengths = jnp.diff(cum_q)[:, None], jnp.diff(cum_k)[:, None]
     last = jnp.broadcast_to(jnp.minimum(k_lengths, k_length) - 1, (q_lengths.shape[0], rows.shape[1]))
     return _Sequences(rows, 0, k_lengths - q_lengths, offset, None, last, rows >= q_lengths)

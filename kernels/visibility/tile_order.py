@@ -1,4 +1,4 @@
-"""How many heads a kernel takes together where its tiles differ in length, as in causal order.
+"""The number of heads that a kernel takes together where its tiles differ in length, as in causal order.
 
 Long tiles come first, so that short ones fill the gaps at the end. The operands of all heads together may be
 more than the L2 cache holds, so heads are taken in groups that fit it, as in FlashAttention-3 (Shah and
@@ -28,5 +28,5 @@ def key_heads_together(q_length: int, group: int, row_bytes: int) -> int:
 
 
 def _together(size: int) -> int:
-    """The largest power of two of such sizes, so that calls of many lengths share a compiled kernel."""
+    """Return the largest power of two of such sizes, so that calls of many lengths share one kernel."""
     return 1 << (max(1, L2_BYTES // max(1, size)).bit_length() - 1)

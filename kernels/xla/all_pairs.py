@@ -1,4 +1,4 @@
-"""What is computed for all pairs of a call at once: ALiBi and the keep mask of dropout."""
+"""Arrays of all pairs of a call at once: ALiBi and the keep mask of dropout."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from attest.kernels.visibility.intervals import Rows
 
 
 def whole_alibi(call: Call, rows: Rows) -> jax.Array | None:
-    """What ALiBi adds to the logits of the whole call, [B or 1, Hq, Sq, Sk] float32 (S25)."""
+    """Return what ALiBi adds to the logits of the whole call, [B or 1, Hq, Sq, Sk] float32 (S25)."""
     if call.alibi_slopes is None or rows.position is None:
         return None
     keys = call.positions.kv
@@ -21,7 +21,7 @@ def whole_alibi(call: Call, rows: Rows) -> jax.Array | None:
 
 
 def whole_keep_mask(call: Call, seed: jax.Array) -> jax.Array:
-    """The keep mask of the whole call, [B, Hq, Sq, Sk] (S12, S29)."""
+    """Return the keep mask of the whole call, [B, Hq, Sq, Sk] (S12, S29)."""
     batch, q_length, q_heads, _ = call.query.shape
     k_length = call.key.shape[1]
     heads, rows = jnp.arange(q_heads, dtype=jnp.int32), jnp.arange(q_length, dtype=jnp.int32)

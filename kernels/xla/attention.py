@@ -87,7 +87,7 @@ def attention(
     dropout_shared: DropoutShared | None = None,
     mask_info: MaskInfo | None = None,
 ) -> tuple[Out, Weights]:
-    """Materialised attention: (out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk]), both in `dtype`.
+    """Compute materialised attention: (out [B, Sq, Hq, Dv], weights [B, Hq, Sq, Sk]), both in `dtype`.
 
     The weights are the normalised probabilities after dropout, those that multiply the values; hidden pairs
     are 0.
@@ -160,7 +160,7 @@ def _attend(out_dtype: str, softmax_dtype: str, call: Call) -> tuple[jax.Array, 
     grouped = (batch, k_heads, q_heads // k_heads, q_length, k_length)
 
     def per_pair(x: jax.Array) -> jax.Array:
-        """[B, Hq, Sq, Sk] to [B, Hkv, group, Sq, Sk]."""
+        """Reshape [B, Hq, Sq, Sk] to [B, Hkv, group, Sq, Sk]."""
         return jnp.broadcast_to(x, (batch, q_heads, q_length, k_length)).reshape(grouped)
 
     visible = _visible(call)
@@ -201,7 +201,7 @@ def _attend(out_dtype: str, softmax_dtype: str, call: Call) -> tuple[jax.Array, 
 
 
 def _visible(call: Call) -> jax.Array:
-    """[B, Hq, Sq, Sk] bool: the one tile that is the whole array (S5)."""
+    """Return [B, Hq, Sq, Sk] bool: the one tile that is the whole array (S5)."""
     batch, q_length, q_heads, _ = call.query.shape
     k_length = call.key.shape[1]
     rows = describe_rows(call)
@@ -222,7 +222,7 @@ def _visible(call: Call) -> jax.Array:
 
 
 def _softmax(logits: jax.Array, visible: jax.Array, sinks: jax.Array | None) -> jax.Array:
-    """Weights of the visible pairs, 0 elsewhere; sinks take part in the normaliser only (S10, S11)."""
+    """Return weights of the visible pairs, 0 elsewhere; sinks take part in the normaliser only (S10, S11)."""
     zero = jnp.zeros((), logits.dtype)
     m = jnp.where(visible, logits, -jnp.inf).max(axis=-1, keepdims=True, initial=-jnp.inf)
     if sinks is not None:
@@ -236,7 +236,7 @@ def _softmax(logits: jax.Array, visible: jax.Array, sinks: jax.Array | None) -> 
 
 
 def _weigh(weights: jax.Array, value: jax.Array) -> jax.Array:
-    """weights @ value, where a non-finite value shows only in the rows that give it weight (S4)."""
+    """Return weights @ value, where a non-finite value shows only in the rows that give it weight (S4)."""
     finite = jnp.isfinite(value)
     out = _dot("bhgqk,bhkd->bhgqd", weights, jnp.where(finite, value, jnp.float32(0)))
 

@@ -7,7 +7,7 @@ from attest.kernels.configs.fields import check_fields
 
 @dataclass(frozen=True)
 class ChunkSizes:
-    """How many query rows and key rows one tile holds; larger than a length means the whole length.
+    """The number of query rows and key rows of one tile; larger than a length means the whole length.
 
     Results do not depend on it beyond rounding (clause S18). Temporary memory grows with heads * q * k.
     """

@@ -67,7 +67,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, kept: Any) -> Bac
         return whole.backward(settings, call, products, whole.rows_of(call), terms, kept)
 
     def rounded(found: Backward) -> Backward:
-        """Alike on all platforms; sums over a part of the keys stay float32."""
+        """Round alike on all platforms; sums over a part of the keys stay float32."""
         dtype = settings.result_dtype(call.query.dtype)
         return Backward(
             found.query.astype(dtype), found.key.astype(dtype), found.value.astype(dtype), found.bias
@@ -85,7 +85,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, kept: Any) -> Bac
 def _by_platform[T](
     sizes: ChunkSizes | None, call: Call, small: bool, on_cpu: Callable[[], T], elsewhere: Callable[[], T]
 ) -> T:
-    """A pass as the platform computes it that the program is lowered for.
+    """Return a pass as the platform for which the program is lowered computes it.
 
     Sizes that are given are those of tiles, on every platform. So it is with symbolic sizes, of which no
     number of pieces is known, and where the two ways have the same arithmetic on one piece.
@@ -208,7 +208,7 @@ def _backward_by_tiles(settings: Settings, call: Call, terms: RowTerms) -> Backw
 
 
 def _is_small(settings: Settings, call: Call) -> bool:
-    """Whether the call is one piece on every platform, and the passes may hand weights on."""
+    """Return whether the call is one piece on every platform, so that the passes may keep weights."""
     return settings.forward is None and settings.backward is None and whole.takes(call)
 
 
@@ -232,13 +232,13 @@ def _zero_non_finite(x: jax.Array) -> jax.Array:
 
 
 def _finite_or_zero(m: jax.Array) -> jax.Array:
-    """A shift for exp: 0 for a row that has seen nothing, since -inf - -inf is NaN."""
+    """Return a shift for exp: 0 for a row that has seen nothing, since -inf - -inf is NaN."""
     return jnp.where(m == -jnp.inf, jnp.float32(0), m)
 
 
 @lru_cache(maxsize=256, typed=True)
 def _is_precision(precision: Any) -> bool:
-    """Whether a product takes it. To ask JAX takes longer than all other checks of a call."""
+    """Return whether a product takes it. Asking JAX takes longer than all other checks of a call."""
     one = jax.ShapeDtypeStruct((1, 1), "float32")
     try:
         jax.eval_shape(partial(jnp.dot, precision=precision), one, one)
@@ -248,7 +248,7 @@ def _is_precision(precision: Any) -> bool:
 
 
 def _check_precision(precision: Any) -> Any:
-    """Anything `jax.lax.dot_general` takes, hashable; None is float32, as in the other implementations."""
+    """Return the precision for `jax.lax.dot_general`, hashable; None is float32, as elsewhere."""
     if precision is None:
         return lax.Precision.HIGHEST
     if isinstance(precision, list):

@@ -34,7 +34,7 @@ LIMITS: Limits = tomllib.loads((Path(__file__).parent / "pieces.toml").read_text
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a piece begins, in batch entries, rows and keys, and how many of each it has."""
+    """The start of a piece, in batch entries, rows and keys, and how many of each it has."""
 
     entry: Any
     row: Any
@@ -52,7 +52,7 @@ class Block:
     counts: tuple[int, int, int]
 
     def piece(self, step: Any) -> Piece:
-        """The piece of a step; keys change fastest."""
+        """Return the piece of a step; keys change fastest."""
         _, rows, keys = self.counts
         at = self.first
         return replace(
@@ -192,7 +192,7 @@ def _terms_of(terms: RowTerms, piece: Piece) -> RowTerms:
 
 
 def _cut(x: Any, axes: str, piece: Piece) -> Any:
-    """The entries of x that belong to a piece; axes: what its first ones are, a space for one that is whole.
+    """Return the entries of x in a piece; axes: what its first axes are, a space for one that is whole.
 
     An axis of size 1 is one that all share, and whole.
     """
@@ -209,7 +209,7 @@ def _cut(x: Any, axes: str, piece: Piece) -> Any:
 
 
 def _put(total: jax.Array, x: jax.Array, starts: tuple[Any, ...], *, add: bool = False) -> jax.Array:
-    """The array with x written where it belongs, or added there."""
+    """Return the array with x written in its place, or added there."""
     if total.shape == x.shape:
         return (total + x if add else x).astype(total.dtype)
     starts = tuple(jnp.asarray(start, jnp.int32) for start in starts)
@@ -223,7 +223,7 @@ def _varying[T](nothing: T, call: Call) -> T:
 
 
 def _walk[T](blocks: list[Block], step: Callable[[T, Piece], T], carry: T) -> T:
-    """All pieces, one after another."""
+    """Call step(carry, piece) for all pieces, one after another."""
     for block in blocks:
         steps = math.prod(block.counts)
         if steps == 1:
@@ -236,7 +236,7 @@ def _walk[T](blocks: list[Block], step: Callable[[T, Piece], T], carry: T) -> T:
 
 
 def _blocks(call: Call, rows: Rows, logits: int, limits: Limits, *, whole_keys: bool) -> list[Block]:
-    """The pieces of a call, each of at most so many logits if it has several rows."""
+    """Return the pieces of a call, each of at most so many logits if it has several rows."""
     batch, q_length, heads, _ = call.query.shape
     found: list[Block] = []
     for row, row_stop, key, key_stop in _parts(rows, q_length, call.key.shape[1], limits):
@@ -255,7 +255,7 @@ def _blocks(call: Call, rows: Rows, logits: int, limits: Limits, *, whole_keys: 
 
 
 def _cuts(length: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Cuts of a length: where equal ones begin, their size, how many they are; the same of what is left."""
+    """Yield cuts of a length: where equal ones begin, their size and their number; then the rest's."""
     even = next((size for size in range(most, most // 2, -1) if length % size == 0), None)
     size = even or -(-length // -(-length // most))
     count = length // size
@@ -265,7 +265,7 @@ def _cuts(length: int, most: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _parts(rows: Rows, q_length: int, k_length: int, limits: Limits) -> list[tuple[int, int, int, int]]:
-    """Rows and the keys that some of them see, as far as it is known when the call is traced."""
+    """Return rows and the keys that some of them see, as far as known when the call is traced."""
     known = [x for x in (rows.first, rows.last) if isinstance(x, np.ndarray)]
     if not known:
         return [(0, q_length, 0, k_length)]

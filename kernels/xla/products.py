@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 @dataclass(frozen=True)
 class Products:
-    """How products are computed; sums are float32.
+    """The arithmetic of products; sums are float32.
 
     operands: the dtype of their operands. precision: of `jax.lax.dot_general`. k_heads, group: how many key
     heads there are, and query heads of each. by_head: whether queries, keys and values are copied into one
@@ -33,7 +33,7 @@ class Products:
         return self.operands != jnp.float32
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """[b, q, H, c] as an operand with rows."""
+        """Return [b, q, H, c] as an operand with rows."""
         x = x.astype(self.operands)
         if not self._rows_by_head:
             return x
@@ -41,36 +41,36 @@ class Products:
         return x.transpose(0, 2, 3, 1, 4).reshape(x.shape[0], self.k_heads, -1, x.shape[4])
 
     def keys(self, x: jax.Array) -> jax.Array:
-        """[b, k, h, c] as an operand with keys."""
+        """Return [b, k, h, c] as an operand with keys."""
         x = x.astype(self.operands)
         return x.transpose(0, 2, 1, 3) if self.by_head else x
 
     def scores(self, rows: jax.Array, keys: jax.Array) -> jax.Array:
-        """The products of all rows and keys, [b, H, q, k]."""
+        """Return the products of all rows and keys, [b, H, q, k]."""
         found = self._einsum(f"{self._rows},{self._keys}->bhrk", rows, keys)
         return found.reshape(found.shape[0], self.k_heads * self.group, -1, found.shape[3])
 
     def of_rows(self, weights: jax.Array, keys: jax.Array) -> jax.Array:
-        """weights [b, H, q, k] times keys, as `by_token` takes it."""
+        """Return weights [b, H, q, k] times keys, as `by_token` takes it."""
         return self._einsum(f"bhrk,{self._keys}->{self._rows}", self._weights(weights), keys)
 
     def of_rows_in_place(self, weights: jax.Array, keys: jax.Array) -> jax.Array:
-        """The same of keys as the call has them, [b, k, h, c]."""
+        """Return the same of keys as the call has them, [b, k, h, c]."""
         return self._einsum(f"bhrk,bkhc->{self._rows}", self._weights(weights), keys.astype(self.operands))
 
     def of_keys(self, weights: jax.Array, rows: jax.Array) -> jax.Array:
-        """The transpose of weights [b, H, q, k] times rows: [b, k, h, c]."""
+        """Return the transpose of weights [b, H, q, k] times rows: [b, k, h, c]."""
         found = self._einsum(f"bhrk,{self._rows}->{self._keys}", self._weights(weights), rows)
         return found.transpose(0, 2, 1, 3) if self.by_head else found
 
     def per_row(self, x: jax.Array) -> jax.Array:
-        """[b, H, q] as what broadcasts against an operand with rows."""
+        """Return [b, H, q] as what broadcasts against an operand with rows."""
         if self._rows_by_head:
             return x.reshape(x.shape[0], self.k_heads, -1, 1)
         return x.transpose(0, 2, 1)[..., None]
 
     def by_token(self, x: jax.Array) -> jax.Array:
-        """[b, q, H, c] of what has rows."""
+        """Return [b, q, H, c] of what has rows."""
         if not self._rows_by_head:
             return x
         return x.reshape(x.shape[0], self.k_heads * self.group, -1, x.shape[3]).transpose(0, 2, 1, 3)

@@ -44,41 +44,41 @@ class Grid:
         return _chunks(self.k_length, self.k)
 
     def split_rows(self, x: jax.Array) -> jax.Array:
-        """[B, Sq, Hq, C] to [steps, k_heads, group, q, C] float32."""
+        """Split [B, Sq, Hq, C] to [steps, k_heads, group, q, C] float32."""
         x = _pad(x.astype(jnp.float32), 1, self.q_count * self.q, 0)
         x = x.reshape(self.batch, self.q_count, self.q, self.k_heads, self.group, x.shape[-1])
         return x.transpose(0, 1, 3, 4, 2, 5).reshape(-1, self.k_heads, self.group, self.q, x.shape[-1])
 
     def join_rows(self, x: jax.Array) -> jax.Array:
-        """The inverse of `split_rows`, dtype kept."""
+        """Invert `split_rows`, dtype kept."""
         x = x.reshape(self.batch, self.q_count, self.k_heads, self.group, self.q, x.shape[-1])
         x = x.transpose(0, 1, 4, 2, 3, 5)
         return x.reshape(self.batch, -1, self.k_heads * self.group, x.shape[-1])[:, : self.q_length]
 
     def split_row_values(self, x: jax.Array, fill: Any) -> jax.Array:
-        """[B, Hq, Sq] to [steps, k_heads, group, q], dtype kept."""
+        """Split [B, Hq, Sq] to [steps, k_heads, group, q], dtype kept."""
         x = _pad(x, 2, self.q_count * self.q, fill)
         x = x.reshape(self.batch, self.k_heads, self.group, self.q_count, self.q)
         return x.transpose(0, 3, 1, 2, 4).reshape(-1, self.k_heads, self.group, self.q)
 
     def join_row_values(self, x: jax.Array) -> jax.Array:
-        """The inverse of `split_row_values`."""
+        """Invert `split_row_values`."""
         x = x.reshape(self.batch, self.q_count, self.k_heads, self.group, self.q).transpose(0, 2, 3, 1, 4)
         return x.reshape(self.batch, self.k_heads * self.group, -1)[..., : self.q_length]
 
     def split_keys(self, x: jax.Array) -> jax.Array:
-        """[B, Sk, Hkv, C] to [B * k_count, k_heads, k, C] float32."""
+        """Split [B, Sk, Hkv, C] to [B * k_count, k_heads, k, C] float32."""
         x = _pad(x.astype(jnp.float32), 1, self.k_count * self.k, 0)
         x = x.reshape(self.batch, self.k_count, self.k, self.k_heads, x.shape[-1])
         return x.transpose(0, 1, 3, 2, 4).reshape(-1, self.k_heads, self.k, x.shape[-1])
 
     def join_keys(self, x: jax.Array) -> jax.Array:
-        """The inverse of `split_keys`, dtype kept."""
+        """Invert `split_keys`, dtype kept."""
         x = x.reshape(self.batch, self.k_count, self.k_heads, self.k, x.shape[-1]).transpose(0, 1, 3, 2, 4)
         return x.reshape(self.batch, -1, self.k_heads, x.shape[-1])[:, : self.k_length]
 
     def split_heads(self, x: jax.Array) -> jax.Array:
-        """[B or 1, Hq or 1, Sq or 1, Sk or 1], padded, with axes of key heads and of a group, or 1 and 1."""
+        """Split [B or 1, Hq or 1, Sq or 1, Sk or 1], padded, into key heads and a group, or 1 and 1."""
         rows = self.q_count * self.q if x.shape[2] == self.q_length else 1
         keys = self.k_count * self.k if x.shape[3] == self.k_length else 1
         x = _pad(_pad(x, 2, rows, 0), 3, keys, 0)
@@ -86,19 +86,19 @@ class Grid:
         return x.reshape(x.shape[0], *heads, *x.shape[2:])
 
     def join_heads(self, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The inverse of `split_heads` for an array that had `shape`."""
+        """Invert `split_heads` for an array that had `shape`."""
         x = x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
         return x[:, :, : shape[2], : shape[3]]
 
     def tile_start(self, x: jax.Array, step: jax.Array, j: jax.Array) -> tuple[jax.Array, ...]:
-        """Where the tile of key chunk j begins in what `split_heads` made; broadcast axes begin at 0."""
+        """Return where key chunk j's tile begins in what `split_heads` made; broadcast axes begin at 0."""
         zero = jnp.zeros_like(step)
         batch = step // self.q_count if x.shape[0] != 1 else zero
         row = (step % self.q_count) * self.q if x.shape[3] != 1 else zero
         return batch, zero, zero, row, j * self.k if x.shape[4] != 1 else zero
 
     def tile(self, x: jax.Array, step: jax.Array, j: jax.Array) -> jax.Array:
-        """[k_heads or 1, group or 1, q or 1, k or 1]: the tile itself."""
+        """Return [k_heads or 1, group or 1, q or 1, k or 1]: the tile itself."""
         q, k = (
             1 if length == 1 else size for length, size in zip(x.shape[3:], (self.q, self.k), strict=True)
         )
@@ -109,7 +109,7 @@ class Grid:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowChunks:
-    """What visibility and ALiBi need of the rows of each step, and the key chunks that its rows may see."""
+    """The rows of each step, as visibility and ALiBi need them, and the key chunks that its rows may see."""
 
     first: jax.Array | None  # [steps, q] int32
     last: jax.Array | None  # [steps, q] int32
@@ -124,7 +124,7 @@ class RowChunks:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PairwiseInputs:
-    """What is stored per pair or per key, ready to be sliced into tiles."""
+    """The inputs per pair or per key, ready to be sliced into tiles."""
 
     mask: jax.Array | None  # as `Grid.split_heads` makes it
     bias: jax.Array | None  # likewise, float32
@@ -137,7 +137,7 @@ class PairwiseInputs:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Weighed:
-    """What the forward pass in one piece keeps for its backward pass.
+    """The residuals that the forward pass in one piece keeps for its backward pass.
 
     norm: what out was divided by, [b, H, q]. weights: relative to the row maximum, [b, H, q, k]. slope: the
     derivative of the cap. keep: the keep mask.
@@ -150,7 +150,7 @@ class Weighed:
 
 
 def cut(call: Call, q: int, k: int) -> Grid:
-    """The grid of `call` for chunks of at most q rows and k keys."""
+    """Return the grid of `call` for chunks of at most q rows and k keys."""
     batch, q_length, q_heads, _ = call.query.shape
     k_length, k_heads = call.key.shape[1:3]
     return Grid(
@@ -165,7 +165,7 @@ def cut(call: Call, q: int, k: int) -> Grid:
 
 
 def cut_rows(call: Call, grid: Grid) -> RowChunks:
-    """Visibility of every step; rows and keys that only fill up a chunk are hidden."""
+    """Return visibility of every step; rows and keys that only fill up a chunk are hidden."""
     xp = array_module(call)
     rows = describe_rows(call, xp=xp)
     first, last = rows.first, rows.last
@@ -195,7 +195,7 @@ def cut_rows(call: Call, grid: Grid) -> RowChunks:
 
 
 def pairwise_inputs(call: Call, grid: Grid) -> PairwiseInputs:
-    """Mask, bias and key segments of `call`, padded to whole chunks."""
+    """Return mask, bias and key segments of `call`, padded to whole chunks."""
 
     def by_key(x: jax.Array | None, fill: int) -> jax.Array | None:
         if x is None:
@@ -229,7 +229,7 @@ def split_scale(scale: float) -> tuple[float, float]:
 
 
 def capped(bounded: jax.Array, cap: float) -> jax.Array:
-    """cap * bounded, as one rounded number wherever it is used.
+    """Return cap * bounded, as one rounded number wherever it is used.
 
     Nothing reaches the limits, but a compiler cannot fuse a multiplication through them with a subtraction.
     """
@@ -239,7 +239,7 @@ def capped(bounded: jax.Array, cap: float) -> jax.Array:
 def scaled_products(
     dot: Callable[[str, jax.Array, jax.Array], jax.Array], axes: str, call: Call, Q: jax.Array, K: jax.Array
 ) -> jax.Array:
-    """scale * (Q . K), where `dot` multiplies along the axes of an einsum (S1)."""
+    """Return scale * (Q . K), where `dot` multiplies along the axes of an einsum (S1)."""
     of_query, of_products = split_scale(call.softmax_scale)
     products = dot(axes, Q * of_query, K)
     return products if of_products == 1 else products * of_products
@@ -255,7 +255,7 @@ def tile_logits(
     logits: jax.Array,
     logits_dtype: str,
 ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-    """Logits, visibility and cap slope of a tile, from its scaled products [k_heads, group, q, k] (S1 to S5).
+    """Return logits, visibility, cap slope of a tile from scaled products [k_heads, group, q, k] (S1 to S5).
 
     Returns (logits, visible, slope): logits are -inf where hidden; visible is None where the tile is not
     restricted; slope is the derivative of the cap, 1 - tanh^2, None without a cap.
@@ -299,7 +299,7 @@ def restricted_logits(
     visible: jax.Array | None,
     logits_dtype: str,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Logits, -inf where hidden, and cap slope, from scaled products and what broadcasts against them.
+    """Return logits, -inf where hidden, and cap slope, from scaled products and what broadcasts against them.
 
     alibi: the term, as `alibi_term` returns it.
     """
@@ -321,7 +321,7 @@ def restricted_logits(
 def tile_dropout(
     call: Call, grid: Grid, pairs: PairwiseInputs, step: jax.Array, j: jax.Array, x: jax.Array
 ) -> jax.Array:
-    """x [k_heads, group, q, k] with dropped pairs at 0 and the kept ones scaled by 1 / (1 - r) (S12)."""
+    """Return x [k_heads, group, q, k], 0 at dropped pairs, kept ones scaled by 1 / (1 - r) (S12)."""
     if pairs.dropout is None:
         return x
     keep = keep_mask(
@@ -338,12 +338,12 @@ def tile_dropout(
 
 
 def key_chunk(grid: Grid, step: jax.Array, j: jax.Array) -> jax.Array:
-    """The index of key chunk j of the step's batch entry in an array that `Grid.split_keys` made."""
+    """Return the index of key chunk j of the step's batch entry in an array that `Grid.split_keys` made."""
     return (step // grid.q_count) * grid.k_count + j
 
 
 def select(x: jax.Array, index: jax.Array) -> jax.Array:
-    """x[index] along the first axis, as a slice and not a gather."""
+    """Return x[index] along the first axis, as a slice and not a gather."""
     return lax.dynamic_index_in_dim(x, index, axis=0, keepdims=False)
 
 
@@ -363,7 +363,7 @@ def _(_size: int, _in_batched: Any, x: jax.Array) -> tuple[jax.Array, bool]:
 
 
 def _chunks(length: int, size: int) -> int:
-    """How many chunks hold a length; a symbolic one is at least 1."""
+    """Return how many chunks hold a length; a symbolic one is at least 1."""
     count = -(-length // size)
     return count if is_symbolic_size(length) else max(1, count)
 
@@ -376,7 +376,7 @@ def _pad(x: jax.Array, axis: int, length: int, fill: Any) -> jax.Array:
 
 
 def grouped_slopes(call: Call) -> jax.Array | None:
-    """The slopes of ALiBi as [B or 1, k_heads, group]."""
+    """Return the slopes of ALiBi as [B or 1, k_heads, group]."""
     return None if call.alibi_slopes is None else call.alibi_slopes.reshape(-1, *_grouped_heads(call))
 
 
@@ -386,7 +386,7 @@ def _grouped_heads(call: Call) -> tuple[int, int]:
 
 
 def grouped_sinks(call: Call, dtype: Any = jnp.float32) -> jax.Array | None:
-    """The sinks as [k_heads, group, num_sinks], or [1, 1, num_sinks] where all heads share them."""
+    """Return the sinks as [k_heads, group, num_sinks], or [1, 1, num_sinks] where all heads share them."""
     sinks = call.softmax_aux
     if sinks is None:
         return None

@@ -170,7 +170,7 @@ def _logits(
     query: jax.Array,
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The logits [b, H, q, k] of two operands, and the derivative of the cap."""
+    """Return the logits [b, H, q, k] of two operands, and the derivative of the cap."""
     of_query, of_products = split_scale(call.softmax_scale)
     if products.rounds:
         scaled = products.scores(query, key) * jnp.float32(call.softmax_scale)
@@ -185,19 +185,19 @@ def _logits(
 
 
 def _weighed_by_lse(call: Call, lse: jax.Array, S: jax.Array, slope: jax.Array | None) -> Weighed:
-    """What the forward pass would keep, from the lse of `RowTerms`: the weights are normalised by it."""
+    """Return what the forward pass would keep, from the lse of `RowTerms`, which normalises the weights."""
     # No weight is above 1: see `RowTerms`.
     P = jnp.exp(jnp.minimum(S - lse[..., None], jnp.float32(0)))
     return Weighed(jnp.ones_like(lse), P, slope, _keep(call))
 
 
 def _keep(call: Call) -> jax.Array | None:
-    """The pairs that dropout keeps, [b, H, q, k]; None without dropout."""
+    """Return the pairs that dropout keeps, [b, H, q, k]; None without dropout."""
     return None if call.dropout_seed is None else whole_keep_mask(call, call.dropout_seed)
 
 
 def _visible(call: Call, rows: Rows) -> jax.Array | None:
-    """Which pairs are visible, broadcast only as far as needed; None where all are."""
+    """Return which pairs are visible, broadcast only as far as needed; None where all are."""
 
     def spread(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else x[:, None]
@@ -217,7 +217,7 @@ def _visible(call: Call, rows: Rows) -> jax.Array | None:
 
 
 def _sum_keys(P: jax.Array) -> jax.Array:
-    """The sum over keys, of many in two steps: compilers add one after the other."""
+    """Sum over keys, of many in two steps: compilers add one after the other."""
     length, step = P.shape[-1], LIMITS["summed_keys"]
     whole = length - length % step
     if length <= step:
@@ -227,12 +227,12 @@ def _sum_keys(P: jax.Array) -> jax.Array:
 
 
 def _dropped(call: Call, keep: jax.Array | None, x: jax.Array) -> jax.Array:
-    """x with dropped pairs at 0 and the kept ones scaled by 1 / (1 - r) (S12)."""
+    """Return x with dropped pairs at 0 and the kept ones scaled by 1 / (1 - r) (S12)."""
     return x if keep is None else jnp.where(keep, x * (1 / (1 - call.dropout_prob)), jnp.float32(0))
 
 
 def _propagate(call: Call, products: Products, weights: jax.Array) -> jax.Array:
-    """weights @ value; a value that is not finite shows only in rows that give it weight (S4)."""
+    """Return weights @ value; a value that is not finite shows only in rows that give it weight (S4)."""
     # Products with the value as the call has it: by head, each call would make a copy of it for this.
     finite = jnp.isfinite(call.value)
     # Not the weights themselves, the least of which a product of low precision rounds to 0.
@@ -247,7 +247,7 @@ def _finite(x: jax.Array) -> jax.Array:
 
 
 def _scale_of_cotangents(call: Call, terms: RowTerms) -> jax.Array:
-    """A power of two for each batch entry, [b, 1, 1, 1], by which no dS overflows float16; 1 for most."""
+    """Return a power of two for each batch entry, [b, 1, 1, 1], so that no dS overflows float16; mostly 1."""
 
     def longest(x: jax.Array) -> jax.Array:
         x = _finite(x.astype(jnp.float32))

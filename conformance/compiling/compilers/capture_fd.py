@@ -12,7 +12,7 @@ STDOUT, STDERR = 1, 2
 
 @contextmanager
 def capture_fd(descriptor: int = STDERR) -> Generator[Callable[[], str]]:
-    """What is written to stderr, or stdout, within the block, by LLVM, XLA and ptxas too.
+    """Capture what is written to stderr, or stdout, within the block, by LLVM, XLA and ptxas too.
 
     It explains errors, and is noise otherwise.
     """
@@ -35,7 +35,7 @@ def capture_fd(descriptor: int = STDERR) -> Generator[Callable[[], str]]:
 
 
 def _flush() -> None:
-    """Python's buffers and those of C, so that nothing is kept of what was written before, or after."""
+    """Flush Python's buffers and those of C, so that the capture holds nothing written before or after."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)

@@ -40,7 +40,7 @@ _SERIALIZED = "serialized"
 
 @dataclass(frozen=True)
 class Frame:
-    """What a thread of one kernel takes, by the log of ptxas."""
+    """The resources of a thread of one kernel, by the log of ptxas."""
 
     registers: int
     stack_bytes: int
@@ -134,7 +134,7 @@ def frames_of(log: str) -> Mapping[str, Frame]:
 
 
 def _operations(module: Any, name: str) -> list[Any]:
-    """The operations of a module that have a name, or that name after a dialect's."""
+    """Return the operations of a module that have a name, or that name after a dialect's."""
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
@@ -148,7 +148,7 @@ def _operations(module: Any, name: str) -> list[Any]:
 
 @contextmanager
 def _verbose() -> Generator[None]:
-    """Have Mosaic write the log of ptxas to stdout, and not into files."""
+    """Make Mosaic write the log of ptxas to stdout, and not into files."""
     log, into_files = "MOSAIC_GPU_DUMP_PTXAS", "MOSAIC_GPU_DUMP_TO"
     before = {name: os.environ.pop(name) for name in (log, into_files) if name in os.environ}
     os.environ[log] = "1"
@@ -160,7 +160,7 @@ def _verbose() -> Generator[None]:
 
 
 def devices_of(target: Mapping[str, Any]) -> list[Any]:
-    """As many GPUs of one host, alike, as a target of devices.toml has."""
+    """Return as many GPUs of one host, alike, as a target of devices.toml has."""
     return _topology(target["description"], target.get("devices", 1)).devices
 
 

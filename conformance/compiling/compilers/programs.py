@@ -20,8 +20,10 @@ from attest.reference.semantics import GRADIENTS
 
 @dataclass(frozen=True)
 class Source:
-    """A pass to compile, found again in any process: module and name are those of a function with the
-    signature of our kernels that return lse; target is that of the device.
+    """A pass to compile, found again in any process.
+
+    module and name are those of a function with the signature of our kernels that return lse; target is that
+    of the device.
     """
 
     module: str
@@ -32,7 +34,7 @@ class Source:
 
 
 def passes(module: str, name: str, case: Case, device: Device) -> list[Job]:
-    """The forward and the backward pass of a function; nothing is traced before it is compiled."""
+    """Return the forward and the backward pass of a function; nothing is traced before it is compiled."""
     target = tuple(device.target.items())
     return [Job(which, {}, Source(module, name, which, case, target)) for which in PASSES]
 
@@ -51,7 +53,7 @@ type Place = Callable[[str, Any], jax.ShapeDtypeStruct]
 
 
 def lowered(source: Source, device: Any) -> Any:
-    """The program of a pass for a device of a topology, a `jax.stages.Lowered`.
+    """Return the program of a pass for a device of a topology, a `jax.stages.Lowered`.
 
     Raises RuntimeError with what tracing or lowering raised, in one line.
     """

@@ -80,7 +80,7 @@ def _placed(mesh: Mesh, name: str, x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _judged(source: RingSource, found: Binary, hlo: str) -> Binary:
-    """A binary with its collectives; its faults are those of exchanges, too, if it is what a call takes."""
+    """Return a binary with its collectives; it is faulty by its exchanges, too, if a call takes it."""
     case, devices = source.case, dict(source.target)["devices"]
     overlap = overlap_of(hlo, devices)
     taken = {**found.taken, "exchanges": overlap.exchanges, "exposed": len(overlap.exposed)}
@@ -92,7 +92,7 @@ def _judged(source: RingSource, found: Binary, hlo: str) -> Binary:
 
 
 def ring_jobs(module: str, name: str, case: Case, device: Device) -> list[Job]:
-    """Both passes of every strategy of a function; nothing is traced before it is compiled."""
+    """Return both passes of every strategy of a function; nothing is traced before it is compiled."""
     target = tuple(device.target.items())
     return [
         Job(f"{strategy}_{which}", {}, RingSource(module, name, strategy, which, case, target))

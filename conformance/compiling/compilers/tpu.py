@@ -87,7 +87,7 @@ def vmem_of(hlo: str) -> Mapping[str, int]:
 
 
 def devices_of(target: Mapping[str, Any]) -> list[Any]:
-    """The devices of the topology of a target of devices.toml."""
+    """Return the devices of the topology of a target of devices.toml."""
     return _topology(target["topology"]).devices
 
 
@@ -99,7 +99,7 @@ def _topology(name: str) -> Any:
 
 
 def _reason(message: str) -> str:
-    """One line of an error of XLA or Mosaic: that with the kernel and the numbers, where there is one."""
+    """Return one line of an error of XLA or Mosaic: that with the kernel and the numbers, if any."""
     overflow = _OVERFLOW.search(message)
     if overflow is not None:
         return f"{overflow[1]}: {overflow[2]}"

@@ -93,14 +93,14 @@ def _job(launch: Launch, device: Device) -> Job:
 
 @contextmanager
 def _settings() -> Generator[None]:
-    """The words of ptxas, and no warnings."""
+    """Enable the log of ptxas and silence warnings within the block."""
     with _triton.knobs.nvidia.scope(), warnings.catch_warnings(action="ignore"):
         _triton.knobs.nvidia.dump_ptxas_log = True
         yield
 
 
 def _reason(error: BaseException, log: str) -> str:
-    """One line: the compiler's own message, or the innermost exception."""
+    """Return one line: the compiler's own message, or the innermost exception."""
     while error.__cause__ is not None:
         error = error.__cause__
     node, words = getattr(error, "node", None), getattr(error, "error_message", None)
@@ -114,7 +114,7 @@ def _reason(error: BaseException, log: str) -> str:
 
 
 def _of_ptxas(log: str) -> Binary:
-    """What a thread takes, of the entry function and those it calls: most registers, the sum of memory."""
+    """Return what a thread takes, of the entry function and its callees: most registers, total memory."""
     frames = [tuple(map(int, found)) for found in _PTXAS_STACK.findall(log)]
     registers = [int(found) for found in _PTXAS_REGISTERS.findall(log)]
     if not frames or not registers:
@@ -128,7 +128,7 @@ def _of_ptxas(log: str) -> Binary:
 
 
 def _of_amdgcn(assembly: str) -> Binary:
-    """What a thread takes, by the metadata of the code object.
+    """Return what a thread takes, by the metadata of the code object.
 
     Only spills that take scratch memory count: SGPRs are spilled to lanes of VGPRs.
     """

@@ -26,7 +26,7 @@ class Entry:
 
 @cache
 def load_corpus() -> tuple[Entry, ...]:
-    """Every entry, by file name. Raises ValueError naming a file that is broken."""
+    """Return every entry, by file name. Raises ValueError naming a file that is broken."""
     return tuple(_read(path) for path in sorted(Path(__file__).parent.glob("*.json")))
 
 

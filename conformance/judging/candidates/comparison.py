@@ -31,7 +31,7 @@ def in_float32(xla: Callable[..., Any], drawn: Drawn, d_out: NDArray[Any] | None
 
 
 def same_bits(first: Mapping[str, jax.Array], second: Mapping[str, jax.Array]) -> dict[str, bool]:
-    """Return of each output whether it has the same bits twice."""
+    """Return whether each output has the same bits twice."""
     return {name: bool(_equal(x, second[name])) for name, x in first.items()}
 
 

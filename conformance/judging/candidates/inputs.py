@@ -37,7 +37,7 @@ class Drawn:
     problem: Problem
 
     def floats(self) -> dict[str, Array]:
-        """The float arrays of the call by name, which have gradients."""
+        """Return the float arrays of the call by name, which have gradients."""
         return {name: self.arguments[name] for name in FLOATS if self.arguments.get(name) is not None}
 
 
@@ -65,7 +65,7 @@ def draw_inputs(arguments: Mapping[str, Any], seed: int) -> Drawn:
 
 
 def _normal(stream: np.random.Generator, scale: float, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Normal numbers times scale. Calls of production size have hundreds of millions: they take all cores."""
+    """Return normal numbers times scale. Production calls have hundreds of millions, so all cores draw."""
     drawn = np.empty(math.prod(shape), dtype)
     pieces = [drawn[start : start + _PIECE] for start in range(0, len(drawn), _PIECE)]
 

@@ -148,19 +148,19 @@ def _compared(
 
 
 def _fetched(results: Mapping[str, jax.Array]) -> dict[str, Array]:
-    """Results of a program, in NumPy."""
+    """Return results of a program, in NumPy."""
     return {name: np.asarray(x) for name, x in jax.device_get(dict(results)).items()}
 
 
 def _summed_limit(truth: _Truth, drawn: Drawn) -> float:
-    """What dbias and dsoftmax_aux may be off: rows with cotangents, each as far off as dquery is bounded."""
+    """Return how far off dbias and dsoftmax_aux may be: each row with cotangents by the bound of dquery."""
     bound = truth.predictions["dquery"].bound if "dquery" in truth.predictions else np.zeros(1)
     scale = drawn.problem.softmax_scale or drawn.problem.head_dim**-0.5
     return float(np.max(bound, initial=0.0)) / abs(scale or 1.0) * _BLOCKS * _ROWS
 
 
 def _sample(drawn: Drawn, seed: int) -> tuple[SampledBlock, ...] | None:
-    """The blocks of a large call that the oracle judges; None for all of a small one."""
+    """Return the blocks of a large call that the oracle judges; None for all of a small one."""
     problem = drawn.problem
     if problem.batch * problem.q_heads * problem.q_len * problem.kv_len <= _WHOLE_PAIRS:
         return None
@@ -178,7 +178,7 @@ def _sample(drawn: Drawn, seed: int) -> tuple[SampledBlock, ...] | None:
 
 
 def _places(stream: np.random.Generator, length: int, number: int) -> NDArray[np.int64]:
-    """So many indices, or all: both ends, some beside the ends of blocks, and others at random."""
+    """Return so many indices, or all: both ends, some beside the ends of blocks, and others at random."""
     sizes = stream.choice(_BLOCK_SIZES, number // 2)
     edges = sizes * stream.integers(0, -(-length // sizes) + 1) - stream.integers(0, 2, len(sizes))
     first = np.clip(np.concatenate([[0, length - 1], edges]), 0, length - 1)
@@ -188,7 +188,7 @@ def _places(stream: np.random.Generator, length: int, number: int) -> NDArray[np
 
 
 def _cotangent(drawn: Drawn, blocks: tuple[SampledBlock, ...] | None, seed: int) -> Array:
-    """The cotangent of out: normal, and 0 outside of the rows that are judged."""
+    """Return the cotangent of out: normal, and 0 outside of the rows that are judged."""
     problem = drawn.problem
     stream = np.random.default_rng([seed, 2])
     shape = (*problem.query.shape[:3], problem.value_dim)
@@ -205,7 +205,7 @@ def _cotangent(drawn: Drawn, blocks: tuple[SampledBlock, ...] | None, seed: int)
 def _truth(
     drawn: Drawn, d_out: Array | None, blocks: tuple[SampledBlock, ...] | None, numerics: Numerics
 ) -> _Truth:
-    """The oracle's answer and the error model's predictions, of all or of the blocks."""
+    """Return the oracle's answer and the error model's predictions, of all or of the blocks."""
     problem = drawn.problem
     silent = np.zeros((problem.batch, problem.q_heads, problem.q_len), np.float32)
     cotangents = None if d_out is None else Cotangents(d_out, silent)

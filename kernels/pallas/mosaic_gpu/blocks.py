@@ -24,7 +24,7 @@ ROWS = 64  # the rows of one product of a warpgroup: WGMMA's only choice
 
 @dataclass(frozen=True)
 class Blocks:
-    """How the forward kernel is cut and scheduled; results depend on none of it beyond rounding (S18).
+    """The cut and schedule of the forward kernel; results depend on none of it beyond rounding (S18).
 
     k: keys a block, a multiple of 64. stages: slots of the K ring and of the V ring. consumers: warpgroups of
     64 query rows each. registers: of a thread of a consumer, and of the producer; multiples of 8 that fit the
@@ -65,18 +65,18 @@ class Blocks:
 
     @property
     def value_slots(self) -> int:
-        """Those of the V ring."""
+        """The slots of the V ring."""
         return self.stages
 
     @property
     def warpgroups(self) -> int:
-        """Of a program: the consumers, and one that copies what they read."""
+        """The warpgroups of a program: the consumers, and one that copies what they read."""
         return self.consumers + 1
 
 
 @dataclass(frozen=True)
 class BackwardBlocks:
-    """How a backward kernel is cut and scheduled.
+    """The cut and schedule of a backward kernel.
 
     step: the keys that a program of backward_query takes at a time, or the queries that one of the others
     takes; a multiple of 64. stages: slots of each ring. value_stages: of backward_query's V ring, if it has
@@ -117,7 +117,7 @@ class BackwardBlocks:
 
     @property
     def warpgroups(self) -> int:
-        """Of a program: those that compute, one that copies, and of fused ones one that adds up dquery."""
+        """The warpgroups of a program: some that compute, one that copies, if fused one that sums dquery."""
         return self.computing + (2 if self.fused else 1)
 
     @property
@@ -127,7 +127,7 @@ class BackwardBlocks:
 
     @property
     def value_slots(self) -> int:
-        """Those of the ring of value, or of the cotangent of out."""
+        """The slots of the ring of value, or of the cotangent of out."""
         return self.stages if self.value_stages is None else self.value_stages
 
     @property
@@ -180,7 +180,7 @@ def choose(
     fits: Callable[[Blocks], bool] | None = None,
     heads: int = PROGRAMS,
 ) -> Blocks:
-    """The table's choice for the forward kernel.
+    """Return the table's choice for the forward kernel.
 
     work: what `spec.work_of` says of the call. queries: its rows; heads: those of all batch rows. Rows of the
     table that have a speed are rivals: the last tile of each head may have few rows, which take as long as
@@ -200,7 +200,7 @@ def choose(
 
 
 def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:
-    """How many parts the keys of every tile are cut into, so that `programs` end soonest.
+    """Return how many parts the keys of every tile are cut into, so that `programs` end soonest.
 
     The parts are equal but for the last, which is not empty.
     """
@@ -221,21 +221,21 @@ def choose_backward(
     fits: Callable[[BackwardBlocks], bool] | None = None,
     queries: int = 0,
 ) -> BackwardBlocks:
-    """The table's choice for a backward kernel, by name. fits: as in `choose`. queries: of a head."""
+    """Return the table's choice for a backward kernel, by name. fits: as in `choose`. queries: of a head."""
     rows = select_all(_TABLE, kernel, head_dim, work, value_dim=value_dim)
     rows = tuple(row for row in rows if queries >= row.get("least_queries", 0))
     return _backward_blocks(_fitting(rows, _backward_blocks, fits)[0])
 
 
 def head_dims() -> tuple[tuple[int, int], ...]:
-    """The head dims that the table has rows for, ascending: of query and key, and of value."""
+    """Return the head dims that the table has rows for, ascending: of query and key, and of value."""
     rows = read_table(_TABLE)["sizes"]
     dims = {(row["head_dim"], row.get("value_dim", row["head_dim"])) for row in rows}
     return tuple(sorted(dims))
 
 
 def pad_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """The first head dims of the table that are not below these: what tensors are padded to."""
+    """Return the first head dims of the table that are not below these: what tensors are padded to."""
     return next(dims for dims in head_dims() if dims[0] >= head_dim and dims[1] >= value_dim)
 
 
@@ -252,7 +252,7 @@ def _fitting[T](
     blocks: Callable[[Mapping[str, Any]], T],
     fits: Callable[[T], bool] | None,
 ) -> tuple[dict[str, Any], ...]:
-    """The rows that fit; the last, which is the smallest, if none does."""
+    """Return the rows that fit; the last, which is the smallest, if none does."""
     return tuple(row for row in rows if fits is None or fits(blocks(row))) or rows[-1:]
 
 

@@ -125,7 +125,7 @@ def capped(call: Call, q: int, k: int) -> Config:
 
 
 def _changed[T: (Blocks, BackwardBlocks)](call: Call, kernel: str, blocks: T, changes: dict[str, Any]) -> T:
-    """The blocks with changes; of stages that these do not have, as many as fit."""
+    """Return the blocks with changes; where those name no stages, as many as fit."""
     blocks = replace(blocks, **changes)
     least = LEAST_STAGES if kernel == "forward" else 1
     while "stages" not in changes and blocks.stages > least and not suits(kernel, call, False, blocks):
@@ -134,7 +134,7 @@ def _changed[T: (Blocks, BackwardBlocks)](call: Call, kernel: str, blocks: T, ch
 
 
 def _schedule(argument: str, given: Neutral, own: str) -> dict[str, Any]:
-    """The consumers, registers and stages that neutral sizes say; own: the size that consumers share."""
+    """Return the consumers, registers and stages of neutral sizes; own: the size that consumers share."""
     changes: dict[str, Any] = {}
     if own in given:
         consumers, rest = divmod(given[own], ROWS)

@@ -78,14 +78,14 @@ def _forward(settings: Settings, call: Call) -> Forward:
 
 
 def _chosen(call: Call, few: bool) -> Blocks:
-    """The table's choice; tiles of few queries have rows of several heads."""
+    """Return the table's choice; tiles of few queries have rows of several heads."""
     queries = None if few else call.query.shape[1]
     fits = partial(suits, "forward", call, False)
     return choose(*_dims(call), work_of(call, few), queries, fits, call.query.shape[0] * call.query.shape[2])
 
 
 def _of_few(settings: Settings, call: Call, packed: Call, rows: Rows, blocks: Blocks) -> Forward:
-    """The forward pass of a call by one tile for each part of the keys and key head.
+    """Return the forward pass of a call by one tile for each part of the keys and key head.
 
     packed, rows: the call with packed heads. Where its rows are the heads of one query, and nothing is hidden
     that a repair would read them for, they are read and written where they are.
@@ -114,7 +114,7 @@ def _sums(
     blocks: Blocks,
     query: jax.Array | None = None,
 ) -> Forward:
-    """The forward kernel; partial results are sums: totals for out, norms for lse, references for row_max.
+    """Run the forward kernel; partial results are sums: out's totals, norms for lse, references for row_max.
 
     query: that of the call as [B * Hkv, rows, 1, D], where its memory has rows of a key head together. Out
     has that shape, too, unless it is of parts.
@@ -159,7 +159,7 @@ def _sums(
 
 
 def _schedule(spec: KernelSpec, blocks: Blocks) -> dict[str, jax.Array]:
-    """The tiles of each program of a persistent kernel, where tiles differ in length."""
+    """Return the tiles of each program of a persistent kernel, where tiles differ in length."""
     if blocks.programs is None or not spec.causal:
         return {}
     return {"schedule": jnp.asarray(schedule(spec, blocks.programs))}
@@ -181,7 +181,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
 
 
 def _normalized(terms: RowTerms) -> RowTerms:
-    """Terms without a weight: P * weight = exp(S - (lse - log(weight))) takes it in."""
+    """Return terms without a weight: P * weight = exp(S - (lse - log(weight))) takes it in."""
     weight = terms.weight
     if weight is None:
         return terms
@@ -269,7 +269,7 @@ def _fused_cotangents(
 
 
 def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
-    """A launch of its own, so that XLA drops it where the gradient of the bias is unused."""
+    """Launch the kernel of the bias alone, so that XLA drops it where the gradient of the bias is unused."""
     assert call.bias is not None
     blocks = _blocks(settings, "backward_bias", call)
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
@@ -304,7 +304,7 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
 def _backward_spec(
     settings: Settings, call: Call, rows: Rows, terms: RowTerms, blocks: BackwardBlocks, by_key: bool
 ) -> tuple[KernelSpec, dict[str, jax.Array]]:
-    """The spec of a backward kernel, and what it reads; by_key: whether its programs own keys."""
+    """Return the spec of a backward kernel, and what it reads; by_key: whether its programs own keys."""
     q_block, k_block = (blocks.step, blocks.own) if by_key else (blocks.own, blocks.step)
     spec = describe(settings, call, rows, _dims(call), q_block, k_block)
     visited = query_blocks if by_key else key_blocks
@@ -324,13 +324,13 @@ def _backward_spec(
 def _repaired(
     spec: KernelSpec, body: repair.Body, name: str, arrays: dict[str, jax.Array], filled: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
-    """What a kernel filled, where something hidden may have leaked into it: without (S4)."""
+    """Remove from a kernel's results what may have leaked into them from something hidden (S4)."""
     leak = filled.pop("leak", None)
     return filled if leak is None else repair.repair(body, name, spec, arrays, filled, leak)
 
 
 def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
-    """What each row's accumulators begin at, or its lse where that is subtracted later, as references are.
+    """Return the start of each row's accumulators, or its lse where that is subtracted later.
 
     Under dropout the logarithm of `kept_scale` is subtracted from the lse, so that P is that of a kept pair.
     """
@@ -351,7 +351,7 @@ def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:
 
 
 def _dims(call: Call) -> tuple[int, int]:
-    """What the head dims of query and key, and of value, are padded to."""
+    """Return the padded head dims of query and key, and of value."""
     return pad_dims(call.query.shape[3], call.value.shape[3])
 
 

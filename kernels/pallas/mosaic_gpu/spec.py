@@ -86,7 +86,7 @@ class KernelSpec:
 
     @property
     def factor(self) -> float:
-        """What S is multiplied by before anything else; 1 where the scale waits for exponent or tanh."""
+        """The factor of S before anything else; 1 where the scale waits for exponent or tanh."""
         if self.bare_cap:
             return 1.0
         return self.scale if self._scales_first or self.cap is not None else 1.0
@@ -122,7 +122,7 @@ class KernelSpec:
 
     @property
     def cap_scale(self) -> float:
-        """What the tanh of a cap is of, by what it is given."""
+        """The argument of a cap's tanh, by what it is given."""
         assert self.cap is not None
         return (self.scale if self.bare_cap else 1.0) / self.cap
 
@@ -147,11 +147,11 @@ class KernelSpec:
 
     @property
     def d_bias_dtype(self) -> Any:
-        """Of the gradient of a bias of every pair, as the kernel stores it."""
+        """The dtype of the gradient of a bias of every pair, as the kernel stores it."""
         return jnp.dtype(jnp.float32) if self.unrounded else self.bias_dtype
 
     def axes_of_pairs(self, name: str) -> tuple[bool, ...]:
-        """Which axes of the mask or the bias have more than one entry; none without one."""
+        """Return which axes of the mask or the bias have more than one entry; none without one."""
         axes = self.mask if name == "mask" else self.bias
         return (False,) * 4 if axes is None else axes
 
@@ -167,14 +167,17 @@ class KernelSpec:
 
     @property
     def key_heads(self) -> int:
+        """The number of key heads."""
         return self.heads // self.group
 
     @property
     def q_blocks(self) -> int:
+        """The number of blocks of queries."""
         return -(-self.q_length // self.q_block)
 
     @property
     def k_blocks(self) -> int:
+        """The number of blocks of keys."""
         return -(-self.k_length // self.k_block)
 
     @property
@@ -184,22 +187,22 @@ class KernelSpec:
 
     @property
     def entries(self) -> int:
-        """How many entries results have that have one for each part of each batch row, part by part."""
+        """The number of entries of results that have one for each part of each batch row, part by part."""
         return self.parts * self.batch
 
     @property
     def kept_scale(self) -> float:
-        """What the weights of kept pairs are multiplied by."""
+        """The factor of the weights of kept pairs."""
         return 1.0 / (1.0 - self.dropout)
 
     @property
     def result_dtype(self) -> Any:
-        """Of out and of the gradients of query, key and value."""
+        """The dtype of out and of the gradients of query, key and value."""
         return jnp.float32 if self.partial or self.unrounded else self.dtype
 
 
 def work_of(call: Call, few: bool = False) -> frozenset[str]:
-    """The kinds of work that the table of blocks tells apart.
+    """Return the kinds of work that the table of blocks tells apart.
 
     "few": few queries, see `attest.kernels.few_queries`. "cap": a soft cap, or ALiBi. "pairs": a mask, a bias
     or ALiBi, which takes the registers of both. "mask_tiles", "bias_tiles": one with an entry for each query
@@ -238,7 +241,7 @@ def describe(
     q_block: int,
     k_block: int,
 ) -> KernelSpec:
-    """The spec of a call whose rows are as `attest.kernels.visibility.intervals.describe_rows` says.
+    """Return the spec of a call whose rows are as `attest.kernels.visibility.intervals.describe_rows` says.
 
     dims: head_dim and value_dim of the spec. A launch whose results are partial replaces parts and partial.
     """
@@ -282,7 +285,7 @@ def describe(
 
 
 def tiled_bytes(call: Call) -> dict[str, int]:
-    """The bytes of an element of those of mask and bias that have an entry for each query and key."""
+    """Return the bytes of an element of those of mask and bias that have an entry for each query and key."""
     arrays = {"mask": call.attention_mask, "bias": call.bias}
     tiled = {name: x for name, x in arrays.items() if x is not None and min(x.shape[2:]) > 1}
     return {name: 1 if name == "mask" else x.dtype.itemsize for name, x in tiled.items()}

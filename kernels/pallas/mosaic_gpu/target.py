@@ -10,7 +10,7 @@ CAPABILITY = "9.0"
 
 
 def _check() -> None:
-    """Refuses GPUs that are here and are no Hopper; without one, a program may still be compiled for it."""
+    """Refuse GPUs that are present and not Hopper; without a GPU, a program may still be compiled for one."""
     if jax.default_backend() == "gpu":
         found = {getattr(device, "compute_capability", "none") for device in jax.devices()}
         if CAPABILITY not in found:

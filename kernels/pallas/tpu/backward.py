@@ -19,7 +19,7 @@ from attest.kernels.pallas.tpu.tile import Refs, Tile, dot, drop, hide, keep_sca
 
 
 def backward_query(tile: Tile, at: Step, refs: Refs) -> None:
-    """d_query [D, q]."""
+    """Compute d_query [D, q]."""
     total = refs["total"]
     _start(at, total)
 
@@ -35,7 +35,7 @@ def backward_query(tile: Tile, at: Step, refs: Refs) -> None:
 
 
 def backward_key(tile: Tile, at: Step, refs: Refs) -> None:
-    """d_key [k, D], d_value [k, DV]."""
+    """Compute d_key [k, D], d_value [k, DV]."""
     of_key, of_value = refs["of_key"], refs["of_value"]
     _start(at, of_key)
     _start(at, of_value)
@@ -54,7 +54,7 @@ def backward_key(tile: Tile, at: Step, refs: Refs) -> None:
 
 
 def backward_bias(tile: Tile, at: Step, refs: Refs) -> None:
-    """d_bias [q or 1, k]; with one row for all, that of their sum."""
+    """Compute d_bias [q or 1, k]; with one row for all, that of their sum."""
     total = refs["total"]
     _start(at, total)
 
@@ -78,7 +78,7 @@ def _start(at: Step, total: jax.Array) -> None:
 
 
 def _cotangents(tile: Tile, at: Step, refs: Refs) -> tuple[jax.Array, jax.Array]:
-    """What multiplies d_out for d_value, and dS = P * (weight * dP - delta), through the cap (S3, S14).
+    """Return the factor of d_out in d_value, and dS = P * (weight * dP - delta), through the cap (S3, S14).
 
     Both [k, q] float32. A row whose lse is NaN must not reach keys that it does not see, hence P is hidden.
     """

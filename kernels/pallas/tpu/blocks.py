@@ -18,7 +18,7 @@ SMALLEST = 8
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """How one kernel is cut: q query rows and k keys a tile, multiples of 8.
+    """The cut of one kernel: q query rows and k keys a tile, multiples of 8.
 
     A TPU takes only multiples of 128; the interpreter takes all. Results do not depend on it beyond rounding
     (clause S18).
@@ -59,7 +59,7 @@ class Config:
 
 
 def choose(kernel: str, head_dim: int, itemsize: int, q_length: int, k_length: int) -> BlockSizes:
-    """The table's choice for a kernel, by name, for inputs of `itemsize` bytes, cut to what lengths need."""
+    """Return the table's choice for a kernel, by name, for inputs of `itemsize` bytes, cut to the lengths."""
     row = select(_TABLE, kernel, head_dim, itemsize=itemsize)
     return BlockSizes(_shrunk(row["q"], q_length), _shrunk(row["k"], k_length))
 

@@ -33,38 +33,41 @@ class Cut:
 
     @property
     def group(self) -> int:
+        """The number of query heads that share a key head."""
         return self.call.query.shape[2] // self.call.key.shape[2]
 
     @property
     def q_blocks(self) -> int:
+        """The number of blocks of queries."""
         return -(-self.call.query.shape[1] // self.sizes.q)
 
     @property
     def k_blocks(self) -> int:
+        """The number of blocks of keys."""
         return -(-self.call.key.shape[1] // self.sizes.k)
 
     def queries(self, x: jax.Array) -> Blocked:
-        """[B, Sq, Hq, C] as [B, Hq, C, Sq], padded: a block is [C, q]."""
+        """Return [B, Sq, Hq, C] as [B, Hq, C, Sq], padded: a block is [C, q]."""
         return self.by_row(padded(jnp.moveaxis(x, 1, 3), 2, channels(x.shape[3]), 0))
 
     def by_row(self, x: jax.Array) -> Blocked:
-        """[B, Hq, lines, Sq], padded: a block is [lines, q]."""
+        """Return [B, Hq, lines, Sq], padded: a block is [lines, q]."""
         x = padded(x, 3, self.q_blocks * self.sizes.q, 0)
         return Blocked(x, (None, None, x.shape[2], self.sizes.q), lambda at: (at.batch, at.head, 0, at.q))
 
     def keys(self, x: jax.Array) -> Blocked:
-        """[B, Sk, Hkv, C] as [B, Hkv, Sk, C], padded: a block is [k, C]."""
+        """Return [B, Sk, Hkv, C] as [B, Hkv, Sk, C], padded: a block is [k, C]."""
         x = padded(jnp.moveaxis(x, 1, 2), 2, self.k_blocks * self.sizes.k, 0)
         x = padded(x, 3, channels(x.shape[3]), 0)
         block = (None, None, self.sizes.k, x.shape[3])
         return Blocked(x, block, lambda at: (at.batch, self.key_head(at), at.k, 0))
 
     def key_head(self, at: Place) -> jax.Array:
-        """The key head that the query head of a place reads (S15); not `//`, which compares signs."""
+        """Return the key head that the query head of a place reads (S15); not `//`, which compares signs."""
         return lax.div(at.head, jnp.int32(self.group))
 
     def pairs(self, x: Any) -> Blocked:
-        """[B or 1, Hq or 1, Sq or 1, Sk or 1], an array or a shape of full blocks, as [q or 1, k or 1]."""
+        """Cut [B or 1, Hq or 1, Sq or 1, Sk or 1], an array or a full blocks' shape, to [q or 1, k or 1]."""
         per_batch, per_head, per_row, per_key = (size > 1 for size in x.shape)
         if per_key:
             x = padded(x, 3, self.k_blocks * self.sizes.k, 0)
@@ -79,7 +82,7 @@ class Cut:
         return Blocked(x, (None, None, *block), at_pair)
 
     def visibility(self) -> dict[str, Blocked]:
-        """The operands that decide which pairs are visible, where rows stand, and the bias."""
+        """Return the operands that decide which pairs are visible, where rows stand, and the bias."""
         call, batched = self.call, self.batched
         operands: dict[str, Blocked] = {}
         if self.tile.rows:
@@ -112,7 +115,7 @@ class Cut:
         return operands
 
     def scalars(self, ranges: jax.Array | None) -> dict[str, jax.Array]:
-        """What is read one number at a time."""
+        """Return the operands that are read one number at a time."""
         scalars: dict[str, jax.Array] = {}
         if ranges is not None:
             entries = self.call.query.shape[0] if self.batched else 1
@@ -127,12 +130,12 @@ class Cut:
         return scalars
 
     def kept(self) -> dict[str, tuple[int, ...]]:
-        """The scratch that dropout needs."""
+        """Return the scratch that dropout needs."""
         return {} if self.call.dropout_seed is None else {"kept": kept_scratch(self.tile)}
 
 
 def cut_call(settings: Settings, asked: Any, kernel: str, call: Call) -> Cut:
-    """The call as a kernel, by name, reads it; asked: the block sizes that the caller gives, or None.
+    """Cut the call as a kernel, by name, reads it; asked: the block sizes that the caller gives, or None.
 
     Raises: NotImplementedError for block sizes that a TPU does not take.
     """
@@ -170,5 +173,5 @@ def cut_call(settings: Settings, asked: Any, kernel: str, call: Call) -> Cut:
 
 
 def channels(dim: int) -> int:
-    """Mosaic has no product over a single channel: a head dim of 1 gets another, of zeros."""
+    """Return the padded head dim: Mosaic has no product over a single channel, so 1 becomes 2."""
     return max(dim, 2)

@@ -15,7 +15,7 @@ from attest.kernels.pallas.tpu.tile import Refs, Tile, dot, drop, keep_scale, lo
 
 
 def forward(tile: Tile, normalize_output: bool, at: Step, refs: Refs) -> None:
-    """out [DV, q]; stats [2, q] float32: the lse, and the maximum over visible keys alone, -inf without any.
+    """Compute out [DV, q]; stats [2, q] float32: the lse, and the maximum of visible keys, -inf without any.
 
     sinks: [2 * heads] float32, the largest sink of every head, then the sum of their exponentials over that
     of the largest.

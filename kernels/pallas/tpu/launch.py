@@ -45,8 +45,10 @@ class Step(Place):
 
 @dataclass(frozen=True)
 class Schedule:
-    """grid: its sizes. parallel: how many of its leading axes have outputs of their own; along the others
-    sums run in order. place: from the indices of a step and the scalars by name.
+    """The order in which a kernel visits its blocks.
+
+    grid: its sizes. parallel: how many of its leading axes have outputs of their own; along the others sums
+    run in order. place: from the indices of a step and the scalars by name.
     """
 
     grid: tuple[int, ...]
@@ -75,7 +77,7 @@ def launch(
     outputs: Mapping[str, Blocked],
     scratch: Mapping[str, tuple[int, ...]],
 ) -> dict[str, jax.Array]:
-    """Runs the kernel over the grid; what fills the outputs, by name.
+    """Run the kernel over the grid; return what fills the outputs, by name.
 
     scalars: small arrays that are read one element at a time, also to place blocks. scratch: shapes of
     float32 arrays that last from step to step. The kernel has all of them as references by one mapping.
@@ -130,7 +132,7 @@ def launch(
 
 
 def by_queries(batch: int, heads: int, q_blocks: int, steps: int, batched: bool) -> Schedule:
-    """A block of queries at a time: the key blocks that it sees. ranges: [N * q_blocks * 2] int32."""
+    """Schedule one block of queries at a time: the key blocks it sees. ranges: [N * q_blocks * 2] int32."""
 
     def place(at: tuple[Any, ...], scalars: Mapping[str, Any]) -> Place:
         b, h, i, step = at
@@ -141,7 +143,7 @@ def by_queries(batch: int, heads: int, q_blocks: int, steps: int, batched: bool)
 
 
 def by_keys(batch: int, k_heads: int, group: int, k_blocks: int, steps: int, batched: bool) -> Schedule:
-    """A block of keys at a time: all query heads of its group, and the query blocks that see it."""
+    """Schedule a block of keys at a time: all query heads of its group, and the query blocks that see it."""
 
     def place(at: tuple[Any, ...], scalars: Mapping[str, Any]) -> Place:
         b, key_head, j, member, step = at
@@ -154,7 +156,7 @@ def by_keys(batch: int, k_heads: int, group: int, k_blocks: int, steps: int, bat
 def _block(
     scalars: Mapping[str, Any], batch: Any, own: Any, step: Any, blocks: int, batched: bool
 ) -> tuple[Any, Any]:
-    """The block of a step along the range of block `own`, and whether the range reaches so far."""
+    """Return the block of a step along the range of block `own`, and whether the range reaches so far."""
     if "ranges" not in scalars:
         return step, jnp.bool_(True)
     start, stop = _range(scalars, batch, own, blocks, batched)
@@ -170,7 +172,7 @@ def by_bias(
     batched: bool,
     shape: tuple[int, ...],
 ) -> Schedule:
-    """A tile of a bias at a time: the batch entries, heads and blocks of queries that it is broadcast over.
+    """Schedule a tile of a bias at a time: the batch entries, heads and query blocks that share it.
 
     shape: that of the bias. ranges: by blocks of keys where rows share the bias, as for `by_keys`, otherwise
     by blocks of queries; steps is 1 then.
@@ -195,7 +197,7 @@ def by_bias(
 def _within(
     scalars: Mapping[str, Any], batch: Any, own: Any, other: Any, blocks: int, batched: bool
 ) -> tuple[Any, Any]:
-    """`other`, moved into the range of block `own`, and whether it lies there."""
+    """Return `other`, moved into the range of block `own`, and whether it lies there."""
     if "ranges" not in scalars:
         return other, jnp.bool_(True)
     start, stop = _range(scalars, batch, own, blocks, batched)
@@ -203,6 +205,6 @@ def _within(
 
 
 def _range(scalars: Mapping[str, Any], batch: Any, own: Any, blocks: int, batched: bool) -> tuple[Any, Any]:
-    """The first block that block `own` visits, and one past the last."""
+    """Return the first block that block `own` visits, and one past the last."""
     at = ((batch * blocks if batched else 0) + own) * 2
     return scalars["ranges"][at], scalars["ranges"][at + 1]

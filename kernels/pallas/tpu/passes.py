@@ -79,7 +79,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
 
 
 def _propagating_nonfinite(run: Any, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """run(value), where a value that is not finite shows only in the rows that give it weight (S4).
+    """Run run(value), where a value that is not finite shows only in the rows that give it weight (S4).
 
     A hidden value must not leak as 0 * NaN, so such values are left out. Should there be any, the kernel runs
     once more on a value that is 1 in their places and 0 elsewhere: its result is above 0 where NaN is due.
@@ -159,7 +159,7 @@ def _key_cotangents(
 
 
 def _bias_cotangent(settings: Settings, call: Call, terms: RowTerms, hides: bool) -> jax.Array:
-    """A launch of its own, so that XLA drops it where the gradient of the bias is unused."""
+    """Launch the kernel of the bias alone, so that XLA drops it where the gradient of the bias is unused."""
     assert call.bias is not None
     cut = cut_call(settings, settings.backward, "backward_bias", call)
     batch, _, q_heads, _ = call.query.shape
@@ -184,7 +184,7 @@ def _bias_cotangent(settings: Settings, call: Call, terms: RowTerms, hides: bool
 
 
 def _backward_inputs(cut: Cut, terms: RowTerms, hides: bool) -> dict[str, Blocked]:
-    """What all backward kernels read. Keys and values that some row does not see must not reach it as NaN."""
+    """Return the inputs of all backward kernels. Keys and values hidden from some row are made finite."""
     key, value = cut.call.key, cut.call.value
     if hides:
         key, value = _finite_or_zero(key), _finite_or_zero(value)
@@ -203,7 +203,7 @@ def _backward_inputs(cut: Cut, terms: RowTerms, hides: bool) -> dict[str, Blocke
 
 
 def _steps(ranges: jax.Array | None, blocks: int) -> int:
-    """The most blocks that one block visits: all of them, where it is arrays that decide."""
+    """Return the most blocks that one block visits: all of them, where arrays decide."""
     if ranges is None or isinstance(ranges, Tracer):
         return blocks
     known = np.asarray(ranges)
@@ -211,18 +211,18 @@ def _steps(ranges: jax.Array | None, blocks: int) -> int:
 
 
 def _may_weigh_nothing(call: Call) -> bool:
-    """Whether some pair may have no weight: hidden, or dropped."""
+    """Return whether some pair may have no weight: hidden, or dropped."""
     return hides_pairs(call) or call.dropout_seed is not None
 
 
 def _output(shape: tuple[int, ...], dtype: Any, q: int) -> Blocked:
-    """[B, Hq, lines, Sq], filled a block of queries at a time."""
+    """Return [B, Hq, lines, Sq], filled a block of queries at a time."""
     struct = jax.ShapeDtypeStruct(shape, dtype)
     return Blocked(struct, (None, None, shape[2], q), lambda at: (at.batch, at.head, 0, at.q))
 
 
 def _sinks(call: Call) -> jax.Array:
-    """[2 * Hq] float32: the largest sink of every head, then the sum of all sinks' exponentials over its."""
+    """Return [2 * Hq] float32: the largest sink of every head, and the sum of exp(sink - largest)."""
     assert call.softmax_aux is not None
     heads = call.query.shape[2]
     sinks = call.softmax_aux.astype(jnp.float32)

@@ -8,7 +8,7 @@ from attest.kernels.pallas.target import requirement
 
 
 def interpreting() -> bool:
-    """Whether `pltpu.force_tpu_interpret_mode` is in force here."""
+    """Return whether `pltpu.force_tpu_interpret_mode` is in force here."""
     return bool(config.pallas_tpu_interpret_mode_context_manager.value)
 
 

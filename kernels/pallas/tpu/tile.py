@@ -26,7 +26,7 @@ type Refs = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Tile:
-    """What is static in every kernel.
+    """The static settings of every kernel.
 
     q, k: its size in query rows and keys. k_length: keys from here on only fill up the last block; None where
     none do. rows: what each line of the operand `rows` is, of "first", "last", "ids" and "stand".
@@ -48,7 +48,7 @@ class Tile:
 
 
 def dot(tile: Tile, left: jax.Array, right: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """The product of two matrices over one axis of each, summed in float32."""
+    """Return the product of two matrices over one axis of each, summed in float32."""
     return lax.dot_general(
         left,
         right,
@@ -59,7 +59,7 @@ def dot(tile: Tile, left: jax.Array, right: jax.Array, axes: tuple[int, int]) ->
 
 
 def logits(tile: Tile, refs: Refs, at: Any) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-    """(logits, visible, slope) of the tile of a step, [k, q] (clauses S1 to S9, S25).
+    """Return (logits, visible, slope) of the tile of a step, [k, q] (clauses S1 to S9, S25).
 
     Logits are float32, -inf where hidden; visible is None where nothing may be hidden; slope is the
     derivative of the cap, None without one.
@@ -86,7 +86,7 @@ def logits(tile: Tile, refs: Refs, at: Any) -> tuple[jax.Array, jax.Array | None
 
 
 def _visible(tile: Tile, refs: Refs, keys: jax.Array, bias: jax.Array | None) -> jax.Array | None:
-    """Which pairs of a tile are visible (clauses S4 to S9): where every given condition says so."""
+    """Return which pairs of a tile are visible (clauses S4 to S9): where every given condition says so."""
     conditions: list[jax.Array] = []
     for line, name in enumerate(tile.rows):
         row = refs["rows"][line : line + 1, :]
@@ -106,12 +106,12 @@ def _visible(tile: Tile, refs: Refs, keys: jax.Array, bias: jax.Array | None) ->
 
 
 def hide(visible: jax.Array | None, x: jax.Array) -> jax.Array:
-    """x, 0 where a pair is hidden, whatever x holds there (S4)."""
+    """Return x, 0 where a pair is hidden, whatever x holds there (S4)."""
     return x if visible is None else jnp.where(visible, x, jnp.float32(0))
 
 
 def drop(tile: Tile, refs: Refs, at: Any, x: jax.Array) -> jax.Array:
-    """x [k, q], 0 at dropped pairs; the kept ones are not yet scaled by `keep_scale` (clause S12, S29)."""
+    """Return x [k, q], 0 at dropped pairs; kept ones are scaled later, by `keep_scale` (clauses S12, S29)."""
     if "seed" not in refs:
         return x
     low, high, of_batch, of_head, of_row, of_key = (refs["seed"][word] for word in range(6))
@@ -141,16 +141,16 @@ def drop(tile: Tile, refs: Refs, at: Any, x: jax.Array) -> jax.Array:
 
 
 def kept_scratch(tile: Tile) -> tuple[int, int, int]:
-    """The shape of what `drop` writes to: as many lanes at a time as a strided store takes."""
+    """Return the shape of what `drop` writes to: as many lanes at a time as a strided store takes."""
     lanes = math.gcd(tile.q, LANES)
     return tile.q // lanes, tile.k, lanes
 
 
 def keep_scale(tile: Tile) -> jax.Array:
-    """What a kept pair is multiplied by."""
+    """Return the factor of a kept pair."""
     return jnp.float32(1 / (1 - tile.dropout_prob))
 
 
 def _transposed(tile: Tile, ref: Any) -> jax.Array:
-    """A tile of a mask or bias, [q or 1, k or 1] in memory, as [k, q] float32."""
+    """Return a tile of a mask or bias, [q or 1, k or 1] in memory, as [k, q] float32."""
     return jnp.broadcast_to(ref[...].astype(jnp.float32), (tile.q, tile.k)).T

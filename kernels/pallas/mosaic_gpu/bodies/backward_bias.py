@@ -59,7 +59,7 @@ def _value_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
 
 
 def _slot_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """A slot has a block of query rows with two numbers of each, and the keys and values of each consumer.
+    """Return barriers of slots: a block of query rows, two numbers of each, each consumer's keys, values.
 
     A tile of the mask comes with those of each consumer.
     """
@@ -79,7 +79,7 @@ def _d_bias(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the warpgroups of a program share: rings of tiles, and barriers for full and for empty slots.
+    """The shared state of a program's warpgroups: rings of tiles, and barriers for full and for empty slots.
 
     key [stages * consumers, 64, D]; value [stages * consumers, 64, Dv]; query [stages, step, D]; d_out
     [stages, step, Dv]; lse, delta [stages, step] float32; mask: see `pairs`. Of a bias of every pair, bias
@@ -102,7 +102,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class _Visits:
-    """What a program visits: `count` times a batch row, a query head and a block of queries.
+    """The visits of a program: `count` times a batch row, a query head and a block of queries.
 
     owner: the batch row, head, key block and query block of the program's tile, 0 where all share it. start,
     blocks: the first of the query blocks, and how many, where it visits more than one.
@@ -115,7 +115,7 @@ class _Visits:
     count: Any
 
     def at(self, visit: Any) -> tuple[Any, Any, Any]:
-        """The batch row, query head and query block of a visit."""
+        """Return the batch row, query head and query block of a visit."""
         by_batch, by_head, by_query = _axes(self.spec)
         batch, head, _, row_block = self.owner
         rest = visit
@@ -127,7 +127,7 @@ class _Visits:
 
 
 def programs(spec: KernelSpec) -> int:
-    """How many there are in a launch."""
+    """Return the number of programs in a launch."""
     by_batch, by_head, by_query = _axes(spec)
     entries = (spec.batch if by_batch else 1) * (spec.heads if by_head else 1)
     return entries * spec.k_blocks * (spec.q_blocks if by_query else 1)
@@ -140,7 +140,7 @@ def backward_bias(
     outputs: Mapping[str, Any],
     shared: Shared,
 ) -> None:
-    """The body of the kernel.
+    """Run the body of the kernel.
 
     outputs: d_bias [.., queries, keys]; [.., keys, queries] if all keys share the bias, and [.., keys] if all
     queries do.
@@ -213,7 +213,7 @@ def _consume(
     warpgroup: Any,
     visits: _Visits,
 ) -> None:
-    """Sums and stores dbias of 64 keys."""
+    """Sum and store dbias of 64 keys."""
     spec = visits.spec
     batch, head, key_block, row_block = visits.owner
     key = key_block * blocks.own + warpgroup * ROWS
@@ -252,7 +252,7 @@ def _step(
     visit: Any,
     total: jax.Array,
 ) -> jax.Array:
-    """The total with dS of a visit."""
+    """Return the total with dS of a visit added."""
     batch, head, row_block = visits.at(visit)
     tile = replace(tile, batch=batch, head=head, row=row_block * blocks.step)
     tile = replace(tile, bounds=load_bounds(tile))
@@ -286,6 +286,6 @@ def _step(
 
 
 def _axes(spec: KernelSpec) -> tuple[bool, ...]:
-    """Which of batch, head and query the bias has several entries of; there is a sum for each key."""
+    """Return which of batch, head and query the bias has several entries of; there is a sum for each key."""
     assert spec.bias is not None
     return spec.bias[:3]

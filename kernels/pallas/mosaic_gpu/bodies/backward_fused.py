@@ -71,7 +71,7 @@ def _ds(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
 
 
 def _ds_signal(_: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """A barrier for each slot of dS, complete when every consumer has written, or read it."""
+    """Return a barrier for each slot of dS, complete when every consumer has written, or read it."""
     return barriers(SLOTS, arrivals=blocks.consumers)
 
 
@@ -93,7 +93,7 @@ def _own_read(_: KernelSpec, blocks: BackwardBlocks) -> Any:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
+    """The shared state of a program's warpgroups: tiles, and barriers that tell when they are full or empty.
 
     As in `backward_key`, and ds [SLOTS * consumers, 64, step]; parts [PARTS, step, D] float32, of dquery.
     own_read: complete when no consumer reads the keys any more.
@@ -121,7 +121,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class _Program:
-    """Where a program is, and what it visits: queries from block start on."""
+    """The place of a program, and its visits: queries from block start on."""
 
     spec: KernelSpec
     blocks: BackwardBlocks
@@ -136,7 +136,7 @@ class _Program:
         return (self.spec.q_blocks - self.start) * self.spec.group
 
     def visited(self, count: Any) -> tuple[Any, Any]:
-        """The head and the block of queries that come after so many."""
+        """Return the head and the block of queries of a visit, by its number."""
         group = self.spec.group
         _, key_head, _ = self.owner
         return key_head * group + lax.rem(count, group), self.spec.q_blocks - 1 - lax.div(count, group)
@@ -155,7 +155,7 @@ class _Consumer:
 
 
 def share_of_channels(spec: KernelSpec, blocks: BackwardBlocks) -> int:
-    """The channels of a consumer's share of a part: all, of 64 rows of a larger block, or some."""
+    """Return the channels of a consumer's share of a part: all, of 64 rows of a larger block, or some."""
     return spec.head_dim if blocks.step > ROWS else spec.head_dim // blocks.consumers
 
 
@@ -166,7 +166,7 @@ def backward_fused(
     outputs: Mapping[str, Any],
     shared: Shared,
 ) -> None:
-    """The body of the kernel.
+    """Run the body of the kernel.
 
     outputs: d_key, d_value; d_query [B, H, full blocks of Sq, D] float32, before it is scaled: the kernel
     writes no row before the first that sees a key. Where pairs may be hidden also leak and key_leak,
@@ -205,7 +205,7 @@ def _add(program: _Program, d_query: Any) -> None:
 
 
 def _share(spec: KernelSpec, blocks: BackwardBlocks, consumer: Any) -> tuple[Any, Any]:
-    """The rows and channels of a part that a consumer computes: 64 rows, or some channels of as many."""
+    """Return the rows and channels of a part that a consumer computes: 64 rows, or some of their channels."""
     width = share_of_channels(spec, blocks)
     size = ROWS if width == spec.head_dim else width
     own = pl.ds(pl.multiple_of(consumer * size, size), size)
@@ -213,7 +213,7 @@ def _share(spec: KernelSpec, blocks: BackwardBlocks, consumer: Any) -> tuple[Any
 
 
 def _consume(consumer: _Consumer, outputs: Mapping[str, Any]) -> None:
-    """Sum and store dkey and dvalue of 64 keys, and hand over shares of dquery."""
+    """Compute sum and store dkey and dvalue of 64 keys, and hand over shares of dquery."""
     program, tile, warpgroup = consumer.program, consumer.tile, consumer.warpgroup
     spec, shared = program.spec, program.shared
     load_own(shared, warpgroup, tile)

@@ -63,19 +63,19 @@ plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
 def query_slot_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """A block of Q comes with a number for each of its rows, and with the tiles of a mask and a bias."""
+    """Return barriers of blocks of Q, with a number for each row, and the tiles of a mask and a bias."""
     copies = query_copies(spec, blocks.step)[0] + pairs.copies_of_slot(spec, blocks)
     return barriers(blocks.stages, 1 + copies)
 
 
 def d_out_slot_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """A block of the cotangent of out comes with a number for each of its rows."""
+    """Return barriers of blocks of the cotangent of out, with a number for each of its rows."""
     return barriers(blocks.stages, 1 + query_copies(spec, blocks.step)[1])
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
+    """The shared state of a program's warpgroups: tiles, and barriers that tell when they are full or empty.
 
     key [consumers, 64, D]; value [consumers, 64, Dv]; query [stages, step, D]; d_out [stages, step, Dv]; lse,
     delta [stages, step] float32, which come with query and d_out; mask, bias: see `pairs`. A ring's barriers
@@ -120,7 +120,7 @@ def backward_key(
     outputs: Mapping[str, Any],
     shared: Shared,
 ) -> None:
-    """The body of the kernel. outputs: d_key, d_value or both, and leak where pairs may be hidden."""
+    """Run the body of the kernel. outputs: d_key, d_value or both, and leak where pairs may be hidden."""
     batch, key_head, block = locate_key_tile(spec, lax.axis_index(PROGRAM))
     span = query_span(spec, arrays, batch, block)
 
@@ -193,7 +193,7 @@ def produce(
 
 
 def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> None:
-    """Sums and stores what is asked for of 64 keys."""
+    """Sum and store the requested gradients of 64 keys."""
     blocks, shared, tile, warpgroup = consumer.blocks, consumer.shared, consumer.tile, consumer.warpgroup
     spec = tile.spec
     load_own(shared, warpgroup, tile)
@@ -218,7 +218,7 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
 def over_steps(
     spec: KernelSpec, key_head: Any, span: Span, step: Callable[[Any, bool, Any, Any], Any]
 ) -> Any:
-    """How many steps there are: step(head, compared, block, count) for each block of each head's span."""
+    """Run step(head, compared, block, count) for each block of each head's span; return their number."""
 
     def over_head(i: Any, count: Any) -> Any:
         return over_queries(spec, span, partial(step, key_head * spec.group + i), count)
@@ -254,7 +254,7 @@ def store_sums(
 
 
 def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) -> Any:
-    """Adds what queries of block i of a head give; blocks taken so far."""
+    """Add the terms of the queries of block i of a head; return the number of blocks so far."""
     blocks, shared, warpgroup = consumer.blocks, consumer.shared, consumer.warpgroup
     spec = consumer.tile.spec
     me, slot, i = opaque(spec, warpgroup, lax.rem(count, blocks.stages), i)

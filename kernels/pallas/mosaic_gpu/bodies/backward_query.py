@@ -55,13 +55,13 @@ plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
 def _key_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """A block of K comes with the tiles of a mask and a bias."""
+    """Return barriers of blocks of K, with the tiles of a mask and a bias."""
     return barriers(blocks.stages, key_copies(spec, blocks.step)[0] + pairs.copies_of_slot(spec, blocks))
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
+    """The shared state of a program's warpgroups: tiles, and barriers that tell when they are full or empty.
 
     query [consumers, 64, D]; d_out [consumers, 64, Dv]; key [stages, step, D]; value [value_slots, step, Dv];
     mask, bias: see `pairs`. A ring's barriers have an entry for each slot; own_full and ping_pong, for each
@@ -89,7 +89,7 @@ def backward_query(
     outputs: Mapping[str, Any],
     shared: Shared,
 ) -> None:
-    """The body of the kernel. outputs: d_query, and leak where pairs may be hidden."""
+    """Run the body of the kernel. outputs: d_query, and leak where pairs may be hidden."""
     batch, head, block = locate_query_tile(spec, lax.axis_index(PROGRAM))
     span = key_span(spec, arrays, batch, block)
 
@@ -134,7 +134,7 @@ def _produce(
 def _consume(
     blocks: BackwardBlocks, outputs: Mapping[str, Any], shared: Shared, warpgroup: Any, tile: Tile, span: Span
 ) -> None:
-    """Sums and stores dquery of 64 rows."""
+    """Sum and store dquery of 64 rows."""
     spec, arrays = tile.spec, tile.arrays
     own = (tile.batch, tile.queries, tile.head)
     for name, room in (("query", shared.query), ("d_out", shared.d_out)):
@@ -176,7 +176,7 @@ def _step(
     j: Any,
     _: None,
 ) -> None:
-    """Adds dS K of block j to the total."""
+    """Add dS K of block j to the total."""
     spec = tile.spec
     count = j - start
     slots = lax.rem(count, blocks.stages), lax.rem(count, blocks.value_slots)

@@ -80,13 +80,13 @@ def _weights_signal(spec: KernelSpec, _: BackwardBlocks) -> Any:
 
 
 def _slots(spec: KernelSpec) -> int:
-    """How many steps the weights may be ahead: those of a step take a second room for the slope of a cap."""
+    """Return how many steps the weights may be ahead: a cap's slope takes a second slot for each step."""
     return SPLIT_ROOMS if spec.cap is None else SPLIT_ROOMS // 2
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
+    """The shared state of a program's warpgroups: tiles, and barriers that tell when they are full or empty.
 
     As in `backward_key`, and weights [SPLIT_ROOMS, 64, step] float32: P of as many steps, or P of one and the
     slope of its cap.
@@ -128,7 +128,7 @@ def backward_split(
     outputs: Mapping[str, Any],
     shared: Shared,
 ) -> None:
-    """The body of the kernel. outputs: d_key, d_value, and leak where pairs may be hidden."""
+    """Run the body of the kernel. outputs: d_key, d_value, and leak where pairs may be hidden."""
     owner = locate_key_tile(spec, lax.axis_index(PROGRAM))
     batch, key_head, block = owner
     span = query_span(spec, arrays, batch, block)
@@ -166,7 +166,7 @@ def _sum_values(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> 
 
 
 def _sum_keys(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> None:
-    """Sum and store dkey of 64 keys, and say which sums of both kinds are not finite."""
+    """Sum and store dkey of 64 keys, and report which sums of both kinds are not finite."""
     shared, tile = consumer.shared, consumer.tile
     spec = tile.spec
     # Before the other warpgroup may store dvalue there: no query may see these keys.

@@ -49,7 +49,7 @@ def _query_empty(_: KernelSpec, blocks: Blocks) -> Any:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the warpgroups of a program share: tiles, and barriers that tell when they are full or empty.
+    """The shared state of a program's warpgroups: tiles, and barriers that tell when they are full or empty.
 
     query [slots * consumers, 64, D], of two slots where a program has several tiles: the query of the next
     one comes while this one is at work. out is stored to the slot of its query. key [stages, k, D]; value
@@ -89,14 +89,16 @@ class Consumer:
     acc: Any
 
     def slot(self, count: Any) -> Any:
+        """Return the slot of the block that comes after `count` others."""
         return lax.rem(count, self.blocks.stages)
 
     @property
     def query(self) -> Any:
-        """Where its query is, and the barrier that says so."""
+        """The slot of its query, and of the barrier of its arrival."""
         return query_slot(self.blocks, self.nth) + self.warpgroup
 
     def wait_for_query(self) -> None:
+        """Wait until the query of this tile has arrived."""
         plgpu.barrier_wait(self.shared.query_full.at[self.query])
 
     def release_query_before(self) -> None:
@@ -111,9 +113,11 @@ class Consumer:
             plgpu.barrier_arrive(self.shared.query_empty.at[query_stage(self.blocks, self.nth - 1)])
 
     def wait_for_signal(self) -> None:
+        """Wait for the signal of the consumer before this one."""
         plgpu.barrier_wait(self.shared.ping_pong.at[self.warpgroup])
 
     def signal_next(self) -> None:
+        """Let the consumer behind this one start its products."""
         signal_next(self.shared.ping_pong, self.warpgroup, self.blocks.consumers)
 
     def start_score(self, s: Any, slot: Any) -> None:
@@ -137,15 +141,16 @@ class Consumer:
         return count + 1
 
     def release_pairs(self, slot: Any) -> None:
+        """Release the tiles of a mask and a bias in a slot, if there are any."""
         if self.shared.pairs_empty is not None:
             plgpu.barrier_arrive(self.shared.pairs_empty.at[slot])
 
     def kept_pairs(self, block: Any) -> Any:
-        """Which pairs of a block of keys dropout keeps."""
+        """Return which pairs of a block of keys dropout keeps."""
         return kept_pairs(replace(self.tile, key=block * self.blocks.k))
 
     def tile_of(self, slot: Any, block: Any) -> Tile:
-        """The tile of a block of keys, whose mask and bias are in a slot, once they are there."""
+        """Return the tile of a block of keys, once its mask and bias have arrived in a slot."""
         spec, blocks, shared = self.spec, self.blocks, self.shared
         if shared.pairs_full is not None:
             plgpu.barrier_wait(shared.pairs_full.at[slot])
@@ -153,14 +158,15 @@ class Consumer:
         return replace(self.tile, key=block * blocks.k, pairs=held)
 
     def with_score[T](self, run: Callable[[Any], T]) -> T:
+        """Return run(s), s an accumulator [64, k] float32."""
         return pl.run_scoped(run, plgpu.ACC((ROWS, self.blocks.k), jnp.float32))
 
 
 def query_stage(blocks: Blocks, nth: Any) -> Any:
-    """Which slot the query of the nth tile of a program has."""
+    """Return which slot the query of the nth tile of a program has."""
     return lax.rem(nth, blocks.query_stages)
 
 
 def query_slot(blocks: Blocks, nth: Any) -> Any:
-    """The first entry of that slot: the tile of the first consumer."""
+    """Return the first entry of that slot: the tile of the first consumer."""
     return query_stage(blocks, nth) * blocks.consumers

@@ -47,7 +47,7 @@ LN2 = math.log(2.0)
 def flash_forward(
     spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], outputs: Mapping[str, Any], shared: Shared
 ) -> None:
-    """The body of the kernel. outputs: out, lse, row_max, leak, by name."""
+    """Run the body of the kernel. outputs: out, lse, row_max, leak, by name."""
     load = partial(_load_span, spec, arrays)
 
     def produce() -> None:
@@ -64,7 +64,7 @@ def flash_forward(
 
 
 def _load_span(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> Span | None:
-    """The key blocks of a tile, where arrays say which."""
+    """Return the key blocks of a tile, where arrays decide which."""
     if not spec.uses_ranges:
         return None
     entry, _, block = locate_query_tile(spec, tile)
@@ -74,7 +74,7 @@ def _load_span(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> Span |
 def _visit(
     spec: KernelSpec, arrays: Mapping[str, Any], loaded: Span | None, tile: Any
 ) -> tuple[Any, Any, Any, Span]:
-    """The batch row, head and row block of a tile, and its key blocks. loaded: None if they are not yet.
+    """Return the batch row, head, row block and key blocks of a tile. loaded: None if they are not yet.
 
     A row block that sees nothing takes one block of keys, all hidden: no case of its own.
     """
@@ -86,7 +86,7 @@ def _visit(
 
 
 def _of_rows(spec: KernelSpec, batch: Any, rows: Any, head: Any) -> tuple[Any, Any, Any]:
-    """Where rows of a head are in query and out."""
+    """Return where rows of a head are in query and out."""
     return (batch * spec.heads + head, rows, 0) if spec.heads_apart else (batch, rows, head)
 
 
@@ -137,7 +137,7 @@ def _consume(
     loaded: Span | None,
     count: Any,
 ) -> Any:
-    """Computes and stores 64 rows of a tile."""
+    """Compute and store 64 rows of a tile."""
     batch, head, block, span = _visit(spec, arrays, loaded, tile)
     row = block * blocks.own + warpgroup * ROWS
     held = Tile(spec, arrays, batch, head, row, key=None, words=load_words(arrays))
@@ -183,7 +183,7 @@ def _consume(
 def finish(
     spec: KernelSpec, arrays: Mapping[str, Any], head: Any, m: jax.Array, norm: jax.Array
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The lse, and what the sums of P V are multiplied by, of each row (clauses S10, S11, S13).
+    """Return the lse of each row, and the factor of its sums of P V (clauses S10, S11, S13).
 
     Of partial results: the norm, and None for 1.
     """
@@ -205,14 +205,14 @@ def finish(
 
 
 def scaled(spec: KernelSpec, acc: jax.Array, factor: jax.Array | None) -> jax.Array:
-    """The sums of P V times the factor of their rows; if that is None, times the factor of dropout."""
+    """Return the sums of P V times the factor of their rows; if that is None, times the factor of dropout."""
     if factor is None:
         return acc * spec.kept_scale if spec.dropout else acc
     return acc * over_rows(factor, acc.shape)
 
 
 def _share(spec: KernelSpec, m: jax.Array, largest: jax.Array) -> jax.Array:
-    """Two to the power of m - largest in bits, at most 1.
+    """Return two to the power of m - largest in bits, at most 1.
 
     m is a product. The compiler may fuse it with the subtraction, which leaves the rounding of the product.
     Of a row that has seen nothing, and of huge logits, that is more than any exponent.
@@ -221,7 +221,7 @@ def _share(spec: KernelSpec, m: jax.Array, largest: jax.Array) -> jax.Array:
 
 
 def _attend(consumer: Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-    """acc = sum of P V, the reference, the norm, over the key blocks of a span; blocks taken."""
+    """Return acc = sum of P V, the reference, the norm, over the key blocks of a span; blocks taken."""
     spec, blocks, shared = consumer.spec, consumer.blocks, consumer.shared
     start = span[0]
     consumer.wait_for_query()
@@ -248,7 +248,7 @@ def _attend(consumer: Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.
 
 
 def first_compared(spec: KernelSpec, span: Span) -> Any:
-    """Whether the first block is compared: decided in the kernel where arrays alone say what a row sees."""
+    """Return whether the first block is compared: decided in the kernel where arrays alone limit a row."""
     if spec.pairwise or spec.cap is not None or not spec.uses_ranges:
         return spec.hides or spec.ragged
     start, full_start, full_stop, _ = span
@@ -256,7 +256,7 @@ def first_compared(spec: KernelSpec, span: Span) -> Any:
 
 
 def _score(consumer: Consumer, slot: Any, block: Any) -> tuple[jax.Array, jax.Array | None]:
-    """S = Q K^T [64, k] float32 of the first block, behind which nothing hides, and the pairs it keeps."""
+    """Return S = Q K^T [64, k] float32 of the first block, overlapped by nothing, and the pairs it keeps."""
 
     def run(s: Any) -> tuple[jax.Array, jax.Array | None]:
         consumer.start_score(s, slot)
@@ -270,7 +270,7 @@ def _score(consumer: Consumer, slot: Any, block: Any) -> tuple[jax.Array, jax.Ar
 
 
 def _step(consumer: Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Adds P V of the block before, while S and P of block j are made.
+    """Add P V of the block before, while S and P of block j are computed.
 
     carry: P of the block before, in the inputs' dtype, what is known of the rows, and the blocks taken.
     """

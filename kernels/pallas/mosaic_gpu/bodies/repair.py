@@ -41,7 +41,7 @@ def repair(
     results: Mapping[str, jax.Array],
     leak: jax.Array,
 ) -> dict[str, jax.Array]:
-    """The results, computed anew in tiles where `leak`, what a fast kernel said of its rows, is NaN.
+    """Recompute the results in tiles where `leak`, by which a fast kernel marks its rows, is NaN.
 
     arrays: those of the fast kernel. body: one of `repair_tile`, with what it needs of the fast kernel's
     blocks. It writes the results, in the fast kernel's order of sums: to the bit the same where nothing
@@ -73,7 +73,7 @@ def _program(
     _: Mapping[str, Any],
     shared: Shared,
 ) -> None:
-    """The tiles of a program that have a row that is not finite.
+    """Compute the tiles of a program that have a row that is not finite.
 
     blocks: how many each head has, with those past the end of its rows.
     """

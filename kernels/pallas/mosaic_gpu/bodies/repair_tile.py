@@ -70,7 +70,7 @@ class Shared:
 
 
 def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
-    """64 rows of out.
+    """Compute 64 rows of out.
 
     Values that are not finite are left out; then the rows that give one of them weight are NaN there. Which
     do is found with values that are 1 in their places and 0 elsewhere.
@@ -121,7 +121,7 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
 def d_query(
     keys: int | None, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any
 ) -> None:
-    """64 rows of d_query: keys that are not finite are left out; the lse is NaN for those that are seen.
+    """Compute 64 rows of d_query: non-finite keys are left out; the lse is NaN for those that are seen.
 
     keys: how many of them the fast kernel sums before it adds the sum to those of the keys before. None: all.
     """
@@ -168,7 +168,7 @@ def d_query(
 def d_key(
     step: int | None, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any
 ) -> None:
-    """64 rows of d_key, d_value or both: query rows that see nothing, or are NaN, are left out.
+    """Compute 64 rows of d_key, d_value or both: query rows that see nothing, or are NaN, are left out.
 
     The lse is not finite for those, and makes P 0 or NaN where they are seen. step: of a fused kernel, the
     queries in a block. None: of one that sums over a head's queries before it takes the next head's.
@@ -223,14 +223,14 @@ def d_key(
 
 
 def _weights(tile: Tile, shared: Shared, lse: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-    """P of a tile whose Q and K are those that it owns and visits, and the slope of the cap."""
+    """Return P of a tile whose Q and K are those that it owns and visits, and the slope of the cap."""
     folds = tile.spec.folds
     score = _product(tile, shared.own.at[_only()], shared.visited.at[_only()], lse if folds else None)
     return weights(tile, score, None if folds else lse, compared=True)
 
 
 def _cotangents(tile: Tile, shared: Shared, lse: jax.Array, delta: jax.Array) -> jax.Array:
-    """dS of a tile whose dO and V are those that it owns and visits."""
+    """Return dS of a tile whose dO and V are those that it owns and visits."""
     p, slope = _weights(tile, shared, lse)
     kept = kept_pairs(tile)
     first = None if tile.spec.dropout else delta
@@ -241,7 +241,7 @@ def _cotangents(tile: Tile, shared: Shared, lse: jax.Array, delta: jax.Array) ->
 
 
 def _with_pairs(tile: Tile, shared: Shared) -> Tile:
-    """The tile with those of a mask and bias of every pair."""
+    """Return the tile with the tiles of a mask and bias of every pair."""
     spec, held = tile.spec, dict[str, Any]()
     for name in spec.tiled_pairs:
         room = getattr(shared, name)
@@ -252,7 +252,7 @@ def _with_pairs(tile: Tile, shared: Shared) -> Tile:
 
 
 def _only() -> Any:
-    """The index of the only entry, so that addresses are computed anew: registers are few for all of them."""
+    """Return the index of the only entry, so that addresses are computed anew, which saves registers."""
     (index,) = unknown(jnp.int32(0))
     return index
 
@@ -262,7 +262,7 @@ def _fetch(shared: Shared, array: Any, at: tuple[Any, ...], room: Any, index: An
 
 
 def _product(tile: Tile, left: Any, right: Any, begin: jax.Array | None = None) -> jax.Array:
-    """left @ right.T float32, of a tile's shape; begin: of each query, what the sum begins at."""
+    """Return left @ right.T float32, of a tile's shape; begin: the start of the sum, of each query."""
 
     def run(acc: Any) -> jax.Array:
         if begin is not None:
@@ -274,7 +274,7 @@ def _product(tile: Tile, left: Any, right: Any, begin: jax.Array | None = None) 
 
 
 def _add(acc: Any, left: jax.Array, right: Any) -> None:
-    """acc += left @ right, left rounded to the dtype of right."""
+    """Compute acc += left @ right, left rounded to the dtype of right."""
     plgpu.wgmma(acc, left.astype(right.dtype), right)
     plgpu.wgmma_wait(0)
 
@@ -286,7 +286,7 @@ def _sum(
     store: Callable[[Any, jax.Array], None],
     most: int = CHANNELS,
 ) -> None:
-    """store(channels, total(acc, channels)) for `dim` channels, in parts that the registers hold.
+    """Call store(channels, total(acc, channels)) for `dim` channels, in parts that the registers hold.
 
     acc begins at 0.
     """
@@ -305,7 +305,7 @@ def _sum(
 
 
 def _repeat(times: int, body: Callable[[Any], None]) -> None:
-    """body(i) so many times, by the same instructions: copies of them would have to be compiled."""
+    """Call body(i) so many times, by the same instructions: copies of them would have to be compiled."""
     (stop,) = unknown(jnp.int32(times))
     lax.fori_loop(0, stop, lambda i, _: body(i), None)
 
@@ -315,7 +315,7 @@ def _store(room: Any, channels: Any, x: jax.Array) -> None:
 
 
 def _change(room: Any, change: Callable[..., jax.Array], *others: Any) -> None:
-    """room = change(room, *others), at most a square of 64 at a time, for which there are registers."""
+    """Set room = change(room, *others), at most a square of 64 at a time, for which there are registers."""
     rows, columns = room.shape
     for i in range(0, rows, ROWS):
         for j in range(0, columns, ROWS):
@@ -326,7 +326,7 @@ def _change(room: Any, change: Callable[..., jax.Array], *others: Any) -> None:
 
 
 def _part(nonfinite: Any, x: jax.Array) -> jax.Array:
-    """1 where x is not finite, else 0; or x where it is finite, else 0."""
+    """Return 1 where x is not finite, else 0; or x where it is finite, else 0."""
     finite = x * 0.0 == 0.0
     return jnp.where(nonfinite, jnp.where(finite, 0.0, 1.0), jnp.where(finite, x, 0.0))
 

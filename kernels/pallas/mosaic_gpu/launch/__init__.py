@@ -1,1 +1,1 @@
-"""What a launch of a Hopper kernel is made of: warpgroups, operands, results, shared memory, copies."""
+"""The parts of a launch of a Hopper kernel: warpgroups, operands, results, shared memory, copies."""

@@ -19,17 +19,17 @@ from attest.kernels.visibility.intervals import Rows
 
 
 def tensor(x: jax.Array, head_dim: int) -> jax.Array:
-    """[B, S, H, head_dim], as the TMA unit copies it: a copy where x has another head dim."""
+    """Return [B, S, H, head_dim], as the TMA unit copies it: a copy where x has another head dim."""
     return as_operand(padded(x, 3, head_dim, 0))
 
 
 def per_query(spec: KernelSpec, x: jax.Array, fill: float) -> jax.Array:
-    """[B, Hq, Sq] float32, padded to full blocks of queries."""
+    """Return [B, Hq, Sq] float32, padded to full blocks of queries."""
     return padded(x, 2, spec.q_blocks * spec.q_block, fill)
 
 
 def visibility(spec: KernelSpec, call: Call, rows: Rows, ranges: jax.Array | None) -> dict[str, jax.Array]:
-    """What decides which keys a row sees, beyond causal order, and ALiBi: of all batch rows if of one.
+    """Return what decides which keys a row sees, beyond causal order, and ALiBi: of all batch rows if of one.
 
     ranges: of `attest.kernels.visibility.blocks`, the blocks that each block of the kernel's owner visits.
     """
@@ -56,7 +56,7 @@ def visibility(spec: KernelSpec, call: Call, rows: Rows, ranges: jax.Array | Non
 
 
 def pairs(spec: KernelSpec, call: Call) -> dict[str, jax.Array]:
-    """Mask and bias, as [.., queries, keys], or [.., 1, keys] if all queries share them.
+    """Return mask and bias, as [.., queries, keys], or [.., 1, keys] if all queries share them.
 
     One that keys share is [.., 1, queries]; one that queries share, too, has that entry for each key.
     """
@@ -69,7 +69,7 @@ def pairs(spec: KernelSpec, call: Call) -> dict[str, jax.Array]:
 
 
 def pair_lengths(q_length: int, k_length: int, itemsize: int) -> tuple[int, int]:
-    """What the queries and keys of an array of every pair are padded to, for the TMA unit."""
+    """Return the padded lengths of queries and keys of an array of every pair, for the TMA unit."""
     row = PART_BYTES // itemsize
     return -(-q_length // GROUP) * GROUP, -(-k_length // row) * row
 
@@ -85,7 +85,7 @@ def _laid(spec: KernelSpec, name: str, x: jax.Array, fill: float) -> jax.Array:
 
 
 def dropout(call: Call) -> dict[str, jax.Array]:
-    """[6] int32, the words of `attest.kernels.numerics.philox.dropout_words`."""
+    """Return [6] int32, the words of `attest.kernels.numerics.philox.dropout_words`."""
     if call.dropout_seed is None:
         return {}
     words = dropout_words(call.dropout_seed, call.positions.origin, call.dropout_shared)
@@ -93,7 +93,7 @@ def dropout(call: Call) -> dict[str, jax.Array]:
 
 
 def sinks(spec: KernelSpec, call: Call) -> dict[str, jax.Array]:
-    """[2, Hq] float32, as references are: the logsumexp of each head's sinks, and the largest of them."""
+    """Return [2, Hq] float32, as references are: the logsumexp of each head's sinks, and the largest."""
     if call.softmax_aux is None:
         return {}
     aux = call.softmax_aux.astype(jnp.float32)

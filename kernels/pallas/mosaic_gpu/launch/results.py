@@ -39,7 +39,7 @@ def with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) ->
 
 
 def _of_tensor(spec: KernelSpec, x: jax.Array, head_dim: int, padded: int) -> jax.ShapeDtypeStruct:
-    """The shape of a result for each row and head of an array. padded: the length of an unrounded one.
+    """Return the shape of a result for each row and head of an array. padded: the length of an unrounded one.
 
     Unrounded results are written from registers, up to the end of a block. The TMA unit writes the others, no
     row past the end.

@@ -41,76 +41,76 @@ def scratch(record: type, *sizes: Any) -> dict[str, Any]:
 
 
 def own_rows(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[consumers, 64, D]: the rows of each consumer, of a tensor with the head dim of query and key."""
+    """Return [consumers, 64, D]: the rows of each consumer, of a tensor with query's and key's head dim."""
     return matrix(spec.dtype, blocks.consumers, ROWS, spec.head_dim)
 
 
 def own_value_rows(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[consumers, 64, Dv]: the rows of each consumer, of a tensor with the head dim of value."""
+    """Return [consumers, 64, Dv]: the rows of each consumer, of a tensor with the head dim of value."""
     return matrix(spec.dtype, blocks.consumers, ROWS, spec.value_dim)
 
 
 def tile_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """[stages, step, D]: a slot for each block of query or key that is on its way or in use."""
+    """Return [stages, step, D]: a slot for each block of query or key that is on its way or in use."""
     return matrix(spec.dtype, blocks.stages, blocks.step, spec.head_dim)
 
 
 def value_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """[value_slots, step, Dv]: the same for value or the cotangent of out."""
+    """Return [value_slots, step, Dv]: the same for value or the cotangent of out."""
     return matrix(spec.dtype, blocks.value_slots, blocks.step, spec.value_dim)
 
 
 def number_ring(_: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """[stages, step] float32: a number for each row of a ring."""
+    """Return [stages, step] float32: a number for each row of a ring."""
     return vector(blocks.step, blocks.stages)
 
 
 def key_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[stages] barriers, each complete when a block of K has arrived."""
+    """Return [stages] barriers, each complete when a block of K has arrived."""
     return barriers(blocks.stages, key_copies(spec, spec.k_block)[0])
 
 
 def value_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[value_slots] barriers, each complete when a block of V has arrived."""
+    """Return [value_slots] barriers, each complete when a block of V has arrived."""
     return barriers(blocks.value_slots, key_copies(spec, spec.k_block)[1])
 
 
 def query_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
-    """How many copies bring so many rows of query, and of the cotangent of out."""
+    """Return how many copies bring so many rows of query, and of the cotangent of out."""
     dims = (spec.head_dim, spec.value_dim)
     first, second = (copies(spec.dtype, spec.q_length, dim, rows) for dim in dims)
     return first, second
 
 
 def key_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
-    """How many copies bring so many rows of key, and of value."""
+    """Return how many copies bring so many rows of key, and of value."""
     dims = (spec.head_dim, spec.value_dim)
     first, second = (copies(spec.dtype, spec.k_length, dim, rows) for dim in dims)
     return first, second
 
 
 def slot_empty(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[stages] barriers, each complete when every warpgroup that computes has read the slot."""
+    """Return [stages] barriers, each complete when every warpgroup that computes has read the slot."""
     return barriers(blocks.stages, arrivals=blocks.computing)
 
 
 def value_slot_empty(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[value_slots] barriers, as `slot_empty`."""
+    """Return [value_slots] barriers, as `slot_empty`."""
     return barriers(blocks.value_slots, arrivals=blocks.computing)
 
 
 def consumer_signal(_: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[consumers] barriers, each complete when one warpgroup has arrived."""
+    """Return [consumers] barriers, each complete when one warpgroup has arrived."""
     return barriers(blocks.consumers)
 
 
 def query_pair_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """[consumers] barriers, each complete when a consumer's query and cotangent of out have arrived."""
+    """Return [consumers] barriers, complete when a consumer's query and cotangent of out have arrived."""
     return barriers(blocks.consumers, sum(query_copies(spec, ROWS)))
 
 
 def key_pair_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    """[consumers] barriers, each complete when a consumer's key and value have arrived."""
+    """Return [consumers] barriers, each complete when a consumer's key and value have arrived."""
     return barriers(blocks.consumers, sum(key_copies(spec, ROWS)))
 
 
@@ -121,7 +121,7 @@ def tile_bytes(
     itemsize: int,
     pairs: Mapping[str, int] | None = None,
 ) -> int:
-    """The shared memory of a kernel's tiles: what `scratch` describes, but for numbers and barriers.
+    """Return the shared memory of a kernel's tiles: what `scratch` describes, but for numbers and barriers.
 
     kernel: "forward", "backward_query", "backward_key" or "backward_bias". dims: of query and of value.
     pairs: what `attest.kernels.pallas.mosaic_gpu.spec.tiled_bytes` says of the call.
@@ -146,7 +146,7 @@ def tile_bytes(
 
 
 def suits(kernel: str, call: Call, apart: bool, blocks: Blocks | BackwardBlocks) -> bool:
-    """Whether a kernel of a call may have such blocks: they fit, and programs of fused ones need not wait.
+    """Return whether a kernel of a call may have such blocks: they fit, and fused programs need not wait.
 
     apart: whether backward_query is launched for dquery, so that nothing is fused.
     """
@@ -180,5 +180,5 @@ def fits(
     pairs: Mapping[str, int],
     blocks: Blocks | BackwardBlocks,
 ) -> bool:
-    """Whether the tiles of a kernel leave some shared memory for barriers and numbers."""
+    """Return whether the tiles of a kernel leave some shared memory for barriers and numbers."""
     return tile_bytes(kernel, blocks, dims, itemsize, pairs) + _SPARE_BYTES <= SHARED_BYTES

@@ -40,15 +40,17 @@ class Tiles:
 
     @property
     def at(self) -> Any:
+        """The view by index, as of a reference."""
         return self.tiled.at
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape in tiles."""
         return self.tiled.shape
 
 
 def matrix(dtype: Any, count: int, rows: int, channels: int) -> Any:
-    """What to allocate for `Tiles` [count, rows, channels], in the layout that TMA writes and WGMMA reads.
+    """Return the allocation of `Tiles` [count, rows, channels], in the layout of TMA writes and WGMMA reads.
 
     Rows are cut into parts of 128, 64 or 32 bytes, the largest of these that divides a row.
     """
@@ -59,7 +61,7 @@ def matrix(dtype: Any, count: int, rows: int, channels: int) -> Any:
 
 
 def tiled(dtype: Any, count: int, rows: int, channels: int) -> Any:
-    """What to allocate for [count, rows, channels] in that layout, which one copy of an array fills.
+    """Return the allocation of [count, rows, channels] in that layout, which one copy of an array fills.
 
     The array's rows and their number are multiples of what the layout has.
     """
@@ -73,33 +75,33 @@ def _swizzle(dtype: Any, columns: int) -> Any:
 
 
 def columns_of(dtype: Any, channels: int) -> int:
-    """The columns of a part of a row."""
+    """Return the columns of a part of a row."""
     itemsize = jnp.dtype(dtype).itemsize
     return plgpu.find_swizzle(channels * itemsize * 8) // itemsize
 
 
 def parts_of(dtype: Any, channels: int) -> int:
-    """How many parts a row has."""
+    """Return how many parts a row has."""
     return channels // columns_of(dtype, channels)
 
 
 def in_groups(dtype: Any, length: int, channels: int) -> bool:
-    """Whether arrays of such a length are copied group by group."""
+    """Return whether arrays of such a length are copied group by group."""
     return length % GROUP != 0 and parts_of(dtype, channels) > 1
 
 
 def copies(dtype: Any, length: int, channels: int, rows: int) -> int:
-    """How many copies fill a tile of so many rows from an array of such a length."""
+    """Return how many copies fill a tile of so many rows from an array of such a length."""
     return rows // GROUP if in_groups(dtype, length, channels) else 1
 
 
 def as_operand(x: jax.Array) -> jax.Array:
-    """An array [B, S, H, D] in the shape that is copied from. No copy is made."""
+    """Return an array [B, S, H, D] in the shape that is copied from. No copy is made."""
     return x.reshape(operand_shape(x.dtype, x.shape))
 
 
 def operand_shape(dtype: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """What `as_operand` makes of a shape [B, S, H, D]."""
+    """Return the shape that `as_operand` gives to a shape [B, S, H, D]."""
     length, channels = shape[1], shape[3]
     if not in_groups(dtype, length, channels):
         return shape
@@ -107,7 +109,7 @@ def operand_shape(dtype: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def from_operand(x: jax.Array) -> jax.Array:
-    """The array [B, S, H, D] that `as_operand` has given its shape."""
+    """Return the array [B, S, H, D] that `as_operand` has given its shape."""
     return x.reshape(*x.shape[:3], -1)
 
 
@@ -154,14 +156,14 @@ def start_store(tiles: Tiles, index: Any, channels: int, array: Any, at: tuple[A
 
 
 def first_channels(room: Any, channels: int) -> Any:
-    """The first channels of [rows, D] in shared memory."""
+    """Return the first channels of [rows, D] in shared memory."""
     return room if room.shape[1] == channels else room.at[:, pl.ds(0, channels)]
 
 
 def _each_copy(
     copy: Callable[[Any, Any], None], array: Any, at: tuple[Any, ...], tiles: Tiles, index: Any
 ) -> None:
-    """copy(memory, shared) for each copy between `array.at[at]` and an entry of `tiles`."""
+    """Call copy(memory, shared) for each copy between `array.at[at]` and an entry of `tiles`."""
     if len(array.shape) == _UNGROUPED:
         one_part = len(tiles.copied.shape) == len(tiles.shape)
         copy(array.at[at], (tiles.copied if one_part else tiles).at[index])

@@ -33,7 +33,7 @@ def launch[S](
     programs: int,
     warpgroups: int,
 ) -> dict[str, jax.Array]:
-    """The outputs by name. body(arrays, outputs, shared(**scratch)) takes references by the same names.
+    """Launch a kernel; return its outputs by name. body(arrays, outputs, shared(**scratch)) has their names.
 
     arrays: those that are a `jax.Ref` are changed in place. scratch: what `matrix`, `vector` and `barriers`
     describe.
@@ -77,17 +77,17 @@ def launch[S](
 
 
 def vector(size: int, count: int) -> Any:
-    """[count, size] float32 in shared memory."""
+    """Return [count, size] float32 in shared memory."""
     return plgpu.SMEM((count, size), jnp.float32)
 
 
 def barriers(count: int, arrivals: int = 1) -> Any:
-    """As many barriers, each complete when so many warpgroups and copies have arrived."""
+    """Return as many barriers, each complete when so many warpgroups and copies have arrived."""
     return plgpu.Barrier(num_arrivals=arrivals, num_barriers=count)
 
 
 def shared_bytes(scratch: Mapping[str, Any]) -> int:
-    """The shared memory that a launch with such scratch takes, but for its barriers."""
+    """Return the shared memory that a launch with such scratch takes, but for its barriers."""
     arrays = [
         jax.ShapeDtypeStruct(x.shape, x.dtype) for x in scratch.values() if not isinstance(x, plgpu.Barrier)
     ]
@@ -100,7 +100,7 @@ def warp_specialize(
     consume: Callable[[Any], Any],
     add: Callable[[], Any] | None = None,
 ) -> None:
-    """consume(warpgroup) in each consumer, produce() in the warpgroup behind them, add() in one behind that.
+    """Run consume(warpgroup) in each consumer, produce() in the warpgroup behind, add() in the next one.
 
     Each has the registers that the blocks say, add as many as produce.
     """

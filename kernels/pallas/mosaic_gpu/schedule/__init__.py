@@ -1,1 +1,1 @@
-"""Which tiles and blocks each program of a Hopper kernel takes, and in which order."""
+"""The tiles and blocks that each program of a Hopper kernel takes, and their order."""

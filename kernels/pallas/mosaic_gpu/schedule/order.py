@@ -36,7 +36,7 @@ def locate_key_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
 
 
 def locate_fused_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
-    """The same, of a kernel whose programs of a head add to dquery one after another.
+    """Return the place of a tile of a kernel whose programs of a head add to dquery one after another.
 
     Programs of other heads start between them, so that fewer wait. The sums, too, are to be in the cache.
     """
@@ -48,7 +48,7 @@ def locate_fused_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
 def locate_sharers(
     spec: KernelSpec, tile: Any, blocks: int, heads: int, entries: int
 ) -> tuple[Any, Any, Any]:
-    """The entry, the head and the place of a tile: those that share tiles of a mask or bias run together.
+    """Return the entry, the head and the place of a tile: sharers of tiles of a mask or bias run together.
 
     The first of them then reads a tile from memory, and the others from the cache.
     """
@@ -92,17 +92,17 @@ def schedule(spec: KernelSpec, programs: int) -> np.ndarray:
 
 
 def _by_length(spec: KernelSpec) -> bool:
-    """Whether long tiles come first: not where tiles of a mask or bias are shared, which then decide."""
+    """Return whether long tiles come first: not where sharing tiles of a mask or bias decides the order."""
     return spec.causal and not spec.tiled_pairs
 
 
 def _row_bytes(spec: KernelSpec) -> int:
-    """The bytes of a row of two operands: one of head_dim, one of value_dim."""
+    """Return the bytes of a row of two operands: one of head_dim, one of value_dim."""
     return (spec.head_dim + spec.value_dim) * np.dtype(spec.dtype).itemsize
 
 
 def _longest_first(tile: Any, blocks: int, heads: int, entries: int, together: int) -> tuple[Any, Any, Any]:
-    """The entry, the head and the place of a tile: by groups of `together` heads, then place, then head."""
+    """Return the entry, head and place of a tile: by groups of `together` heads, then place, then head."""
     total = entries * heads
     together = min(together, total)
     group = div(tile, together * blocks)

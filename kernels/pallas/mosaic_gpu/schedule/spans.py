@@ -21,13 +21,13 @@ type Arrays = Mapping[str, Any]
 
 
 def locate(tile: Any, blocks: int, heads: int) -> tuple[Any, Any, Any]:
-    """The batch row, the head and the block of a program's tile."""
+    """Return the batch row, the head and the block of a program's tile."""
     rest = div(tile, blocks)
     return div(rest, heads), rem(rest, heads), rem(tile, blocks)
 
 
 def key_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
-    """The key blocks that a block of queries visits."""
+    """Return the key blocks that a block of queries visits."""
     if spec.uses_ranges:
         return _from_ranges(spec, arrays, batch, block)
     k_block, k_length = spec.k_block, spec.k_length
@@ -42,7 +42,7 @@ def key_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
 
 
 def part_span(spec: KernelSpec, part: Any, span: Span) -> Span:
-    """Those of a span's blocks that are in a part of the keys; one of the part if none is."""
+    """Return the blocks of a span that are in a part of the keys; one of the part if none is."""
     if spec.parts == 1:
         return span
     low = part * spec.part_blocks
@@ -55,7 +55,7 @@ def part_span(spec: KernelSpec, part: Any, span: Span) -> Span:
 
 
 def rows_span(spec: KernelSpec, span: Span, row: Any) -> Span:
-    """The key blocks that 64 rows from `row` on need, of those that their block of queries visits.
+    """Return the key blocks that 64 rows from `row` on need, of those that their block of queries visits.
 
     In causal order the first rows of a block need fewer than the last. One at least, all hidden or not.
     """
@@ -67,7 +67,7 @@ def rows_span(spec: KernelSpec, span: Span, row: Any) -> Span:
 
 
 def query_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
-    """The query blocks that visit a block of keys."""
+    """Return the query blocks that visit a block of keys."""
     if spec.uses_ranges:
         return _from_ranges(spec, arrays, batch, block)
     zero, stop = np.int32(0), np.int32(spec.q_blocks)
@@ -85,13 +85,13 @@ def query_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span
 def over_keys(
     spec: KernelSpec, span: Span, begin: Any, body: Callable[[bool, Any, Any], Any], carry: Any
 ) -> Any:
-    """carry after body(compared, block, carry) for the key blocks of a span, from `begin` on."""
+    """Return carry after body(compared, block, carry) for the key blocks of a span, from `begin` on."""
     trailing = spec.causal or spec.uses_ranges or spec.ragged
     return _over(spec, span, begin, body, carry, leading=spec.uses_ranges, trailing=trailing)
 
 
 def over_queries(spec: KernelSpec, span: Span, body: Callable[[bool, Any, Any], Any], carry: Any) -> Any:
-    """carry after body(compared, block, carry) for the query blocks of a span.
+    """Return carry after body(compared, block, carry) for the query blocks of a span.
 
     Rows past the end of the queries need no comparing: their P is 0.
     """
@@ -124,7 +124,7 @@ def _over(
 
 
 def _unknown(*span: Any) -> Span:
-    """A span of which the compiler knows nothing.
+    """Return a span of which the compiler knows nothing.
 
     Of short ones it unrolls the loops and spills registers for it, or takes the waits out of the producer's,
     where they never wait: such a kernel has faulted on an H200.

@@ -12,7 +12,7 @@ from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 
 
 def tiles(spec: KernelSpec) -> int:
-    """How many there are in a launch."""
+    """Return the number of tiles in a launch."""
     return spec.entries * spec.heads * spec.q_blocks
 
 
@@ -60,10 +60,10 @@ def over_tiles[T](
 
 
 def _place(program: Any, programs: int, nth: Any) -> Any:
-    """Which tile of a round a program takes: every other round backwards, so that none gets all long ones."""
+    """Return the tile of a program in a round: every other round runs backwards, to spread long tiles."""
     return jnp.where(nth % 2 == 0, program, programs - 1 - program)
 
 
 def batch_and_part(spec: KernelSpec, entry: Any) -> tuple[Any, Any]:
-    """The batch row, and the part of the keys, of an entry of the results."""
+    """Return the batch row, and the part of the keys, of an entry of the results."""
     return (entry, 0) if spec.parts == 1 else (lax.rem(entry, spec.batch), lax.div(entry, spec.batch))

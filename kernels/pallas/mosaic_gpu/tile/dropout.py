@@ -36,40 +36,55 @@ _OWN_EVEN, _OWN_ODD = 0x6240, 0x3715
 
 
 class Instructions[T](Protocol):
-    """What a thread computes with: 32-bit words, unsigned."""
+    """The arithmetic of a thread: 32-bit words, unsigned."""
 
-    def constant(self, value: int) -> T: ...
-    def thread(self) -> T:
-        """The number of this thread in its warpgroup."""
+    def constant(self, value: int) -> T:
+        """Return a word of a value."""
         ...
 
-    def add(self, x: T, y: T) -> T: ...
-    def xor(self, x: T, y: T) -> T: ...
-    def either(self, x: T, y: T) -> T: ...
+    def thread(self) -> T:
+        """Return the number of this thread in its warpgroup."""
+        ...
+
+    def add(self, x: T, y: T) -> T:
+        """Return x + y, modulo 2**32."""
+        ...
+
+    def xor(self, x: T, y: T) -> T:
+        """Return x ^ y."""
+        ...
+
+    def either(self, x: T, y: T) -> T:
+        """Return x | y."""
+        ...
+
     def divide(self, x: T, by: int) -> tuple[T, T]:
-        """The quotient and the rest."""
+        """Return the quotient and the rest."""
         ...
 
     def multiply(self, x: T, by: int) -> tuple[T, T]:
-        """The upper and the lower word of the product."""
+        """Return the upper and the lower word of the product."""
         ...
 
-    def if_odd(self, x: T, odd: int, even: int) -> T: ...
+    def if_odd(self, x: T, odd: int, even: int) -> T:
+        """Return odd where x is odd, else even."""
+        ...
+
     def if_least(self, x: T, least: int, bit: int) -> T:
-        """bit where x >= least, else 0."""
+        """Return bit where x >= least, else 0."""
         ...
 
     def exchange(self, x: T, lanes: int) -> T:
-        """x of the thread whose number differs by the bit `lanes`."""
+        """Return x of the thread whose number differs by the bit `lanes`."""
         ...
 
     def permute(self, x: T, y: T, selector: T) -> T:
-        """Four of the bytes of x, 0 to 3, and y, 4 to 7: the digits of the selector, the lowest first."""
+        """Return four of the bytes of x, 0 to 3, and y, 4 to 7: the digits of the selector, lowest first."""
         ...
 
 
 class Place[T](NamedTuple):
-    """Where a tile begins in the whole array, and the seed: a word each.
+    """The start of a tile in the whole array, and the seed: a word each.
 
     row: in the call, which begins at row_origin. batch, head, key: in the whole; key is a multiple of four.
     """
@@ -91,7 +106,7 @@ def draw_by_rows[T](
     queries: int | None = None,
     own_heads: bool = True,
 ) -> list[T]:
-    """A thread's words of a tile whose rows are queries.
+    """Draw a thread's words of a tile whose rows are queries.
 
     Two neighbouring threads hold the four pairs of a call, and those of another row. Each draws for one row.
     queries: in each head, where rows of several heads follow one another. own_heads: whether each head has a
@@ -123,7 +138,7 @@ def draw_by_rows[T](
 
 
 def draw_by_keys[T](thread: Instructions[T], place: Place[T], columns: int, least: int) -> list[T]:
-    """A thread's words of a tile whose rows are keys and whose columns are queries.
+    """Draw a thread's words of a tile whose rows are keys and whose columns are queries.
 
     The four pairs of a call are held by four threads, each of which holds pairs of four such calls: each
     draws one of the four calls, and then the four transpose their bytes.
@@ -153,12 +168,12 @@ def draw_by_keys[T](thread: Instructions[T], place: Place[T], columns: int, leas
 
 
 def load_words(arrays: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """The words of dropout from memory, int32 scalars; None without dropout."""
+    """Load the words of dropout from memory, int32 scalars; None without dropout."""
     return tuple(arrays["dropout"][i] for i in range(WORDS)) if "dropout" in arrays else None
 
 
 def kept_pairs(tile: Tile) -> jax.Array | None:
-    """Which pairs of a tile are kept: int32, a word of each thread, then the next; None without dropout."""
+    """Return the kept pairs of a tile: int32, a word of each thread, then the next; None without dropout."""
     spec = tile.spec
     if tile.words is None:
         return None
@@ -197,7 +212,7 @@ def kept_pairs(tile: Tile) -> jax.Array | None:
 
 
 def dropped(x: jax.Array, kept: jax.Array | None) -> jax.Array:
-    """A tile with 0 in the pairs that are not kept: [64, columns] of 32 or 16 bits."""
+    """Return a tile with 0 in the pairs that are not kept: [64, columns] of 32 or 16 bits."""
     if kept is None:
         return x
     layout = plgpu.Layout.WG_STRIDED(kept.shape, vec_size=1)
@@ -206,7 +221,7 @@ def dropped(x: jax.Array, kept: jax.Array | None) -> jax.Array:
 
 
 def of_kept_pairs(dp: jax.Array, kept: jax.Array | None, delta: jax.Array) -> jax.Array:
-    """dP of a tile, 0 in the pairs that are not kept, less delta.
+    """Return dP of a tile, 0 in the pairs that are not kept, less delta.
 
     One sum and no second product, so that no compiler can choose which of two it rounds.
     """
@@ -216,7 +231,7 @@ def of_kept_pairs(dp: jax.Array, kept: jax.Array | None, delta: jax.Array) -> ja
 def _draw[T](
     thread: Instructions[T], counter: Callable[[int], tuple[T, T, T, T]], keys: list[tuple[T, T]], least: int
 ) -> T:
-    """Bit 7 - k of byte w: whether word w of call k is kept."""
+    """Draw bits: bit 7 - k of byte w is whether word w of call k is kept."""
     bits = [
         thread.if_least(x, least, 1 << (8 * w + 7 - k))
         for k in range(_EIGHTS)
@@ -231,7 +246,7 @@ def _draw[T](
 def _philox[T](
     thread: Instructions[T], counter: tuple[T, T, T, T], keys: list[tuple[T, T]]
 ) -> tuple[T, T, T, T]:
-    """The ten rounds of Philox4x32."""
+    """Compute the ten rounds of Philox4x32."""
     c0, c1, c2, c3 = counter
     for k0, k1 in keys:
         high0, low0 = thread.multiply(c0, MULTIPLIERS[0])
@@ -253,7 +268,7 @@ def _round_keys[T](thread: Instructions[T], place: Place[T]) -> list[tuple[T, T]
 
 
 def _group[T](thread: Instructions[T], place: Place[T]) -> T:
-    """The first key's group of four."""
+    """Return the first key's group of four."""
     return thread.divide(place.key, _GROUP)[0]
 
 
@@ -308,7 +323,7 @@ class _Registers:
 
 
 def _masked(_: Any, x: Any, kept: Any) -> Any:
-    """Of each register of x, which has two neighbouring columns, what is kept."""
+    """Return the kept part of each register of x, which has two neighbouring columns."""
     thread = _Registers()
     words = [vector.extract(register, [], [0]) for register in kept.registers.flat]
     registers = np.empty(x.registers.size, object)
@@ -323,7 +338,7 @@ def _masked(_: Any, x: Any, kept: Any) -> Any:
 
 
 def _kept(register: Any, word: Any, half: int) -> Any:
-    """A register, two numbers of 16 or of 32 bits, where the signs of two bytes are set."""
+    """Return a register, two numbers of 16 or of 32 bits, where the signs of two bytes are set."""
     thread = _Registers()
     size = utils.bitwidth(register.type) // 32
     integers = ir.VectorType.get((size,), _i32())

@@ -30,43 +30,43 @@ type Describe = Callable[[KernelSpec, Blocks | BackwardBlocks], Any]
 
 
 def ring_of_queries(name: str) -> Describe:
-    """[consumers * stages, 64, k]: a ring of tiles for each consumer, whose rows are queries."""
+    """Return [consumers * stages, 64, k]: a ring of tiles for each consumer, whose rows are queries."""
     return _ring(name, lambda spec: (ROWS, spec.k_block))
 
 
 def ring_of_keys(name: str) -> Describe:
-    """[consumers * stages, step, 64]: a ring of tiles for each consumer, which owns keys."""
+    """Return [consumers * stages, step, 64]: a ring of tiles for each consumer, which owns keys."""
     return _ring(name, lambda spec: (spec.q_block, ROWS))
 
 
 def room_of_keys(name: str) -> Describe:
-    """[consumers, step, 64]: one tile for each consumer, which owns keys."""
+    """Return [consumers, step, 64]: one tile for each consumer, which owns keys."""
     return lambda spec, blocks: _room(spec, name, blocks.consumers, (spec.q_block, ROWS))
 
 
 def room(name: str) -> Callable[[KernelSpec], Any]:
-    """[1, q, k]: one tile, of the block of a spec."""
+    """Return [1, q, k]: one tile, of the block of a spec."""
     return lambda spec: _room(spec, name, 1, (spec.q_block, spec.k_block))
 
 
 def slot_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[stages] barriers, each complete when the tiles of all consumers have arrived."""
+    """Return [stages] barriers, each complete when the tiles of all consumers have arrived."""
     copies = copies_of_slot(spec, blocks)
     return barriers(blocks.stages, arrivals=copies) if copies else None
 
 
 def slot_empty(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-    """[stages] barriers, each complete when every consumer has read its tiles."""
+    """Return [stages] barriers, each complete when every consumer has read its tiles."""
     return barriers(blocks.stages, arrivals=blocks.consumers) if spec.tiled_pairs else None
 
 
 def copies_of_slot(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> int:
-    """How many copies fill a slot."""
+    """Return how many copies fill a slot."""
     return blocks.consumers * len(spec.tiled_pairs)
 
 
 def place(spec: KernelSpec, name: str, at: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
-    """Where a tile is in its array. at: its batch row, query head, queries and keys."""
+    """Return where a tile is in its array. at: its batch row, query head, queries and keys."""
     batch, head, queries, keys = at
     by_batch, by_head, _, _ = spec.axes_of_pairs(name)
     return batch if by_batch else 0, head if by_head else 0, queries, keys
@@ -79,7 +79,7 @@ def copies(
     shared: Any,
     at: Callable[[int], tuple[Any, Any, Any, Any]],
 ) -> list[tuple[Any, tuple[Any, ...], Any]]:
-    """The copies that fill a slot, as `launch.start_copy` takes them. at: where a consumer's tile is."""
+    """Return the copies that fill a slot, as `launch.start_copy` takes them. at: a consumer's tile."""
     stages = blocks.stages
     return [
         (arrays[name], place(spec, name, at(i)), getattr(shared, name).at[pl.ds(i * stages, stages)])
@@ -91,13 +91,13 @@ def copies(
 def tiles_of_slot(
     spec: KernelSpec, blocks: Blocks | BackwardBlocks, shared: Any, warpgroup: Any, slot: Any
 ) -> dict[str, Any]:
-    """A consumer's tiles in shared memory, by name."""
+    """Return a consumer's tiles in shared memory, by name."""
     held = warpgroup * blocks.stages + slot
     return {name: getattr(shared, name).at[held] for name in spec.tiled_pairs}
 
 
 def load_tile(ref: Any, transposed: bool) -> jax.Array:
-    """[queries, keys] from shared memory, as a product has it; [keys, queries] if transposed.
+    """Return [queries, keys] from shared memory, as a product has it; [keys, queries] if transposed.
 
     A mask, whose elements have 8 bits, comes with 16 if transposed.
     """
@@ -111,7 +111,7 @@ def load_tile(ref: Any, transposed: bool) -> jax.Array:
 
 
 def widened(x: jax.Array) -> jax.Array:
-    """A tile as float32; of bfloat16 by two instructions for two elements, where the compiler takes three."""
+    """Widen a tile to float32: bfloat16 by two instructions for two elements; the compiler takes three."""
     if x.dtype != jnp.bfloat16:
         return x.astype(jnp.float32)
     number = plgpu.ShapeDtypeStruct(x.shape, jnp.float32, layout=TILE)
@@ -119,7 +119,7 @@ def widened(x: jax.Array) -> jax.Array:
 
 
 def _widened(_: Any, array: Any) -> Any:
-    """The first of two elements is the lower half of 32 bits, and the upper half of its float32."""
+    """Widen pairs: the first element is the lower half of 32 bits, and the upper half of its float32."""
     i32, f32 = ir.IntegerType.get_signless(32), ir.F32Type.get()
     integers, floats = (ir.VectorType.get((2,), element) for element in (i32, f32))
 
@@ -136,7 +136,7 @@ def _widened(_: Any, array: Any) -> Any:
 
 
 def store_transposed(ref: Any, x: jax.Array) -> None:
-    """[keys, queries], as a product has it, to [queries, keys] in shared memory."""
+    """Store [keys, queries], as a product has it, to [queries, keys] in shared memory."""
     x = x.astype(ref.dtype)
     ref.T[...] = x if ref.dtype.itemsize == 2 else plgpu.layout_cast(x, _TRANSPOSED)
 

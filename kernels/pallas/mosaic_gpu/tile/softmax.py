@@ -44,7 +44,7 @@ _ROUNDING = 0.01
 
 
 class Softmax(NamedTuple):
-    """What is known of 64 rows so far.
+    """The state of the softmax of 64 rows so far.
 
     reference: [64] float32, in units of u, or in bits where the cap is bare. unit: [64] float32, what u is
     multiplied by in exponents; None where the cap is bare. norm: the sum of P, [64], or [64, 8] where it is
@@ -56,11 +56,11 @@ class Softmax(NamedTuple):
     norm: jax.Array
 
     def level(self, spec: KernelSpec) -> jax.Array:
-        """[64], the reference in units of `KernelSpec.reference_unit`."""
+        """Return [64], the reference in units of `KernelSpec.reference_unit`."""
         return self.reference if _bare(spec) or spec.in_nats else self.reference * spec.unit
 
     def whole_norm(self) -> jax.Array:
-        """[64], its parts summed."""
+        """Return [64], its parts summed."""
         return jnp.sum(self.norm, axis=1) if self.norm.ndim == 2 else self.norm
 
 
@@ -87,7 +87,7 @@ type _Step = tuple[jax.Array, _Row, jax.Array, Any]  # the exponents, what of ro
 
 
 def nothing_known(spec: KernelSpec, partial_sums: bool) -> Softmax:
-    """The softmax of 64 rows that have seen nothing."""
+    """Return the softmax of 64 rows that have seen nothing."""
     norm = _by_row(0.0)
     if partial_sums:
         norm = plgpu.layout_cast(jnp.zeros((ROWS, COLUMNS), jnp.float32), TILE)
@@ -99,7 +99,7 @@ def nothing_known(spec: KernelSpec, partial_sums: bool) -> Softmax:
 
 
 def online_softmax(tile: Tile, s: jax.Array, compared: Any, known: Softmax) -> Weights:
-    """The weights of a tile from the product s, and what is known once they are counted.
+    """Return the weights of a tile from the product s, and the softmax that includes them.
 
     compared: whether bounds and segments may hide pairs, a bool; or a number of the kernel, where only they
     may and no cap follows.
@@ -115,7 +115,7 @@ def online_softmax(tile: Tile, s: jax.Array, compared: Any, known: Softmax) -> W
 
 
 def rescaled(acc: jax.Array, weights: Weights) -> jax.Array:
-    """Earlier sums of P V, relative to the reference as it is now."""
+    """Return earlier sums of P V, rescaled to the reference as it is now."""
     alpha = weights.alpha
     return lax.cond(
         weights.moved, lambda acc, alpha: acc * over_rows(alpha, acc.shape), lambda acc, _: acc, acc, alpha
@@ -140,7 +140,7 @@ def _of_logits(tile: Tile, s: jax.Array, compared: Any, row: _Row) -> _Step:
 
 
 def _visible_logits(tile: Tile, s: jax.Array, compared: Any) -> jax.Array:
-    """u of a tile, -inf where hidden."""
+    """Return u of a tile, -inf where hidden."""
     if isinstance(compared, bool):
         u, hiding = logits(tile, s, compared)
         return hiding.apply(u, -jnp.inf)
@@ -149,7 +149,7 @@ def _visible_logits(tile: Tile, s: jax.Array, compared: Any) -> jax.Array:
 
 
 def _of_cap(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
-    """The same where the tanh is of s itself: it keeps the order, so one vote of |s| answers for all.
+    """Return the same where the tanh is of s itself: it keeps the order, so one vote of |s| answers for all.
 
     The short way is for small logits that move no reference. A compared tile, whose hidden pairs may hold
     anything, takes the long one.
@@ -178,17 +178,17 @@ def _of_cap(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
 
 
 def _bare(spec: KernelSpec) -> bool:
-    """Whether the logits come in bits, from the polynomial of a bare cap."""
+    """Return whether the logits come in bits, from the polynomial of a bare cap."""
     return spec.bare_cap and not spec.pairwise
 
 
 def _slack(tile: Tile) -> float:
-    """An out that is not normalised is relative to the maximum itself (S26)."""
+    """Return the slack: 0 for an out that is not normalised, which is relative to the maximum (S26)."""
     return 0.0 if tile.spec.exact_reference else SLACK
 
 
 def _moved(spec: KernelSpec, slack: float, highest: jax.Array, row: _Row) -> tuple[_Row, jax.Array]:
-    """The rows, now that their highest logits [64, 8] are known, and alpha."""
+    """Return the rows, now that their highest logits [64, 8] are known, and alpha."""
     top = jnp.max(highest, axis=1)
     now = jnp.where(top - row.reference > slack, top, row.reference)
     if row.unit is None:
@@ -199,7 +199,7 @@ def _moved(spec: KernelSpec, slack: float, highest: jax.Array, row: _Row) -> tup
 def _moved_beside_bias(
     tile: Tile, slack: float, u: jax.Array, row: _Row
 ) -> tuple[jax.Array, _Row, jax.Array]:
-    """The same, and u without what a bias hides that is not finite (S4)."""
+    """Return the same, and u without the non-finite values that a bias hides (S4)."""
     u = jnp.where(tile.load_pairs("bias").astype(jnp.float32) == -jnp.inf, -jnp.inf, u)
     return u, *_moved(tile.spec, slack, _by_column(jnp.maximum, u), row)
 
@@ -209,7 +209,7 @@ def _unmoved_beside_bias(u: jax.Array, row: _Row) -> tuple[jax.Array, _Row, jax.
 
 
 def _row_unit(spec: KernelSpec, reference: jax.Array) -> jax.Array:
-    """What u is multiplied by in rows of a reference, for u * unit - reference * unit.
+    """Return the factor of u in rows of a reference, for u * unit - reference * unit.
 
     The compiler fuses the first product with the subtraction, and rounds the second. Where its last bits are
     whole numbers that makes 0 or inf of the largest weight. There a power of two, of which both are exact,
@@ -220,7 +220,7 @@ def _row_unit(spec: KernelSpec, reference: jax.Array) -> jax.Array:
 
 
 def _power(spec: KernelSpec) -> float:
-    """The unit of rows of a huge reference."""
+    """Return the unit of rows of a huge reference."""
     return 2.0 ** math.floor(math.log2(spec.unit / LOG2E))
 
 
@@ -233,7 +233,7 @@ def _by_row(x: float) -> jax.Array:
 
 
 def _by_column(combine: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """[64, 8] from a tile: every eighth column combined."""
+    """Return [64, 8] from a tile: every eighth column combined."""
     parts = [x[:, i : i + COLUMNS] for i in range(0, x.shape[1], COLUMNS)]
     while len(parts) > 1:
         pairs = [combine(*parts[i : i + 2]) for i in range(0, len(parts) - 1, 2)]

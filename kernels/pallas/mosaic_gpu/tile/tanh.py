@@ -39,10 +39,11 @@ class Cap:
         return _SMALL / self.scale
 
     def of_small(self, s: jax.Array) -> jax.Array:
+        """Return the tanh by its polynomial, for |s| up to `small`."""
         return s * self._polynomial(s)
 
     def of_any(self, s: jax.Array) -> jax.Array:
-        """The same to the bit where |s| is small: a few columns after another."""
+        """Return the same to the bit where |s| is small: a few columns after another."""
         done: list[jax.Array] = []
         rest = [s[:, i : i + _COLUMNS] for i in range(0, s.shape[1], _COLUMNS)]
         while rest:
@@ -71,7 +72,7 @@ class Cap:
 
 
 def tanh(s: jax.Array, scale: float, layout: Any, beside_pairs: bool) -> jax.Array:
-    """tanh(scale * s) of a tile [64, columns] float32 in a layout.
+    """Return the tanh of scale * s, of a tile [64, columns] float32 in a layout.
 
     beside_pairs: it is taken beside a tile of a mask or bias, which registers would have to hold through
     both ways: without asking.
@@ -83,7 +84,7 @@ def tanh(s: jax.Array, scale: float, layout: Any, beside_pairs: bool) -> jax.Arr
 
 
 def any_above(bound: float, x: jax.Array, layout: Any) -> Any:
-    """Whether anything that this warp holds of x is above the bound or not a number: 1, else 0."""
+    """Return whether anything that this warp holds of x is above the bound or not a number: 1, else 0."""
 
     def vote(_: Any, array: Any) -> Any:
         elements = [vector.extract(register, [], [i]) for register in array.registers.flat for i in range(2)]

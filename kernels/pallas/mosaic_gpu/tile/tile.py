@@ -31,7 +31,7 @@ OPAQUE_ABOVE = 64  # the largest head dim whose addresses the registers hold
 
 @dataclass(frozen=True)
 class Bounds:
-    """What decides which keys each query of a tile sees: int32 vectors, None where the spec has none.
+    """The bounds of the keys that each query of a tile sees: int32 vectors, None where the spec has none.
 
     stand: where it stands among the keys, for ALiBi.
     """
@@ -66,32 +66,37 @@ class Tile:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """The shape: the rows of a warpgroup, and the columns of a block."""
         return ROWS, self.spec.q_block if self.transposed else self.spec.k_block
 
     @property
     def queries(self) -> Any:
+        """The queries of the tile, a slice."""
         return pl.ds(self.row, self.shape[self.transposed])
 
     @property
     def keys(self) -> Any:
+        """The keys of the tile, a slice."""
         return pl.ds(self.key, self.shape[not self.transposed])
 
     def by_query(self, x: Any) -> jax.Array:
-        """A value of each query, for every key."""
+        """Return a value of each query, for every key."""
         return (over_columns if self.transposed else over_rows)(x, self.shape)
 
     def by_key(self, x: Any) -> jax.Array:
-        """A value of each key, for every query."""
+        """Return a value of each key, for every query."""
         return (over_rows if self.transposed else over_columns)(x, self.shape)
 
     def load_by_query(self, ref: Any) -> jax.Array:
+        """Load a value of each query."""
         return load(ref, BY_COLUMN if self.transposed else BY_ROW)
 
     def load_by_key(self, ref: Any) -> jax.Array:
+        """Load a value of each key."""
         return load(ref, BY_ROW if self.transposed else BY_COLUMN)
 
     def load_pairs(self, name: str) -> jax.Array:
-        """The tile of a mask or bias."""
+        """Return the tile of a mask or bias."""
         if name in self.pairs:
             return load_tile(self.pairs[name], self.transposed)
         by_batch, by_head, by_query, _ = self.spec.axes_of_pairs(name)
@@ -101,14 +106,14 @@ class Tile:
         return self.by_key(self.load_by_key(ref.at[self.keys]))
 
     def load_bias(self) -> jax.Array:
-        """The tile of the bias, float32."""
+        """Return the tile of the bias, float32."""
         bias = self.load_pairs("bias")
         return widened(bias) if "bias" in self.pairs else bias.astype(jnp.float32)
 
 
 @dataclass(frozen=True)
 class Hiding:
-    """Which pairs of a tile are hidden: where a condition is false, or outside the columns [low, high].
+    """The hidden pairs of a tile: where a condition is false, or outside the columns [low, high].
 
     conditions: (compare, left, right), two tiles or a tile and a number. low, high: of each row, counted
     from the tile's first column.
@@ -119,7 +124,7 @@ class Hiding:
     high: Any = None
 
     def apply(self, x: jax.Array, hidden: float) -> jax.Array:
-        """x, with `hidden` where a pair is hidden, whatever x holds there (S4).
+        """Return x, with `hidden` where a pair is hidden, whatever x holds there (S4).
 
         Bounds are compared eight columns at a time: moved to the columns they take no registers, where the
         index of every element would for good.
@@ -143,7 +148,7 @@ class Hiding:
 
 
 def load_bounds(tile: Tile) -> Bounds:
-    """What decides which keys the tile's queries see, and where they stand, from memory."""
+    """Load what decides which keys the tile's queries see, and where they stand."""
     entry = tile.batch if tile.spec.by_batch else 0
 
     def of(name: str, entry: Any) -> Any:
@@ -156,7 +161,7 @@ def load_bounds(tile: Tile) -> Bounds:
 
 
 def hidden_pairs(tile: Tile, bias: Any, compared: bool) -> Hiding:
-    """Which pairs of a tile are hidden. bias: the tile of it, None where its -inf needs no comparing.
+    """Return which pairs of a tile are hidden. bias: the tile of it, None where its -inf needs no comparing.
 
     compared: whether bounds or segments may hide any; a mask may always.
     """
@@ -198,7 +203,7 @@ def hidden_pairs(tile: Tile, bias: Any, compared: bool) -> Hiding:
 
 
 def logits(tile: Tile, s: jax.Array, compared: bool) -> tuple[jax.Array, Hiding]:
-    """u float32 of a tile, from the product s, and what is hidden: by bounds and segments only if compared.
+    """Return u float32 of a tile from the product s, and what is hidden: by bounds, segments if compared.
 
     A bias of -inf makes -inf of every finite u: it is compared where a cap follows, or if the tile is strict.
     """
@@ -219,7 +224,7 @@ def logits(tile: Tile, s: jax.Array, compared: bool) -> tuple[jax.Array, Hiding]
 
 
 def with_alibi(tile: Tile, s: jax.Array) -> jax.Array:
-    """s less the slope of the head times the distance of each pair (S25).
+    """Return s less the slope of the head times the distance of each pair (S25).
 
     As in `Hiding`, distances of queries along the rows are made eight columns at a time.
     """
@@ -241,7 +246,7 @@ def with_alibi(tile: Tile, s: jax.Array) -> jax.Array:
 
 
 def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Array, jax.Array | None]:
-    """P of a tile, 0 where hidden, and the slope of the cap, None without one: float32, from the product s.
+    """Return P of a tile, 0 where hidden, and the slope of the cap or None: float32, from the product s.
 
     lse: of each query, in units of `KernelSpec.reference_unit`; None where it has been subtracted already
     (`KernelSpec.folds`).
@@ -251,7 +256,7 @@ def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Arr
 
 
 def weights_of(tile: Tile, u: jax.Array, hiding: Hiding, lse: Any) -> jax.Array:
-    """P of a tile from what `logits` returns. lse: as in `weights`."""
+    """Return P of a tile from what `logits` returns. lse: as in `weights`."""
     spec = tile.spec
     if spec.in_nats:
         exponents = (u - tile.by_query(lse)) * spec.unit
@@ -263,12 +268,12 @@ def weights_of(tile: Tile, u: jax.Array, hiding: Hiding, lse: Any) -> jax.Array:
 
 
 def cap_slope(spec: KernelSpec, u: jax.Array) -> jax.Array | None:
-    """The derivative of the cap, None without one."""
+    """Return the derivative of the cap, None without one."""
     return None if spec.cap is None else 1.0 - u * u
 
 
 def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: bool) -> jax.Array:
-    """dS from dP less delta, through the cap; if compared, 0 where P is 0, whatever dP is there (S4).
+    """Return dS from dP less delta, through the cap; if compared, 0 where P is 0, whatever dP is there (S4).
 
     Under dropout P is multiplied by `KernelSpec.kept_scale`, and delta is divided by it.
     """
@@ -279,14 +284,14 @@ def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: b
 
 
 def without_keys_past_end(tile: Tile, ds: jax.Array) -> jax.Array:
-    """dS of a transposed tile, 0 for keys past the end, whatever queries hold: nobody sees them (S4)."""
+    """Return dS of a transposed tile, 0 for keys past the end, whatever queries hold: nobody sees them."""
     if not tile.spec.ragged or tile.spec.causal:
         return ds
     return jnp.where(tile.by_key(_row_index() + tile.key) < tile.spec.k_length, ds, 0.0)
 
 
 def opaque(spec: KernelSpec, *indices: Any) -> tuple[Any, ...]:
-    """The indices of tiles in shared memory, so that addresses are computed anew in every step.
+    """Return the indices of tiles in shared memory, so that addresses are computed anew in every step.
 
     At large head dims the compiler else keeps the addresses of all parts of all tiles in registers.
     """
@@ -294,38 +299,38 @@ def opaque(spec: KernelSpec, *indices: Any) -> tuple[Any, ...]:
 
 
 def leaked(acc: jax.Array) -> jax.Array:
-    """[64] float32: 0 for a row that is finite, else NaN."""
+    """Return [64] float32: 0 for a row that is finite, else NaN."""
     return jnp.sum(acc * 0.0, axis=1)
 
 
 def nonfinite_rows(*parts: jax.Array) -> jax.Array:
-    """[64] float32: 0, or NaN for the rows of a warp with anything that is not finite in one of the parts."""
+    """Return [64] float32: 0, or NaN for the rows of a warp with anything non-finite in one of the parts."""
     found = sum(any_above(0.0, part * 0.0, TILE) for part in parts)
     return plgpu.layout_cast(lax.broadcast(jnp.where(found > 0, jnp.nan, 0.0), (ROWS,)), BY_ROW)
 
 
 def zeros(shape: tuple[int, ...]) -> jax.Array:
-    """A tile of zeros, as an accumulator holds it."""
+    """Return a tile of zeros, as an accumulator holds it."""
     return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), TILE)
 
 
 def load(ref: Any, layout: Any) -> jax.Array:
-    """From memory into registers of a layout, without staging through shared memory."""
+    """Load from memory into registers of a layout, without staging through shared memory."""
     return plgpu.load(ref, layout=layout, optimized=False)
 
 
 def by_row(x: Any) -> jax.Array:
-    """[64], a number for each row."""
+    """Return [64], a number for each row."""
     return plgpu.layout_cast(lax.broadcast(x, (ROWS,)), BY_ROW)
 
 
 def over_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """A value of each row, in every column."""
+    """Return a value of each row, in every column."""
     return lax.broadcast_in_dim(x, shape, (0,))
 
 
 def over_columns(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """A value of each column, in every row."""
+    """Return a value of each column, in every row."""
     return lax.broadcast_in_dim(x, shape, (1,))
 
 
