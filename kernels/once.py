@@ -13,6 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from attest.kernels.call.call import Call
+from attest.kernels.guards import guard
 from attest.kernels.sharding.explicit import FLOATS
 
 _EXPECTED = "expected one derivative, in reverse mode, such as jax.grad or jax.vjp take"
@@ -73,9 +74,4 @@ def _with_tangent(primals: tuple[jax.Array], tangents: tuple[Any], *, function: 
 
 
 # An argument. It is no `jax.custom_jvp`, as `jax.vmap` would batch the tangents of that in reverse mode, too.
-_argument = Primitive("flash_attention_argument")
-_argument.def_abstract_eval(lambda x, **_: x)
-_argument.def_impl(lambda x, **_: x)
-mlir.register_lowering(_argument, lambda _, x, **__: [x])
-batching.defvectorized(_argument)
-ad.primitive_jvps[_argument] = _with_tangent
+_argument = guard("flash_attention_argument", jvp=_with_tangent)

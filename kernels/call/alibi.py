@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from attest.kernels.call.arrays import check_is_array
 from attest.kernels.call.options import refuse
+from attest.kernels.guards import guard
 
 # The product of a slope and a difference of positions is far from what float32 overflows at.
 LARGEST_SLOPE = 2.0**64
@@ -62,10 +61,4 @@ def _refuse_derivative(*_: Any) -> NoReturn:
     )
 
 
-# It leaves nothing in a program.
-_constant = Primitive("alibi_slopes")
-_constant.def_impl(lambda slopes: slopes)
-_constant.def_abstract_eval(lambda slopes: slopes)
-mlir.register_lowering(_constant, lambda _, slopes: [slopes])
-batching.defvectorized(_constant)
-ad.primitive_jvps[_constant] = _refuse_derivative
+_constant = guard("alibi_slopes", jvp=_refuse_derivative)

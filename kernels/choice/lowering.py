@@ -9,18 +9,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import jax
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
-
 from attest.kernels.call.call import Call
 from attest.kernels.choice.choose import Choice, Device, implementation_for
+from attest.kernels.guards import guard
 from attest.kernels.implementation import Forward, Passes, Settings
 
 # The backends of the platforms whose names differ.
 _BACKENDS = {"cuda": "gpu", "rocm": "gpu"}
-
-_chosen = Primitive("flash_attention_choice")
 
 
 @cache
@@ -58,11 +53,4 @@ def _check(choice: Choice, platform: str) -> None:
         )
 
 
-def _same(x: jax.Array, *, choice: Choice) -> jax.Array:
-    return x
-
-
-_chosen.def_impl(_same)
-_chosen.def_abstract_eval(_same)
-batching.defvectorized(_chosen)
-mlir.register_lowering(_chosen, _lower)
+_chosen = guard("flash_attention_choice", lower=_lower)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import mlir
+
+from attest.kernels.guards import guard
 
 
 def requirement(
@@ -20,7 +21,6 @@ def requirement(
     refuse: raises, from the names of the platforms that the program is for. check: raises if the program is
     for `platform`, and the devices of that kind that are here will not do.
     """
-    primitive = Primitive(name)
 
     def there(_context: Any, x: Any) -> list[Any]:
         check()
@@ -29,9 +29,6 @@ def requirement(
     def elsewhere(context: Any, _x: Any) -> list[Any]:
         return refuse(", ".join(context.module_context.platforms))
 
-    primitive.def_impl(lambda x: x)
-    primitive.def_abstract_eval(lambda x: x)
-    batching.defvectorized(primitive)
-    mlir.register_lowering(primitive, elsewhere)
+    primitive = guard(name, lower=elsewhere)
     mlir.register_lowering(primitive, there, platform=platform)
     return primitive.bind
