@@ -22,8 +22,8 @@ from attest.kernels.arguments import AttentionArguments
 from attest.kernels.call.options import FLOAT_DTYPES, check_number, refuse, shown
 from attest.kernels.call.symbolic import has_symbolic_sizes
 from attest.kernels.call.wide_keys import wide_keys_allowed
-from attest.kernels.choice.apart import apart
 from attest.kernels.choice.fastest import Sizes, winners
+from attest.kernels.choice.two_implementations import apart
 from attest.kernels.config import platform_of
 from attest.kernels.implementation import Capabilities, Implementation, Passes
 from attest.kernels.implementations import IMPLEMENTATIONS, XLA

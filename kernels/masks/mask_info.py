@@ -30,7 +30,7 @@ from attest.kernels.annotations import (
 )
 from attest.kernels.call.call import check_window
 from attest.kernels.call.options import check_dtype, check_size, refuse
-from attest.kernels.masks.call import flash_attention_arguments
+from attest.kernels.masks.as_arguments import flash_attention_arguments
 from attest.kernels.masks.checks import (
     check_cumulative,
     check_end,
@@ -43,7 +43,7 @@ from attest.kernels.masks.conditions import Conditions
 from attest.kernels.masks.segments import hide_keys, segment_ids_of
 from attest.kernels.masks.shardings import AxisName, partition_specs
 from attest.kernels.masks.sizes import sizes_of
-from attest.kernels.masks.visibility import positions_of, visible_pairs
+from attest.kernels.masks.visible_pairs import positions_of, visible_pairs
 
 
 @jax.tree_util.register_dataclass

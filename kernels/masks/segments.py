@@ -8,7 +8,7 @@ from jax.core import Tracer
 from attest.kernels.call.options import refuse
 from attest.kernels.masks.conditions import Conditions
 from attest.kernels.masks.sizes import Sizes
-from attest.kernels.masks.visibility import tokens_of, visible_pairs, within
+from attest.kernels.masks.visible_pairs import tokens_of, visible_pairs, within
 
 PADDING = -1
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from attest.kernels.call.options import refuse, shown
-from attest.kernels.choice.neutral import BwdParams, FwdParams
+from attest.kernels.choice.neutral_sizes import BwdParams, FwdParams
 from attest.kernels.config import from_json as config_from_json
 from attest.kernels.config import implementation_of
 from attest.kernels.config import to_json as config_to_json

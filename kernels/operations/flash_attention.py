@@ -11,7 +11,7 @@ from attest.kernels import attention
 from attest.kernels.annotations import Out
 from attest.kernels.call.options import NAMES_OF_FLAX, check_flag, refuse
 from attest.kernels.choice.choose import Device, Traits, described, device_of, fastest_for, implementation_for
-from attest.kernels.choice.neutral import neutral, understood
+from attest.kernels.choice.neutral_sizes import neutral, understood
 from attest.kernels.config import implementation_of
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS

@@ -16,8 +16,8 @@ from attest.kernels.call.options import check_names_of_flax, refuse, shown
 from attest.kernels.call.positions import KEY_GROUP
 from attest.kernels.choice.choose import check_supported, chosen, traits_of
 from attest.kernels.differentiate import attend
-from attest.kernels.once import reverse_mode_only
 from attest.kernels.prepare import computed, settings_of
+from attest.kernels.reverse_mode import reverse_mode_only
 from attest.kernels.ring.arguments import (
     STRATEGIES,
     Spread,

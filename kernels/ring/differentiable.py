@@ -11,7 +11,7 @@ from attest.kernels.call.call import Call
 from attest.kernels.differentiate import named
 from attest.kernels.implementation import Forward
 from attest.kernels.numerics.row_terms import cotangent_call, row_terms, sink_cotangent
-from attest.kernels.once import not_again
+from attest.kernels.reverse_mode import not_again
 from attest.kernels.ring.pairs import Ring
 from attest.kernels.ring.passes import backward, forward
 

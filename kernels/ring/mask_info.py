@@ -12,7 +12,7 @@ import numpy as np
 
 from attest.kernels.arguments import AttentionArguments
 from attest.kernels.call.options import refuse
-from attest.kernels.masks.call import chunk_argument, order_arguments
+from attest.kernels.masks.as_arguments import chunk_argument, order_arguments
 from attest.kernels.masks.mask_info import MaskInfo
 from attest.kernels.masks.sizes import Sizes, sizes_of
 from attest.kernels.ring.arguments import Spread, check_parts

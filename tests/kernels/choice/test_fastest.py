@@ -13,9 +13,9 @@ import pytest
 from attest.kernels.arguments import AttentionArguments
 from attest.kernels.attention import flash_attention
 from attest.kernels.choice import choose, fastest
-from attest.kernels.choice.apart import apart
 from attest.kernels.choice.choose import Device, Traits, fastest_for
 from attest.kernels.choice.fastest import Sizes, Winners, sizes_of, winners
+from attest.kernels.choice.two_implementations import apart
 from attest.kernels.implementation import Implementation, Passes
 from attest.kernels.implementations import IMPLEMENTATIONS, TRITON, XLA
 from attest.kernels.operations import Executor, FlashAttention, FlashAttentionConfig, Invocation

@@ -13,7 +13,7 @@ from attest.kernels.call.options import refuse
 from attest.kernels.masks.conditions import Conditions
 from attest.kernels.masks.segments import hide_keys
 from attest.kernels.masks.sizes import Sizes, sizes_of
-from attest.kernels.masks.visibility import chunk_of, positions_of, same_chunk, within
+from attest.kernels.masks.visible_pairs import chunk_of, positions_of, same_chunk, within
 
 _INT32 = 2**31 - 1
 
