@@ -1,4 +1,4 @@
-"""Does the suite see real bugs? Each defect of planted_defects.toml is planted in a copy of our kernel."""
+"""Does the suite see real bugs? Each defect of in_kernels.toml is planted in a copy of our kernel."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from tests.meta.processes import ROOT, python, tokens
 
-DEFECTS = tomllib.loads((Path(__file__).parent / "planted_defects.toml").read_text())
+DEFECTS = tomllib.loads((Path(__file__).parent / "in_kernels.toml").read_text())
 XLA = "xla.flash_attention"
 HOPPER = "pallas.mosaic_gpu"
 ON_GPU = (HOPPER, "triton.cuda")

@@ -10,10 +10,10 @@ import pytest
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.judging.execute import execute
-from tests.mutants.planting import Mutant, load, planted_kernel, source
-from tests.mutants.score import KILLS, Judge, drawn
+from tests.planted_defects.planting import Mutant, load, planted_kernel, source
+from tests.planted_defects.score import KILLS, Judge, drawn
 
-DEFECTS, NULLS = load("defects.toml"), load("nulls.toml")
+DEFECTS, NULLS = load("in_clean_kernel.toml"), load("nulls.toml")
 KILLED: dict[str, dict[str, dict[str, Any]]] = json.loads(KILLS.read_text(encoding="utf-8"))
 SEEDS = ("0", "1", "2")
 # Cases of the kills on which correct kernels are judged: one in so many.

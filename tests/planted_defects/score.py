@@ -1,6 +1,6 @@
 """Counts the planted defects that a profile kills: each is judged until the first red verdict.
 
-    python -m tests.mutants.score --profile quick --seed 0 1 2 --workers 2 --out scores.json
+    python -m tests.planted_defects.score --profile quick --seed 0 1 2 --workers 2 --out scores.json
 
 --kills adds what was killed to kills.json, from which the test suite judges those cases again.
 """
@@ -28,7 +28,7 @@ from attest.conformance.record import Result
 from attest.conformance.running.judge import judge_trial
 from attest.conformance.running.plan import load_profile, tasks
 from tests.alarms.processes import SINGLE_THREADED
-from tests.mutants.planting import Mutant, Planted, load, planted_kernel
+from tests.planted_defects.planting import Mutant, Planted, load, planted_kernel
 
 Planned = tuple[Case, tuple[str, ...]]
 
@@ -208,7 +208,7 @@ def _judge() -> Judge:
 def main(arguments: list[str]) -> int:
     """Score the mutants; 1 if a defect survived or a correct rewrite did not."""
     options = _parse(arguments)
-    defects, nulls = load("defects.toml"), load("nulls.toml")
+    defects, nulls = load("in_clean_kernel.toml"), load("nulls.toml")
     chosen = [m for m in (*defects.values(), *nulls.values()) if not options.only or m.name in options.only]
     jobs = [
         (mutant, options.profile, seed, drawn(mutant, options.profile, seed))

@@ -44,7 +44,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One table of defects.toml or nulls.toml; the fields are explained there."""
+    """One table of in_clean_kernel.toml or nulls.toml; the fields are explained there."""
 
     name: str
     breaks: str
@@ -94,8 +94,12 @@ def planted(edits: tuple[Edit, ...], jax: bool = False) -> Generator[Mapping[str
             for other in MODULES:
                 text = text.replace(f"tests.alarms.{other} ", f"{package}.{other} ")
             if name in COMPUTING and not jax:
-                text = text.replace("import jax.numpy as jnp", "from tests.mutants import eager_numpy as jnp")
-                text = text.replace("from jax import lax", "from tests.mutants import eager_lax as lax")
+                text = text.replace(
+                    "import jax.numpy as jnp", "from tests.planted_defects import eager_numpy as jnp"
+                )
+                text = text.replace(
+                    "from jax import lax", "from tests.planted_defects import eager_lax as lax"
+                )
             module = ModuleType(f"{package}.{name}")
             sys.modules[module.__name__] = module
             exec(compile(text, f"{package}/{name}.py", "exec"), module.__dict__)
