@@ -202,13 +202,16 @@ def _visible(call: Call, rows: Rows) -> jax.Array | None:
     def spread(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else x[:, None]
 
+    # Compilers that put a selection by an argument into the kernel of the product store the mask of all pairs
+    # first. What is behind a barrier is selected in the kernel of the softmax, which reads the mask as it is.
+    mask = None if call.attention_mask is None else lax.optimization_barrier(call.attention_mask)
     return visible_tile(
         jnp.arange(call.key.shape[1], dtype=jnp.int32),
         spread(rows.first),
         spread(rows.last),
         spread(call.q_segment_ids),
         spread(call.kv_segment_ids),
-        call.attention_mask,
+        mask,
         call.bias,
         spread(rows.lowest),
         spread(rows.highest),

@@ -7,6 +7,7 @@ import pytest
 
 from attest.conformance.subject import find
 from attest.kernels.call.call import check_call
+from attest.kernels.implementation import Settings
 from attest.kernels.xla import flash_attention_with_lse, pieces, whole
 from tests.kernels.kernel_cases import qkv
 
@@ -31,6 +32,23 @@ def test_entries_are_cut_before_rows():
     heads = 4
     assert cuts({"forward_logits": heads * 64 * 64}) == [(0, 64, 0, 64, (2, 1, 1))]
     assert cuts({"forward_logits": heads * 16 * 64}) == [(0, 16, 0, 64, (2, 4, 1))]
+
+
+def test_no_compiler_stores_a_mask_of_keys_for_all_pairs():
+    """XLA selects by an argument in the kernel of the product, which reads it for all pairs."""
+    query, key, value = qkv(batch=2, q_length=64, k_length=64)
+    settings = Settings(None, None, True, None, "float32")
+
+    def forward(query, **options):
+        return pieces.forward(settings, check_call(query, key, value, **options), limits=pieces.LIMITS).out
+
+    def barriers(**options):
+        program = jax.make_jaxpr(lambda x: forward(x, **options))(query)
+        return str(program).count("= optimization_barrier")
+
+    assert barriers() == 0
+    assert barriers(attention_mask=jnp.ones((2, 1, 1, 64), bool)) > 0
+    assert barriers(attention_mask=jnp.ones((2, 4, 64, 64), bool)) > 0
 
 
 @pytest.mark.parametrize(
