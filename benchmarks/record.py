@@ -25,7 +25,7 @@ SECONDS = "seconds"
 
 @dataclass(frozen=True)
 class Run:
-    """What a benchmark ran on. versions: those of the driver and of distributions, and how many devices."""
+    """The date, commit and device of a benchmark. versions: of the driver and distributions; also devices."""
 
     date: str
     commit: str
@@ -58,7 +58,7 @@ class Absent:
 
 @dataclass(frozen=True)
 class Samples:
-    """What was measured of one entry, in the unit of its row: seconds per call, most often.
+    """The measurements of one entry, in the unit of its row: most often seconds per call.
 
     difference: ||a - b|| / ||b|| from the first contender on the same workload, None for that one itself. It
     shows a contender that computes something else; `attest check` decides whether a kernel is right.
@@ -114,7 +114,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """What is measured side by side: contenders and their workloads by label."""
+    """Contenders that are measured side by side, and their workloads, by label."""
 
     name: str
     direction: str
@@ -130,13 +130,13 @@ class Row:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What is measured, by which a row is known; targets may change."""
+        """The name, direction, unit and entries, by which a row is known; targets may change."""
         return self.name, self.direction, self.unit, tuple(sorted(self.entries.items(), key=lambda it: it[0]))
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured of a row, and the state of the GPU meanwhile, where it was read."""
+    """The measurements of a row, and the state of the GPU meanwhile, where it was read."""
 
     row: Row
     measured: Measured
@@ -179,7 +179,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """What a file holds: the run, and the results of rows."""
+    """The contents of a file: the run, and the results of rows."""
 
     run: Run
     results: tuple[Result, ...]
@@ -192,7 +192,7 @@ class Report:
 class ReportFile:
     """A file of results, to which results are appended; a row keeps the targets that it was measured with.
 
-    Raises ValueError in one sentence if the file exists and is no such file, or was measured elsewhere.
+    Raises ValueError in one sentence if the file exists and is of another schema, or was measured elsewhere.
     """
 
     def __init__(self, path: Path, run: Run) -> None:

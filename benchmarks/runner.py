@@ -36,7 +36,7 @@ Meet = Annotated[Path | None, typer.Option(help="Where the processes meet.", hid
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is measured, and how it is reported.
+    """A benchmark: its rows, how each is measured, and how the report looks.
 
     module: the command is `python3 -m benchmarks.MODULE`. file: the name of its files. prepare: compiles what
     rows need; measure: measures one row. platform, devices: what JAX must have, at least. arguments: those

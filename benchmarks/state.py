@@ -19,7 +19,7 @@ _QUERY = (
 
 @dataclass
 class Watch:
-    """What `watched` reads: None until it ends, and where there is no nvidia-smi or no reading."""
+    """The readings of `watched`: None until it ends, and where there is no nvidia-smi or no reading."""
 
     state: State | None = None
 

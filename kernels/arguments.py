@@ -1,9 +1,9 @@
 """The arguments of an attention call in one record, and functions whose parameters are its fields."""
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import wraps
-from inspect import signature
+from inspect import Signature, signature
 from typing import Any
 
 from attest.kernels.annotations import (
@@ -83,18 +83,13 @@ def by_name(arguments: Any) -> dict[str, Any]:
     return dict(vars(arguments))
 
 
-def changed[T: AttentionArguments](arguments: T, **others: Any) -> T:
-    """Return a record with other values of some fields."""
-    return type(arguments)(**{**vars(arguments), **others})
-
-
 def merged[T: AttentionArguments](arguments: T) -> tuple[T, Leading | None]:
     """Return a call with one batch dimension, and the batch dimensions that were given (S27).
 
     Raises: ValueError naming the argument whose batch dimensions are others than those of query.
     """
     arrays, leading = merged_arrays(vars(arguments))
-    return type(arguments)(**arrays), leading
+    return replace(arguments, **arrays), leading
 
 
 def check_arguments(arguments: AttentionArguments) -> Call:
@@ -146,12 +141,12 @@ def with_arguments[**P, A, R](record: Callable[P, A]) -> Callable[[Callable[[A],
             try:
                 arguments = record(*args, **kwargs)
             except TypeError:
-                raise TypeError(f"{name}() {_misfit(record, args, kwargs)}") from None
+                raise TypeError(f"{name}() {_misfit(parameters, args, kwargs)}") from None
             return function(arguments)
 
         returned = signature(function).return_annotation
         public: Any = call
-        del public.__wrapped__  # the function of a record is no public form of it
+        del public.__wrapped__  # callers have no use for the function of a record
         public.__signature__ = parameters.replace(return_annotation=returned)
         public.__annotations__ = {x.name: x.annotation for x in parameters.parameters.values()}
         public.__annotations__["return"] = returned
@@ -160,10 +155,10 @@ def with_arguments[**P, A, R](record: Callable[P, A]) -> Callable[[Callable[[A],
     return decorate
 
 
-def _misfit(record: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _misfit(parameters: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return what Python says of arguments that fit no parameters."""
     try:
-        signature(record).bind(*args, **kwargs)
+        parameters.bind(*args, **kwargs)
     except TypeError as error:
         return str(error)
     return "got arguments that fit no parameters"

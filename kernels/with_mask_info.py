@@ -1,16 +1,23 @@
 """`mask_info` beside the other arguments of a call: all conditions count (S5)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from attest.kernels.arguments import AttentionArguments, changed
+from attest.kernels.arguments import AttentionArguments
 from attest.kernels.call.arrays import check_pair
 from attest.kernels.call.options import check_flag, refuse
 from attest.kernels.masks.mask_info import MaskInfo
+
+# The arguments in whose place a joined MaskInfo stands. It has causal order where that was given, and lengths
+# beside a MaskInfo are refused.
+_REPLACED = (
+    "attention_mask", "q_segment_ids", "kv_segment_ids", "sliding_window", "chunk_size", "kv_start", "kv_end",
+    "q_offset", "q_positions", "kv_positions",
+)  # fmt: skip
 
 
 def with_mask_info[T: AttentionArguments](arguments: T) -> T:
@@ -48,28 +55,9 @@ def joined(arguments: AttentionArguments) -> MaskInfo | None:
     return _with_arguments(info, arguments)
 
 
-@dataclass(frozen=True)
-class _Conditions:
-    """The arguments of a call that a joined MaskInfo says, and their values where it says nothing of them."""
-
-    attention_mask: Any = None
-    q_segment_ids: Any = None
-    kv_segment_ids: Any = None
-    cum_seqlens_q: Any = None
-    cum_seqlens_k: Any = None
-    causal: bool = False
-    sliding_window: Any = None
-    chunk_size: Any = None
-    kv_start: Any = None
-    kv_end: Any = None
-    q_offset: Any = None
-    q_positions: Any = None
-    kv_positions: Any = None
-
-
 def replaced[T: AttentionArguments](arguments: T, said: Mapping[str, Any]) -> T:
     """Return a call with what a joined MaskInfo says in place of all its conditions."""
-    return changed(arguments, mask_info=None, **vars(_Conditions(**said)))
+    return replace(arguments, mask_info=None, **{**dict.fromkeys(_REPLACED), **said})
 
 
 def _with_arguments(info: MaskInfo, given: AttentionArguments) -> MaskInfo:

@@ -224,7 +224,7 @@ def _refuse_pages(block_tables: Any) -> None:
 
 
 def _specs(in_specs: Any) -> Any:
-    """Return the specs in our order, sinks behind the lengths; what is no tuple is refused elsewhere."""
+    """Return the specs in our order, sinks behind the lengths; other types than tuple and list as is."""
     if not isinstance(in_specs, tuple | list) or len(in_specs) <= 4:
         return in_specs
     if len(in_specs) > 7:

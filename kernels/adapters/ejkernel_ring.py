@@ -370,7 +370,7 @@ def _with_first_keys(
 
 
 def _specs(in_specs: Any, query: Any, axis_name: Any) -> Any:
-    """Return the specs in our order, with None for the lengths; what is no tuple is refused elsewhere."""
+    """Return the specs in our order, with None for the lengths; other types than tuple and list as is."""
     if not isinstance(in_specs, tuple | list):
         return in_specs
     if not 3 <= len(in_specs) <= 5:

@@ -1,9 +1,9 @@
 """Neutral block sizes: each implementation translates them to its own, or refuses a field by name."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from attest.kernels.arguments import AttentionArguments, changed
+from attest.kernels.arguments import AttentionArguments
 from attest.kernels.call.call import Call
 from attest.kernels.call.options import refuse
 from attest.kernels.configs.fields import check_fields
@@ -81,7 +81,7 @@ def split_sizes[T: AttentionArguments](arguments: T) -> tuple[T, dict[str, Neutr
                 name, f"a {kind.__name__} and a config", "one of them", "Put the block sizes into the config."
             )
         sizes[name] = neutral(given)
-    return (changed(arguments, **dict.fromkeys(sizes)) if sizes else arguments), sizes
+    return (replace(arguments, **dict.fromkeys(sizes)) if sizes else arguments), sizes
 
 
 def with_sizes[T: AttentionArguments](
@@ -109,7 +109,7 @@ def with_sizes[T: AttentionArguments](
         forward = understood("fwd_params", forward, tunable, name, [])
         backward = understood("bwd_params", backward, tunable, name, [])
     config = tunable.translated(call, forward, backward)
-    return changed(
+    return replace(
         arguments,
         fwd_params=config.forward if arguments.fwd_params is None else arguments.fwd_params,
         bwd_params=config.backward if arguments.bwd_params is None else arguments.bwd_params,

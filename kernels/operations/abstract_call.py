@@ -1,21 +1,21 @@
 """A call as shapes alone: what tables and candidates are chosen by."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attest.kernels.arguments import AttentionArguments, by_name, changed, check_arguments, merged
+from attest.kernels.arguments import AttentionArguments, by_name, check_arguments, merged
 from attest.kernels.call.call import Call
 from attest.kernels.choice.choose import Traits, traits_of
 from attest.kernels.choice.fastest import Sizes, sizes_of
 from attest.kernels.operations.inputs import check_concrete
+from attest.kernels.sharding.explicit import FLOATS
 from attest.kernels.with_mask_info import with_mask_info
 
-_FLOATS = ("query", "key", "value", "bias", "softmax_aux")
 _UNNEEDED = ("config", "platform", "fwd_params", "bwd_params")
 
 
@@ -57,7 +57,7 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ValueError for integer arrays whose values are not known, and what the call raises.
     """
-    floats = {name: x for name, x in arguments.items() if name in _FLOATS and x is not None}
+    floats = {name: x for name, x in arguments.items() if name in FLOATS and x is not None}
     # One number, read as if it were all of the array.
     zeros = {name: np.broadcast_to(np.zeros((), x.dtype), x.shape) for name, x in floats.items()}
     for name, x in arguments.items():
@@ -66,7 +66,7 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = {**arguments, **zeros}
     given, _ = merged(AttentionArguments(**known))
     given = with_mask_info(given)
-    given = changed(given, dropout_seed=_seed(given.dropout_seed))
+    given = replace(given, dropout_seed=_seed(given.dropout_seed))
     plain = {name: x for name, x in by_name(given).items() if x is not None and name not in _UNNEEDED}
     return {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype) if name in floats else x for name, x in plain.items()

@@ -179,7 +179,7 @@ class Executor[Config, Out]:
 def _prepared(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call as the operation takes them; refuses what is no operation."""
+    """Return the arguments of a call as the operation takes them; refuse an operation of another type."""
     if not isinstance(op, Kernel):
         got = f"the class {op.__name__}" if isinstance(op, type) else f"a {type(op).__name__}"
         refuse("op", got, "an operation, such as FlashAttention()", "Pass an instance of a Kernel.")

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from attest.kernels.arguments import AttentionArguments, changed, check_arguments
+from attest.kernels.arguments import AttentionArguments, check_arguments
 from attest.kernels.call.call import Call, check_bias, check_mask
 from attest.kernels.call.key_ranges import check_ranges
 from attest.kernels.call.options import refuse, shown
@@ -81,7 +81,7 @@ def check_spread_call(arguments: AttentionArguments, spread: Spread) -> Call:
 
     Raises: ValueError naming the argument.
     """
-    call = check_arguments(changed(arguments, **_OF_THE_WHOLE))
+    call = check_arguments(replace(arguments, **_OF_THE_WHOLE))
     batch, q_local, q_heads, _ = call.query.shape
     k_local = call.key.shape[1]
     lengths = check_lengths(

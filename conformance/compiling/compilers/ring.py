@@ -92,7 +92,7 @@ def _judged(source: RingSource, found: Binary, hlo: str) -> Binary:
 
 
 def ring_jobs(module: str, name: str, case: Case, device: Device) -> list[Job]:
-    """Return both passes of every strategy of a function; nothing is traced before it is compiled."""
+    """Return forward and forward + backward of every strategy; each is traced when it is compiled."""
     target = tuple(device.target.items())
     return [
         Job(f"{strategy}_{which}", {}, RingSource(module, name, strategy, which, case, target))

@@ -2,14 +2,14 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from attest.kernels import arguments as module
 from attest.kernels import attention
-from attest.kernels.arguments import AttentionArguments, by_name, changed, check_arguments, with_arguments
+from attest.kernels.arguments import AttentionArguments, by_name, check_arguments, with_arguments
 from attest.kernels.operations import functions
 from attest.kernels.ring import ring_attention, ring_attention_with_lse
 
@@ -46,7 +46,7 @@ def test_every_argument_reaches_the_check_of_its_own_name(monkeypatch: pytest.Mo
 
 def test_a_change_keeps_every_other_argument_and_the_type():
     given = sentinels()
-    found = changed(AttentionArguments(**given), causal=True)
+    found = replace(AttentionArguments(**given), causal=True)
     assert type(found) is AttentionArguments
     assert by_name(found) == given | {"causal": True}
 
