@@ -22,9 +22,15 @@ if TYPE_CHECKING:
     )
     from attest.kernels import flash_attention, flash_attention_with_lse
     from attest.kernels.xla.attention import attention
+    from attest.reference.numerics import Numerics
+    from attest.reference.semantics import Semantics
+
+    __version__: str
 
 __all__ = [
     "Limits",
+    "Numerics",
+    "Semantics",
     "Sharding",
     "Subject",
     "Tiling",
@@ -39,6 +45,8 @@ __all__ = [
 # The packages that have them, which in turn load no more than a name needs.
 _HOMES = {
     "Limits": "attest.conformance",
+    "Numerics": "attest.reference.numerics",
+    "Semantics": "attest.reference.semantics",
     "Sharding": "attest.conformance",
     "Subject": "attest.conformance",
     "Tiling": "attest.conformance",
@@ -52,6 +60,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("attest-attention")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -8,6 +8,10 @@ from typing import Any
 
 from attest.conformance.cases.case import Case
 
+# The checks that compare one compiled call with the oracle. Those that do so under a transformation, on a
+# mesh or in another way of calling fail with them.
+ACCURACY = ("forward", "lse", "gradients")
+
 _NOTHING_JUDGED = "nothing was judged: no case matches the options"
 
 
@@ -49,6 +53,9 @@ class Measurement:
     bias_t: the signed statistic. broken: the judgements that failed: bound, rms, z, bias; and "semantics"
     where no loss of precision explains so large an error.
     worst: the element of the largest err / bound.
+    wrong: how many of the `size` elements lie outside their bound. where: the places of these, one text an
+        axis that has both right and wrong places, such as "query 14 of 34". fingerprints: what the wrong
+        values have in common, such as "every value is one of bfloat16".
     """
 
     output: str
@@ -59,6 +66,10 @@ class Measurement:
     bias_t: float
     broken: tuple[str, ...] = ()
     worst: Element | None = None
+    wrong: int = 0
+    size: int = 0
+    where: tuple[str, ...] = ()
+    fingerprints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,8 @@ class Result:
 
     clauses: the clauses that the check tests on this case. message: what is wrong, or why it was not judged.
     minimal: whether `case` is the smallest failing one that shrinking found; shrunk_from: the id of the
-        failing case that it began with.
+        failing case that it began with. cut: whether the search was cut off by the clock, so that another
+        machine may find a simpler one.
     phase: where the task hung or its process died, one of PHASES of process/phases.py; else empty.
     link: the public report behind an expectation.
     """
@@ -83,6 +95,7 @@ class Result:
     shrunk_from: str = ""
     phase: str = ""
     link: str = ""
+    cut: bool = False
 
     @property
     def semantic(self) -> bool:
@@ -168,13 +181,20 @@ def settled(results: Iterable[Result]) -> tuple[Result, ...]:
 def to_shrink(results: Iterable[Result]) -> dict[tuple[str, str, bool], Result]:
     """Return the simplest failure of each subject and check, one of meaning and one of precision.
 
-    What hung or died is not among them: a search would do so, too.
+    What hung or died is not among them: a search would do so, too. Nor is what follows from another failure.
     """
+    failed = [result for result in results if _failed(result) and not result.phase]
+    wrong = {(result.subject, _symptom(result)) for result in failed if result.check in ACCURACY}
     chosen: dict[tuple[str, str, bool], Result] = {}
-    for result in sorted(results, key=_simplicity):
-        if _failed(result) and not result.phase:
+    for result in sorted(failed, key=_simplicity):
+        if result.check in ACCURACY or (result.subject, _symptom(result)) not in wrong:
             chosen.setdefault((result.subject, result.check, result.semantic), result)
     return dict(sorted(chosen.items()))
+
+
+def _symptom(result: Result) -> str:
+    """Return what shows that a failure is the same under another check: numbers, or the same exception."""
+    return "numbers" if result.measurements else result.message.partition("\n")[0]
 
 
 def merge_records(records: Iterable[RunRecord]) -> RunRecord:

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import ALL_FEATURES, DTYPES
+from attest.conformance.text import nearest
 from attest.reference.numerics import Numerics, format_of
 from attest.reference.oracle import OUTPUTS
 from attest.reference.semantics import STANDARD, Semantics
@@ -314,9 +315,8 @@ def find(name: str) -> Subject:
         known = discover()
         if name in known:
             return known[name]()
-        raise LookupError(
-            f"unknown subject {name!r}: known are {', '.join(sorted(known))}, or module:attribute"
-        )
+        advice = nearest(name, sorted(known), "`attest list` has the names")
+        raise LookupError(f"unknown subject {name!r}, expected a name or module:attribute: {advice}")
     except LookupError:
         raise
     except Exception as error:
@@ -334,7 +334,8 @@ def _load_attribute(path: str) -> Subject:
     module_name, _, attribute = path.partition(":")
     module = importlib.import_module(module_name)
     if not hasattr(module, attribute):
-        raise LookupError(f"module {module_name!r} has no attribute {attribute!r}")
+        advice = nearest(attribute, [each for each in vars(module) if not each.startswith("_")], "")
+        raise LookupError(f"module {module_name!r} has no attribute {attribute!r}: {advice}".rstrip(": "))
     return _as_subject(getattr(module, attribute), path)
 
 

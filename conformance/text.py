@@ -1,6 +1,8 @@
 """Text from elsewhere, made safe to print: no control characters, of limited length."""
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 from attest.conformance.sizes import sizes
 
@@ -27,6 +29,13 @@ def shortened(text: str, size: int) -> str:
 def sentence(text: str) -> str:
     """Put text in one line of limited length."""
     return " ".join(shortened(text, sizes().sentence_characters).split())
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return the names that a mistyped one may stand for, as a question; `otherwise` if none is near."""
+    names = list(known)
+    near = get_close_matches(name, names, n=3) or [other for other in names if name and name in other][:3]
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def exception_text(error: BaseException) -> str:

@@ -114,6 +114,13 @@ def measure(got: NDArray[Any], want: Floats, prediction: Prediction) -> Statisti
         )
 
 
+def outside(got: NDArray[Any], want: Floats, prediction: Prediction) -> NDArray[np.bool_]:
+    """Return which elements lie outside their bound; the arguments are those of `measure`."""
+    with np.errstate(all="ignore"):
+        ratio, _ = _ratios(got.astype(np.float64), want, prediction, format_of(got.dtype).overflow)
+    return ratio > 1
+
+
 def limits(output: str, elements: int, keys: int, dtype: str, family: str = "normal") -> Limits:
     """Return the limits for an output of `elements` elements of a call of `keys` keys, from thresholds.toml.
 

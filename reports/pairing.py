@@ -114,7 +114,13 @@ def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:
 
 
 def _by_key(results: Iterable[Result]) -> dict[ResultKey, Result]:
-    worst_last = sorted(ordered(results), key=lambda r: -_SEVERITY.index(r.verdict))
+    """Return the worst result of each key.
+
+    The results of searches that the clock cut off are left out: another machine finds others.
+    """
+    worst_last = sorted(
+        ordered(result for result in results if not result.cut), key=lambda r: -_SEVERITY.index(r.verdict)
+    )
     return {result.key: result for result in worst_last}
 
 

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attest.conformance.judging.failure import OUTSIDE
 from attest.conformance.judging.measure import beyond_precision, measure
 from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import Kind
 from attest.conformance.record import Measurement, Verdict
 from attest.conformance.subject import Subject
+from attest.conformance.text import nearest
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,14 @@ def all_checks() -> dict[str, Check]:
     return {check.name: check for module in modules for check in module.CHECKS}
 
 
+def unknown_check(name: str) -> str:
+    """Return the sentence about the name of a check that does not exist."""
+    known = sorted(all_checks())
+    families = dict.fromkeys(check.partition(".")[0] for check in known)
+    every = ", ".join(family if family in known else f"{family}.*" for family in families)
+    return f"unknown check {name!r}: {nearest(name, known, f'known are {every}')}"
+
+
 def held_to_oracle(trial: Trial, outputs: Mapping[str, NDArray[Any]], names: Iterable[str]) -> Finding:
     """Judge those of `names` that both the outputs and the oracle have: PASS if no judgement is broken."""
     wanted = trial.answer.items()
@@ -85,4 +95,4 @@ def judged(measurements: tuple[Measurement, ...]) -> Finding:
     """Return PASS if no judgement is broken, or a FAIL that names the broken ones."""
     wrong = [f"{m.output} ({', '.join(m.broken)})" for m in measurements if m.broken]
     verdict = Verdict.FAIL if wrong else Verdict.PASS
-    return Finding(verdict, measurements, f"outside the error model: {', '.join(wrong)}" if wrong else "")
+    return Finding(verdict, measurements, f"{OUTSIDE}: {', '.join(wrong)}" if wrong else "")

@@ -17,12 +17,18 @@ from attest.conformance.kinds import POISONED
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
 
+_LEAK = "NaN and inf stored under the mask changed"
+_REMEDY = (
+    "if the kernel is meant to multiply hidden values by 0,"
+    ' declare semantics=Semantics(hidden_nonfinite="leaks")'
+)
+
 
 def _run(trial: Trial) -> Finding:
     poisoned, clean = (Trial(trial.subject, replace(trial.case, poison=poison)) for poison in (True, False))
     leaked = [name for name, array in poisoned.outputs.items() if not _same(array, clean.outputs[name])]
     if leaked:
-        return Finding(Verdict.FAIL, message=f"NaN and inf stored under the mask changed {', '.join(leaked)}")
+        return Finding(Verdict.FAIL, message=f"{_LEAK} {', '.join(leaked)}\n{_REMEDY}")
     if not _stored(poisoned, clean):
         return Finding(Verdict.INCONCLUSIVE, message="the case hides nothing: no place for poison")
     return Finding(Verdict.PASS)

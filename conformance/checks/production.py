@@ -40,11 +40,14 @@ def _run(trial: Trial) -> Finding:
 
 
 def _placed(sampled: SampledProblem, measurement: Measurement) -> Measurement:
-    """Return the measurement with the index of its worst element in the whole output."""
+    """Return the measurement with the index of its worst element in the whole output.
+
+    The other places are left out: they count rows of the sample.
+    """
     worst = measurement.worst
-    if worst is None:
-        return measurement
-    return replace(measurement, worst=replace(worst, index=sampled.place(measurement.output, worst.index)))
+    if worst is not None:
+        worst = replace(worst, index=sampled.place(measurement.output, worst.index))
+    return replace(measurement, worst=worst, where=(), fingerprints=())
 
 
 CHECKS = (

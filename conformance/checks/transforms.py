@@ -124,6 +124,9 @@ def _note(event: str, duration_secs: float, **_details: str | int) -> None:
 jax.monitoring.register_event_duration_secs_listener(_note)
 
 
+_REMEDY = "wrap the kernel in jax.jit, with what decides its program as static arguments"
+
+
 def _run_retrace(trial: Trial) -> Finding:
     """Run two calls, forward and backward: the first may compile any number of times, the second may not."""
     with blaming(trial.subject):
@@ -133,9 +136,9 @@ def _run_retrace(trial: Trial) -> Finding:
         jax.block_until_ready(_function(trial)(*sibling))
     again = len(_compilations) - before
     if again:
-        return Finding(
-            Verdict.FAIL, message=f"a second call with the same shapes compiled {again} times again"
-        )
+        programs = "1 program" if again == 1 else f"{again} programs"
+        message = f"a second call with the same shapes compiled {programs} again"
+        return Finding(Verdict.FAIL, message=f"{message}\n{_REMEDY}")
     return Finding(Verdict.PASS)
 
 

@@ -1,4 +1,4 @@
-"""The text of `attest list`: each subject, where it runs, what it supports, and its semantics."""
+"""The texts of `attest list`: a line for each subject, or a paragraph with everything that it declares."""
 
 import textwrap
 from collections.abc import Iterator
@@ -8,16 +8,45 @@ from typing import Any
 from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.process.signals import Interrupted
 from attest.conformance.subject import Subject, discover, find
-from attest.conformance.text import describe
+from attest.conformance.text import describe, sentence, shortened
 from attest.reference.semantics import STANDARD, Semantics
 
 _WIDTH = 100
 _INDENT = " " * 12
+_SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 def catalogue() -> str:
     """Return a paragraph for each subject, with the reason if it cannot be loaded."""
     return "\n\n".join("\n".join(_paragraph(name)) for name in sorted(discover()))
+
+
+def short_catalogue(backend: str) -> str:
+    """Return a line for each subject: its name, its dtypes, and whether it runs here.
+
+    backend: of this process, as JAX names it.
+    """
+    names = sorted(discover())
+    width = max(map(len, names), default=0)
+    lines = [f"{name:{width}}  {_summary(name, backend)}" for name in names]
+    return "\n".join([*lines, "", "attest list -v shows everything that they declare."])
+
+
+def _summary(name: str, backend: str) -> str:
+    try:
+        subject = find(name)
+        reason = subject.why_not_here(backend)
+    except Interrupted:
+        raise
+    except BaseException as error:  # a module or a declaration of somebody else's
+        return shortened(_broken(error), _WIDTH)
+    dtypes = "/".join(_SHORT.get(dtype, dtype) for dtype in subject.dtypes)
+    return f"{dtypes:12}  {'runs here' if reason is None else reason}"
+
+
+def _broken(error: BaseException) -> str:
+    said = str(error.args[0]) if isinstance(error, LookupError) else describe(error)
+    return f"broken: {sentence(said)}"
 
 
 def _paragraph(name: str) -> Iterator[str]:
@@ -28,7 +57,7 @@ def _paragraph(name: str) -> Iterator[str]:
     except Interrupted:
         raise
     except BaseException as error:  # a module or a declaration of somebody else's
-        yield _line("broken", str(error.args[0]) if isinstance(error, LookupError) else describe(error))
+        yield _line("broken", _broken(error).partition(": ")[2])
         return
     yield _line("runs on", "any backend" if subject.backend == "any" else subject.backend)
     if reason is not None:

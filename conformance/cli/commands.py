@@ -2,20 +2,19 @@
 
 0: passed. 1: failed, was interrupted, judged nothing, or could not write its results. 2: the
 command line is wrong. Everything but a failed verdict is reported in one sentence on stderr.
-Only this file imports `reports`. The commands import heavy modules themselves, after `settle` has set the
+Only the commands import `reports`. They import heavy modules themselves, after `settle` has set the
 environment of the process.
 """
 
-import os
 import sys
 from collections.abc import Callable, Sequence
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attest.conformance.cli import options
+from attest.conformance.cli.compile import compile_kernels
 from attest.conformance.cli.options import Outputs, RunOptions, UsageError, as_usage_errors
 from attest.conformance.cli.tune import tune
 from attest.conformance.files import FileError, write_text
@@ -25,15 +24,14 @@ from attest.conformance.process.signals import Interrupted, interruptible
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attest.conformance.record import RunRecord
+    from attest.conformance.record import Result, RunRecord
     from attest.conformance.records.journal import Journal
     from attest.conformance.running.runner import Request
 
 PASSED, FAILED, USAGE = 0, 1, 2
 
 app = typer.Typer(
-    help="Judge attention kernels against a float64 oracle. A subject is a kernel with its declarations.",
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -66,6 +64,25 @@ def _attempt(arguments: Sequence[str]) -> int:
         return _complain(f"{error.filename or 'stdout'}: {error.strerror or error}", FAILED)
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from attest import __version__
+        from attest.conformance.cli.console import print_text
+
+        print_text(f"attest {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def attest(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and end."),
+    ] = False,
+) -> None:
+    """Test attention kernels against a float64 oracle. A subject is a kernel with its declarations."""
+
+
 @app.command()
 def gate(
     subject: options.SubjectPatterns = None,
@@ -76,6 +93,7 @@ def gate(
     timeout: options.Timeout = None,
     expectations: options.Expectations = None,
     fail_fast: options.FailFast = False,
+    shrink: options.Shrink = True,
     baseline: options.Baseline = None,
     json: options.Json = None,
     junit: options.Junit = None,
@@ -95,7 +113,7 @@ def gate(
     if not found.subjects:
         raise UsageError("no subject can run on this machine: see `attest list`")
     narrowed = " ".join(f"--subject {pattern}" for pattern in subject or ())
-    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast)
+    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast, shrink)
     request = options_.request(dict(found.subjects), found.skipped, narrowed=narrowed)
     return _run(request, outputs, base, found.broken)
 
@@ -114,6 +132,7 @@ def check(
     timeout: options.Timeout = None,
     expectations: options.Expectations = None,
     fail_fast: options.FailFast = False,
+    shrink: options.Shrink = True,
     json: options.Json = None,
     junit: options.Junit = None,
     markdown: options.Markdown = None,
@@ -127,7 +146,7 @@ def check(
     see_folder()
     with as_usage_errors():
         subjects = {subject: find(subject)}
-    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast)
+    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast, shrink)
     return _run(options_.request(subjects, only=only, narrowed=narrowed), outputs)
 
 
@@ -233,66 +252,33 @@ def merge(
     return _conclude(with_policy(merged, known), outputs)
 
 
-@app.command("compile")
-def compile_kernels(
-    profile: Annotated[str, typer.Option(help="Which configurations to compile: quick or full.")] = "quick",
-    target: Annotated[
-        list[str] | None, typer.Option(help="Compile for this device only; repeatable.")
-    ] = None,
-    kernel: Annotated[list[str] | None, typer.Option(help="Compile this kernel only; repeatable.")] = None,
-    feature: options.Features = None,
-    head_dim: Annotated[
-        list[int] | None, typer.Option(help="Compile this head dim only; repeatable.")
-    ] = None,
-    dtype: options.Dtypes = None,
-    workers: options.CompileWorkers = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write every result here.")] = None,
-) -> int:
-    """Cross-compile every kernel for every device; no device is needed."""
-    # Nothing runs, so no process needs to take an accelerator or look for one.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from attest.conformance.cli.console import progress, show
-    from attest.conformance.compiling.matrix import Narrowing, compile_matrix
-    from attest.conformance.running.fit import RequestError
-    from attest.reports.render.compilation import print_matrix
-
-    outputs = Outputs(json)
-    only = Narrowing(
-        targets=tuple(target or ()),
-        kernels=tuple(kernel or ()),
-        features=tuple(feature or ()),
-        head_dims=tuple(head_dim or ()),
-        dtypes=tuple(dtype or ()),
-    )
-    count = (os.cpu_count() or 1) if workers is None else workers
-    try:
-        with progress() as watch:
-            matrix = compile_matrix(profile, only, count, watch)
-    except RequestError as error:
-        raise UsageError(str(error)) from error
-    if outputs.json is not None:
-        write_text(outputs.json, dumps(matrix.to_json(), indent=1) + "\n")
-    show(lambda console: print_matrix(matrix, console))
-    return PASSED if matrix.status == "pass" else FAILED
-
-
+app.command("compile")(compile_kernels)
 app.command()(tune)
 
 
 @app.command("list")
-def list_subjects() -> int:
-    """List all subjects, what they declare and where they run."""
-    from attest.conformance.cli.catalogue import catalogue
+def list_subjects(
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Show everything that they declare.")
+    ] = False,
+) -> int:
+    """List all subjects and where they run; with -v, what they declare."""
+    from attest.conformance.cli import catalogue
     from attest.conformance.cli.console import print_text
 
-    print_text(catalogue())
+    if verbose:
+        print_text(catalogue.catalogue())
+    else:
+        import jax
+
+        print_text(catalogue.short_catalogue(jax.default_backend()))
     return PASSED
 
 
 def _run(
     request: "Request", outputs: Outputs, base: "RunRecord | None" = None, problems: Sequence[str] = ()
 ) -> int:
-    from attest.conformance.cli.console import progress
+    from attest.conformance.cli.watching import watching
     from attest.conformance.record import with_problems
     from attest.conformance.running.fit import RequestError, refuse_unfit
     from attest.conformance.running.gate import with_policy
@@ -305,8 +291,14 @@ def _run(
         journal = _begun(request, outputs.json)
         if request.workers == 0 and len(request.subjects) > 1:
             _complain("-n 0 runs all subjects in one process, where one can spoil those after it", PASSED)
-        with progress() as watch:
-            found = run(request, watch, journal.add if journal else lambda _results: None)
+        with watching() as watch:
+
+            def keep(results: "Sequence[Result]") -> None:
+                if journal is not None:
+                    journal.add(results)
+                watch.results(results)
+
+            found = run(request, watch.progress, keep)
     except RequestError as error:
         if journal is not None:
             journal.remove()

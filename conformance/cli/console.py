@@ -1,4 +1,4 @@
-"""The console: reports on stdout, sentences on stderr, and a progress bar during a run.
+"""The console: reports on stdout, and sentences on stderr.
 
 Control characters in texts do not reach the terminal. A failed write is reported in one sentence.
 """
@@ -7,16 +7,13 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
 from attest.conformance.files import FileError
-from attest.conformance.running.runner import Progress
 from attest.conformance.text import printable, sentence
 
 # Fewer columns than this show nothing that can be read.
@@ -73,20 +70,3 @@ def _give_up_stdout() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-
-
-@contextmanager
-def progress() -> Generator[Callable[[Progress], None], None, None]:
-    """Return a function that shows the progress of a run."""
-    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("CI"):
-        yield lambda _progress: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=console_of(stderr=True), transient=True) as bar:
-        task = bar.add_task("planning", total=None)
-
-        def show(now: Progress) -> None:
-            failing = f", {now.red} failing" if now.red else ""
-            bar.update(task, description=now.stage + failing, completed=now.done, total=now.total)
-
-        yield show

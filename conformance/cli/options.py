@@ -66,6 +66,9 @@ Json = Annotated[
     ),
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first verdict that fails the run.")]
+Shrink = Annotated[
+    bool, typer.Option("--shrink/--no-shrink", help="Search a simpler case for what fails, for 30 s at most.")
+]
 Junit = Annotated[Path | None, typer.Option(help="Write a JUnit XML report here.")]
 Markdown = Annotated[Path | None, typer.Option(help="Write a Markdown report here.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report here.")]
@@ -150,6 +153,7 @@ class RunOptions:
     timeout: float | None = None
     expectations: Sequence[Path] | None = None
     fail_fast: bool = False
+    shrink: bool = True
 
     def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
         """Return the request of these options. Raises UsageError."""
@@ -179,6 +183,7 @@ class RunOptions:
             workers=_default_workers(here["backend"]) if self.workers is None else self.workers,
             timeout=self.timeout or profile.task_seconds or limits()["task_seconds"],
             fail_fast=self.fail_fast,
+            shrink=self.shrink,
             expectations=expectations,
             environment={**here, "skipped": dict(skipped or {})},
             **narrowing,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from attest.conformance.cases.case import Case, case_from_json
-from attest.conformance.checks import all_checks
+from attest.conformance.checks import all_checks, unknown_check
 from attest.conformance.files import read_bytes
 from attest.conformance.kinds import DRAWN
 from attest.conformance.sizes import sizes
@@ -54,7 +54,7 @@ def read_replay_request(
     known = all_checks()
     for check in checks:
         if check not in known:
-            raise ValueError(sentence(f"unknown check {check!r}: known are {', '.join(sorted(known))}"))
+            raise ValueError(sentence(unknown_check(check)))
     try:
         case = case_from_json(request.case)
     except (ValueError, OverflowError) as error:

@@ -18,7 +18,7 @@ def simpler(draw: st.DrawFn, case: Case) -> Case:
     """Return cases that are nowhere more complicated than a given one; what shrinking searches."""
     keep = {name: draw(st.booleans()) for name in sorted(case.features)}
     plain = Case()
-    trimmed = _without(case, (feature for feature, kept in keep.items() if not kept))
+    trimmed = without(case, (feature for feature, kept in keep.items() if not kept))
     lengths = trimmed.lengths
     if lengths is not None:
         lengths = tuple((draw(st.integers(0, q)), draw(st.integers(0, k))) for q, k in lengths)
@@ -63,25 +63,33 @@ def simpler(draw: st.DrawFn, case: Case) -> Case:
 def smallest(case: Case) -> Iterator[Case]:
     """Yield the smallest cases with no feature of a given one, with one, and with all: fewest tokens first.
 
+    Only the smallest of all has no feature, and only the smaller ones have a single one.
+
     A failure is often not monotone in the lengths: it needs a whole block, or an odd one. Then no search
-    that takes one step at a time ends here.
+    that takes one step at a time ends here. A cap is lowered so far that it bends the logits of few tokens.
     """
     every = case.features
+    if case.soft_cap is not None:
+        case = replace(case, soft_cap=min(case.soft_cap, _BENDING_CAP))
     for q_len, kv_len in _FEW_TOKENS:
         if q_len > case.q_len or kv_len > case.kv_len:
             continue
-        for kept in (frozenset[str](), *(frozenset({name}) for name in sorted(every)), every):
+        alone = [frozenset({name}) for name in sorted(every)] if (q_len, kv_len) != _FEW_TOKENS[-1] else []
+        none = [frozenset[str]()] if (q_len, kv_len) == _FEW_TOKENS[0] else []
+        for kept in dict.fromkeys([*none, *alone, every]):
             with suppress(ValueError):  # the case would lack what its features need
                 yield _with_only(case, kept, q_len, kv_len)
 
 
 # Queries and keys of the smallest cases.
 _FEW_TOKENS = ((1, 1), (2, 3), (3, 3))
+# A soft cap below the usual logits.
+_BENDING_CAP = 0.25
 
 
 def _with_only(case: Case, kept: frozenset[str], q_len: int, kv_len: int) -> Case:
     plain = Case()
-    small = _without(case, case.features - kept)
+    small = without(case, case.features - kept)
     pairs = None if small.lengths is None else tuple((min(q, 1), min(k, 1)) for q, k in small.lengths)
     packed = pairs is not None and small.batch == 1
     return replace(
@@ -137,8 +145,11 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _without(case: Case, features: Iterable[str]) -> Case:
-    """Return the case with features off; features without a field of their own, as gqa, are the caller's."""
+def without(case: Case, features: Iterable[str]) -> Case:
+    """Return a case with features off.
+
+    A feature without fields of its own, as gqa, is the caller's. Raises ValueError if that is no case.
+    """
     plain, features = Case(), frozenset(features)
     changes: dict[str, Any] = {
         name: getattr(plain, name) for feature in features for name in _FIELDS[feature]

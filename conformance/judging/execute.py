@@ -17,6 +17,7 @@ from attest.conformance.process.phases import phase
 from attest.conformance.process.signals import Interrupted
 from attest.conformance.subject import Subject
 from attest.conformance.text import exception_text
+from attest.conformance.user_frames import raised
 from attest.reference.problem import Problem
 
 Array = NDArray[Any]
@@ -207,9 +208,9 @@ def blaming(subject: Subject) -> Generator[None]:
     except Interrupted:
         raise
     except BaseException as error:  # a subject may raise SystemExit, which must not end the run
-        text = exception_text(error)
-        advice = " (other workers may hold this memory: use -n 1)" if _NO_ROOM in text else ""
-        raise SubjectError(f"raised {text}{advice}") from error
+        no_room = _NO_ROOM in exception_text(error)
+        advice = " (other workers may hold this memory: use -n 1)" if no_room else ""
+        raise SubjectError(raised(error, advice)) from error
     violations = "; ".join(map(str, subject.violations()))
     if violations:
         raise SubjectError(violations, clauses=("S19",))

@@ -18,6 +18,9 @@ JUDGEMENTS = {
     "semantics": "the error is larger than any loss of precision explains",
 }
 
+# The message of an output with broken judgements begins with it.
+OUTSIDE = "outside the error model"
+
 # Fields that the readable line describes in words.
 _SHAPE = ("dtype", "batch", "q_len", "kv_len", "q_heads", "kv_heads", "head_dim", "value_dim")
 _VALUES = ("family", "seed")
@@ -43,6 +46,19 @@ def explain(result: Result, replay: str | None = None) -> str:
     return "\n".join([first, *(f"  {line}" for line in rest)])
 
 
+def counted(count: int, noun: str, nouns: str = "") -> str:
+    """Return a count with its noun: "1 key", "2 keys"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
+
+
+def wrong_places(measurement: Measurement) -> str:
+    """Return how many elements of an output lie outside their bound, and where."""
+    if measurement.wrong == measurement.size:
+        return f"wrong everywhere ({counted(measurement.size, 'element')})"
+    where = f": {', '.join(measurement.where)}" if measurement.where else ""
+    return f"wrong in {measurement.wrong} of {counted(measurement.size, 'element')}{where}"
+
+
 def replay_line(result: Result) -> str:
     """Return the command that judges this case again.
 
@@ -60,7 +76,8 @@ def describe_case(case: Case) -> str:
     """Return a case in one readable line: dtype, shapes, values, and what is switched on."""
     heads = f"{case.q_heads}" if case.q_heads == case.kv_heads else f"{case.q_heads} over {case.kv_heads}"
     width = f"{case.head_dim}" if case.value_dim is None else f"{case.head_dim} and {case.value_dim}"
-    shape = f"{case.dtype}, batch {case.batch}, {case.q_len} queries x {case.kv_len} keys"
+    lengths = f"{counted(case.q_len, 'query', 'queries')} x {counted(case.kv_len, 'key')}"
+    shape = f"{case.dtype}, batch {case.batch}, {lengths}"
     values = f"heads {heads}, head dim {width}, {case.family} values, seed {case.seed}"
     on = [_option(f.name, getattr(case, f.name)) for f in fields(Case) if _is_on(case, f.name, f.default)]
     return f"{shape}, {values}; {', '.join(on) if on else 'no option'}"
@@ -84,9 +101,11 @@ def _measured(measurement: Measurement) -> list[str]:
     numbers = (
         f"err/bound {measurement.worst_ratio:.3g}, rms ratio {measurement.rms_ratio:.3g}, "
         f"largest z {measurement.largest_z:.3g}, bias t {measurement.bias_t:.3g}, "
-        f"{measurement.elements} elements"
+        f"{counted(measurement.elements, 'element')} compared"
     )
     lines = [f"{measurement.output}: {numbers}"]
+    if measurement.wrong:
+        lines.append(f"  {'; '.join([wrong_places(measurement), *measurement.fingerprints])}")
     lines += [f"  {JUDGEMENTS.get(name, name)} ({name})" for name in measurement.broken]
     if measurement.worst is not None:
         lines += [f"  {line}" for line in _worst(measurement.output, measurement.worst)]

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attest.conformance.cases.case import Case
+from attest.conformance.judging.fingerprints import fingerprints
+from attest.conformance.judging.places import places
 from attest.conformance.record import Element, Measurement
 from attest.reference import judgements
 from attest.reference.error_model import Prediction
@@ -20,6 +22,8 @@ def measure(
     """Judge one output: got as the kernel returned it, want and prediction of the same shape."""
     statistics = judgements.measure(got, want, prediction)
     limits = judgements.limits(output, statistics.elements, case.kv_len, case.dtype, case.family)
+    broken = tuple(_BROKEN[name] for name in judgements.exceeded(statistics, limits))
+    wrong = judgements.outside(got, want, prediction) if "bound" in broken else np.zeros(got.shape, bool)
     return Measurement(
         output=output,
         elements=statistics.elements,
@@ -27,8 +31,12 @@ def measure(
         rms_ratio=statistics.rms_ratio,
         largest_z=statistics.largest_z,
         bias_t=statistics.bias_t,
-        broken=tuple(_BROKEN[name] for name in judgements.exceeded(statistics, limits)),
+        broken=broken,
         worst=_element(statistics.worst_index, got, want) if got.size else None,
+        wrong=int(wrong.sum()),
+        size=int(got.size),
+        where=places(output, wrong),
+        fingerprints=fingerprints(output, got, want, wrong, case),
     )
 
 

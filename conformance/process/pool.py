@@ -26,7 +26,7 @@ from attest.conformance.process.settings import WorkerError, hush, settle
 from attest.conformance.process.signals import Interrupted
 from attest.conformance.process.starting import BLOCKED, start
 from attest.conformance.subject import Subject
-from attest.conformance.text import exception_text
+from attest.conformance.user_frames import raised
 
 # Compiled kernels stay in the memory of the process that compiled them, so processes are replaced.
 _JOBS_PER_PROCESS = 100
@@ -241,7 +241,7 @@ def guarded(job: Job, subject: Subject | None) -> Outcome:
     except Interrupted:
         raise
     except BaseException as error:
-        return Outcome(job, fault=f"raised {exception_text(error)}", phase="running")
+        return Outcome(job, fault=raised(error), phase="running")
 
 
 def _serve(connection: Connection, name: str) -> None:

@@ -55,6 +55,10 @@ class MeasurementData(_Data):
     bias_t: Number
     broken: tuple[Text, ...] = ()
     worst: ElementData | None = None
+    wrong: Count = 0
+    size: Count = 0
+    where: tuple[Text, ...] = ()
+    fingerprints: tuple[Text, ...] = ()
 
 
 class ResultData(_Data):
@@ -72,6 +76,7 @@ class ResultData(_Data):
     case_id: Text = ""
     shrunk_from: Text = ""
     phase: Text = ""
+    cut: bool = False
 
 
 class RunData(_Data):
@@ -173,6 +178,7 @@ def result_from_data(data: ResultData, where: str) -> Result:
         shrunk_from=data.shrunk_from,
         phase=data.phase,
         link=data.link,
+        cut=data.cut,
     )
 
 
@@ -251,6 +257,10 @@ def _measurement(data: MeasurementData) -> Measurement:
         broken=data.broken,
         worst=worst
         and Element(worst.index, float(worst.got), float(worst.expected), worst.got_hex, worst.expected_hex),
+        wrong=data.wrong,
+        size=data.size,
+        where=data.where,
+        fingerprints=data.fingerprints,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from attest.conformance.checks import all_checks
+from attest.conformance.checks import all_checks, unknown_check
 from attest.conformance.kinds import REFUSED
 from attest.conformance.record import Result, Verdict
 from attest.conformance.running.plan import Profile, Restriction, load_profile, profile_names
@@ -19,7 +19,7 @@ def refuse_unfit(subject: Subject, profile: Profile, only: Restriction) -> None:
     tables = profile.kinds_for(subject)
     for name in only.checks:
         if name not in known:
-            raise RequestError(f"unknown check {name!r}: known are {', '.join(sorted(known))}")
+            raise RequestError(unknown_check(name))
         check = known[name]
         reason = check.applies(subject)
         table = check.kind.table

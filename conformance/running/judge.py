@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from attest.conformance.cases.case import Case
-from attest.conformance.checks import Check, Finding, all_checks
+from attest.conformance.checks import Check, Finding, all_checks, unknown_check
 from attest.conformance.judging.execute import SubjectError
 from attest.conformance.judging.trial import Trial
 from attest.conformance.process.phases import checking
@@ -12,6 +12,7 @@ from attest.conformance.record import Result, Verdict
 from attest.conformance.running.results import result_of
 from attest.conformance.subject import Subject
 from attest.conformance.text import exception_text
+from attest.conformance.user_frames import raised
 
 
 def judge(subject: Subject, case: Case, checks: Sequence[str]) -> list[Result]:
@@ -27,7 +28,7 @@ def judge_trial(trial: Trial, checks: Sequence[str]) -> list[Result]:
     known = all_checks()
     unknown = [name for name in checks if name not in known]
     if unknown:
-        raise LookupError(f"unknown check {unknown[0]!r}: known are {', '.join(sorted(known))}")
+        raise LookupError(unknown_check(unknown[0]))
     return [_judge_one(trial, known[name]) for name in checks]
 
 
@@ -44,7 +45,7 @@ def _judge_one(trial: Trial, check: Check) -> Result:
     except (
         BaseException
     ) as error:  # such as SystemExit, which the harness never raises: it must not end the run
-        clauses, finding = (), Finding(Verdict.FAIL, message=f"raised {exception_text(error)}")
+        clauses, finding = (), Finding(Verdict.FAIL, message=raised(error))
     return result_of(trial.subject, check.name, trial.case, finding, clauses)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.cases.features import FEATURES
-from attest.conformance.checks import Check, all_checks
+from attest.conformance.checks import Check, all_checks, unknown_check
 from attest.conformance.drawing.corpus import load_corpus
 from attest.conformance.drawing.covering import Facts, covering_rows, reduced
 from attest.conformance.drawing.production import load_production
@@ -380,7 +380,7 @@ def _refuse_impossible(subject: Subject, only: Restriction) -> None:
     known: dict[str, Check] = all_checks()
     for name in only.checks:
         if name not in known:
-            raise ValueError(f"unknown check {name!r}: known are {', '.join(sorted(known))}")
+            raise ValueError(unknown_check(name))
     missing = sorted(only.features - subject.features)
     if missing:
         raise ValueError(f"--feature: subject {subject.name} does not declare {', '.join(missing)}")

@@ -1,6 +1,7 @@
 """The runner: judges every task of a run, keeps the results and shrinks the failures."""
 
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -13,14 +14,22 @@ from attest.conformance.process.limits import limits
 from attest.conformance.process.phases import phase
 from attest.conformance.process.signals import Interrupted, interruptible
 from attest.conformance.process.workers import Job, Outcome, perform
-from attest.conformance.record import Result, RunRecord, Verdict, settled, to_shrink, with_problems
+from attest.conformance.record import (
+    ACCURACY,
+    Result,
+    RunRecord,
+    Verdict,
+    settled,
+    to_shrink,
+    with_problems,
+)
 from attest.conformance.running.choice import Draw, chosen, first_try
 from attest.conformance.running.expectations import Expectation, expect
 from attest.conformance.running.fit import RequestError, refuse_unfit
 from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import Profile, Restriction, Task, tasks
 from attest.conformance.running.results import died, late, late_search, simplest
-from attest.conformance.running.shrink import shrink
+from attest.conformance.running.shrink import Failure, shrink
 from attest.conformance.subject import Subject
 from attest.conformance.text import describe
 
@@ -32,7 +41,7 @@ class Request:
     subjects: by the name or `module:attribute` that finds each in another process.
     only: the restriction of the run; narrowed: the same as typed, for the record. shard: (number, total).
     workers: processes, 0 to stay in this one. timeout: seconds for one task.
-    fail_fast: end at the first red verdict.
+    fail_fast: end at the first red verdict. shrink: search a simpler case for what fails.
     environment: for the record.
     """
 
@@ -45,6 +54,7 @@ class Request:
     workers: int = 0
     timeout: float = field(default_factory=lambda: limits()["task_seconds"])
     fail_fast: bool = False
+    shrink: bool = True
     expectations: Sequence[Expectation] = ()
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -141,11 +151,15 @@ class _Found:
     def begin(self, stage: str, planned: int = 0) -> None:
         self.stage, self.done, self.planned = stage, 0, planned
 
-    def add(self, results: Sequence[Result]) -> None:
-        """Take the results of one task."""
+    def take(self, results: Sequence[Result]) -> None:
+        """Keep results."""
         self.results.extend(results)
         self._keep(results)
         self.red += sum(result.verdict.red for result in results)
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Keep the results of one task, and tell of it."""
+        self.take(results)
         self.done += 1
         self._watch(Progress(self.stage, self.done, self.planned, self.red))
 
@@ -228,35 +242,56 @@ def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
 
 
 def _shrink_failures(found: _Found) -> None:
-    """Find the simplest failing case of each check of each subject; cases that hung or died are kept."""
-    chosen = to_shrink(found.results)
+    """Find the simplest failing case of each check of each subject; cases that hung or died are kept.
+
+    Failures that begin with one case are searched together, since they share its simpler cases.
+    """
     request = found.request
-    evaluations = request.profile.shrink_evaluations
-    jobs = [
-        Job(name, _shrink, (result, evaluations, not semantic and (name, check, True) in chosen))
-        for (name, check, semantic), result in chosen.items()
-    ]
-    if not jobs:
+    chosen = to_shrink(found.results)
+    together: dict[tuple[str, str], list[Failure]] = {}
+    for (name, check, semantic), result in sorted(
+        chosen.items(), key=lambda item: item[0][1] not in ACCURACY
+    ):
+        stays = not semantic and (name, check, True) in chosen
+        if all_checks()[check].kind.listed:
+            found.take([simplest(result, result)])
+        else:
+            together.setdefault((name, result.case.id), []).append(Failure(result, stays))
+    if not together or not request.shrink:
         return
+    evaluations, seconds = request.profile.shrink_evaluations, limits()["search_seconds"]
+    jobs = [
+        Job(name, _shrink, (tuple(failures), evaluations, seconds))
+        for (name, _), failures in together.items()
+    ]
     found.begin("shrinking", len(jobs))
-    outcomes = perform(jobs, request.subjects, request.workers, limits()["shrink_seconds"])
+    ends = time.monotonic() + limits()["searches_seconds"]
+
+    def wanted(_job: Job) -> bool:
+        return time.monotonic() < ends
+
+    outcomes = perform(jobs, request.subjects, request.workers, limits()["shrink_seconds"], wanted)
     with closing(outcomes):
         for outcome in outcomes:
             found.add(_shrunk(request, outcome))
 
 
 def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
-    """Return the simplest failing case of a search, if it is a new failure; a TIMEOUT if the search hung."""
-    failing: Result = outcome.job.argument[0]
-    if isinstance(outcome.value, Result):
-        minimal = simplest(failing, outcome.value)
-        # If the simpler case is a known failure, it does not show this new one.
-        return [minimal] if expect(minimal, request.expectations).verdict is Verdict.FAIL else []
-    return [late_search(failing, outcome.fault)] if outcome.timed_out else []
+    """Return the simplest failing cases of a search that are new failures; a TIMEOUT if the search hung."""
+    failures: tuple[Failure, ...] = outcome.job.argument[0]
+    if outcome.timed_out:
+        return [late_search(failures[0].result, outcome.fault)]
+    if outcome.fault:
+        return []
+    found = [
+        simplest(failure.result, minimal)
+        for failure, minimal in zip(failures, outcome.value, strict=True)
+        if not (minimal.cut and minimal.case == failure.result.case)
+    ]
+    # If the simpler case is a known failure, it does not show this new one.
+    return [each for each in found if expect(each, request.expectations).verdict is Verdict.FAIL]
 
 
-def _shrink(subject: Subject, argument: tuple[Result, int, bool]) -> Result:
-    result, evaluations, stays_of_precision = argument
-    if all_checks()[result.check].kind.listed:
-        return result
-    return shrink(subject, result, evaluations, stays_of_precision)
+def _shrink(subject: Subject, argument: tuple[tuple[Failure, ...], int, float]) -> list[Result]:
+    failures, evaluations, seconds = argument
+    return shrink(subject, failures, evaluations, seconds)

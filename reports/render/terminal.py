@@ -6,8 +6,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from attest.conformance.causes.card import card
+from attest.conformance.causes.group import causes
 from attest.conformance.judging import failure
-from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.text import printable
 from attest.reports.compare import Comparison
 from attest.reports.pairing import Fate, Pair
@@ -33,7 +35,7 @@ def print_run(record: RunRecord, console: Console) -> None:
     summary = summarise(record)
     if summary.tallies:
         console.print(_tally_table(summary))
-    _print_red(summary, console)
+    _print_causes(summary, console)
     _print_timeouts(summary, console)
     _print_known(summary, console)
     inconclusive = record.counts[Verdict.INCONCLUSIVE]
@@ -49,17 +51,12 @@ def print_run(record: RunRecord, console: Console) -> None:
     plain(console, f"{summary.headline} ({options_of(record)})", style)
 
 
-def _print_red(summary: Summary, console: Console) -> None:
-    """Print the simplest failure of each check, explained; one defect fails many cases in the same way."""
-    by_check: dict[tuple[str, str], list[Result]] = {}
-    for result in sorted(summary.red, key=lambda result: (not result.minimal, result.sort_key)):
-        by_check.setdefault((result.subject, result.check), []).append(result)
-    for (subject, check), results in sorted(by_check.items()):
+def _print_causes(summary: Summary, console: Console) -> None:
+    """Print a card for each cause."""
+    found = causes(summary.record.results)
+    for place, cause in enumerate(found, 1):
         console.print()
-        plain(console, failure.explain(results[0]))
-        if len(results) > 1:
-            others = plural(len(results) - 1, "more failure")
-            plain(console, f"  and {others} of {subject}, {check}: --json FILE writes all of them")
+        plain(console, card(cause, place, len(found)))
 
 
 def _print_timeouts(summary: Summary, console: Console) -> None:
@@ -109,20 +106,27 @@ def _table(title: str | None, left: tuple[str, ...], right: tuple[str, ...]) -> 
 
 
 def _tally_table(summary: Summary) -> Table:
-    """Return a row for each family of checks: refusal.mask_shape and its like would fill the screen."""
-    table = _table(None, ("subject", "check"), tuple(verdict.value for verdict in summary.verdicts))
+    """Return a row for each family of checks: refusal.mask_shape and its like would fill the screen.
+
+    A subject has a line of its own, so that its name takes no width from the counts.
+    """
+    table = _table(None, ("check",), tuple(verdict.value for verdict in summary.verdicts))
     families: dict[tuple[str, str], list[int]] = {}
     for tally in summary.tallies:
         totals = families.setdefault(
             (tally.subject, tally.check.partition(".")[0]), [0] * len(summary.verdicts)
         )
         totals[:] = [total + count for total, count in zip(totals, summary.cells(tally), strict=True)]
+    shown = ""
     for (subject, check), totals in families.items():
+        if subject != shown:
+            table.add_row(f"[bold]{_cell(subject)}[/]")
+            shown = subject
         cells = (
             f"[{_STYLES[verdict]}]{count}[/]" if count else "[dim].[/]"
             for verdict, count in zip(summary.verdicts, totals, strict=True)
         )
-        table.add_row(_cell(subject), _cell(check), *cells)
+        table.add_row(f"  {_cell(check)}", *cells)
     return table
 
 

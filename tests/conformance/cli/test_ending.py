@@ -65,7 +65,7 @@ def test_an_interrupt_before_there_is_a_run_ends_with_the_same_status(attest, mo
 
 
 def test_an_interrupt_in_a_command_ends_with_the_same_status(attest, monkeypatch):
-    monkeypatch.setattr(catalogue, "catalogue", lambda: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(catalogue, "short_catalogue", lambda _backend: signal.raise_signal(signal.SIGINT))
     done = attest("list")
     assert (done.status, done.out, done.err) == (1, "", "attest: interrupted\n")
 

@@ -234,15 +234,23 @@ def test_nothing_but_text_off_terminals(attest, monkeypatch, variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     done = attest("check", "tests.toys:top_left", "-n", 0)
-    assert "\x1b" not in done.out
-    assert done.err == ""
+    assert "\x1b" not in done.out + done.err
+    assert all(line.startswith("attest: ") for line in done.err.splitlines())
 
 
 def test_list_names_every_subject_and_its_dialect(attest):
-    done = attest("list")
+    done = attest("list", "-v")
     assert done.status == 0
     assert "xla.flash_attention" in done.out
     assert "causal top_left" in done.out
+
+
+def test_list_has_a_line_for_each_subject(attest):
+    done = attest("list")
+    assert done.status == 0
+    lines = done.out.splitlines()
+    assert len(lines) == len(catalogue.discover()) + 2
+    assert any(line.split() == ["xla.flash_attention", "f32/bf16/f16", "runs", "here"] for line in lines)
 
 
 COMMANDS = "\x1b[31m\x9b2J\x07\r\u202e\u2028\x7f"
@@ -301,5 +309,8 @@ def test_a_subject_that_cannot_be_listed_spoils_no_other(attest, monkeypatch):
     monkeypatch.setattr(catalogue, "find", known.__getitem__)
     done = attest("list")
     assert done.status == 0
+    assert [line.split()[0] for line in done.out.splitlines()[:2]] == ["a.right", "b.leaves"]
+    assert "broken: SystemExit: not me" in done.out
+    done = attest("list", "-v")
     assert "broken    SystemExit: not me" in done.out
     assert "dtypes    float32" in done.out

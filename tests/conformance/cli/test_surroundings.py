@@ -56,7 +56,7 @@ def test_a_width_that_shows_nothing_does_not_count(attest, monkeypatch, record, 
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setenv("LINES", columns)
     assert attest("report", record) == usual
-    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setenv("COLUMNS", "30")
     assert attest("report", record).out != usual.out
 
 

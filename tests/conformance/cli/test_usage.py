@@ -1,6 +1,7 @@
 """What makes no sense is said in one sentence on stderr, with exit status 2, and never as a traceback."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,29 @@ def test_help_tells_the_options(attest):
     assert done.status == 0
     for option in ("--feature", "--dtype", "--examples", "--shard", "--timeout", "number of cores"):
         assert option in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("check", "xla.flash_atention"), "did you mean xla.flash_attention"),
+        (("check", "tests.toys:rigth"), "did you mean right"),
+        (("check", "xla.flash_attention", "--check", "forwrd"), "did you mean forward?"),
+        (("check", "xla.flash_attention", "--check", "zzz"), "known are batch_dims, configuration, "),
+        (("check", "zzz"), "`attest list` has the names"),
+    ],
+)
+def test_a_mistyped_name_gets_the_nearest(attest, arguments, said):
+    done = attest(*arguments)
+    assert done.status == 2
+    assert said in done.err
+    assert len(done.err) < 400
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_has_a_short_form(attest, option):
+    assert attest("check", option).out.startswith("Usage: attest check")
+
+
+def test_the_version_is_that_of_the_package(attest):
+    assert attest("--version").out == f"attest {version('attest-attention')}\n"

@@ -48,10 +48,10 @@ def shrunk(monkeypatch: pytest.MonkeyPatch, simplest: Case | None = SIMPLEST) ->
     """Let every search end at one case, or where it began if None; the results that were searched from."""
     searched: list[Result] = []
 
-    def shrink(subject, failing, evaluations, stays_of_precision):
+    def shrink(subject, failures, evaluations, seconds):
         assert evaluations == PROFILE.shrink_evaluations
-        searched.append(failing)
-        return replace(failing, case=simplest or failing.case, minimal=True)
+        searched.extend(failure.result for failure in failures)
+        return [replace(each.result, case=simplest or each.result.case, minimal=True) for each in failures]
 
     monkeypatch.setattr(runner, "shrink", shrink)
     return searched

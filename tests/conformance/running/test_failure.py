@@ -42,7 +42,7 @@ def test_a_failure_is_explained():
         "  outside the error model: out",
         f"  S6: {CLAUSES['S6']}",
         f"  S7: {CLAUSES['S7']}",
-        "  out: err/bound inf, rms ratio 1.25, largest z 9.5, bias t 0.5, 40 elements",
+        "  out: err/bound inf, rms ratio 1.25, largest z 9.5, bias t 0.5, 40 elements compared",
         "    an element lies outside the proven error bound (bound)",
         "    worst element out[0, 1, 0, 0]",
         "      got      0.5 (0x3f00)",

@@ -46,8 +46,11 @@ def test_merged_shards_are_the_run(kinds, simplest, count):
         phase = "running" if kind == "died" else ""
         return [result(case, check, Verdict.FAIL, measurements=numbers, phase=phase) for check in checks]
 
-    def shrink(subject, failing, evaluations, stays_of_precision):
-        return replace(failing, case=simplest.get(failing.case, failing.case), minimal=True)
+    def shrink(subject, failures, evaluations, seconds):
+        return [
+            replace(each.result, case=simplest.get(each.result.case, each.result.case), minimal=True)
+            for each in failures
+        ]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "judge", judge)

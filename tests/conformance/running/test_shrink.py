@@ -8,9 +8,15 @@ from attest.conformance.cases.case import Case
 from attest.conformance.record import Measurement, Verdict
 from attest.conformance.running import shrink as shrinking
 from attest.conformance.running.judge import judge
-from attest.conformance.running.shrink import shrink
+from attest.conformance.running.shrink import Failure
 from tests import toys
 from tests.conformance.running.fakes import result
+
+
+def shrink(subject, failing, evaluations, stays_of_precision=False):
+    (found,) = shrinking.shrink(subject, [Failure(failing, stays_of_precision)], evaluations)
+    return found
+
 
 LARGE = Case(q_len=6, kv_len=4, causal=True, head_dim=4, seed=5)
 
@@ -88,3 +94,55 @@ def test_a_failure_that_blunt_values_make_one_of_precision_may_end_as_one_of_mea
     (failing,) = found(None, replace(LARGE, family="peaked"), ("forward",))
     assert shrink(toys.right, failing, 200).case.family == "normal"
     assert shrink(toys.right, failing, 200, stays_of_precision=True).case.family == "peaked"
+
+
+def test_searches_of_one_case_share_what_they_judge(monkeypatch):
+    judged = []
+
+    def found(subject, case, checks):
+        judged.append(case)
+        return [result(case, check, Verdict.FAIL if case.q_len >= 3 else Verdict.PASS) for check in checks]
+
+    monkeypatch.setattr(shrinking, "judge", found)
+    failures = [
+        Failure(result(LARGE, check, Verdict.FAIL)) for check in ("lse", "refusal.mask_shape", "purity")
+    ]
+    ends = shrinking.shrink(toys.right, failures, 200)
+    assert [(end.check, end.case.q_len) for end in ends] == [
+        ("lse", 3),
+        ("refusal.mask_shape", 3),
+        ("purity", 3),
+    ]
+    assert len(judged) == len(set(judged))
+
+
+def test_a_search_that_runs_out_of_time_keeps_what_it_has_found_and_says_so(monkeypatch):
+    now = [0.0]
+
+    def found(subject, case, checks):
+        now[0] += 1
+        return [result(case, checks[0], Verdict.FAIL)]
+
+    monkeypatch.setattr(shrinking, "judge", found)
+    monkeypatch.setattr(shrinking.time, "monotonic", lambda: now[0])
+    failing = Failure(result(LARGE, "purity", Verdict.FAIL))
+    (whole,) = shrinking.shrink(toys.right, [failing], 200)
+    (cut,) = shrinking.shrink(toys.right, [failing], 200, seconds=0.5)
+    assert not whole.cut
+    assert cut.cut
+    assert cut.verdict is Verdict.FAIL
+
+
+def test_a_failure_that_needs_many_keys_loses_its_other_features_first():
+    """A mistake at the edge of a block of keys: no small case has one."""
+
+    def call(query, key, value, *, causal=False, softmax_scale=None):
+        out = toys.right.call(query, key, value, causal=causal)
+        return out + np.float32(key.shape[1] > 20)
+
+    subject = replace(toys.right, call=call, features=frozenset({"causal", "scale"}))
+    start = Case(batch=3, q_len=40, kv_len=64, q_heads=2, kv_heads=2, head_dim=8, causal=True, seed=5)
+    (failing,) = judge(subject, start, ("forward",))
+    case = shrink(subject, failing, 60).case
+    assert (case.features, case.batch, case.q_len, case.kv_heads) == (frozenset(), 1, 1, 1)
+    assert 20 < case.kv_len <= 28

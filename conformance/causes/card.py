@@ -1,0 +1,119 @@
+"""The card of a cause: what is wrong and where, when it fails, and the line that replays it."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from attest.conformance.cases.features import ALL_FEATURES, CLAUSES
+from attest.conformance.causes.group import Cause
+from attest.conformance.judging.failure import OUTSIDE, counted, describe_case, replay_line, wrong_places
+from attest.conformance.record import Measurement, Result, Verdict
+
+# Clauses of a card, the likeliest first.
+_CLAUSES = 2
+# Outputs whose wrong places a card lists.
+_PLACED = 2
+# Other checks that a card names.
+_CHECKS = 4
+
+
+def card(cause: Cause, number: int, count: int) -> str:
+    """Return the card of a cause as plain text, without a newline at its end.
+
+    number, count: which of the causes of its run it is.
+    """
+    example = cause.example
+    lines = _message(example) if not cause.outputs else _numbers(cause)
+    lines += [f"{clause}: {CLAUSES[clause]}" for clause in _clauses(cause) if clause in CLAUSES]
+    if cause.condition is not None:
+        lines.append(cause.condition.sentence)
+    lines.append(f"{_shown_case(example)}: {describe_case(example.case)}")
+    lines.append(f"replay: {replay_line(example)}")
+    others = _other_checks(cause)
+    if others:
+        lines.append(f"same cause: {others}")
+    failures = counted(len(cause.results), "failure")
+    title = f"CAUSE {number} of {count}, {failures}: {cause.subject}: {headline(cause)}"
+    return "\n".join([title, *(f"  {line}" for line in lines)])
+
+
+def headline(cause: Cause) -> str:
+    """Return a cause in a few words."""
+    example = cause.example
+    if not cause.outputs:
+        first, _, _ = example.message.partition("\n")
+        return f"{example.check} {first}" if example.verdict is Verdict.FAIL else f"{example.verdict} {first}"
+    wrong = [name for name, broken in cause.outputs.items() if broken]
+    words = f" {cause.condition.words}" if cause.condition is not None else ""
+    how = "imprecise" if cause.of_precision else _how(cause)
+    return f"{_joined(wrong)} {'is' if len(wrong) == 1 else 'are'} {how}{words}"
+
+
+def _how(cause: Cause) -> str:
+    worst = [m.worst for r in cause.results for m in r.measurements if m.broken and m.worst is not None]
+    if worst and all(math.isnan(element.got) for element in worst):
+        return "NaN"
+    if worst and all(element.got == 0 for element in worst):
+        return "0 in places"
+    return "wrong"
+
+
+def _message(example: Result) -> list[str]:
+    _, *more = example.message.splitlines() or [""]
+    return more
+
+
+def _numbers(cause: Cause) -> list[str]:
+    strip = "  ".join(f"{name} {'WRONG' if broken else 'OK'}" for name, broken in cause.outputs.items())
+    lines = [f"{strip}  -> {cause.stage}" if cause.stage else strip]
+    if not cause.example.message.startswith(OUTSIDE):
+        lines += cause.example.message.splitlines()
+    broken = [m for m in cause.example.measurements if m.broken]
+    return lines + [_place(measurement) for measurement in broken[:_PLACED]]
+
+
+def _place(measurement: Measurement) -> str:
+    """Return the worst element of an output and where it is wrong, in one line."""
+    name, worst = measurement.output, measurement.worst
+    parts: list[str] = []
+    if measurement.wrong:
+        parts.append(wrong_places(measurement))
+    parts += measurement.fingerprints
+    if worst is not None:
+        index = ", ".join(map(str, worst.index))
+        parts.append(f"{name}[{index}] is {worst.got:.6g}, expected {worst.expected:.6g}")
+    parts.append(
+        f"err/bound {measurement.worst_ratio:.3g}, rms ratio {measurement.rms_ratio:.3g}, "
+        f"z {measurement.largest_z:.3g}, bias t {measurement.bias_t:.3g}"
+    )
+    return f"{name}: {'; '.join(parts)}"
+
+
+def _clauses(cause: Cause) -> Sequence[str]:
+    """Return the likeliest clauses: of the condition, of the features of the simplest case, of the check."""
+    example = cause.example
+    if not cause.outputs:
+        return example.clauses[:_CLAUSES]
+    of_features = [ALL_FEATURES[name].clause for name in sorted(example.case.features)]
+    of_condition = cause.condition.clauses if cause.condition is not None else ()
+    likely = [*of_condition, *of_features] or example.clauses
+    return tuple(dict.fromkeys(likely))[:_CLAUSES]
+
+
+def _shown_case(example: Result) -> str:
+    if not example.minimal:
+        return f"case {example.case.id}"
+    return "simplest failing case" if not example.cut else "simplest failing case found in the time"
+
+
+def _other_checks(cause: Cause) -> str:
+    tally = Counter(result.check for result in cause.results)
+    tally[cause.example.check] -= 1
+    named = [f"{check} {count}" for check, count in tally.most_common() if count]
+    more = len(named) - _CHECKS
+    return ", ".join(named[:_CHECKS]) + (f" and {counted(more, 'more check')}" if more > 0 else "")
+
+
+def _joined(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

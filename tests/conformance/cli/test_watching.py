@@ -1,0 +1,54 @@
+"""A run shows on stderr that it goes on, and its first failure as soon as there is one."""
+
+import pytest
+
+from attest.conformance.cases.case import Case
+from attest.conformance.cli import watching as module
+from attest.conformance.cli.watching import watching
+from attest.conformance.record import Verdict
+from attest.conformance.running.runner import Progress
+from tests.conformance.running.fakes import result
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands still until its number is changed."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(module, "limits", lambda: {"heartbeat_seconds": 20.0})
+    return now
+
+
+def test_a_pipe_gets_a_line_now_and_then(clock, capsys):
+    with watching() as watch:
+        for seconds in (5, 19, 21, 30, 42):
+            clock[0] = seconds
+            watch.progress(Progress("judging", seconds, 100, 1))
+    assert capsys.readouterr().err.splitlines() == [
+        "attest: judging, 1 failing: 21 of at least 100 tasks done after 21 s",
+        "attest: judging, 1 failing: 42 of at least 100 tasks done after 42 s",
+    ]
+
+
+def test_the_searches_are_announced_at_once(clock, capsys):
+    with watching() as watch:
+        watch.progress(Progress("judging", 1, 1, 3))
+        watch.progress(Progress("shrinking", 0, 2, 3))
+    assert "attest: shrinking, 3 failing: 0 of at least 2 tasks done" in capsys.readouterr().err
+
+
+def test_the_first_failure_is_shown_once(capsys):
+    with watching() as watch:
+        watch.results([result(), result(Case(q_len=2), verdict=Verdict.FAIL, message="wrong\nmore")])
+        watch.results([result(Case(q_len=3), verdict=Verdict.FAIL, message="again")])
+    first, described, replay = capsys.readouterr().err.splitlines()
+    assert first == "attest: first failure: toys.right: forward: wrong"
+    assert described.startswith("attest: float32, batch 1, 2 queries x 1 key")
+    assert replay.startswith("attest: replay: attest replay ")
+
+
+def test_a_quick_run_that_passes_shows_nothing(clock, capsys):
+    with watching() as watch:
+        watch.progress(Progress("judging", 1, 1, 0))
+        watch.results([result()])
+    assert capsys.readouterr().err == ""

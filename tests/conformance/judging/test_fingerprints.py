@@ -1,0 +1,90 @@
+"""What wrong values have in common is named where it is no accident, and never otherwise."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attest.conformance.cases.case import Case
+from attest.conformance.judging.fingerprints import fingerprints
+
+SHAPE = (2, 8, 3, 5)
+CASE = Case(batch=2, q_len=8, kv_len=8, q_heads=3, kv_heads=1, head_dim=5, scale=0.3)
+
+
+def drawn(seed):
+    return np.random.default_rng(seed).normal(size=SHAPE)
+
+
+def said(got, want, output="out", case=CASE):
+    wrong = ~np.isclose(got.astype(np.float64), want, rtol=1e-6, atol=0)
+    return fingerprints(output, got, want, wrong, case)
+
+
+SEEDS = st.integers(0, 2**31)
+
+
+@given(SEEDS)
+def test_values_rounded_to_bfloat16(seed):
+    want = drawn(seed)
+    assert said(want.astype(ml_dtypes.bfloat16).astype(np.float32), want) == (
+        "every value is a number of bfloat16",
+    )
+
+
+@given(SEEDS, st.sampled_from([(0.3, "the scale"), (1 / 0.3, "1 / the scale"), (np.log(2), "log 2")]))
+def test_a_factor_has_a_name(seed, factor):
+    number, name = factor
+    want = drawn(seed)
+    assert said((want * number).astype(np.float32), want) == (
+        f"every wrong value is the right one times {name}, {number:.4g}",
+    )
+
+
+def test_a_factor_without_a_name_is_a_number():
+    want = drawn(0)
+    assert said((want * 1.7).astype(np.float32), want) == ("every wrong value is the right one times 1.7",)
+
+
+def test_zeros_and_nan():
+    want = drawn(0)
+    got = want.astype(np.float32)
+    got[:, 3] = 0
+    assert said(got, want) == ("every wrong value is 0",)
+    got[:, 3] = np.nan
+    assert said(got, want) == ("every wrong value is NaN",)
+
+
+@pytest.mark.parametrize(
+    ("output", "step", "words"),
+    [("out", 1, "query before"), ("out", -1, "query after"), ("dkey", 1, "key before")],
+)
+def test_a_shift_along_the_sequence(output, step, words):
+    want = drawn(0)
+    got = np.roll(want, step, axis=1).astype(np.float32)
+    assert said(got, want, output) == (f"every wrong value is the right one of the {words} it",)
+
+
+@given(SEEDS, st.floats(1e-4, 10))
+def test_values_that_have_nothing_in_common_have_no_fingerprint(seed, size):
+    """A noise of any size, in all elements or in few: no mistake that has a name makes it."""
+    want = drawn(seed)
+    noise = np.random.default_rng(seed + 1).normal(size=SHAPE) * size
+    noise[np.random.default_rng(seed + 2).random(SHAPE) < 0.5] = 0
+    assert said((want + noise).astype(np.float32), want) == ()
+
+
+@given(SEEDS)
+def test_numbers_that_bfloat16_has_by_nature_are_no_fingerprint(seed):
+    """Integers, whose right values are numbers of bfloat16, too."""
+    want = np.round(drawn(seed) * 4)
+    got = np.round(want + np.random.default_rng(seed).integers(1, 3, SHAPE)).astype(np.float32)
+    assert not any("bfloat16" in text for text in said(got, want))
+
+
+def test_one_wrong_element_has_no_factor():
+    want = drawn(0)
+    got = want.astype(np.float32)
+    got[0, 0, 0, 0] *= 2
+    assert said(got, want) == ()
