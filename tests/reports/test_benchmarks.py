@@ -24,6 +24,7 @@ from benchmarks import (
     runner,
     targets,
     timing,
+    wrong_kernels,
 )
 from benchmarks.contenders import CONTENDERS
 from benchmarks.record import OURS, SECONDS, Absent, Entry, Report, Result, Row, Samples, read_report
@@ -34,7 +35,7 @@ from tests.reports.test_gpu_rows import anywhere
 
 DATA = targets.read(targets.CPU)
 SMALL = {"batch": 1, "length": 8, "heads": 2, "head_dim": 8, "causal": True, "dtype": "float32"}
-MODULES = (cpu, gpu_compile, gpu_speed, gpu_tune, ring_speed, ring_training)
+MODULES = (cpu, gpu_compile, gpu_speed, gpu_tune, ring_speed, ring_training, wrong_kernels)
 
 
 def invoke(module: Any, *arguments: object) -> Any:
