@@ -5,7 +5,7 @@ This module plans and judges; `pytest_plugin` gives the items to pytest. Plannin
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +49,7 @@ class Options:
 class MarkedSubject:
     """The subject of a marked test function, and how it is judged.
 
-    name: what the marker names it, for which a replay line finds it again; empty if the marker has the Subject.
+    name: what the marker names it, by which a replay line finds it; empty if the marker has the Subject.
     shrunk: the checks of which a failing case was shrunk already.
     """
 
@@ -105,7 +105,7 @@ def marked_subject(
     bound = _bound(arguments, keywords)
     given = bound["subject"]
     if not isinstance(given, (Subject, str)):
-        raise TypeError(f"subject: got {_named(given)}, expected an attest.Subject or its name")
+        raise TypeError(f"subject: got {type(given).__name__}, expected an attest.Subject or its name")
     seed = _first(options.seed, bound["seed"], 0)
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed: got {seed!r}, expected an integer from 0 on")
@@ -137,17 +137,14 @@ def planned_items(marked: MarkedSubject) -> list[AttestCase]:
                 for check, draws in drawn.items():
                     case = first_try(draws[0])
                     if case is not None:
-                        found.append(
-                            AttestCase(check, row, case.dtype, case.features, marked, tuple(draws))
-                        )
+                        found.append(AttestCase(check, row, case.dtype, case.features, marked, tuple(draws)))
     except Interrupted:
         raise KeyboardInterrupt from None
     except Exception as error:  # the declarations of a subject are code
         raise ValueError(f"cannot draw cases for {marked.subject.name}: {describe(error)}") from error
     if not found:
-        raise ValueError(
-            f"the profile {marked.profile.name} has no case for {marked.subject.name}: nothing would be tested"
-        )
+        profile = marked.profile.name
+        raise ValueError(f"the profile {profile} has no case for {marked.subject.name}: nothing is tested")
     return found
 
 
@@ -248,9 +245,3 @@ def _bound(arguments: Sequence[Any], keywords: dict[str, Any]) -> dict[str, Any]
 
 def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
-
-
-def _named(value: object) -> str:
-    """Return what a wrong value is, in a word or two."""
-    is_named: Callable[[object], bool] = lambda x: isinstance(x, type) or inspect.isroutine(x)
-    return f"{type(value).__name__} {value.__name__}" if is_named(value) else type(value).__name__  # type: ignore[attr-defined]

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from attest.conformance.subject import Subject
 
 _MARKER = (
-    "attest(subject, profile=None, seed=None, expectations=()): judge an attention kernel, in one item for each"
-    " check and each row of cases. subject: an attest.Subject, or its name. expectations: TOML files of known"
-    " failures, relative to the test file. Options on the command line come first."
+    "attest(subject, profile=None, seed=None, expectations=()): judge an attention kernel, in one item for"
+    " each check and each row of cases. subject: an attest.Subject, or its name. expectations: TOML files of"
+    " known failures, relative to the test file. Options on the command line come first."
 )
 
 
@@ -92,7 +92,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     """Run the body of a marked function, which may skip, then judge the item."""
     called = yield
     if pyfuncitem.get_closest_marker("attest") is not None:
-        _judge(pyfuncitem, pyfuncitem.funcargs["attest_case"])
+        # Of the call, not of the fixture: pytest drops a fixture that no argument names.
+        case: Any = pyfuncitem.callspec.params["attest_case"]
+        _judge(pyfuncitem, case)
     return called
 
 
