@@ -87,6 +87,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse the marker where pytest makes no items of it, which would pass without being judged."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("attest") is not None:
+            call: Any = getattr(item, "callspec", None)
+            if call is None or "attest_case" not in call.params:
+                reason = "methods of unittest.TestCase cannot have this marker: use a function"
+                raise pytest.UsageError(f"{item.nodeid}: attest: {reason}")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Run the body of a marked function, which may skip, then judge the item."""

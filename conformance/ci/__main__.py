@@ -9,7 +9,7 @@ from attest.conformance.ci.cache import prepare
 from attest.conformance.ci.inputs import read_inputs
 from attest.conformance.ci.workflow import StepError, annotate, set_outputs
 
-_USAGE = "python -m attest.conformance.ci prepare | run | comment FOLDER"
+_USAGE = "python -P -m attest.conformance.ci prepare | run | comment FOLDER"
 
 
 def main(arguments: Sequence[str]) -> int:

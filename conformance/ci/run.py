@@ -67,7 +67,7 @@ def _attest(inputs: Inputs, arguments: Sequence[str]) -> tuple[int, str]:
     variables = {"JAX_COMPILATION_CACHE_DIR": inputs.cache, **SETTINGS} if inputs.cache else {}
     print("$ attest", *arguments, flush=True)
     said = ""
-    line = [sys.executable, "-m", "attest", *arguments]
+    line = [sys.executable, "-P", "-m", "attest", *arguments]
     with (
         no_commands(),
         subprocess.Popen(line, env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True) as done,

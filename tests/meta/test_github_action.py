@@ -26,6 +26,9 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.repository = folder / "repository"
         shutil.copytree(EXAMPLE, self.repository)
+        # A folder that Python would take for the package, if it looked into the current folder first.
+        (self.repository / "attest").mkdir()
+        (self.repository / "attest" / "__init__.py").write_text("raise ImportError('of the repository')")
         kernel = self.repository / "my_attention" / "__init__.py"
         right = kernel.read_text()
         kernel.write_text(right.replace("<= last[:, None]", "< last[:, None]"))

@@ -101,7 +101,7 @@ def test_a_wrong_input_is_one_annotation(monkeypatch, capsys, sentence):
 def test_an_unknown_step_is_one_annotation(capsys):
     assert main(["walk"]) == 2
     assert (
-        "got walk, expected python -m attest.conformance.ci prepare | run | comment"
+        "got walk, expected python -P -m attest.conformance.ci prepare | run | comment"
         in capsys.readouterr().out
     )
 

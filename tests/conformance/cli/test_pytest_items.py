@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -274,6 +275,38 @@ def test_a_second_subject_in_one_process_is_warned_of_once(suite, pytester):
     result = pytester.runpytest_inprocess("-k", "plain or gradients", "-W", "default")
     result.assert_outcomes(failed=1, passed=1, deselected=1, warnings=1)
     result.stdout.fnmatch_lines(["*SharedProcessWarning: toys.top_left is judged in a process*"])
+
+
+def test_a_class_of_unittest_is_refused(pytester):
+    pytester.makepyfile(
+        "import pytest, unittest\nfrom tests import toys\n\n@pytest.mark.attest(toys.right)\n"
+        "class Test(unittest.TestCase):\n    def test_kernel(self): ..."
+    )
+    result = pytester.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: *::Test::test_kernel: attest: methods of unittest.TestCase cannot *"]
+    )
+
+
+def test_a_class_may_have_the_marker(suite, pytester):
+    suite(PASSES)
+    pytester.makepyfile(
+        "import pytest\nfrom tests import toys\n\n@pytest.mark.attest(toys.right)\n"
+        "class TestKernel:\n    def test_it(self): ..."
+    )
+    pytester.runpytest_inprocess("-W", "ignore").assert_outcomes(passed=3)
+
+
+def test_ctrl_c_ends_the_suite(suite, pytester, monkeypatch):
+    def interrupted(*_arrays, **_options):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(toys, "interrupted", toys.toy(interrupted), raising=False)
+    suite("toys.interrupted", "--collect-only")
+    ended = pytester.inline_run("-p", "no:benchmark", no_reraise_ctrlc=True)
+    assert ended.ret == pytest.ExitCode.INTERRUPTED
+    ended.assertoutcome()
 
 
 def test_the_fixture_needs_the_marker(pytester):
