@@ -196,6 +196,16 @@ def test_expected_failures_are_xfailed(suite):
         result.stdout.fnmatch_lines(["XFAIL*aligned to the top left*(https://example.org/1)"])
 
 
+def test_files_of_the_marker_are_beside_the_test_and_options_in_the_current_folder(suite, pytester):
+    suite(f"{FAILS}, expectations='known.toml'", known=EXPECT.format(subject="toys.top_left"))
+    below = pytester.mkdir("below")
+    for file in (*pytester.path.glob("*.py"), pytester.path / "known.toml"):
+        file.rename(below / file.name)
+    pytester.runpytest_inprocess("below").assert_outcomes(xfailed=1, failed=1, passed=1)
+    missing = pytester.runpytest_inprocess("below", "--attest-expectations=known.toml")
+    missing.stdout.fnmatch_lines([f"*attest: {pytester.path / 'known.toml'}: no such file or folder*"])
+
+
 def test_what_was_expected_to_fail_and_passes_is_red(suite):
     result = suite(f"{PASSES}, expectations=['known.toml']", known=EXPECT.format(subject="toys.right"))
     result.assert_outcomes(failed=1, passed=2)
