@@ -15,6 +15,7 @@ from attest.conformance.cases.case import Case
 from attest.conformance.checks import all_checks
 from attest.conformance.judging.failure import explain
 from attest.conformance.judging.trial import Trial
+from attest.conformance.process.limits import limits
 from attest.conformance.process.signals import Interrupted, interruptible
 from attest.conformance.record import Result, Verdict, to_shrink
 from attest.conformance.running.choice import Draw, chosen, first_try
@@ -23,7 +24,7 @@ from attest.conformance.running.gate import why_not_here
 from attest.conformance.running.judge import judge_trial
 from attest.conformance.running.plan import Profile, load_profile, tasks
 from attest.conformance.running.results import simplest
-from attest.conformance.running.shrink import shrink
+from attest.conformance.running.shrink import Failure, shrink
 from attest.conformance.subject import Subject, find
 from attest.conformance.testing import python_replay
 from attest.conformance.text import describe, exception_text, sentence
@@ -225,7 +226,11 @@ def _shrunk(item: AttestCase, failing: Result) -> Result:
     marked.shrunk.add(item.check)
     if marked.shrink_evaluations == 0:
         return failing
-    found = simplest(failing, shrink(marked.subject, failing, marked.shrink_evaluations))
+    seconds = limits()["search_seconds"]
+    (found,) = shrink(marked.subject, [Failure(failing)], marked.shrink_evaluations, seconds)
+    if found.cut and found.case == failing.case:
+        return failing
+    found = simplest(failing, found)
     # If the simpler case is a known failure, it does not show this new one.
     return found if _known(marked, found).verdict is Verdict.FAIL else failing
 

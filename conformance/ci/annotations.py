@@ -1,6 +1,7 @@
-"""Annotations of a record: each failing check, at the line where the subject's call is defined."""
+"""Annotations of a record: each cause of failures, where it raised or where the subject's call is defined."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -9,14 +10,21 @@ from os import devnull
 from pathlib import Path
 from typing import Any
 
-from attest.conformance.judging.failure import explain
+from attest.conformance.causes.card import card, headline
+from attest.conformance.causes.group import causes
+from attest.conformance.judging.failure import counted
 from attest.conformance.process.settings import see_folder
-from attest.conformance.record import Result, RunRecord
+from attest.conformance.record import Result, Verdict
 from attest.conformance.records.record_file import read_record
 from attest.conformance.subject import find
+from attest.conformance.text import sentence
 
 # GitHub shows ten errors of a step.
 _SHOWN = 10
+
+
+# A frame of the kernel in the message of a failure that raised: see attest.conformance.user_frames.
+_FRAME = re.compile(r"^at (.+):([0-9]+) in ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -30,31 +38,36 @@ class Annotation:
 
 
 def annotations(record: Path, workspace: Path) -> Iterator[Annotation]:
-    """Yield the annotations of a record: the first failing checks, then what else fails the run."""
+    """Yield the annotations of a record: the first causes of failures, then what else fails the run."""
     found = read_record(record)
-    failing = _failing(found)
-    kept = failing[: _SHOWN - 1] if found.problems or len(failing) > _SHOWN else failing
-    places = {name: _place(name, workspace) for name in sorted({result.subject for result in kept})}
-    for result in kept:
-        yield Annotation(
-            f"{result.verdict} {result.subject}: {result.check}", explain(result), *places[result.subject]
-        )
+    failing = causes(found.results)
+    late = sum(result.verdict is Verdict.TIMEOUT for result in found.results)
+    others = [*found.problems, *([f"timed out: {counted(late, 'case')}"] if late else [])]
+    kept = failing[: _SHOWN - 1] if others or len(failing) > _SHOWN else failing
+    places = {name: _place_of_call(name, workspace) for name in sorted({cause.subject for cause in kept})}
+    for number, cause in enumerate(kept, start=1):
+        file, line = _place_of_frame(cause.example, workspace) or places[cause.subject]
+        text = card(cause, number, len(failing))
+        yield Annotation(sentence(f"{cause.subject}: {headline(cause)}"), text, file, line)
     more = len(failing) - len(kept)
-    others = [*found.problems, *([f"{more} more checks fail"] if more else [])]
+    others += [f"causes that are not shown here: {more}"] if more else []
     if others:
         yield Annotation("attest", "\n".join(others))
 
 
-def _failing(record: RunRecord) -> list[Result]:
-    """Return the simplest red result of each subject and check."""
-    shown: dict[tuple[str, str], Result] = {}
-    for result in sorted(record.results, key=lambda result: (not result.minimal, result.sort_key)):
-        if result.verdict.red:
-            shown.setdefault((result.subject, result.check), result)
-    return [shown[key] for key in sorted(shown)]
+def _place_of_frame(result: Result, workspace: Path) -> tuple[str, int] | None:
+    """Return the innermost line in the repository that a failing case raised at, if its message has one."""
+    for name, line in reversed(_FRAME.findall(result.message)):
+        try:
+            file = Path(name).resolve().relative_to(workspace.resolve())
+        except ValueError:
+            continue
+        if (workspace / file).is_file():
+            return file.as_posix(), int(line)
+    return None
 
 
-def _place(name: str, workspace: Path) -> tuple[str, int]:
+def _place_of_call(name: str, workspace: Path) -> tuple[str, int]:
     """Return the file and line of a subject's call; ("", 0) if it is not in the repository, or unknown."""
     see_folder()
     try:

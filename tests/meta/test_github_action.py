@@ -94,9 +94,8 @@ def test_a_failing_check_is_annotated_at_the_call_of_the_subject(run: Run) -> No
         .index("def call(query: Any, key: Any, value: Any, **options: Any) -> Any:")
     )
     place = f"file=my_attention/attest_subject.py,line={line + 1}"
-    assert command.startswith(
-        f"::error title=FAIL my_attention%3A forward,{place}::FAIL my_attention: forward (the"
-    )
+    title, cause = "my_attention%3A out is wrong", "CAUSE 1 of 1, 3 failures: my_attention: out is wrong"
+    assert command.startswith(f"::error title={title},{place}::{cause}%0A")
     assert "%0A  S6: causal" in command
 
 

@@ -205,7 +205,7 @@ def test_a_command_that_cannot_run_is_annotated_with_what_it_says(tmp_path, capf
     assert run.run(Inputs(subjects=("no.such.kernel",))) == 2
     assert outputs(tmp_path)["verdict"] == "error"
     said = capfd.readouterr().out
-    assert "::error title=attest::attest: unknown subject 'no.such.kernel': known are" in said
+    assert "::error title=attest::attest: unknown subject 'no.such.kernel'" in said
 
 
 def test_the_compiled_programs_go_to_the_cache_of_the_action_alone(monkeypatch):
@@ -252,12 +252,25 @@ def test_annotations_are_at_the_call_and_name_what_else_fails(tmp_path):
     elsewhere, here, other = annotations.annotations(tmp_path / "record.json", root)
     line = toys.top_left.call.__code__.co_firstlineno
     assert (here.file, here.line) == ("tests/toys.py", line)
-    assert here.title == "FAIL tests.toys:top_left: forward"
+    assert here.title == "tests.toys:top_left: forward is wrong"
     assert "S6: causal" in here.message
+    assert "--subject=tests.toys:top_left" in here.message
     assert (elsewhere.file, elsewhere.line) == ("", 0)
     assert other.message == "stale expectation"
     outside, *_ = annotations.annotations(tmp_path / "record.json", tmp_path)
     assert outside.file == ""
+
+
+def test_an_exception_is_annotated_at_its_line_in_the_repository(tmp_path):
+    (tmp_path / "kernel.py").touch()
+    frames = "at kernel.py:7 in attention: x\nat kernel.py:12 in inner: y\nat gone.py:3 in f: z"
+    raised = replace(FAIL, message=f"raised ValueError: no\n{frames}\nat /elsewhere/lib.py:9 in g: z")
+    late = replace(FAIL, check="lse", verdict=Verdict.TIMEOUT, phase="running")
+    write_record(replace(FOUND, results=(raised, late)), tmp_path / "record.json")
+    here, other = annotations.annotations(tmp_path / "record.json", tmp_path)
+    assert (here.file, here.line) == ("kernel.py", 12)
+    assert here.title == "tests.toys:top_left: forward raised ValueError: no"
+    assert other.message == "timed out: 1 case"
 
 
 def test_no_more_annotations_than_github_shows(tmp_path):
@@ -265,7 +278,7 @@ def test_no_more_annotations_than_github_shows(tmp_path):
     write_record(replace(FOUND, results=results), tmp_path / "record.json")
     found = [*annotations.annotations(tmp_path / "record.json", tmp_path)]
     assert len(found) == 10
-    assert found[-1].message == "6 more checks fail"
+    assert found[-1].message == "causes that are not shown here: 6"
 
 
 def test_two_of_the_steps_need_no_package():

@@ -217,7 +217,7 @@ BROKEN = {
     "toys.right, size=3": "got an unexpected keyword argument 'size'; write attest(",
     "toys.right, toys.right": "too many positional arguments; write attest(",
     "toys.not_a_subject": "subject: got int, expected an attest.Subject or its name",
-    "'xla.nothing'": "unknown subject 'xla.nothing': known are ",
+    "'xla.nothing'": "unknown subject 'xla.nothing'",
     "'tests.nowhere:subject'": "subject 'tests.nowhere:subject' cannot be loaded: ModuleNotFoundError: ",
     "toys.right, profile='slow'": "unknown profile 'slow': expected one of quick, standard, ",
     "toys.right, seed=-1": "seed: got -1, expected an integer from 0 on",
