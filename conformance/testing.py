@@ -55,15 +55,26 @@ def conformance_record(
 
 def _warn_if_shared(subject: Subject) -> None:
     """Warn if this process has run another subject, and remember that it has run this one."""
+    warning = remember_judged(subject)
+    if warning is not None:
+        warnings.warn(warning, skip_file_prefixes=(str(Path(__file__).parent),))
+
+
+def remember_judged(subject: Subject) -> SharedProcessWarning | None:
+    """Remember that this process runs a subject; return the warning if it has run another one before."""
     others = sorted(_judged - {subject.name})
     _judged.add(subject.name)
-    if others:
-        warnings.warn(
-            f"{subject.name} is judged in a process that has run {', '.join(others)}: what another subject"
-            " changes in NumPy or JAX counts as its failure. Give each its own process, as `attest` does",
-            SharedProcessWarning,
-            skip_file_prefixes=(str(Path(__file__).parent),),
-        )
+    if not others:
+        return None
+    return SharedProcessWarning(
+        f"{subject.name} is judged in a process that has run {', '.join(others)}: what another subject"
+        " changes in NumPy or JAX counts as its failure. Give each its own process, as `attest` does"
+    )
+
+
+def was_judged(subject: Subject) -> bool:
+    """Return whether this process has run a subject of this name."""
+    return subject.name in _judged
 
 
 def failures_by_check(record: RunRecord) -> Mapping[str, str]:
@@ -72,10 +83,10 @@ def failures_by_check(record: RunRecord) -> Mapping[str, str]:
     for result in sorted(record.results, key=lambda result: (not result.minimal, result.sort_key)):
         if result.verdict.red:
             shown.setdefault(result.check, result)
-    return {check: explain(result, _replay(result)) for check, result in sorted(shown.items())}
+    return {check: explain(result, python_replay(result)) for check, result in sorted(shown.items())}
 
 
-def _replay(result: Result) -> str:
+def python_replay(result: Result) -> str:
     """Return a replay in Python: a test suite's subject is seldom known by name to another process."""
     case = json.dumps(result.case.to_json(), sort_keys=True)
     return f"replay_case(subject, {result.check!r}, {case!r})  # from attest.conformance import replay_case"
@@ -88,5 +99,5 @@ def replay_case(subject: Subject, check: str, case: str) -> Result:
 
     _warn_if_shared(subject)
     (result,) = judge(subject, case_from_json(json.loads(case)), (check,))
-    print(explain(result, _replay(result)))
+    print(explain(result, python_replay(result)))
     return result

@@ -34,7 +34,7 @@ Shows = Literal["always", "sometimes"]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=sizes().string_characters)]
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class Entry(msgspec.Struct, forbid_unknown_fields=True):
     """One [[expect]] table; docs/how-to/expectations.md explains the keys."""
 
     subject: Text
@@ -189,7 +189,7 @@ def _read(file: Path, named: bool) -> list[Expectation]:
 
 
 def _entry(where: str, table: object) -> Expectation:
-    entry = convert(table, _Entry, where)
+    entry = convert(table, Entry, where)
     conditions = dict(entry.when)
     switches = convert(
         {name: conditions.pop(name) for name in ("features", "without") if name in conditions},
@@ -216,7 +216,7 @@ def _entry(where: str, table: object) -> Expectation:
 
 
 def _faults(
-    entry: _Entry, switches: _Switches, conditions: Mapping[str, Any]
+    entry: Entry, switches: _Switches, conditions: Mapping[str, Any]
 ) -> Iterable[tuple[str, object, bool, str]]:
     """Yield (key, what was got, whether it is right, what was expected) for rules beyond types."""
     known = {"check": all_checks(), "profiles": profile_names(), "backends": BACKENDS}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.meta.fences import Snippet, snippets
 from tests.meta.processes import ROOT, python
@@ -22,7 +23,7 @@ from tests.meta.test_third_party_package import KERNEL
 # The tutorial has a test of its own, which fixes the kernel between two commands.
 TUTORIAL = ROOT / "docs" / "tutorial" / "first-kernel.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = ("python", "bash", "toml", "json", "text")
+LANGUAGES = ("python", "bash", "toml", "json", "yaml", "text")
 COMMANDS = ("gate", "check", "replay", "compare", "report", "list", "merge", "compile")
 ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
 
@@ -74,6 +75,8 @@ def test_every_fence_has_a_language_and_data_can_be_read(page: Path) -> None:
             tomllib.loads(snippet.text)
         if snippet.language == "json":
             json.loads(snippet.text)
+        if snippet.language == "yaml":
+            yaml.safe_load(snippet.text)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)
