@@ -65,7 +65,7 @@ def _of_subject(results: Sequence[Result]) -> list[Cause]:
 
 
 def _numeric(failed: Sequence[Result], results: Sequence[Result]) -> list[Cause]:
-    """Group failures with wrong numbers by the outputs that are wrong, then by what their cases share."""
+    """Return causes of wrong numbers: by the outputs that are wrong, then by what their cases share."""
     wrong: defaultdict[Case, set[str]] = defaultdict(set)
     for result in failed:
         wrong[result.case] |= _wrong(result)

@@ -66,10 +66,11 @@ def _attempt(arguments: Sequence[str]) -> int:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from attest import __version__
+        from importlib.metadata import version
+
         from attest.conformance.cli.console import print_text
 
-        print_text(f"attest {__version__}")
+        print_text(f"attest {version('attest-attention')}")
         raise typer.Exit
 
 
