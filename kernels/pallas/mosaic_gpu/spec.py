@@ -1,9 +1,9 @@
 """The static properties of a call that the Hopper kernels are specialised to."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from attest.kernels.call.call import Call
@@ -284,7 +284,7 @@ def describe(
             exact_reference=settings.reads_row_max or not settings.normalize_output,
             unrounded=settings.unrounded,
         ),
-        dropout=_dropout(call),
+        dropout=None if call.dropout_seed is None else _dropout(call.dropout_prob, call.dropout_shared),
     )
 
 
@@ -300,7 +300,7 @@ def _logits(settings: Settings, call: Call) -> Logits:
         scale=call.softmax_scale,
         cap=call.logits_soft_cap,
         dtype=None if settings.logits_dtype == "float32" else settings.logits_dtype,
-        bias=None if call.bias is None else _pair_array(call.bias, call.bias.dtype),
+        bias=None if call.bias is None else _pair_array(call.bias.shape, call.bias.dtype),
         alibi=slopes is not None,
         slopes_by_batch=slopes is not None and slopes.shape[0] > 1,
         sinks=call.softmax_aux is not None,
@@ -319,19 +319,19 @@ def _visibility(call: Call, rows: Rows) -> Visibility:
         last=last is not None,
         segments=segments,
         by_batch=segments or any(x is not None and x.shape[0] > 1 for x in (first, last, rows.position)),
-        mask=None if call.attention_mask is None else _pair_array(call.attention_mask, jnp.int8),
+        mask=None if call.attention_mask is None else _pair_array(call.attention_mask.shape, jnp.int8),
     )
 
 
-def _pair_array(x: jax.Array, dtype: Any) -> PairArray:
-    return PairArray(dtype, *(size > 1 for size in x.shape))
+@lru_cache(maxsize=256)
+def _pair_array(shape: tuple[int, ...], dtype: Any) -> PairArray:
+    batch, heads, q_length, k_length = shape
+    return PairArray(dtype, batch > 1, heads > 1, q_length > 1, k_length > 1)
 
 
-def _dropout(call: Call) -> Dropout | None:
-    if call.dropout_seed is None:
-        return None
-    shared = call.dropout_shared
-    return Dropout(call.dropout_prob, by_batch="b" not in shared, by_head="h" not in shared)
+@lru_cache(maxsize=256)
+def _dropout(prob: float, shared: str) -> Dropout:
+    return Dropout(prob, by_batch="b" not in shared, by_head="h" not in shared)
 
 
 def work_of(call: Call, few: bool = False) -> frozenset[str]:

@@ -1,6 +1,5 @@
 """The order of the tiles of the Hopper kernels: each once, long ones first, so that programs end together."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -116,7 +115,7 @@ def test_each_tile_is_worked_on_once_with_what_was_loaded_of_it(
     is_causal: bool, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program begins to load of the next tile while this one is at work, and of none past the last."""
-    it = replace(causal(1, 4, 1, 640, 640), causal=is_causal)
+    it = changed(causal(1, 4, 1, 640, 640), visibility={"causal": is_causal})
     blocks = Blocks(k=128, stages=2, consumers=2, registers=(240, 24), partial_sums=True, programs=programs)
     loads: list[int] = []
     worked: list[list[int]] = []
