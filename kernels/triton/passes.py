@@ -4,7 +4,6 @@ Everything that depends on arrays but not on pairs is computed here in JAX: the 
 the blocks that every block visits, Delta and the lse in bits.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,38 +21,30 @@ from attest.kernels.implementation import (
     check_blocks,
     check_precision,
 )
-from attest.kernels.numerics.exponents import LOG2E, LOWEST, in_units
-from attest.kernels.numerics.philox import dropout_words, least_kept
+from attest.kernels.numerics.exponents import in_units
+from attest.kernels.numerics.philox import dropout_words
 from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.triton.backward_bias import backward_bias
 from attest.kernels.triton.backward_key import backward_key
 from attest.kernels.triton.backward_query import backward_query
 from attest.kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
 from attest.kernels.triton.compiled import check_room
+from attest.kernels.triton.describe import (
+    describe_dropout,
+    describe_logits,
+    describe_pairs,
+    describe_shape,
+    describe_softmax,
+)
 from attest.kernels.triton.few import choose_parts, whole
 from attest.kernels.triton.forward import forward
 from attest.kernels.triton.launch import launch
-from attest.kernels.triton.spec import (
-    Dropout,
-    Gradients,
-    KernelSpec,
-    Logits,
-    Loops,
-    PairAxes,
-    Shape,
-    Softmax,
-    Visibility,
-)
+from attest.kernels.triton.spec import Gradients, KernelSpec, Loops, Visibility
 from attest.kernels.triton.target import Launch, recording_id, target_device
 from attest.kernels.visibility.blocks import key_blocks, query_blocks
 from attest.kernels.visibility.intervals import Rows, array_module, describe_rows, hides_pairs, windowed
 from attest.kernels.visibility.tile_order import key_heads_together, query_heads_together
 
-# A scale from here on is multiplied with before anything else.
-_LARGEST_UNIT = 2.0**100
-# Bits from which on a weight relative to a rounded reference leaves what P is cast to: it is within 2**16 of
-# what it should be in rows of 2**29 bits, within 2**4 in those of 2**27.
-_HUGE_BITS = {"float32": 2.0**29, "bfloat16": 2.0**29, "float16": 2.0**27}
 # The largest block of the table, which only calls without edges take, and the next one.
 LARGEST_BLOCK = 256
 EVEN_LENGTH = 128
@@ -129,7 +120,7 @@ def _sums(
         spec,
         shape=replace(spec.shape, head_swizzle=_head_swizzle(call, by_key=False), key_parts=parts),
         loops=replace(spec.loops, hides=hides),
-        softmax=_softmax(settings, call, spec.logits.unit),
+        softmax=describe_softmax(settings, call, spec.logits.unit),
     )
     return Forward(
         *_launch(
@@ -270,85 +261,18 @@ def _spec(
 ) -> KernelSpec:
     """Return the spec that all kernels are compiled for, with what one kernel alone reads at its default."""
     return KernelSpec(
-        shape=_shape(call, sizes),
-        logits=_logits(settings, call),
+        shape=describe_shape(call, sizes),
+        logits=describe_logits(settings, call),
         visibility=Visibility(
             first=visible.first is not None,
             last=visible.last is not None,
             segments=call.q_segment_ids is not None,
             by_batch=visible.batched,
             ranges=ranges is not None,
-            mask=_pair_axes(call.attention_mask),
+            mask=describe_pairs(call.attention_mask),
         ),
         loops=Loops(full=call.attention_mask is None and call.bias is None, partial=partial_loop),
-        dropout=_dropout(call),
-    )
-
-
-def _shape(call: Call, sizes: BlockSizes) -> Shape:
-    _, q_length, heads, head_dim = call.query.shape
-    k_length, k_heads, value_dim = call.value.shape[1:]
-    return Shape(
-        head_dim=head_dim,
-        value_dim=value_dim,
-        k_heads=k_heads,
-        group=heads // k_heads,
-        block_q=sizes.q,
-        block_k=sizes.k,
-        even_q=q_length % sizes.q == 0,
-        even_k=k_length % sizes.k == 0,
-        aligned_k=k_length % 16 == 0,
-    )
-
-
-def _logits(settings: Settings, call: Call) -> Logits:
-    cap, scale, slopes = call.logits_soft_cap, call.softmax_scale, call.alibi_slopes
-    # The scale can wait for the exponent where nothing comes between, and where it keeps the order of logits;
-    # in bits it must be finite.
-    between = (call.bias, cap, slopes)
-    folded = (
-        all(x is None for x in between) and settings.logits_dtype == "float32" and 0 < scale < _LARGEST_UNIT
-    )
-    nats = scale if folded else cap or 1.0
-    return Logits(
-        scale=1.0 if folded else scale,
-        unit=nats * LOG2E,
-        nats=nats,
-        cap=cap or 0.0,
-        dtype=settings.logits_dtype,
-        precision=settings.precision,
-        bias=_pair_axes(call.bias),
-        alibi=slopes is not None,
-        slopes_by_batch=slopes is not None and slopes.shape[0] > 1,
-    )
-
-
-def _pair_axes(x: jax.Array | None) -> PairAxes | None:
-    return None if x is None else PairAxes(*(size > 1 for size in x.shape))
-
-
-def _dropout(call: Call) -> Dropout | None:
-    if call.dropout_seed is None:
-        return None
-    return Dropout(
-        threshold=least_kept(call.dropout_prob),
-        kept_scale=1.0 / (1.0 - call.dropout_prob),
-        by_batch="b" not in call.dropout_shared,
-        by_head="h" not in call.dropout_shared,
-    )
-
-
-def _softmax(settings: Settings, call: Call, unit: float) -> Softmax:
-    """Return the softmax of the forward kernel; `row_unit` says what the largest possible logits need."""
-    power = 2.0 ** math.floor(math.log2(unit / LOG2E))
-    sinks = call.softmax_aux
-    return Softmax(
-        power=power,
-        huge=_HUGE_BITS[call.query.dtype.name],
-        lowest=LOWEST / max(power, 1.0),
-        sinks=0 if sinks is None else sinks.shape[-1],
-        sinks_by_head=sinks is not None and sinks.shape[0] > 1,
-        normalize=settings.normalize_output,
+        dropout=describe_dropout(call),
     )
 
 
