@@ -19,7 +19,7 @@ from attest.kernels.triton.program import (
     visited_block,
     visits,
 )
-from attest.kernels.triton.tile import by_row, kept_pairs, key_order, offset, store_tile, tile_logits
+from attest.kernels.triton.tile import by_row, kept_pairs, key_order, row_pointer, store_tile, tile_logits
 
 
 @triton.jit
@@ -34,68 +34,65 @@ def backward_key(
 
     Tiles are held as [keys, queries], so that P and dS are already the left operands of the products that sum
     over queries. Keys past the end need no mask: what they would sum is not stored. Only what
-    SPEC.sum_key and SPEC.sum_value name is summed and stored.
+    SPEC.gradients.key and SPEC.gradients.value name is summed and stored.
     """
     arrays = Arrays(
         query, key, value, mask, bias, first, last, q_ids, kv_ids, stands, slopes, ranges, seed, q_length,
         k_length,
     )  # fmt: skip
     cotangents = Cotangents(d_out, lse2, delta, weight)
-    batch, key_head, block = own_block(k_length, SPEC.block_k, SPEC.k_heads, SPEC)
-    q_order = tl.arange(0, SPEC.block_q)
-    k_order, group, word = key_order(SPEC.block_k, SPEC.dropout, True)
-    keys = Keys(block * SPEC.block_k, k_order, group, word)
+    batch, key_head, block = own_block(k_length, SPEC.shape.block_k, SPEC.shape.k_heads, SPEC)
+    q_order = tl.arange(0, SPEC.shape.block_q)
+    k_order, group, word = key_order(SPEC.shape.block_k, SPEC.dropout is not None, True)
+    keys = Keys(block * SPEC.shape.block_k, k_order, group, word)
     K, V = load_own_keys(arrays, batch, key_head, keys, SPEC)
-    q_blocks = tl.cdiv(q_length, SPEC.block_q)
-    visited = load_ranges(arrays, batch, block, tl.cdiv(k_length, SPEC.block_k), q_blocks, q_blocks, SPEC)
+    q_blocks = tl.cdiv(q_length, SPEC.shape.block_q)
+    visited = load_ranges(
+        arrays, batch, block, tl.cdiv(k_length, SPEC.shape.block_k), q_blocks, q_blocks, SPEC
+    )
 
-    dK = tl.full([SPEC.block_k, SPEC.block_d], 0.0, tl.float32)
-    dV = tl.full([SPEC.block_k, SPEC.block_dv], 0.0, tl.float32)
-    for EDGE in tl.static_range(0 if SPEC.full_loop else 1, 2 if SPEC.partial_loop else 1):
+    dK = tl.full([SPEC.shape.block_k, SPEC.shape.key.block], 0.0, tl.float32)
+    dV = tl.full([SPEC.shape.block_k, SPEC.shape.value.block], 0.0, tl.float32)
+    for EDGE in tl.static_range(0 if SPEC.loops.full else 1, 2 if SPEC.loops.partial else 1):
         count = visits(visited, EDGE)
-        for step in tl.range(0, count * SPEC.group):
+        for step in tl.range(0, count * SPEC.shape.group):
             within = step
             head = key_head
-            if SPEC.group > 1:
+            if SPEC.shape.group > 1:
                 within = step % count
-                head = key_head * SPEC.group + step // count
-            row_start = visited_block(visited, within, EDGE) * SPEC.block_q
+                head = key_head * SPEC.shape.group + step // count
+            row_start = visited_block(visited, within, EDGE) * SPEC.shape.block_q
             rows = load_rows(arrays, batch, head, row_start, q_order, SPEC, EDGE)
-            Q = load_query_tile(query, rows, q_order, q_length, SPEC, not SPEC.even_q)
-            dO = load_d_out_tile(d_out, rows, q_order, q_length, SPEC, not SPEC.even_q)
-            inside = (rows.index < q_length) | SPEC.even_q
+            Q = load_query_tile(query, rows, q_order, q_length, SPEC, not SPEC.shape.even_q)
+            dO = load_d_out_tile(d_out, rows, q_order, q_length, SPEC, not SPEC.shape.even_q)
+            inside = (rows.index < q_length) | SPEC.shape.even_q
             terms = load_row_terms(cotangents, rows, inside, q_length, SPEC)
-            u = tile_logits(K, Q, arrays, rows, keys, SPEC, SPEC.even_q and SPEC.even_k, EDGE, True)
+            u = tile_logits(K, Q, arrays, rows, keys, SPEC, SPEC.shape.even, EDGE, True)
             P = weights_of_lse(u, by_row(terms.lse2, True), SPEC)
             if EDGE:
                 # A row whose lse is NaN must not reach keys that it does not see.
                 P = tl.where(u == float("-inf"), 0.0, P)
             P_out = P
-            if SPEC.dropout:
-                P_out = tl.where(kept_pairs(seed, rows, keys, SPEC, True), P * SPEC.keep, 0.0)
-            if SPEC.weighted:
+            if SPEC.dropout is not None:
+                P_out = tl.where(kept_pairs(seed, rows, keys, SPEC, True), P * SPEC.kept_scale, 0.0)
+            if SPEC.gradients.weighted:
                 P_out = P_out * by_row(terms.weight, True)
-            if SPEC.sum_value:
-                dV = tl.dot(P_out.to(dO.dtype), dO, dV, input_precision=SPEC.precision)
-            if SPEC.sum_key:
+            if SPEC.gradients.value:
+                dV = tl.dot(P_out.to(dO.dtype), dO, dV, input_precision=SPEC.logits.precision)
+            if SPEC.gradients.key:
                 Delta = by_row(terms.delta, True)
-                dP = tl.dot(V, tl.trans(dO), input_precision=SPEC.precision)
-                if SPEC.dropout or SPEC.weighted:
+                dP = tl.dot(V, tl.trans(dO), input_precision=SPEC.logits.precision)
+                if SPEC.dropout is not None or SPEC.gradients.weighted:
                     dS = P_out * dP - P * Delta
                 else:
                     dS = P * (dP - Delta)
                 dS = through_cap(dS, u, SPEC, EDGE)
-                dK = tl.dot(dS.to(Q.dtype), Q, dK, input_precision=SPEC.precision)
+                dK = tl.dot(dS.to(Q.dtype), Q, dK, input_precision=SPEC.logits.precision)
 
-    if SPEC.sum_key:
-        d_key_at = d_key + offset(batch, k_length, keys.start, SPEC.k_stride) + key_head * SPEC.head_dim
-        store_tile(
-            d_key_at, dK * SPEC.softmax_scale, k_order, k_length - keys.start, SPEC.k_stride, SPEC.head_dim,
-            SPEC.block_d, not SPEC.even_k,
-        )  # fmt: skip
-    if SPEC.sum_value:
-        d_value_at = d_value + offset(batch, k_length, keys.start, SPEC.v_stride) + key_head * SPEC.value_dim
-        store_tile(
-            d_value_at, dV, k_order, k_length - keys.start, SPEC.v_stride, SPEC.value_dim, SPEC.block_dv,
-            not SPEC.even_k,
-        )  # fmt: skip
+    if SPEC.gradients.key:
+        d_key_at = row_pointer(d_key, batch, key_head, k_length, keys.start, SPEC.shape.key)
+        dK = dK * SPEC.gradients.scale
+        store_tile(d_key_at, dK, k_order, k_length - keys.start, SPEC.shape.key, not SPEC.shape.even_k)
+    if SPEC.gradients.value:
+        d_value_at = row_pointer(d_value, batch, key_head, k_length, keys.start, SPEC.shape.value)
+        store_tile(d_value_at, dV, k_order, k_length - keys.start, SPEC.shape.value, not SPEC.shape.even_k)

@@ -24,7 +24,7 @@ from attest.kernels.triton.program import (
     visited_block,
     visits,
 )
-from attest.kernels.triton.tile import finite_or_zero, key_order, offset, store_tile, tile_logits
+from attest.kernels.triton.tile import finite_or_zero, key_order, row_pointer, store_tile, tile_logits
 
 
 @triton.jit
@@ -41,40 +41,38 @@ def backward_query(
         k_length,
     )  # fmt: skip
     batch, head, block = own_query_block(q_length, SPEC)
-    key_head = head // SPEC.group
-    q_order = tl.arange(0, SPEC.block_q)
-    k_order, group, word = key_order(SPEC.block_k, SPEC.dropout, False)
-    rows = load_rows(arrays, batch, head, block * SPEC.block_q, q_order, SPEC, True)
-    Q = load_query_tile(query, rows, q_order, q_length, SPEC, not SPEC.even_q)
-    dO = load_d_out_tile(d_out, rows, q_order, q_length, SPEC, not SPEC.even_q)
+    key_head = head // SPEC.shape.group
+    q_order = tl.arange(0, SPEC.shape.block_q)
+    k_order, group, word = key_order(SPEC.shape.block_k, SPEC.dropout is not None, False)
+    rows = load_rows(arrays, batch, head, block * SPEC.shape.block_q, q_order, SPEC, True)
+    Q = load_query_tile(query, rows, q_order, q_length, SPEC, not SPEC.shape.even_q)
+    dO = load_d_out_tile(d_out, rows, q_order, q_length, SPEC, not SPEC.shape.even_q)
     cotangents = Cotangents(d_out, lse2, delta, weight)
     terms = load_row_terms(cotangents, rows, rows.index < q_length, q_length, SPEC)
     k_at, v_at = key_pointers(arrays, batch, key_head, 0, SPEC)
     visited = load_key_ranges(arrays, batch, block, SPEC)
 
-    dQ = tl.full([SPEC.block_q, SPEC.block_d], 0.0, tl.float32)
+    dQ = tl.full([SPEC.shape.block_q, SPEC.shape.query.block], 0.0, tl.float32)
     leaked = 0
-    for CAREFUL in tl.static_range(0, 2 if SPEC.hides else 1):
+    for CAREFUL in tl.static_range(0, 2 if SPEC.loops.hides else 1):
         if CAREFUL:
             # A hidden key that is not finite may have leaked as 0 * NaN: then once more, without such keys.
             leaked = tl.max(tl.max((dQ - dQ != 0.0).to(tl.int32), 1), 0)
             dQ = tl.where(leaked > 0, 0.0, dQ)
-        for EDGE in tl.static_range(0 if SPEC.full_loop else 1, 2 if SPEC.partial_loop else 1):
+        for EDGE in tl.static_range(0 if SPEC.loops.full else 1, 2 if SPEC.loops.partial else 1):
             count = visits(visited, EDGE)
             if CAREFUL:
                 count = count * leaked
             for step in tl.range(0, count, num_stages=1 if CAREFUL else None):
-                keys = Keys(visited_block(visited, step, EDGE) * SPEC.block_k, k_order, group, word)
-                K = load_key_tile(k_at, keys, k_length, SPEC, EDGE and not SPEC.even_k)
-                V = load_value_tile(v_at, keys, k_length, SPEC, EDGE and not SPEC.even_k)
+                keys = Keys(visited_block(visited, step, EDGE) * SPEC.shape.block_k, k_order, group, word)
+                K = load_key_tile(k_at, keys, k_length, SPEC, EDGE and not SPEC.shape.even_k)
+                V = load_value_tile(v_at, keys, k_length, SPEC, EDGE and not SPEC.shape.even_k)
                 if EDGE and CAREFUL:
                     K = finite_or_zero(K)
-                u = tile_logits(Q, K, arrays, rows, keys, SPEC, SPEC.even_q and SPEC.even_k, EDGE, False)
+                u = tile_logits(Q, K, arrays, rows, keys, SPEC, SPEC.shape.even, EDGE, False)
                 dS = tile_gradient(u, dO, V, terms, seed, rows, keys, SPEC, EDGE)
-                dQ = tl.dot(dS.to(K.dtype), K, dQ, input_precision=SPEC.precision)
+                dQ = tl.dot(dS.to(K.dtype), K, dQ, input_precision=SPEC.logits.precision)
 
-    d_query_at = d_query + offset(batch, q_length, rows.start, SPEC.q_stride) + head * SPEC.head_dim
-    store_tile(
-        d_query_at, dQ * SPEC.softmax_scale, q_order, q_length - rows.start, SPEC.q_stride, SPEC.head_dim,
-        SPEC.block_d, not SPEC.even_q,
-    )  # fmt: skip
+    d_query_at = row_pointer(d_query, batch, head, q_length, rows.start, SPEC.shape.query)
+    dQ = dQ * SPEC.gradients.scale
+    store_tile(d_query_at, dQ, q_order, q_length - rows.start, SPEC.shape.query, not SPEC.shape.even_q)

@@ -15,7 +15,7 @@ from attest.kernels.triton.program import (
     load_rows,
     load_value_tile,
 )
-from attest.kernels.triton.tile import LAST_BITS, LOG2E, kept_pairs, key_order, offset, tile_logits
+from attest.kernels.triton.tile import LAST_BITS, LOG2E, kept_pairs, key_order, row_pointer, tile_logits
 
 # Rows and keys at a time: few, so that what is seldom run takes no registers from what is always run.
 _FEW = tl.constexpr(16)
@@ -34,31 +34,31 @@ def propagate_nonfinite(
     q_length, k_length = arrays.q_length, arrays.k_length
     q_order = tl.arange(0, _FEW)
     k_order, group, word = key_order(_FEW, False, False)
-    for some in tl.range(0, SPEC.block_q // _FEW):
+    for some in tl.range(0, SPEC.shape.block_q // _FEW):
         rows = load_rows(arrays, batch, head, block_start + some * _FEW, q_order, SPEC, True)
         inside = rows.index < q_length
         Q = load_query_tile(arrays.query, rows, q_order, q_length, SPEC, True)
-        row_at = (batch * SPEC.heads + head).to(tl.int64) * q_length + rows.index
+        row_at = (batch * SPEC.shape.heads + head).to(tl.int64) * q_length + rows.index
         L = tl.load(lse + row_at, mask=inside, other=0.0) * LOG2E
         L = tl.where(L == float("-inf"), 0.0, L)
         # A weight of a huge logit must not vanish by what the two are rounded by.
-        L = tl.where(tl.abs(L) > SPEC.huge, L - tl.abs(L) * LAST_BITS, L)
-        out_at = out + offset(batch, q_length, rows.start, SPEC.out_stride) + head * SPEC.value_dim
-        hits = tl.full([_FEW, SPEC.block_dv], 0.0, tl.float32)
-        start, stop = visited.start * SPEC.block_k // _FEW, visited.stop * SPEC.block_k // _FEW
+        L = tl.where(tl.abs(L) > SPEC.softmax.huge, L - tl.abs(L) * LAST_BITS, L)
+        out_at = row_pointer(out, batch, head, q_length, rows.start, SPEC.shape.out)
+        hits = tl.full([_FEW, SPEC.shape.value.block], 0.0, tl.float32)
+        start, stop = visited.start * SPEC.shape.block_k // _FEW, visited.stop * SPEC.shape.block_k // _FEW
         for step in tl.range(start, stop, num_stages=1):
             key_start = step * _FEW
             keys = Keys(key_start, k_order, group, word)
             K = load_key_tile(k_at, keys, k_length, SPEC, True)
             u = tile_logits(Q, K, arrays, rows, keys, SPEC, False, True, False)
-            weighs = tl.math.exp2(u * SPEC.unit - L[:, None]) != 0.0
-            if SPEC.dropout:
+            weighs = tl.math.exp2(u * SPEC.logits.unit - L[:, None]) != 0.0
+            if SPEC.dropout is not None:
                 weighs = weighs & kept_pairs(arrays.seed, rows, keys, SPEC, False)
             V = load_value_tile(v_at, keys, k_length, SPEC, True)
             nonfinite = tl.where(V - V == 0.0, 0.0, 1.0).to(V.dtype)
-            hits = tl.dot(weighs.to(V.dtype), nonfinite, hits, input_precision=SPEC.precision)
-        columns = tl.arange(0, SPEC.block_dv)[None, :]
-        due = (hits > 0.0) & inside[:, None] & (columns < SPEC.value_dim)
-        address = out_at + q_order[:, None] * SPEC.out_stride + columns
-        nan = tl.full([_FEW, SPEC.block_dv], float("nan"), tl.float32)
+            hits = tl.dot(weighs.to(V.dtype), nonfinite, hits, input_precision=SPEC.logits.precision)
+        columns = tl.arange(0, SPEC.shape.value.block)[None, :]
+        due = (hits > 0.0) & inside[:, None] & (columns < SPEC.shape.value_dim)
+        address = out_at + q_order[:, None] * SPEC.shape.out.stride + columns
+        nan = tl.full([_FEW, SPEC.shape.value.block], float("nan"), tl.float32)
         tl.store(address, nan.to(out.dtype.element_ty), mask=due)

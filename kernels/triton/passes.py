@@ -4,7 +4,6 @@ Everything that depends on arrays but not on pairs is computed here in JAX: the 
 the blocks that every block visits, Delta and the lse in bits.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,28 +21,30 @@ from attest.kernels.implementation import (
     check_blocks,
     check_precision,
 )
-from attest.kernels.numerics.exponents import LOG2E, LOWEST, in_units
-from attest.kernels.numerics.philox import dropout_words, least_kept
+from attest.kernels.numerics.exponents import in_units
+from attest.kernels.numerics.philox import dropout_words
 from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.triton.backward_bias import backward_bias
 from attest.kernels.triton.backward_key import backward_key
 from attest.kernels.triton.backward_query import backward_query
 from attest.kernels.triton.blocks import BackwardSizes, BlockSizes, choose, separate
 from attest.kernels.triton.compiled import check_room
+from attest.kernels.triton.describe import (
+    describe_dropout,
+    describe_logits,
+    describe_pairs,
+    describe_shape,
+    describe_softmax,
+)
 from attest.kernels.triton.few import choose_parts, whole
 from attest.kernels.triton.forward import forward
 from attest.kernels.triton.launch import launch
-from attest.kernels.triton.spec import KernelSpec
+from attest.kernels.triton.spec import Gradients, KernelSpec, Loops, Visibility
 from attest.kernels.triton.target import Launch, recording_id, target_device
 from attest.kernels.visibility.blocks import key_blocks, query_blocks
 from attest.kernels.visibility.intervals import Rows, array_module, describe_rows, hides_pairs, windowed
 from attest.kernels.visibility.tile_order import key_heads_together, query_heads_together
 
-# A scale from here on is multiplied with before anything else.
-_LARGEST_UNIT = 2.0**100
-# Bits from which on a weight relative to a rounded reference leaves what P is cast to: it is within 2**16 of
-# what it should be in rows of 2**29 bits, within 2**4 in those of 2**27.
-_HUGE_BITS = {"float32": 2.0**29, "bfloat16": 2.0**29, "float16": 2.0**27}
 # The largest block of the table, which only calls without edges take, and the next one.
 LARGEST_BLOCK = 256
 EVEN_LENGTH = 128
@@ -117,13 +118,9 @@ def _sums(
     spec = _spec(settings, call, visible, ranges, sizes, partial_loop=hides or k_length % sizes.k != 0)
     spec = replace(
         spec,
-        hides=hides,
-        sinks=0 if sinks is None else sinks.shape[-1],
-        sink_head=sinks is not None and sinks.shape[0] > 1,
-        normalize=settings.normalize_output,
-        parts=parts,
-        together=_together(call, by_key=False),
-        **_references(call, spec.unit),
+        shape=replace(spec.shape, head_swizzle=_head_swizzle(call, by_key=False), key_parts=parts),
+        loops=replace(spec.loops, hides=hides),
+        softmax=describe_softmax(settings, call, spec.logits.unit),
     )
     return Forward(
         *_launch(
@@ -150,7 +147,9 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
     weight = terms.query if terms.weight is None else terms.weight
     row_arrays = (terms.d_out, in_units(terms.lse), terms.delta, weight)
 
-    def run(kernel: Any, outputs: tuple[Any, ...], by_key: bool, **more: bool) -> tuple[jax.Array, ...]:
+    def run(
+        kernel: Any, outputs: tuple[Any, ...], by_key: bool, gradients: Gradients, careful: bool = False
+    ) -> tuple[jax.Array, ...]:
         sizes = _sizes(settings.backward, kernel.__name__, call)
         ranges = (query_blocks if by_key else key_blocks)(call, visible.rows, sizes.q, sizes.k)
         if by_key:
@@ -161,15 +160,18 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
             partial_loop = hides or k_length % sizes.k != 0
         arguments: tuple[Any, ...] = (*_arrays(call, visible, ranges), *row_arrays)
         spec = _spec(settings, call, visible, ranges, sizes, partial_loop=partial_loop)
-        spec = replace(spec, weighted=terms.weight is not None, together=_together(call, by_key), **more)
+        spec = replace(
+            spec,
+            shape=replace(spec.shape, head_swizzle=_head_swizzle(call, by_key)),
+            loops=replace(spec.loops, hides=careful),
+            gradients=gradients,
+        )
         if kernel is backward_bias:
             assert call.bias is not None
             shape = call.bias.shape
             grid = shape[0] * shape[1] * (_blocks(k_length, sizes.k) if shape[3] > 1 else 1)
             grid *= _blocks(q_length, sizes.q) if shape[2] > 1 else 1
             arguments = (*arguments, batch)
-        else:
-            spec = replace(spec, softmax_scale=call.softmax_scale)
         return _launch(
             Launch(
                 kernel=kernel,
@@ -183,20 +185,23 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
             settings.backward,
         )
 
-    (d_query,) = run(backward_query, (call.query,), by_key=False, hides=hides)
+    both = Gradients(scale=call.softmax_scale, weighted=terms.weight is not None)
+    (d_query,) = run(backward_query, (call.query,), by_key=False, gradients=both, careful=hides)
     if not separate(largest_dim(call), work_of(call)):
-        d_key, d_value = run(backward_key, (call.key, call.value), by_key=True, sum_key=True, sum_value=True)
+        d_key, d_value = run(backward_key, (call.key, call.value), by_key=True, gradients=both)
     else:
         unused = jax.ShapeDtypeStruct((1,), call.key.dtype)
-        d_key, _ = run(backward_key, (call.key, unused), by_key=True, sum_key=True, sum_value=False)
-        _, d_value = run(backward_key, (unused, call.value), by_key=True, sum_key=False, sum_value=True)
+        of_key, of_value = replace(both, value=False), replace(both, key=False)
+        d_key, _ = run(backward_key, (call.key, unused), by_key=True, gradients=of_key)
+        _, d_value = run(backward_key, (unused, call.value), by_key=True, gradients=of_value)
     # A kernel of its own, so that XLA drops it where the gradient of the bias is unused.
-    d_bias = None if call.bias is None else run(backward_bias, (call.bias,), by_key=False)[0]
+    of_bias = replace(both, scale=1.0)
+    d_bias = None if call.bias is None else run(backward_bias, (call.bias,), False, of_bias)[0]
     return Backward(d_query, d_key, d_value, d_bias)
 
 
-def _together(call: Call, by_key: bool) -> int:
-    """Return how many heads the programs of a kernel take together, in blocks of keys or of queries."""
+def _head_swizzle(call: Call, by_key: bool) -> int:
+    """Return for how many heads the blocks of keys or of queries alternate in the order of programs."""
     if not call.causal or windowed(call):
         return 1
     group = call.query.shape[2] // call.key.shape[2]
@@ -254,68 +259,21 @@ def _spec(
     *,
     partial_loop: bool,
 ) -> KernelSpec:
-    """Return the spec that all kernels are compiled for."""
-    k_length, k_heads = call.key.shape[1:3]
-    mask, bias, cap = call.attention_mask, call.bias, call.logits_soft_cap
-    scale = call.softmax_scale
-    # The scale can wait for the exponent where nothing comes between, and where it keeps the order of logits;
-    # in bits it must be finite.
-    between = (bias, cap, call.alibi_slopes)
-    folded = (
-        all(x is None for x in between) and settings.logits_dtype == "float32" and 0 < scale < _LARGEST_UNIT
-    )
-    nats = scale if folded else cap or 1.0
+    """Return the spec that all kernels are compiled for, with what one kernel alone reads at its default."""
     return KernelSpec(
-        head_dim=call.query.shape[3],
-        value_dim=call.value.shape[3],
-        k_heads=k_heads,
-        group=call.query.shape[2] // k_heads,
-        block_q=sizes.q,
-        block_k=sizes.k,
-        scale=1.0 if folded else scale,
-        unit=nats * LOG2E,
-        nats=nats,
-        cap=cap or 0.0,
-        logits_dtype=settings.logits_dtype,
-        precision=settings.precision,
-        mask=mask is not None,
-        mask_batch=mask is not None and mask.shape[0] > 1,
-        mask_head=mask is not None and mask.shape[1] > 1,
-        mask_row=mask is not None and mask.shape[2] > 1,
-        mask_key=mask is not None and mask.shape[3] > 1,
-        bias=bias is not None,
-        bias_batch=bias is not None and bias.shape[0] > 1,
-        bias_head=bias is not None and bias.shape[1] > 1,
-        bias_row=bias is not None and bias.shape[2] > 1,
-        bias_key=bias is not None and bias.shape[3] > 1,
-        first=visible.first is not None,
-        last=visible.last is not None,
-        row_batch=visible.batched,
-        segments=call.q_segment_ids is not None,
-        alibi=call.alibi_slopes is not None,
-        slope_batch=call.alibi_slopes is not None and call.alibi_slopes.shape[0] > 1,
-        ranges=ranges is not None,
-        aligned=k_length % 16 == 0,
-        even_q=call.query.shape[1] % sizes.q == 0,
-        even_k=k_length % sizes.k == 0,
-        dropout=call.dropout_seed is not None,
-        threshold=least_kept(call.dropout_prob),
-        keep=1.0 / (1.0 - call.dropout_prob),
-        own_batch="b" not in call.dropout_shared,
-        own_head="h" not in call.dropout_shared,
-        full_loop=mask is None and bias is None,
-        partial_loop=partial_loop,
+        shape=describe_shape(call, sizes),
+        logits=describe_logits(settings, call),
+        visibility=Visibility(
+            first=visible.first is not None,
+            last=visible.last is not None,
+            segments=call.q_segment_ids is not None,
+            by_batch=visible.batched,
+            ranges=ranges is not None,
+            mask=describe_pairs(call.attention_mask),
+        ),
+        loops=Loops(full=call.attention_mask is None and call.bias is None, partial=partial_loop),
+        dropout=describe_dropout(call),
     )
-
-
-def _references(call: Call, unit: float) -> dict[str, float]:
-    """Return what the forward kernel needs of the largest possible logits; see `row_unit`."""
-    power = 2.0 ** math.floor(math.log2(unit / LOG2E))
-    return {
-        "power": power,
-        "huge": _HUGE_BITS[call.query.dtype.name],
-        "lowest": LOWEST / max(power, 1.0),
-    }
 
 
 def _blocks(length: int, block: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from attest.kernels.triton.tile import load_tile, offset, pair_offset
+from attest.kernels.triton.tile import load_tile, pair_offset, row_pointer
 
 
 class Arrays(NamedTuple):
@@ -87,20 +87,22 @@ def own_block(length, BLOCK: tl.constexpr, HEADS: tl.constexpr, SPEC: tl.constex
     """Return batch entry, head, block of this program in a grid of (batch * HEADS * blocks of `length`)."""
     blocks = tl.cdiv(length, BLOCK)
     program = tl.program_id(0)
-    if SPEC.bias and not SPEC.bias_batch:
+    if SPEC.logits.bias is not None and not SPEC.logits.bias.by_batch:
         # Batch entries that share a tile of the bias run together and read it once from memory.
         batches = tl.num_programs(0) // (blocks * HEADS)
         batch = program % batches
         program = program // batches
         block = program % blocks
         head = (program // blocks) % HEADS
-    elif SPEC.together > 1:
+    elif SPEC.shape.head_swizzle > 1:
         # The first blocks of all heads of a group, then the second ones; the last group may have fewer heads.
-        group = program // (blocks * SPEC.together)
-        rest = program % (blocks * SPEC.together)
-        members = tl.minimum(SPEC.together, tl.num_programs(0) // blocks - group * SPEC.together)
+        group = program // (blocks * SPEC.shape.head_swizzle)
+        rest = program % (blocks * SPEC.shape.head_swizzle)
+        members = tl.minimum(
+            SPEC.shape.head_swizzle, tl.num_programs(0) // blocks - group * SPEC.shape.head_swizzle
+        )
         block = rest // members
-        place = group * SPEC.together + rest % members
+        place = group * SPEC.shape.head_swizzle + rest % members
         batch = place // HEADS
         head = place % HEADS
     else:
@@ -113,8 +115,8 @@ def own_block(length, BLOCK: tl.constexpr, HEADS: tl.constexpr, SPEC: tl.constex
 @triton.jit
 def own_query_block(q_length, SPEC: tl.constexpr):
     """Return `own_block` of queries, the last block first: under causal order it has the most keys."""
-    batch, head, block = own_block(q_length, SPEC.block_q, SPEC.heads, SPEC)
-    return batch, head, tl.cdiv(q_length, SPEC.block_q) - 1 - block
+    batch, head, block = own_block(q_length, SPEC.shape.block_q, SPEC.shape.heads, SPEC)
+    return batch, head, tl.cdiv(q_length, SPEC.shape.block_q) - 1 - block
 
 
 @triton.jit
@@ -127,13 +129,13 @@ def load_ranges(arrays, batch, block, blocks, visited, full, SPEC: tl.constexpr)
     stop = visited
     full_start = 0
     full_stop = full
-    if SPEC.ranges:
-        range_at = arrays.ranges + ((batch if SPEC.row_batch else 0) * blocks + block) * 4
+    if SPEC.visibility.ranges:
+        range_at = arrays.ranges + ((batch if SPEC.visibility.by_batch else 0) * blocks + block) * 4
         start = tl.load(range_at)
         full_start = tl.load(range_at + 1)
         full_stop = tl.load(range_at + 2)
         stop = tl.load(range_at + 3)
-    if SPEC.mask or SPEC.bias:
+    if SPEC.pairwise:
         full_start = start
         full_stop = start
     return Ranges(start, full_start, full_stop, stop)
@@ -142,18 +144,17 @@ def load_ranges(arrays, batch, block, blocks, visited, full, SPEC: tl.constexpr)
 @triton.jit
 def load_key_ranges(arrays, batch, block, SPEC: tl.constexpr):
     """Load the `Ranges` of keys that a block of queries visits."""
+    blocks = tl.cdiv(arrays.q_length, SPEC.shape.block_q)
     k_length = arrays.k_length
-    return load_ranges(
-        arrays, batch, block, tl.cdiv(arrays.q_length, SPEC.block_q), tl.cdiv(k_length, SPEC.block_k),
-        k_length // SPEC.block_k, SPEC,
-    )  # fmt: skip
+    visited, full = tl.cdiv(k_length, SPEC.shape.block_k), k_length // SPEC.shape.block_k
+    return load_ranges(arrays, batch, block, blocks, visited, full, SPEC)
 
 
 @triton.jit
 def in_own_part(ranges, k_length, SPEC: tl.constexpr):
     """Return the blocks of `ranges` in the part of the keys of this program, along axis 1 of the grid."""
-    if SPEC.parts > 1:
-        size = tl.cdiv(tl.cdiv(k_length, SPEC.block_k), SPEC.parts)
+    if SPEC.shape.key_parts > 1:
+        size = tl.cdiv(tl.cdiv(k_length, SPEC.shape.block_k), SPEC.shape.key_parts)
         low = tl.program_id(1) * size
         high = low + size
         ranges = Ranges(
@@ -203,67 +204,60 @@ def load_rows(arrays, batch, head, start, order, SPEC: tl.constexpr, EDGE: tl.co
     kv_ids = arrays.kv_ids
     mask = arrays.mask
     bias = arrays.bias
-    plane = (batch if SPEC.row_batch else 0) * q_length + index
-    if SPEC.alibi:
+    plane = (batch if SPEC.visibility.by_batch else 0) * q_length + index
+    if SPEC.logits.alibi:
         stand = tl.load(arrays.stands + plane, mask=inside, other=0)
-        slope = tl.load(arrays.slopes + (batch if SPEC.slope_batch else 0) * SPEC.heads + head)
+        slopes = arrays.slopes + (batch if SPEC.logits.slopes_by_batch else 0) * SPEC.shape.heads
+        slope = tl.load(slopes + head)
     if EDGE:
-        if SPEC.first:
+        if SPEC.visibility.first:
             first = tl.load(arrays.first + plane, mask=inside, other=k_length)
-        if SPEC.last:
+        if SPEC.visibility.last:
             last = tl.load(arrays.last + plane, mask=inside, other=-1)
-        if SPEC.segments:
+        if SPEC.visibility.segments:
             ids = tl.load(arrays.q_ids + batch * q_length + index, mask=inside, other=-1)
             kv_ids = kv_ids + batch.to(tl.int64) * k_length
-        if SPEC.mask:
-            mask = mask + pair_offset(
-                batch, head, q_length, k_length, SPEC.heads, SPEC.mask_batch, SPEC.mask_head, SPEC.mask_row,
-                SPEC.mask_key,
-            )  # fmt: skip
-        if SPEC.bias:
-            bias = bias + pair_offset(
-                batch, head, q_length, k_length, SPEC.heads, SPEC.bias_batch, SPEC.bias_head, SPEC.bias_row,
-                SPEC.bias_key,
-            )  # fmt: skip
+        if SPEC.visibility.mask is not None:
+            mask = mask + pair_offset(batch, head, q_length, k_length, SPEC.shape.heads, SPEC.visibility.mask)
+        if SPEC.logits.bias is not None:
+            bias = bias + pair_offset(batch, head, q_length, k_length, SPEC.shape.heads, SPEC.logits.bias)
     return Rows(batch, head, start, index, first, last, ids, stand, slope, kv_ids, mask, bias)
 
 
 @triton.jit
 def load_query_tile(query, rows, order, q_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
-    """Load the tile [R, block_d] of `rows` of query, `order` from their first; CHECK as in `load_tile`."""
-    at = query + offset(rows.batch, q_length, rows.start, SPEC.q_stride) + rows.head * SPEC.head_dim
-    return load_tile(at, order, q_length - rows.start, SPEC.q_stride, SPEC.head_dim, SPEC.block_d, CHECK)
+    """Load the tile [R, D] of `rows` of query, `order` from their first; CHECK as in `load_tile`."""
+    at = row_pointer(query, rows.batch, rows.head, q_length, rows.start, SPEC.shape.query)
+    return load_tile(at, order, q_length - rows.start, SPEC.shape.query, CHECK)
 
 
 @triton.jit
 def load_d_out_tile(d_out, rows, order, q_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
-    """Load the tile [R, block_dv] of `rows` of the cotangent of out; see `load_query_tile`."""
-    at = d_out + offset(rows.batch, q_length, rows.start, SPEC.out_stride) + rows.head * SPEC.value_dim
-    return load_tile(at, order, q_length - rows.start, SPEC.out_stride, SPEC.value_dim, SPEC.block_dv, CHECK)
+    """Load the tile [R, DV] of `rows` of the cotangent of out; see `load_query_tile`."""
+    at = row_pointer(d_out, rows.batch, rows.head, q_length, rows.start, SPEC.shape.out)
+    return load_tile(at, order, q_length - rows.start, SPEC.shape.out, CHECK)
 
 
 @triton.jit
 def key_pointers(arrays, batch, key_head, start, SPEC: tl.constexpr):
     """Return pointers to key `start` of a key head and to its value."""
-    key = arrays.key + offset(batch, arrays.k_length, start, SPEC.k_stride) + key_head * SPEC.head_dim
-    value = arrays.value + offset(batch, arrays.k_length, start, SPEC.v_stride) + key_head * SPEC.value_dim
+    key = row_pointer(arrays.key, batch, key_head, arrays.k_length, start, SPEC.shape.key)
+    value = row_pointer(arrays.value, batch, key_head, arrays.k_length, start, SPEC.shape.value)
     return key, value
 
 
 @triton.jit
 def load_key_tile(k_at, keys, k_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
-    """Load the tile [K, block_d] of `keys`; `k_at` points at the first key; CHECK as in `load_tile`."""
-    at = k_at + keys.start.to(tl.int64) * SPEC.k_stride
-    return load_tile(at, keys.order, k_length - keys.start, SPEC.k_stride, SPEC.head_dim, SPEC.block_d, CHECK)
+    """Load the tile [K, D] of `keys`; `k_at` points at the first key; CHECK as in `load_tile`."""
+    at = k_at + keys.start.to(tl.int64) * SPEC.shape.key.stride
+    return load_tile(at, keys.order, k_length - keys.start, SPEC.shape.key, CHECK)
 
 
 @triton.jit
 def load_value_tile(v_at, keys, k_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
-    """Load the tile [K, block_dv] of the values of `keys`, as `load_key_tile` loads that of the keys."""
-    at = v_at + keys.start.to(tl.int64) * SPEC.v_stride
-    return load_tile(
-        at, keys.order, k_length - keys.start, SPEC.v_stride, SPEC.value_dim, SPEC.block_dv, CHECK
-    )
+    """Load the tile [K, DV] of the values of `keys`, as `load_key_tile` loads that of the keys."""
+    at = v_at + keys.start.to(tl.int64) * SPEC.shape.value.stride
+    return load_tile(at, keys.order, k_length - keys.start, SPEC.shape.value, CHECK)
 
 
 @triton.jit
@@ -272,6 +266,6 @@ def load_own_keys(arrays, batch, key_head, keys, SPEC: tl.constexpr):
     k_length = arrays.k_length
     k_at, v_at = key_pointers(arrays, batch, key_head, keys.start, SPEC)
     limit = k_length - keys.start
-    K = load_tile(k_at, keys.order, limit, SPEC.k_stride, SPEC.head_dim, SPEC.block_d, not SPEC.even_k)
-    V = load_tile(v_at, keys.order, limit, SPEC.v_stride, SPEC.value_dim, SPEC.block_dv, not SPEC.even_k)
+    K = load_tile(k_at, keys.order, limit, SPEC.shape.key, not SPEC.shape.even_k)
+    V = load_tile(v_at, keys.order, limit, SPEC.shape.value, not SPEC.shape.even_k)
     return K, V

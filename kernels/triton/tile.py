@@ -23,63 +23,56 @@ _ROUNDS = tl.constexpr(ROUNDS)
 
 
 @triton.jit
-def load_tile(
-    pointer, order, limit, ROW_STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
-    CHECK: tl.constexpr,
-):  # fmt: skip
-    """Load [rows, BLOCK_WIDTH] from `pointer`, row 0, in the `order` given: the index [rows] of each row.
+def load_tile(pointer, order, limit, LAYOUT: tl.constexpr, CHECK: tl.constexpr):
+    """Load [rows, block] from `pointer`, row 0, in the `order` given: the index [rows] of each row.
 
-    0 in rows from `limit` on (if CHECK) and in columns past WIDTH.
+    LAYOUT: a `RowLayout`. 0 in rows from `limit` on (if CHECK) and in columns past its width.
     """
     rows = order[:, None]
-    columns = tl.arange(0, BLOCK_WIDTH)[None, :]
-    address = pointer + rows * ROW_STRIDE + columns
+    columns = tl.arange(0, LAYOUT.block)[None, :]
+    address = pointer + rows * LAYOUT.stride + columns
     if CHECK:
-        if WIDTH == BLOCK_WIDTH:
+        if LAYOUT.width == LAYOUT.block:
             tile = tl.load(address, mask=rows < limit, other=0.0)
         else:
-            tile = tl.load(address, mask=(rows < limit) & (columns < WIDTH), other=0.0)
-    elif WIDTH == BLOCK_WIDTH:
+            tile = tl.load(address, mask=(rows < limit) & (columns < LAYOUT.width), other=0.0)
+    elif LAYOUT.width == LAYOUT.block:
         tile = tl.load(address)
     else:
-        tile = tl.load(address, mask=columns < WIDTH, other=0.0)
+        tile = tl.load(address, mask=columns < LAYOUT.width, other=0.0)
     return tile
 
 
 @triton.jit
-def store_tile(
-    pointer, tile, order, limit, ROW_STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
-    CHECK: tl.constexpr,
-):  # fmt: skip
+def store_tile(pointer, tile, order, limit, LAYOUT: tl.constexpr, CHECK: tl.constexpr):
     """Store a tile, as `load_tile` loads: rounded to the pointer's dtype, nothing past the limits."""
     rows = order[:, None]
-    columns = tl.arange(0, BLOCK_WIDTH)[None, :]
-    address = pointer + rows * ROW_STRIDE + columns
+    columns = tl.arange(0, LAYOUT.block)[None, :]
+    address = pointer + rows * LAYOUT.stride + columns
     tile = tile.to(pointer.dtype.element_ty)
     if CHECK:
-        tl.store(address, tile, mask=(rows < limit) & (columns < WIDTH))
-    elif WIDTH == BLOCK_WIDTH:
+        tl.store(address, tile, mask=(rows < limit) & (columns < LAYOUT.width))
+    elif LAYOUT.width == LAYOUT.block:
         tl.store(address, tile)
     else:
-        tl.store(address, tile, mask=columns < WIDTH)
+        tl.store(address, tile, mask=columns < LAYOUT.width)
 
 
 @triton.jit
-def offset(batch, length, start, ROW_STRIDE: tl.constexpr):
-    """Return the number of elements before row `start` of a batch entry of `length` rows, in 64 bits."""
-    return (batch.to(tl.int64) * length + start) * ROW_STRIDE
+def row_pointer(pointer, batch, head, length, start, LAYOUT: tl.constexpr):
+    """Return a pointer to row `start` of a head of `length` rows, in 64 bits; LAYOUT: a `RowLayout`."""
+    return pointer + (batch.to(tl.int64) * length + start) * LAYOUT.stride + head * LAYOUT.width
 
 
 @triton.jit
-def pair_offset(batch, head, q_length, k_length, HEADS: tl.constexpr, PER_BATCH: tl.constexpr,
-                PER_HEAD: tl.constexpr, PER_ROW: tl.constexpr, PER_KEY: tl.constexpr):  # fmt: skip
-    """Return the elements before the [queries, keys] plane of a head in a mask or bias, perhaps broadcast."""
+def pair_offset(batch, head, q_length, k_length, HEADS: tl.constexpr, AXES: tl.constexpr):
+    """Return the elements before the [queries, keys] plane of a head in a mask or bias of such `PairAxes`."""
     plane = tl.zeros([], tl.int64)
-    if PER_BATCH:
-        plane += batch.to(tl.int64) * (HEADS if PER_HEAD else 1)
-    if PER_HEAD:
+    if AXES.by_batch:
+        plane += batch.to(tl.int64) * (HEADS if AXES.by_head else 1)
+    if AXES.by_head:
         plane += head
-    return plane * (q_length if PER_ROW else 1) * (k_length if PER_KEY else 1)
+    return plane * (q_length if AXES.by_query else 1) * (k_length if AXES.by_key else 1)
 
 
 @triton.jit
@@ -100,8 +93,8 @@ def by_key(x, TRANSPOSED: tl.constexpr):
 
 @triton.jit
 def load_pairs(
-    pointer, rows, index, keys, q_length, k_length, PER_ROW: tl.constexpr, PER_KEY: tl.constexpr,
-    ALIGNED: tl.constexpr, CHECK: tl.constexpr, OUTSIDE: tl.constexpr,
+    pointer, rows, index, keys, q_length, k_length, AXES: tl.constexpr, ALIGNED: tl.constexpr,
+    CHECK: tl.constexpr, OUTSIDE: tl.constexpr,
 ):  # fmt: skip
     """Load the tile of a mask or bias whose plane begins at `pointer`; OUTSIDE past the lengths, if CHECK.
 
@@ -113,13 +106,13 @@ def load_pairs(
         # AMD's pipeliner keeps tiles in shared memory, which holds no single bits.
         pointer = pointer.to(tl.pointer_type(tl.int8), bitcast=True)
     stride = (k_length // 16) * 16 if ALIGNED else k_length
-    if PER_ROW and PER_KEY:
+    if AXES.by_query and AXES.by_key:
         address = pointer + rows.start.to(tl.int64) * stride + (index - rows.start) * stride + keys
         inside = (index < q_length) & (keys < k_length)
-    elif PER_ROW:
+    elif AXES.by_query:
         address = pointer + index
         inside = index < q_length
-    elif PER_KEY:
+    elif AXES.by_key:
         address = pointer + keys
         inside = keys < k_length
     else:
@@ -167,45 +160,45 @@ def tile_logits(
     key = by_key(keys.start + keys.order, TRANSPOSED)
     # What is read pair by pair is asked for before the product, which hides the wait. Past the queries mask
     # and bias hide: there NaN of a key would reach its gradients as NaN * 0.
-    if SPEC.bias:
+    if SPEC.logits.bias is not None:
         added = load_pairs(
-            rows.bias, rows, index, key, q_length, k_length, SPEC.bias_row, SPEC.bias_key, SPEC.aligned,
-            not EVEN, float("-inf"),
+            rows.bias, rows, index, key, q_length, k_length, SPEC.logits.bias, SPEC.shape.aligned_k, not EVEN,
+            float("-inf"),
         )  # fmt: skip
     if EDGE:
-        if SPEC.mask:
+        if SPEC.visibility.mask is not None:
             allowed = load_pairs(
-                rows.mask, rows, index, key, q_length, k_length, SPEC.mask_row, SPEC.mask_key, SPEC.aligned,
+                rows.mask, rows, index, key, q_length, k_length, SPEC.visibility.mask, SPEC.shape.aligned_k,
                 not EVEN, 0,
             )  # fmt: skip
-        if SPEC.segments:
+        if SPEC.visibility.segments:
             key_ids = tl.load(rows.kv_ids + key, mask=key < k_length, other=-2)
-    u = tl.dot(left, tl.trans(right), input_precision=SPEC.precision)
-    if SPEC.scale != 1.0:
-        u = u * SPEC.scale
-    if SPEC.logits_dtype == "bfloat16":
+    u = tl.dot(left, tl.trans(right), input_precision=SPEC.logits.precision)
+    if SPEC.logits.scale != 1.0:
+        u = u * SPEC.logits.scale
+    if SPEC.logits.dtype == "bfloat16":
         u = u.to(tl.bfloat16).to(tl.float32)
-    if SPEC.logits_dtype == "float16":
+    if SPEC.logits.dtype == "float16":
         u = u.to(tl.float16).to(tl.float32)
-    if SPEC.bias:
+    if SPEC.logits.bias is not None:
         u = u + added.to(tl.float32)
-    if SPEC.alibi:
+    if SPEC.logits.alibi:
         u = u - rows.slope * tl.abs(by_row(rows.stand, TRANSPOSED) - key).to(tl.float32)
-    if SPEC.cap != 0.0:
-        u = tanh(u * (1.0 / SPEC.cap))
+    if SPEC.logits.cap != 0.0:
+        u = tanh(u * (1.0 / SPEC.logits.cap))
     if EDGE:
         visible = tl.full([1, 1], 1, tl.int1)
-        if SPEC.last:
+        if SPEC.visibility.last:
             visible = key <= by_row(rows.last, TRANSPOSED)
         elif not EVEN:
             visible = key < k_length
-        if SPEC.first:
+        if SPEC.visibility.first:
             visible = visible & (by_row(rows.first, TRANSPOSED) <= key)
-        if SPEC.segments:
+        if SPEC.visibility.segments:
             visible = visible & (by_row(rows.ids, TRANSPOSED) == key_ids)
-        if SPEC.mask:
+        if SPEC.visibility.mask is not None:
             visible = visible & (allowed != 0)
-        if SPEC.bias:
+        if SPEC.logits.bias is not None:
             visible = visible & (added != float("-inf"))
         u = tl.where(visible, u, float("-inf"))
     return u
@@ -219,7 +212,9 @@ def row_unit(reference, SPEC: tl.constexpr):
     whole numbers that makes 0 or inf of the largest weight. There a power of two, of which both are exact,
     stands in for the unit: logits that differ at all are far apart.
     """
-    return tl.where(tl.abs(reference * SPEC.unit) > SPEC.huge, SPEC.power, SPEC.unit)
+    return tl.where(
+        tl.abs(reference * SPEC.logits.unit) > SPEC.softmax.huge, SPEC.softmax.power, SPEC.logits.unit
+    )
 
 
 @triton.jit
@@ -274,9 +269,9 @@ def kept_pairs(seed, rows, keys, SPEC: tl.constexpr, TRANSPOSED: tl.constexpr):
     )
     c2 = tl.zeros_like(c0)
     c3 = tl.zeros_like(c0)
-    if SPEC.own_head:
+    if SPEC.dropout.by_head:
         c2 = c2 + rows.head.to(tl.uint32) + tl.load(seed + 3)
-    if SPEC.own_batch:
+    if SPEC.dropout.by_batch:
         c3 = c3 + rows.batch.to(tl.uint32) + tl.load(seed + 2)
     k0 = tl.load(seed)
     k1 = tl.load(seed + 1)
@@ -294,4 +289,4 @@ def kept_pairs(seed, rows, keys, SPEC: tl.constexpr, TRANSPOSED: tl.constexpr):
         k1 = k1 + tl.full([], _W1, tl.uint32)
     low = tl.where(words == 0, c0, c1)
     high = tl.where(words == 2, c2, c3)
-    return tl.where(words < 2, low, high) >= tl.full([], SPEC.threshold, tl.uint32)
+    return tl.where(words < 2, low, high) >= tl.full([], SPEC.dropout.threshold, tl.uint32)

@@ -94,7 +94,7 @@ def _of_few(settings: Settings, call: Call, packed: Call, rows: Rows, blocks: Bl
     group = call.query.shape[2] // heads
     parts = choose_parts(batch * heads, -(-call.key.shape[1] // blocks.k), blocks.programs or batch * heads)
     spec = describe(settings, packed, rows, _dims(packed), blocks.own, blocks.k)
-    spec = replace(spec, packed=group)
+    spec = replace(spec, shape=replace(spec.shape, packed_heads=group))
     query = None
     if call.query.shape[1] == 1 and not spec.hides:
         query = call.query.reshape(batch * heads, -1, 1, call.query.shape[3])
@@ -102,7 +102,7 @@ def _of_few(settings: Settings, call: Call, packed: Call, rows: Rows, blocks: Bl
             found = _sums(spec, packed, rows, blocks, query)
             lse, row_max = (x.reshape(batch, -1, 1) for x in found[1:3])
             return Forward(found.out.reshape(*call.query.shape[:3], -1), lse, row_max)
-    sums = _sums(replace(spec, parts=parts, partial=True), packed, rows, blocks, query)
+    sums = _sums(spec.in_parts(parts), packed, rows, blocks, query)
     total, norm, reference = (x.reshape(parts, batch, *x.shape[1:]) for x in sums[:3])
     return finish(Partial(total, norm, reference), call, settings.result_dtype(call.query.dtype))
 
@@ -120,16 +120,16 @@ def _sums(
     has that shape, too, unless it is of parts.
     """
     q_length = call.query.shape[1]
-    spec = replace(spec, heads_apart=query is not None)
+    spec = replace(spec, shape=replace(spec.shape, head_major=query is not None))
     query = call.query if query is None else query
-    ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.uses_ranges else None
+    ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.visibility.uses_ranges else None
     count = tiles(spec)
     if blocks.programs is not None and count <= blocks.programs:
         blocks = replace(blocks, programs=None)
     arrays = {
-        "query": require_hopper(tensor(query, spec.head_dim)),
-        "key": tensor(call.key, spec.head_dim),
-        "value": tensor(call.value, spec.value_dim),
+        "query": require_hopper(tensor(query, spec.shape.head_dim)),
+        "key": tensor(call.key, spec.shape.head_dim),
+        "value": tensor(call.value, spec.shape.value_dim),
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call),
         **sinks(spec, call),
@@ -137,9 +137,9 @@ def _sums(
         **_schedule(spec, blocks),
     }
     number = of_row(spec)
-    out = of_queries(spec, query, spec.value_dim)
-    if spec.partial:
-        out = jax.ShapeDtypeStruct((*number.shape, spec.value_dim), jnp.float32)
+    out = of_queries(spec, query, spec.shape.value_dim)
+    if spec.results.partial:
+        out = jax.ShapeDtypeStruct((*number.shape, spec.shape.value_dim), jnp.float32)
     outputs = {"out": out, "lse": number, "row_max": number}
     filled = launch(
         partial(forward.flash_forward, spec, blocks),
@@ -154,13 +154,13 @@ def _sums(
     lse, row_max = filled.pop("lse"), filled.pop("row_max")
     out = _repaired(spec, partial(repair_tile.out, blocks), "flash_repair_out", arrays, filled)["out"]
     width = call.value.shape[3]
-    out = out[:, :, :q_length, :width] if spec.partial else from_operand(out)[:, :q_length, :, :width]
+    out = out[:, :, :q_length, :width] if spec.results.partial else from_operand(out)[:, :q_length, :, :width]
     return Forward(out, lse[..., :q_length], row_max[..., :q_length])
 
 
 def _schedule(spec: KernelSpec, blocks: Blocks) -> dict[str, jax.Array]:
     """Return the tiles of each program of a persistent kernel, where tiles differ in length."""
-    if blocks.programs is None or not spec.causal:
+    if blocks.programs is None or not spec.visibility.causal:
         return {}
     return {"schedule": jnp.asarray(schedule(spec, blocks.programs))}
 
@@ -198,9 +198,9 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         backward_query.Shared,
         "flash_backward_query",
         arrays,
-        with_leak(spec, {"d_query": of_queries(spec, call.query, spec.head_dim)}, of_row(spec)),
+        with_leak(spec, {"d_query": of_queries(spec, call.query, spec.shape.head_dim)}, of_row(spec)),
         scratch(backward_query.Shared, spec, blocks),
-        spec.batch * spec.heads * spec.q_blocks,
+        spec.shape.batch * spec.shape.heads * spec.shape.q_blocks,
         blocks.warpgroups,
     )
     body = partial(repair_tile.d_query, None)
@@ -224,7 +224,7 @@ def _key_cotangents(
             arrays,
             with_leak(spec, {name: results[name] for name in names}, of_key(spec)),
             scratch(shared, spec, blocks),
-            spec.batch * spec.key_heads * spec.k_blocks,
+            spec.shape.batch * spec.shape.key_heads * spec.shape.k_blocks,
             blocks.warpgroups,
         )
         if "leak" in sums:
@@ -239,7 +239,7 @@ def _fused_cotangents(
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
     require_fusible(spec, blocks)
     outputs = {
-        "d_query": jax.ShapeDtypeStruct((*of_row(spec).shape, spec.head_dim), jnp.float32),
+        "d_query": jax.ShapeDtypeStruct((*of_row(spec).shape, spec.shape.head_dim), jnp.float32),
         **({"key_leak": of_key(spec)} if spec.hides else {}),
         **of_keys(spec, call),
     }
@@ -250,18 +250,18 @@ def _fused_cotangents(
         arrays,
         with_leak(spec, outputs, of_key(spec)),
         scratch(backward_fused.Shared, spec, blocks),
-        spec.batch * spec.key_heads * spec.k_blocks,
+        spec.shape.batch * spec.shape.key_heads * spec.shape.k_blocks,
         blocks.warpgroups,
     )
-    d_query = (filled.pop("d_query") * spec.scale).astype(spec.result_dtype).swapaxes(1, 2)
-    blind = spec.q_length - spec.k_length if spec.causal else 0
+    d_query = (filled.pop("d_query") * spec.logits.scale).astype(spec.result_dtype).swapaxes(1, 2)
+    blind = spec.shape.q_length - spec.shape.k_length if spec.visibility.causal else 0
     if blind > 0:
         # No program visits a block of which no row sees a key.
         d_query = d_query.at[:, :blind].set(0)
     of_query = {"d_query": d_query}
     if spec.hides:
         # dS of a hidden pair is 0. So only a key that is not finite reaches dquery from behind one.
-        leak = jnp.repeat(filled.pop("key_leak").sum(axis=2, keepdims=True), spec.group, axis=1)
+        leak = jnp.repeat(filled.pop("key_leak").sum(axis=2, keepdims=True), spec.shape.group, axis=1)
         of_query["leak"] = jnp.broadcast_to(leak, of_row(spec).shape)
     for_queries, for_keys = partial(repair_tile.d_query, blocks.own), partial(repair_tile.d_key, blocks.step)
     of_query = _repaired(spec, for_queries, "flash_repair_query", arrays, of_query)
@@ -273,7 +273,7 @@ def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms)
     assert call.bias is not None
     blocks = _blocks(settings, "backward_bias", call)
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
-    q_length, k_length = spec.q_blocks * blocks.step, spec.k_blocks * blocks.own
+    q_length, k_length = spec.shape.q_blocks * blocks.step, spec.shape.k_blocks * blocks.own
     by_query = call.bias.shape[2] > 1
     # Of a bias that keys share there is a sum for each key, and then one of those.
     shared, dtype = call.bias.shape[3] < call.key.shape[1], settings.result_dtype(call.bias.dtype)
@@ -308,12 +308,12 @@ def _backward_spec(
     q_block, k_block = (blocks.step, blocks.own) if by_key else (blocks.own, blocks.step)
     spec = describe(settings, call, rows, _dims(call), q_block, k_block)
     visited = query_blocks if by_key else key_blocks
-    ranges = visited(call, rows, q_block, k_block) if spec.uses_ranges else None
+    ranges = visited(call, rows, q_block, k_block) if spec.visibility.uses_ranges else None
     return spec, {
-        "query": tensor(terms.query, spec.head_dim),
-        "key": tensor(call.key, spec.head_dim),
-        "value": tensor(call.value, spec.value_dim),
-        "d_out": tensor(terms.d_out, spec.value_dim),
+        "query": tensor(terms.query, spec.shape.head_dim),
+        "key": tensor(call.key, spec.shape.head_dim),
+        "value": tensor(call.value, spec.shape.value_dim),
+        "d_out": tensor(terms.d_out, spec.shape.value_dim),
         **_row_numbers(spec, terms),
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call),
@@ -334,10 +334,11 @@ def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
 
     Under dropout the logarithm of `kept_scale` is subtracted from the lse, so that P is that of a kept pair.
     """
-    unit = -1.0 / spec.scale if spec.folds else LOG2E / spec.reference_unit
+    logits = spec.logits
+    unit = -1.0 / logits.scale if logits.folds_lse else LOG2E / logits.reference_unit
     lse = terms.lse - math.log(spec.kept_scale) if spec.dropout else terms.lse
     return {
-        "lse": per_query(spec, in_units(lse, unit), -jnp.inf if spec.folds else jnp.inf),
+        "lse": per_query(spec, in_units(lse, unit), -jnp.inf if logits.folds_lse else jnp.inf),
         "delta": per_query(spec, terms.delta * (-1.0 / spec.kept_scale), 0.0),
     }
 

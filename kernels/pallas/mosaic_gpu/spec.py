@@ -1,9 +1,9 @@
 """The static properties of a call that the Hopper kernels are specialised to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from attest.kernels.call.call import Call
@@ -27,143 +27,21 @@ _BARE_SCALES = (1e-4, 1e4)
 
 
 @dataclass(frozen=True)
-class KernelSpec:
-    """One launch. S, the product of query and key, becomes u; u * unit is the logit in bits.
-
-    head_dim: of the padded query and key. value_dim: of the padded value. rounded: the dtype that logits are
-    rounded to, None for none. exact_reference: whether what logits are relative to is their maximum. causal:
-    whether causal order alone decides what a row sees; else first, last and segments say which arrays do, and
-    by_batch whether those have an entry for each batch row. alibi: whether heads have slopes; slope_batch:
-    whether those of each batch row are others. mask, bias: None without; else which of their four axes have
-    more than one entry. bias_dtype: of the bias in memory. q_block, k_block: the queries and keys that a step
-    of a program deals with. parts: how many programs share the keys of a row, in the forward kernel. partial:
-    whether it returns the sums of each part, as `attest.kernels.few_queries.Partial` has them. unrounded: as
-    `attest.kernels.implementation.Settings` says. heads_apart: whether query and out are [B * H, S, 1, D] in
-    memory, for the forward kernel. dropout: the probability of dropping a pair; dropout_shared: as `Call` has
-    it. packed: of how many query heads the rows of a head are, in the forward kernel.
-    """
+class Shape:
+    """The sizes of a call, and how the programs of a launch divide them."""
 
     batch: int
-    heads: int
+    heads: int  # of the query
     group: int  # query heads that share a key head
     q_length: int
     k_length: int
-    head_dim: int
-    value_dim: int
-    dtype: Any
-    scale: float
-    cap: float | None
-    rounded: Any
-    normalize: bool
-    exact_reference: bool
-    causal: bool
-    first: bool
-    last: bool
-    segments: bool
-    by_batch: bool
-    alibi: bool
-    slope_batch: bool
-    mask: tuple[bool, ...] | None
-    bias: tuple[bool, ...] | None
-    sinks: bool
-    q_block: int
-    k_block: int
-    parts: int = 1
-    partial: bool = False
-    unrounded: bool = False
-    bias_dtype: Any = None
-    heads_apart: bool = False
-    dropout: float = 0.0
-    dropout_shared: str = ""
-    packed: int = 1
-
-    @property
-    def unit(self) -> float:
-        """Bits of a unit of u: with a cap u is the tanh, else the logit, or the bare product."""
-        if self.cap is not None:
-            return self.cap * LOG2E
-        return LOG2E if self._scales_first else self.scale * LOG2E
-
-    @property
-    def factor(self) -> float:
-        """The factor of S before anything else; 1 where the scale waits for exponent or tanh."""
-        if self.bare_cap:
-            return 1.0
-        return self.scale if self._scales_first or self.cap is not None else 1.0
-
-    @property
-    def _scales_first(self) -> bool:
-        """The scale waits where nothing comes between, and where it keeps the order of logits."""
-        between = self.bias is not None or self.alibi or self.rounded is not None
-        return between or not 0 < self.scale < _LARGEST_SCALE
-
-    @property
-    def folds(self) -> bool:
-        """Whether the lse may be subtracted before the product: nothing comes between it and the exponent."""
-        return self.cap is None and not self._scales_first and self.scale >= _SMALLEST_SCALE
-
-    @property
-    def in_nats(self) -> bool:
-        """Whether references and lse are in nats: the lowest biases, in bits, are below all of float32."""
-        return self.bias is not None and self.cap is None
-
-    @property
-    def reference_unit(self) -> float:
-        """Bits of a unit of the references and of the lse."""
-        return LOG2E if self.in_nats else 1.0
-
-    @property
-    def bare_cap(self) -> bool:
-        """Whether the tanh is of S itself, times a scale that its polynomial takes in."""
-        between = self.bias is not None or self.alibi or self.rounded is not None
-        if self.cap is None or self.cap > _BARE_CAP or between:
-            return False
-        return _BARE_SCALES[0] <= self.scale / self.cap <= _BARE_SCALES[1]
-
-    @property
-    def cap_scale(self) -> float:
-        """The argument of a cap's tanh, by what it is given."""
-        assert self.cap is not None
-        return (self.scale if self.bare_cap else 1.0) / self.cap
-
-    @property
-    def uses_ranges(self) -> bool:
-        """Whether arrays say which blocks a program visits, and not causal order."""
-        return self.first or self.last or self.segments
-
-    @property
-    def pairwise(self) -> bool:
-        """Whether a mask or bias may hide pairs of every block."""
-        return self.mask is not None or self.bias is not None
-
-    @property
-    def tiled_pairs(self) -> dict[str, Any]:
-        """The dtypes of those of mask and bias that have an entry for each query and key.
-
-        Their tiles come through shared memory.
-        """
-        dtypes = {"mask": jnp.int8, "bias": self.bias_dtype}
-        return {name: dtype for name, dtype in dtypes.items() if all(self.axes_of_pairs(name)[2:])}
-
-    @property
-    def d_bias_dtype(self) -> Any:
-        """The dtype of the gradient of a bias of every pair, as the kernel stores it."""
-        return jnp.dtype(jnp.float32) if self.unrounded else self.bias_dtype
-
-    def axes_of_pairs(self, name: str) -> tuple[bool, ...]:
-        """Return which axes of the mask or the bias have more than one entry; none without one."""
-        axes = self.mask if name == "mask" else self.bias
-        return (False,) * 4 if axes is None else axes
-
-    @property
-    def ragged(self) -> bool:
-        """Whether the last block of keys goes past their end."""
-        return self.k_length % self.k_block != 0
-
-    @property
-    def hides(self) -> bool:
-        """Whether some pair of a visited block may be hidden, by more than the end of the keys."""
-        return self.causal or self.uses_ranges or self.pairwise
+    head_dim: int  # of query and key, after padding
+    value_dim: int  # of the value, after padding
+    q_block: int  # queries of a step of a program
+    k_block: int  # keys of a step of a program
+    key_parts: int = 1  # programs that share the keys of a row, in the forward kernel
+    packed_heads: int = 1  # query heads whose rows one head holds (PackGQA), in the forward kernel
+    head_major: bool = False  # query and out are [B * H, S, 1, D] in memory, in the forward kernel
 
     @property
     def key_heads(self) -> int:
@@ -181,24 +59,279 @@ class KernelSpec:
         return -(-self.k_length // self.k_block)
 
     @property
+    def padded_q_length(self) -> int:
+        """The queries of all blocks."""
+        return self.q_blocks * self.q_block
+
+    @property
+    def padded_k_length(self) -> int:
+        """The keys of all blocks."""
+        return self.k_blocks * self.k_block
+
+    @property
     def part_blocks(self) -> int:
         """The key blocks of a part, but for the last, which may have fewer."""
-        return -(-self.k_blocks // self.parts)
+        return -(-self.k_blocks // self.key_parts)
 
     @property
     def entries(self) -> int:
         """The number of entries of results that have one for each part of each batch row, part by part."""
-        return self.parts * self.batch
+        return self.key_parts * self.batch
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the last block of keys goes past their end."""
+        return self.k_length % self.k_block != 0
+
+
+@dataclass(frozen=True)
+class PairArray:
+    """A mask or a bias in memory: its dtype, and which of its axes are not broadcast."""
+
+    dtype: Any
+    by_batch: bool
+    by_head: bool
+    by_query: bool
+    by_key: bool
+
+    @property
+    def tiled(self) -> bool:
+        """Whether each query and key has an entry: its tiles then come through shared memory."""
+        return self.by_query and self.by_key
+
+
+@dataclass(frozen=True)
+class Logits:
+    """How S, the product of query and key, becomes u; u * unit is the logit in bits."""
+
+    scale: float
+    cap: float | None  # the soft cap, None without
+    dtype: Any  # that logits are rounded to, None for no rounding
+    bias: PairArray | None = None
+    alibi: bool = False  # heads have slopes
+    slopes_by_batch: bool = False  # each batch row has slopes of its own
+    sinks: bool = False  # heads have sinks
+
+    @property
+    def unit(self) -> float:
+        """Bits of a unit of u: with a cap u is the tanh, else the logit, or the bare product."""
+        if self.cap is not None:
+            return self.cap * LOG2E
+        return LOG2E if self._scales_first else self.scale * LOG2E
+
+    @property
+    def factor(self) -> float:
+        """The factor of S before anything else; 1 where the scale waits for exponent or tanh."""
+        if self.bare_cap:
+            return 1.0
+        return self.scale if self._scales_first or self.cap is not None else 1.0
+
+    @property
+    def _has_terms(self) -> bool:
+        """Whether rounding, a bias or ALiBi come after the scale, so that it cannot wait."""
+        return self.bias is not None or self.alibi or self.dtype is not None
+
+    @property
+    def _scales_first(self) -> bool:
+        """The scale waits where no term comes after it, and where it keeps the order of logits."""
+        return self._has_terms or not 0 < self.scale < _LARGEST_SCALE
+
+    @property
+    def folds_lse(self) -> bool:
+        """Whether the lse may be subtracted before the product: nothing comes between it and the exponent."""
+        return self.cap is None and not self._scales_first and self.scale >= _SMALLEST_SCALE
+
+    @property
+    def in_nats(self) -> bool:
+        """Whether references and lse are in nats: the lowest biases, in bits, are below all of float32."""
+        return self.bias is not None and self.cap is None
+
+    @property
+    def reference_unit(self) -> float:
+        """Bits of a unit of the references and of the lse."""
+        return LOG2E if self.in_nats else 1.0
+
+    @property
+    def bare_cap(self) -> bool:
+        """Whether the tanh is of S itself, times a scale that its polynomial takes in."""
+        if self.cap is None or self.cap > _BARE_CAP or self._has_terms:
+            return False
+        return _BARE_SCALES[0] <= self.scale / self.cap <= _BARE_SCALES[1]
+
+    @property
+    def cap_scale(self) -> float:
+        """The argument of a cap's tanh, by what it is given."""
+        assert self.cap is not None
+        return (self.scale if self.bare_cap else 1.0) / self.cap
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """Which keys a row sees: those of causal order alone, or what arrays say; and a mask."""
+
+    causal: bool  # causal order alone decides, and none of the three arrays
+    first: bool  # an array has the first key of each row
+    last: bool  # an array has the last key of each row
+    segments: bool  # arrays have the segments of queries and keys
+    by_batch: bool  # these arrays and the positions have an entry for each batch row
+    mask: PairArray | None = None
+
+    @property
+    def uses_ranges(self) -> bool:
+        """Whether arrays say which blocks a program visits, and not causal order."""
+        return self.first or self.last or self.segments
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """How pairs are dropped (S12, S29)."""
+
+    prob: float  # of dropping a pair, above 0
+    by_batch: bool  # each batch row has a mask of its own
+    by_head: bool  # each query head has a mask of its own
 
     @property
     def kept_scale(self) -> float:
         """The factor of the weights of kept pairs."""
-        return 1.0 / (1.0 - self.dropout)
+        return 1.0 / (1.0 - self.prob)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the kernels return."""
+
+    normalize: bool  # out is divided by the sum of its weights
+    exact_reference: bool  # weights are relative to the maximum of their row, not to a number close to it
+    partial: bool = False  # the forward kernel returns a part's sums, as `few_queries.Partial` has them
+    unrounded: bool = False  # as `attest.kernels.implementation.Settings` has it
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """Everything about a launch that its kernel is compiled for; equal launches have equal specs."""
+
+    dtype: Any  # of query, key and value
+    shape: Shape
+    logits: Logits
+    visibility: Visibility
+    results: Results
+    dropout: Dropout | None = None
+
+    @property
+    def pair_arrays(self) -> dict[str, PairArray]:
+        """The mask and the bias by name, those that there are."""
+        arrays = {"mask": self.visibility.mask, "bias": self.logits.bias}
+        return {name: x for name, x in arrays.items() if x is not None}
+
+    @property
+    def tiled_pairs(self) -> dict[str, PairArray]:
+        """Those of mask and bias that have an entry for each query and key."""
+        return {name: x for name, x in self.pair_arrays.items() if x.tiled}
+
+    @property
+    def pairwise(self) -> bool:
+        """Whether a mask or bias may hide pairs of every block."""
+        return self.visibility.mask is not None or self.logits.bias is not None
+
+    @property
+    def hides(self) -> bool:
+        """Whether some pair of a visited block may be hidden, by more than the end of the keys."""
+        return self.visibility.causal or self.visibility.uses_ranges or self.pairwise
+
+    @property
+    def kept_scale(self) -> float:
+        """The factor of the weights of pairs that dropout keeps; 1 without dropout."""
+        return 1.0 if self.dropout is None else self.dropout.kept_scale
 
     @property
     def result_dtype(self) -> Any:
         """The dtype of out and of the gradients of query, key and value."""
-        return jnp.float32 if self.partial or self.unrounded else self.dtype
+        return jnp.float32 if self.results.partial or self.results.unrounded else self.dtype
+
+    @property
+    def d_bias_dtype(self) -> Any:
+        """The dtype of the gradient of a bias of every pair, as the kernel stores it."""
+        assert self.logits.bias is not None
+        return jnp.dtype(jnp.float32) if self.results.unrounded else self.logits.bias.dtype
+
+    def with_blocks(self, q_block: int, k_block: int) -> "KernelSpec":
+        """Return the spec of a launch whose steps deal with other numbers of queries and keys."""
+        return replace(self, shape=replace(self.shape, q_block=q_block, k_block=k_block))
+
+    def in_parts(self, key_parts: int) -> "KernelSpec":
+        """Return the spec of the forward launch that returns the sums of so many parts of the keys."""
+        return replace(
+            self,
+            shape=replace(self.shape, key_parts=key_parts),
+            results=replace(self.results, partial=True),
+        )
+
+
+def describe(
+    settings: Settings, call: Call, rows: Rows, dims: tuple[int, int], q_block: int, k_block: int
+) -> KernelSpec:
+    """Return the spec of a call whose rows are as `attest.kernels.visibility.intervals.describe_rows` says.
+
+    dims: head_dim and value_dim of the spec.
+    """
+    return KernelSpec(
+        dtype=call.query.dtype,
+        shape=_shape(call, dims, q_block, k_block),
+        logits=_logits(settings, call),
+        visibility=_visibility(call, rows),
+        results=Results(
+            normalize=settings.normalize_output,
+            exact_reference=settings.reads_row_max or not settings.normalize_output,
+            unrounded=settings.unrounded,
+        ),
+        dropout=None if call.dropout_seed is None else _dropout(call.dropout_prob, call.dropout_shared),
+    )
+
+
+def _shape(call: Call, dims: tuple[int, int], q_block: int, k_block: int) -> Shape:
+    batch, q_length, heads, _ = call.query.shape
+    k_length, k_heads = call.key.shape[1:3]
+    return Shape(batch, heads, heads // k_heads, q_length, k_length, *dims, q_block, k_block)
+
+
+def _logits(settings: Settings, call: Call) -> Logits:
+    slopes = call.alibi_slopes
+    return Logits(
+        scale=call.softmax_scale,
+        cap=call.logits_soft_cap,
+        dtype=None if settings.logits_dtype == "float32" else settings.logits_dtype,
+        bias=None if call.bias is None else _pair_array(call.bias.shape, call.bias.dtype),
+        alibi=slopes is not None,
+        slopes_by_batch=slopes is not None and slopes.shape[0] > 1,
+        sinks=call.softmax_aux is not None,
+    )
+
+
+def _visibility(call: Call, rows: Rows) -> Visibility:
+    placed = rows.padding is not None or call.positions.given
+    ranges = call.kv_start is not None or call.kv_end is not None
+    alone = call.causal and not (placed or ranges or windowed(call))
+    first, last = (None, None) if alone else (rows.first, rows.last)
+    segments = call.q_segment_ids is not None
+    return Visibility(
+        causal=alone,
+        first=first is not None,
+        last=last is not None,
+        segments=segments,
+        by_batch=segments or any(x is not None and x.shape[0] > 1 for x in (first, last, rows.position)),
+        mask=None if call.attention_mask is None else _pair_array(call.attention_mask.shape, jnp.int8),
+    )
+
+
+@lru_cache(maxsize=256)
+def _pair_array(shape: tuple[int, ...], dtype: Any) -> PairArray:
+    batch, heads, q_length, k_length = shape
+    return PairArray(dtype, batch > 1, heads > 1, q_length > 1, k_length > 1)
+
+
+@lru_cache(maxsize=256)
+def _dropout(prob: float, shared: str) -> Dropout:
+    return Dropout(prob, by_batch="b" not in shared, by_head="h" not in shared)
 
 
 def work_of(call: Call, few: bool = False) -> frozenset[str]:
@@ -233,63 +366,8 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
     return frozenset(name for name, found in kinds.items() if found) | tiles
 
 
-def describe(
-    settings: Settings,
-    call: Call,
-    rows: Rows,
-    dims: tuple[int, int],
-    q_block: int,
-    k_block: int,
-) -> KernelSpec:
-    """Return the spec of a call whose rows are as `attest.kernels.visibility.intervals.describe_rows` says.
-
-    dims: head_dim and value_dim of the spec. A launch whose results are partial replaces parts and partial.
-    """
-    placed = rows.padding is not None or call.positions.given
-    ranges = call.kv_start is not None or call.kv_end is not None
-    alone = call.causal and not (placed or ranges or windowed(call))
-    first, last = (None, None) if alone else (rows.first, rows.last)
-    segments = call.q_segment_ids is not None
-    batch, q_length, heads, _ = call.query.shape
-    return KernelSpec(
-        batch=batch,
-        heads=heads,
-        group=heads // call.key.shape[2],
-        q_length=q_length,
-        k_length=call.key.shape[1],
-        head_dim=dims[0],
-        value_dim=dims[1],
-        dtype=call.query.dtype,
-        scale=call.softmax_scale,
-        cap=call.logits_soft_cap,
-        rounded=None if settings.logits_dtype == "float32" else settings.logits_dtype,
-        normalize=settings.normalize_output,
-        exact_reference=settings.reads_row_max or not settings.normalize_output,
-        causal=alone,
-        first=first is not None,
-        last=last is not None,
-        segments=segments,
-        by_batch=segments or any(x is not None and x.shape[0] > 1 for x in (first, last, rows.position)),
-        alibi=call.alibi_slopes is not None,
-        slope_batch=call.alibi_slopes is not None and call.alibi_slopes.shape[0] > 1,
-        mask=_axes(call.attention_mask),
-        bias=_axes(call.bias),
-        bias_dtype=None if call.bias is None else call.bias.dtype,
-        sinks=call.softmax_aux is not None,
-        q_block=q_block,
-        k_block=k_block,
-        unrounded=settings.unrounded,
-        dropout=0.0 if call.dropout_seed is None else call.dropout_prob,
-        dropout_shared=call.dropout_shared,
-    )
-
-
 def tiled_bytes(call: Call) -> dict[str, int]:
     """Return the bytes of an element of those of mask and bias that have an entry for each query and key."""
     arrays = {"mask": call.attention_mask, "bias": call.bias}
     tiled = {name: x for name, x in arrays.items() if x is not None and min(x.shape[2:]) > 1}
     return {name: 1 if name == "mask" else x.dtype.itemsize for name, x in tiled.items()}
-
-
-def _axes(x: jax.Array | None) -> tuple[bool, ...] | None:
-    return None if x is None else tuple(size > 1 for size in x.shape)

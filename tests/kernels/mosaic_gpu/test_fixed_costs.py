@@ -11,7 +11,7 @@ from jax import export
 
 from attest.kernels.pallas.mosaic_gpu import Blocks, flash_attention, flash_attention_with_lse
 from attest.kernels.pallas.mosaic_gpu.bodies.forward import first_compared
-from tests.kernels.mosaic_gpu.test_scratch import spec, with_pairs
+from tests.kernels.mosaic_gpu.test_scratch import changed, spec, with_pairs
 
 FEW = Blocks(k=64, stages=2, consumers=1, registers=(240, 24), partial_sums=True, programs=132)
 
@@ -82,13 +82,14 @@ def test_a_persistent_kernel_of_a_tile_for_each_program_has_no_schedule() -> Non
 def test_a_full_first_block_is_not_compared_where_ranges_say_so(
     span: tuple[int, int, int, int], compared: bool
 ) -> None:
-    it = replace(spec(128), segments=True)
+    it = changed(spec(128), visibility={"segments": True})
     assert bool(first_compared(it, span)) == compared
 
 
 def test_the_first_block_is_compared_always_or_never_where_no_range_says_it() -> None:
     span = 0, 0, 4, 4
     assert first_compared(spec(128), span) is False
-    assert first_compared(replace(spec(128), causal=True), span) is True
-    assert first_compared(replace(with_pairs(128), segments=True), span) is True
-    assert first_compared(replace(spec(128), segments=True, cap=2.0), span) is True
+    assert first_compared(changed(spec(128), visibility={"causal": True}), span) is True
+    assert first_compared(changed(with_pairs(128), visibility={"segments": True}), span) is True
+    capped = changed(spec(128), visibility={"segments": True}, logits={"cap": 2.0})
+    assert first_compared(capped, span) is True

@@ -19,7 +19,7 @@ from attest.kernels.pallas.mosaic_gpu.bodies import (
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import scratch, tile_bytes
 from attest.kernels.pallas.mosaic_gpu.launch.transfers import matrix, tiled
 from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers, launch, shared_bytes, vector
-from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
+from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, Logits, PairArray, Results, Shape, Visibility
 
 FORWARD = Blocks(k=128, stages=3, consumers=2, registers=(240, 24), partial_sums=False)
 BACKWARD = BackwardBlocks(step=128, stages=3, consumers=2, registers=(240, 24))
@@ -37,38 +37,33 @@ class Toy:
 
 def spec(k_block: int, value_dim: int = 64, head_dim: int = 64, length: int = 128) -> KernelSpec:
     return KernelSpec(
-        batch=1,
-        heads=1,
-        group=1,
-        q_length=length,
-        k_length=length,
-        head_dim=head_dim,
-        value_dim=value_dim,
         dtype="bfloat16",
-        scale=0.125,
-        cap=None,
-        rounded=None,
-        normalize=True,
-        exact_reference=False,
-        causal=False,
-        first=False,
-        last=False,
-        segments=False,
-        by_batch=False,
-        alibi=False,
-        slope_batch=False,
-        mask=None,
-        bias=None,
-        sinks=False,
-        q_block=128,
-        k_block=k_block,
+        shape=Shape(
+            batch=1,
+            heads=1,
+            group=1,
+            q_length=length,
+            k_length=length,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            q_block=128,
+            k_block=k_block,
+        ),
+        logits=Logits(scale=0.125, cap=None, dtype=None),
+        visibility=Visibility(causal=False, first=False, last=False, segments=False, by_batch=False),
+        results=Results(normalize=True, exact_reference=False),
     )
+
+
+def changed(it: KernelSpec, **groups: dict[str, Any]) -> KernelSpec:
+    """A spec with other fields in some of its groups."""
+    return replace(it, **{name: replace(getattr(it, name), **fields) for name, fields in groups.items()})
 
 
 def with_pairs(k_block: int, dtype: str = "bfloat16") -> KernelSpec:
     """With a mask and a bias of every pair."""
-    every = (True, True, True, True)
-    return replace(spec(k_block), mask=every, bias=every, bias_dtype=jnp.dtype(dtype))
+    mask, bias = (PairArray(jnp.dtype(x), True, True, True, True) for x in ("int8", dtype))
+    return changed(spec(k_block), visibility={"mask": mask}, logits={"bias": bias})
 
 
 def rows(count: int, rows: int, channels: int = 64) -> Any:
@@ -220,7 +215,7 @@ def test_tiles_take_what_a_launch_allocates(
     tiles = tile_bytes(kernel, blocks, (64, value_dim), 2)
     numbers = 2 * 2048 if kernel in ("backward_key", "backward_bias") else 0
     assert allocated == tiles + numbers
-    beside = replace(with_pairs(128), value_dim=value_dim)
+    beside = changed(with_pairs(128), shape={"value_dim": value_dim})
     allocated = shared_bytes(scratch(record, beside, blocks))
     assert allocated == tile_bytes(kernel, blocks, (64, value_dim), 2, {"mask": 1, "bias": 2}) + numbers
 

@@ -98,7 +98,7 @@ def test_logits_are_relative_to_their_maximum_where_it_is_read(
 ) -> None:
     settings = Settings(None, None, normalize, None, "float32", reads_row_max=reads)
     call = check_call(*tensors(64))
-    assert describe(settings, call, describe_rows(call), (64, 64), 128, 128).exact_reference == exact
+    assert describe(settings, call, describe_rows(call), (64, 64), 128, 128).results.exact_reference == exact
 
 
 @needs_hopper

@@ -105,11 +105,11 @@ def launched(q_heads: int, queries: int, keys: int, **options: Any) -> Launch:
 
 def test_one_program_reads_a_key_head_for_all_its_query_heads() -> None:
     short = launched(q_heads=16, queries=1, keys=100)
-    assert short.constants["SPEC"].group == 1
+    assert short.constants["SPEC"].shape.group == 1
     assert short.grid == (2 * 4, 1)
     long = launched(q_heads=16, queries=1, keys=2**15)
     assert long.grid[0] == 2 * 4
-    assert long.grid[1] == long.constants["SPEC"].parts > 4
+    assert long.grid[1] == long.constants["SPEC"].shape.key_parts > 4
     assert long.outputs[0].shape == (2 * long.grid[1], 4, 4, 128)
     assert long.outputs[0].dtype == jnp.float32
 
@@ -118,7 +118,7 @@ def test_others_are_launched_as_they_are() -> None:
     many = launched(q_heads=16, queries=17, keys=2**15)
     bias = launched(q_heads=16, queries=1, keys=2**15, bias=jnp.zeros((1, 1, 1, 2**15)))
     raw = launched(q_heads=16, queries=1, keys=2**15, normalize_output=False)
-    assert [(x.constants["SPEC"].group, x.grid[1]) for x in (many, bias, raw)] == [(4, 1)] * 3
+    assert [(x.constants["SPEC"].shape.group, x.grid[1]) for x in (many, bias, raw)] == [(4, 1)] * 3
 
 
 @given(st.integers(1, 2000), st.integers(1, 3000), st.integers(1, 600))

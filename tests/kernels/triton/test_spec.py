@@ -1,16 +1,20 @@
 """The specification that a Triton kernel is compiled for."""
 
 import re
-from dataclasses import fields, replace
+from dataclasses import is_dataclass
+from inspect import getsource
 from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from attest.kernels import triton
+from attest.kernels.triton import spec
 from attest.kernels.triton.compiled import Source
-from attest.kernels.triton.spec import KernelSpec
+from attest.kernels.triton.spec import KernelSpec, PairAxes, RowLayout, Softmax
 from attest.kernels.triton.target import Launch, recorded
 
 
@@ -36,11 +40,12 @@ def spec_of(launch: Launch) -> KernelSpec:
 
 
 def test_what_follows_from_the_sizes():
-    spec = spec_of(launches()[0])
-    assert (spec.head_dim, spec.value_dim, spec.k_heads, spec.group, spec.heads) == (24, 8, 2, 3, 6)
-    assert (spec.q_stride, spec.k_stride, spec.v_stride, spec.out_stride) == (144, 48, 16, 48)
-    assert (spec.block_d, spec.block_dv) == (32, 16)
-    assert [replace(spec, sinks=n).block_sinks for n in (0, 1, 2, 3, 5)] == [1, 1, 2, 4, 8]
+    shape = spec_of(launches()[0]).shape
+    assert (shape.head_dim, shape.value_dim, shape.k_heads, shape.group, shape.heads) == (24, 8, 2, 3, 6)
+    assert [x.stride for x in (shape.query, shape.key, shape.value, shape.out)] == [144, 48, 16, 48]
+    assert [x.width for x in (shape.query, shape.key, shape.value, shape.out)] == [24, 24, 8, 8]
+    assert [x.block for x in (shape.query, shape.key, shape.value, shape.out)] == [32, 32, 16, 16]
+    assert [Softmax(sinks=n).block_sinks for n in (0, 1, 2, 3, 5)] == [1, 1, 2, 4, 8]
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True, "dropout_prob": 0.5, "dropout_seed": 3}])
@@ -63,8 +68,35 @@ def test_a_launch_names_the_blocks_of_its_spec():
     assert "BLOCK_Q=64 BLOCK_K=16 BLOCK_D=32 BLOCK_DV=16 warps=" in forward.name
 
 
+def attributes(record: type) -> dict[str, Any]:
+    """The types of the fields and of the public properties of a record, without None."""
+    found = get_type_hints(record)
+    properties = {name: x for name, x in vars(record).items() if isinstance(x, property)}
+    found |= {name: get_type_hints(x.fget)["return"] for name, x in properties.items()}
+    return {
+        name: next(x for x in (*get_args(kind), kind) if x is not NoneType) for name, kind in found.items()
+    }
+
+
+def read_in(source: str, variable: str, record: type) -> set[tuple[type, str]]:
+    """The attributes that a source reads of a variable that holds a record, and of the records in it."""
+    found = set()
+    for path in re.findall(rf"\b{variable}((?:\.\w+)+)", source):
+        owner = record
+        for name in path.split(".")[1:]:
+            found.add((owner, name))
+            owner = attributes(owner)[name]
+            if not is_dataclass(owner):
+                break
+    return found
+
+
 def test_some_kernel_reads_every_field_and_no_kernel_reads_another():
+    """By itself, or by a property of its record: an unknown name has no type."""
     folder = Path(triton.__file__).parent
-    read = {name for file in folder.glob("*.py") for name in re.findall(r"\bSPEC\.(\w+)", file.read_text())}
-    properties = {name for name, x in vars(KernelSpec).items() if isinstance(x, property)}
-    assert read == {field.name for field in fields(KernelSpec)} | properties - {"blocks"}
+    kernels = "\n".join(x.read_text() for x in folder.glob("*.py") if "@triton.jit" in x.read_text())
+    records = [x for x in vars(spec).values() if is_dataclass(x)]
+    holders = {"SPEC": KernelSpec, "AXES": PairAxes, "LAYOUT": RowLayout}
+    read = set().union(*(read_in(kernels, name, record) for name, record in holders.items()))
+    read |= set().union(*(read_in(getsource(record), "self", record) for record in records))
+    assert read == {(record, name) for record in records for name in attributes(record) if name != "blocks"}

@@ -51,11 +51,11 @@ plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
 def _key_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    return matrix(spec.dtype, blocks.stages * blocks.consumers, ROWS, spec.head_dim)
+    return matrix(spec.dtype, blocks.stages * blocks.consumers, ROWS, spec.shape.head_dim)
 
 
 def _value_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    return matrix(spec.dtype, blocks.stages * blocks.consumers, ROWS, spec.value_dim)
+    return matrix(spec.dtype, blocks.stages * blocks.consumers, ROWS, spec.shape.value_dim)
 
 
 def _slot_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
@@ -74,7 +74,7 @@ def _bias_full(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
 def _d_bias(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
     if "bias" not in spec.tiled_pairs:
         return None
-    return tiled(spec.d_bias_dtype, blocks.consumers, spec.q_block, ROWS)
+    return tiled(spec.d_bias_dtype, blocks.consumers, spec.shape.q_block, ROWS)
 
 
 @dataclass(frozen=True)
@@ -122,15 +122,16 @@ class _Visits:
         if not by_query:
             row_block, rest = self.start + lax.rem(visit, self.blocks), lax.div(visit, self.blocks)
         if not by_head:
-            head, rest = lax.rem(rest, self.spec.heads), lax.div(rest, self.spec.heads)
+            head, rest = lax.rem(rest, self.spec.shape.heads), lax.div(rest, self.spec.shape.heads)
         return batch if by_batch else rest, head, row_block
 
 
 def programs(spec: KernelSpec) -> int:
     """Return the number of programs in a launch."""
+    shape = spec.shape
     by_batch, by_head, by_query = _axes(spec)
-    entries = (spec.batch if by_batch else 1) * (spec.heads if by_head else 1)
-    return entries * spec.k_blocks * (spec.q_blocks if by_query else 1)
+    entries = (shape.batch if by_batch else 1) * (shape.heads if by_head else 1)
+    return entries * shape.k_blocks * (shape.q_blocks if by_query else 1)
 
 
 def backward_bias(
@@ -157,20 +158,21 @@ def backward_bias(
 
 
 def _visits(spec: KernelSpec, arrays: Mapping[str, Any]) -> _Visits:
+    shape = spec.shape
     by_batch, by_head, by_query = _axes(spec)
     rest, row_block, batch, head = lax.axis_index(PROGRAM), jnp.int32(0), jnp.int32(0), jnp.int32(0)
     if by_query:
-        row_block, rest = lax.rem(rest, spec.q_blocks), lax.div(rest, spec.q_blocks)
-    key_block, rest = lax.rem(rest, spec.k_blocks), lax.div(rest, spec.k_blocks)
+        row_block, rest = lax.rem(rest, shape.q_blocks), lax.div(rest, shape.q_blocks)
+    key_block, rest = lax.rem(rest, shape.k_blocks), lax.div(rest, shape.k_blocks)
     if by_head:
-        head, rest = lax.rem(rest, spec.heads), lax.div(rest, spec.heads)
+        head, rest = lax.rem(rest, shape.heads), lax.div(rest, shape.heads)
     if by_batch:
         batch = rest
-    start, stop = jnp.int32(0), jnp.int32(spec.q_blocks)
-    if by_batch or not spec.by_batch:
+    start, stop = jnp.int32(0), jnp.int32(shape.q_blocks)
+    if by_batch or not spec.visibility.by_batch:
         # Else which query blocks see the keys differs between the batch rows that share the tile.
         start, _, _, stop = query_span(spec, arrays, batch, key_block)
-    shared = (1 if by_batch else spec.batch) * (1 if by_head else spec.heads)
+    shared = (1 if by_batch else shape.batch) * (1 if by_head else shape.heads)
     if by_query:
         count = jnp.where((start <= row_block) & (row_block < stop), shared, 0)
     else:
@@ -196,7 +198,7 @@ def _produce(
     for name, ring in (("key", shared.key), ("value", shared.value)):
         for i in range(blocks.consumers):
             keys = pl.ds(visits.owner[2] * blocks.own + i * ROWS, ROWS)
-            at = (batch, keys, lax.div(head, visits.spec.group))
+            at = (batch, keys, lax.div(head, visits.spec.shape.group))
             start_load(arrays[name], at, ring, slot * blocks.consumers + i, shared.full.at[slot])
     if shared.mask is not None:
         for i in range(blocks.consumers):
@@ -232,7 +234,7 @@ def _consume(
         plgpu.commit_smem()
 
         # Of an axis with one tile Mosaic drops the index, so that a tile past the end would replace that one.
-        @pl.when(tile.key < spec.k_length)
+        @pl.when(tile.key < spec.shape.k_length)
         def _() -> None:
             plgpu.copy_smem_to_gmem(room, d_bias.at[batch, head, tile.queries, tile.keys])
             plgpu.wait_smem_to_gmem(0)
@@ -285,7 +287,8 @@ def _step(
     return total + pl.run_scoped(run, acc, acc)
 
 
-def _axes(spec: KernelSpec) -> tuple[bool, ...]:
+def _axes(spec: KernelSpec) -> tuple[bool, bool, bool]:
     """Return which of batch, head and query the bias has several entries of; there is a sum for each key."""
-    assert spec.bias is not None
-    return spec.bias[:3]
+    bias = spec.logits.bias
+    assert bias is not None
+    return bias.by_batch, bias.by_head, bias.by_query

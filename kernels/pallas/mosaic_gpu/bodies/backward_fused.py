@@ -76,7 +76,7 @@ def _ds_signal(_: KernelSpec, blocks: BackwardBlocks) -> Any:
 
 
 def _parts(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
-    return tiled(jnp.float32, PARTS, blocks.step, spec.head_dim)
+    return tiled(jnp.float32, PARTS, blocks.step, spec.shape.head_dim)
 
 
 def _part_written(_: KernelSpec, blocks: BackwardBlocks) -> Any:
@@ -133,13 +133,13 @@ class _Program:
 
     @property
     def steps(self) -> Any:
-        return (self.spec.q_blocks - self.start) * self.spec.group
+        return (self.spec.shape.q_blocks - self.start) * self.spec.shape.group
 
     def visited(self, count: Any) -> tuple[Any, Any]:
         """Return the head and the block of queries of a visit, by its number."""
-        group = self.spec.group
+        group = self.spec.shape.group
         _, key_head, _ = self.owner
-        return key_head * group + lax.rem(count, group), self.spec.q_blocks - 1 - lax.div(count, group)
+        return key_head * group + lax.rem(count, group), self.spec.shape.q_blocks - 1 - lax.div(count, group)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class _Consumer:
 
 def share_of_channels(spec: KernelSpec, blocks: BackwardBlocks) -> int:
     """Return the channels of a consumer's share of a part: all, of 64 rows of a larger block, or some."""
-    return spec.head_dim if blocks.step > ROWS else spec.head_dim // blocks.consumers
+    return spec.shape.head_dim if blocks.step > ROWS else spec.shape.head_dim // blocks.consumers
 
 
 def backward_fused(
@@ -198,18 +198,18 @@ def _add(program: _Program, d_query: Any) -> None:
     def place(count: Any) -> tuple[Any, Any]:
         head, i = program.visited(count)
         rows = pl.ds(i * blocks.step, blocks.step)
-        return (batch * spec.heads + head) * spec.q_blocks + i, d_query.at[batch, head, rows]
+        return (batch * spec.shape.heads + head) * spec.shape.q_blocks + i, d_query.at[batch, head, rows]
 
-    sums = spec.batch * spec.heads * spec.q_blocks
+    sums = spec.shape.batch * spec.shape.heads * spec.shape.q_blocks
     add_parts(shared.parts, shared.part_written, shared.part_free, sums, program.steps, place, before=block)
 
 
 def _share(spec: KernelSpec, blocks: BackwardBlocks, consumer: Any) -> tuple[Any, Any]:
     """Return the rows and channels of a part that a consumer computes: 64 rows, or some of their channels."""
     width = share_of_channels(spec, blocks)
-    size = ROWS if width == spec.head_dim else width
+    size = ROWS if width == spec.shape.head_dim else width
     own = pl.ds(pl.multiple_of(consumer * size, size), size)
-    return (own, pl.ds(0, width)) if width == spec.head_dim else (pl.ds(0, ROWS), own)
+    return (own, pl.ds(0, width)) if width == spec.shape.head_dim else (pl.ds(0, ROWS), own)
 
 
 def _consume(consumer: _Consumer, outputs: Mapping[str, Any]) -> None:
@@ -220,7 +220,7 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any]) -> None:
     for i in range(program.blocks.consumers):
         plgpu.barrier_wait(shared.own_full.at[i])
     if spec.hides:
-        key, starts = shared.key.at[warpgroup], range(0, spec.head_dim, ROWS)
+        key, starts = shared.key.at[warpgroup], range(0, spec.shape.head_dim, ROWS)
         parts = [load(key.at[:, pl.ds(i, ROWS)], TILE).astype(jnp.float32) for i in starts]
         outputs["key_leak"][tile.batch, tile.head, tile.keys] = nonfinite_rows(*parts)
     plgpu.barrier_arrive(shared.ds_empty.at[0])
@@ -237,8 +237,8 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any]) -> None:
 
     totals = pl.run_scoped(
         run,
-        of_key=plgpu.ACC((ROWS, spec.head_dim), jnp.float32),
-        of_value=plgpu.ACC((ROWS, spec.value_dim), jnp.float32),
+        of_key=plgpu.ACC((ROWS, spec.shape.head_dim), jnp.float32),
+        of_value=plgpu.ACC((ROWS, spec.shape.value_dim), jnp.float32),
         logits=plgpu.ACC(tile.shape, jnp.float32),
     )
     # The others' shares of dquery are products with these keys.
@@ -255,7 +255,7 @@ def _start_logits(consumer: _Consumer, count: Any) -> None:
     me, slot = lax.optimization_barrier((consumer.warpgroup, lax.rem(count, program.blocks.stages)))
     pl.when(count < program.steps)(lambda: plgpu.barrier_wait(shared.query_full.at[slot]))
     shape = consumer.tile.shape
-    if spec.folds:
+    if spec.logits.folds_lse:
         consumer.logits[...] = over_columns(load(shared.lse.at[slot], BY_COLUMN), shape)
     else:
         consumer.logits[...] = zeros(shape)
@@ -280,10 +280,10 @@ def _step(consumer: _Consumer, count: Any) -> None:
             dp[...] = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
         plgpu.wgmma(dp, shared.value.at[me], shared.d_out.at[slot].T)
         pairs_kept = kept_pairs(tile)
-        lse = None if spec.folds else load(shared.lse.at[slot], BY_COLUMN)
+        lse = None if spec.logits.folds_lse else load(shared.lse.at[slot], BY_COLUMN)
         score = plgpu.wgmma_accumulator_load(consumer.logits, wait_n=1)
         p, slope = weights(tile, score, lse, compared=False)
-        if spec.causal:
+        if spec.visibility.causal:
             hiding = hidden_pairs(tile, None, compared=True)
             p = lax.cond(partial_block, lambda p: hiding.apply(p, 0.0), lambda p: p, p)
         kept, found = dropped(p, pairs_kept), plgpu.wgmma_accumulator_load(dp, wait_n=0)
@@ -291,7 +291,7 @@ def _step(consumer: _Consumer, count: Any) -> None:
             delta = over_columns(load(shared.delta.at[slot], BY_COLUMN), tile.shape)
             found = of_kept_pairs(found, pairs_kept, delta)
         ds = cotangents(p, slope, found, compared=False)
-        if spec.causal:
+        if spec.visibility.causal:
             ds = lax.cond(partial_block, lambda ds: jnp.where(p == 0.0, 0.0, ds), lambda ds: ds, ds)
         ds = without_keys_past_end(tile, ds).astype(spec.dtype)
         plgpu.wgmma(consumer.of_value, kept.astype(spec.dtype), shared.d_out.at[slot])

@@ -150,10 +150,10 @@ def produce_steps(
     _, key_head, _ = owner
 
     def visited(count: Any) -> tuple[Any, Any]:
-        head = key_head * spec.group + lax.div(count, stop - start)
+        head = key_head * spec.shape.group + lax.div(count, stop - start)
         return head, start + lax.rem(count, stop - start)
 
-    produce(spec, blocks, arrays, shared, owner, (stop - start) * spec.group, visited)
+    produce(spec, blocks, arrays, shared, owner, (stop - start) * spec.shape.group, visited)
 
 
 def produce(
@@ -207,7 +207,7 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
         over_steps(spec, tile.head, span, partial(_step, summing))
         return {name: acc[...] for name, acc in accs.items()}
 
-    dims = {"d_key": spec.head_dim, "d_value": spec.value_dim}
+    dims = {"d_key": spec.shape.head_dim, "d_value": spec.shape.value_dim}
     accs = {name: plgpu.ACC((ROWS, dims[name]), jnp.float32) for name in sums}
     totals = pl.run_scoped(run, **accs)
     if spec.hides:
@@ -221,9 +221,9 @@ def over_steps(
     """Run step(head, compared, block, count) for each block of each head's span; return their number."""
 
     def over_head(i: Any, count: Any) -> Any:
-        return over_queries(spec, span, partial(step, key_head * spec.group + i), count)
+        return over_queries(spec, span, partial(step, key_head * spec.shape.group + i), count)
 
-    return lax.fori_loop(0, spec.group, over_head, jnp.int32(0))
+    return lax.fori_loop(0, spec.shape.group, over_head, jnp.int32(0))
 
 
 def load_own(shared: Any, warpgroup: Any, tile: Tile) -> None:
@@ -240,8 +240,8 @@ def store_sums(
     spec, own = tile.spec, (tile.batch, tile.keys, tile.head)
     rooms = {"d_key": shared.key, "d_value": shared.value}
     if "d_key" in totals:
-        totals["d_key"] = totals["d_key"] * spec.scale
-    if spec.unrounded:
+        totals["d_key"] = totals["d_key"] * spec.logits.scale
+    if spec.results.unrounded:
         for name, total in totals.items():
             outputs[name][own] = total
         return
@@ -268,7 +268,7 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
         plgpu.barrier_wait(shared.query_full.at[slot])
         plgpu.barrier_wait(shared.d_out_full.at[slot])
         # Both before the first product: what is written between two holds up the first.
-        if spec.folds:
+        if spec.logits.folds_lse:
             s[...] = over_columns(of_query(shared.lse), tile.shape)
         if dp is not None and not spec.dropout:
             dp[...] = over_columns(of_query(shared.delta), tile.shape)
@@ -280,9 +280,9 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
         if blocks.ping_pong:
             signal_next(shared.ping_pong, warpgroup, blocks.consumers)
         pairs_kept = kept_pairs(tile)
-        lse = None if spec.folds else of_query(shared.lse)
+        lse = None if spec.logits.folds_lse else of_query(shared.lse)
         score = plgpu.wgmma_accumulator_load(s, wait_n=0 if dp is None else 1)
-        bounded = replace(tile, bounds=load_bounds(tile)) if compared or spec.alibi else tile
+        bounded = replace(tile, bounds=load_bounds(tile)) if compared or spec.logits.alibi else tile
         p, slope = weights(bounded, score, lse, compared)
         kept, ds = dropped(p, pairs_kept), None
         if dp is not None:

@@ -3,7 +3,7 @@
 One warpgroup, the producer, copies K and V blocks, into a ring of slots each; each of the others holds 64
 rows of Q and dO, recomputes P from the lse, and sums dS K. Every sum has one owner and one order (S17).
 
-`lse` is in units of `KernelSpec.reference_unit`, +inf for rows that see no key, whose P is then 0; `delta` is
+`lse` is in units of `Logits.reference_unit`, +inf for rows that see no key, whose P is then 0; `delta` is
 rowsum(dO * O) less the cotangent of lse. Both are subtracted before the products that they belong to, where
 nothing comes between: accumulators begin at them. Under dropout delta waits, for the pairs that are kept.
 
@@ -122,7 +122,7 @@ def _produce(
         def of_pairs(i: int) -> tuple[Any, Any, Any, Any]:
             return batch, head, pl.ds(block * blocks.own + i * ROWS, ROWS), keys
 
-        at = (batch, keys, lax.div(head, spec.group))
+        at = (batch, keys, lax.div(head, spec.shape.group))
         beside_key = pairs.copies(spec, blocks, arrays, shared, of_pairs)
         # Else the compiler peels the first steps, and ptxas gave the second block of V wrong coordinates.
         (count,) = unknown(j - start)
@@ -151,15 +151,15 @@ def _consume(
         over_keys(spec, span, span[0], step, None)
         return acc[...]
 
-    total = pl.run_scoped(run, plgpu.ACC((ROWS, spec.head_dim), jnp.float32))
+    total = pl.run_scoped(run, plgpu.ACC((ROWS, spec.shape.head_dim), jnp.float32))
     if spec.hides:
         outputs["leak"][at] = leaked(total)
-    if spec.unrounded:
-        outputs["d_query"][own] = total * spec.scale
+    if spec.results.unrounded:
+        outputs["d_query"][own] = total * spec.logits.scale
         return
-    shared.query.at[warpgroup][...] = (total * spec.scale).astype(spec.dtype)
+    shared.query.at[warpgroup][...] = (total * spec.logits.scale).astype(spec.dtype)
     plgpu.commit_smem()
-    start_store(shared.query, warpgroup, spec.head_dim, outputs["d_query"], own)
+    start_store(shared.query, warpgroup, spec.shape.head_dim, outputs["d_query"], own)
     plgpu.wait_smem_to_gmem(0)
 
 
@@ -189,7 +189,7 @@ def _step(
         if blocks.ping_pong:
             plgpu.barrier_wait(shared.ping_pong.at[warpgroup])
         # Both before the first product: what is written between two holds up the first.
-        if spec.folds:
+        if spec.logits.folds_lse:
             s[...] = tile.by_query(lse)
         if not spec.dropout:
             dp[...] = tile.by_query(delta)
@@ -200,7 +200,9 @@ def _step(
             signal_next(shared.ping_pong, warpgroup, blocks.consumers)
         pairs_kept = kept_pairs(tile)
         score = plgpu.wgmma_accumulator_load(s, wait_n=1)
-        p, slope = lax.optimization_barrier(weights(tile, score, None if spec.folds else lse, compared))
+        p, slope = lax.optimization_barrier(
+            weights(tile, score, None if spec.logits.folds_lse else lse, compared)
+        )
         found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
         plgpu.barrier_arrive(shared.value_empty.at[of_value])
         if spec.dropout:

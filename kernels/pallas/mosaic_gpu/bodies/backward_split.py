@@ -81,7 +81,7 @@ def _weights_signal(spec: KernelSpec, _: BackwardBlocks) -> Any:
 
 def _slots(spec: KernelSpec) -> int:
     """Return how many steps the weights may be ahead: a cap's slope takes a second slot for each step."""
-    return SPLIT_ROOMS if spec.cap is None else SPLIT_ROOMS // 2
+    return SPLIT_ROOMS if spec.logits.cap is None else SPLIT_ROOMS // 2
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _sum_values(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> 
         step = partial(_weigh, replace(consumer, total=total))
         return over_steps(spec, tile.head, span, step), total[...]
 
-    steps, total = pl.run_scoped(run, plgpu.ACC((ROWS, spec.value_dim), jnp.float32))
+    steps, total = pl.run_scoped(run, plgpu.ACC((ROWS, spec.shape.value_dim), jnp.float32))
     # When the rooms of the last steps are empty, the other warpgroup reads no value any more.
     for i in range(_slots(spec)):
         room = lax.rem(steps + i, _slots(spec))
@@ -178,7 +178,7 @@ def _sum_keys(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> No
         step = partial(_differentiate, replace(consumer, total=total))
         return over_steps(spec, tile.head, span, step), total[...]
 
-    steps, total = pl.run_scoped(run, plgpu.ACC((ROWS, spec.head_dim), jnp.float32))
+    steps, total = pl.run_scoped(run, plgpu.ACC((ROWS, spec.shape.head_dim), jnp.float32))
     if spec.hides:
         plgpu.barrier_wait(shared.weights_full.at[lax.rem(steps, _slots(spec))])
         of_value = load(shared.lse.at[0, pl.ds(0, ROWS)], BY_ROW)
@@ -203,12 +203,12 @@ def _weigh(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) -
     def run(s: Any) -> None:
         plgpu.barrier_wait(shared.query_full.at[slot])
         lse = load(shared.lse.at[slot], BY_COLUMN)
-        if spec.folds:
+        if spec.logits.folds_lse:
             s[...] = over_columns(lse, tile.shape)
         plgpu.wgmma(s, shared.key.at[me], shared.query.at[slot].T)
         pairs_kept = kept_pairs(tile)
         score = plgpu.wgmma_accumulator_load(s, wait_n=0)
-        bounded = replace(tile, bounds=load_bounds(tile)) if compared or spec.alibi else tile
+        bounded = replace(tile, bounds=load_bounds(tile)) if compared or spec.logits.alibi else tile
         plgpu.barrier_arrive(shared.query_empty.at[slot])
         u, hiding = logits(bounded, score, compared)
         slope = cap_slope(spec, u)
@@ -216,7 +216,7 @@ def _weigh(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) -
             # Before P, so that registers hold one of them.
             plgpu.barrier_wait(shared.weights_empty.at[room])
             shared.weights.at[room + slots][...] = slope
-        p = weights_of(bounded, u, hiding, None if spec.folds else lse)
+        p = weights_of(bounded, u, hiding, None if spec.logits.folds_lse else lse)
         plgpu.barrier_wait(shared.d_out_full.at[slot])
         kept = dropped(p, pairs_kept)
         plgpu.wgmma(consumer.total, kept.astype(spec.dtype), shared.d_out.at[slot])
@@ -245,7 +245,7 @@ def _differentiate(consumer: _Consumer, head: Any, compared: bool, i: Any, count
         plgpu.wgmma(dp, shared.value.at[me], shared.d_out.at[slot].T)
         plgpu.barrier_wait(shared.weights_full.at[room])
         p = plgpu.load(shared.weights.at[room], layout=TILE)
-        slope = None if spec.cap is None else plgpu.load(shared.weights.at[room + slots], layout=TILE)
+        slope = None if spec.logits.cap is None else plgpu.load(shared.weights.at[room + slots], layout=TILE)
         found = plgpu.wgmma_accumulator_load(dp, wait_n=0)
         plgpu.barrier_arrive(shared.weights_empty.at[room])
         if spec.dropout:

@@ -28,15 +28,15 @@ plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
 def _key_ring(spec: KernelSpec, blocks: Blocks) -> Any:
-    return matrix(spec.dtype, blocks.stages, blocks.k, spec.head_dim)
+    return matrix(spec.dtype, blocks.stages, blocks.k, spec.shape.head_dim)
 
 
 def _value_ring(spec: KernelSpec, blocks: Blocks) -> Any:
-    return matrix(spec.dtype, blocks.stages, blocks.k, spec.value_dim)
+    return matrix(spec.dtype, blocks.stages, blocks.k, spec.shape.value_dim)
 
 
 def _query_ring(spec: KernelSpec, blocks: Blocks) -> Any:
-    return matrix(spec.dtype, blocks.query_stages * blocks.consumers, ROWS, spec.head_dim)
+    return matrix(spec.dtype, blocks.query_stages * blocks.consumers, ROWS, spec.shape.head_dim)
 
 
 def _query_full(spec: KernelSpec, blocks: Blocks) -> Any:
@@ -108,7 +108,7 @@ class Consumer:
 
         @pl.when(self.nth > 0)
         def _() -> None:
-            if not (self.spec.partial or self.spec.unrounded):
+            if not (self.spec.results.partial or self.spec.results.unrounded):
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             plgpu.barrier_arrive(self.shared.query_empty.at[query_stage(self.blocks, self.nth - 1)])
 

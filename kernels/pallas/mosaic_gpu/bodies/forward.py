@@ -57,7 +57,7 @@ def flash_forward(
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
         work = partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup)
         # With a cap registers have no room for the next tile's.
-        over_tiles(spec, blocks, arrays, load if spec.cap is None else lambda _: None, work)
+        over_tiles(spec, blocks, arrays, load if spec.logits.cap is None else lambda _: None, work)
         plgpu.wait_smem_to_gmem(0)
 
     warp_specialize(blocks, produce, consume)
@@ -65,7 +65,7 @@ def flash_forward(
 
 def _load_span(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> Span | None:
     """Return the key blocks of a tile, where arrays decide which."""
-    if not spec.uses_ranges:
+    if not spec.visibility.uses_ranges:
         return None
     entry, _, block = locate_query_tile(spec, tile)
     return key_span(spec, arrays, batch_and_part(spec, entry)[0], block)
@@ -87,7 +87,7 @@ def _visit(
 
 def _of_rows(spec: KernelSpec, batch: Any, rows: Any, head: Any) -> tuple[Any, Any, Any]:
     """Return where rows of a head are in query and out."""
-    return (batch * spec.heads + head, rows, 0) if spec.heads_apart else (batch, rows, head)
+    return (batch * spec.shape.heads + head, rows, 0) if spec.shape.head_major else (batch, rows, head)
 
 
 def _produce(
@@ -109,7 +109,7 @@ def _produce(
         at = _of_rows(spec, batch, pl.ds(block * blocks.own + i * ROWS, ROWS), head)
         slot = query_slot(blocks, nth) + i
         start_load(arrays["query"], at, shared.query, slot, shared.query_full.at[slot])
-    key_head = lax.div(head, spec.group)
+    key_head = lax.div(head, spec.shape.group)
 
     def of_pairs(i: int, keys: Any) -> tuple[Any, Any, Any, Any]:
         return batch, head, pl.ds(block * blocks.own + i * ROWS, ROWS), keys
@@ -155,28 +155,30 @@ def _consume(
             lax.fori_loop(own[3], span[3], lambda _, taken: consumer.skip_block(taken), taken),
         )
 
-    acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, spec.value_dim), jnp.float32))
+    acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, spec.shape.value_dim), jnp.float32))
     # Anew, so that registers need not hold through the loop what follows from the number of the tile.
     entry, head, block = locate_query_tile(spec, lax.optimization_barrier(tile))
     rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
     if spec.hides:
         outputs["leak"][entry, head, rows] = leaked(acc)
     # Short of the maximum by up to SLACK where no reference is exact; then all that is read of it is -inf.
-    row_max = m if spec.partial else m * (LN2 * spec.reference_unit)
+    row_max = m if spec.results.partial else m * (LN2 * spec.logits.reference_unit)
     outputs["row_max"][entry, head, rows] = jnp.where(norm == 0.0, -jnp.inf, row_max)
     lse, factor = finish(spec, arrays, head, m, norm)
     outputs["lse"][entry, head, rows] = lse
-    if spec.partial:
+    if spec.results.partial:
         outputs["out"][entry, head, rows] = scaled(spec, acc, factor)
         return count
-    if spec.unrounded:
+    if spec.results.unrounded:
         outputs["out"][entry, rows, head] = scaled(spec, acc, factor)
         return count
     # The query is read no more: its slot is the room for out.
     slot = query_slot(blocks, nth) + warpgroup
-    first_channels(shared.query.at[slot], spec.value_dim)[...] = scaled(spec, acc, factor).astype(spec.dtype)
+    first_channels(shared.query.at[slot], spec.shape.value_dim)[...] = scaled(spec, acc, factor).astype(
+        spec.dtype
+    )
     plgpu.commit_smem()
-    start_store(shared.query, slot, spec.value_dim, outputs["out"], _of_rows(spec, entry, rows, head))
+    start_store(shared.query, slot, spec.shape.value_dim, outputs["out"], _of_rows(spec, entry, rows, head))
     return count
 
 
@@ -187,18 +189,19 @@ def finish(
 
     Of partial results: the norm, and None for 1.
     """
-    if spec.partial:
+    logits = spec.logits
+    if spec.results.partial:
         return norm, None
     rescale, largest = jnp.float32(1.0), m
-    if spec.sinks:
+    if logits.sinks:
         together = lax.broadcast(arrays["sinks"][0, head], (ROWS,))
         largest = jnp.maximum(m, together)
         norm = norm * _share(spec, m, largest) + _share(spec, together, largest)
     empty = norm == 0.0
-    lse = jnp.where(empty, -jnp.inf, largest * (LN2 * spec.reference_unit) + jnp.log(norm))
-    if spec.normalize:
+    lse = jnp.where(empty, -jnp.inf, largest * (LN2 * logits.reference_unit) + jnp.log(norm))
+    if spec.results.normalize:
         rescale = 1.0 / jnp.where(empty, 1.0, norm)
-    elif spec.sinks:
+    elif logits.sinks:
         # The unnormalised out is relative to the largest of all, and `together` is a sum.
         largest = jnp.maximum(m, lax.broadcast(arrays["sinks"][1, head], (ROWS,)))
     return lse, _share(spec, m, largest) * (rescale * spec.kept_scale)
@@ -217,7 +220,7 @@ def _share(spec: KernelSpec, m: jax.Array, largest: jax.Array) -> jax.Array:
     m is a product. The compiler may fuse it with the subtraction, which leaves the rounding of the product.
     Of a row that has seen nothing, and of huge logits, that is more than any exponent.
     """
-    return jnp.where(m >= largest, 1.0, jnp.exp2((m - largest) * spec.reference_unit))
+    return jnp.where(m >= largest, 1.0, jnp.exp2((m - largest) * spec.logits.reference_unit))
 
 
 def _attend(consumer: Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
@@ -249,8 +252,8 @@ def _attend(consumer: Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.
 
 def first_compared(spec: KernelSpec, span: Span) -> Any:
     """Return whether the first block is compared: decided in the kernel where arrays alone limit a row."""
-    if spec.pairwise or spec.cap is not None or not spec.uses_ranges:
-        return spec.hides or spec.ragged
+    if spec.pairwise or spec.logits.cap is not None or not spec.visibility.uses_ranges:
+        return spec.hides or spec.shape.ragged
     start, full_start, full_stop, _ = span
     return jnp.logical_not((full_start == start) & (start < full_stop))
 

@@ -9,7 +9,6 @@ A program is one warpgroup that takes tiles of 64 by 64 one after the other.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,7 +47,7 @@ def repair(
     leaked. leak: [entries, heads, rows] float32, the rows padded to a multiple of 64.
     """
     # Only the forward kernel's sums depend on how many keys a step takes.
-    spec = replace(spec, q_block=ROWS, k_block=spec.k_block if "out" in results else ROWS)
+    spec = spec.with_blocks(ROWS, spec.shape.k_block if "out" in results else ROWS)
     # Without the barriers, XLA hands slices to the launch: of an array that it is to change, and then changes
     # none of what is there; of the stacked results of a scan, for what it returns, which hold nothing yet.
     refs = {name: jax.new_ref(x) for name, x in lax.optimization_barrier(dict(results)).items()}
@@ -77,9 +76,10 @@ def _program(
 
     blocks: how many each head has, with those past the end of its rows.
     """
+    shape = spec.shape
     of_queries = "out" in arrays or "d_query" in arrays
-    spec_blocks, heads = (spec.q_blocks, spec.heads) if of_queries else (spec.k_blocks, spec.key_heads)
-    tiles = spec.entries * heads * blocks
+    spec_blocks, heads = (shape.q_blocks, shape.heads) if of_queries else (shape.k_blocks, shape.key_heads)
+    tiles = shape.entries * heads * blocks
     mine = -(-tiles // PROGRAMS)
     together = min(mine, _READ_TILES)
 

@@ -58,11 +58,13 @@ class Shared:
     cotangent of out. result [1, 64, D]. mask, bias [1, 64, k]: of the pairs of both, those of every pair.
     """
 
-    own: Annotated[Any, lambda spec: matrix(spec.dtype, 1, ROWS, spec.head_dim)]
-    own_value: Annotated[Any, lambda spec: matrix(spec.dtype, 1, ROWS, spec.value_dim)]
-    visited: Annotated[Any, lambda spec: matrix(spec.dtype, 1, spec.k_block, spec.head_dim)]
-    visited_value: Annotated[Any, lambda spec: matrix(spec.dtype, 1, spec.k_block, spec.value_dim)]
-    result: Annotated[Any, lambda spec: matrix(spec.result_dtype, 1, ROWS, spec.head_dim)]
+    own: Annotated[Any, lambda spec: matrix(spec.dtype, 1, ROWS, spec.shape.head_dim)]
+    own_value: Annotated[Any, lambda spec: matrix(spec.dtype, 1, ROWS, spec.shape.value_dim)]
+    visited: Annotated[Any, lambda spec: matrix(spec.dtype, 1, spec.shape.k_block, spec.shape.head_dim)]
+    visited_value: Annotated[
+        Any, lambda spec: matrix(spec.dtype, 1, spec.shape.k_block, spec.shape.value_dim)
+    ]
+    result: Annotated[Any, lambda spec: matrix(spec.result_dtype, 1, ROWS, spec.shape.head_dim)]
     numbers: Annotated[Any, lambda _: vector(ROWS, 2)]
     full: Annotated[Any, lambda _: barriers(1)]
     mask: Annotated[Any, pairs.room("mask")] = None
@@ -75,16 +77,17 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
     Values that are not finite are left out; then the rows that give one of them weight are NaN there. Which
     do is found with values that are 1 in their places and 0 elsewhere.
     """
-    entry, head, block = locate(tile_index, spec.q_blocks, spec.heads)
+    shape = spec.shape
+    entry, head, block = locate(tile_index, shape.q_blocks, shape.heads)
     batch, part = batch_and_part(spec, entry)
-    begin, _, _, end = part_span(spec, part, (0, 0, 0, spec.k_blocks))
+    begin, _, _, end = part_span(spec, part, (0, 0, 0, shape.k_blocks))
     tile = Tile(spec, arrays, batch, head, block * ROWS, key=None, strict=True)
     tile = replace(tile, bounds=load_bounds(tile), words=load_words(arrays))
     _fetch(shared, arrays["query"], (batch, tile.queries, head), shared.own, 0)
 
     def step(nonfinite: Any, acc: Any, channels: Any, j: Any, known: Softmax) -> Softmax:
         here = _with_pairs(replace(tile, key=j * blocks.k), shared)
-        at = (batch, here.keys, lax.div(head, spec.group))
+        at = (batch, here.keys, lax.div(head, shape.group))
         _fetch(shared, arrays["key"], at, shared.visited, 0)
         score = _product(here, shared.own.at[_only()], shared.visited.at[_only()])
         found = online_softmax(here, score, compared=True, known=known)
@@ -103,19 +106,19 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
         _, factor = finish(spec, arrays, head, known.level(spec), known.whole_norm())
         return jnp.where(nonfinite, acc[...], scaled(spec, acc[...], factor))
 
-    result = first_channels(shared.result.at[0], spec.value_dim)
+    result = first_channels(shared.result.at[0], shape.value_dim)
 
     def one(i: Any) -> None:
         def store(channels: Any, found: jax.Array) -> None:
             pl.when(i == 0)(lambda: _store(shared.own_value.at[0], channels, found))
             pl.when(i == 1)(lambda: _store(result, channels, found))
 
-        _sum(spec, spec.value_dim, partial(total, i == 0), store)
+        _sum(spec, shape.value_dim, partial(total, i == 0), store)
 
     _repeat(2, one)
     _change(result, lambda x, nonfinite: jnp.where(nonfinite > 0.0, jnp.nan, x), shared.own_value.at[0])
-    target = (entry, head, tile.queries) if spec.partial else (entry, tile.queries, head)
-    _write(shared, spec.value_dim, arrays["out"], target)
+    target = (entry, head, tile.queries) if spec.results.partial else (entry, tile.queries, head)
+    _write(shared, shape.value_dim, arrays["out"], target)
 
 
 def d_query(
@@ -125,7 +128,8 @@ def d_query(
 
     keys: how many of them the fast kernel sums before it adds the sum to those of the keys before. None: all.
     """
-    batch, head, block = locate(tile_index, spec.q_blocks, spec.heads)
+    shape = spec.shape
+    batch, head, block = locate(tile_index, shape.q_blocks, shape.heads)
     tile = Tile(spec, arrays, batch, head, block * ROWS, key=None, strict=True)
     tile = replace(tile, bounds=load_bounds(tile), words=load_words(arrays))
     own, of_row = (batch, tile.queries, head), (batch, head, tile.queries)
@@ -135,7 +139,7 @@ def d_query(
 
     def step(acc: Any, channels: Any, j: Any, _: None) -> None:
         here = _with_pairs(replace(tile, key=j * ROWS), shared)
-        at = (batch, here.keys, lax.div(head, spec.group))
+        at = (batch, here.keys, lax.div(head, shape.group))
         _fetch(shared, arrays["key"], at, shared.visited, 0)
         _fetch(shared, arrays["value"], at, shared.visited_value, 0)
         ds = _cotangents(here, shared, lse, delta)
@@ -143,26 +147,26 @@ def d_query(
         _add(acc, ds, shared.visited.at[_only(), :, channels])
 
     def total(acc: Any, channels: Any) -> jax.Array:
-        lax.fori_loop(0, spec.k_blocks, partial(step, acc, channels), None)
-        return acc[...] * spec.scale
+        lax.fori_loop(0, shape.k_blocks, partial(step, acc, channels), None)
+        return acc[...] * spec.logits.scale
 
     def total_of_sums(acc: Any, channels: Any) -> jax.Array:
         blocks = (keys or 0) // ROWS
 
         def add(i: Any, found: jax.Array) -> jax.Array:
             acc[...] = zeros(acc.shape)
-            stop = jnp.minimum((i + 1) * blocks, spec.k_blocks)
+            stop = jnp.minimum((i + 1) * blocks, shape.k_blocks)
             lax.fori_loop(i * blocks, stop, partial(step, acc, channels), None)
             return found + acc[...]
 
-        return lax.fori_loop(0, -(-spec.k_blocks // blocks), add, acc[...]) * spec.scale
+        return lax.fori_loop(0, -(-shape.k_blocks // blocks), add, acc[...]) * spec.logits.scale
 
     store = partial(_store, shared.result.at[0])
     if keys is None:
-        _sum(spec, spec.head_dim, total, store)
+        _sum(spec, shape.head_dim, total, store)
     else:
-        _sum(spec, spec.head_dim, total_of_sums, store, _CHANNELS_OF_SUMS)
-    _write(shared, spec.head_dim, arrays["d_query"], own)
+        _sum(spec, shape.head_dim, total_of_sums, store, _CHANNELS_OF_SUMS)
+    _write(shared, shape.head_dim, arrays["d_query"], own)
 
 
 def d_key(
@@ -173,7 +177,8 @@ def d_key(
     The lse is not finite for those, and makes P 0 or NaN where they are seen. step: of a fused kernel, the
     queries in a block. None: of one that sums over a head's queries before it takes the next head's.
     """
-    batch, key_head, block = locate(tile_index, spec.k_blocks, spec.key_heads)
+    shape = spec.shape
+    batch, key_head, block = locate(tile_index, shape.k_blocks, shape.key_heads)
     tile = Tile(spec, arrays, batch, key_head, row=None, key=block * ROWS, transposed=True, strict=True)
     tile = replace(tile, words=load_words(arrays))
     own = (batch, tile.keys, key_head)
@@ -181,19 +186,19 @@ def d_key(
     _fetch(shared, arrays["value"], own, shared.own_value, 0)
 
     size = 1 if step is None else step // ROWS
-    whole_blocks = -(-spec.q_blocks // size)
+    whole_blocks = -(-shape.q_blocks // size)
 
     def visited(visit: Any) -> tuple[Any, Any]:
         if step is None:
-            return lax.div(visit, spec.q_blocks), lax.rem(visit, spec.q_blocks)
+            return lax.div(visit, shape.q_blocks), lax.rem(visit, shape.q_blocks)
         # From the last block to the first, of all heads in turn.
         count, within = lax.div(visit, size), lax.rem(visit, size)
-        block = whole_blocks - 1 - lax.div(count, spec.group)
-        return lax.rem(count, spec.group), block * size + within
+        block = whole_blocks - 1 - lax.div(count, shape.group)
+        return lax.rem(count, shape.group), block * size + within
 
     def add(name: str, acc: Any, channels: Any, visit: Any, _: None) -> None:
         member, i = visited(visit)
-        head = key_head * spec.group + member
+        head = key_head * shape.group + member
         here = replace(tile, head=head, row=i * ROWS)
         here = _with_pairs(replace(here, bounds=load_bounds(here)), shared)
         at, of_row = (batch, here.queries, head), (batch, head, here.queries)
@@ -211,11 +216,11 @@ def d_key(
         _add(acc, left, right.at[_only(), :, channels])
 
     def total(name: str, acc: Any, channels: Any) -> jax.Array:
-        visits = whole_blocks * size * spec.group
+        visits = whole_blocks * size * shape.group
         lax.fori_loop(0, visits, partial(add, name, acc, channels), None)
-        return acc[...] * (spec.scale if name == "d_key" else 1.0)
+        return acc[...] * (spec.logits.scale if name == "d_key" else 1.0)
 
-    for name, channels in (("d_key", spec.head_dim), ("d_value", spec.value_dim)):
+    for name, channels in (("d_key", shape.head_dim), ("d_value", shape.value_dim)):
         if name in arrays:
             room = first_channels(shared.result.at[0], channels)
             _sum(spec, channels, partial(total, name), partial(_store, room))
@@ -224,7 +229,7 @@ def d_key(
 
 def _weights(tile: Tile, shared: Shared, lse: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """Return P of a tile whose Q and K are those that it owns and visits, and the slope of the cap."""
-    folds = tile.spec.folds
+    folds = tile.spec.logits.folds_lse
     score = _product(tile, shared.own.at[_only()], shared.visited.at[_only()], lse if folds else None)
     return weights(tile, score, None if folds else lse, compared=True)
 
@@ -291,7 +296,7 @@ def _sum(
     acc begins at 0.
     """
     # Equal parts: with one of 128 and one of 64 channels, the kernel holds the addresses of both, and spills.
-    width = spec.head_dim if spec.head_dim <= most else math.gcd(spec.head_dim, most)
+    width = spec.shape.head_dim if spec.shape.head_dim <= most else math.gcd(spec.shape.head_dim, most)
 
     def part(channels: Any) -> None:
         acc = plgpu.ACC((ROWS, width), jnp.float32)

@@ -25,7 +25,7 @@ def tensor(x: jax.Array, head_dim: int) -> jax.Array:
 
 def per_query(spec: KernelSpec, x: jax.Array, fill: float) -> jax.Array:
     """Return [B, Hq, Sq] float32, padded to full blocks of queries."""
-    return padded(x, 2, spec.q_blocks * spec.q_block, fill)
+    return padded(x, 2, spec.shape.padded_q_length, fill)
 
 
 def visibility(spec: KernelSpec, call: Call, rows: Rows, ranges: jax.Array | None) -> dict[str, jax.Array]:
@@ -33,24 +33,24 @@ def visibility(spec: KernelSpec, call: Call, rows: Rows, ranges: jax.Array | Non
 
     ranges: of `attest.kernels.visibility.blocks`, the blocks that each block of the kernel's owner visits.
     """
-    q_length = spec.q_blocks * spec.q_block
-    entries = spec.batch if spec.by_batch else 1
+    q_length = spec.shape.padded_q_length
+    entries = spec.shape.batch if spec.visibility.by_batch else 1
 
     def spread(x: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x, (entries, *x.shape[1:]))
 
     arrays: dict[str, jax.Array] = {}
-    if spec.first and rows.first is not None:
-        arrays["first"] = padded(spread(rows.first), 1, q_length, spec.k_length)
-    if spec.last and rows.last is not None:
+    if spec.visibility.first and rows.first is not None:
+        arrays["first"] = padded(spread(rows.first), 1, q_length, spec.shape.k_length)
+    if spec.visibility.last and rows.last is not None:
         arrays["last"] = padded(spread(rows.last), 1, q_length, -1)
     if rows.position is not None and call.alibi_slopes is not None:
         arrays["stands"] = padded(spread(rows.position), 1, q_length, 0)
         arrays["slopes"] = call.alibi_slopes
     if call.q_segment_ids is not None and call.kv_segment_ids is not None:
         arrays["q_ids"] = padded(call.q_segment_ids, 1, q_length, -1)
-        arrays["kv_ids"] = padded(call.kv_segment_ids, 1, spec.k_blocks * spec.k_block, -2)
-    if spec.uses_ranges and ranges is not None:
+        arrays["kv_ids"] = padded(call.kv_segment_ids, 1, spec.shape.padded_k_length, -2)
+    if spec.visibility.uses_ranges and ranges is not None:
         arrays["ranges"] = spread(ranges)
     return arrays
 
@@ -79,9 +79,9 @@ def _laid(spec: KernelSpec, name: str, x: jax.Array, fill: float) -> jax.Array:
         q_length, k_length = pair_lengths(x.shape[2], x.shape[3], x.dtype.itemsize)
         return padded(padded(x, 2, q_length, fill), 3, k_length, fill)
     if x.shape[3] == 1 < x.shape[2]:
-        return padded(x, 2, spec.q_blocks * spec.q_block, fill).swapaxes(2, 3)
-    x = jnp.broadcast_to(x, (*x.shape[:3], spec.k_length))
-    return padded(x, 3, spec.k_blocks * spec.k_block, fill)
+        return padded(x, 2, spec.shape.padded_q_length, fill).swapaxes(2, 3)
+    x = jnp.broadcast_to(x, (*x.shape[:3], spec.shape.k_length))
+    return padded(x, 3, spec.shape.padded_k_length, fill)
 
 
 def dropout(call: Call) -> dict[str, jax.Array]:
@@ -98,4 +98,6 @@ def sinks(spec: KernelSpec, call: Call) -> dict[str, jax.Array]:
         return {}
     aux = call.softmax_aux.astype(jnp.float32)
     of_head = jnp.stack((jax.nn.logsumexp(aux, axis=-1), aux.max(axis=-1)))
-    return {"sinks": jnp.broadcast_to(of_head, (2, call.query.shape[2])) * (LOG2E / spec.reference_unit)}
+    return {
+        "sinks": jnp.broadcast_to(of_head, (2, call.query.shape[2])) * (LOG2E / spec.logits.reference_unit)
+    }

@@ -11,25 +11,27 @@ from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 
 def of_row(spec: KernelSpec) -> jax.ShapeDtypeStruct:
     """Return the shape of one number for each query and head, float32, up to the end of a block."""
-    return jax.ShapeDtypeStruct((spec.entries, spec.heads, spec.q_blocks * spec.q_block), jnp.float32)
+    shape = spec.shape
+    return jax.ShapeDtypeStruct((shape.entries, shape.heads, shape.padded_q_length), jnp.float32)
 
 
 def of_key(spec: KernelSpec) -> jax.ShapeDtypeStruct:
     """Return the shape of one number for each key and key head, float32, up to the end of a block."""
-    return jax.ShapeDtypeStruct((spec.batch, spec.key_heads, spec.k_blocks * spec.k_block), jnp.float32)
+    shape = spec.shape
+    return jax.ShapeDtypeStruct((shape.batch, shape.key_heads, shape.padded_k_length), jnp.float32)
 
 
 def of_queries(spec: KernelSpec, query: jax.Array, head_dim: int) -> jax.ShapeDtypeStruct:
     """Return the shape of out, or of the gradient of query."""
-    return _of_tensor(spec, query, head_dim, spec.q_blocks * spec.q_block)
+    return _of_tensor(spec, query, head_dim, spec.shape.padded_q_length)
 
 
 def of_keys(spec: KernelSpec, call: Call) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of the gradients of key and value, by name."""
-    padded = spec.k_blocks * spec.k_block
+    padded = spec.shape.padded_k_length
     return {
-        "d_key": _of_tensor(spec, call.key, spec.head_dim, padded),
-        "d_value": _of_tensor(spec, call.value, spec.value_dim, padded),
+        "d_key": _of_tensor(spec, call.key, spec.shape.head_dim, padded),
+        "d_value": _of_tensor(spec, call.value, spec.shape.value_dim, padded),
     }
 
 
@@ -45,5 +47,5 @@ def _of_tensor(spec: KernelSpec, x: jax.Array, head_dim: int, padded: int) -> ja
     row past the end.
     """
     batch, length, heads, _ = x.shape
-    shape = (batch, padded if spec.unrounded else length, heads, head_dim)
+    shape = (batch, padded if spec.results.unrounded else length, heads, head_dim)
     return jax.ShapeDtypeStruct(operand_shape(spec.result_dtype, shape), spec.result_dtype)

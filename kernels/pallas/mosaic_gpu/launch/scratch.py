@@ -42,22 +42,22 @@ def scratch(record: type, *sizes: Any) -> dict[str, Any]:
 
 def own_rows(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
     """Return [consumers, 64, D]: the rows of each consumer, of a tensor with query's and key's head dim."""
-    return matrix(spec.dtype, blocks.consumers, ROWS, spec.head_dim)
+    return matrix(spec.dtype, blocks.consumers, ROWS, spec.shape.head_dim)
 
 
 def own_value_rows(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
     """Return [consumers, 64, Dv]: the rows of each consumer, of a tensor with the head dim of value."""
-    return matrix(spec.dtype, blocks.consumers, ROWS, spec.value_dim)
+    return matrix(spec.dtype, blocks.consumers, ROWS, spec.shape.value_dim)
 
 
 def tile_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
     """Return [stages, step, D]: a slot for each block of query or key that is on its way or in use."""
-    return matrix(spec.dtype, blocks.stages, blocks.step, spec.head_dim)
+    return matrix(spec.dtype, blocks.stages, blocks.step, spec.shape.head_dim)
 
 
 def value_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
     """Return [value_slots, step, Dv]: the same for value or the cotangent of out."""
-    return matrix(spec.dtype, blocks.value_slots, blocks.step, spec.value_dim)
+    return matrix(spec.dtype, blocks.value_slots, blocks.step, spec.shape.value_dim)
 
 
 def number_ring(_: KernelSpec, blocks: BackwardBlocks) -> Any:
@@ -67,25 +67,27 @@ def number_ring(_: KernelSpec, blocks: BackwardBlocks) -> Any:
 
 def key_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
     """Return [stages] barriers, each complete when a block of K has arrived."""
-    return barriers(blocks.stages, key_copies(spec, spec.k_block)[0])
+    return barriers(blocks.stages, key_copies(spec, spec.shape.k_block)[0])
 
 
 def value_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
     """Return [value_slots] barriers, each complete when a block of V has arrived."""
-    return barriers(blocks.value_slots, key_copies(spec, spec.k_block)[1])
+    return barriers(blocks.value_slots, key_copies(spec, spec.shape.k_block)[1])
 
 
 def query_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
     """Return how many copies bring so many rows of query, and of the cotangent of out."""
-    dims = (spec.head_dim, spec.value_dim)
-    first, second = (copies(spec.dtype, spec.q_length, dim, rows) for dim in dims)
+    shape = spec.shape
+    dims = (shape.head_dim, shape.value_dim)
+    first, second = (copies(spec.dtype, shape.q_length, dim, rows) for dim in dims)
     return first, second
 
 
 def key_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
     """Return how many copies bring so many rows of key, and of value."""
-    dims = (spec.head_dim, spec.value_dim)
-    first, second = (copies(spec.dtype, spec.k_length, dim, rows) for dim in dims)
+    shape = spec.shape
+    dims = (shape.head_dim, shape.value_dim)
+    first, second = (copies(spec.dtype, shape.k_length, dim, rows) for dim in dims)
     return first, second
 
 
@@ -164,10 +166,10 @@ def require_fusible(spec: KernelSpec, blocks: BackwardBlocks) -> None:
 
     Raises: ValueError naming the field.
     """
-    expected, columns = "", columns_of(spec.dtype, spec.head_dim)
-    if spec.uses_ranges or spec.pairwise:
+    expected, columns = "", columns_of(spec.dtype, spec.shape.head_dim)
+    if spec.visibility.uses_ranges or spec.pairwise:
         expected = "False for calls that hide pairs by more than causal order"
-    elif blocks.step == ROWS and spec.head_dim % (columns * blocks.consumers) != 0:
+    elif blocks.step == ROWS and spec.shape.head_dim % (columns * blocks.consumers) != 0:
         expected = f"False, or a step of {blocks.own}: shares of dquery are multiples of {columns} channels"
     if expected:
         refuse("bwd_params.backward_key.fused", True, expected, "None lets the kernel choose.")

@@ -18,21 +18,23 @@ from attest.kernels.visibility.tile_order import key_heads_together, query_heads
 
 def locate_query_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     """Return the entry, the query head and the block of queries of a tile, a block that sees most first."""
-    sizes = (spec.q_blocks, spec.heads, spec.entries)
+    shape = spec.shape
+    sizes = (shape.q_blocks, shape.heads, shape.entries)
     if _by_length(spec):
-        together = query_heads_together(spec.k_length, spec.group, _row_bytes(spec))
+        together = query_heads_together(shape.k_length, shape.group, _row_bytes(spec))
         entry, head, nth = _longest_first(tile, *sizes, together)
     else:
         entry, head, nth = locate_sharers(spec, tile, *sizes)
-    return entry, head, spec.q_blocks - 1 - nth
+    return entry, head, shape.q_blocks - 1 - nth
 
 
 def locate_key_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     """Return the entry, the key head and the block of keys of a tile, a block that most rows see first."""
-    sizes = (spec.k_blocks, spec.key_heads, spec.entries)
+    shape = spec.shape
+    sizes = (shape.k_blocks, shape.key_heads, shape.entries)
     if not _by_length(spec):
         return locate_sharers(spec, tile, *sizes)
-    return _longest_first(tile, *sizes, key_heads_together(spec.q_length, spec.group, _row_bytes(spec)))
+    return _longest_first(tile, *sizes, key_heads_together(shape.q_length, shape.group, _row_bytes(spec)))
 
 
 def locate_fused_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
@@ -40,9 +42,10 @@ def locate_fused_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
 
     Programs of other heads start between them, so that fewer wait. The sums, too, are to be in the cache.
     """
-    row_bytes = _row_bytes(spec) + np.dtype(np.float32).itemsize * spec.head_dim
-    together = key_heads_together(spec.q_length, spec.group, row_bytes)
-    return _longest_first(tile, spec.k_blocks, spec.key_heads, spec.entries, together)
+    shape = spec.shape
+    row_bytes = _row_bytes(spec) + np.dtype(np.float32).itemsize * shape.head_dim
+    together = key_heads_together(shape.q_length, shape.group, row_bytes)
+    return _longest_first(tile, shape.k_blocks, shape.key_heads, shape.entries, together)
 
 
 def locate_sharers(
@@ -52,10 +55,10 @@ def locate_sharers(
 
     The first of them then reads a tile from memory, and the others from the cache.
     """
-    tiled = [spec.axes_of_pairs(name) for name in spec.tiled_pairs]
+    tiled = spec.tiled_pairs.values()
     if not tiled:
         return locate(tile, blocks, heads)
-    by_batch, by_head = (any(axes[i] for axes in tiled) for i in range(2))
+    by_batch, by_head = any(x.by_batch for x in tiled), any(x.by_head for x in tiled)
     # A stable sort: what shares is first, and else blocks are, then heads.
     axes = sorted(
         [("block", blocks, True), ("head", heads, by_head), ("entry", entries, by_batch)],
@@ -74,7 +77,8 @@ def schedule(spec: KernelSpec, programs: int) -> np.ndarray:
     The first number of a row is how many tiles follow, of `locate_query_tile`. Each tile goes to the program
     that has least to do so far.
     """
-    tiles = np.arange(spec.entries * spec.heads * spec.q_blocks)
+    shape = spec.shape
+    tiles = np.arange(shape.entries * shape.heads * shape.q_blocks)
     _, _, block = locate_query_tile(spec, tiles)
     start, _, _, stop = key_span(spec, {}, None, block)
     blocks = np.broadcast_to(np.maximum(stop - start, 1), block.shape).tolist()
@@ -93,12 +97,12 @@ def schedule(spec: KernelSpec, programs: int) -> np.ndarray:
 
 def _by_length(spec: KernelSpec) -> bool:
     """Return whether long tiles come first: not where sharing tiles of a mask or bias decides the order."""
-    return spec.causal and not spec.tiled_pairs
+    return spec.visibility.causal and not spec.tiled_pairs
 
 
 def _row_bytes(spec: KernelSpec) -> int:
     """Return the bytes of a row of two operands: one of head_dim, one of value_dim."""
-    return (spec.head_dim + spec.value_dim) * np.dtype(spec.dtype).itemsize
+    return (spec.shape.head_dim + spec.shape.value_dim) * np.dtype(spec.dtype).itemsize
 
 
 def _longest_first(tile: Any, blocks: int, heads: int, entries: int, together: int) -> tuple[Any, Any, Any]:

@@ -5,7 +5,6 @@ where causal order alone decides, computed here.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -28,14 +27,15 @@ def locate(tile: Any, blocks: int, heads: int) -> tuple[Any, Any, Any]:
 
 def key_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
     """Return the key blocks that a block of queries visits."""
-    if spec.uses_ranges:
+    shape = spec.shape
+    if spec.visibility.uses_ranges:
         return _from_ranges(spec, arrays, batch, block)
-    k_block, k_length = spec.k_block, spec.k_length
+    k_block, k_length = shape.k_block, shape.k_length
     zero, full = np.int32(0), np.int32(k_length // k_block)
-    if not spec.causal:
-        return _unknown(zero, zero, full, np.int32(spec.k_blocks))
-    lowest = block * spec.q_block + (k_length - spec.q_length)  # the last key that the first row sees
-    highest = minimum(lowest + spec.q_block - 1, k_length - 1)
+    if not spec.visibility.causal:
+        return _unknown(zero, zero, full, np.int32(shape.k_blocks))
+    lowest = block * shape.q_block + (k_length - shape.q_length)  # the last key that the first row sees
+    highest = minimum(lowest + shape.q_block - 1, k_length - 1)
     stop = maximum(div(highest + k_block, k_block), 0)
     whole = minimum(div(maximum(lowest + 1, 0), k_block), full)
     return _unknown(zero, zero, minimum(whole, stop), stop)
@@ -43,10 +43,11 @@ def key_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
 
 def part_span(spec: KernelSpec, part: Any, span: Span) -> Span:
     """Return the blocks of a span that are in a part of the keys; one of the part if none is."""
-    if spec.parts == 1:
+    shape = spec.shape
+    if shape.key_parts == 1:
         return span
-    low = part * spec.part_blocks
-    high = minimum(low + spec.part_blocks, spec.k_blocks)
+    low = part * shape.part_blocks
+    high = minimum(low + shape.part_blocks, shape.k_blocks)
     start, full_start, full_stop, stop = span
     start = jnp.clip(start, low, high - 1)
     stop = jnp.clip(stop, start, high)
@@ -59,24 +60,25 @@ def rows_span(spec: KernelSpec, span: Span, row: Any) -> Span:
 
     In causal order the first rows of a block need fewer than the last. One at least, all hidden or not.
     """
-    if spec.uses_ranges or not spec.causal or spec.q_block == ROWS:
+    if spec.visibility.uses_ranges or not spec.visibility.causal or spec.shape.q_block == ROWS:
         return span
-    alone = replace(spec, q_block=ROWS)
+    alone = spec.with_blocks(ROWS, spec.shape.k_block)
     start, full_start, full_stop, stop = key_span(alone, {}, None, div(row, ROWS))
     return start, full_start, full_stop, minimum(maximum(stop, start + 1), span[3])
 
 
 def query_span(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
     """Return the query blocks that visit a block of keys."""
-    if spec.uses_ranges:
+    shape = spec.shape
+    if spec.visibility.uses_ranges:
         return _from_ranges(spec, arrays, batch, block)
-    zero, stop = np.int32(0), np.int32(spec.q_blocks)
-    if not spec.causal:
+    zero, stop = np.int32(0), np.int32(shape.q_blocks)
+    if not spec.visibility.causal:
         return _unknown(zero, zero, stop, stop)
     # The first row that sees the first key, and the first that sees all.
-    first = block * spec.k_block - (spec.k_length - spec.q_length)
-    all_seen = first + spec.k_block - 1
-    q_block = spec.q_block
+    first = block * shape.k_block - (shape.k_length - shape.q_length)
+    all_seen = first + shape.k_block - 1
+    q_block = shape.q_block
     start = minimum(div(maximum(first, 0), q_block), stop)
     whole = minimum(div(maximum(all_seen, 0) + q_block - 1, q_block), stop)
     return _unknown(start, whole, stop, stop)
@@ -86,8 +88,8 @@ def over_keys(
     spec: KernelSpec, span: Span, begin: Any, body: Callable[[bool, Any, Any], Any], carry: Any
 ) -> Any:
     """Return carry after body(compared, block, carry) for the key blocks of a span, from `begin` on."""
-    trailing = spec.causal or spec.uses_ranges or spec.ragged
-    return _over(spec, span, begin, body, carry, leading=spec.uses_ranges, trailing=trailing)
+    trailing = spec.visibility.causal or spec.visibility.uses_ranges or spec.shape.ragged
+    return _over(spec, span, begin, body, carry, leading=spec.visibility.uses_ranges, trailing=trailing)
 
 
 def over_queries(spec: KernelSpec, span: Span, body: Callable[[bool, Any, Any], Any], carry: Any) -> Any:
@@ -95,8 +97,8 @@ def over_queries(spec: KernelSpec, span: Span, body: Callable[[bool, Any, Any], 
 
     Rows past the end of the queries need no comparing: their P is 0.
     """
-    leading = spec.causal or spec.uses_ranges
-    return _over(spec, span, span[0], body, carry, leading=leading, trailing=spec.uses_ranges)
+    leading = spec.visibility.causal or spec.visibility.uses_ranges
+    return _over(spec, span, span[0], body, carry, leading=leading, trailing=spec.visibility.uses_ranges)
 
 
 def _over(
@@ -134,7 +136,7 @@ def _unknown(*span: Any) -> Span:
 
 
 def _from_ranges(spec: KernelSpec, arrays: Arrays, batch: Any, block: Any) -> Span:
-    entry = batch if spec.by_batch else 0
+    entry = batch if spec.visibility.by_batch else 0
     # In jax.shard_map what is loaded varies over its axes, and what a kernel computes is not said to: a loop
     # that counts from a loaded number would end with another type.
     start, full_start, full_stop, stop = (arrays["ranges"][entry, block, i] + 0 for i in range(4))

@@ -13,7 +13,8 @@ from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 
 def tiles(spec: KernelSpec) -> int:
     """Return the number of tiles in a launch."""
-    return spec.entries * spec.heads * spec.q_blocks
+    shape = spec.shape
+    return shape.entries * shape.heads * shape.q_blocks
 
 
 def over_tiles[T](
@@ -66,4 +67,5 @@ def _place(program: Any, programs: int, nth: Any) -> Any:
 
 def batch_and_part(spec: KernelSpec, entry: Any) -> tuple[Any, Any]:
     """Return the batch row, and the part of the keys, of an entry of the results."""
-    return (entry, 0) if spec.parts == 1 else (lax.rem(entry, spec.batch), lax.div(entry, spec.batch))
+    shape = spec.shape
+    return (entry, 0) if shape.key_parts == 1 else (lax.rem(entry, shape.batch), lax.div(entry, shape.batch))

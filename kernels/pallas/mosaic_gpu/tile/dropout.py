@@ -174,30 +174,29 @@ def load_words(arrays: Mapping[str, Any]) -> tuple[Any, ...] | None:
 
 def kept_pairs(tile: Tile) -> jax.Array | None:
     """Return the kept pairs of a tile: int32, a word of each thread, then the next; None without dropout."""
-    spec = tile.spec
-    if tile.words is None:
+    sizes, dropout = tile.spec.shape, tile.spec.dropout
+    if tile.words is None or dropout is None:
         return None
     # The keys of the rounds are computed anew for every tile: there are too many for registers.
     low, high, batch, head, row, key, here = lax.optimization_barrier((*tile.words, jnp.int32(tile.row)))
-    own_heads = "h" not in spec.dropout_shared
     # The origin of what is shared is 0, too (S29).
-    head = head + tile.head * spec.packed if own_heads else head
-    batch = batch if "b" in spec.dropout_shared else batch + tile.batch
+    head = head + tile.head * sizes.packed_heads if dropout.by_head else head
+    batch = batch + tile.batch if dropout.by_batch else batch
     place = Place(low, high, batch, head, here, row, key + tile.key)
     columns = tile.shape[1]
     shape = (_THREADS * columns // WORD_COLUMNS,)
     layout = plgpu.Layout.WG_STRIDED(shape, vec_size=1)
     found = plgpu.ShapeDtypeStruct(shape, jnp.int32, layout=layout)
     scalars = (plgpu.Layout.WG_SPLAT,) * len(place)
-    queries = None if spec.packed == 1 else spec.q_length // spec.packed
+    queries = None if sizes.packed_heads == 1 else sizes.q_length // sizes.packed_heads
     if tile.transposed:
         draw: Callable[..., list[Any]] = draw_by_keys
     else:
-        draw = partial(draw_by_rows, queries=queries, own_heads=own_heads)
+        draw = partial(draw_by_rows, queries=queries, own_heads=dropout.by_head)
 
     def run(_: Any, *arrays: Any) -> Any:
         words = Place(*(array.registers.item() for array in arrays))
-        drawn = draw(_Registers(), words, columns, least_kept(spec.dropout))
+        drawn = draw(_Registers(), words, columns, least_kept(dropout.prob))
         one = ir.VectorType.get((1,), ir.IntegerType.get_signless(32))
         registers = np.empty(len(drawn), object)
         registers[:] = [vector.from_elements(one, [word]) for word in drawn]

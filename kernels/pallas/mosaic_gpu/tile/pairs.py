@@ -31,22 +31,22 @@ type Describe = Callable[[KernelSpec, Blocks | BackwardBlocks], Any]
 
 def ring_of_queries(name: str) -> Describe:
     """Return [consumers * stages, 64, k]: a ring of tiles for each consumer, whose rows are queries."""
-    return _ring(name, lambda spec: (ROWS, spec.k_block))
+    return _ring(name, lambda spec: (ROWS, spec.shape.k_block))
 
 
 def ring_of_keys(name: str) -> Describe:
     """Return [consumers * stages, step, 64]: a ring of tiles for each consumer, which owns keys."""
-    return _ring(name, lambda spec: (spec.q_block, ROWS))
+    return _ring(name, lambda spec: (spec.shape.q_block, ROWS))
 
 
 def room_of_keys(name: str) -> Describe:
     """Return [consumers, step, 64]: one tile for each consumer, which owns keys."""
-    return lambda spec, blocks: _room(spec, name, blocks.consumers, (spec.q_block, ROWS))
+    return lambda spec, blocks: _room(spec, name, blocks.consumers, (spec.shape.q_block, ROWS))
 
 
 def room(name: str) -> Callable[[KernelSpec], Any]:
     """Return [1, q, k]: one tile, of the block of a spec."""
-    return lambda spec: _room(spec, name, 1, (spec.q_block, spec.k_block))
+    return lambda spec: _room(spec, name, 1, (spec.shape.q_block, spec.shape.k_block))
 
 
 def slot_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
@@ -68,8 +68,8 @@ def copies_of_slot(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> int:
 def place(spec: KernelSpec, name: str, at: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
     """Return where a tile is in its array. at: its batch row, query head, queries and keys."""
     batch, head, queries, keys = at
-    by_batch, by_head, _, _ = spec.axes_of_pairs(name)
-    return batch if by_batch else 0, head if by_head else 0, queries, keys
+    of = spec.pair_arrays[name]
+    return batch if of.by_batch else 0, head if of.by_head else 0, queries, keys
 
 
 def copies(
@@ -146,5 +146,5 @@ def _ring(name: str, shape: Callable[[KernelSpec], tuple[int, int]]) -> Describe
 
 
 def _room(spec: KernelSpec, name: str, count: int, shape: tuple[int, int]) -> Any:
-    dtype = spec.tiled_pairs.get(name)
-    return None if dtype is None else tiled(dtype, count, *shape)
+    array = spec.tiled_pairs.get(name)
+    return None if array is None else tiled(array.dtype, count, *shape)

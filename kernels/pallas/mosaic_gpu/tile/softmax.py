@@ -56,8 +56,8 @@ class Softmax(NamedTuple):
     norm: jax.Array
 
     def level(self, spec: KernelSpec) -> jax.Array:
-        """Return [64], the reference in units of `KernelSpec.reference_unit`."""
-        return self.reference if _bare(spec) or spec.in_nats else self.reference * spec.unit
+        """Return [64], the reference in units of `Logits.reference_unit`."""
+        return self.reference if _bare(spec) or spec.logits.in_nats else self.reference * spec.logits.unit
 
     def whole_norm(self) -> jax.Array:
         """Return [64], its parts summed."""
@@ -93,9 +93,9 @@ def nothing_known(spec: KernelSpec, partial_sums: bool) -> Softmax:
         norm = plgpu.layout_cast(jnp.zeros((ROWS, COLUMNS), jnp.float32), TILE)
     if _bare(spec):
         return Softmax(_by_row(_LOWEST), None, norm)
-    if spec.in_nats:
+    if spec.logits.in_nats:
         return Softmax(_by_row(LOWEST), _by_row(_power(spec)), norm)
-    return Softmax(_by_row(_LOWEST / max(spec.unit, 1.0)), _by_row(spec.unit), norm)
+    return Softmax(_by_row(_LOWEST / max(spec.logits.unit, 1.0)), _by_row(spec.logits.unit), norm)
 
 
 def online_softmax(tile: Tile, s: jax.Array, compared: Any, known: Softmax) -> Weights:
@@ -124,11 +124,11 @@ def rescaled(acc: jax.Array, weights: Weights) -> jax.Array:
 
 def _of_logits(tile: Tile, s: jax.Array, compared: Any, row: _Row) -> _Step:
     spec = tile.spec
-    u, slack = _visible_logits(tile, s, compared), _slack(tile) / spec.unit
+    u, slack = _visible_logits(tile, s, compared), _slack(tile) / spec.logits.unit
     highest = _by_column(jnp.maximum, u)
     # A maximum with a NaN is NaN, and the vote is for it.
     moved = any_above(slack, highest - over_rows(row.reference, highest.shape), TILE)
-    if spec.in_nats:
+    if spec.logits.in_nats:
         u, row, alpha = lax.cond(
             moved, partial(_moved_beside_bias, tile, slack), _unmoved_beside_bias, u, row
         )
@@ -154,7 +154,7 @@ def _of_cap(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
     The short way is for small logits that move no reference. A compared tile, whose hidden pairs may hold
     anything, takes the long one.
     """
-    cap, slack = Cap(tile.spec.cap_scale, tile.spec.unit), _slack(tile)
+    cap, slack = Cap(tile.spec.logits.cap_scale, tile.spec.logits.unit), _slack(tile)
 
     def long(s: jax.Array, row: _Row) -> _Step:
         bits = cap.of_any(s)
@@ -179,12 +179,12 @@ def _of_cap(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
 
 def _bare(spec: KernelSpec) -> bool:
     """Return whether the logits come in bits, from the polynomial of a bare cap."""
-    return spec.bare_cap and not spec.pairwise
+    return spec.logits.bare_cap and not spec.pairwise
 
 
 def _slack(tile: Tile) -> float:
     """Return the slack: 0 for an out that is not normalised, which is relative to the maximum (S26)."""
-    return 0.0 if tile.spec.exact_reference else SLACK
+    return 0.0 if tile.spec.results.exact_reference else SLACK
 
 
 def _moved(spec: KernelSpec, slack: float, highest: jax.Array, row: _Row) -> tuple[_Row, jax.Array]:
@@ -193,7 +193,7 @@ def _moved(spec: KernelSpec, slack: float, highest: jax.Array, row: _Row) -> tup
     now = jnp.where(top - row.reference > slack, top, row.reference)
     if row.unit is None:
         return _Row(now, None), jnp.exp2(row.reference - now)
-    return _Row(now, _row_unit(spec, now)), jnp.exp2((row.reference - now) * spec.unit)
+    return _Row(now, _row_unit(spec, now)), jnp.exp2((row.reference - now) * spec.logits.unit)
 
 
 def _moved_beside_bias(
@@ -215,13 +215,13 @@ def _row_unit(spec: KernelSpec, reference: jax.Array) -> jax.Array:
     whole numbers that makes 0 or inf of the largest weight. There a power of two, of which both are exact,
     stands in for the unit: logits that differ at all are far apart.
     """
-    huge = jnp.abs(reference * spec.unit) > _HUGE[jnp.dtype(spec.dtype).name]
-    return jnp.where(huge, _power(spec), spec.unit)
+    huge = jnp.abs(reference * spec.logits.unit) > _HUGE[jnp.dtype(spec.dtype).name]
+    return jnp.where(huge, _power(spec), spec.logits.unit)
 
 
 def _power(spec: KernelSpec) -> float:
     """Return the unit of rows of a huge reference."""
-    return 2.0 ** math.floor(math.log2(spec.unit / LOG2E))
+    return 2.0 ** math.floor(math.log2(spec.logits.unit / LOG2E))
 
 
 def _unmoved(_: Any, row: _Row) -> tuple[_Row, jax.Array]:

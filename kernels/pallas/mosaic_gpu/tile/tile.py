@@ -67,7 +67,7 @@ class Tile:
     @property
     def shape(self) -> tuple[int, int]:
         """The shape: the rows of a warpgroup, and the columns of a block."""
-        return ROWS, self.spec.q_block if self.transposed else self.spec.k_block
+        return ROWS, self.spec.shape.q_block if self.transposed else self.spec.shape.k_block
 
     @property
     def queries(self) -> Any:
@@ -99,9 +99,9 @@ class Tile:
         """Return the tile of a mask or bias."""
         if name in self.pairs:
             return load_tile(self.pairs[name], self.transposed)
-        by_batch, by_head, by_query, _ = self.spec.axes_of_pairs(name)
-        ref = self.arrays[name].at[self.batch if by_batch else 0, self.head if by_head else 0, 0]
-        if by_query:
+        of = self.spec.pair_arrays[name]
+        ref = self.arrays[name].at[self.batch if of.by_batch else 0, self.head if of.by_head else 0, 0]
+        if of.by_query:
             return self.by_query(self.load_by_query(ref.at[self.queries]))
         return self.by_key(self.load_by_key(ref.at[self.keys]))
 
@@ -149,14 +149,14 @@ class Hiding:
 
 def load_bounds(tile: Tile) -> Bounds:
     """Load what decides which keys the tile's queries see, and where they stand."""
-    entry = tile.batch if tile.spec.by_batch else 0
+    entry = tile.batch if tile.spec.visibility.by_batch else 0
 
     def of(name: str, entry: Any) -> Any:
         arrays = tile.arrays
         return tile.load_by_query(arrays[name].at[entry, tile.queries]) if name in arrays else None
 
     # In causal order alone a row's number says it, and registers are few.
-    stand = None if tile.spec.causal and not tile.transposed else of("stands", entry)
+    stand = None if tile.spec.visibility.causal and not tile.transposed else of("stands", entry)
     return Bounds(of("first", entry), of("last", entry), of("q_ids", tile.batch), stand)
 
 
@@ -169,34 +169,34 @@ def hidden_pairs(tile: Tile, bias: Any, compared: bool) -> Hiding:
     conditions: list[tuple[Callable[[Any, Any], jax.Array], jax.Array, Any]] = []
     if bias is not None:
         conditions.append((operator.ne, bias, -jnp.inf))
-    if spec.mask is not None:
+    if spec.visibility.mask is not None:
         conditions.append((operator.ne, tile.load_pairs("mask"), 0))
     if not compared:
         return Hiding(tuple(conditions))
     bounds = tile.bounds
-    if spec.segments:
+    if spec.visibility.segments:
         ids = tile.load_by_key(tile.arrays["kv_ids"].at[tile.batch, tile.keys])
         conditions.append((operator.eq, tile.by_query(bounds.ids), tile.by_key(ids)))
-    shift = spec.k_length - spec.q_length
+    shift = spec.shape.k_length - spec.shape.q_length
     if tile.transposed:
         for compare, bound in ((operator.le, bounds.last), (operator.ge, bounds.first)):
             if bound is not None:
                 keys = tile.by_key(_row_index() + tile.key)
                 conditions.append((compare, keys, tile.by_query(bound)))
         # Keys past the end are nobody's: what is summed for them is not written.
-        low = _row_index() + (tile.key - shift - tile.row) if spec.causal else None
+        low = _row_index() + (tile.key - shift - tile.row) if spec.visibility.causal else None
         high = None
         if tile.strict and "bias" in tile.pairs:
             # Rows past the end see nothing, and the bias, which is read as 0 there, does not say so.
-            high = by_row(spec.q_length - 1 - tile.row)
+            high = by_row(spec.shape.q_length - 1 - tile.row)
         return Hiding(tuple(conditions), low=low, high=high)
     high: Any = None
     if bounds.last is not None:
         high = bounds.last - tile.key
-    elif spec.causal:
+    elif spec.visibility.causal:
         high = _row_index() + (tile.row + shift - tile.key)
-    if spec.ragged and bounds.last is None:
-        end = by_row(spec.k_length - 1 - tile.key)
+    if spec.shape.ragged and bounds.last is None:
+        end = by_row(spec.shape.k_length - 1 - tile.key)
         high = end if high is None else jnp.minimum(high, end)
     low = None if bounds.first is None else bounds.first - tile.key
     return Hiding(tuple(conditions), low=low, high=high)
@@ -208,18 +208,18 @@ def logits(tile: Tile, s: jax.Array, compared: bool) -> tuple[jax.Array, Hiding]
     A bias of -inf makes -inf of every finite u: it is compared where a cap follows, or if the tile is strict.
     """
     spec = tile.spec
-    bias = None if spec.bias is None else tile.load_bias()
-    hiding = hidden_pairs(tile, bias if tile.strict or spec.cap is not None else None, compared)
-    if spec.factor != 1.0:
-        s = s * spec.factor
-    if spec.rounded is not None:
-        s = s.astype(spec.rounded).astype(jnp.float32)
+    bias = None if spec.logits.bias is None else tile.load_bias()
+    hiding = hidden_pairs(tile, bias if tile.strict or spec.logits.cap is not None else None, compared)
+    if spec.logits.factor != 1.0:
+        s = s * spec.logits.factor
+    if spec.logits.dtype is not None:
+        s = s.astype(spec.logits.dtype).astype(jnp.float32)
     if bias is not None:
         s = s + bias
-    if spec.alibi:
+    if spec.logits.alibi:
         s = with_alibi(tile, s)
-    if spec.cap is not None:
-        s = tanh(s, spec.cap_scale, TILE, beside_pairs=spec.pairwise)
+    if spec.logits.cap is not None:
+        s = tanh(s, spec.logits.cap_scale, TILE, beside_pairs=spec.pairwise)
     return s, hiding
 
 
@@ -228,13 +228,13 @@ def with_alibi(tile: Tile, s: jax.Array) -> jax.Array:
 
     As in `Hiding`, distances of queries along the rows are made eight columns at a time.
     """
-    slope = tile.arrays["slopes"][tile.batch if tile.spec.slope_batch else 0, tile.head]
+    slope = tile.arrays["slopes"][tile.batch if tile.spec.logits.slopes_by_batch else 0, tile.head]
     stand = tile.bounds.stand
     if tile.transposed:
         distance = tile.by_query(stand) - tile.by_key(_row_index() + tile.key)
         return s - slope * jnp.abs(distance).astype(jnp.float32)
-    if tile.spec.causal:
-        stand = _row_index() + (tile.row + tile.spec.k_length - tile.spec.q_length)
+    if tile.spec.visibility.causal:
+        stand = _row_index() + (tile.row + tile.spec.shape.k_length - tile.spec.shape.q_length)
     column = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 1, layout=TILE)
     # Without the barrier registers hold what no step changes in it, and spill at head dim 256.
     first = over_rows(lax.optimization_barrier(stand - tile.key), column.shape) - column
@@ -248,8 +248,8 @@ def with_alibi(tile: Tile, s: jax.Array) -> jax.Array:
 def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Array, jax.Array | None]:
     """Return P of a tile, 0 where hidden, and the slope of the cap or None: float32, from the product s.
 
-    lse: of each query, in units of `KernelSpec.reference_unit`; None where it has been subtracted already
-    (`KernelSpec.folds`).
+    lse: of each query, in units of `Logits.reference_unit`; None where it has been subtracted already
+    (`Logits.folds_lse`).
     """
     u, hiding = logits(tile, s, compared)
     return weights_of(tile, u, hiding, lse), cap_slope(tile.spec, u)
@@ -258,10 +258,10 @@ def weights(tile: Tile, s: jax.Array, lse: Any, compared: bool) -> tuple[jax.Arr
 def weights_of(tile: Tile, u: jax.Array, hiding: Hiding, lse: Any) -> jax.Array:
     """Return P of a tile from what `logits` returns. lse: as in `weights`."""
     spec = tile.spec
-    if spec.in_nats:
-        exponents = (u - tile.by_query(lse)) * spec.unit
+    if spec.logits.in_nats:
+        exponents = (u - tile.by_query(lse)) * spec.logits.unit
     else:
-        bits = u * spec.unit
+        bits = u * spec.logits.unit
         exponents = bits if lse is None else bits - tile.by_query(lse)
     # No weight is above 1, or above `kept_scale` under dropout: see `attest.kernels.numerics.exponents`.
     return hiding.apply(jnp.exp2(jnp.minimum(exponents, math.log2(spec.kept_scale))), 0.0)
@@ -269,7 +269,7 @@ def weights_of(tile: Tile, u: jax.Array, hiding: Hiding, lse: Any) -> jax.Array:
 
 def cap_slope(spec: KernelSpec, u: jax.Array) -> jax.Array | None:
     """Return the derivative of the cap, None without one."""
-    return None if spec.cap is None else 1.0 - u * u
+    return None if spec.logits.cap is None else 1.0 - u * u
 
 
 def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: bool) -> jax.Array:
@@ -285,9 +285,9 @@ def cotangents(p: jax.Array, slope: jax.Array | None, dp: jax.Array, compared: b
 
 def without_keys_past_end(tile: Tile, ds: jax.Array) -> jax.Array:
     """Return dS of a transposed tile, 0 for keys past the end, whatever queries hold: nobody sees them."""
-    if not tile.spec.ragged or tile.spec.causal:
+    if not tile.spec.shape.ragged or tile.spec.visibility.causal:
         return ds
-    return jnp.where(tile.by_key(_row_index() + tile.key) < tile.spec.k_length, ds, 0.0)
+    return jnp.where(tile.by_key(_row_index() + tile.key) < tile.spec.shape.k_length, ds, 0.0)
 
 
 def opaque(spec: KernelSpec, *indices: Any) -> tuple[Any, ...]:
@@ -295,7 +295,7 @@ def opaque(spec: KernelSpec, *indices: Any) -> tuple[Any, ...]:
 
     At large head dims the compiler else keeps the addresses of all parts of all tiles in registers.
     """
-    return lax.optimization_barrier(indices) if spec.head_dim > OPAQUE_ABOVE else indices
+    return lax.optimization_barrier(indices) if spec.shape.head_dim > OPAQUE_ABOVE else indices
 
 
 def leaked(acc: jax.Array) -> jax.Array:
