@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+from _pytest.pytester import SysModulesSnapshot
 
 from attest.conformance.cli.commands import main
 
@@ -22,6 +23,13 @@ def _restored_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _modules_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what runs of pytester load, but for their tests: a module that is loaded twice has other classes."""
+    snapshot = SysModulesSnapshot(preserve=lambda name: not name.startswith("test_"))
+    monkeypatch.setattr(pytest.Pytester, "_Pytester__take_sys_modules_snapshot", lambda _: snapshot)
 
 
 @pytest.fixture
