@@ -27,7 +27,7 @@ def _restored_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _modules_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what runs of pytester load, but for their tests: a module that is loaded twice has other classes."""
+    """Keep what runs of pytester load, but for their tests: a module loaded twice has other classes."""
     snapshot = SysModulesSnapshot(preserve=lambda name: not name.startswith("test_"))
     monkeypatch.setattr(pytest.Pytester, "_Pytester__take_sys_modules_snapshot", lambda _: snapshot)
 
