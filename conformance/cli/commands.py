@@ -166,6 +166,9 @@ def replay(
     ] = 1,
     timeout: options.Timeout = None,
     expectations: options.Expectations = None,
+    picture: Annotated[
+        bool, typer.Option("--picture", help="Draw which keys each row sees, and which it should.")
+    ] = False,
 ) -> int:
     """Judge one case again and print the result in full."""
     from attest.conformance.cli.console import print_text
@@ -173,6 +176,7 @@ def replay(
     from attest.conformance.judging.failure import explain
     from attest.conformance.record import any_red
     from attest.conformance.running.fit import not_judged
+    from attest.conformance.running.runner import drawn_picture
     from attest.conformance.running.runner import replay as judge_again
     from attest.conformance.subject import find
 
@@ -183,6 +187,8 @@ def replay(
     request = RunOptions(workers=workers, timeout=timeout, expectations=expectations).request(subjects)
     results = judge_again(request, replayed.case, replayed.checks)
     print_text("\n\n".join(explain(result) for result in results))
+    if picture:
+        print_text("\n" + drawn_picture(request, replayed.case))
     reason = not_judged(subjects[replayed.subject], results)
     if reason is not None:
         return _complain(f"nothing was judged: {replayed.subject} {reason}", FAILED)

@@ -10,6 +10,8 @@ from typing import Any
 
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import all_checks
+from attest.conformance.judging.picture import picture
+from attest.conformance.judging.trial import Trial
 from attest.conformance.process.limits import limits
 from attest.conformance.process.phases import phase
 from attest.conformance.process.signals import Interrupted, interruptible
@@ -116,6 +118,20 @@ def replay(request: Request, case: Case, checks: Sequence[str]) -> list[Result]:
         closing(perform(jobs, request.subjects, request.workers, request.timeout)) as outcomes,
     ):
         return [result for outcome in outcomes for result in _results(request, outcome)]
+
+
+def drawn_picture(request: Request, case: Case) -> str:
+    """Return the picture of what the subject of a request sees on a case, or why there is none."""
+    jobs = [Job(name, _draw, case) for name in request.subjects]
+    with (
+        interruptible(),
+        closing(perform(jobs, request.subjects, request.workers, request.timeout)) as outcomes,
+    ):
+        return "\n".join(outcome.value or f"no picture: {outcome.fault}" for outcome in outcomes)
+
+
+def _draw(subject: Subject, case: Case) -> str:
+    return picture(Trial(subject, case))
 
 
 def in_shard(name: str, task: Task, shard: tuple[int, int]) -> bool:

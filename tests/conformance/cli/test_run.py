@@ -314,3 +314,10 @@ def test_a_subject_that_cannot_be_listed_spoils_no_other(attest, monkeypatch):
     done = attest("list", "-v")
     assert "broken    SystemExit: not me" in done.out
     assert "dtypes    float32" in done.out
+
+
+def test_a_replay_draws_which_keys_are_seen(attest):
+    options = ("--subject", "tests.toys:top_left", "--check", "forward", "--picture", "-n", 0)
+    done = attest("replay", '{"q_len": 2, "kv_len": 4, "causal": true}', *options)
+    assert done.status == 1
+    assert "\n0 #??.\n1 ##??\n" in done.out
