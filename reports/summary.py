@@ -3,8 +3,10 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from attest.conformance.record import Result, RunRecord, Verdict
+from attest.reports.cards import Card, cards
 from attest.reports.pairing import ordered
 from attest.reports.spread import ALL, Spread, spreads
 from attest.reports.words import plural
@@ -62,6 +64,20 @@ class Summary:
     timeouts: tuple[Result, ...]
     known: tuple[Known, ...]
     numbers: tuple[Numbers, ...]
+
+    @cached_property
+    def cards(self) -> tuple[Card, ...]:
+        """The causes of what failed; a timeout has none."""
+        return cards(self.record.results)
+
+    @property
+    def causes_in_words(self) -> str:
+        """The number of causes and the first of them; empty if nothing failed."""
+        if not self.cards:
+            return ""
+        first = self.cards[0]
+        said = f"{first.cause.subject}: {first.parts.headline}"
+        return f"1 cause: {said}" if len(self.cards) == 1 else f"{len(self.cards)} causes, the first: {said}"
 
     def cells(self, tally: Tally) -> list[int]:
         """Return the counts of a tally, for the verdicts that occur."""

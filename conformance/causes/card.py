@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from attest.conformance.cases.features import ALL_FEATURES, CLAUSES
 from attest.conformance.causes.group import Cause
@@ -17,23 +18,52 @@ _PLACED = 2
 _CHECKS = 4
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a card, for reports that lay them out; each text as in the card.
+
+    details: the wrong places, or the rest of a message. clauses: number and rule. counts: how often the
+    condition fails, or empty. others: other checks that fail with it, or empty.
+    """
+
+    headline: str
+    failures: str
+    details: tuple[str, ...]
+    clauses: tuple[str, ...]
+    counts: str
+    case: str
+    replay: str
+    others: str
+
+
+def parts(cause: Cause) -> Parts:
+    """Return the parts of the card of a cause."""
+    example = cause.example
+    return Parts(
+        headline=headline(cause),
+        failures=counted(len(cause.results), "failure"),
+        details=tuple(_message(example) if not cause.outputs else _numbers(cause)),
+        clauses=tuple(f"{clause}: {CLAUSES[clause]}" for clause in _clauses(cause) if clause in CLAUSES),
+        counts=cause.condition.sentence if cause.condition is not None else "",
+        case=f"{_shown_case(example)}: {describe_case(example.case)}",
+        replay=replay_line(example),
+        others=_other_checks(cause),
+    )
+
+
 def card(cause: Cause, number: int, count: int) -> str:
     """Return the card of a cause as plain text, without a newline at its end.
 
     number, count: which of the causes of its run it is.
     """
-    example = cause.example
-    lines = _message(example) if not cause.outputs else _numbers(cause)
-    lines += [f"{clause}: {CLAUSES[clause]}" for clause in _clauses(cause) if clause in CLAUSES]
-    if cause.condition is not None:
-        lines.append(cause.condition.sentence)
-    lines.append(f"{_shown_case(example)}: {describe_case(example.case)}")
-    lines.append(f"replay: {replay_line(example)}")
-    others = _other_checks(cause)
-    if others:
-        lines.append(f"same cause: {others}")
-    failures = counted(len(cause.results), "failure")
-    title = f"CAUSE {number} of {count}, {failures}: {cause.subject}: {headline(cause)}"
+    shown = parts(cause)
+    strip = "  ".join(f"{name} {'WRONG' if broken else 'OK'}" for name, broken in cause.outputs.items())
+    lines = [f"{strip}  -> {cause.stage}" if cause.stage else strip] if strip else []
+    lines += [*shown.details, *shown.clauses]
+    lines += [shown.counts] if shown.counts else []
+    lines += [shown.case, f"replay: {shown.replay}"]
+    lines += [f"same cause: {shown.others}"] if shown.others else []
+    title = f"CAUSE {number} of {count}, {shown.failures}: {cause.subject}: {shown.headline}"
     return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
@@ -64,10 +94,8 @@ def _message(example: Result) -> list[str]:
 
 
 def _numbers(cause: Cause) -> list[str]:
-    strip = "  ".join(f"{name} {'WRONG' if broken else 'OK'}" for name, broken in cause.outputs.items())
-    lines = [f"{strip}  -> {cause.stage}" if cause.stage else strip]
-    if not cause.example.message.startswith(OUTSIDE):
-        lines += cause.example.message.splitlines()
+    message = cause.example.message
+    lines = [] if message.startswith(OUTSIDE) else message.splitlines()
     broken = [m for m in cause.example.measurements if m.broken]
     return lines + [_place(measurement) for measurement in broken[:_PLACED]]
 

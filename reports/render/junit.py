@@ -6,6 +6,7 @@ from itertools import groupby
 from attest.conformance.judging import failure
 from attest.conformance.record import Result, RunRecord, Verdict
 from attest.conformance.text import printable
+from attest.reports.cards import Card, cards
 from attest.reports.pairing import ordered
 from attest.reports.words import one_line, recipe
 
@@ -14,9 +15,13 @@ RUN_SUITE = "attest.run"
 
 
 def render_run(record: RunRecord) -> str:
-    """Return the run as JUnit XML. It holds no times: every test took 0 seconds."""
+    """Return the run as JUnit XML. It holds no times: every test took 0 seconds.
+
+    A time that is missing would be shown as NaN by some readers.
+    """
+    cause_of = {result: card for card in cards(record.results) for result in card.cause.results}
     suites = [
-        _suite(subject, [_test(result) for result in results])
+        _suite(subject, [_test(result, cause_of.get(result)) for result in results])
         for subject, results in groupby(ordered(record.results), key=lambda result: result.subject)
     ]
     suites.append(_suite(RUN_SUITE, _run_tests(record)))
@@ -44,9 +49,8 @@ def _totals(tests: list[ET.Element]) -> dict[str, str]:
     return {**{name: str(count) for name, count in counts.items()}, "time": "0"}
 
 
-def _test(result: Result) -> ET.Element:
-    name = f"{result.check}[{result.case.id}] {recipe(result.case)}"
-    test = _element(name, f"{result.subject}.{result.check}")
+def _test(result: Result, card: Card | None) -> ET.Element:
+    test = _element(_name(result), f"{result.subject}.{result.check}")
     if result.verdict is Verdict.PASS:
         return test
     about = {"type": result.verdict.value, "message": one_line(result.message) or result.verdict.value}
@@ -55,8 +59,21 @@ def _test(result: Result) -> ET.Element:
         ET.SubElement(test, "skipped", about)
         return test
     tag = "error" if result.verdict in (Verdict.ERROR, Verdict.TIMEOUT) else "failure"
-    ET.SubElement(test, tag, about).text = printable(failure.explain(result))
+    ET.SubElement(test, tag, about).text = printable(_explained(result, card))
     return test
+
+
+def _name(result: Result) -> str:
+    return f"{result.check}[{result.case.id}] {recipe(result.case)}"
+
+
+def _explained(result: Result, card: Card | None) -> str:
+    """Return the card for the example of a cause, and a reference to that test for its other failures."""
+    if card is None:
+        return failure.explain(result)
+    if result == card.example:
+        return card.text
+    return f"same cause as {one_line(_name(card.example))}: {one_line(card.parts.headline)}"
 
 
 def _run_tests(record: RunRecord) -> list[ET.Element]:

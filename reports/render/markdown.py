@@ -1,7 +1,7 @@
 """Markdown of a run or of a change, which always fits one comment on a pull request."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +9,10 @@ from attest.conformance.judging import failure
 from attest.conformance.record import RunRecord
 from attest.reports.compare import Comparison
 from attest.reports.pairing import Fate
-from attest.reports.render.template import fill
+from attest.reports.render.template import fill, sections
 from attest.reports.spread import ALL, STATISTICS, main_rows
-from attest.reports.summary import options_of, summarise
-from attest.reports.words import LEGEND, environment
+from attest.reports.summary import Summary, options_of, summarise
+from attest.reports.words import LEGEND, environment, plural
 
 # GitHub refuses comments of more than 65,536 characters; in bytes, so that no way of counting refuses ours.
 SIZE_LIMIT = 60_000
@@ -20,7 +20,22 @@ SIZE_LIMIT = 60_000
 # How many entries each list shows, the most that fit.
 _TOPS = (50, 30, 20, 12, 8, 5, 3, 2, 1)
 
-# How many red results are explained in full; the others are in the tables, and in the HTML report.
+# The rows that a table of a run shows, and those above which it is folded.
+_ROWS = 50
+_LONG = 20
+# The part of the size for the cards of causes.
+_CARDS_SIZE = SIZE_LIMIT // 2
+
+# The tables of a run in order, the first to be left out last, and their titles.
+_TABLES = (
+    ("verdicts", "verdicts"),
+    ("timeouts", "what timed out"),
+    ("known", "expected failures"),
+    ("numbers", "numbers"),
+    ("environment", "environment"),
+)
+
+# How many red results of a comparison are explained in full; the others are in its tables.
 _EXPLAINED = 10
 _SHIFTED = 3
 
@@ -37,22 +52,53 @@ class Section:
 
 
 def render_run(record: RunRecord) -> str:
-    """Return one run: its verdicts by subject and check, then each red result explained."""
+    """Return one run: its verdict, a card for each cause, then its tables; whole sections are left out."""
     summary = summarise(record)
-    explained = [failure.explain(result) for result in summary.red[:_EXPLAINED]]
-    return _fitting(
-        lambda top: fill(
-            "run.md.j2",
-            summary=summary,
-            options=options_of(record),
-            tallies=sorted(summary.tallies, key=lambda tally: not tally.red),
-            explained=explained,
-            settings=list(environment(record).items()),
-            statistics=STATISTICS,
-            legend=LEGEND,
-            top=top,
-        )
+    page = sections(
+        "run.md.j2",
+        summary=summary,
+        options=options_of(record),
+        tallies=sorted(summary.tallies, key=lambda tally: not tally.red),
+        settings=list(environment(record).items()),
+        statistics=STATISTICS,
+        legend=LEGEND,
+        top=_ROWS,
+        long=_LONG,
     )
+    parts = [("", page.opening()), *_cards(page, summary)]
+    parts += [(title, getattr(page, name)()) for name, title in _TABLES]
+    return _cut([(title, _tidy(text)) for title, text in parts])
+
+
+def _cards(page: Any, summary: Summary) -> list[tuple[str, str]]:
+    """Return the title and text of the cards that leave room for tables, and of a line for the others."""
+    shown: list[tuple[str, str]] = []
+    size = 0
+    for card in summary.cards:
+        text = page.cause(card)
+        size += len(text.encode())
+        if shown and size > _CARDS_SIZE:
+            left = plural(len(summary.cards) - len(shown), "cause")
+            return [*shown, ("", f"… and {left} more: see the HTML report.")]
+        shown.append((f"cause {card.number}", text))
+    return shown
+
+
+def _cut(parts: Sequence[tuple[str, str]]) -> str:
+    """Join titled texts; leave out the last of them until the rest is small enough, and say which."""
+    kept = [(title, text) for title, text in parts if text]
+    left_out: list[str] = []
+    while True:
+        note = f"Left out, to fit a comment: {', '.join(left_out)}." if left_out else ""
+        whole = "\n\n".join([*(text for _, text in kept), *([note] if note else [])]) + "\n"
+        if len(whole.encode()) < SIZE_LIMIT or len(kept) == 1:
+            return whole
+        title, _ = kept.pop()
+        left_out[:0] = [title] if title else []
+
+
+def _tidy(text: str) -> str:
+    return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -61,7 +107,7 @@ def render_comparison(comparison: Comparison) -> str:
     settings = [(name, base.get(name, "-"), head.get(name, "-")) for name in sorted(base | head)]
     verdicts = (*comparison.of_fate(Fate.BROKEN), *comparison.of_fate(Fate.LOST))
     numbers = main_rows(comparison.rows)
-    sections = _sections(comparison)
+    folded = _sections(comparison)
     return _fitting(
         lambda top: fill(
             "comparison.md.j2",
@@ -71,7 +117,7 @@ def render_comparison(comparison: Comparison) -> str:
             verdicts=verdicts,
             timeouts=comparison.of_fate(Fate.TIMED_OUT),
             main_rows=numbers,
-            sections=sections,
+            sections=folded,
             statistics=STATISTICS,
             legend=LEGEND,
             top=top,
@@ -110,7 +156,7 @@ def _fitting(render: Callable[[int], str]) -> str:
     """Return the fullest of several renderings that is small enough."""
     text = ""
     for top in _TOPS:
-        text = re.sub(r"\n{3,}", "\n\n", render(top)).strip() + "\n"
+        text = _tidy(render(top)) + "\n"
         if len(text.encode()) < SIZE_LIMIT:
             break
     return text

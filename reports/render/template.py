@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from attest.conformance.text import printable, shortened
 from attest.reports.words import number, one_line, plural, recipe
@@ -16,6 +16,15 @@ _EXPLANATION_SIZE = 3000
 
 def fill(name: str, **values: Any) -> str:
     """Fill a template of reports/render/templates; one that ends in .html.j2 is escaped as HTML."""
+    return _template(name).render(**values)
+
+
+def sections(name: str, **values: Any) -> Any:
+    """Return the filled sections of a template, its macros, each to be called."""
+    return _template(name).make_module(values)
+
+
+def _template(name: str) -> Template:
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=name.endswith(".html.j2"),
@@ -26,7 +35,7 @@ def fill(name: str, **values: Any) -> str:
     )
     environment.tests.update(_TESTS)
     environment.filters.update(_FILTERS)
-    return environment.get_template(name).render(**values)
+    return environment.get_template(name)
 
 
 def escape(text: object, width: int = 200) -> str:

@@ -8,8 +8,9 @@ import pytest
 
 from attest.conformance.judging.failure import explain
 from attest.conformance.record import Verdict
+from attest.reports.cards import cards
 from attest.reports.render.junit import RUN_SUITE, render_run
-from tests.reports.records import example_base, example_head, result, run
+from tests.reports.records import case, example_base, example_head, measurement, result, run
 
 
 @pytest.mark.usefixtures("own_words")
@@ -41,11 +42,35 @@ def test_each_verdict_has_its_element(verdict: Verdict) -> None:
         assert tags == []
     elif verdict.red:
         assert tags == ["error" if verdict in (Verdict.ERROR, Verdict.TIMEOUT) else "failure"]
-        assert test[0].text == explain(record.results[0])
+        (card,) = cards(record.results) or (None,)
+        assert test[0].text == (card.text if card else explain(record.results[0]))
         assert (test[0].get("type"), test[0].get("message")) == (verdict.value, "because")
     else:
         assert tags == ["skipped"]
         assert test[0].get("message") == f"{verdict.value} because https://example.org/1"
+
+
+def test_the_card_of_a_cause_is_in_one_test_and_the_others_refer_to_it() -> None:
+    wrong = measurement(broken=("bound", "semantics"))
+    record = run(
+        *(result(Verdict.FAIL, wrong, asked=case(seed, causal=True)) for seed in range(9)),
+        *(result(Verdict.PASS, measurement(), asked=case(seed)) for seed in range(9)),
+        result(Verdict.ERROR, message="bad", check="lse"),
+        result(Verdict.TIMEOUT, message="late", asked=case(30)),
+    )
+    numeric, other = cards(record.results)
+    tests = {
+        test.get("name"): test[0].text
+        for test in ET.fromstring(render_run(record)).iter("testcase")
+        if len(test)
+    }
+    texts = list(tests.values())
+    assert texts.count(numeric.text) == 1
+    assert texts.count(other.text) == 1
+    (home,) = (name for name, text in tests.items() if text == numeric.text)
+    assert texts.count(f"same cause as {home}: out is wrong with causal") == 8
+    assert texts.count(explain(record.results[-1])) == 1
+    assert len(texts) == 11
 
 
 def test_any_text_survives() -> None:

@@ -63,11 +63,12 @@ def test_five_thousand_results_fit_a_comment(verdict: Verdict) -> None:
         assert len(text.encode()) < SIZE_LIMIT
         assert len(text) > 4000
         assert re.search(r"… and \d+ .*more", text)
+        assert text.startswith("**")
         assert text.count("<details>") == text.count("</details>")
 
 
 def test_a_long_explanation_keeps_its_replay_line() -> None:
-    failing = result(Verdict.FAIL, measurement(broken=("bound",)), message="long " * 5000)
+    failing = result(Verdict.FAIL, message="long " * 5000)
     text = render_run(run(failing))
     assert replay_line(failing) in text
     assert "characters left out" in text
@@ -80,6 +81,63 @@ def test_the_first_line_says_it_all() -> None:
     text = render_comparison(compare_records(example_base(), example_head()))
     assert text.startswith("**6 regressions: our.kernel forward bfloat16: 1 case PASS ")
     assert render_run(example_head()).startswith("**FAIL: 25 results, ")
+
+
+def test_a_run_shows_its_causes_before_its_tables() -> None:
+    wrong = measurement(broken=("bound", "semantics"), wrong=3, size=9, where=("query 2 of 3",))
+    record = run(
+        *(result(Verdict.FAIL, wrong, asked=case(seed, causal=True)) for seed in range(9)),
+        *(result(Verdict.PASS, measurement(), asked=case(seed)) for seed in range(9)),
+        result(
+            Verdict.ERROR, message="raised ValueError: `x`\nat a.py:3 in f: g()", subject="b", check="lse"
+        ),
+    )
+    text = render_run(record)
+    heads = re.findall(r"^(?:###|<details><summary>) ?(.*)", text, flags=re.M)
+    assert heads == [
+        "Cause 1 of 2, 1 failure: b: ERROR raised ValueError: \\`x\\`",
+        "Cause 2 of 2, 9 failures: our.kernel: out is wrong with causal",
+        "Verdicts",
+        "Numbers (1)</summary>",
+    ]
+    assert "2 causes, the first: b: ERROR" in text[: text.index("###")]
+    card = text[text.index("### Cause 2") : text.index("### Verdicts")]
+    assert "\nout **WRONG** → P V, the normaliser or dropout, after the logits\n" in card
+    assert "\n- out: wrong in 3 of 9 elements: query 2 of 3; err/bound" in card
+    assert "\n- S6: causal" in card
+    assert "\n- fails 9 of 9 cases with causal, 0 of 9 without\n" in card
+    example = next(found for found in record.results if found.case == case(0, causal=True))
+    assert f"```text\n{replay_line(example)}\n```" in card
+    assert "```text\nraised ValueError: `x`\nat a.py:3 in f: g()\n```" in text
+
+
+def test_what_does_not_fit_is_named() -> None:
+    """Cards take half of a comment at most; of the tables, the last are left out whole."""
+    long = "word " * 700
+    record = run(
+        *(
+            result(Verdict.ERROR, message=f"kind {'x' * n} {long}", subject="k", asked=case(n))
+            for n in range(40)
+        ),
+        *(
+            result(
+                Verdict.XFAIL, message=f"{n} {long}", link="https://example.org/" + "l" * 200, subject=str(n)
+            )
+            for n in range(60)
+        ),
+        *(result(Verdict.TIMEOUT, message=long, asked=case(n), subject="t" * 150) for n in range(60)),
+        result(Verdict.PASS, measurement()),
+        environment={"jax": "0.11.2"},
+    )
+    text = render_run(record)
+    shown = text.count("### Cause ")
+    assert 5 < shown < 40
+    assert f"… and {40 - shown} causes more: see the HTML report." in text
+    assert "### Verdicts" in text or "<details><summary>Verdicts" in text
+    assert text.splitlines()[-1] == "Left out, to fit a comment: expected failures, numbers, environment."
+    assert "<summary>Numbers" not in text
+    assert "<summary>Environment" not in text
+    assert "Left out" not in render_run(run(result(Verdict.FAIL)))
 
 
 def test_tables_are_whole() -> None:
