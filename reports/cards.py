@@ -9,6 +9,7 @@ from functools import cached_property
 from attest.conformance.causes.card import Parts, card, parts
 from attest.conformance.causes.group import Cause, causes
 from attest.conformance.record import Result
+from attest.reports.words import family
 
 _ID_DIGITS = 10
 
@@ -38,9 +39,9 @@ class Card:
         return self.cause.example
 
     @property
-    def checks(self) -> tuple[str, ...]:
-        """The checks that fail, in order."""
-        return tuple(sorted({result.check for result in self.cause.results}))
+    def families(self) -> tuple[str, ...]:
+        """The families of the checks that fail, in order."""
+        return tuple(sorted({family(result.check) for result in self.cause.results}))
 
     @property
     def verdicts(self) -> tuple[str, ...]:

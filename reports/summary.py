@@ -21,6 +21,11 @@ class Tally:
     counts: tuple[int, ...]
 
     @property
+    def verdicts(self) -> tuple[str, ...]:
+        """The verdicts that occur."""
+        return tuple(v.value for v, count in zip(Verdict, self.counts, strict=True) if count)
+
+    @property
     def red(self) -> bool:
         """Whether any of them fails the run."""
         return any(count and verdict.red for verdict, count in zip(Verdict, self.counts, strict=True))
@@ -39,6 +44,16 @@ class Known:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Calls that a subject declares as unsupported and refused with one message."""
+
+    subject: str
+    check: str
+    message: str
+    cases: int
+
+
+@dataclass(frozen=True)
 class Numbers:
     """The measurements of one output of one check in one dtype."""
 
@@ -53,17 +68,22 @@ class Numbers:
 class Summary:
     """A run in the terms of a report.
 
-    verdicts: those that occur, PASS first; the columns of `tallies`. red: what is wrong. timeouts: what ran
+    verdicts: those that occur, PASS first; the columns of `tallies`. timeouts: what ran
     out of time, which fails a run, too, but does not show that the kernel is wrong.
     """
 
     record: RunRecord
     verdicts: tuple[Verdict, ...]
     tallies: tuple[Tally, ...]
-    red: tuple[Result, ...]
     timeouts: tuple[Result, ...]
     known: tuple[Known, ...]
+    refusals: tuple[Refusal, ...]
     numbers: tuple[Numbers, ...]
+
+    @property
+    def refused(self) -> int:
+        """The number of refused calls."""
+        return sum(refusal.cases for refusal in self.refusals)
 
     @cached_property
     def cards(self) -> tuple[Card, ...]:
@@ -98,20 +118,23 @@ def summarise(record: RunRecord) -> Summary:
     """Return the summary of a run, which does not depend on the order of its results."""
     results = ordered(record.results)
     counts: defaultdict[tuple[str, str], Counter[Verdict]] = defaultdict(Counter)
+    refused: Counter[tuple[str, str, str]] = Counter()
     known: defaultdict[tuple[str, str, str, str], list[Result]] = defaultdict(list)
     for result in results:
         counts[result.subject, result.check][result.verdict] += 1
+        if result.verdict is Verdict.UNSUPPORTED:
+            refused[result.subject, result.check, result.message] += 1
         if result.verdict is Verdict.XFAIL:
             known[result.subject, result.check, _reason(result), result.link].append(result)
     return Summary(
         record=record,
         verdicts=tuple(v for v in Verdict if v is Verdict.PASS or any(c[v] for c in counts.values())),
         tallies=tuple(Tally(*key, tuple(found[v] for v in Verdict)) for key, found in sorted(counts.items())),
-        red=tuple(r for r in results if r.verdict.red and r.verdict is not Verdict.TIMEOUT),
         timeouts=tuple(result for result in results if result.verdict is Verdict.TIMEOUT),
         known=tuple(
             Known(*key, len(found), min(found, key=_simplicity)) for key, found in sorted(known.items())
         ),
+        refusals=tuple(Refusal(*key, count) for key, count in sorted(refused.items())),
         numbers=tuple(_numbers(results)),
     )
 

@@ -39,6 +39,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def family(check: str) -> str:
+    """Return the name that a check shares with others of its kind: "refusal" of "refusal.scale_nan"."""
+    return check.partition(".")[0]
+
+
 def transition(before: str, after: str) -> str:
     """Return what became of a case's verdict, as the end of a sentence."""
     if before == "-":

@@ -134,9 +134,14 @@ def _cause(
             for measurement in result.measurements:
                 broken = bool(measurement.broken)
                 outputs[measurement.output] = outputs.get(measurement.output, False) or broken
-    outputs = {name: outputs[name] for name in sorted(outputs, key=_ORDER.index)}
+    outputs = {name: outputs[name] for name in sorted(outputs, key=_place)}
     wrong = {name for name, broken in outputs.items() if broken}
     return Cause(own[0].subject, tuple(own), outputs, _stage(wrong), condition)
+
+
+def _place(output: str) -> tuple[int, str]:
+    """Return the place of an output in a strip; a record of elsewhere may have others, which come last."""
+    return (_ORDER.index(output) if output in _ORDER else len(_ORDER), output)
 
 
 def _with_followers(found: list[Cause], rest: Sequence[Result]) -> tuple[list[Cause], list[Result]]:

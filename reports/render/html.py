@@ -1,24 +1,39 @@
-"""The HTML page of a run: all of the Markdown, unabridged, with plots of its numbers."""
+"""The HTML page of a run: one file that loads nothing, with its causes, plots and numbers."""
 
 from attest.conformance.judging import failure
 from attest.conformance.record import RunRecord
+from attest.reports.heat import heat_maps
 from attest.reports.render.plots import plots
 from attest.reports.render.template import fill
 from attest.reports.spread import STATISTICS
 from attest.reports.summary import options_of, summarise
 from attest.reports.words import LEGEND, environment
 
+# A page stays below this number of bytes, so that every browser and mail server takes it.
+SIZE_LIMIT = 2_000_000
+
+# How many entries each list shows, the most that fit.
+_TOPS = (2000, 500, 200, 100, 50, 20, 10, 5)
+
 
 def render_run(record: RunRecord) -> str:
     """Return one run as one file of HTML that loads nothing, byte for byte the same for the same run."""
     summary = summarise(record)
-    return fill(
-        "run.html.j2",
-        summary=summary,
-        options=options_of(record),
-        explained=[(result, failure.explain(result)) for result in summary.red],
-        plots=plots(record),
-        settings=environment(record),
-        statistics=STATISTICS,
-        legend=LEGEND,
-    )
+    maps, drawn = heat_maps(record.results), plots(record)
+    text = ""
+    for top in _TOPS:
+        text = fill(
+            "run.html.j2",
+            summary=summary,
+            options=options_of(record),
+            explain=failure.explain,
+            maps=maps,
+            plots=drawn,
+            settings=environment(record),
+            statistics=STATISTICS,
+            legend=LEGEND,
+            top=top,
+        ).lstrip()
+        if len(text.encode()) < SIZE_LIMIT:
+            break
+    return text

@@ -1,6 +1,7 @@
 """Histograms of a run's numbers by check and dtype, as SVG."""
 
 import io
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from attest.conformance.record import Result, RunRecord
 from attest.reports.pairing import ordered
 from attest.reports.spread import measured
 from attest.reports.thresholds import badness
+from attest.reports.words import one_line
 
 # Without a salt and with dates, two renderings of one run would differ.
 _STYLE: dict[Any, Any] = {
@@ -24,6 +26,10 @@ _STYLE: dict[Any, Any] = {
     "axes.linewidth": 0.6,
 }
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+# The columns of a legend, and the characters of a name that fit one.
+_LEGEND_COLUMNS = 3
+_LABEL = 36
 
 # Told apart with any colour vision (Okabe and Ito).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -64,13 +70,17 @@ def plots(record: RunRecord) -> tuple[Plot, ...]:
         if measured(result):
             by_check.setdefault(result.check, []).append(result)
     with mpl.rc_context(_STYLE):
-        return tuple(_plot(check, results) for check, results in sorted(by_check.items()))
+        return tuple(
+            _plot(f"plot{place}-", check, results)
+            for place, (check, results) in enumerate(sorted(by_check.items()), 1)
+        )
 
 
-def _plot(check: str, results: Sequence[Result]) -> Plot:
+def _plot(prefix: str, check: str, results: Sequence[Result]) -> Plot:
     dtypes = sorted({result.case.dtype for result in results})
     subjects = sorted({result.subject for result in results})
-    figure = Figure(figsize=(7.5, 0.6 + 1.2 * len(dtypes)), layout="constrained")
+    legend = 0.2 * math.ceil(len(subjects) / _LEGEND_COLUMNS) if len(subjects) > 1 else 0.0
+    figure = Figure(figsize=(7.5, 0.6 + 1.2 * len(dtypes) + legend), layout="constrained")
     FigureCanvasSVG(figure)
     grid = figure.subplots(len(dtypes), len(_PANELS), squeeze=False, sharex="col")
     for line, dtype in zip(grid, dtypes, strict=True):
@@ -82,8 +92,8 @@ def _plot(check: str, results: Sequence[Result]) -> Plot:
         axes.set_xlabel(panel.label)
     handles, labels = grid[0][0].get_legend_handles_labels()
     if len(labels) > 1:
-        figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False)
-    return Plot(check, sum(len(measured(result)) for result in results), _svg(figure))
+        figure.legend(handles, labels, loc="outside upper left", ncols=_LEGEND_COLUMNS, frameon=False)
+    return Plot(check, sum(len(measured(result)) for result in results), _svg(figure, prefix))
 
 
 def _draw(axes: Axes, panel: Panel, results: Sequence[Result], subjects: Sequence[str]) -> None:
@@ -117,12 +127,14 @@ def _bin(panel: Panel, value: float) -> int:
 
 def _plain(text: str) -> str:
     """Return a label that matplotlib draws as it is: `$` would start a formula, a leading `_` hide it."""
-    return text.replace("$", r"\$").removeprefix("_")
+    return one_line(text, _LABEL).replace("$", r"\$").removeprefix("_")
 
 
-def _svg(figure: Figure) -> str:
+def _svg(figure: Figure, prefix: str) -> str:
+    """Return the element; the prefix keeps its ids apart from those of other plots of a page."""
     with io.StringIO() as file:
         figure.savefig(file, format="svg", metadata=_NO_METADATA)
         text = file.getvalue()
     element = text[text.index("<svg") :]
-    return re.sub(r"<metadata>.*?</metadata>\s*", "", element, flags=re.S).strip()
+    plain = re.sub(r"<metadata>.*?</metadata>\s*", "", element, flags=re.S).strip()
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\1{prefix}", plain)

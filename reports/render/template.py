@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from attest.conformance.text import printable, shortened
-from attest.reports.words import number, one_line, plural, recipe
+from attest.reports.words import family, number, one_line, plural, recipe
 
 _FOLDER = Path(__file__).parent / "templates"
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<|~#@])")
@@ -77,6 +77,7 @@ _FILTERS: dict[str, Any] = {
     "printable": printable,
     "recipe": recipe,
     "plural": plural,
+    "family": family,
     "md": escape,
     "code": code,
     "fenced": fenced,

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 
 from attest.conformance.record import Verdict
-from attest.reports.render.html import render_run
+from attest.reports.cards import cards
+from attest.reports.render.html import SIZE_LIMIT, render_run
 from attest.reports.render.plots import plots
 from tests.reports.records import case, example_head, measurement, result, run
 
@@ -59,24 +61,154 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
     page = Page(text)
     names = [tag for tag, _ in page.tags]
     assert names.count("svg") == 2
-    assert not {"script", "link", "img", "iframe"}.intersection(names)
+    assert not {"link", "img", "iframe", "object", "base"}.intersection(names)
+    assert [attributes for tag, attributes in page.tags if tag == "script"] == [{}]
     loaded = [v for _, attributes in page.tags for k, v in attributes.items() if k in ("src", "xlink:href")]
     assert all((value or "").startswith("#") for value in loaded)
     assert "@import" not in text
-    assert [a["href"] for tag, a in page.tags if tag == "a"] == ["https://example.org/kernels/issues/1"]
+    assert "url(" not in text[: text.index("</style>")]
+    links = [str(a["href"]) for tag, a in page.tags if tag == "a"]
+    outward = [link for link in links if not link.startswith("#")]
+    assert outward == ["https://example.org/kernels/issues/1"]
+
+
+def test_ids_are_unique_and_links_lead_somewhere() -> None:
+    page = Page(example_page())
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    inward = {str(a["href"])[1:] for tag, a in page.tags if tag == "a" and str(a["href"]).startswith("#")}
+    named = {str(a["aria-labelledby"]) for _, a in page.tags if "aria-labelledby" in a}
+    assert "main" in inward
+    assert len(inward) == 3
+    assert inward | named <= set(ids)
+
+
+def test_the_link_of_a_cause_is_the_same_in_another_run() -> None:
+    wrong = measurement(broken=("bound", "semantics"))
+    failing = [result(Verdict.FAIL, wrong, asked=case(seed, causal=True)) for seed in range(12)]
+    passing = [result(Verdict.PASS, measurement(), asked=case(seed)) for seed in range(12)]
+    other = result(Verdict.ERROR, message="bad", subject="another")
+    (alone,) = cards([*failing, *passing])
+    _, second = cards([*failing[2:], *passing, other])
+    assert alone.id == second.id
+    assert f'id="{alone.id}"' in render_run(run(*failing, *passing))
+    twice = cards([replace(other, message=message) for message in ("bad 1", "bad\n1")])
+    assert len({card.id for card in twice}) == len(twice)
+
+
+def test_headings_and_tables_can_be_read_aloud() -> None:
+    page = Page(example_page())
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert all(a.get("scope") in ("col", "row") for tag, a in page.tags if tag == "th")
+    for place, (tag, _) in enumerate(page.tags):
+        if tag == "table":
+            box = page.tags[place - 1][1]
+            assert (box.get("class"), box.get("tabindex"), box.get("role")) == ("box", "0", "region")
+            assert box.get("aria-label")
+
+
+def test_the_page_works_without_its_script() -> None:
+    """Only the filters are hidden at first."""
+    page = Page(example_page())
+    assert [a.get("id") for _, a in page.tags if "hidden" in a] == ["filters"]
+    assert [tag for tag, _ in page.tags].count("button") == 1
+
+
+def test_the_verdict_comes_first_and_then_what_is_wrong() -> None:
+    text = example_page()
+    found = re.findall("<h[12][^>]*>([^<]*)", text)
+    assert found == [
+        "attest: FAIL",
+        "Wrong cases by feature and output",
+        "Causes",
+        "Timed out, so neither right nor wrong",
+        "Expected failures",
+        "Refusals",
+        "Verdicts",
+        "Distribution of the errors",
+        "Numbers",
+        "Environment",
+    ]
+
+
+def test_entries_name_what_the_filters_look_for() -> None:
+    page = Page(example_page())
+    entries = [a for _, a in page.tags if "data-subject" in a]
+    card = next(a for a in entries if a.get("class") == "card")
+    assert card["data-subject"] == "our.kernel"
+    assert (card["data-check"], card["data-verdict"]) == ("forward", "FAIL")
+    row = next(a for a in entries if "PASS" in str(a.get("data-verdict")))
+    assert str(row["data-verdict"]).split("\n")[:2] == ["PASS", "FAIL"]
+    selects = {f"data-{a['name']}" for tag, a in page.tags if tag == "select"}
+    assert selects == {name for a in entries for name in a if name.startswith("data-")}
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_colours_have_enough_contrast(scheme: int) -> None:
+    style = example_page().partition("</style>")[0]
+    blocks = re.findall(r":root \{(.*?)\}", style, flags=re.S)
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", blocks[scheme]))
+    texts = ("text", "quiet", "link", "good", "bad")
+    pairs = [(text, ground) for text in texts for ground in ("page", "panel")]
+    pairs += [("text", "s1"), ("text", "s2"), ("text", "s3"), ("on-s4", "s4")]
+    for text, ground in pairs:
+        assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours by WCAG 2."""
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.ERROR, Verdict.XFAIL, Verdict.UNSUPPORTED])
+def test_a_large_run_fits_a_page(verdict: Verdict) -> None:
+    """Messages that differ by more than a number are causes of their own."""
+    letters = str.maketrans("0123456789", "abcdefghij")
+    record = run(
+        *(
+            result(
+                verdict,
+                measurement(broken=("bound",)),
+                asked=case(number, causal=number % 2 == 0),
+                subject=f"kernel.{number % 40}",
+                check=("forward", "lse", "gradients")[number % 3],
+                message=f"{'x' * 900} {number}".translate(letters),
+            )
+            for number in range(3000)
+        )
+    )
+    text = render_run(record)
+    assert 200_000 < len(text.encode()) < SIZE_LIMIT
+    assert re.search(r"… and \d+ .* more: see the record", text)
 
 
 def test_text_of_subjects_is_escaped() -> None:
-    evil = "<script>alert(1)</script>"
+    evil = "<script>alert(1)</script>\"' onclick='x()"
     record = run(
         result(Verdict.FAIL, measurement(), message=evil, subject=evil, check="$x_1$"),
+        result(Verdict.FAIL, measurement(broken=("bound",)), message=evil, subject=evil),
+        result(Verdict.ERROR, message=f"{evil}\n{evil}", subject=evil, check=evil),
+        result(Verdict.UNSUPPORTED, message=evil, subject=evil, check=evil),
+        result(Verdict.TIMEOUT, message=evil, subject=evil, check=evil, phase=evil),
         result(Verdict.XFAIL, measurement(), subject="b", message=evil, link="javascript:alert(1)"),
         result(Verdict.PASS, measurement("out"), subject="_c", check="$x_1$"),
         problems=(evil,),
         environment={evil: evil},
     )
     page = Page(render_run(record))
-    assert not [tag for tag, _ in page.tags if tag in ("script", "a")]
+    assert [attributes for tag, attributes in page.tags if tag == "script"] == [{}]
+    assert not [a for tag, a in page.tags if tag == "a" and not str(a["href"]).startswith("#")]
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
 
 
 def test_same_bytes_in_any_order() -> None:
@@ -105,6 +237,16 @@ def test_numbers_beyond_the_scale_are_drawn() -> None:
     (plot,) = plots(record)
     assert plot.count == 4
     assert "nan" not in plot.svg.lower()
+
+
+@pytest.mark.found_outside
+def test_many_subjects_of_long_names_leave_room_for_a_plot() -> None:
+    """The legend once took all of the figure."""
+    record = run(
+        *(result(Verdict.PASS, measurement(), subject=f"{'long.name.' * 9}{number}") for number in range(60))
+    )
+    (plot,) = plots(record)
+    assert plot.count == 60
 
 
 def test_nothing_to_draw() -> None:

@@ -184,3 +184,11 @@ def test_a_mistake_that_needs_more_than_its_feature_is_still_named_by_it():
     (cause,) = causes(run(lambda case: ALL if case in failing else frozenset()))
     assert cause.condition is not None
     assert cause.condition.sentence == "fails 8 of 16 cases with window, 0 of 16 without"
+
+
+@pytest.mark.found_outside
+def test_an_output_of_another_name_is_no_traceback():
+    """A record may come from elsewhere, and any text may name an output there."""
+    (cause,) = causes([Result("k", "forward", (), Case(), Verdict.FAIL, (measured("strange", True),))])
+    assert list(cause.outputs) == ["strange"]
+    assert headline(cause) == "strange is wrong"
