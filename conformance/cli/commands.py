@@ -100,13 +100,14 @@ def gate(
     junit: options.Junit = None,
     markdown: options.Markdown = None,
     html: options.Html = None,
+    sarif: options.Sarif = None,
 ) -> int:
     """Judge every subject that this machine can run."""
     import jax
 
     from attest.conformance.running.gate import runnable_subjects
 
-    outputs = Outputs(json, junit, markdown, html)
+    outputs = Outputs(json, junit, markdown, html, sarif)
     outputs.spare(*([] if baseline is None else [baseline]))
     base = None if baseline is None else _read(baseline)
     with as_usage_errors():
@@ -138,11 +139,12 @@ def check(
     junit: options.Junit = None,
     markdown: options.Markdown = None,
     html: options.Html = None,
+    sarif: options.Sarif = None,
 ) -> int:
     """Judge one subject, by all checks and cases or by some of them."""
     from attest.conformance.subject import find
 
-    outputs = Outputs(json, junit, markdown, html)
+    outputs = Outputs(json, junit, markdown, html, sarif)
     only, narrowed = options.restriction(feature or (), dtype or (), check or (), examples)
     see_folder()
     with as_usage_errors():
@@ -221,12 +223,13 @@ def report(
     junit: options.Junit = None,
     markdown: options.Markdown = None,
     html: options.Html = None,
+    sarif: options.Sarif = None,
 ) -> int:
-    """Print a record, or write it as JUnit XML, Markdown or HTML."""
+    """Print a record, or write it as JUnit XML, Markdown, HTML or SARIF."""
     from attest.conformance.cli.console import show
     from attest.reports.render.terminal import print_run
 
-    outputs = Outputs(junit=junit, markdown=markdown, html=html)
+    outputs = Outputs(junit=junit, markdown=markdown, html=html, sarif=sarif)
     outputs.spare(record)
     found = _read(record)
     faults = _written(found, outputs)
@@ -245,13 +248,14 @@ def merge(
     junit: options.Junit = None,
     markdown: options.Markdown = None,
     html: options.Html = None,
+    sarif: options.Sarif = None,
 ) -> int:
     """Merge the records of a run's shards into one and judge it."""
     from attest.conformance.record import merge_records
     from attest.conformance.running.expectations import load_expectations
     from attest.conformance.running.gate import with_policy
 
-    outputs = Outputs(json, junit, markdown, html)
+    outputs = Outputs(json, junit, markdown, html, sarif)
     outputs.spare(*records)
     with as_usage_errors():
         known = load_expectations(expectations or ())
@@ -366,7 +370,7 @@ def _conclude(
 def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
     """Write the record in every requested form; return a sentence for each form that could not be written."""
     from attest.conformance.records.record_file import record_text
-    from attest.reports.render import html, junit, markdown
+    from attest.reports.render import html, junit, markdown, sarif
 
     faults: list[str] = []
     for path, render in (
@@ -374,6 +378,7 @@ def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
         (outputs.junit, junit.render_run),
         (outputs.markdown, markdown.render_run),
         (outputs.html, html.render_run),
+        (outputs.sarif, sarif.render_run),
     ):
         if path is not None:
             try:

@@ -72,6 +72,7 @@ Shrink = Annotated[
 Junit = Annotated[Path | None, typer.Option(help="Write a JUnit XML report here.")]
 Markdown = Annotated[Path | None, typer.Option(help="Write a Markdown report here.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report here.")]
+Sarif = Annotated[Path | None, typer.Option(help="Write a SARIF report here.")]
 Expectations = Annotated[
     list[Path] | None,
     typer.Option(help="A TOML file of known failures, or a folder of such files; repeatable."),
@@ -114,6 +115,7 @@ class Outputs:
     junit: Path | None = None
     markdown: Path | None = None
     html: Path | None = None
+    sarif: Path | None = None
 
     def __post_init__(self) -> None:
         named = self.named

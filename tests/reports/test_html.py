@@ -178,7 +178,7 @@ def test_a_large_run_fits_a_page(verdict: Verdict) -> None:
         *(
             result(
                 verdict,
-                measurement(broken=("bound",)),
+                measurement(),
                 asked=case(number, causal=number % 2 == 0),
                 subject=f"kernel.{number % 40}",
                 check=("forward", "lse", "gradients")[number % 3],

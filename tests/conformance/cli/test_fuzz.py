@@ -23,7 +23,7 @@ from attest.conformance.running import runner
 from attest.conformance.running.expectations import FOLDER, expect, load_expectations, stale
 from attest.conformance.running.gate import with_policy
 from attest.reports.compare import compare_records
-from attest.reports.render import html, junit, markdown
+from attest.reports.render import html, junit, markdown, sarif
 from attest.reports.render.terminal import print_comparison, print_run
 from tests.examples import examples
 from tests.reports.records import example_base, example_head
@@ -105,6 +105,7 @@ def use(record: RunRecord) -> None:
     print_run(record, page)
     markdown.render_run(record).encode()
     junit.render_run(record).encode()
+    sarif.render_run(record).encode()
     for base, head in ((ORIGINAL, record), (record, ORIGINAL), (record, record)):
         comparison = compare_records(base, head)
         print_comparison(comparison, page)
@@ -349,6 +350,7 @@ OPTIONS = st.sampled_from(
         "--junit",
         "--markdown",
         "--html",
+        "--sarif",
         "--baseline",
         "--subject",
         "--allow-import",

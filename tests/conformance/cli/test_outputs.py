@@ -55,7 +55,7 @@ def test_a_device_that_is_full_is_one_sentence(attest):
     assert "PASS: 2 results" in done.out
 
 
-@pytest.mark.parametrize("option", ["--json", "--junit", "--markdown", "--html"])
+@pytest.mark.parametrize("option", ["--json", "--junit", "--markdown", "--html", "--sarif"])
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_symbolic_link_is_refused(attest, tmp_path, option, exists):
     target, link = tmp_path / "target", tmp_path / "link"

@@ -55,7 +55,7 @@ def test_a_wrong_kernel_fails_and_says_how_to_replay_it(attest, tmp_path):
 
 
 def test_other_forms_of_a_record(attest, tmp_path):
-    paths = {name: tmp_path / f"run.{name}" for name in ("json", "junit", "markdown", "html")}
+    paths = {name: tmp_path / f"run.{name}" for name in ("json", "junit", "markdown", "html", "sarif")}
     options = [word for name, path in paths.items() for word in (f"--{name}", path)]
     assert attest("check", "tests.toys:top_left", "-n", 0, *options).status == 1
     first = {name: path.read_bytes() for name, path in paths.items()}

@@ -71,7 +71,7 @@ def test_without_a_command_the_help_is_printed(attest):
 def outputs() -> list[tuple[str, str]]:
     """Every option of every command that names a file to write."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    names = {"--json", "--junit", "--markdown", "--html"}
+    names = {"--json", "--junit", "--markdown", "--html", "--sarif"}
     return [
         (name, option)
         for name, command in commands.items()
