@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from attest.conformance.causes.group import causes
 from attest.conformance.record import Result, RunRecord, Verdict
 from attest.reports.pairing import Fate, Pair, pair, same_draw, same_extent
 from attest.reports.spread import ALL, Row, Shift, measured, rows, shifts
@@ -87,7 +88,20 @@ class Comparison:
         ):
             count = len(self.of_fate(fate))
             parts += [f"{count} {word}"] if count else []
-        return f"No regression: {', '.join(parts)}"
+        fails = f"; head fails with {self.head_failures}" if self.head_failures else ""
+        return f"No regression{fails}: {', '.join(parts)}"
+
+    @cached_property
+    def head_failures(self) -> str:
+        """What fails the run of head, whether or not base fails, too; empty if it passes."""
+        results = self.head.results
+        red = sum(result.verdict.red for result in results)
+        found = len(causes(results))
+        parts = (
+            [plural(red, "failing result") + (f" ({plural(found, 'cause')})" if found else "")] if red else []
+        )
+        parts += [plural(len(self.head.problems), "problem")] if self.head.problems else []
+        return " and ".join(parts)
 
 
 def compare_records(base: RunRecord, head: RunRecord) -> Comparison:

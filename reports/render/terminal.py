@@ -88,7 +88,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         plain(console, f"worse: {regression}")
     _print_more(len(comparison.regressions), "regression", console)
     console.print()
-    plain(console, comparison.headline, "bold red" if comparison.regressed else "green")
+    style = "bold red" if comparison.regressed else "yellow" if comparison.head_failures else "green"
+    plain(console, comparison.headline, style)
 
 
 def plain(console: Console, text: str, style: str | None = None) -> None:

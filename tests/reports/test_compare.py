@@ -220,7 +220,40 @@ def test_every_rule_has_a_case() -> None:
 def test_no_false_alarm(name: str) -> None:
     comparison = compare_records(*FINE[name])
     assert not comparison.regressed, comparison.regressions
-    assert comparison.headline.startswith("No regression: ")
+    assert comparison.headline.startswith("No regression")
+
+
+@pytest.mark.found_outside
+def test_two_runs_that_fail_alike_do_not_read_as_if_all_were_well() -> None:
+    wrong = measurement(broken=("bound", "semantics"))
+    record = run(
+        *(result(FAIL, wrong, asked=case(seed, causal=True)) for seed in range(9)),
+        *(result(PASS, measurement(), asked=case(seed)) for seed in range(9)),
+        result(Verdict.ERROR, message="bad", check="lse"),
+        result(Verdict.TIMEOUT, message="late", check="purity"),
+    )
+    comparison = compare_records(record, record)
+    assert not comparison.regressed
+    assert comparison.headline == (
+        "No regression; head fails with 11 failing results (2 causes): 20 results compared"
+    )
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        (run(result(PASS)), ""),
+        (run(result(XFAIL)), ""),
+        (run(result(FAIL, message="bad")), "1 failing result (1 cause)"),
+        (run(result(Verdict.TIMEOUT)), "1 failing result"),
+        (run(result(PASS), problems=("stale", "old")), "2 problems"),
+        (run(result(FAIL, message="bad"), problems=("stale",)), "1 failing result (1 cause) and 1 problem"),
+    ],
+)
+def test_what_fails_head_is_named(head: RunRecord, says: str) -> None:
+    comparison = compare_records(head, head)
+    assert comparison.head_failures == says
+    assert comparison.headline.startswith(f"No regression{f'; head fails with {says}' if says else ''}: ")
 
 
 def test_the_other_checks_of_a_case_that_ran_out_of_time_are_not_lost() -> None:

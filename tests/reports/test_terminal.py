@@ -68,6 +68,22 @@ def test_the_last_line_of_a_comparison_is_its_headline() -> None:
         assert text.splitlines()[-1] == changes.headline
 
 
+@pytest.mark.parametrize(
+    ("base", "head", "style"),
+    [
+        (example_base(), example_base(), "33"),
+        (run(result()), run(result()), "32"),
+        (run(result()), run(result(Verdict.FAIL)), "1;31"),
+    ],
+)
+def test_only_a_comparison_with_a_head_that_passes_is_green(
+    base: RunRecord, head: RunRecord, style: str
+) -> None:
+    changes = compare_records(base, head)
+    text = shown(lambda console: print_comparison(changes, console), colour=True)
+    assert text.splitlines()[-1] == f"\x1b[{style}m{changes.headline}\x1b[0m"
+
+
 def test_the_order_of_results_does_not_matter() -> None:
     head = example_head()
     assert run_shown(replace(head, results=head.results[::-1])) == run_shown(head)
