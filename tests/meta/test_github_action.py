@@ -81,7 +81,7 @@ def test_every_shard_and_the_joined_run_keep_their_results(run: Run) -> None:
 
 def test_the_summary_explains_the_failure(run: Run) -> None:
     assert run.verdict.summary.startswith("## attest\n\n**")
-    assert "FAIL my_attention: forward (the simplest failing case that was found)" in run.verdict.summary
+    assert "### Cause 1 of 1, 3 failures: my\\_attention: out is wrong" in run.verdict.summary
     assert "attest replay" in run.verdict.summary
 
 
@@ -112,7 +112,7 @@ def test_one_comment_is_posted_and_then_updated(run: Run) -> None:
         assert "attest-attention @ git+" in run.runner.installed[-1]
         (body,) = api.comments.values()
         assert body.startswith("<!-- attest comment: attest -->\n## attest\n")
-        assert "FAIL my_attention: forward" in body
+        assert "my\\_attention: out is wrong" in body
         report = run.runner.artifacts / "attest" / "comment.md"
         report.write_text("another")
         assert not run.comment(api).failed
