@@ -126,8 +126,13 @@ def _bin(panel: Panel, value: float) -> int:
 
 
 def _plain(text: str) -> str:
-    """Return a label that matplotlib draws as it is: `$` would start a formula, a leading `_` hide it."""
-    return one_line(text, _LABEL).replace("$", r"\$").removeprefix("_")
+    """Return a label that matplotlib draws as it is: `$` would start a formula, a leading `_` hide it.
+
+    The end of a long name is kept: names of one module begin alike.
+    """
+    flat = one_line(text)
+    shown = flat if len(flat) <= _LABEL else f"...{flat[3 - _LABEL :]}"
+    return shown.replace("$", r"\$").removeprefix("_")
 
 
 def _svg(figure: Figure, prefix: str) -> str:

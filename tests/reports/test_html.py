@@ -247,6 +247,9 @@ def test_many_subjects_of_long_names_leave_room_for_a_plot() -> None:
     )
     (plot,) = plots(record)
     assert plot.count == 60
+    labels = [text for text in re.findall(">([^<]*)</text>", plot.svg) if "long.name" in text]
+    assert len(set(labels)) == 60
+    assert max(map(len, labels)) == 36
 
 
 def test_nothing_to_draw() -> None:
