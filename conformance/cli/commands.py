@@ -202,17 +202,20 @@ def compare(
     base: Annotated[Path, typer.Argument(help="The record before the change.")],
     head: Annotated[Path, typer.Argument(help="The record after the change.")],
     markdown: options.Markdown = None,
+    json: options.ComparisonJson = None,
 ) -> int:
     """Compare two records; exit 1 if anything became worse."""
     from attest.conformance.cli.console import show
     from attest.reports.compare import compare_records
+    from attest.reports.render.comparison import render_json
     from attest.reports.render.markdown import render_comparison
     from attest.reports.render.terminal import print_comparison
 
-    Outputs(markdown=markdown).spare(base, head)
+    Outputs(json=json, markdown=markdown).spare(base, head)
     comparison = compare_records(_read(base), _read(head))
-    if markdown is not None:
-        write_text(markdown, render_comparison(comparison))
+    for path, render in ((json, render_json), (markdown, render_comparison)):
+        if path is not None:
+            write_text(path, render(comparison))
     show(lambda console: print_comparison(comparison, console))
     return FAILED if comparison.regressed else PASSED
 

@@ -65,6 +65,9 @@ Json = Annotated[
         "--json", help="Write the record here. During a run, FILE.journal holds the results so far."
     ),
 ]
+ComparisonJson = Annotated[
+    Path | None, typer.Option("--json", help="Write the comparison as JSON here, for programs.")
+]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first verdict that fails the run.")]
 Shrink = Annotated[
     bool, typer.Option("--shrink/--no-shrink", help="Search a simpler case for what fails, for 30 s at most.")

@@ -88,6 +88,7 @@ def test_what_is_read_is_not_written_over(attest, tmp_path):
         ("report", path, "--html", path),
         ("merge", path, "--json", path),
         ("compare", path, path, "--markdown", path),
+        ("compare", path, path, "--json", path),
         ("gate", "--baseline", path, "--json", path),
     ):
         done = attest(*command)
