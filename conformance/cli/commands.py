@@ -15,6 +15,7 @@ import typer
 
 from attest.conformance.cli import options
 from attest.conformance.cli.compile import compile_kernels
+from attest.conformance.cli.listing import list_subjects
 from attest.conformance.cli.options import Outputs, RunOptions, UsageError, as_usage_errors
 from attest.conformance.cli.tune import tune
 from attest.conformance.files import FileError, write_text
@@ -268,25 +269,7 @@ def merge(
 
 app.command("compile")(compile_kernels)
 app.command()(tune)
-
-
-@app.command("list")
-def list_subjects(
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Show everything that they declare.")
-    ] = False,
-) -> int:
-    """List all subjects and where they run; with -v, what they declare."""
-    from attest.conformance.cli import catalogue
-    from attest.conformance.cli.console import print_text
-
-    if verbose:
-        print_text(catalogue.catalogue())
-    else:
-        import jax
-
-        print_text(catalogue.short_catalogue(jax.default_backend()))
-    return PASSED
+app.command("list")(list_subjects)
 
 
 def _run(
