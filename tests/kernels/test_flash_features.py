@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.feature_cases import DROPOUT, FEATURES, KEY_POSITIONS, assert_close, expected, problem
-from tests.kernels.implementations import XLA, all_kernels, flash_kernels, kernels_in_blocks
+from tests.kernels.implementations import XLA_FLASH, all_kernels, flash_kernels
 from tests.kernels.kernel_cases import normal, plain_attention, qkv
 
 
@@ -17,7 +17,7 @@ def compiled(kernel, name):
     return kernel.under(problem(name)[0])
 
 
-@kernels_in_blocks
+@flash_kernels
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_kernel_equals_the_clauses(name, kernel):
     """S1 to S15: out, lse, and gradients for cotangents of both, with blocks that divide nothing."""
@@ -25,10 +25,11 @@ def test_a_kernel_equals_the_clauses(name, kernel):
     assert_close((primal, gradients), expected(name, lse=len(primal) == 2))
 
 
+@pytest.mark.parametrize("kernel", XLA_FLASH)
 @pytest.mark.parametrize("name", KEY_POSITIONS)
-def test_keys_stand_where_they_are_said_to(name):
-    """S23, of an implementation that takes positions of keys."""
-    primal, gradients = compiled(XLA, name)(*problem(name)[1:])
+def test_keys_stand_where_they_are_said_to(name, kernel):
+    """S23, of the implementations that take positions of keys."""
+    primal, gradients = compiled(kernel, name)(*problem(name)[1:])
     assert_close((primal, gradients), expected(name, lse=len(primal) == 2))
 
 

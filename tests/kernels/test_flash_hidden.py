@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.kernels.implementations import all_kernels, flash_kernels, kernels_in_blocks
+from tests.kernels.implementations import all_kernels, flash_kernels
 from tests.kernels.kernel_cases import keep, normal, qkv, visible_pairs
 
 D_OUT, D_LSE = normal(1, 40, 4, 16, seed=8), normal(1, 4, 40, seed=9)
@@ -56,7 +56,7 @@ NOBODY_LOOKS = {
 }
 
 
-@kernels_in_blocks
+@flash_kernels
 @pytest.mark.parametrize("name", NOBODY_LOOKS)
 def test_poison_where_nobody_looks(name, kernel):
     """NaN and inf in hidden keys, values, queries and cotangents change no bit of anything."""
@@ -162,7 +162,7 @@ HIDES_PAIRS = {
 }
 
 
-@kernels_in_blocks
+@flash_kernels
 @pytest.mark.parametrize("hides", HIDES_PAIRS)
 @pytest.mark.parametrize("shape", [(1, 4, 40, 50), (1, 1, 1, 50)])
 def test_poison_in_a_hidden_bias(shape, hides, kernel):
