@@ -1,4 +1,4 @@
-"""Sharding: a call whose batch and heads are spread over devices gives what one device gives (S21).
+"""Sharding: a call whose batch and heads are split over devices gives the results of one device (S21).
 
 The batch entries and the heads of a case are divided among the devices of this process. The results must
 agree with the oracle. The same pairs must be seen and kept as on one device, which one-hot values show. The

@@ -304,7 +304,7 @@ def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
         for failure, minimal in zip(failures, outcome.value, strict=True)
         if not (minimal.cut and minimal.case == failure.result.case)
     ]
-    # If the simpler case is a known failure, it does not show this new one.
+    # If the simpler case is an expected failure, it does not show this new one.
     return [each for each in found if expect(each, request.expectations).verdict is Verdict.FAIL]
 
 

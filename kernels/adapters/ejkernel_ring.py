@@ -231,7 +231,7 @@ def ring_flash_attention_call(
     logits_soft_cap: float | None,
     axis_name: str | None,
 ) -> jax.Array:
-    """Compute attention over a sequence that is spread over devices: out [B, Sq, Hq, Dv], in query's dtype.
+    """Compute attention over a sequence that is split over devices: out [B, Sq, Hq, Dv], in query's dtype.
 
     It is called inside `jax.shard_map`. query: [B, Sq, Hq, D], key: [B, Sk, Hkv, D] and value: [B, Sk, Hkv,
     Dv], of one dtype, are the parts of this device: device d of n has the d-th of n equal parts of the rows

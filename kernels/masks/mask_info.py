@@ -238,10 +238,10 @@ class MaskInfo(Conditions):
         *,
         q_offset: QOffset | None = None,
     ) -> "MaskInfo":
-        """Set where rows and keys stand, in place of what was set; None changes nothing (S23).
+        """Set the positions of rows and keys, in place of those set before; None changes nothing (S23).
 
         q_positions [B or 1, Sq] and kv_positions [B or 1, Sk], integer, in [-2**30, 2**30). q_offset, an
-        integer or one for each batch entry or sequence, says that row i stands at i + q_offset.
+        integer or one for each batch entry or sequence, puts row i at position i + q_offset.
 
         Raises: ValueError naming the argument.
         """

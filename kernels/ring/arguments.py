@@ -1,4 +1,4 @@
-"""Checks of a call whose sequence is spread over the devices of an axis."""
+"""Checks of a call whose sequence is split over the devices of an axis."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""`mask_info` of a call whose sequence is spread over devices: its conditions as arguments (S5, S21).
+"""`mask_info` of a call whose sequence is split over devices: its conditions as arguments (S5, S21).
 
 Lengths of keys become ranges of keys, which count in the whole sequence on every device.
 """
