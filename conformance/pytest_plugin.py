@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attest", "conformance of attention kernels")
     group.addoption(
         "--attest-profile",
-        help="how many cases to judge: quick (the default), standard, nightly or production",
+        help="how many cases to test: quick (the default), standard, nightly or production",
     )
     group.addoption("--attest-seed", type=int, help="of the drawn cases (default: 0)")
     group.addoption(

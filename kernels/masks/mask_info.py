@@ -49,7 +49,7 @@ from attest.kernels.masks.visible_pairs import positions_of, visible_pairs
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class MaskInfo(Conditions):
-    """The keys that each query row sees: a pair is visible only where every condition says so (S5).
+    """The keys that each query row sees: a pair is visible only if every condition permits it (S5).
 
     A pytree: arrays are leaves, options are static. Build it with `from_attention_mask`, `from_segments` or
     `from_cu_seqlens`, or from `MaskInfo()`, in which everything is visible, and add conditions with the
@@ -167,8 +167,8 @@ class MaskInfo(Conditions):
     def apply_causal(self) -> "MaskInfo":
         """Hide the keys that stand after the row (S6).
 
-        By default the last row stands where the last key does, by sequence under cumulative lengths. Top-left
-        order, as in ejKernel and jax.nn, is `with_positions(q_offset=0)`.
+        By default the last row has the position of the last key, in each sequence of cumulative lengths.
+        Top-left order, as in ejKernel and jax.nn, is `with_positions(q_offset=0)`.
         """
         return replace(self, causal=True)
 

@@ -84,7 +84,7 @@ def describe_rows(call: Call, whole: Whole | None = None, xp: Any = jnp) -> Rows
     low, high = _position_limits(call, position, q_length + k_length, xp)
     lowest = highest = None
     if call.positions.kv is None:
-        # Key j of a sequence stands at j.
+        # Key j of a sequence is at position j.
         if low is not None:
             first = _both(xp.maximum, first, _plus(low, sequences.key_start, xp))
         if high is not None:
