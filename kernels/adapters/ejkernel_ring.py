@@ -96,7 +96,7 @@ def ring_attention(
     """Compute attention as `ejkernel.modules.ring_attention` does: out [B, Sq, Hq, Dv], in query's dtype.
 
     Inside `jax.shard_map` with axis_name, or from outside with mesh, in_specs and out_specs, the sequence is
-    spread over devices; without either one device computes it. Options count in the whole sequence (S21).
+    spread over devices; without either one device computes it. Options refer to the whole sequence (S21).
 
     Args:
         query: [B, Sq, Hq, D] of float32, bfloat16 or float16.

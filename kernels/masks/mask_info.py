@@ -165,7 +165,7 @@ class MaskInfo(Conditions):
         return replace(self, q_segment_ids=q_ids, kv_segment_ids=kv_ids)
 
     def apply_causal(self) -> "MaskInfo":
-        """Hide the keys that stand after the row (S6).
+        """Hide the keys whose position is after that of the row (S6).
 
         By default the last row has the position of the last key, in each sequence of cumulative lengths.
         Top-left order, as in ejKernel and jax.nn, is `with_positions(q_offset=0)`.
