@@ -231,7 +231,7 @@ def _shrunk(item: AttestCase, failing: Result) -> Result:
     if found.cut and found.case == failing.case:
         return failing
     found = simplest(failing, found)
-    # If the simpler case is a known failure, it does not show this new one.
+    # If the simpler case is an expected failure, it does not show this new one.
     return found if _known(marked, found).verdict is Verdict.FAIL else failing
 
 

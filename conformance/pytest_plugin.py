@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MARKER = (
     "attest(subject, profile=None, seed=None, expectations=()): judge an attention kernel, in one item for"
     " each check and each row of cases. subject: an attest.Subject, or its name. expectations: TOML files of"
-    " known failures, relative to the test file. Options on the command line come first."
+    " expected failures, relative to the test file. Options on the command line come first."
 )
 
 
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attest", "conformance of attention kernels")
     group.addoption(
         "--attest-profile",
-        help="how many cases to judge: quick (the default), standard, nightly or production",
+        help="how many cases to test: quick (the default), standard, nightly or production",
     )
     group.addoption("--attest-seed", type=int, help="of the drawn cases (default: 0)")
     group.addoption(
@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="a TOML file of known failures, or a folder of such files; repeatable",
+        help="a TOML file of expected failures, or a folder of such files; repeatable",
     )
     group.addoption(
         "--attest-shrink",
@@ -178,7 +178,7 @@ def attest_conformance(request: pytest.FixtureRequest) -> "Callable[..., RunReco
     """Return a function that holds a Subject to everything it declares, as `run_conformance_test` does.
 
     Each check is reported as a subtest of its own where this pytest has subtests; otherwise the test fails
-    with all explanations. It returns the record. `expectations`: TOML files or folders of known failures.
+    with all explanations. It returns the record. `expectations`: TOML files or folders of expected failures.
     """
 
     def conform(subject: "Subject", expectations: Sequence[Path] = ()) -> "RunRecord":

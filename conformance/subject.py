@@ -98,7 +98,7 @@ class Limits:
     validates: whether it checks its arguments. If False, no check `refusal.*` applies to it: it is called
         only as it declares, and nothing is concluded about other calls.
 
-    Raises ValueError if a limit is not one.
+    Raises ValueError if a limit is invalid.
     """
 
     longest: int = 2048
@@ -151,13 +151,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sharding:
-    """The meshes over which the calls of a kernel may be spread (S21); by default there are none.
+    """The meshes over which its calls may be split (S21); by default there are none.
 
     meshes: on which kinds of meshes, "explicit" and "automatic", batch and heads may be sharded.
     features: those of the kernel that such a sharded call may have.
     bits: the outputs of a sharded call, such as "out" and "dquery", with the bits of one device.
-    sequence: whether each call spreads the sequence over devices: the tilings say over how many, and which
-        strategy. The kernel gets cases of its own number, since each is compiled for all devices.
+    sequence: whether each call splits the sequence over devices. The tilings give the number of devices and
+        the strategy. There are fewer cases, because each is compiled for all devices.
 
     Raises ValueError for a mesh of another kind.
     """
@@ -187,14 +187,15 @@ def default_numerics(dtype: str, tiling: Tiling) -> Numerics:
 class Subject:
     """A kernel under test.
 
-    name: what verdicts call it, dotted: library, kernel.
+    name: its name in verdicts: library and kernel, separated by a dot.
     call: takes query, key, value as JAX arrays, and only those options that a case switches on, under the
         names of docs/reference/semantics.md; returns out, or (out, lse) if `returns_lse`.
     features: of `attest.conformance.cases.features.ALL_FEATURES`. dtypes: of DTYPES.
     numerics: from dtype name and Tiling to the arithmetic that the kernel declares.
     backend: where it runs, one of BACKENDS. head_dims: the smallest and the largest that it takes.
     tilings: the choices of block sizes to test, the production one last.
-    limits: what it does not take of its features. sharding: how its calls may be spread over devices.
+    limits: the forms of its features that it does not support. sharding: how its calls may be split over
+        devices.
     ready: None, or why this process cannot run it, in one clause.
     implementation: from a case to the name of the implementation that should run, one of
         `attest.conformance.checks.implementation`, or to those of which one should run each pass; for a
@@ -203,11 +204,12 @@ class Subject:
     ways: in which a call may get its configuration; the check `configuration` compares the programs.
     violations: accesses outside its arrays (S19) that an instrument saw since the last call of this, each a
         sentence by `str`; they fail the check that was running.
-    unjudged: features that it supports and declares nothing about: no case has them, no refusal is expected.
+    unjudged: features that it accepts without a promise about the results: no case has them, no refusal is
+        expected.
     gradient_dtype: the dtype of the gradients that it returns: "input" for each input's own (S14), or
         "float32".
 
-    Raises ValueError if a declaration is not one.
+    Raises ValueError if a declaration is invalid.
     """
 
     name: str

@@ -26,7 +26,7 @@ def run_conformance_test(
 ) -> RunRecord:
     """Hold a kernel to everything that it declares, in this process.
 
-    profile: "quick", "standard" or "nightly". expectations: TOML files or folders of known failures.
+    profile: "quick", "standard" or "nightly". expectations: TOML files or folders of expected failures.
     Raises AssertionError that explains the simplest failing case of each check, and ValueError for an
     unknown profile or a broken file of expectations. Warns with SharedProcessWarning if another subject was
     judged in this process before. Returns the record of what was judged.
@@ -93,7 +93,7 @@ def python_replay(result: Result) -> str:
 
 
 def replay_case(subject: Subject, check: str, case: str) -> Result:
-    """Judge one case again, as JSON; prints and returns the verdict."""
+    """Run one case again, given as JSON; print and return the verdict."""
     from attest.conformance.cases.case import case_from_json
     from attest.conformance.running.judge import judge
 

@@ -61,7 +61,7 @@ type SpreadMask = (
     | Bool[_Given, "_ _"]
     | Integer[_Given, "_ _"]
 )
-"""The same of a sequence that is spread over devices: rows and keys are 1, those of a device, or all."""
+"""The same of a sequence that is split over devices: rows and keys are 1, those of a device, or all."""
 
 type SpreadBias = Float[_Given, "*#batch #Hq _ _"] | Float[_Given, "_ _"]
 """The same of numbers that are added to the logits."""

@@ -38,7 +38,7 @@ from attest.kernels.masks.mask_info import MaskInfo
 # Arrays do not compare to one bool.
 @dataclass(frozen=True, eq=False)
 class AttentionArguments:
-    """The arguments of one call as they were given; `attest.flash_attention` says what each means."""
+    """The arguments of one call as they were given; see `attest.flash_attention` for their meaning."""
 
     query: Query
     key: Key

@@ -15,8 +15,8 @@ def flash_attention(arguments: AttentionArguments) -> Out:
         key: [B, Sk, Hkv, D], the dtype of query. Query head h reads key head h // (Hq / Hkv) (S15).
         value: [B, Sk, Hkv, Dv], the dtype of query.
         attention_mask: [B or 1, Hq or 1, Sq or 1, Sk or 1], bool or integer; non-zero may attend (S5). The
-            first axes may be left out: [Sq, Sk], [Hq or 1, Sq, Sk]. A mask of keys is [B, 1, 1, Sk]. An axis
-            of 1 is read as it is, not expanded.
+            first axes may be left out: [Sq, Sk], [Hq or 1, Sq, Sk]. A mask of keys is [B, 1, 1, Sk]. Axes of
+            size 1 are broadcast without a copy.
         bias: [B or 1, Hq or 1, Sq or 1, Sk or 1], float; added to the scaled logits before the cap (S2). -inf
             hides a key. The first axes may be left out.
         softmax_scale: what the products of query and key are multiplied by; 1 / sqrt(D) by default (S1).
@@ -30,29 +30,30 @@ def flash_attention(arguments: AttentionArguments) -> Out:
         sliding_window: how many keys to the left and to the right a row sees; one number is both; None on a
             side is no limit (S7).
         fwd_params: block sizes of the forward pass: those of the implementation that `platform` names, or an
-            `attest.kernels.operations.FwdParams`, which every implementation reads. Results depend on them by
-            rounding alone (S18).
+            `attest.kernels.operations.FwdParams`, which every implementation reads. They change results only
+            by rounding (S18).
         bwd_params: the same of the backward pass, or an `attest.kernels.operations.BwdParams`.
         config: a configuration of one implementation, in place of fwd_params and bwd_params: the `Config` of
-            its module, such as `attest.kernels.triton.Config`. It names the implementation, as platform does.
-            See `attest.kernels.config`.
+            its module, such as `attest.kernels.triton.Config`. The call runs the implementation of this
+            class. See `attest.kernels.config`.
         logits_soft_cap: c in c * tanh(logits / c) (S3).
         softmax_aux: float sink logits (S11): [1, n], shared by all heads, or [Hq, n]. [n] is shared too, and
             refused where it could be one sink a head.
         normalize_output: False returns the numerator sum_j exp(t_j - m) v_j, where t_j are the visible capped
             logits and m is the largest of them and of the sinks.
-        precision: that of every product; each implementation's page says what it takes.
+        precision: that of every product; see the page of each implementation.
         logits_dtype: the dtype that scaled products are rounded to before bias and cap; float32 by default.
         q_segment_ids: [B, Sq] integer; a row sees the keys with its own id. Negative is padding (S8).
         kv_segment_ids: [B, Sk] integer.
-        q_offset: the position of the first row, an integer or one for each sequence; row i stands at i +
-            q_offset. Causal order, windows and chunks compare positions (S23). By default the last row stands
-            where the last key does.
+        q_offset: the position of the first row, an integer or one for each sequence; row i is at
+            position i + q_offset. Causal order, windows and chunks compare positions (S23). By default the
+            last row has the position of the last key.
         q_positions: [B or 1, Sq] integer positions of the rows, in place of q_offset.
-        kv_positions: [B or 1, Sk] integer positions of the keys; by default key j of a sequence stands at j.
+        kv_positions: [B or 1, Sk] integer positions of the keys; by default key j of a sequence is at
+            position j.
         origin: where a call on a part of larger arrays begins in them: batch entry, query head, row and key,
-            the key a multiple of 4. Dropout then drops the pairs that it drops in the whole (S12, S23).
-        chunk_size: how many positions a chunk has; a row sees the keys of its own chunk alone (S24).
+            the key a multiple of 4. Dropout then drops the same weights as in the whole call (S12, S23).
+        chunk_size: the number of positions in a chunk; a row sees only keys of its chunk (S24).
         kv_start: [B or 1, Sq] int32 or int64, the first key that a row may see, counted in key (S28). Blocks
             of keys outside of all ranges are skipped.
         kv_end: [B or 1, Sq] int32 or int64, the key after the last one that a row may see.
@@ -60,17 +61,17 @@ def flash_attention(arguments: AttentionArguments) -> Out:
             position of the key| is subtracted where the bias is added (S25). A constant: its derivative is
             refused.
         dropout_shared: "b", "h" or "bh": one mask of dropout serves all batch entries, all heads, or both, as
-            with Flax's `broadcast_dropout`; by default each has its own. The coordinates that are shared
-            count as 0, and so does origin on them (S29). An axis of `jax.vmap` is no batch entry: each of its
-            calls begins at 0.
-        mask_info: an `attest.kernels.operations.MaskInfo`, whose conditions count beside all others. With
-            several batch dimensions its arrays have one, of all entries.
+            with Flax's `broadcast_dropout`; by default each has its own. On a shared axis, the index is 0
+            and origin has no effect (S29). Each entry of an axis of `jax.vmap` is a separate call, whose
+            batch entries count from 0.
+        mask_info: an `attest.kernels.operations.MaskInfo`, whose conditions apply in addition to the
+            other arguments. With several batch dimensions its arrays have one, of all entries.
         platform: "mosaic_gpu", "triton", "pallas_tpu" or "xla"; by default the fastest that supports the
             call on the device of the arrays, or on JAX's default device where they are traced. Compiling
-            the program for another device is then refused if the fastest one is another there. An
-            `attest.kernels.implementation.Implementation` of your own runs on any device.
+            the program for another device is refused if another implementation would be chosen
+            there. An `attest.kernels.implementation.Implementation` of your own runs on any device.
         mask: refused; attention_mask is the name here. A layer of Flax's linen gives these two names to its
-            `attention_fn`, and drops in silence what the function has no parameter for. Give it
+            `attention_fn`, and silently ignores arguments that the function does not have. Give it
             `attest.kernels.adapters.flax_linen.dot_product_attention`, which has all of them.
         dropout_rng: refused; dropout_seed is the name here.
 
@@ -81,8 +82,8 @@ def flash_attention(arguments: AttentionArguments) -> Out:
     docs/reference/semantics.md.
 
     Differentiable once in reverse mode, in query, key, value, bias and softmax_aux. A policy of
-    `jax.checkpoint` that saves the names "flash_attention_out" and "flash_attention_lse" spares the forward
-    pass a second run.
+    `jax.checkpoint` that saves the names "flash_attention_out" and "flash_attention_lse" avoids a second
+    forward pass.
 
     Raises:
         ValueError: an argument is malformed; the message names it (S20).

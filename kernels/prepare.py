@@ -1,4 +1,4 @@
-"""The way of a call from its arguments to an implementation: joined, chosen, checked and run."""
+"""The steps of a call from its arguments to an implementation."""
 
 from dataclasses import replace
 from typing import Any

@@ -69,14 +69,14 @@ class Case:
     lengths: (query, key) tokens of each sequence. One for each batch row: padded; batch 1: packed.
     sinks: how many sink logits. sinks_per_head: each head has its own. sink_pattern: around 1, around the
         largest "logits" of the family, or there with one "extreme" that weighs nothing.
-    scale: None is the default of S1. normalized False asks for the numerator alone.
+    scale: None is the default of S1. normalized False: out is only the numerator.
     integer_mask: the mask is handed over as int32, non-zero where visible; needs a mask.
     empty_rows: some query rows see nothing, hidden by the mask; needs a mask.
     poison: NaN and inf are stored wherever nothing may be read: under masks, past lengths.
     dropout_seed: None: one that follows from the seed. dropout_shared: what one mask of dropout serves, the
         batch entries "b", the heads "h" or both, one of SHARED.
     q_offset: where the first query stands among the keys: one integer, or a tuple with one for each sequence,
-        which the kernel gets as an int32 array. None: so that the last query stands at the last key.
+        which the kernel gets as an int32 array. None: the last query has the position of the last key.
     positions: those of a "shard" in the middle of longer sequences, "shuffled", "repeated" by several tokens
         or "reversed"; one of POSITION_PATTERNS. None: as tokens are counted.
     origin: the batch entry, query head, row and key of the whole arrays at which the call begins, or None.

@@ -1,4 +1,4 @@
-"""Batch dimensions: a call with any number of them gives, bit for bit, what the call with one gives (S27)."""
+"""Batch dimensions: a call with any number of them gives the same bits as the call with one (S27)."""
 
 from collections.abc import Mapping
 from typing import Any

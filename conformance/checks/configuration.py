@@ -1,4 +1,4 @@
-"""The choice of a configuration: the programs show that the one which was meant ran (S20).
+"""The choice of a configuration: the programs show that the intended one ran (S20).
 
 A configuration decides block sizes, and these are in the program of a call. So each way in which a call may
 get its configuration is compared with the kernel itself, called with the configuration that should run.

@@ -1,4 +1,4 @@
-"""Poison: NaN stored where nothing may be read reaches no result (S4).
+"""Poison: NaN stored in hidden places reaches no result (S4).
 
 The case runs twice: with NaN and inf stored under masks and past lengths, and with ordinary values there.
 Every output and every gradient must be equal, including those of the poisoned places.

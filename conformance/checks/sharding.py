@@ -1,8 +1,8 @@
-"""Sharding: a call whose batch and heads are spread over devices gives what one device gives (S21).
+"""Sharding: a call whose batch and heads are split over devices gives the results of one device (S21).
 
 The batch entries and the heads of a case are divided among the devices of this process. The results must
 agree with the oracle. The same pairs must be seen and kept as on one device, which one-hot values show. The
-compiled program may gather no array: devices exchange sums alone.
+compiled program may gather no array: devices exchange only sums.
 """
 
 import math
@@ -53,7 +53,7 @@ _GATHERS = re.compile(r"\b(all-gather|all-to-all|collective-permute|reduce-scatt
 
 
 def _spec(case: Case, parts: tuple[int, int], name: str, array: NDArray[Any]) -> PartitionSpec:
-    """Return how an array is sharded; what has one entry for all, or too few for the devices, is whole."""
+    """Return how an array is sharded; an axis of one entry, or of too few for the devices, is whole."""
     sizes = {"b": case.batch, "h": case.q_heads, "k": case.kv_heads}
     over = {"b": ("batch", parts[0]), "h": ("heads", parts[1]), "k": ("heads", parts[1])}
     axes = "h." if name == "softmax_aux" and array.ndim == 2 else _AXES.get(name, "")

@@ -103,7 +103,7 @@ def gate(
     html: options.Html = None,
     sarif: options.Sarif = None,
 ) -> int:
-    """Judge every subject that this machine can run."""
+    """Test every subject that this machine can run."""
     import jax
 
     from attest.conformance.running.gate import runnable_subjects
@@ -142,7 +142,7 @@ def check(
     html: options.Html = None,
     sarif: options.Sarif = None,
 ) -> int:
-    """Judge one subject, by all checks and cases or by some of them."""
+    """Test one subject, with all checks and cases or with some of them."""
     from attest.conformance.subject import find
 
     outputs = Outputs(json, junit, markdown, html, sarif)
@@ -158,7 +158,7 @@ def check(
 def replay(
     case: Annotated[str, typer.Argument(help="A JSON file, or the JSON object that a failure prints.")],
     subject: Annotated[
-        str | None, typer.Option(help="The subject to judge, instead of the one that the JSON names.")
+        str | None, typer.Option(help="The subject to test, in place of the one in the JSON.")
     ] = None,
     check: options.Checks = None,
     allow_import: Annotated[
@@ -173,7 +173,7 @@ def replay(
         bool, typer.Option("--picture", help="Draw which keys each row sees, and which it should.")
     ] = False,
 ) -> int:
-    """Judge one case again and print the result in full."""
+    """Run one case again and print the result in full."""
     from attest.conformance.cli.console import print_text
     from attest.conformance.cli.replay_request import read_replay_request
     from attest.conformance.judging.failure import explain
@@ -254,7 +254,7 @@ def merge(
     html: options.Html = None,
     sarif: options.Sarif = None,
 ) -> int:
-    """Merge the records of a run's shards into one and judge it."""
+    """Merge the records of a run's shards into one, and apply the rules of a complete run."""
     from attest.conformance.record import merge_records
     from attest.conformance.running.expectations import load_expectations
     from attest.conformance.running.gate import with_policy

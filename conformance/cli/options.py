@@ -27,7 +27,7 @@ _SHARD_DIGITS = 9
 SubjectName = Annotated[str, typer.Argument(help="A name from `attest list`, or module:attribute.")]
 SubjectPatterns = Annotated[
     list[str] | None,
-    typer.Option("--subject", help="Judge only these: names, or patterns such as 'operation.*'; repeatable."),
+    typer.Option("--subject", help="Test only these: names, or patterns such as 'operation.*'; repeatable."),
 ]
 Profile = Annotated[str, typer.Option(help="How many cases: quick, standard, nightly or production.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the random cases.")]
@@ -58,11 +58,14 @@ Timeout = Annotated[
     float | None,
     typer.Option(show_default="120", help="Seconds for all checks of one case; beyond it, TIMEOUT."),
 ]
-Baseline = Annotated[Path | None, typer.Option(help="A record; the run fails if it is worse than this.")]
+Baseline = Annotated[
+    Path | None,
+    typer.Option(help="A record; the run fails if its errors are worse than those of this record."),
+]
 Json = Annotated[
     Path | None,
     typer.Option(
-        "--json", help="Write the record here. During a run, FILE.journal holds the results so far."
+        "--json", help="Write the record here. During a run, the results so far are in FILE.journal."
     ),
 ]
 ComparisonJson = Annotated[
@@ -78,7 +81,7 @@ Html = Annotated[Path | None, typer.Option(help="Write an HTML report here.")]
 Sarif = Annotated[Path | None, typer.Option(help="Write a SARIF report here.")]
 Expectations = Annotated[
     list[Path] | None,
-    typer.Option(help="A TOML file of known failures, or a folder of such files; repeatable."),
+    typer.Option(help="A TOML file of expected failures, or a folder of such files; repeatable."),
 ]
 Features = Annotated[
     list[str] | None, typer.Option("--feature", help="Use only cases with this feature; repeatable.")

@@ -1,4 +1,4 @@
-"""The command `attest tune`: find the fastest right configuration of a call, and keep it for later calls."""
+"""The command `attest tune`: find the fastest right configuration of a call, and save it for later calls."""
 
 import json as json_format
 from pathlib import Path
@@ -27,13 +27,15 @@ ValueDim = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Causal = Annotated[bool, typer.Option("--causal", help="Causal order.")]
-Left = Annotated[int | None, typer.Option("--window", min=0, help="Keys to the left of a row that it sees.")]
+Left = Annotated[
+    int | None, typer.Option("--window", min=0, help="Number of keys that a row sees to its left.")
+]
 Cap = Annotated[float | None, typer.Option("--soft-cap", help="The cap of the logits.")]
 Dropout = Annotated[float, typer.Option("--dropout", help="The share of weights that is dropped.")]
-ForwardOnly = Annotated[bool, typer.Option("--forward-only", help="Neither judge nor time gradients.")]
+ForwardOnly = Annotated[bool, typer.Option("--forward-only", help="Neither test nor time gradients.")]
 Platform = Annotated[str | None, typer.Option(help="auto, triton, pallas, xla, or an implementation.")]
-Iters = Annotated[int, typer.Option(min=1, help="Calls that are timed, at most.")]
-TimeLimit = Annotated[float, typer.Option(help="Seconds to compile, to judge or to time one candidate.")]
+Iters = Annotated[int, typer.Option(min=1, help="Largest number of timed calls.")]
+TimeLimit = Annotated[float, typer.Option(help="Seconds to compile, to test or to time one candidate.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the record of the run here.")]
 
 
@@ -56,9 +58,10 @@ def tune(
     time_limit: TimeLimit = 120.0,
     json: Json = None,
 ) -> int:
-    """Find the fastest right configuration of flash attention for a call, and keep it for later calls.
+    """Find the fastest right configuration of flash attention for a call, and save it for later calls.
 
-    Every candidate is judged by the oracle before it is timed. ATTEST_CACHE_DIR says where it is kept.
+    Every candidate is compared with the oracle before it is timed. The result is saved in the folder
+    ATTEST_CACHE_DIR.
     """
     import jax
 

@@ -126,7 +126,7 @@ def blind_spots(
     gradients: Callable[[], Gradients],
     outputs: Collection[str],
 ) -> tuple[str, ...]:
-    """Return the features that the case cannot show: none of `outputs` of a neighbour is far enough away.
+    """Return the features with a neighbour that differs too little from the case in all of `outputs`.
 
     predictions: of out and lse. gradients: called only for a neighbour with the same forward results. Most
     have others, and the forward pass takes a third of the time.

@@ -12,10 +12,10 @@ from attest.conformance.record import Element, Measurement, Result
 # The sentence for each judgement of the error model that breaks.
 JUDGEMENTS = {
     "bound": "an element lies outside the proven error bound",
-    "rms": "the errors together are larger than rounding explains",
-    "z": "an element is further off than chance allows",
-    "bias": "the errors lean to one side",
-    "semantics": "the error is larger than any loss of precision explains",
+    "rms": "the typical error is larger than rounding can explain",
+    "z": "the error of an element is too large for its predicted standard deviation",
+    "bias": "on average, the results are further from zero or closer to it than rounding can explain",
+    "semantics": "the error is larger than any loss of precision can explain: a clause is violated",
 }
 
 # The message of an output with broken judgements begins with it.

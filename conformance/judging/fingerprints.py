@@ -1,7 +1,7 @@
-"""Fingerprints: what the wrong values of an output have in common, which names a mistake.
+"""Fingerprints: what the wrong values of an output have in common, which points to a mistake.
 
 A fingerprint that misleads is worse than none: each needs so many elements, or such unlikely values, that
-chance does not make it.
+it does not appear by chance.
 """
 
 import math

@@ -23,7 +23,7 @@ class Malformed:
     """One way to make a call malformed.
 
     spoil: from the well-formed arguments to those that replace them. names: the refusal must contain one of
-    these words. feature: what the subject must support for this to make sense. applies: the
+    these words. feature: the call is tested only if the subject supports it. applies: the
     subjects for which the call is malformed. values: whether the values of an array alone are wrong, which
     shapes and dtypes do not tell.
     """

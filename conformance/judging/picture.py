@@ -1,4 +1,4 @@
-"""A picture of which keys each query row sees, as a kernel computes it and as the clauses say.
+"""A picture of which keys each query row sees, as a kernel computes it and as the clauses define it.
 
 The weights of a kernel are its out for one-hot values. The query is 0, so that every visible key has a weight
 that is far from 0, and nothing is dropped.

@@ -116,7 +116,7 @@ class Trial:
 
     @cached_property
     def unspecified(self) -> bool:
-        """Whether the case has rows that see no key, for which the subject declares nothing (S10)."""
+        """Whether the case has rows that see no key, whose results the subject leaves unspecified (S10)."""
         return self.subject.semantics.empty_rows == "unspecified" and self.has_empty_rows
 
     @cached_property

@@ -62,7 +62,7 @@ def _joined(calls: "Sequence[Job]") -> Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one call of a job: a value, or a `fault` that says why there is none.
+    """The outcome of one call of a job: a value, or a `fault`: why there is none.
 
     timed_out: whether its time ran out. phase, check: where the call was when it was cut short.
     """
@@ -156,7 +156,7 @@ class Pool:
 
 
 class _Worker:
-    """The parent's view of one process. subject: whose jobs it runs."""
+    """The parent's view of one process, which runs the jobs of `subject`."""
 
     def __init__(self, subject: str, folder: Path) -> None:
         self.subject = subject
@@ -219,7 +219,7 @@ class _Worker:
 
     @property
     def died(self) -> str:
-        """A clause that says how the process died."""
+        """A clause about how the process died."""
         status = self._process.exitcode or 0
         return f"the process died {f'of signal {-status}' if status < 0 else f'with exit status {status}'}"
 

@@ -60,7 +60,7 @@ def _begin(variables: Mapping[str, str], work: Callable[..., None], arguments: t
 
 
 def _may_fork() -> bool:
-    """Return whether the server runs, after starting it; it must be as this process would start it now."""
+    """Return whether the server runs with the settings of this process, after starting it if needed."""
     # Elsewhere system libraries do not allow a fork; -E hides from the server where it may import from.
     if sys.platform != "linux" or sys.flags.ignore_environment:
         return False
@@ -82,7 +82,7 @@ def _early() -> dict[str, str]:
 
 @contextmanager
 def _importing_as_here() -> Generator[None, None, None]:
-    """Let Python processes that start now import from where this one does, never from the current folder."""
+    """Let new Python processes import from the folders of this one, never from the current folder."""
     before = dict(os.environ)
     os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     try:

@@ -1,6 +1,6 @@
 """Baselines as files, `attest.baseline/1`: JSON lines, a header and one compact line for each result.
 
-The header has all of a RunRecord but its results, and how many there are. A result has the fields of
+The header has all fields of a RunRecord except the results, and their number. A result has the fields of
 `attest.run/2`; those at their default are left out. `record_file.read_record` reads both.
 """
 
@@ -81,7 +81,7 @@ def read_baseline(data: bytes, where: str) -> RunRecord:
 
 
 def _compact(data: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of a result what is empty, and of its measurements, too."""
+    """Leave out the empty fields of a result and of its measurements."""
     kept = {name: value for name, value in data.items() if _says_something(value) and name not in _DERIVED}
     if "measurements" in kept:
         kept["measurements"] = [
@@ -92,5 +92,5 @@ def _compact(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _says_something(value: object) -> bool:
-    """Return whether a value is no default; numbers have none."""
+    """Return whether a value must be written: every number, and anything not empty."""
     return value is not None and value is not False and value not in ("", [], ())

@@ -36,7 +36,7 @@ def journal_path(record: Path) -> Path:
 class Journal:
     """The file of one run, which starts with the run's request. Raises FileError if it cannot be created.
 
-    sync_seconds: how long the disk may lag behind what was written. fault: a sentence that says why a later
+    sync_seconds: how long the disk may lag behind what was written. fault: a sentence about why a later
     line could not be written; the run then continues without its journal.
     """
 
@@ -65,7 +65,7 @@ class Journal:
 
     @property
     def contents(self) -> str:
-        """A clause that says which results can be read from the file."""
+        """A clause about which results can be read from the file."""
         if self._kept == self._given:
             return f"the results are in {self.path}"
         return f"{self.path} has only the first {self._kept} of {self._given} results"

@@ -1,4 +1,4 @@
-"""The JSON of records, `attest.run/2`, and of journals, `attest.journal/2`: what they must hold, as types.
+"""The JSON of records, `attest.run/2`, and of journals, `attest.journal/2`: its fields, as types.
 
 Records of schema 1 are read, too: they lack `shrunk_from` and `phase`, and call INCONCLUSIVE MISTRUSTED.
 """
@@ -90,7 +90,7 @@ class RunData(_Data):
 
 
 class RecordData(RunData):
-    """A RunRecord; `status` and `counts` repeat for readers what follows from `results`."""
+    """A RunRecord; `status` and `counts` follow from `results`, for readers."""
 
     complete: bool
     note: Text
@@ -211,7 +211,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
 
 
 def run_fields(data: RunData, where: str) -> dict[str, Any]:
-    """Return the fields of a RunRecord that say what was requested. Raises ValueError."""
+    """Return the fields of a RunRecord that describe the request. Raises ValueError."""
     number, count = data.shard
     if not 1 <= number <= count:
         raise ValueError(f"{where}: shard: got {number}/{count}, expected i/n with 1 <= i <= n")
@@ -225,7 +225,7 @@ def run_fields(data: RunData, where: str) -> dict[str, Any]:
 
 
 def run_fields_to_json(record: RunRecord) -> dict[str, Any]:
-    """Return what was requested of a run, as JSON data."""
+    """Return the request of a run, as JSON data."""
     return {
         "profile": record.profile,
         "seed": record.seed,

@@ -22,7 +22,7 @@ _GIT_SECONDS = 10.0
 
 
 def environment() -> dict[str, Any]:
-    """Return what may differ between two runs of the same kernels, for their records."""
+    """Return the facts that may differ between two runs of the same kernels, for their records."""
     devices = jax.devices()
     return {
         "backend": jax.default_backend(),

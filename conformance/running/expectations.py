@@ -1,4 +1,4 @@
-"""Expectations: known failures as TOML entries, each with a reason and a public link.
+"""Expectations: declared failures as TOML entries, each with a reason and a public link.
 
 An entry names a subject, a check and a condition on the case. A FAIL that it describes becomes XFAIL. A PASS
 in its place is XPASS, which fails the run. An entry that matches nothing in a complete run also fails it.
@@ -58,7 +58,7 @@ class _Switches(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Expectation:
-    """One known failure.
+    """One expected failure.
 
     subject, check: as in the verdict. reason: why it fails, in a sentence.
     link: the public report, or a page of docs/.

@@ -72,7 +72,7 @@ def _finding(trial: Trial, check: Check) -> Finding:
 
 
 def _undefined(trial: Trial, check: Check) -> str | None:
-    """Return why a case is no call that a kernel must answer (S1), in one clause; None if it is one."""
+    """Return why the results of a case are undefined (S1), in one clause; None if they are defined."""
     if trial.out_of_range is not None:
         return trial.out_of_range
     # Listed cases may be large, and their values are known to fit.
@@ -82,7 +82,7 @@ def _undefined(trial: Trial, check: Check) -> str | None:
 
 
 def _unspecified(trial: Trial, check: Check) -> str | None:
-    """Return why a subject declares nothing for a case (S10); None for listed cases, which may be large."""
+    """Return why the results of a case are unspecified (S10); None for listed cases, which may be large."""
     if check.kind.listed or not trial.unspecified:
         return None
     return "declares that rows which see no key are unspecified, and the case has some"

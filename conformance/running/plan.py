@@ -69,7 +69,7 @@ class Profile:
 class Restriction:
     """The part that the command line narrows a run to; empty means everything.
 
-    features: all on in every case. dtypes, checks: no others. examples: the total number of cases to draw,
+    features: all on in every case. dtypes, checks: only these. examples: the total number of cases to draw,
     instead of the profile's numbers.
     """
 
@@ -206,7 +206,7 @@ def _edges(subject: Subject, only: Restriction) -> Iterator[Case]:
 def _rows(
     subject: Subject, numbers: Mapping[str, Any], seed: int, only: Restriction
 ) -> Iterator[tuple[int, Facts, int]]:
-    """Yield (number, facts, seed) of every row of the covering arrays, without what the subject lacks.
+    """Yield (number, facts, seed) of every row of the covering arrays, without unsupported features.
 
     Rows are numbered within their class of lengths.
 
@@ -233,7 +233,7 @@ def _rows(
 
 
 def _offer(subject: Subject, row: Facts, number: int, only: Restriction) -> Offer:
-    """Return what the subject supports of a row: one tiling after the other, the last one for long cases."""
+    """Return the supported choices of a row: one tiling after the other, the last one for long cases."""
     dtypes = _dtypes(subject, only)
     explicit = [index for index, tiling in enumerate(subject.tilings) if tiling.options]
     tilings = explicit if subject.tilings[-1].options else [*explicit, -1]
@@ -261,7 +261,7 @@ def _blocks(tiling: Tiling) -> Blocks:
 
 
 def _alike(tiling: Tiling, other: Tiling) -> bool:
-    """Return whether two tilings have the same blocks, as those have that differ in the number of devices."""
+    """Return whether two tilings have the same blocks; they may differ in the number of devices."""
     return _blocks(tiling) == _blocks(other)
 
 
@@ -306,7 +306,7 @@ def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction)
 
 
 def _configured(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
-    """Yield one call of several blocks, so that their sizes are seen in its program."""
+    """Yield one call of several blocks, so that its program shows their sizes."""
     yield _plain_call(subject, only, _CALL_OF_BLOCKS)
 
 

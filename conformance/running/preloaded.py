@@ -1,4 +1,4 @@
-"""Everything that a worker imports before its first job, and no code of a subject that somebody else wrote.
+"""Everything that a worker imports before its first job, without the code of external subjects.
 
 A server imports this module and forks the workers, so it must start no thread and no backend of JAX.
 """

@@ -111,7 +111,7 @@ def empty_record(request: Request) -> RunRecord:
 
 
 def replay(request: Request, case: Case, checks: Sequence[str]) -> list[Result]:
-    """Judge one case of each subject, whatever the profile would draw. Raises WorkerError and Interrupted."""
+    """Judge one given case of each subject. Raises WorkerError and Interrupted."""
     jobs = [Job(name, _judge, (case, tuple(checks))) for name in request.subjects]
     with (
         interruptible(),
@@ -121,7 +121,7 @@ def replay(request: Request, case: Case, checks: Sequence[str]) -> list[Result]:
 
 
 def drawn_picture(request: Request, case: Case) -> str:
-    """Return the picture of what the subject of a request sees on a case, or why there is none."""
+    """Return a picture of the keys that the subject of a request sees in a case, or why there is none."""
     jobs = [Job(name, _draw, case) for name in request.subjects]
     with (
         interruptible(),
@@ -174,7 +174,7 @@ class _Found:
         self.red += sum(result.verdict.red for result in results)
 
     def add(self, results: Sequence[Result]) -> None:
-        """Keep the results of one task, and tell of it."""
+        """Keep the results of one task, and report the progress."""
         self.take(results)
         self.done += 1
         self._watch(Progress(self.stage, self.done, self.planned, self.red))
@@ -205,7 +205,7 @@ def _judge_all(found: _Found) -> bool:
 
 
 def _results(request: Request, outcome: Outcome) -> list[Result]:
-    """Return results that name the subject so that it can be found again; its own name may not do that."""
+    """Return results with the name that finds the subject again; its own name may be another one."""
     name = outcome.job.subject
     results = _blamed(outcome, request.subjects[name]) if outcome.fault else outcome.value
     return [expect(replace(result, subject=name), request.expectations) for result in results]
@@ -304,7 +304,7 @@ def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
         for failure, minimal in zip(failures, outcome.value, strict=True)
         if not (minimal.cut and minimal.case == failure.result.case)
     ]
-    # If the simpler case is a known failure, it does not show this new one.
+    # If the simpler case is an expected failure, it does not show this new one.
     return [each for each in found if expect(each, request.expectations).verdict is Verdict.FAIL]
 
 

@@ -23,8 +23,8 @@ from attest.conformance.subject import Subject
 class Failure:
     """A failure to search a simpler case for.
 
-    stays_of_precision: whether the search may not end at a failure of semantics, as that of a run which
-        reports such a failure as well.
+    stays_of_precision: whether the search must not end at a failure of semantics, because the run reports
+        such a failure as well.
     """
 
     result: Result

@@ -1,11 +1,11 @@
 """Ring attention on each of our kernels, over devices of this process (S21).
 
-A call takes whole arrays, spreads their sequence over some devices and returns whole results, which are
-judged as those of any kernel. How many devices, and by which strategy, are the tilings: they may move results
-within rounding alone (S18, S21). `ring.xla` is called from outside of `jax.shard_map`, with lengths that the
-devices need not divide, and over two rings where the batch is even. `ring.xla.inside` is called inside, where
-the columns of a bias travel with the keys. `operation.ring_attention` is the operation `RingAttention`, run
-by an executor over a mesh.
+A call takes whole arrays, splits their sequence over some devices and returns whole results, which are
+tested like those of any kernel. The tilings give the number of devices and the strategy: they may change
+results only by rounding (S18, S21). `ring.xla` is called from outside of `jax.shard_map`, with lengths that
+the devices need not divide, and over two rings where the batch is even. `ring.xla.inside` is called inside,
+where the columns of a bias travel with the keys. `operation.ring_attention` is the operation `RingAttention`,
+run by an executor over a mesh.
 """
 
 from collections.abc import Callable, Mapping

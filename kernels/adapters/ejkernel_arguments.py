@@ -152,7 +152,7 @@ def mask_arguments(mask_info: Any, attention_mask: Any, ids: dict[str, Any]) -> 
 def stored_positions(mask_info: Any) -> dict[str, Any]:
     """Return the positions of rows and keys by a MaskInfo of ejKernel; ours brings its own.
 
-    By default they count from 0 in each segment. Keys of padding, which ids hide, stand at the largest int32.
+    By default they count from 0 in each segment. Keys of padding, which ids hide, have position 2**31 - 1.
     """
     if mask_info is None or isinstance(mask_info, MaskInfo):
         return {}

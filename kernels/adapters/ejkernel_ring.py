@@ -96,7 +96,7 @@ def ring_attention(
     """Compute attention as `ejkernel.modules.ring_attention` does: out [B, Sq, Hq, Dv], in query's dtype.
 
     Inside `jax.shard_map` with axis_name, or from outside with mesh, in_specs and out_specs, the sequence is
-    spread over devices; without either one device computes it. Options count in the whole sequence (S21).
+    split over devices; without either one device computes it. Options refer to the whole sequence (S21).
 
     Args:
         query: [B, Sq, Hq, D] of float32, bfloat16 or float16.
@@ -231,11 +231,11 @@ def ring_flash_attention_call(
     logits_soft_cap: float | None,
     axis_name: str | None,
 ) -> jax.Array:
-    """Compute attention over a sequence that is spread over devices: out [B, Sq, Hq, Dv], in query's dtype.
+    """Compute attention over a sequence that is split over devices: out [B, Sq, Hq, Dv], in query's dtype.
 
     It is called inside `jax.shard_map`. query: [B, Sq, Hq, D], key: [B, Sk, Hkv, D] and value: [B, Sk, Hkv,
     Dv], of one dtype, are the parts of this device: device d of n has the d-th of n equal parts of the rows
-    and of the keys. Every option counts in the whole sequence (S21).
+    and of the keys. Every option refers to the whole sequence (S21).
 
     attention_mask: bool or integer, [B or 1, Hq or 1, rows, keys], where rows and keys are 1, those of this
     device or all; non-zero may attend (S5). bias: float, of the same shapes (S2). softmax_scale: 1 / sqrt(D)

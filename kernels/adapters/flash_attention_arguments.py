@@ -127,10 +127,10 @@ def check_starts(name: str, starts: Any, tokens: int, longest_name: str, longest
 
 
 def in_sequences(q: Any, starts_q: Any, starts_k: Any, used: Any) -> dict[str, Any]:
-    """Return the ranges of keys that count in packed sequences, and where their rows stand.
+    """Return the ranges of keys that count in packed sequences, and the positions of their rows.
 
     q: [total_q, heads, head_dim]. used: how many keys of each sequence count, its first ones; None is all.
-    The last row of a sequence stands at the last of them.
+    The last row of a sequence has the position of the last of them.
 
     Raises: ValueError naming the argument.
     """

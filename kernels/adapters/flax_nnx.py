@@ -50,7 +50,8 @@ def dot_product_attention(
         precision: that of the products, as `attest.flash_attention` takes it.
         module: the module that sows the weights before dropout as an `nnx.Intermediate` "attention_weights".
         promote_dtype: the function that casts (query, key, value), given `dtype`.
-        is_causal: whether query i sees keys 0 to i alone; the first query stands at the first key (S23).
+        is_causal: whether query i sees only keys 0 to i; the first query has the position of the
+            first key (S23).
 
     A query that sees no key has out 0 (S10), where Flax has the mean of all values.
 

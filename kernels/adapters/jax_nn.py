@@ -88,8 +88,8 @@ def dot_product_attention(
         bias: [B or 1, N or 1, T or 1, S or 1], float, added to the logits. The first axes may be left out.
         mask: the same shapes, bool; True may attend.
         scale: of the logits, 1 / sqrt(H) by default (S1).
-        is_causal: whether query i sees keys 0 to i alone. The first query stands at the first key, whatever
-            the lengths: `q_offset=0` (S23).
+        is_causal: whether query i sees only keys 0 to i. The first query has the position of the first
+            key, whatever the lengths: `q_offset=0` (S23).
         query_seq_lengths: [B] integer, from 0 to T; out is 0 from there on (S9).
         key_value_seq_lengths: [B] integer, from 0 to S; keys are hidden from there on (S9).
         local_window_size: (left, right), or an int for both: query i sees keys i - left to i + right (S7).

@@ -140,7 +140,7 @@ def check_word(name: str, value: Any, known: tuple[str | None, ...], advice: str
 
 
 def top_left(query: jax.Array, key: jax.Array) -> int | None:
-    """Return the `q_offset` by which the first query stands at the first key (S23).
+    """Return the `q_offset` that gives the first query the position of the first key (S23).
 
     None, where the lengths are equal: it is the default.
     """

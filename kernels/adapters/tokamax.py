@@ -205,8 +205,9 @@ def _attend(
 def _dropped(call: dict[str, Any], dropout_mask: Any, rate: float, normalize_output: bool) -> jax.Array:
     """Return attention whose weights are multiplied by a mask and 1 / (1 - rate), from two calls.
 
-    The first sees only what is kept, and its out is the sum over that. Normalised by all that is seen, it is
-    exp(lse of the kept - lse of all) times as large.
+    One call over all keys gives the lse of the whole. The other sees only the kept keys; its out is rescaled
+    by exp(lse of the kept - lse of all). Without normalization, the largest logit of the row replaces the lse
+    of all.
     """
     everything = flash_attention_with_lse(**call)[1]
     kept = all_axes("dropout_mask", dropout_mask, call["query"], call["key"])

@@ -22,7 +22,7 @@ def check_pair(name_a: str, a: Any, name_b: str, b: Any) -> bool:
 
 
 def check_is_array(name: str, x: Any) -> None:
-    """Refuse what is no JAX or NumPy array of this machine's byte order."""
+    """Refuse a value that is not a JAX or NumPy array of this machine's byte order."""
     if not isinstance(x, jax.Array | np.ndarray) or isinstance(x, np.ma.MaskedArray):
         refuse(name, f"a {type(x).__name__}", "a JAX or NumPy array", "Convert it with jnp.asarray.")
     if isinstance(x, np.ndarray) and not x.dtype.isnative:
@@ -35,7 +35,7 @@ def check_is_array(name: str, x: Any) -> None:
 
 
 def check_float(name: str, x: Any) -> None:
-    """Refuse an array of a dtype that is none of clause S16."""
+    """Refuse an array whose dtype is not one of clause S16."""
     if x.dtype.name not in FLOAT_DTYPES:
         refuse(
             name,
@@ -73,7 +73,7 @@ def is_integer(dtype: Any) -> bool:
 def as_int32(name: str, what: str, x: Any, advice: str) -> jax.Array:
     """Return integers as int32: known ones that it does not hold are refused, traced ones are `saturated`.
 
-    The values are checked as they were given: `jnp.asarray` alone narrows them in silence.
+    The values are checked as they were given: `jnp.asarray` alone narrows them silently.
     """
     if isinstance(x, Tracer):
         return saturated(x)
@@ -81,7 +81,7 @@ def as_int32(name: str, what: str, x: Any, advice: str) -> jax.Array:
 
 
 def saturated(x: Any) -> jax.Array:
-    """Return integers as int32; those beyond its range end at its limits, so that none becomes another."""
+    """Return integers as int32; those beyond its range become its limits, so that none wraps around."""
     if np.can_cast(x.dtype, np.int32):
         return jnp.asarray(x, jnp.int32)
     return between(x, _INT32.min, _INT32.max)
@@ -133,8 +133,8 @@ def fitted(name: str, what: str, x: np.ndarray, advice: str) -> np.ndarray:
 
 
 def known_numbers(x: np.ndarray) -> jax.Array:
-    """Return numbers that Python knows as an array of JAX.
+    """Return concrete numbers as an array of JAX.
 
-    `jax.transfer_guard("disallow")` takes jnp.asarray for a transfer that nobody asked for.
+    `jax.transfer_guard("disallow")` treats jnp.asarray as an implicit transfer.
     """
     return jax.device_put(x)

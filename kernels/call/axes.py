@@ -1,7 +1,7 @@
 """The axes of each array of a call, as it is given to `attest.flash_attention` with one batch dimension.
 
-b: batch entry. h: query head. g: key head. q: row. k: key. A dot: what no device ever has a part of, such as
-channels, sinks, sequences or the words of a seed.
+b: batch entry. h: query head. g: key head. q: row. k: key. A dot: an axis that is never split over devices,
+such as channels, sinks, sequences or the words of a seed.
 """
 
 from collections.abc import Mapping

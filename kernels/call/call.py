@@ -1,7 +1,7 @@
 """The canonical form of an attention call, and the checks that every implementation shares.
 
 Every kernel of ours checks its arguments here and nowhere else, so that all of them refuse the same calls
-with the same words (clause S20). A refusal is a `ValueError` that names the argument, says what was got and
+with the same messages (clause S20). A refusal is a `ValueError` with the name of the argument, what was got,
 what was expected, and what to do about it.
 
 Shapes, dtypes and options are checked always. Values inside arrays can be checked only where they are

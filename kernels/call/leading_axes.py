@@ -27,7 +27,7 @@ def merged_arrays(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Leading
     query [..., Sq, Hq, D] has none, two or more of them; with one the arguments are returned as they are,
     with None. [Sq, Hq, D] is a batch of one. A mask, bias, positions or ranges may have 1 for any of the
     dimensions, and so may slopes of ALiBi, which may also have none of them. Offsets [n] for n sequences have
-    none where cumulative lengths say what the sequences are.
+    none where cumulative lengths define the sequences.
 
     Raises: ValueError naming the argument whose batch dimensions are others than those of query.
     """

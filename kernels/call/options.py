@@ -1,6 +1,6 @@
 """Checks of options: arguments that are one static value each, such as a scale, a flag or a dtype.
 
-A refusal is a `ValueError` that names the argument, says what was got and what was expected, and what to do
+A refusal is a `ValueError` with the name of the argument, what was got, what was expected, and what to do
 about it (clause S20).
 """
 
@@ -36,7 +36,7 @@ def refuse(name: str, got: object, expected: str, advice: str) -> NoReturn:
 
 
 def shown(value: Any) -> str:
-    """Return the repr of a value, or its type where it has none, as an integer of very many digits has."""
+    """Return the repr of a value, or its type if repr fails, as for an integer of very many digits."""
     try:
         return repr(value)
     except Exception:
@@ -121,7 +121,7 @@ def check_dropout_prob(dropout_prob: Any) -> float:
 
 
 def check_dropout_shared(shared: Any) -> str:
-    """Return the coordinates of dropout that are 0: "", "b", "h" or "bh" (S29)."""
+    """Return the axes whose index in dropout is 0: "", "b", "h" or "bh" (S29)."""
     refuse_tracer("dropout_shared", shared)
     if not (shared is None or isinstance(shared, str)) or shared not in SHARED_DROPOUT:
         advice = "Name what shares one mask: the batch entries, the heads, or both."

@@ -1,7 +1,7 @@
-"""Positions of rows and keys, and where a call stands in a larger array (clause S23): their checks.
+"""Checks of the positions of rows and keys, and of the origin of a call in larger arrays (clause S23).
 
-Causal order and windows compare positions. By default key j stands at j and row i at i + (Sk - Sq), so that
-the last row stands where the last key does, per sequence under lengths.
+Causal order and windows compare positions. By default key j is at position j and row i at i + (Sk - Sq), so
+that the last row has the position of the last key, in each sequence if there are lengths.
 """
 
 from collections.abc import Sequence

@@ -40,7 +40,7 @@ def _fits(ids: Any) -> bool:
 def _renumbered(q_ids: jax.Array, kv_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Renumber ids of dtypes that int32 does not hold, in their order: equal ids stay equal, padding is -1.
 
-    Only traced ids come here, whose values nobody can check.
+    Only for traced ids, whose values cannot be checked.
     """
     wide = jnp.uint64 if 8 in (q_ids.dtype.itemsize, kv_ids.dtype.itemsize) else jnp.uint32
     known = jnp.sort(kv_ids.reshape(-1).astype(wide))

@@ -1,7 +1,7 @@
 """Symbolic sizes, which `jax.export` leaves open: where calls may have them.
 
 Batch and lengths may be symbolic, in the XLA kernel. JAX compares such a size with another one only where
-the answer is the same for all values, so code for them asks for equality alone.
+the answer is the same for all values, so code for them compares sizes only for equality.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ def is_symbolic_size(size: Any) -> bool:
 
 
 def has_symbolic_sizes(arrays: Iterable[Any]) -> bool:
-    """Return whether some array has a symbolic size; what is no array has none."""
+    """Return whether some array has a symbolic size; other values have none."""
     return any(is_symbolic_size(size) for x in arrays for size in getattr(x, "shape", ()))
 
 

@@ -1,7 +1,7 @@
 """Key and value in float32 beside a query of 16 bits, for calls whose gradients are summed over devices.
 
 A gradient has the dtype of its array. Where several devices read the same keys, each would round its part
-of the gradient before the sum. In float32 the sum alone is rounded. The passes round key and value to the
+of the gradient before the sum. In float32 only the sum is rounded. The passes round key and value to the
 dtype of query again, which is exact.
 """
 

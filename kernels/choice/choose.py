@@ -1,7 +1,7 @@
 """The choice of the implementation that runs a call of `attest.flash_attention`.
 
 It is the one that the call names, or the first that supports the call on the device that the call runs on.
-Where `attest.kernels.choice.fastest` knows a faster one, that one runs it.
+If `attest.kernels.choice.fastest` has a faster one, that one runs it.
 
 Malformed arguments do not affect the choice: the checks of the call refuse them by name.
 """
@@ -34,8 +34,8 @@ from attest.kernels.versions import Version
 class Device:
     """The device where calls run.
 
-    backend: as JAX calls it. compute_capability: of an NVIDIA GPU, such as "9.0"; of others what JAX says in
-    its place, None where it says nothing. kind: as JAX calls it, such as "NVIDIA H200"; None: any.
+    backend: as JAX calls it. compute_capability: of an NVIDIA GPU, such as "9.0"; of others the value of
+    JAX in its place, or None. kind: as JAX calls it, such as "NVIDIA H200"; None: any.
     """
 
     backend: str
@@ -53,9 +53,9 @@ class Traits:
     """The properties of a call that decide which implementation supports it.
 
     dtypes: the names of those of query, key and value. logits_dtypes: of those of bias and `logits_dtype`.
-    Names that are no float dtype of S16 are ignored. head_dims: D and Dv. dropout: whether pairs are dropped.
-    kv_positions: whether keys have positions of their own. alibi: whether it has slopes. symbolic: whether
-    some size is symbolic.
+    Names other than the float dtypes of S16 are ignored. head_dims: D and Dv. dropout: whether pairs are
+    dropped. kv_positions: whether keys have positions of their own. alibi: whether it has slopes. symbolic:
+    whether some size is symbolic.
     """
 
     dtypes: frozenset[str] = frozenset()
@@ -111,7 +111,7 @@ def device_of(*arrays: Any) -> Device:
 
 
 def described(device: Any) -> Device:
-    """Return what the choice reads of a device of JAX."""
+    """Return the properties of a device that the choice depends on."""
     capability = getattr(device, "compute_capability", None)
     return Device(device.platform, None if capability is None else str(capability), device.device_kind)
 
@@ -126,7 +126,7 @@ def implementation_for(
     """Return the first implementation that takes a call on a device, or the one that `platform` names.
 
     Raises: ValueError for a platform that does not exist; NotImplementedError if the one that is named does
-    not take the call (clause S20), which says the reason and names those that do, or if none does.
+    not take the call (clause S20), with the reason and the names of those that do, or if none does.
     """
     why_not = partial(_why_not, device=device, call=call, installed=installed, jax_version=jax_version)
     if platform is None:
@@ -217,7 +217,7 @@ def chosen(arguments: AttentionArguments, call: Traits, sizes: Sizes | None = No
 
 
 def check_supported(choice: Choice) -> None:
-    """Raise NotImplementedError if what was chosen does not support the call on any device (clause S20)."""
+    """Raise NotImplementedError if the chosen implementation supports the call on no device (clause S20)."""
     for implementation in (choice.implementation, choice.alone or choice.implementation):
         reason = _why_not_the_call(implementation.capabilities, choice.call)
         if reason is not None:
@@ -281,7 +281,7 @@ def _why_not(
 def missing_package(
     capabilities: Capabilities, device: Device, installed: Callable[[str], bool]
 ) -> str | None:
-    """Return which package an implementation needs on a device and does not find, in one clause; or None."""
+    """Return which required package is missing on a device, in one clause; or None."""
     packages = capabilities.packages + (capabilities.amd_packages if device.of_amd else ())
     missing = [package for package in packages if not installed(package)]
     return f"needs the package {missing[0]}, which is not installed" if missing else None

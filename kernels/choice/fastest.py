@@ -48,7 +48,7 @@ class Winners(NamedTuple):
 
 
 def sizes_of(given: AttentionArguments, dropout: bool) -> Sizes | None:
-    """Return the sizes of a call with one batch dimension; None for one of which nothing was measured.
+    """Return the sizes of a call with one batch dimension; None for a kind of call that was not measured.
 
     dropout: whether pairs are dropped. A malformed argument gives None, too: the call's checks refuse it.
     """
@@ -96,7 +96,7 @@ def _features(given: AttentionArguments) -> set[str]:
 
 
 def _array(x: Any) -> jax.Array | np.ndarray[Any, Any] | None:
-    """Return an array of four axes, none of them empty or of a symbolic size, which is no int; else None."""
+    """Return an array of four axes, none of them empty or symbolic; else None."""
     if not isinstance(x, jax.Array | np.ndarray) or x.ndim != 4:
         return None
     return x if all(isinstance(size, int) and size > 0 for size in x.shape) else None

@@ -1,4 +1,4 @@
-"""The refusal of a program that is lowered for a device for which its implementation was not chosen.
+"""The refusal to lower a program for a device where another implementation would be chosen.
 
 The choice is made when a call is traced. `jax.jit` then lowers the program for the device of its arguments,
 and `jax.export` for the platforms that it is given. So a traced program carries an operation that refuses
@@ -20,7 +20,7 @@ _BACKENDS = {"cuda": "gpu", "rocm": "gpu"}
 
 @cache
 def refused_elsewhere(passes: Passes, choice: Choice) -> Passes:
-    """Return the passes of a choice, whose forward pass cannot be lowered where the choice is another one.
+    """Return the passes of a choice; the forward pass cannot be lowered where another would be chosen.
 
     Lowering it then raises NotImplementedError with both names. Equal arguments return the same passes, so
     that `jax.jit` does not compile them twice.

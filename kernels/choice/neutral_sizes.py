@@ -13,11 +13,11 @@ from attest.kernels.implementation import Implementation
 
 @dataclass(frozen=True)
 class FwdParams:
-    """Neutral sizes of the forward pass; what is None, the implementation chooses.
+    """Neutral sizes of the forward pass; the implementation chooses those that are None.
 
     q_blocksize: query rows of a block. kv_blocksize: keys of a block. num_warps: of a program on a GPU.
-    num_stages: of the pipeline that loads keys. The others are for kernels that attest does not have, and
-    refused.
+    num_stages: of the pipeline that loads keys. The others are refused: they are for
+    kernels that attest does not have.
     """
 
     q_blocksize: int | None = None
@@ -89,7 +89,7 @@ def with_sizes[T: AttentionArguments](
 ) -> T:
     """Return a call with block sizes of the implementation in place of neutral ones.
 
-    What the sizes leave out is as the tables choose it. named: whether the call names the implementation; a
+    The tables choose the sizes that are left out. named: whether the call names the implementation; a
     size that it does not have is then refused, and left out else.
 
     Raises: ValueError naming the size.

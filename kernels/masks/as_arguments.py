@@ -88,7 +88,7 @@ def _segment_ids(info: Conditions, sizes: Sizes) -> tuple[tuple[jax.Array, jax.A
         rest = replace(rest, chunk_sizes=tuple(others))
     mask = info.attention_mask
     of_keys = mask is not None and mask.shape[1:3] == (1, 1)
-    # Lengths beside cumulative ones, or beside ids, are told by ids; by themselves they are lengths.
+    # Lengths given with cumulative ones, or with ids, become ids; by themselves they are lengths.
     entries = (sizes.batch or 0) * sizes.keys()
     by_ids = q_ids is not None or of_keys or info.cum_seqlens_q is not None or entries > _INT32
     hides = of_keys or (info.kv_lengths is not None and by_ids)

@@ -49,7 +49,7 @@ from attest.kernels.masks.visible_pairs import positions_of, visible_pairs
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class MaskInfo(Conditions):
-    """The keys that each query row sees: a pair is visible only where every condition says so (S5).
+    """The keys that each query row sees: a pair is visible only if every condition permits it (S5).
 
     A pytree: arrays are leaves, options are static. Build it with `from_attention_mask`, `from_segments` or
     `from_cu_seqlens`, or from `MaskInfo()`, in which everything is visible, and add conditions with the
@@ -165,10 +165,10 @@ class MaskInfo(Conditions):
         return replace(self, q_segment_ids=q_ids, kv_segment_ids=kv_ids)
 
     def apply_causal(self) -> "MaskInfo":
-        """Hide the keys that stand after the row (S6).
+        """Hide the keys whose position is after that of the row (S6).
 
-        By default the last row stands where the last key does, by sequence under cumulative lengths. Top-left
-        order, as in ejKernel and jax.nn, is `with_positions(q_offset=0)`.
+        By default the last row has the position of the last key, in each sequence of cumulative lengths.
+        Top-left order, as in ejKernel and jax.nn, is `with_positions(q_offset=0)`.
         """
         return replace(self, causal=True)
 
@@ -238,10 +238,10 @@ class MaskInfo(Conditions):
         *,
         q_offset: QOffset | None = None,
     ) -> "MaskInfo":
-        """Set where rows and keys stand, in place of what was set; None changes nothing (S23).
+        """Set the positions of rows and keys, in place of those set before; None changes nothing (S23).
 
         q_positions [B or 1, Sq] and kv_positions [B or 1, Sk], integer, in [-2**30, 2**30). q_offset, an
-        integer or one for each batch entry or sequence, says that row i stands at i + q_offset.
+        integer or one for each batch entry or sequence, puts row i at position i + q_offset.
 
         Raises: ValueError naming the argument.
         """

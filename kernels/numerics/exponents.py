@@ -1,4 +1,4 @@
-"""References of exponents: what logits are relative to, so that weights of any finite logits are right.
+"""References of exponents: the numbers subtracted from logits, so that weights of finite logits are right.
 
 A weight is exp(logit - reference). Where logits are so large that their last bits are whole nats, the logit
 and the reference of the same pair differ by what each was rounded by, and the weight would be 0 or infinite
@@ -21,7 +21,7 @@ LOWEST = -_LARGEST
 
 
 def lowered(reference: jax.Array) -> jax.Array:
-    """Return references, lower where they are huge; what is not finite stays as it is."""
+    """Return references, lower where they are huge; non-finite ones stay as they are."""
     size = jnp.abs(reference)
     huge = (size > jnp.float32(HUGE)) & (size < jnp.inf)
     less = reference - jnp.where(huge, size * jnp.float32(_LAST_BITS), jnp.float32(0))

@@ -4,8 +4,8 @@ Clause S12: keep(b, h, i, j) = philox4x32-10(counter = (j >> 2, i, h, b), key = 
 >= floor(dropout_prob * 2**32). No state, no offset into a flattened array, nothing that a tiling, a backend
 or a device count could change: any kernel that follows this page drops the same pairs.
 
-Clause S29: what shares one mask, the batch entries or the heads, has the coordinate 0 in the whole.
-`dropout_words` leaves out the origin on it, and a kernel the coordinate within the call.
+Clause S29: on a shared axis, batch entries or heads, the index in the whole is 0. `dropout_words` leaves out
+the origin on that axis, and a kernel leaves out the index within the call.
 
 Paper: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """

@@ -283,7 +283,7 @@ class FlashAttn(OperationImpl):
         return AttentionOutput(None, self.executor(operation, cfg=cfg, **arguments, **where))
 
     def _config(self, operation: FlashAttention, arguments: dict[str, Any]) -> FlashAttentionConfig | None:
-        """Return the configuration that the metadata says; None where it says nothing."""
+        """Return the configuration in the metadata, or None."""
         meta = self.metadata
         found = (meta.operation_configs or {}).get("flash_attn2")
         if found is not None:

@@ -1,7 +1,7 @@
-"""Judges of a tuner's candidates: what a judge is given, what it answers, and where one comes from.
+"""The interface of a candidate test: its input, its result, and how it is found.
 
-The kernels know no judge. The suite registers its own as an entry point of the group `attest.judges`, so that
-tuning is possible where it is installed. Without a judge nothing is tuned.
+`kernels` contains no test; the suite registers one as an entry point of the group `attest.judges`, so that
+tuning is possible where the suite is installed. Without a test nothing is tuned.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +14,8 @@ GROUP = "attest.judges"
 
 
 # From the arguments of a call by name, and the cotangent of out where gradients are judged, to a function
-# that returns "out" and the gradients of all float arrays, such as "dquery". What is no array is as it was
-# when the program was compiled.
+# that returns "out" and the gradients of all float arrays, such as "dquery". Non-array arguments are fixed at
+# compile time.
 type Program = Callable[..., Callable[[], Mapping[str, Any]]]
 
 

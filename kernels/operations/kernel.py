@@ -14,7 +14,7 @@ class Kernel[Config, Out]:
 
     A subclass has `run` and `heuristic_cfg`. For each kind of hardware there may be methods of their own:
     `heuristic_cfg_gpu`, `candidate_cfgs_gpu`, `candidate_cfgs_shard_map_gpu`, and the same for `tpu` and
-    `xla`, which is for CPUs. `heuristic_cfg` and `candidate_cfgs` return what they say where they exist.
+    `xla`, which is for CPUs. `heuristic_cfg` and `candidate_cfgs` use them if they exist.
 
     op_id: the name in keys, by default that of the class. version: part of the key of caches; change it when
     configurations mean something else. config_type: the class of configurations, with `to_json` and

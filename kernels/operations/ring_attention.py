@@ -1,4 +1,4 @@
-"""The operation `RingAttention`: attention over a sequence that is spread over the devices of a mesh axis."""
+"""The operation `RingAttention`: attention over a sequence that is split over the devices of a mesh axis."""
 
 import inspect
 from collections.abc import Callable, Mapping

@@ -62,8 +62,8 @@ class ConfigSelectorChain[Config, Out]:
     """A finder of the configuration of a call, by the first of these steps that has one.
 
     1. the call's own `cfg`; 2. `overlay_cache`; 3. the memory cache; 4. the persistent cache; 5. and 6.
-    tuning and the operation's tables, in the order that the policy says. Nothing is tuned while JAX traces,
-    without a judge, or where the operation has no candidates; the chain then goes on.
+    tuning and the operation's tables, in the order of the policy. Nothing is tuned while JAX traces,
+    without a judge, or where the operation has no candidates; then the next step is tried.
 
     Each step is logged to "attest.operations" at the level debug, and on_event is called with its name,
     whether it found a configuration, and why.

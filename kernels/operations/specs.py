@@ -1,4 +1,4 @@
-"""Checks of mesh, in_specs and out_specs, which say how a call is spread over devices."""
+"""Checks of mesh, in_specs and out_specs, which describe how a call is sharded."""
 
 from typing import Any
 

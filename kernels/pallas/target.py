@@ -1,7 +1,7 @@
 """The refusal of a kernel by name where a program is lowered for a device that it cannot run on.
 
-For what a program is compiled is known then, and not before: a process without a device may compile for one,
-or export. So a call carries an operation that does nothing else.
+Only the lowering has the target of a program: a process without a device may compile for one, or export. So a
+call carries an operation that does nothing else.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Ring attention: a sequence spread over devices, with every clause on the whole of it."""
+"""Ring attention: a sequence split over devices, where every clause applies to the whole sequence."""
 
 from attest.kernels.ring.attention import ring_attention, ring_attention_with_lse
 

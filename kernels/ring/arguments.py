@@ -1,4 +1,4 @@
-"""Checks of a call whose sequence is spread over the devices of an axis."""
+"""Checks of a call whose sequence is split over the devices of an axis."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,7 +76,7 @@ def check_strategy(strategy: Any) -> str | None:
 def check_spread_call(arguments: AttentionArguments, spread: Spread) -> Call:
     """Return the part of a call on one device, checked: arrays of rows and keys are shards of the whole.
 
-    Ranges and cumulative lengths count in the whole sequence. A mask or bias has, along rows and keys, 1, a
+    Ranges and cumulative lengths refer to the whole sequence. A mask or bias has, along rows and keys, 1, a
     shard or all of them.
 
     Raises: ValueError naming the argument.

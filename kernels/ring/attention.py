@@ -1,4 +1,4 @@
-"""Attention over a sequence that is spread over the devices of a mesh axis."""
+"""Attention over a sequence that is split over the devices of a mesh axis."""
 
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import partial
@@ -57,22 +57,23 @@ class RingArguments(AttentionArguments):
 
 @with_arguments(RingArguments)
 def ring_attention(arguments: RingArguments) -> Out:
-    """Compute attention over a sequence whose rows and keys are spread over devices: out [B, Sq, Hq, Dv].
+    """Compute attention over a sequence whose rows and keys are split over devices: out [B, Sq, Hq, Dv].
 
-    Every clause holds on the whole sequence, in its order: device d of n has the d-th of n equal parts of the
-    rows and of the keys. Results differ from those of one device by rounding alone, and dropout drops the
-    same pairs (S21).
+    Every clause applies to the whole sequence: device d of n has the d-th of n equal parts of the rows and of
+    the keys. Results differ from those of one device only by rounding, and dropout drops the same weights
+    (S21).
 
     Inside `jax.shard_map`, with axis_name, arrays are the parts of this device: query, key, value, segment
-    ids, positions and ranges. A mask or bias has, along its rows and along its keys, 1, this device's part or
-    all. Cumulative lengths, offsets and ranges count in the whole sequence. From outside, with mesh and
-    axis_name, arrays are whole, and a length that the devices do not divide is padded inside. The arrays of a
-    mask_info lie as the arguments of the same names do; its lengths of keys count in the whole sequence.
+    ids, positions and ranges. The axes of rows and of keys of a mask or bias each have size 1, the size of
+    this device's part, or the size of the whole. Cumulative lengths, offsets and ranges refer to the whole
+    sequence. From outside, with mesh and axis_name, arrays are whole, and a length that the devices do not
+    divide is padded inside. The arrays of a mask_info are split like the arguments of the same names; its
+    lengths of keys refer to the whole sequence.
 
     Args:
-        axis_name: the mesh axis over which the sequence is spread. None computes on one device.
+        axis_name: the mesh axis over which the sequence is split. None computes on one device.
         strategy: "ring" passes keys from neighbour to neighbour. "zigzag" does so after giving each device
-            one of the first and one of the last parts, so that causal order leaves all equally much to do.
+            one of the first and one of the last parts, which balances the work under causal order.
             "all_gather" gives each device all keys at once. "ulysses" gives each device the whole sequence
             of some heads. By default "zigzag" under causal order without a window, else "ring".
         mesh: a `jax.sharding.Mesh`, to call it from outside of `jax.shard_map`.

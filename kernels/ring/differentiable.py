@@ -1,4 +1,4 @@
-"""The computation and differentiation of a call whose sequence is spread over devices."""
+"""The computation and differentiation of a call whose sequence is split over devices."""
 
 from dataclasses import replace
 from functools import partial

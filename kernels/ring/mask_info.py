@@ -1,6 +1,6 @@
-"""`mask_info` of a call whose sequence is spread over devices: its conditions as arguments (S5, S21).
+"""`mask_info` of a call whose sequence is split over devices: its conditions as arguments (S5, S21).
 
-Lengths of keys become ranges of keys, which count in the whole sequence on every device.
+Lengths of keys become ranges of keys, which refer to the whole sequence on every device.
 """
 
 from dataclasses import replace
@@ -42,7 +42,7 @@ def with_own_mask_info(arguments: AttentionArguments, spread: Spread) -> Attenti
     """Return the arguments of a call on one device, with what a MaskInfo says added to them.
 
     Segment ids, positions and ranges of rows are those of this device. Lengths, offsets and the numbers in
-    ranges count in the whole sequence, and so do causal order, the window and chunks. A mask has, along rows
+    ranges refer to the whole sequence, and so do causal order, the window and chunks. A mask has, along rows
     and along keys, 1, this device's part or all.
 
     Raises: ValueError naming the argument, also for chunks of several sizes.
@@ -86,7 +86,7 @@ def _check_masks(arguments: AttentionArguments, spread: Spread) -> None:
 def _check_sizes(info: MaskInfo, query: Any, key: Any) -> Sizes:
     """Return the sizes of the call on this device; refuses arrays of other ones.
 
-    Cumulative lengths, which count in the whole, are compared with its lengths by the checks of the call.
+    Cumulative lengths, which refer to the whole, are compared with its lengths by the checks of the call.
     """
     batch, rows, heads, _ = query.shape
     of_whole: dict[str, Any] = dict.fromkeys((_MASK, "cum_seqlens_q", "cum_seqlens_k", "q_offset"))

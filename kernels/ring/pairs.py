@@ -30,7 +30,7 @@ type Shard = Mapping[str, jax.Array]
 
 @dataclass(frozen=True)
 class Ring:
-    """The static settings of a call whose sequence is spread over the devices of an axis.
+    """The static settings of a call whose sequence is split over the devices of an axis.
 
     name: of the axis. gathers: whether each device gets all keys at once, rather than those of one device
     after those of another. dtypes: of the float arrays by name, as passes read them: see `widened`.

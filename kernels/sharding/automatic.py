@@ -1,8 +1,8 @@
 """Calls that XLA partitions, on automatic meshes: each device computes its own batch entries and heads.
 
 Under `jax.jit` XLA decides how arrays are sharded, and gathers what it cannot partition, such as a loop over
-the batch. So either pass of a call is one operation to XLA, with a rule of what is sharded together and the
-computation of one device. An axis that `jax.vmap` maps may be sharded, too: each device computes its own
+the batch. So each pass of a call is one operation to XLA, with a rule of which axes are sharded together and
+the computation of one device. An axis that `jax.vmap` maps may be sharded, too: each device computes its own
 entries of it, and waits for no other device. In a program for one device the operation is the pass itself.
 """
 
@@ -39,7 +39,7 @@ _COTANGENTS = {"d_out": "b.h.", "d_lse": "bh."}
 
 
 def spreads() -> bool:
-    """Return whether XLA may spread the program that is being traced over devices."""
+    """Return whether XLA may split the program that is being traced over devices."""
     several = jax.device_count() > 1 and getattr(jax.config, "jax_use_shardy_partitioner", False)
     mesh = jax.sharding.get_abstract_mesh()
     return several and not mesh.manual_axes and AxisType.Explicit not in (mesh.axis_types or ())
@@ -166,7 +166,7 @@ def _mapped(
 
 
 def _lower(context: Any, query: Any) -> list[Any]:
-    """Refuse what JAX cannot export, whose words are of callbacks of the host."""
+    """Reject export over several devices with a clear error."""
     module = context.module_context
     devices = getattr(module.axis_context, "num_devices", 1)
     if devices > 1 and module.lowering_parameters.for_export:
@@ -198,8 +198,8 @@ def _with_arrays(call: Call, arrays: Arrays) -> Call:
 def _placement_of(mesh: Any, operands: list[tuple[str, tuple[int, ...]]], shardings: list[Any]) -> Placement:
     """Return where XLA has the query, and the axes that `jax.vmap` maps.
 
-    What it does not divide evenly is not sharded. operands: their layouts and shapes. shardings: of the
-    operands.
+    An axis that it does not divide evenly is not sharded. operands: their layouts and shapes. shardings: of
+    the operands.
     """
     found: dict[str, Axes] = {}
     taken = set[str]()
@@ -219,7 +219,7 @@ def _placement_of(mesh: Any, operands: list[tuple[str, tuple[int, ...]]], shardi
 def _axes_at(mesh: Any, sharding: Any, shape: tuple[int, ...], axis: int) -> Axes:
     """Return the axes of the mesh that shard an axis of an array, if they divide it evenly.
 
-    sharding: as XLA says it, which knows of no names: those are found by where the array is on each device.
+    sharding: that of XLA, which has no names of axes. The place of the array on each device gives the names.
     """
     # Of a larger shape, which they divide evenly.
     large = tuple(mesh.size * max(1, size) for size in shape)

@@ -1,9 +1,9 @@
 """The dispatcher: how a checked call runs on the devices of the mesh that its arrays are on.
 
-On an explicit mesh the types of arrays say which axes of them are sharded. There each device computes its own
+On an explicit mesh the types of arrays have the sharding of each axis. There each device computes its own
 batch entries and heads by `jax.shard_map`, and no array is gathered. It is the same for all implementations:
 what they are given is a call, in coordinates of the whole (S21, S23). Inside `jax.shard_map` and on one
-device a call runs as it is; automatic meshes are the matter of `attest.kernels.sharding.automatic`.
+device a call runs as it is; for automatic meshes, see `attest.kernels.sharding.automatic`.
 """
 
 import math
@@ -55,7 +55,7 @@ class Placement:
         return ({"b": self.batch, "h": self.heads, "k": self.heads} | mapped).get(kind, ())
 
     def shards(self, axes: Axes) -> int:
-        """Return over how many devices these axes spread what they shard."""
+        """Return the number of devices along these axes."""
         return math.prod(self.mesh.shape[axis] for axis in axes)
 
 
@@ -67,7 +67,7 @@ def mapped_kind(level: int) -> str:
 def on_mesh(run: Callable[[Call], Results], call: Call) -> Results:
     """Return out and lse of a call, computed by `run` on one device, or on each of an explicit mesh.
 
-    Gradients of what several devices read, as a mask or keys that they share, are summed over them.
+    Gradients of arrays that several devices read, such as shared keys, are summed over the devices.
 
     Raises: NotImplementedError naming the argument that is sharded in another way than by batch and heads.
     """
@@ -100,7 +100,7 @@ def on_mesh(run: Callable[[Call], Results], call: Call) -> Results:
 
 
 def within_mesh() -> bool:
-    """Return whether the program that is being traced knows of a mesh."""
+    """Return whether the program that is being traced has a mesh."""
     return not jax.sharding.get_abstract_mesh().empty
 
 
@@ -108,7 +108,7 @@ def on_own_entries[T](run: Callable[..., T], *arguments: Any) -> T:
     """Return `run(*arguments)`; of an axis that `jax.vmap` maps, each device computes its own entries.
 
     So a loop that depends on what is stored in the entries runs on each device by itself. Without that, XLA
-    partitions what `jax.vmap` makes of `run`, and all devices wait for each other to know whether to go on.
+    partitions what `jax.vmap` makes of `run`, and all devices wait for each other at each step of the loop.
 
     arguments: pytrees of arrays. It cannot be differentiated.
     """

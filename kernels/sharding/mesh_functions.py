@@ -15,7 +15,7 @@ from attest.kernels.call.options import refuse
 def once_for_alike[**P, F](make: Callable[P, F]) -> Callable[P, F]:
     """Make one function for arguments that are equal, so that an eager call of it compiles once.
 
-    Arguments that have no hash, as an option that is a list, give a new function each time.
+    Arguments without a hash, such as a list, give a new function each time.
     """
     cached = lru_cache(maxsize=256)(make)
 
@@ -31,12 +31,12 @@ def once_for_alike[**P, F](make: Callable[P, F]) -> Callable[P, F]:
 
 
 def placed_on(mesh: Any, x: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """Return an array placed as jax.shard_map takes it where the types of arrays say where they are."""
+    """Return an array placed as jax.shard_map requires on an explicit mesh."""
     return jax.sharding.reshard(x, NamedSharding(mesh, spec))
 
 
 def check_devices(mesh: Any, query: Any) -> None:
-    """Refuse a mesh without devices where nothing else says which devices a call runs on.
+    """Refuse a mesh without devices where nothing else determines the devices of a call.
 
     Raises: ValueError.
     """

@@ -4,7 +4,7 @@ Four numbers describe the blocks that one block visits: start <= full_start <= f
 [start, stop) hold some visible pair; those in [full_start, full_stop) are visible in every pair, so that a
 kernel compares nothing there. Blocks outside are hidden, so that skipping them changes nothing (clause S18).
 
-Masks and biases are not looked at: with one of them every block that is visited must be compared.
+Masks and biases are not read: with one of them every block that is visited must be compared.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class _Tiles:
 def key_blocks(call: Call, rows: Rows, block_q: int, block_k: int) -> jax.Array | None:
     """Return the key blocks that each block of queries visits: [N, query blocks, 4] int32, N as in `Rows`.
 
-    None where the call restricts nothing but by mask or bias. Of NumPy's arrays, such an array.
+    None where at most a mask or bias restricts the call. A NumPy array if the arrays of `Rows` are.
     """
     xp = _module(rows)
     tiles = _tiles(call, rows, block_q, block_k, xp)

@@ -31,7 +31,7 @@ class Rows:
     """The visible keys of each query row; N is B, or 1 where all batch entries agree.
 
     A field is None where the call does not constrain that side. A row with last < first sees no key. The
-    arrays are NumPy's where `describe_rows` was told so.
+    arrays are NumPy's where `describe_rows` was called with xp=numpy.
     """
 
     first: jax.Array | None  # [N, Sq] int32, the first visible key
@@ -47,10 +47,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Whole:
-    """The call that a call has some rows of, where rows lie on several devices.
+    """The whole call, where each device has some of its rows.
 
-    rows: [Sq] int32, where each row is in the whole; past its end are rows of padding. q_length, k_length: of
-    the whole.
+    rows: [Sq] int32, the index of each row in the whole; past its end are rows of padding. q_length,
+    k_length: of the whole.
     """
 
     rows: jax.Array
@@ -74,8 +74,8 @@ class _Sequences:
 def describe_rows(call: Call, whole: Whole | None = None, xp: Any = jnp) -> Rows:
     """Return the interval of keys and the padding flag of each query row of `call` (S6 to S9, S23, S24, S28).
 
-    whole: what the rows are a part of, where keys are counted in the whole, too. xp: the module of the
-    arrays, jax.numpy, or what `array_module` says.
+    whole: the call that the rows are a part of; keys are then counted in the whole, too. xp: the module of
+    the arrays, jax.numpy, or the result of `array_module`.
     """
     q_length, k_length = _lengths(call, whole)
     sequences = _sequences(call, whole, xp)
@@ -84,7 +84,7 @@ def describe_rows(call: Call, whole: Whole | None = None, xp: Any = jnp) -> Rows
     low, high = _position_limits(call, position, q_length + k_length, xp)
     lowest = highest = None
     if call.positions.kv is None:
-        # Key j of a sequence stands at j.
+        # Key j of a sequence is at position j.
         if low is not None:
             first = _both(xp.maximum, first, _plus(low, sequences.key_start, xp))
         if high is not None:
@@ -152,7 +152,7 @@ def _position_limits(
 
 
 def _plus(x: jax.Array, y: jax.Array | np.int32 | int, xp: Any) -> jax.Array:
-    """Return x + y, limited to what int32 holds."""
+    """Return x + y, limited to the range of int32."""
     if isinstance(y, int) and y == 0:
         return x
     total = x + y
@@ -183,8 +183,8 @@ def windowed(call: Call) -> bool:
 def array_module(call: Call) -> Any:
     """Return NumPy where no array decides visibility, and jax.numpy elsewhere.
 
-    What NumPy computes while JAX traces is a constant of the program. JAX would compile a program of its own
-    for each of the operations.
+    Results of NumPy are constants of the traced program. JAX would compile a separate program for each of the
+    operations.
     """
     arrays = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
     fixed = all(x is None for x in arrays) and not call.positions.given and not is_symbolic(call)

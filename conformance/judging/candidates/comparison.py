@@ -1,7 +1,7 @@
-"""All outputs of a large call beside those of the XLA kernel in float32, compared where they were computed.
+"""The comparison of all outputs of a large call with those of the XLA kernel in float32, on the device.
 
 The outputs have hundreds of megabytes, and a tuner has dozens of candidates: the program of the XLA kernel is
-compiled once for all candidates of a call, and only what is furthest off leaves the device.
+compiled once for all candidates of a call, and only the largest errors leave the device.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ _ROUNDINGS = 4.0
 
 
 def in_float32(xla: Callable[..., Any], drawn: Drawn, d_out: NDArray[Any] | None) -> dict[str, jax.Array]:
-    """Return what the XLA kernel makes of the inputs in float32: out and, with a cotangent, the gradients.
+    """Return the results of the XLA kernel in float32: out and, with a cotangent, the gradients.
 
     xla: the call of its Subject.
     """
@@ -36,7 +36,7 @@ def same_bits(first: Mapping[str, jax.Array], second: Mapping[str, jax.Array]) -
 
 
 def furthest_off(got: jax.Array, want: jax.Array, limit: float, unit: float) -> tuple[float, tuple[int, ...]]:
-    """Return the largest error of an array, as a share of what it may be, and where it is.
+    """Return the largest error of an array, as a share of the allowed error, and where it is.
 
     got: of any dtype, with a unit roundoff; want: float32 of the same shape. An element may be off by 2 *
     limit and by the rounding of both. One that is NaN in both is not off; one that is NaN in one is, by

@@ -30,7 +30,7 @@ class NotJudgedError(Exception):
 class Drawn:
     """A call on inputs of its own.
 
-    arguments: what a kernel is called with, arrays in NumPy. problem: the same for the oracle.
+    arguments: the arguments of a kernel, arrays in NumPy. problem: the same for the oracle.
     """
 
     arguments: Mapping[str, Any]
@@ -46,7 +46,7 @@ def draw_inputs(arguments: Mapping[str, Any], seed: int) -> Drawn:
 
     arguments: those of `attest.flash_attention`, with one batch dimension.
 
-    Raises: NotJudgedError for a call whose arithmetic nobody declares, or that the oracle does not take.
+    Raises: NotJudgedError for a call whose arithmetic is not declared, or that the oracle does not support.
     """
     for name in _FIXED:
         if arguments.get(name) is not None:

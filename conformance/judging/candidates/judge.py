@@ -1,7 +1,7 @@
-"""Judging a tuner's candidate: the float64 oracle and the error model on inputs drawn anew.
+"""Tests of a tuner's candidate: the float64 oracle and the error model on inputs drawn anew.
 
-A small call is judged whole. Of a large one some rows and keys are, to the last bit of what the error model
-says, and all of it is compared with the XLA kernel in float32, which is judged in the same sample first.
+A small call is compared with the oracle in full. A large call is compared with the oracle in a sample of rows
+and keys, and in full with the XLA kernel in float32, which is first tested in the same sample.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ _NUMBERS = ("worst_ratio", "rms_ratio", "largest_z")
 
 @dataclass(frozen=True)
 class _Truth:
-    """The exact outputs that are judged, what they may be off, and how to take them from whole outputs.
+    """The exact outputs, the errors that they allow, and how to take the same parts from whole outputs.
 
     place: where an element of a part lies in the whole output. whole: whether the parts are all of it.
     """
@@ -60,8 +60,8 @@ class _Truth:
 def judge_candidate(call: CandidateCall, declared_by: DeclaredBy) -> Judgement:
     """Return whether a candidate is right on inputs that are drawn from its seed.
 
-    Its results must be within the error model's limits and the same bits twice. What the candidate raises is
-    not caught.
+    Its results must be within the error model's limits and the same bits twice. Exceptions of the candidate
+    are not caught.
     """
     subject = declared_by(call.implementation, False)
     if subject is None:
@@ -91,7 +91,7 @@ def judge_candidate(call: CandidateCall, declared_by: DeclaredBy) -> Judgement:
 
 
 def _judged(truth: _Truth, outputs: Mapping[str, Array], drawn: Drawn) -> Judgement:
-    """Hold the outputs to the error model."""
+    """Compare the outputs with the limits of the error model."""
     problem = drawn.problem
     statistics: dict[str, dict[str, float]] = {}
     reasons: list[str] = []
@@ -153,7 +153,7 @@ def _fetched(results: Mapping[str, jax.Array]) -> dict[str, Array]:
 
 
 def _summed_limit(truth: _Truth, drawn: Drawn) -> float:
-    """Return how far off dbias and dsoftmax_aux may be: each row with cotangents by the bound of dquery."""
+    """Return the allowed error of dbias and dsoftmax_aux: dquery's bound for each row with cotangents."""
     bound = truth.predictions["dquery"].bound if "dquery" in truth.predictions else np.zeros(1)
     scale = drawn.problem.softmax_scale or drawn.problem.head_dim**-0.5
     return float(np.max(bound, initial=0.0)) / abs(scale or 1.0) * _BLOCKS * _ROWS

@@ -24,5 +24,5 @@ def _refuse(target: str) -> NoReturn:
     )
 
 
-# x to x; whoever lowers the program for anything but a Hopper GPU gets a NotImplementedError.
+# Return x. Lowering it for any device other than a Hopper GPU raises NotImplementedError.
 require_hopper = requirement("require_hopper", "cuda", _refuse, _check)

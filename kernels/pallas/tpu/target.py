@@ -19,5 +19,5 @@ def _refuse(platforms: str) -> NoReturn:
     )
 
 
-# x to x; whoever lowers the program for anything but a TPU gets a NotImplementedError.
+# Return x. Lowering it for any device other than a TPU raises NotImplementedError.
 require_tpu = requirement("require_tpu", "tpu", _refuse)

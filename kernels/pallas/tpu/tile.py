@@ -86,7 +86,7 @@ def logits(tile: Tile, refs: Refs, at: Any) -> tuple[jax.Array, jax.Array | None
 
 
 def _visible(tile: Tile, refs: Refs, keys: jax.Array, bias: jax.Array | None) -> jax.Array | None:
-    """Return which pairs of a tile are visible (clauses S4 to S9): where every given condition says so."""
+    """Return which pairs of a tile are visible (clauses S4 to S9): where every given condition permits it."""
     conditions: list[jax.Array] = []
     for line, name in enumerate(tile.rows):
         row = refs["rows"][line : line + 1, :]
