@@ -31,7 +31,7 @@ _STYLES = {
 
 
 def print_run(record: RunRecord, console: Console) -> None:
-    """Print counts by subject and check, each red result explained, known failures, problems, the status."""
+    """Print counts by subject and check, a card for each cause, expected failures, problems, the status."""
     summary = summarise(record)
     if summary.tallies:
         console.print(_tally_table(summary))
