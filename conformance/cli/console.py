@@ -53,6 +53,13 @@ def complain(text: str) -> None:
             print(f"attest: {sentence(text)}", file=sys.stderr)
 
 
+def note(text: str) -> None:
+    """Print a line on stderr as long as it is, so that a command in it can be copied."""
+    if sys.stderr is not None:  # type: ignore[reportUnnecessaryComparison] - it is None where it is closed
+        with suppress(OSError):
+            print(f"attest: {printable(text)}", file=sys.stderr, flush=True)
+
+
 def _write(text: str) -> None:
     if sys.stdout is None:  # type: ignore[reportUnnecessaryComparison] - it is None where it is closed
         raise FileError("stdout is closed: nothing could be printed")

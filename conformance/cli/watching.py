@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from attest.conformance.cli.console import complain, console_of
+from attest.conformance.cli.console import console_of, note
 from attest.conformance.judging.failure import counted, describe_case, replay_line
 from attest.conformance.process.limits import limits
 from attest.conformance.record import Result, Verdict
@@ -34,7 +34,7 @@ def watching() -> Generator[Watching]:
     """Return callbacks that show how a run goes on, for as long as the block runs."""
     if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("CI"):  # type: ignore[reportUnnecessaryComparison]
         lines = _Lines()
-        yield Watching(lines.progress, _First(complain).results)
+        yield Watching(lines.progress, _First(note).results)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console_of(stderr=True), transient=True) as bar:
@@ -63,7 +63,7 @@ class _Lines:
         if new_stage or seconds - self._last >= limits()["heartbeat_seconds"]:
             self._last = seconds
             tasks = f"{now.done} of at least {counted(now.total, 'task')} done"
-            complain(f"{_described(now)}: {tasks} after {seconds - self._began:.0f} s")
+            note(f"{_described(now)}: {tasks} after {seconds - self._began:.0f} s")
 
 
 class _First:

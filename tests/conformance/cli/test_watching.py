@@ -5,6 +5,7 @@ import pytest
 from attest.conformance.cases.case import Case
 from attest.conformance.cli import watching as module
 from attest.conformance.cli.watching import watching
+from attest.conformance.judging.failure import replay_line
 from attest.conformance.record import Verdict
 from attest.conformance.running.runner import Progress
 from tests.conformance.running.fakes import result
@@ -43,8 +44,18 @@ def test_the_first_failure_is_shown_once(capsys):
         watch.results([result(Case(q_len=3), verdict=Verdict.FAIL, message="again")])
     first, described, replay = capsys.readouterr().err.splitlines()
     assert first == "attest: first failure: toys.right: forward: wrong"
-    assert described.startswith("attest: float32, batch 1, 2 queries x 1 key")
-    assert replay.startswith("attest: replay: attest replay ")
+    assert described.startswith("attest:   float32, batch 1, 2 queries x 1 key")
+    assert replay.startswith("attest:   replay: attest replay ")
+
+
+def test_a_long_replay_line_can_be_copied(capsys):
+    case = Case(q_len=90, kv_len=80, batch=20, lengths=tuple((90 - i, 80 - i) for i in range(20)))
+    failing = result(case, verdict=Verdict.FAIL, message="wrong")
+    with watching() as watch:
+        watch.results([failing])
+    *_, replay = capsys.readouterr().err.splitlines()
+    assert len(replay) > 200
+    assert replay == f"attest:   replay: {replay_line(failing)}"
 
 
 def test_a_quick_run_that_passes_shows_nothing(clock, capsys):
