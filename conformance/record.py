@@ -184,17 +184,22 @@ def to_shrink(results: Iterable[Result]) -> dict[tuple[str, str, bool], Result]:
     What hung or died is not among them: a search would do so, too. Nor is what follows from another failure.
     """
     failed = [result for result in results if _failed(result) and not result.phase]
-    wrong = {(result.subject, _symptom(result)) for result in failed if result.check in ACCURACY}
+    shown = {(r.subject, symptom) for r in failed if r.check in ACCURACY for symptom in _symptoms(r)}
     chosen: dict[tuple[str, str, bool], Result] = {}
     for result in sorted(failed, key=_simplicity):
-        if result.check in ACCURACY or (result.subject, _symptom(result)) not in wrong:
+        if result.check in ACCURACY or (result.subject, _symptoms(result)[0]) not in shown:
             chosen.setdefault((result.subject, result.check, result.semantic), result)
     return dict(sorted(chosen.items()))
 
 
-def _symptom(result: Result) -> str:
-    """Return what shows that a failure is the same under another check: numbers, or the same exception."""
-    return "numbers" if result.measurements else result.message.partition("\n")[0]
+def _symptoms(result: Result) -> tuple[str, ...]:
+    """Return what shows that a failure is the same under another check; the first is the failure's own.
+
+    A kernel that is wrong is also imprecise, and one that raises an exception raises it again.
+    """
+    if not result.measurements:
+        return (result.message.partition("\n")[0],)
+    return ("wrong", "imprecise") if result.semantic else ("imprecise",)
 
 
 def merge_records(records: Iterable[RunRecord]) -> RunRecord:

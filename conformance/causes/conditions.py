@@ -1,7 +1,7 @@
 """What failing cases have in common and passing ones lack: features, dtypes, shapes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from attest.conformance.cases.case import Case
@@ -28,6 +28,7 @@ class Condition:
     cases: int
     other_fails: int
     other_cases: int
+    met: Callable[[Case], bool] = field(compare=False, repr=False)
 
     @property
     def sufficient(self) -> bool:
@@ -71,6 +72,7 @@ def explaining(failing: Sequence[Case], judged: Sequence[Case]) -> tuple[Conditi
             cases=len(with_it),
             other_fails=len(bad) - len(hit),
             other_cases=len(judged) - len(with_it),
+            met=met,
         )
         if not (found.sufficient or found.necessary):
             continue

@@ -149,15 +149,7 @@ def _with_followers(found: list[Cause], rest: Sequence[Result]) -> tuple[list[Ca
     followers: defaultdict[int, list[Result]] = defaultdict(list)
     left: list[Result] = []
     for result in rest:
-        wrong = _wrong(result)
-        home = next(
-            (
-                n
-                for n, cause in enumerate(found)
-                if wrong & {name for name, bad in cause.outputs.items() if bad}
-            ),
-            None,
-        )
+        home = next((n for n, cause in enumerate(found) if _follows(result, cause)), None)
         if home is None:
             left.append(result)
         else:
@@ -173,6 +165,13 @@ def _with_followers(found: list[Cause], rest: Sequence[Result]) -> tuple[list[Ca
         )
         for n, cause in enumerate(found)
     ], left
+
+
+def _follows(result: Result, cause: Cause) -> bool:
+    """Return whether a cause explains a failure of another check: the same outputs, on such a case."""
+    alike = any(cause.outputs.get(name) for name in _wrong(result))
+    met = cause.condition is None or cause.condition.met(result.case)
+    return alike and met and not (result.semantic and cause.of_precision)
 
 
 def _by_message(failed: Sequence[Result]) -> list[Cause]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attest.conformance.cases.case import Case
 from attest.conformance.causes.card import card, headline
 from attest.conformance.causes.group import causes
-from attest.conformance.record import Element, Measurement, Result, Verdict
+from attest.conformance.record import Element, Measurement, Result, Verdict, to_shrink
 from tests.conformance.running.fakes import result
 
 GRADIENTS = ("dquery", "dkey", "dvalue")
@@ -192,3 +192,27 @@ def test_an_output_of_another_name_is_no_traceback():
     (cause,) = causes([Result("k", "forward", (), Case(), Verdict.FAIL, (measured("strange", True),))])
     assert list(cause.outputs) == ["strange"]
     assert headline(cause) == "strange is wrong"
+
+
+def test_another_check_that_fails_for_a_reason_of_its_own_is_a_cause_of_its_own():
+    """The kernel is wrong with causal order; under vmap it is wrong without it, too."""
+    results = run(when(lambda case: case.causal))
+    vmap = result(
+        CASES[0], "transforms.vmap", Verdict.FAIL, measurements=(measured("out", True),), message="x"
+    )
+    assert not CASES[0].causal
+    first, second = causes([*results, vmap])
+    assert first.follows == ()
+    assert second.results == (vmap,)
+
+
+def test_lost_precision_explains_no_wrong_numbers_of_another_check():
+    results = run(when(lambda _case: True, "out"), semantic=False)
+    vmap = result(
+        CASES[0], "transforms.vmap", Verdict.FAIL, measurements=(measured("out", True),), message="x"
+    )
+    assert [cause.results[-1] for cause in causes([*results, vmap])][1:] == [vmap]
+    assert ("toys.right", "transforms.vmap", True) in to_shrink([*results, vmap])
+    imprecise = replace(vmap, measurements=(measured("out", True, semantic=False),))
+    assert len(causes([*results, imprecise])) == 1
+    assert list(to_shrink([*results, imprecise])) == [("toys.right", "forward", False)]
