@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from attest.conformance.cases.case import Case
 from attest.conformance.judging.fingerprints import fingerprints
@@ -88,3 +89,25 @@ def test_one_wrong_element_has_no_factor():
     got = want.astype(np.float32)
     got[0, 0, 0, 0] *= 2
     assert said(got, want) == ()
+
+
+@given(
+    arrays(np.float32, SHAPE, elements=st.floats(width=32)),
+    arrays(np.float64, SHAPE, elements=st.floats()),
+    arrays(bool, SHAPE),
+    st.sampled_from(["out", "dkey", "dbias"]),
+)
+def test_no_values_are_too_strange(got, want, wrong, output):
+    """NaN, infinities and numbers that overflow are outputs of wrong kernels; here, warnings are errors."""
+    assert isinstance(fingerprints(output, got, want, wrong, CASE), tuple)
+
+
+def test_a_shift_beside_rows_that_see_nothing():
+    """An lse has -inf there, on both sides."""
+    want = np.where(np.arange(8) < 6, drawn(0)[:, :, :, 0].transpose(0, 2, 1), -np.inf)
+    got = want.copy()
+    got[..., 1:6] = want[..., 0:5]
+    wrong = np.isfinite(want) & (got != want)
+    assert fingerprints("lse", got.astype(np.float32), want, wrong, CASE) == (
+        "every wrong value is the right one of the query before it",
+    )
