@@ -22,7 +22,10 @@ PLAIN, CAUSAL = Case(q_len=2, kv_len=2), Case(q_len=2, kv_len=2, causal=True)
 
 
 def _verdicts(record):
-    return {(r.subject.partition(":")[2], r.case.causal): (r.verdict, r.message.partition("\n")[0]) for r in record.results}
+    return {
+        (r.subject.partition(":")[2], r.case.causal): (r.verdict, r.message.partition("\n")[0])
+        for r in record.results
+    }
 
 
 def test_the_rest_of_the_run_survives_a_death(monkeypatch):
