@@ -1,7 +1,7 @@
 """What failing cases have in common and passing ones lack: features, dtypes, shapes."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 from attest.conformance.cases.case import Case
@@ -13,6 +13,7 @@ _PURE = 0.75
 _LIFT = 0.5
 # All failing cases meet a condition that has nothing to do with them at most so often.
 _ACCIDENT = 0.02
+_MORE_KEYS, _MORE_QUERIES = "more keys than queries", "more queries than keys"
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,15 @@ class Condition:
 
     words: str
     clauses: tuple[str, ...]
+    facts: frozenset[str]
     fails: int
     cases: int
     other_fails: int
     other_cases: int
-    met: Callable[[Case], bool] = field(compare=False, repr=False)
+
+    def met(self, case: Case) -> bool:
+        """Return whether a case meets the condition."""
+        return self.facts <= facts_of(case)
 
     @property
     def sufficient(self) -> bool:
@@ -51,46 +56,53 @@ class Condition:
         return f"{counts}, {self.other_fails} of {self.other_cases} without" if self.other_cases else counts
 
 
-type _Named = tuple[str, tuple[str, ...], Callable[[Case], bool]]
-
-
 def explaining(failing: Sequence[Case], judged: Sequence[Case]) -> tuple[Condition, tuple[Case, ...]] | None:
     """Return the condition that best explains failing cases, and those that meet it; None if none does.
 
     judged: every case of the same checks, the failing ones among them. The simplest condition that all
     failing cases meet comes first, and then the one that explains most of them.
     """
-    best: tuple[tuple[bool, bool, int, float], Condition, tuple[Case, ...]] | None = None
-    bad = set(failing)
-    for words, clauses, met in _candidates(failing):
-        hit = tuple(case for case in failing if met(case))
-        with_it = [case for case in judged if met(case)]
+    best: tuple[tuple[bool, bool, int, float], Condition] | None = None
+    bad = [facts_of(case) for case in failing]
+    every = [facts_of(case) for case in judged]
+    for words, clauses, facts in _candidates(bad):
+        fails, cases = (sum(facts <= others for others in those) for those in (bad, every))
         found = Condition(
             words,
             clauses,
-            fails=len(hit),
-            cases=len(with_it),
-            other_fails=len(bad) - len(hit),
-            other_cases=len(judged) - len(with_it),
-            met=met,
+            facts,
+            fails=fails,
+            cases=cases,
+            other_fails=len(bad) - fails,
+            other_cases=len(every) - cases,
         )
         if not (found.sufficient or found.necessary):
             continue
-        rank = (len(hit) == len(failing), found.sufficient, -len(clauses), len(hit) / len(with_it))
+        rank = (fails == len(bad), found.sufficient, -len(clauses), fails / cases)
         if best is None or rank > best[0]:
-            best = (rank, found, hit)
-    return None if best is None else best[1:]
+            best = (rank, found)
+    if best is None:
+        return None
+    return best[1], tuple(case for case in failing if best[1].met(case))
 
 
-def _candidates(failing: Sequence[Case]) -> Iterator[_Named]:
-    """Yield the conditions that some failing case meets, the simple ones first."""
-    names = sorted({name for case in failing for name in case.features})
+def facts_of(case: Case) -> frozenset[str]:
+    """Return what conditions are made of: the features of a case, its dtype, and which length is larger."""
+    lengths = (
+        {_MORE_KEYS} if case.kv_len > case.q_len else {_MORE_QUERIES} if case.kv_len < case.q_len else ()
+    )
+    return case.features | {case.dtype, *lengths}
+
+
+def _candidates(failing: Iterable[frozenset[str]]) -> Iterator[tuple[str, tuple[str, ...], frozenset[str]]]:
+    """Yield words, clauses and facts of conditions that failing cases may meet, the simple ones first."""
+    names = sorted(frozenset[str]().union(*failing) & set(ALL_FEATURES))
     for name in names:
-        yield f"with {name}", (ALL_FEATURES[name].clause,), lambda case, name=name: name in case.features
+        yield f"with {name}", (ALL_FEATURES[name].clause,), frozenset({name})
     for dtype in DTYPES:
-        yield f"in {dtype}", ("S16",), lambda case, dtype=dtype: case.dtype == dtype
-    yield "with more keys than queries", ("S6",), lambda case: case.kv_len > case.q_len
-    yield "with more queries than keys", ("S10",), lambda case: case.kv_len < case.q_len
+        yield f"in {dtype}", ("S16",), frozenset({dtype})
+    yield f"with {_MORE_KEYS}", ("S6",), frozenset({_MORE_KEYS})
+    yield f"with {_MORE_QUERIES}", ("S10",), frozenset({_MORE_QUERIES})
     for one, other in combinations(names, 2):
         clauses = (ALL_FEATURES[one].clause, ALL_FEATURES[other].clause)
-        yield f"with {one} and {other}", clauses, lambda case, both={one, other}: both <= case.features
+        yield f"with {one} and {other}", clauses, frozenset({one, other})

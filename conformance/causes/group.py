@@ -106,8 +106,9 @@ def _split(
         explained = explaining(left, [*left, *passing])
         if explained is None:
             break
-        condition, hit = explained
-        parts.append((condition, set(hit)))
+        condition, met = explained
+        hit = set(met)
+        parts.append((condition, hit))
         left = [case for case in left if case not in hit]
     if left or not parts:
         # What no condition explains by itself may be one cause, of which the conditions are accidents.
