@@ -1,4 +1,4 @@
-"""What failing cases have in common and passing ones lack: features, dtypes, shapes."""
+"""Conditions that failing cases meet and passing ones do not: features, dtypes, lengths."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,9 @@ _MORE_KEYS, _MORE_QUERIES = "more keys than queries", "more queries than keys"
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on cases in words, with the clause of its feature; several are met together.
+    """A condition on cases in words, with the clauses of its features.
 
+    facts: of `facts_of`; a case that has all of them meets the condition.
     fails, cases: how many of the cases that meet it fail. other_fails, other_cases: the same of the others.
     """
 

@@ -75,7 +75,7 @@ class PairAxes:
 
 @dataclass(frozen=True)
 class Logits:
-    """How the product of query and key becomes u, see `attest.kernels.triton.tile`."""
+    """The logits: the product of query and key becomes u, see `attest.kernels.triton.tile`."""
 
     scale: float  # what the product is multiplied by before rounding, bias and cap
     unit: float  # the bits of a unit of u
@@ -90,7 +90,7 @@ class Logits:
 
 @dataclass(frozen=True)
 class Visibility:
-    """What decides which keys a row sees."""
+    """The conditions by which a row sees a key."""
 
     first: bool  # rows have a first visible key
     last: bool  # rows have a last visible key
@@ -102,7 +102,7 @@ class Visibility:
 
 @dataclass(frozen=True)
 class Dropout:
-    """How pairs are dropped (S12, S29)."""
+    """Dropout of query-key pairs (S12, S29)."""
 
     threshold: int  # the uint32 from which on a Philox word keeps its pair
     kept_scale: float  # the factor of what is kept
@@ -138,7 +138,7 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the backward kernels sum; the defaults stand for no backward kernel."""
+    """The gradients that the backward kernels sum; the defaults stand for no backward kernel."""
 
     scale: float = 1.0  # the derivative of a logit by its product
     weighted: bool = False  # rows have a weight, since out was not divided

@@ -102,7 +102,7 @@ class PairArray:
 
 @dataclass(frozen=True)
 class Logits:
-    """How S, the product of query and key, becomes u; u * unit is the logit in bits."""
+    """The logits: S, the product of query and key, becomes u; u * unit is the logit in bits."""
 
     scale: float
     cap: float | None  # the soft cap, None without
@@ -184,7 +184,7 @@ class Visibility:
 
 @dataclass(frozen=True)
 class Dropout:
-    """How pairs are dropped (S12, S29)."""
+    """Dropout of query-key pairs (S12, S29)."""
 
     prob: float  # of dropping a pair, above 0
     by_batch: bool  # each batch row has a mask of its own
@@ -198,7 +198,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Results:
-    """What the kernels return."""
+    """The results of the kernels."""
 
     normalize: bool  # out is divided by the sum of its weights
     exact_reference: bool  # weights are relative to the maximum of their row, not to a number close to it
