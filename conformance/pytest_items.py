@@ -23,7 +23,7 @@ from attest.conformance.running.expectations import Expectation, expect, load_ex
 from attest.conformance.running.gate import why_not_here
 from attest.conformance.running.judge import judge_trial
 from attest.conformance.running.plan import Profile, load_profile, tasks
-from attest.conformance.running.results import simplest
+from attest.conformance.running.results import new_minimal
 from attest.conformance.running.shrink import Failure, shrink
 from attest.conformance.subject import Subject, find
 from attest.conformance.testing import python_replay
@@ -228,11 +228,7 @@ def _shrunk(item: AttestCase, failing: Result) -> Result:
         return failing
     seconds = limits()["search_seconds"]
     (found,) = shrink(marked.subject, [Failure(failing)], marked.shrink_evaluations, seconds)
-    if found.cut and found.case == failing.case:
-        return failing
-    found = simplest(failing, found)
-    # If the simpler case is an expected failure, it does not show this new one.
-    return found if _known(marked, found).verdict is Verdict.FAIL else failing
+    return new_minimal(failing, found, marked.expectations) or failing
 
 
 def _bound(arguments: Sequence[Any], keywords: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from attest.conformance.cases.case import Case
+from attest.reference.oracle import GRADIENT_OUTPUTS, OUTPUTS
 
 # The checks that compare one compiled call with the oracle. Those that do so under a transformation, on a
 # mesh or in another way of calling fail with them.
@@ -155,6 +156,12 @@ class RunRecord:
         """The number of results of each verdict."""
         found = Counter(result.verdict.value for result in self.results)
         return {verdict.value: found[verdict.value] for verdict in Verdict}
+
+
+def in_order(outputs: Iterable[str]) -> list[str]:
+    """Return names of outputs in the order of the oracle; those of other makers' records come last."""
+    known = OUTPUTS + GRADIENT_OUTPUTS
+    return sorted(outputs, key=lambda name: (known.index(name) if name in known else len(known), name))
 
 
 def any_red(results: Iterable[Result]) -> bool:

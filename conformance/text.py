@@ -31,6 +31,11 @@ def sentence(text: str) -> str:
     return " ".join(shortened(text, sizes().sentence_characters).split())
 
 
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """Return a count with its noun: "1 key", "2 keys"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
+
+
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
     """Return the names that a mistyped one may stand for, as a question; `otherwise` if none is near."""
     names = list(known)

@@ -6,14 +6,18 @@ of the kernel.
 
 import linecache
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 
 from attest.conformance.text import exception_text
 
+# As `_described` writes a frame.
+_FRAME = re.compile(r"at (?P<file>.+?):(?P<line>[1-9][0-9]{0,8}) in .+")
 # The innermost frames are enough to find a line.
 _SHOWN = 3
 
@@ -26,6 +30,21 @@ _LIBRARIES = ("attest", "jax", "jaxlib", "jaxtyping", "numpy", "python")
 def raised(error: BaseException, advice: str = "") -> str:
     """Return what the code under test raised, with `advice` behind it, and in which lines of its files."""
     return "\n".join([f"raised {exception_text(error)}{advice}", *user_frames(error)])
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame that a message names: its line of the message, its file, and the number of its line there."""
+
+    text: str
+    file: str
+    line: int
+
+
+def frames_of(message: str) -> list[Frame]:
+    """Return the frames in a message of `raised`, the innermost last."""
+    found = (_FRAME.fullmatch(text) for text in message.splitlines())
+    return [Frame(match[0], match["file"], int(match["line"])) for match in found if match]
 
 
 def user_frames(error: BaseException) -> list[str]:

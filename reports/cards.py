@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from attest.conformance.causes.card import Parts, card, parts
+from attest.conformance.causes.card import Parts, card, headline, parts
 from attest.conformance.causes.group import Cause, causes
 from attest.conformance.record import Result
 from attest.reports.words import family
@@ -64,5 +64,5 @@ def cards(results: Iterable[Result]) -> tuple[Card, ...]:
 
 def _name(cause: Cause) -> str:
     """Return an id from what stays the same when other cases fail: subject, check and headline."""
-    said = "\0".join((cause.subject, cause.example.check, parts(cause).headline))
+    said = "\0".join((cause.subject, cause.example.check, headline(cause)))
     return f"cause-{hashlib.sha256(said.encode('utf-8', 'backslashreplace')).hexdigest()[:_ID_DIGITS]}"

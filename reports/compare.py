@@ -10,10 +10,11 @@ from functools import cached_property
 
 from attest.conformance.causes.group import causes
 from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.text import plural
 from attest.reports.pairing import Fate, Pair, pair, same_draw, same_extent
 from attest.reports.spread import ALL, Row, Shift, measured, rows, shifts
 from attest.reports.thresholds import OTHER_CASES
-from attest.reports.words import STATISTIC_WORDS, plural, transition
+from attest.reports.words import STATISTIC_WORDS, transition
 
 
 @dataclass(frozen=True)

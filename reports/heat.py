@@ -4,11 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attest.conformance.record import ACCURACY, Result, Verdict
-from attest.reference.oracle import GRADIENT_OUTPUTS, OUTPUTS
+from attest.conformance.record import ACCURACY, Result, Verdict, in_order
 
 EVERY_CASE = "every case"
-_OUTPUTS = OUTPUTS + GRADIENT_OUTPUTS
 # Shades of a map, from no case wrong to all.
 _SHADES = 4
 _COUNTED = (Verdict.PASS, Verdict.FAIL)
@@ -16,7 +14,7 @@ _COUNTED = (Verdict.PASS, Verdict.FAIL)
 
 @dataclass(frozen=True)
 class Cell:
-    """How many of the cases with a feature have a wrong output; cases: how many were judged."""
+    """The cases with a feature: how many have a wrong output, and how many were tested."""
 
     wrong: int
     cases: int
@@ -49,10 +47,10 @@ def heat_maps(results: Iterable[Result]) -> tuple[HeatMap, ...]:
     wrong: defaultdict[str, dict[tuple[str, str, str], bool]] = defaultdict(dict)
     features: dict[str, frozenset[str]] = {}
     for result in results:
-        found = result.minimal and result.shrunk_from != result.case.id
-        if result.check not in ACCURACY or result.verdict not in _COUNTED or found:
+        shrunk = result.minimal and result.shrunk_from != result.case.id
+        if result.check not in ACCURACY or result.verdict not in _COUNTED or shrunk:
             continue
-        features[result.case.id] = frozenset(result.case.features)
+        features[result.case.id] = result.case.features
         for measurement in result.measurements:
             place = (result.case.id, measurement.output, result.check)
             wrong[result.subject][place] = bool(measurement.broken)
@@ -70,7 +68,7 @@ def _map(
             judged[feature, output].add(case)
             if bad:
                 broken[feature, output].add(case)
-    outputs = sorted({output for _, output in judged}, key=_place)
+    outputs = in_order({output for _, output in judged})
     names = sorted({feature for feature, _ in judged}, key=lambda name: (name != EVERY_CASE, name))
     return HeatMap(
         subject,
@@ -86,7 +84,3 @@ def _map(
             for name in names
         ),
     )
-
-
-def _place(output: str) -> tuple[int, str]:
-    return (_OUTPUTS.index(output) if output in _OUTPUTS else len(_OUTPUTS), output)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.text import plural
 from attest.reports.cards import Card, cards
 from attest.reports.pairing import ordered
 from attest.reports.spread import ALL, Spread, spreads
-from attest.reports.words import plural
 
 
 @dataclass(frozen=True)

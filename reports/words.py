@@ -34,11 +34,6 @@ def number(value: float | None) -> str:
     return f"{value + 0.0:.3g}"
 
 
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def family(check: str) -> str:
     """Return the name that a check shares with others of its kind: "refusal" of "refusal.scale_nan"."""
     return check.partition(".")[0]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from attest.conformance.cases.features import ALL_FEATURES, CLAUSES
 from attest.conformance.causes.group import Cause
-from attest.conformance.judging.failure import OUTSIDE, counted, describe_case, replay_line, wrong_places
+from attest.conformance.judging.failure import OUTSIDE, describe_case, replay_line, wrong_places
 from attest.conformance.record import Measurement, Result, Verdict
+from attest.conformance.text import plural
 
 # Clauses of a card, the likeliest first.
 _CLAUSES = 2
@@ -41,7 +42,7 @@ def parts(cause: Cause) -> Parts:
     example = cause.example
     return Parts(
         headline=headline(cause),
-        failures=counted(len(cause.results), "failure"),
+        failures=plural(len(cause.results), "failure"),
         details=tuple(_message(example) if not cause.outputs else _numbers(cause)),
         clauses=tuple(f"{clause}: {CLAUSES[clause]}" for clause in _clauses(cause) if clause in CLAUSES),
         counts=cause.condition.sentence if cause.condition is not None else "",
@@ -103,18 +104,18 @@ def _numbers(cause: Cause) -> list[str]:
 def _place(measurement: Measurement) -> str:
     """Return the worst element of an output and where it is wrong, in one line."""
     name, worst = measurement.output, measurement.worst
-    parts: list[str] = []
+    said: list[str] = []
     if measurement.wrong:
-        parts.append(wrong_places(measurement))
-    parts += measurement.fingerprints
+        said.append(wrong_places(measurement))
+    said += measurement.fingerprints
     if worst is not None:
         index = ", ".join(map(str, worst.index))
-        parts.append(f"{name}[{index}] is {worst.got:.6g}, expected {worst.expected:.6g}")
-    parts.append(
+        said.append(f"{name}[{index}] is {worst.got:.6g}, expected {worst.expected:.6g}")
+    said.append(
         f"err/bound {measurement.worst_ratio:.3g}, rms ratio {measurement.rms_ratio:.3g}, "
         f"z {measurement.largest_z:.3g}, bias t {measurement.bias_t:.3g}"
     )
-    return f"{name}: {'; '.join(parts)}"
+    return f"{name}: {'; '.join(said)}"
 
 
 def _clauses(cause: Cause) -> Sequence[str]:
@@ -139,7 +140,7 @@ def _other_checks(cause: Cause) -> str:
     tally[cause.example.check] -= 1
     named = [f"{check} {count}" for check, count in tally.most_common() if count]
     more = len(named) - _CHECKS
-    return ", ".join(named[:_CHECKS]) + (f" and {counted(more, 'more check')}" if more > 0 else "")
+    return ", ".join(named[:_CHECKS]) + (f" and {plural(more, 'more check')}" if more > 0 else "")
 
 
 def _joined(names: Sequence[str]) -> str:

@@ -4,17 +4,18 @@ import re
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from attest.conformance.cases.case import Case
 from attest.conformance.causes.conditions import Condition, explaining
-from attest.conformance.record import ACCURACY, Result, Verdict
+from attest.conformance.record import ACCURACY, Result, Verdict, in_order
+from attest.conformance.user_frames import frames_of
+from attest.reference.oracle import OUTPUTS
 
-_ORDER = ("out", "lse", "dquery", "dkey", "dvalue", "dbias", "dsoftmax_aux")
-_FORWARD = frozenset(_ORDER[:2])
+_FORWARD = frozenset(OUTPUTS)
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Cause:
 
     results: all of them, the one to show first. outputs: whether each output that their cases have is wrong;
     empty for failures without numbers. stage: what is probably wrong, in words. condition: what the failing
-    cases have in common. follows: of the results, those of checks that fail because another one does.
+    cases have in common.
     """
 
     subject: str
@@ -31,12 +32,18 @@ class Cause:
     outputs: Mapping[str, bool]
     stage: str = ""
     condition: Condition | None = None
-    follows: tuple[Result, ...] = ()
 
     @property
     def example(self) -> Result:
         """The failure to show: the simplest."""
         return self.results[0]
+
+    @property
+    def follows(self) -> tuple[Result, ...]:
+        """The failures of other checks, which fail because the kernel fails an accuracy check."""
+        if self.example.check not in ACCURACY:
+            return ()
+        return tuple(result for result in self.results if result.check not in ACCURACY)
 
     @property
     def of_precision(self) -> bool:
@@ -58,9 +65,8 @@ def causes(results: Iterable[Result]) -> tuple[Cause, ...]:
 def _of_subject(results: Sequence[Result]) -> list[Cause]:
     failed = [r for r in results if r.verdict.red and r.verdict is not Verdict.TIMEOUT]
     numeric = [r for r in failed if r.check in ACCURACY and _wrong(r)]
-    found = _numeric(numeric, results)
-    rest = [r for r in failed if not (r.check in ACCURACY and _wrong(r))]
-    found, rest = _with_followers(found, rest)
+    others = [r for r in failed if r.check not in ACCURACY or not _wrong(r)]
+    found, rest = _with_followers(_numeric(numeric, results), others)
     return found + _by_message(rest)
 
 
@@ -135,14 +141,9 @@ def _cause(
             for measurement in result.measurements:
                 broken = bool(measurement.broken)
                 outputs[measurement.output] = outputs.get(measurement.output, False) or broken
-    outputs = {name: outputs[name] for name in sorted(outputs, key=_place)}
+    outputs = {name: outputs[name] for name in in_order(outputs)}
     wrong = {name for name, broken in outputs.items() if broken}
     return Cause(own[0].subject, tuple(own), outputs, _stage(wrong), condition)
-
-
-def _place(output: str) -> tuple[int, str]:
-    """Return the place of an output in a strip; a record of elsewhere may have others, which come last."""
-    return (_ORDER.index(output) if output in _ORDER else len(_ORDER), output)
 
 
 def _with_followers(found: list[Cause], rest: Sequence[Result]) -> tuple[list[Cause], list[Result]]:
@@ -156,14 +157,7 @@ def _with_followers(found: list[Cause], rest: Sequence[Result]) -> tuple[list[Ca
         else:
             followers[home].append(result)
     return [
-        Cause(
-            cause.subject,
-            (*cause.results, *sorted(followers[n], key=_simplicity)),
-            cause.outputs,
-            cause.stage,
-            cause.condition,
-            tuple(followers[n]),
-        )
+        replace(cause, results=(*cause.results, *sorted(followers[n], key=_simplicity)))
         for n, cause in enumerate(found)
     ], left
 
@@ -179,22 +173,18 @@ def _by_message(failed: Sequence[Result]) -> list[Cause]:
     groups: defaultdict[tuple[str, ...], list[Result]] = defaultdict(list)
     for result in failed:
         groups[_key(result)].append(result)
-    found: list[Cause] = []
-    for group in groups.values():
-        own = tuple(sorted(group, key=_simplicity))
-        follows = tuple(r for r in own if r.check not in ACCURACY and own[0].check in ACCURACY)
-        found.append(Cause(own[0].subject, own, {}, follows=follows))
+    found = [Cause(own[0].subject, tuple(sorted(own, key=_simplicity)), {}) for own in groups.values()]
     return sorted(found, key=lambda cause: (-len(cause.results), cause.example.sort_key))
 
 
 def _key(result: Result) -> tuple[str, ...]:
     """Return what failures without numbers of one cause share: the message, and an exception's line."""
-    first, *more = result.message.splitlines() or [""]
-    lines = [line for line in more if line.startswith("at ")]
+    first = result.message.partition("\n")[0]
+    frames = frames_of(result.message)
     family = result.check.partition(".")[0]
     plain = re.sub(r"[0-9]+", "#", first)
-    if lines:
-        return (result.verdict, re.sub(r"\W.*", "", plain.removeprefix("raised ")), lines[-1])
+    if frames:
+        return (result.verdict, re.sub(r"\W.*", "", plain.removeprefix("raised ")), frames[-1].text)
     if family == "refusal":
         return (result.verdict, family, plain.partition(";")[0])
     return (result.verdict, result.check, plain)

@@ -1,7 +1,6 @@
 """Annotations of a record: each cause of failures, where it raised or where the subject's call is defined."""
 
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -12,19 +11,15 @@ from typing import Any
 
 from attest.conformance.causes.card import card, headline
 from attest.conformance.causes.group import causes
-from attest.conformance.judging.failure import counted
 from attest.conformance.process.settings import see_folder
 from attest.conformance.record import Result, Verdict
 from attest.conformance.records.record_file import read_record
 from attest.conformance.subject import find
-from attest.conformance.text import sentence
+from attest.conformance.text import plural, sentence
+from attest.conformance.user_frames import frames_of
 
 # GitHub shows ten errors of a step.
 _SHOWN = 10
-
-
-# A frame of the kernel in the message of a failure that raised: see attest.conformance.user_frames.
-_FRAME = re.compile(r"^at (.+):([0-9]+) in ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ def annotations(record: Path, workspace: Path) -> Iterator[Annotation]:
     found = read_record(record)
     failing = causes(found.results)
     late = sum(result.verdict is Verdict.TIMEOUT for result in found.results)
-    others = [*found.problems, *([f"timed out: {counted(late, 'case')}"] if late else [])]
+    others = [*found.problems, *([f"timed out: {plural(late, 'case')}"] if late else [])]
     kept = failing[: _SHOWN - 1] if others or len(failing) > _SHOWN else failing
     places = {name: _place_of_call(name, workspace) for name in sorted({cause.subject for cause in kept})}
     for number, cause in enumerate(kept, start=1):
@@ -57,13 +52,13 @@ def annotations(record: Path, workspace: Path) -> Iterator[Annotation]:
 
 def _place_of_frame(result: Result, workspace: Path) -> tuple[str, int] | None:
     """Return the innermost line in the repository that a failing case raised at, if its message has one."""
-    for name, line in reversed(_FRAME.findall(result.message)):
+    for frame in reversed(frames_of(result.message)):
         try:
-            file = Path(name).resolve().relative_to(workspace.resolve())
+            file = Path(frame.file).resolve().relative_to(workspace.resolve())
         except ValueError:
             continue
         if (workspace / file).is_file():
-            return file.as_posix(), int(line)
+            return file.as_posix(), frame.line
     return None
 
 

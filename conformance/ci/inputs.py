@@ -11,11 +11,13 @@ from attest.conformance.ci.workflow import StepError
 
 # In the file of the number of the pull request, and in names of artifacts.
 NUMBER = re.compile("[1-9][0-9]{0,9}")
+# The files of the results, by the option of attest that writes each.
+RESULTS = {"json": "record.json", "junit": "junit.xml", "markdown": "report.md", "html": "report.html"}
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one use of the action asks for; action.yml describes each."""
+    """The inputs of one use of the action; action.yml describes each."""
 
     subjects: tuple[str, ...] = ()
     records: tuple[str, ...] = ()
@@ -32,8 +34,7 @@ class Inputs:
 
     def command(self) -> list[str]:
         """Return the arguments of the command `attest` that makes the record. Raises StepError."""
-        written = ["json", "junit", "markdown", "html"]
-        outputs = [word for form in written for word in (f"--{form}", str(self.file(form)))]
+        outputs = [word for form in RESULTS for word in (f"--{form}", str(self.file(form)))]
         known = [word for file in self.expectations for word in ("--expectations", file)]
         if self.records:
             return ["merge", *self.records, *known, *outputs]
@@ -52,10 +53,7 @@ class Inputs:
 
     def file(self, form: str) -> Path:
         """Return the file of the results in one form."""
-        return self.folder / {"json": "record.json", "junit": "junit.xml"}.get(form, f"report.{_END[form]}")
-
-
-_END = {"json": "json", "junit": "xml", "markdown": "md", "html": "html"}
+        return self.folder / RESULTS[form]
 
 
 def read_inputs() -> Inputs:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attest.conformance.ci.cache import SETTINGS
-from attest.conformance.ci.inputs import NUMBER, Inputs
+from attest.conformance.ci.inputs import NUMBER, RESULTS, Inputs
 from attest.conformance.ci.workflow import (
     StepError,
     add_summary,
@@ -29,7 +29,7 @@ def run(inputs: Inputs) -> int:
         inputs.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StepError(f"folder {inputs.folder}: {error.strerror}") from error
-    stale = [inputs.file(form) for form in ("json", "junit", "markdown", "html")]
+    stale = [inputs.file(form) for form in RESULTS]
     for path in (*stale, _comparison(inputs), *_of_comment(inputs)):
         path.unlink(missing_ok=True)  # of an earlier run in the same folder
     status, said = _attest(inputs, command)

@@ -48,9 +48,7 @@ def print_text(text: str) -> None:
 
 def complain(text: str) -> None:
     """Print an error on stderr, in one line; nothing if stderr is closed."""
-    if sys.stderr is not None:  # type: ignore[reportUnnecessaryComparison] - it is None where it is closed
-        with suppress(OSError):
-            print(f"attest: {sentence(text)}", file=sys.stderr)
+    note(sentence(text))
 
 
 def note(text: str) -> None:

@@ -14,11 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from attest.conformance.cli.console import console_of, note
-from attest.conformance.judging.failure import counted, describe_case, replay_line
+from attest.conformance.judging.failure import describe_case, replay_line
 from attest.conformance.process.limits import limits
 from attest.conformance.record import Result, Verdict
 from attest.conformance.running.runner import Progress
-from attest.conformance.text import printable
+from attest.conformance.text import plural, printable
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Lines:
         seconds = time.monotonic()
         if new_stage or seconds - self._last >= limits()["heartbeat_seconds"]:
             self._last = seconds
-            tasks = f"{now.done} of at least {counted(now.total, 'task')} done"
+            tasks = f"{now.done} of at least {plural(now.total, 'task')} done"
             note(f"{_described(now)}: {tasks} after {seconds - self._began:.0f} s")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import CLAUSES
 from attest.conformance.record import Element, Measurement, Result
+from attest.conformance.text import plural
 
 # The sentence for each judgement of the error model that breaks.
 JUDGEMENTS = {
@@ -46,17 +47,12 @@ def explain(result: Result, replay: str | None = None) -> str:
     return "\n".join([first, *(f"  {line}" for line in rest)])
 
 
-def counted(count: int, noun: str, nouns: str = "") -> str:
-    """Return a count with its noun: "1 key", "2 keys"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
-
-
 def wrong_places(measurement: Measurement) -> str:
     """Return how many elements of an output lie outside their bound, and where."""
     if measurement.wrong == measurement.size:
-        return f"wrong everywhere ({counted(measurement.size, 'element')})"
+        return f"wrong everywhere ({plural(measurement.size, 'element')})"
     where = f": {', '.join(measurement.where)}" if measurement.where else ""
-    return f"wrong in {measurement.wrong} of {counted(measurement.size, 'element')}{where}"
+    return f"wrong in {measurement.wrong} of {plural(measurement.size, 'element')}{where}"
 
 
 def replay_line(result: Result) -> str:
@@ -76,7 +72,7 @@ def describe_case(case: Case) -> str:
     """Return a case in one readable line: dtype, shapes, values, and what is switched on."""
     heads = f"{case.q_heads}" if case.q_heads == case.kv_heads else f"{case.q_heads} over {case.kv_heads}"
     width = f"{case.head_dim}" if case.value_dim is None else f"{case.head_dim} and {case.value_dim}"
-    lengths = f"{counted(case.q_len, 'query', 'queries')} x {counted(case.kv_len, 'key')}"
+    lengths = f"{plural(case.q_len, 'query', 'queries')} x {plural(case.kv_len, 'key')}"
     shape = f"{case.dtype}, batch {case.batch}, {lengths}"
     values = f"heads {heads}, head dim {width}, {case.family} values, seed {case.seed}"
     on = [_option(f.name, getattr(case, f.name)) for f in fields(Case) if _is_on(case, f.name, f.default)]
@@ -101,7 +97,7 @@ def _measured(measurement: Measurement) -> list[str]:
     numbers = (
         f"err/bound {measurement.worst_ratio:.3g}, rms ratio {measurement.rms_ratio:.3g}, "
         f"largest z {measurement.largest_z:.3g}, bias t {measurement.bias_t:.3g}, "
-        f"{counted(measurement.elements, 'element')} compared"
+        f"{plural(measurement.elements, 'element')} compared"
     )
     lines = [f"{measurement.output}: {numbers}"]
     if measurement.wrong:

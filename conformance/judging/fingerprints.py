@@ -80,10 +80,13 @@ def _factor(values: NDArray[Any], exact: NDArray[Any], case: Case) -> list[str]:
     if not np.all(np.abs(factors - factor) <= _EQUAL * abs(factor)) or factor == 0:
         return []
     scale = case.head_dim**-0.5 if case.scale is None else case.scale
-    named = {"the scale": scale, "log 2": math.log(2), "the number of query heads that share a KV head": 0.0}
-    named["the number of query heads that share a KV head"] = case.q_heads / case.kv_heads
+    named = {
+        "the scale": scale,
+        "log 2": math.log(2),
+        "the number of query heads that share a KV head": case.q_heads / case.kv_heads,
+    }
     for name, number in named.items():
-        for words, expected in ((f"{name}", number), (f"1 / {name}", 1 / number if number else math.nan)):
+        for words, expected in ((name, number), (f"1 / {name}", 1 / number if number else math.nan)):
             if abs(number - 1) > _EQUAL and abs(factor - expected) <= _EQUAL * abs(expected):
                 return [f"every wrong value is the right one times {words}, {factor:.4g}"]
     return [f"every wrong value is the right one times {factor:.4g}"]

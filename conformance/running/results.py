@@ -1,12 +1,13 @@
 """Results: the findings of checks, workers and searches, in the form of records."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import Finding, all_checks
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result, Verdict
+from attest.conformance.running.expectations import Expectation, expect
 from attest.conformance.subject import Subject
 
 
@@ -51,6 +52,18 @@ def died(subject: Subject, checks: Sequence[str], case: Case, fault: str, phase:
 def simplest(failing: Result, found: Result) -> Result:
     """Return the result of a search for a simpler failing case, as the minimal result of the failing one."""
     return replace(found, subject=failing.subject, minimal=True, shrunk_from=failing.case.id)
+
+
+def new_minimal(failing: Result, found: Result, expectations: Iterable[Expectation]) -> Result | None:
+    """Return the minimal result of a failing one; None if the search has found nothing to show for it.
+
+    The clock may have ended it where it began. A simpler case that is an expected failure does not show a new
+    one.
+    """
+    if found.cut and found.case == failing.case:
+        return None
+    minimal = simplest(failing, found)
+    return minimal if expect(minimal, expectations).verdict is Verdict.FAIL else None
 
 
 def late_search(failing: Result, fault: str) -> Result:

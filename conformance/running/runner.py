@@ -20,7 +20,6 @@ from attest.conformance.record import (
     ACCURACY,
     Result,
     RunRecord,
-    Verdict,
     settled,
     to_shrink,
     with_problems,
@@ -30,7 +29,7 @@ from attest.conformance.running.expectations import Expectation, expect
 from attest.conformance.running.fit import RequestError, refuse_unfit
 from attest.conformance.running.judge import judge
 from attest.conformance.running.plan import Profile, Restriction, Task, tasks
-from attest.conformance.running.results import died, late, late_search, simplest
+from attest.conformance.running.results import died, late, late_search, new_minimal, simplest
 from attest.conformance.running.shrink import Failure, shrink
 from attest.conformance.subject import Subject
 from attest.conformance.text import describe
@@ -112,22 +111,24 @@ def empty_record(request: Request) -> RunRecord:
 
 def replay(request: Request, case: Case, checks: Sequence[str]) -> list[Result]:
     """Judge one given case of each subject. Raises WorkerError and Interrupted."""
-    jobs = [Job(name, _judge, (case, tuple(checks))) for name in request.subjects]
-    with (
-        interruptible(),
-        closing(perform(jobs, request.subjects, request.workers, request.timeout)) as outcomes,
-    ):
-        return [result for outcome in outcomes for result in _results(request, outcome)]
+    outcomes = _of_each_subject(request, _judge, (case, tuple(checks)))
+    return [result for outcome in outcomes for result in _results(request, outcome)]
 
 
 def drawn_picture(request: Request, case: Case) -> str:
     """Return a picture of the keys that the subject of a request sees in a case, or why there is none."""
-    jobs = [Job(name, _draw, case) for name in request.subjects]
+    outcomes = _of_each_subject(request, _draw, case)
+    return "\n".join(outcome.value or f"no picture: {outcome.fault}" for outcome in outcomes)
+
+
+def _of_each_subject(request: Request, work: Callable[[Any, Any], Any], argument: object) -> list[Outcome]:
+    """Return the outcome of one call for each subject of a request. Raises WorkerError and Interrupted."""
+    jobs = [Job(name, work, argument) for name in request.subjects]
     with (
         interruptible(),
         closing(perform(jobs, request.subjects, request.workers, request.timeout)) as outcomes,
     ):
-        return "\n".join(outcome.value or f"no picture: {outcome.fault}" for outcome in outcomes)
+        return list(outcomes)
 
 
 def _draw(subject: Subject, case: Case) -> str:
@@ -299,13 +300,11 @@ def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
         return [late_search(failures[0].result, outcome.fault)]
     if outcome.fault:
         return []
-    found = [
-        simplest(failure.result, minimal)
+    found = (
+        new_minimal(failure.result, minimal, request.expectations)
         for failure, minimal in zip(failures, outcome.value, strict=True)
-        if not (minimal.cut and minimal.case == failure.result.case)
-    ]
-    # If the simpler case is an expected failure, it does not show this new one.
-    return [each for each in found if expect(each, request.expectations).verdict is Verdict.FAIL]
+    )
+    return [each for each in found if each is not None]
 
 
 def _shrink(subject: Subject, argument: tuple[tuple[Failure, ...], int, float]) -> list[Result]:

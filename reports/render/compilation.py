@@ -7,8 +7,9 @@ from rich.table import Table
 
 from attest.conformance.compiling.matrix import Matrix, Result
 from attest.conformance.compiling.roofline import Estimate
+from attest.conformance.text import plural
 from attest.reports.render.terminal import plain
-from attest.reports.words import one_line, plural
+from attest.reports.words import one_line
 
 _LISTED = 50
 _WIDTH = 400

@@ -7,12 +7,13 @@ from typing import Any
 
 from attest.conformance.judging import failure
 from attest.conformance.record import RunRecord
+from attest.conformance.text import plural
 from attest.reports.compare import Comparison
 from attest.reports.pairing import Fate
 from attest.reports.render.template import fill, sections
 from attest.reports.spread import ALL, STATISTICS, main_rows
 from attest.reports.summary import Summary, options_of, summarise
-from attest.reports.words import LEGEND, environment, plural
+from attest.reports.words import LEGEND, environment
 
 # GitHub refuses comments of more than 65,536 characters; in bytes, so that no way of counting refuses ours.
 SIZE_LIMIT = 60_000

@@ -1,7 +1,6 @@
 """SARIF 2.1.0 of a run: a rule for each check, a result for each cause of what failed."""
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -10,13 +9,12 @@ from urllib.parse import quote
 from attest.conformance.cases.features import CLAUSES
 from attest.conformance.record import Result, RunRecord
 from attest.conformance.text import printable
+from attest.conformance.user_frames import frames_of
 from attest.reports.cards import Card, cards
 from attest.reports.pairing import ordered
 from attest.reports.words import one_line
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-# A line of conformance/user_frames.py, the innermost frame last.
-_FRAME = re.compile(r"at (?P<file>.+?):(?P<line>[1-9][0-9]{0,8}) in .+")
 _TITLE_WIDTH = 300
 
 
@@ -79,16 +77,11 @@ def _result(card: Card, checks: Sequence[str]) -> dict[str, Any]:
 
 def _location(example: Result) -> dict[str, Any] | None:
     """Return the line of the innermost frame of the code under test that a message names."""
-    frames = [match for line in example.message.splitlines() if (match := _FRAME.fullmatch(line))]
+    frames = frames_of(example.message)
     if not frames:
         return None
-    file, line = frames[-1]["file"], int(frames[-1]["line"])
-    return {
-        "physicalLocation": {
-            "artifactLocation": _artifact(file),
-            "region": {"startLine": line},
-        }
-    }
+    place = {"artifactLocation": _artifact(frames[-1].file), "region": {"startLine": frames[-1].line}}
+    return {"physicalLocation": place}
 
 
 def _artifact(file: str) -> dict[str, str]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from attest.conformance.text import printable, shortened
-from attest.reports.words import family, number, one_line, plural, recipe
+from attest.conformance.text import plural, printable, shortened
+from attest.reports.words import family, number, one_line, recipe
 
 _FOLDER = Path(__file__).parent / "templates"
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<|~#@])")

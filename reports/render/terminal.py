@@ -6,16 +6,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attest.conformance.causes.card import card
-from attest.conformance.causes.group import causes
 from attest.conformance.judging import failure
 from attest.conformance.record import RunRecord, Verdict
-from attest.conformance.text import printable
+from attest.conformance.text import plural, printable
 from attest.reports.compare import Comparison
 from attest.reports.pairing import Fate, Pair
 from attest.reports.spread import STATISTICS, Row, main_rows
 from attest.reports.summary import Summary, options_of, summarise
-from attest.reports.words import number, one_line, plural, recipe
+from attest.reports.words import number, one_line, recipe
 
 _LISTED = 20
 _STYLES = {
@@ -53,10 +51,9 @@ def print_run(record: RunRecord, console: Console) -> None:
 
 def _print_causes(summary: Summary, console: Console) -> None:
     """Print a card for each cause."""
-    found = causes(summary.record.results)
-    for place, cause in enumerate(found, 1):
+    for card in summary.cards:
         console.print()
-        plain(console, card(cause, place, len(found)))
+        plain(console, card.text)
 
 
 def _print_timeouts(summary: Summary, console: Console) -> None:

@@ -16,7 +16,7 @@ from tests.wrong_kernels import subjects
 
 def test_a_diagonal_that_is_not_seen():
     case = Case(q_len=3, kv_len=5, head_dim=2, causal=True)
-    assert picture(Trial(subjects._subject("causal_edge"), case)).splitlines() == [
+    assert picture(Trial(subjects.causal_edge, case)).splitlines() == [
         "batch entry 0, head 0: rows down, keys across; 3 of 15 differ",
         "  key 0",
         "0 ##?..",
