@@ -29,6 +29,9 @@ PASSES, FAILS = "toys.right", "toys.top_left"
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
     """Run a marked function as a suite of its own, on a plan of few cases."""
     monkeypatch.setattr(testing, "_judged", set())
+    # With them pytest repeats every explanation, whole, in its summary.
+    for name in ("CI", "BUILD_NUMBER"):
+        monkeypatch.delenv(name, raising=False)
 
     def run(marker: str, *options: str, plan=ROWS, body: str = "...", **files: str) -> pytest.RunResult:
         monkeypatch.setattr(pytest_items, "tasks", lambda *_: iter(plan))
