@@ -3,7 +3,7 @@
     python3 -m benchmarks.all_processes PATH COMMAND [ARGUMENT ...]
 
 PATH gets the seconds. A worker of a server of processes is no descendant that the command waits for, so that
-`os.times` of the caller lacks its time. This process adopts and awaits every orphan, which Linux alone allows.
+`os.times` of the caller lacks its time. This process adopts and awaits every orphan, as Linux alone allows.
 """
 
 import ctypes
