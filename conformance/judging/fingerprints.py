@@ -18,6 +18,8 @@ from attest.conformance.cases.case import Case
 _FEW = 4
 # Factors are equal if they differ by less than this.
 _EQUAL = 2e-3
+# Smaller relative errors are no trace of a factor or a shift: any noise would do.
+_LARGE = 4 * _EQUAL
 # A float16 is a number of bfloat16 once in eight.
 _FEW_HALVES = 8
 # Of right values, at most this part are numbers of bfloat16.
@@ -79,6 +81,8 @@ def _factor(values: NDArray[Any], exact: NDArray[Any], case: Case) -> list[str]:
     factor = float(np.median(factors))
     if not np.all(np.abs(factors - factor) <= _EQUAL * abs(factor)) or factor == 0:
         return []
+    if abs(factor - 1) <= _LARGE:
+        return []
     scale = case.head_dim**-0.5 if case.scale is None else case.scale
     named = {
         "the scale": scale,
@@ -98,12 +102,13 @@ def _shift(output: str, got: NDArray[Any], want: NDArray[Any], wrong: NDArray[np
     if axis is None or got.ndim <= axis or np.count_nonzero(wrong) < _FEW:
         return []
     word = "key" if output in ("dkey", "dvalue") else "query"
+    large = np.abs(got.astype(np.float64) - want) > _LARGE * np.abs(want)
     for step, where in ((1, "before"), (-1, "after")):
         moved = np.roll(want, step, axis)
         near = np.abs(got.astype(np.float64) - moved) <= _EQUAL * np.abs(moved)
         inside = wrong.copy()
         # The first or the last place has no neighbour.
         inside[(slice(None),) * axis + (0 if step == 1 else -1,)] = False
-        if np.count_nonzero(inside) >= _FEW and near[inside].all():
+        if np.count_nonzero(inside) >= _FEW and near[inside].all() and large[inside].all():
             return [f"every wrong value is the right one of the {word} {where} it"]
     return []
