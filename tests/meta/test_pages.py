@@ -10,7 +10,7 @@ import typer
 
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.families import FAMILIES
-from attest.conformance.checks import Check
+from attest.conformance.checks import Check, all_checks
 from attest.conformance.cli.commands import app
 from attest.conformance.process.phases import PHASES
 from attest.conformance.record import Verdict
@@ -120,6 +120,17 @@ def test_the_reference_has_every_family_verdict_phase_and_profile() -> None:
     assert set(FAMILIES) <= set(rows("case.md"))
     assert {*Verdict, *PHASES} <= set(rows("verdicts.md"))
     assert set(profile_names()) <= set(rows("command-line.md"))
+
+
+def test_the_reference_has_every_check_and_no_other() -> None:
+    cells = re.findall(r"^\| (`[a-z].*?) \|", (DOCS / "reference" / "checks.md").read_text(), re.MULTILINE)
+    listed = {name for cell in cells for name in re.findall("`(.+?)`", cell)}
+    families = {"refusal.undeclared_": "refusal.undeclared_NAME", "refusal.": "refusal.NAME"}
+    known = {
+        next((family for start, family in families.items() if name.startswith(start)), name)
+        for name in all_checks()
+    }
+    assert listed == known
 
 
 def test_the_page_of_checks_has_every_field_of_a_check() -> None:
