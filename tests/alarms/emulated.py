@@ -12,8 +12,8 @@ from attest.reference.numerics import Numerics
 from attest.reference.oracle import Cotangents
 from attest.reference.problem import Problem, make_problem
 from attest.reference.semantics import STANDARD
-from tests.alarms.arguments import Options
-from tests.alarms.callback import Arrays, Passes, call_back
+from attest.conformance.mutants.kernels.arguments import Options
+from attest.conformance.mutants.kernels.callback import Arrays, Passes, call_back
 from tests.emulator.flash import Emulator, correct
 
 KEY_BLOCK = 64

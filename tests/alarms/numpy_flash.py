@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.alarms.arguments import Options
-from tests.alarms.pairs import Rows, describe_rows, keep
-from tests.alarms.variants import Variant
+from attest.conformance.mutants.kernels.arguments import Options
+from attest.conformance.mutants.kernels.pairs import Rows, describe_rows, keep
+from attest.conformance.mutants.kernels.variants import Variant
 
 Arrays = dict[str, Any]
 F32 = np.float32

@@ -9,10 +9,10 @@ from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.subject import Subject, Tiling, default_numerics, find
 from attest.reference.numerics import Numerics
 from tests.alarms import emulated, numpy_flash
-from tests.alarms.arguments import Options
-from tests.alarms.callback import Arrays, Passes, call_back
-from tests.alarms.jax_flash import flash_attention
-from tests.alarms.variants import VARIANTS, Variant
+from attest.conformance.mutants.kernels.arguments import Options
+from attest.conformance.mutants.kernels.callback import Arrays, Passes, call_back
+from attest.conformance.mutants.kernels.jax_flash import flash_attention
+from attest.conformance.mutants.kernels.variants import VARIANTS, Variant
 
 
 def jax_subject(variant: Variant) -> Subject:

@@ -29,7 +29,7 @@ from attest.conformance.subject import Limits, Subject
 from attest.reference.oracle import Cotangents, attention
 from attest.reference.problem import make_problem
 from attest.reference.semantics import STANDARD, Semantics
-from tests.alarms.callback import DIFFERENTIATED, Arrays, Passes, _attend
+from attest.conformance.mutants.kernels.callback import DIFFERENTIATED, Arrays, Passes, _attend
 
 CHECK = all_checks()["positions.shard"]
 offset_of = DRAWN["q_offset"]

@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from tests.alarms.arguments import Options
-from tests.alarms.pairs import Rows, describe_rows, keep
-from tests.alarms.variants import Variant
+from attest.conformance.mutants.kernels.arguments import Options
+from attest.conformance.mutants.kernels.pairs import Rows, describe_rows, keep
+from attest.conformance.mutants.kernels.variants import Variant
 
 Arrays = dict[str, Any]
 LOG2_E = 1.4426950408889634

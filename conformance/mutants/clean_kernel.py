@@ -21,7 +21,7 @@ from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.judging.execute import call_of
 from attest.conformance.subject import Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics
-from tests.alarms.variants import VARIANTS, Variant
+from attest.conformance.mutants.kernels.variants import VARIANTS, Variant
 
 KERNEL = Path(__file__).parents[1] / "alarms"
 # The modules of the kernel, each before those that import it.
@@ -95,10 +95,10 @@ def planted(edits: tuple[Edit, ...], jax: bool = False) -> Generator[Mapping[str
                 text = text.replace(f"tests.alarms.{other} ", f"{package}.{other} ")
             if name in COMPUTING and not jax:
                 text = text.replace(
-                    "import jax.numpy as jnp", "from tests.planted_defects import eager_numpy as jnp"
+                    "import jax.numpy as jnp", "from attest.conformance.mutants.kernels import eager_numpy as jnp"
                 )
                 text = text.replace(
-                    "from jax import lax", "from tests.planted_defects import eager_lax as lax"
+                    "from jax import lax", "from attest.conformance.mutants.kernels import eager_lax as lax"
                 )
             module = ModuleType(f"{package}.{name}")
             sys.modules[module.__name__] = module

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.alarms.arguments import Options, arguments
+from attest.conformance.mutants.kernels.arguments import Options, arguments
 
 Arrays = Mapping[str, Any]
 DIFFERENTIATED = ("query", "key", "value", "bias", "softmax_aux")

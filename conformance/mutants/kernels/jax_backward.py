@@ -6,8 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from tests.alarms.jax_forward import forward
-from tests.alarms.jax_tiles import (
+from attest.conformance.mutants.kernels.jax_forward import forward
+from attest.conformance.mutants.kernels.jax_tiles import (
     Arrays,
     Call,
     cast,

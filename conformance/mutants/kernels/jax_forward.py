@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from tests.alarms.jax_tiles import (
+from attest.conformance.mutants.kernels.jax_tiles import (
     Call,
     add,
     cast,

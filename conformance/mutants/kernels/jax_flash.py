@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tests.alarms.arguments import Options, arguments
-from tests.alarms.jax_backward import backward
-from tests.alarms.jax_forward import forward
-from tests.alarms.jax_tiles import DIFFERENTIATED, Arrays, prepare
-from tests.alarms.variants import Variant
+from attest.conformance.mutants.kernels.arguments import Options, arguments
+from attest.conformance.mutants.kernels.jax_backward import backward
+from attest.conformance.mutants.kernels.jax_forward import forward
+from attest.conformance.mutants.kernels.jax_tiles import DIFFERENTIATED, Arrays, prepare
+from attest.conformance.mutants.kernels.variants import Variant
 
 
 def flash_attention(variant: Variant, query: Any, key: Any, value: Any, **options: Any) -> tuple[Any, Any]:
