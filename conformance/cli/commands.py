@@ -16,6 +16,7 @@ import typer
 from attest.conformance.cli import options
 from attest.conformance.cli.compile import compile_kernels
 from attest.conformance.cli.listing import list_subjects
+from attest.conformance.cli.mutants import mutants
 from attest.conformance.cli.options import Outputs, RunOptions, UsageError, as_usage_errors
 from attest.conformance.cli.tune import tune
 from attest.conformance.files import FileError, write_text
@@ -269,6 +270,7 @@ def merge(
 
 app.command("compile")(compile_kernels)
 app.command()(tune)
+app.command()(mutants)
 app.command("list")(list_subjects)
 
 

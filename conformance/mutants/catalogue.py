@@ -7,12 +7,10 @@ without the defect.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from attest.conformance.typed import convert, decode_toml
 
@@ -37,7 +35,7 @@ class Edit:
 class Mutant:
     """One entry of the catalogue.
 
-    name, group: its table and the file of it. null: whether the edit is correct, so that nothing may be red.
+    name, group: its table and the file of it.
     change: what is wrong, in a sentence. source: the real bug that it is modelled on.
     defect_class, stage: of which kind it is, and where in the computation. clause: that it breaks.
     needs: features all of which it takes to change an answer. near: features of the cases to judge first.
@@ -55,7 +53,7 @@ class Mutant:
     name: str = ""
     group: str = ""
     change: str
-    defect_class: str = field(default="", metadata={"key": "class"})
+    defect_class: str = ""
     stage: str = ""
     clause: str = ""
     source: str = ""
@@ -90,8 +88,9 @@ def load(group: str) -> Mapping[str, Mutant]:
 
 def _mutant(name: str, group: str, table: dict[str, Any], where: str) -> Mutant:
     given = {("defect_class" if key == "class" else key): value for key, value in table.items()}
-    for key in given.keys() - {each.name for each in msgspec.structs.fields(Mutant)}:
-        raise ValueError(f"{where}: unknown key {key!r}")
+    unknown = given.keys() - {each.name for each in fields(Mutant)}
+    if unknown:
+        raise ValueError(f"{where}: unknown keys {', '.join(sorted(unknown))}")
     return convert({**given, "name": name, "group": group}, Mutant, where)
 
 

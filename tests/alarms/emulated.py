@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from attest.conformance.cases.features import DTYPES, FEATURES
+from attest.conformance.mutants.kernels.arguments import Options
+from attest.conformance.mutants.kernels.callback import Arrays, Passes, call_back
 from attest.conformance.subject import Subject, Tiling
 from attest.reference.numerics import Numerics
 from attest.reference.oracle import Cotangents
 from attest.reference.problem import Problem, make_problem
 from attest.reference.semantics import STANDARD
-from attest.conformance.mutants.kernels.arguments import Options
-from attest.conformance.mutants.kernels.callback import Arrays, Passes, call_back
 from tests.emulator.flash import Emulator, correct
 
 KEY_BLOCK = 64

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.alarms.processes import SINGLE_THREADED
+from attest.conformance.mutants.run import SINGLE_THREADED
 from tests.alarms.tally import Tally
 
 # A process interprets Triton's kernels or compiles those of others.

@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 from attest.conformance.cases.features import DTYPES, FEATURES
-from attest.conformance.subject import Subject, Tiling, default_numerics, find
-from attest.reference.numerics import Numerics
-from tests.alarms import emulated, numpy_flash
 from attest.conformance.mutants.kernels.arguments import Options
 from attest.conformance.mutants.kernels.callback import Arrays, Passes, call_back
 from attest.conformance.mutants.kernels.jax_flash import flash_attention
 from attest.conformance.mutants.kernels.variants import VARIANTS, Variant
+from attest.conformance.subject import Subject, Tiling, default_numerics, find
+from attest.reference.numerics import Numerics
+from tests.alarms import emulated, numpy_flash
 
 
 def jax_subject(variant: Variant) -> Subject:

@@ -1,6 +1,5 @@
 """The planted defects: each can be planted, and is killed again by the cases that killed it."""
 
-import json
 from functools import cache
 from typing import Any
 
@@ -10,11 +9,12 @@ import pytest
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.judging.execute import execute
-from tests.planted_defects.planting import Mutant, load, planted_kernel, source
-from tests.planted_defects.score import KILLS, Judge, drawn
+from attest.conformance.mutants.catalogue import Mutant, load, source_of
+from attest.conformance.mutants.clean_kernel import planted_kernel
+from attest.conformance.mutants.clean_score import Judge, clean_mutant, drawn, read_kills
 
-DEFECTS, NULLS = load("in_clean_kernel.toml"), load("nulls.toml")
-KILLED: dict[str, dict[str, dict[str, Any]]] = json.loads(KILLS.read_text(encoding="utf-8"))
+DEFECTS, NULLS = load("clean_kernel"), load("nulls")
+KILLED = read_kills()
 SEEDS = ("0", "1", "2")
 # Cases of the kills on which correct kernels are judged: one in so many.
 SAMPLED = 40
@@ -38,7 +38,7 @@ def kills(name: str) -> list[tuple[str, int, str, Case]]:
 @cache
 def planned(lacks: tuple[str, ...], variant: str, profile: str, seed: int) -> frozenset[tuple[str, str]]:
     """(case, check) of everything that a profile plans for a mutant."""
-    cases = drawn(Mutant("", "", (), lacks=lacks, variant=variant), profile, seed)
+    cases = drawn(clean_mutant(lacks, variant), profile, seed)
     return frozenset((case.id, check) for case, checks in cases for check in checks)
 
 
@@ -53,8 +53,8 @@ def judged(mutant: Mutant, case: Case, check: str) -> str:
 def test_a_defect_changes_the_kernel_s_source(name: str) -> None:
     defect = DEFECTS[name]
     assert defect.edits
-    for module in {edit.module for edit in defect.edits}:
-        assert source(module, defect.edits) != source(module)
+    for file in {edit.file for edit in defect.edits}:
+        assert source_of(defect, file) != source_of(clean_mutant(), file)
 
 
 def test_each_defect_was_killed_with_each_seed() -> None:

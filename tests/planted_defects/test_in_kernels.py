@@ -1,25 +1,22 @@
-"""Does the suite see real bugs? Each defect of in_kernels.toml is planted in a copy of our kernel."""
+"""Does the suite see real bugs? Each defect of groups/kernels.toml is planted in a copy of our kernel."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attest.conformance.mutants.catalogue import Mutant, load, source_of
+from attest.conformance.mutants.planted_package import plant, run_planted
 from tests.meta.processes import ROOT, python, tokens
 
-DEFECTS = tomllib.loads((Path(__file__).parent / "in_kernels.toml").read_text())
-XLA = "xla.flash_attention"
+DEFECTS = load("kernels")
 HOPPER = "pallas.mosaic_gpu"
 ON_GPU = (HOPPER, "triton.cuda")
-# Of a CPU, for subjects that spread a sequence over them.
-DEVICES = 8
 
 # Lowers the cases of {folder: question} for CUDA, each with its folder's kernels; prints what went wrong.
 LOWER = """
@@ -52,35 +49,9 @@ for folder, question in json.loads(sys.argv[1]).items():
 """
 
 
-def planted(name: str, folder: Path) -> tuple[Path, str]:
-    """Copies the kernels to a folder and plants a defect; the file that has it, and its correct text."""
-    defect = DEFECTS[name]
-    home = folder / "attest"
-    shutil.copytree(
-        ROOT / "kernels", home / "kernels", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
-    )
-    for other in ("__init__.py", "__main__.py", "reference", "conformance", "reports"):
-        (home / other).symlink_to(ROOT / "attest" / other)
-    source = home / defect["file"]
-    correct = source.read_text()
-    source.write_text(correct.replace(defect["correct"], defect["planted"]))
-    return source, correct
-
-
 def judged(site: Path, subject: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """attest, with the kernels of `site` before the project's own, in a process where the subject can run."""
-    variables = {
-        "TRITON_INTERPRET": "1" if subject == "triton.interpret" else "0",
-        "PJRT_NPROC": "8",  # what the interpreter of TPU kernels needs
-    }
-    if "interpret" in subject or subject.startswith("ring."):
-        variables["JAX_PLATFORMS"] = "cpu"  # also on a machine that has a GPU
-    if subject.startswith("ring."):
-        variables["PJRT_NPROC"] = "64"  # eight for each device, whose exchanges wait in threads
-        # First, since XLA reads none after a word that is no flag.
-        flags = f"--xla_force_host_platform_device_count={DEVICES} {os.environ.get('XLA_FLAGS', '')}"
-        variables["XLA_FLAGS"] = flags.strip()
-    return python(site, "-m", "attest", *arguments, **variables)
+    return run_planted(subject, site, "-m", "attest", *arguments)
 
 
 def options(subject: str, feature: str, check: str) -> list[str]:
@@ -88,8 +59,8 @@ def options(subject: str, feature: str, check: str) -> list[str]:
     return ["check", subject, "--feature", feature, "--check", check, *quick]
 
 
-def question(defect: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
-    return {"subject": defect.get("subject", XLA), "check": defect["check"], "case": case}
+def question(defect: Mutant, case: dict[str, Any]) -> dict[str, Any]:
+    return {"subject": defect.subject, "check": defect.check, "case": case}
 
 
 @cache
@@ -107,15 +78,15 @@ def why_no_gpu(subject: str) -> str:
 @pytest.mark.parametrize("name", sorted(DEFECTS))
 def test_what_a_defect_replaces_is_there_once(name: str) -> None:
     defect = DEFECTS[name]
-    text = (ROOT / defect["file"]).read_text()
-    assert text.count(defect["correct"]) == 1, "the kernel has changed: plant the defect anew"
-    assert defect["planted"] not in (defect["correct"], "")
+    for edit in defect.edits:
+        assert source_of(defect, edit.file) != (ROOT / edit.file).read_text()
+        assert edit.planted
 
 
-def found_by_search(defect: dict[str, Any], site: Path) -> dict[str, Any]:
+def found_by_search(defect: Mutant, site: Path) -> dict[str, Any]:
     """The simplest case on which the suite fails, having drawn its own, as JSON."""
-    subject = defect.get("subject", XLA)
-    asked = options(subject, defect["feature"], defect["check"])
+    subject = defect.subject
+    asked = options(subject, defect.feature, defect.check)
     red = judged(site, subject, *asked, "--json", str(site / "red.json"))
     assert red.returncode == 1, red.stdout + red.stderr
     assert "attest replay" in red.stdout
@@ -125,28 +96,28 @@ def found_by_search(defect: dict[str, Any], site: Path) -> dict[str, Any]:
         (result for result in results if result["minimal"]), key=lambda result: tokens(result["case"])
     )
     assert minimal["verdict"] == "FAIL"
-    assert {defect["clause"]} <= set(minimal["clauses"]) if "clause" in defect else minimal["clauses"]
+    assert defect.clause in minimal["clauses"]
     case = minimal["case"]
-    assert tokens(case) <= defect["tokens"], case
+    assert tokens(case) <= defect.tokens, case
     return case
 
 
-def found_by_case(defect: dict[str, Any], site: Path) -> dict[str, Any]:
+def found_by_case(defect: Mutant, site: Path) -> dict[str, Any]:
     """The defect's own case, on which the suite fails for the reason that the defect gives."""
-    asked = json.dumps(question(defect, defect["case"]))
-    red = judged(site, defect["subject"], "replay", asked)
+    asked = json.dumps(question(defect, defect.case))
+    red = judged(site, defect.subject, "replay", asked)
     assert red.returncode == 1, red.stdout + red.stderr
     verdict, message, *details = (line.strip() for line in red.stdout.splitlines())
     assert verdict == f"FAIL {defect['subject']}: {defect['check']}"
-    assert message.startswith(defect["message"]), red.stdout
+    assert message.startswith(defect.message), red.stdout
     broken = [line.partition(":")[0] for line in details]
-    assert defect.get("clause", "S14" if defect["check"] == "gradients" else "S1") in broken
-    return defect["case"]
+    assert (defect.clause or ("S14" if defect.check == "gradients" else "S1")) in broken
+    return defect.case
 
 
-def needs_of(defect: dict[str, Any]) -> list[pytest.MarkDecorator]:
+def needs_of(defect: Mutant) -> list[pytest.MarkDecorator]:
     """The marker of a defect whose kernel runs on a GPU."""
-    subject = defect.get("subject", XLA)
+    subject = defect.subject
     if subject.startswith(HOPPER):
         return [pytest.mark.gpu("9.0")]
     return [pytest.mark.gpu] if subject.startswith(ON_GPU) else []
@@ -157,12 +128,13 @@ def needs_of(defect: dict[str, Any]) -> list[pytest.MarkDecorator]:
 )
 def test_a_planted_defect_turns_the_suite_red(name: str, tmp_path: Path) -> None:
     defect = DEFECTS[name]
-    subject = defect.get("subject", XLA)
+    subject = defect.subject
     if subject.startswith(ON_GPU) and why_no_gpu(subject):
         pytest.skip(why_no_gpu(subject))
-    source, correct = planted(name, tmp_path)
-    case = (found_by_case if "case" in defect else found_by_search)(defect, tmp_path)
-    source.write_text(correct)
+    home = plant(defect, tmp_path)
+    case = (found_by_case if defect.case else found_by_search)(defect, tmp_path)
+    for edit in defect.edits:
+        (home / edit.file).write_text((ROOT / edit.file).read_text())
     replayed = judged(tmp_path, subject, "replay", json.dumps(question(defect, case)))
     assert replayed.returncode == 0, replayed.stdout
 
@@ -171,9 +143,9 @@ def test_the_hopper_kernels_lower_for_cuda_with_each_defect(tmp_path: Path) -> N
     """Where none of them can run, that a defect is one of values, and no error of Python's or of Pallas's."""
     asked: dict[str, Any] = {}
     for name, defect in DEFECTS.items():
-        if defect.get("subject", XLA).startswith(HOPPER):
-            planted(name, tmp_path / name)
-            asked[str(tmp_path / name)] = question(defect, defect["case"])
+        if defect.subject.startswith(HOPPER):
+            plant(defect, tmp_path / name)
+            asked[str(tmp_path / name)] = question(defect, defect.case)
     assert asked
     command = [sys.executable, "-c", LOWER, json.dumps(asked)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

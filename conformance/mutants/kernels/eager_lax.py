@@ -34,7 +34,7 @@ def dynamic_slice(array: Any, starts: Sequence[Any], sizes: Sequence[int]) -> An
 
 
 def dynamic_update_slice(array: Any, update: Any, starts: Sequence[Any]) -> Any:
-    """A copy of the array with a slice replaced."""
+    """Return a copy of the array with a slice replaced."""
     changed = array.copy()
     changed[_window(array, starts, update.shape)] = update
     return changed

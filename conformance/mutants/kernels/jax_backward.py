@@ -33,7 +33,7 @@ class Terms:
 
 
 def backward(call: Call, saved: tuple[Any, Any, Any, Any], d_out: Any, d_lse: Any) -> Arrays:
-    """The gradients by name, float32, in the layout of the call's arrays but for query, key and value.
+    """Return the gradients by name, float32, in the layout of the call's arrays but for query, key and value.
 
     saved: what `forward` returned. d_out [B, Sq, H, Dv] and d_lse [B, H, Sq] are the cotangents.
     """
@@ -90,7 +90,7 @@ def _tile(call: Call, terms: Terms, batch: Any, head: Any, i: Any, j: Any) -> tu
 
 
 def _tiles_of(call: Call, batch: Any, j: Any) -> tuple[Any, Any]:
-    """The first tile of rows that may see a block of keys, and the first behind the last."""
+    """Return the first tile of rows that may see a block of keys, and the first behind the last."""
     first = call.rows.first[batch].reshape(call.row_tiles, call.rows_in).min(axis=1)
     last = call.rows.last[batch].reshape(call.row_tiles, call.rows_in).max(axis=1)
     touches = (first < (j + 1) * call.keys_in) & (last >= j * call.keys_in)
@@ -99,7 +99,7 @@ def _tiles_of(call: Call, batch: Any, j: Any) -> tuple[Any, Any]:
 
 
 def _walk(call: Call, terms: Terms) -> Arrays:
-    """The gradients of query, key, value and bias."""
+    """Return the gradients of query, key, value and bias."""
     options, kv_heads = call.options, call.key.shape[1]
     scale = jnp.float32(options.scale)
 
@@ -158,7 +158,7 @@ def _add_at(array: Any, places: tuple[Any, ...], tile: Any) -> Any:
 
 
 def _sink_gradient(call: Call, lse: Any, delta: Any) -> Any:
-    """The sum over batch, rows and sharing heads of P_sink * (0 - Delta): a sink has no value."""
+    """Sum P_sink * (0 - Delta) over batch, rows and sharing heads: a sink has no value."""
     aux = call.arrays["softmax_aux"]
     sinks = jnp.atleast_2d(aux).astype(jnp.float32)
     padding = (lse == -jnp.inf)[..., None]

@@ -22,7 +22,7 @@ from attest.conformance.mutants.kernels.jax_tiles import (
 
 
 def forward(call: Call) -> tuple[Any, Any, Any, Any]:
-    """out [B, Hq, S, Dv] and, each [B, Hq, S], lse and the maxima over visible keys and with the sinks."""
+    """Out [B, Hq, S, Dv] and, each [B, Hq, S], lse and the maxima over visible keys and with the sinks."""
     batch, heads, length, _ = call.query.shape
     programs = jnp.arange(batch * heads * call.row_tiles, dtype=jnp.int32)
     out, *rows = lax.map(lambda index: _program(call, index), programs)
@@ -31,7 +31,7 @@ def forward(call: Call) -> tuple[Any, Any, Any, Any]:
 
 
 def _blocks_of(call: Call, batch: Any, i: Any) -> tuple[Any, Any]:
-    """The first block of keys that a tile of rows may see, and the first behind the last."""
+    """Return the first block of keys that a tile of rows may see, and the first behind the last."""
     first = vector(call.rows.first, batch, i * call.rows_in, call.rows_in).min() // call.keys_in
     last = vector(call.rows.last, batch, i * call.rows_in, call.rows_in).max() // call.keys_in + 1
     return jnp.maximum(first, 0), jnp.minimum(last, call.key_tiles)

@@ -103,10 +103,12 @@ def vector(array: Any, batch: Any, place: Any, size: int) -> Any:
 
 
 def row_tile(call: Call, array: Any, batch: Any, head: Any, i: Any) -> Any:
+    """Take tile i of rows of a query head."""
     return take(array, (batch, head, i * call.rows_in, 0), (call.rows_in, array.shape[3]))
 
 
 def key_tile(call: Call, array: Any, batch: Any, head: Any, j: Any) -> Any:
+    """Take block j of the keys, or their values, that a query head reads."""
     return take(array, (batch, head // call.group, j * call.keys_in, 0), (call.keys_in, array.shape[3]))
 
 
@@ -164,14 +166,14 @@ def _tanh(variant: Variant, x: Any) -> Any:
 
 
 def exp(variant: Variant, logits: Any, reference: Any) -> Any:
-    """exp(logits - reference), which is at most 1 but where the reference lags behind."""
+    """Return the exponentials of logits - reference, at most 1 but where the reference lags behind."""
     if variant.exponential == "exp2":
         return jnp.exp2((logits - reference) * jnp.float32(LOG2_E))
     return jnp.exp(logits - reference)
 
 
 def dropped(call: Call, weights: Any, batch: Any, head: Any, i: Any, j: Any) -> Any:
-    """The weights that dropout keeps, without its factor."""
+    """Return the weights that dropout keeps, without its factor."""
     if call.options.rate == 0:
         return weights
     rows = i * call.rows_in + jnp.arange(call.rows_in, dtype=jnp.int32)
@@ -185,6 +187,7 @@ def _repeat(count: int, step: Callable[[Any], Any], state: Any) -> Any:
 
 
 def factor(options: Options) -> Any:
+    """Return the factor of the weights that dropout keeps."""
     return jnp.float32(1 / (1 - options.rate))
 
 
@@ -194,24 +197,26 @@ def cast(call: Call, weights: Any) -> Any:
 
 
 def weigh(weights: Any, values: Any) -> Any:
-    """weights @ values, where a weight of 0 takes nothing, NaN and inf included."""
+    """Weights @ values, where a weight of 0 takes nothing, NaN and inf included."""
     finite = jnp.isfinite(values)
     touched = (weights != 0).astype(jnp.float32) @ (~finite).astype(jnp.float32)
     return jnp.where(touched > 0, jnp.nan, weights @ jnp.where(finite, values, 0))
 
 
 def finite(x: Any) -> Any:
+    """Return x with 0 for what is not finite."""
     return jnp.where(jnp.isfinite(x), x, 0)
 
 
 def row_sum(variant: Variant, weights: Any) -> Any:
+    """Sum the keys of each row, in one way or the other."""
     if variant.sums == "split":
         return weights.reshape(weights.shape[0], 4, -1).sum(axis=1).sum(axis=1)
     return weights.sum(axis=1)
 
 
 def add(variant: Variant, total: Any, lost: Any, term: Any) -> tuple[Any, Any]:
-    """total + term, and what the addition lost, which only the compensated sum carries on."""
+    """Total + term, and what the addition lost, which only the compensated sum carries on."""
     if variant.sums != "kahan":
         return total + term, lost
     term = term - lost

@@ -23,13 +23,13 @@ from attest.conformance.drawing.recipes import Blocks, Offer, fillings, model
 from attest.conformance.judging.contrast import neighbours
 from attest.conformance.judging.execute import call_of
 from attest.conformance.judging.trial import Trial
+from attest.conformance.mutants.kernels.callback import DIFFERENTIATED, Arrays, Passes, _attend
 from attest.conformance.record import Verdict
 from attest.conformance.running.plan import Restriction, load_profile, tasks
 from attest.conformance.subject import Limits, Subject
 from attest.reference.oracle import Cotangents, attention
 from attest.reference.problem import make_problem
 from attest.reference.semantics import STANDARD, Semantics
-from attest.conformance.mutants.kernels.callback import DIFFERENTIATED, Arrays, Passes, _attend
 
 CHECK = all_checks()["positions.shard"]
 offset_of = DRAWN["q_offset"]

@@ -1,0 +1,144 @@
+"""Runs scores in several processes, and continues a run from the scores that a file holds already."""
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attest.conformance.files import write_text
+from attest.conformance.mutants import clean_score, package_score
+from attest.conformance.mutants.catalogue import Mutant, digest, load
+from attest.conformance.mutants.rivals import RivalJudge, RivalScore
+from attest.conformance.mutants.verdict import Score
+from attest.conformance.typed import convert, decode
+
+# The environment of processes that have one core each: threads of libraries would fight for it. Measured on
+# two busy cores, NumPy was ten times slower with them.
+SINGLE_THREADED = {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a run.
+
+    catalogue: the hash of the catalogue. skipped: mutants that cannot run here, with the reason.
+    """
+
+    catalogue: str
+    scores: tuple[Score, ...]
+    skipped: dict[str, str]
+
+    def to_json(self) -> str:
+        """Return the scores as JSON, in an order that does not depend on which was ready first."""
+        ordered = sorted(self.scores, key=lambda score: (score.group, score.name, score.profile, score.seed))
+        return json.dumps(asdict(replace(self, scores=tuple(ordered))), indent=1) + "\n"
+
+
+def scores_from_json(data: bytes, where: str) -> Scores:
+    """Read scores. Raises ValueError that begins with `where`."""
+    return convert(decode(data, dict[str, Any], where), Scores, where)
+
+
+def score_all(
+    mutants: Sequence[Mutant],
+    profiles: Sequence[str],
+    seeds: Sequence[int],
+    workers: int,
+    path: Path | None,
+    found_one: Callable[[Score, int, int], None],
+) -> Scores:
+    """Score mutants with every profile and seed; those that the file at `path` has are not scored again.
+
+    path: is written after each score. found_one: called after each, with the number of scores and of all.
+    Raises ValueError if the file is of another catalogue.
+    """
+    scores, skipped = _before(path), dict[str, str]()
+    done = {(score.name, score.profile, score.seed) for score in scores}
+    jobs = [
+        (mutant, profile, seed)
+        for profile in profiles
+        for seed in seeds
+        for mutant in mutants
+        if (mutant.name, profile, seed) not in done
+    ]
+    for name, score in _performed(_score, jobs, workers):
+        if isinstance(score, str):
+            skipped[name] = score
+        else:
+            scores.append(score)
+            found_one(score, len(scores), len(done) + len(jobs))
+        if path is not None:
+            write_text(path, Scores(digest(), tuple(scores), skipped).to_json())
+    return Scores(digest(), tuple(scores), skipped)
+
+
+def _before(path: Path | None) -> list[Score]:
+    """Return the scores that a file holds already; none if there is no file."""
+    if path is None or not path.exists():
+        return []
+    old = scores_from_json(path.read_bytes(), str(path))
+    if old.catalogue != digest():
+        raise ValueError(
+            f"{path}: its scores are of the catalogue {old.catalogue}, this is {digest()}: name another file"
+        )
+    return [*old.scores]
+
+
+def rival_scores(mutants: Sequence[Mutant], profile: str, seed: int, workers: int) -> list[RivalScore]:
+    """Judge the mutants of the clean kernel by the rules of other test suites."""
+    clean = [mutant for mutant in mutants if not mutant.subject and not mutant.compiled]
+    shares = [clean[worker::workers] for worker in range(workers)]
+    jobs = [(share, profile, seed) for share in shares if share]
+    return [score for found in _performed(_rivals, jobs, workers) for score in found]
+
+
+def _performed[Work, Done](
+    work: Callable[[Work], Done], jobs: Sequence[Work], workers: int
+) -> Iterator[Done]:
+    """Yield work(job) of every job, as they come."""
+    # Of processes alone: NumPy reads how many threads it may use when it is first imported.
+    before = dict(os.environ)
+    os.environ.update({name: os.environ.get(name, value) for name, value in SINGLE_THREADED.items()})
+    try:
+        with multiprocessing.get_context("spawn").Pool(workers) as pool:
+            yield from pool.imap_unordered(work, jobs)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _score(job: tuple[Mutant, str, int]) -> tuple[str, Score | str]:
+    """Return the name of a mutant and its score, or why it cannot run here."""
+    mutant, profile, seed = job
+    if mutant.subject:
+        try:
+            return mutant.name, package_score.scored(mutant, profile, seed)
+        except package_score.NotHereError as error:
+            return mutant.name, str(error)
+    return mutant.name, clean_score.scored(_judge(), mutant, profile, seed, _kills())
+
+
+def _rivals(job: tuple[Sequence[Mutant], str, int]) -> list[RivalScore]:
+    mutants, profile, seed = job
+    judge = RivalJudge(profile, seed, [*load("nulls").values()])
+    return [score for mutant in mutants if (score := judge.score(mutant)) is not None]
+
+
+@cache
+def _judge() -> clean_score.Judge:
+    return clean_score.Judge()
+
+
+@cache
+def _kills() -> clean_score.Kills:
+    return clean_score.read_kills()
