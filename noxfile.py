@@ -205,7 +205,7 @@ def defects(session: nox.Session) -> None:
     """Plant each known defect in a clean kernel and see that the standard profile kills it, each night."""
     _install(session, "test")
     options = ["--profile", "standard", "--seed", "0", "1", "2", "--workers", str(os.cpu_count() or 1)]
-    session.run("python", "-m", "tests.planted_defects.score", *options, *session.posargs)
+    session.run("attest", "mutants", *options, *session.posargs)
 
 
 @nox.session(name="peer-tests", default=False)

@@ -12,7 +12,8 @@ Profiles = Annotated[
     list[str] | None, typer.Option("--profile", show_default="standard", help="Whose cases; repeatable.")
 ]
 Seeds = Annotated[
-    list[int] | None, typer.Option("--seed", min=0, show_default="0", help="Of the cases; repeatable.")
+    list[int] | None,
+    typer.Option("--seed", min=0, show_default="0", help="Of the cases; repeatable, or followed by more."),
 ]
 MoreSeeds = Annotated[
     list[int] | None, typer.Argument(metavar="[SEED ...]", min=0, help="More seeds, after --seed.")

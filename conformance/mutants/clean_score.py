@@ -177,7 +177,7 @@ def _drawn(lacks: tuple[str, ...], variant: str, profile: str, seed: int) -> lis
 
 
 def _rank(mutant: Mutant, planned: Planned) -> tuple[bool, int, str]:
-    """Order cases near the defect first, then the cheap ones."""
+    """Return what sorts cases near the defect first, then the cheap ones."""
     case, checks = planned
     near = not mutant.near or bool(case.features & set(mutant.near))
     pairs = case.batch * case.q_heads * (case.q_len + 64) * (case.kv_len + 64) * len(checks)

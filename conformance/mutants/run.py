@@ -57,7 +57,7 @@ def score_all(
     path: Path | None,
     found_one: Callable[[Score, int, int], None],
 ) -> Scores:
-    """Score mutants with every profile and seed; those that the file at `path` has are not scored again.
+    """Return the scores of mutants with every profile and seed; those that a file has are not made again.
 
     path: is written after each score. found_one: called after each, with the number of scores and of all.
     Raises ValueError if the file is of another catalogue.

@@ -92,4 +92,5 @@ def interval(killed: int, total: int) -> tuple[float, float]:
     share, weight = killed / total, _Z * _Z / total
     middle = (share + weight / 2) / (1 + weight)
     half = _Z * sqrt(share * (1 - share) / total + weight / (4 * total)) / (1 + weight)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # Rounding must not leave the share itself outside.
+    return max(0.0, min(middle - half, share)), min(1.0, max(middle + half, share))

@@ -15,7 +15,7 @@ def line(score: Score, done: int, total: int) -> str:
     if not score.killed:
         fate = "passed" if score.null else "survived"
     else:
-        fate = f"killed by {score.check or score.how}: {shortened(" ".join(score.message.split()), _MESSAGE)}"
+        fate = f"killed by {score.check or score.how}: {shortened(' '.join(score.message.split()), _MESSAGE)}"
     counted = plural(score.results, "result")
     return f"{done}/{total} {score.name} (seed {score.seed}, {counted}): {fate}"
 

@@ -32,8 +32,8 @@ def row(text: str) -> str:
 
 
 def test_the_defects_that_are_found() -> None:
-    kills = json.loads((ROOT / "tests" / "planted_defects" / "kills.json").read_text())
-    line = row("tests/planted_defects/in_clean_kernel.toml")
+    kills = json.loads((ROOT / "conformance" / "mutants" / "kills.json").read_text())
+    line = row("conformance/mutants/groups/clean_kernel.toml")
     assert line.startswith(f"| {len(kills)} [defects]")
     assert all(len(profiles["standard"]) >= 3 for profiles in kills.values())
 

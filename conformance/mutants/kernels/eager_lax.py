@@ -15,12 +15,12 @@ def fori_loop(start: Any, stop: Any, body: Callable[[Any, Any], Any], state: Any
 
 
 def map(function: Callable[[Any], Any], places: Any) -> Any:
-    """Stack function(place) of each place."""
+    """Return function(place) of each place, stacked."""
     return _stacked([function(place) for place in places])
 
 
 def scan(body: Callable[[Any, Any], tuple[Any, Any]], state: Any, places: Any) -> tuple[Any, Any]:
-    """Carry a state along the places; stack what each gives."""
+    """Return the state carried along the places, and what each gives, stacked."""
     given: list[Any] = []
     for place in places:
         state, each = body(state, place)
@@ -29,7 +29,7 @@ def scan(body: Callable[[Any, Any], tuple[Any, Any]], state: Any, places: Any) -
 
 
 def dynamic_slice(array: Any, starts: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Slice at starts that are moved into the array, as JAX does."""
+    """Return a slice, at starts that are moved into the array as JAX moves them."""
     return array[_window(array, starts, sizes)]
 
 
@@ -41,7 +41,7 @@ def dynamic_update_slice(array: Any, update: Any, starts: Sequence[Any]) -> Any:
 
 
 def optimization_barrier(x: Any) -> Any:
-    """x: nothing is optimized here."""
+    """Return x: nothing is optimized here."""
     return x
 
 

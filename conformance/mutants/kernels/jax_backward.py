@@ -58,7 +58,7 @@ def backward(call: Call, saved: tuple[Any, Any, Any, Any], d_out: Any, d_lse: An
 
 
 def _rowsum(call: Call, d_out: Any, out: Any, lse: Any) -> Any:
-    """Delta: rowsum(dO * O), or the same number as the sum of P * dP."""
+    """Compute delta, rowsum(dO * O), or the same number as the sum of P * dP."""
     if call.variant.delta == "out":
         return (d_out * out.astype(jnp.float32)).sum(axis=3)
     batches, heads, length, _ = call.query.shape
@@ -79,7 +79,7 @@ def _rowsum(call: Call, d_out: Any, out: Any, lse: Any) -> Any:
 
 
 def _tile(call: Call, terms: Terms, batch: Any, head: Any, i: Any, j: Any) -> tuple[Any, Any, Any, Any]:
-    """P recomputed from the lse, dP with dropout's factors, the slope of the cap and what is seen."""
+    """Return P, recomputed from the lse, dP with dropout's factors, the slope of the cap and what is seen."""
     logits, slope, visible = logits_of(call, batch, head, i, j)
     lse = row_tile(call, terms.lse[..., None], batch, head, i)
     P = jnp.where(visible, exp(call.variant, jnp.minimum(logits - lse, 0), 0), 0)

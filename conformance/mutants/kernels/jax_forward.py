@@ -22,7 +22,7 @@ from attest.conformance.mutants.kernels.jax_tiles import (
 
 
 def forward(call: Call) -> tuple[Any, Any, Any, Any]:
-    """Out [B, Hq, S, Dv] and, each [B, Hq, S], lse and the maxima over visible keys and with the sinks."""
+    """Return out [B, Hq, S, Dv], and lse and the maxima without and with the sinks, each [B, Hq, S]."""
     batch, heads, length, _ = call.query.shape
     programs = jnp.arange(batch * heads * call.row_tiles, dtype=jnp.int32)
     out, *rows = lax.map(lambda index: _program(call, index), programs)
@@ -43,7 +43,7 @@ def _sinks(call: Call, head: Any) -> Any:
 
 
 def _online(call: Call, batch: Any, head: Any, i: Any, blocks: tuple[Any, Any], given: Any = None) -> Any:
-    """Walk over blocks of keys: (reference, sum of exponentials, weighted values, row maximum).
+    """Compute over blocks of keys (reference, sum of exponentials, weighted values, row maximum).
 
     given: (reference, sum) of an earlier pass, which the weights then have from the start.
     """
@@ -80,7 +80,7 @@ def _online(call: Call, batch: Any, head: Any, i: Any, blocks: tuple[Any, Any], 
 
 
 def _merge(first: Any, second: Any) -> Any:
-    """Two partial results of one tile as one (split keys)."""
+    """Merge two partial results of one tile (split keys)."""
     reference = jnp.maximum(first[0], second[0])
     a, b = (jnp.exp(part[0] - finite(reference)) for part in (first, second))
     total = a * first[1] + b * second[1]
@@ -89,7 +89,7 @@ def _merge(first: Any, second: Any) -> Any:
 
 
 def _program(call: Call, index: Any) -> tuple[Any, Any, Any, Any]:
-    """out, lse, and the maxima over visible keys and with the sinks, of one tile of rows."""
+    """Compute out, lse, and the maxima over visible keys and with the sinks, of one tile of rows."""
     options, variant = call.options, call.variant
     head_tile, i = index // call.row_tiles, index % call.row_tiles
     batch, head = head_tile // call.query.shape[1], head_tile % call.query.shape[1]

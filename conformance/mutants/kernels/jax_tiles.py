@@ -48,7 +48,7 @@ class Call:
 
 
 def prepare(variant: Variant, options: Options, arrays: Arrays) -> Call:
-    """Pad the arrays of a call to whole tiles."""
+    """Return a call with its arrays padded to whole tiles."""
     query, key, value = (
         arrays[name].astype(jnp.float32).transpose(0, 2, 1, 3) for name in DIFFERENTIATED[:3]
     )
@@ -79,7 +79,7 @@ def prepare(variant: Variant, options: Options, arrays: Arrays) -> Call:
 
 
 def pad(array: Any, axis: int, size: int, fill: Any) -> Any:
-    """Pad an axis to full blocks, at least one."""
+    """Return an array with an axis padded to full blocks, at least one."""
     length = array.shape[axis]
     widths = [(0, 0)] * array.ndim
     widths[axis] = (0, max(-(-length // size), 1) * size - length)
@@ -87,7 +87,7 @@ def pad(array: Any, axis: int, size: int, fill: Any) -> Any:
 
 
 def take(array: Any, places: tuple[Any, ...], sizes: tuple[int, ...]) -> Any:
-    """Slice the last two axes of [B or 1, H or 1, R or 1, C] at (batch, head, row, column)."""
+    """Take a slice of the last two axes of [B or 1, H or 1, R or 1, C] at (batch, head, row, column)."""
     starts = [
         jnp.int32(0) if length == 1 else jnp.asarray(place, jnp.int32)
         for place, length in zip(places, array.shape, strict=True)
@@ -97,7 +97,7 @@ def take(array: Any, places: tuple[Any, ...], sizes: tuple[int, ...]) -> Any:
 
 
 def vector(array: Any, batch: Any, place: Any, size: int) -> Any:
-    """Slice [B, S] at (batch, place)."""
+    """Take a slice of [B, S] at (batch, place)."""
     starts = (jnp.asarray(batch, jnp.int32), jnp.asarray(place, jnp.int32))
     return lax.dynamic_slice(array, starts, (1, size))[0]
 
@@ -113,7 +113,7 @@ def key_tile(call: Call, array: Any, batch: Any, head: Any, j: Any) -> Any:
 
 
 def _visible(call: Call, batch: Any, head: Any, i: Any, j: Any) -> Any:
-    """Which pairs of a tile are seen, the bias aside."""
+    """Return which pairs of a tile are seen, the bias aside."""
     row, key = i * call.rows_in, j * call.keys_in
     keys = key + jnp.arange(call.keys_in, dtype=jnp.int32)
     first = vector(call.rows.first, batch, row, call.rows_in)
@@ -131,7 +131,7 @@ def _visible(call: Call, batch: Any, head: Any, i: Any, j: Any) -> Any:
 
 
 def logits_of(call: Call, batch: Any, head: Any, i: Any, j: Any) -> tuple[Any, Any, Any]:
-    """One tile: the logits, -inf where hidden; the slope of the cap; which pairs are seen."""
+    """Return of one tile the logits, -inf where hidden; the slope of the cap; which pairs are seen."""
     options = call.options
     query, key = row_tile(call, call.query, batch, head, i), key_tile(call, call.key, batch, head, j)
     logits = _products(call.variant, query, key) * jnp.float32(options.scale)
@@ -192,12 +192,12 @@ def factor(options: Options) -> Any:
 
 
 def cast(call: Call, weights: Any) -> Any:
-    """Weights as the matrix unit takes them; the barrier keeps XLA from undoing the cast."""
+    """Return weights as the matrix unit takes them; the barrier keeps XLA from undoing the cast."""
     return lax.optimization_barrier(weights.astype(call.dtype)).astype(jnp.float32)
 
 
 def weigh(weights: Any, values: Any) -> Any:
-    """Weights @ values, where a weight of 0 takes nothing, NaN and inf included."""
+    """Multiply weights by values, where a weight of 0 takes nothing, NaN and inf included."""
     finite = jnp.isfinite(values)
     touched = (weights != 0).astype(jnp.float32) @ (~finite).astype(jnp.float32)
     return jnp.where(touched > 0, jnp.nan, weights @ jnp.where(finite, values, 0))
@@ -216,7 +216,7 @@ def row_sum(variant: Variant, weights: Any) -> Any:
 
 
 def add(variant: Variant, total: Any, lost: Any, term: Any) -> tuple[Any, Any]:
-    """Total + term, and what the addition lost, which only the compensated sum carries on."""
+    """Return total + term, and what the addition lost, which only the compensated sum carries on."""
     if variant.sums != "kahan":
         return total + term, lost
     term = term - lost

@@ -108,7 +108,7 @@ def found_by_case(defect: Mutant, site: Path) -> dict[str, Any]:
     red = judged(site, defect.subject, "replay", asked)
     assert red.returncode == 1, red.stdout + red.stderr
     verdict, message, *details = (line.strip() for line in red.stdout.splitlines())
-    assert verdict == f"FAIL {defect['subject']}: {defect['check']}"
+    assert verdict == f"FAIL {defect.subject}: {defect.check}"
     assert message.startswith(defect.message), red.stdout
     broken = [line.partition(":")[0] for line in details]
     assert (defect.clause or ("S14" if defect.check == "gradients" else "S1")) in broken
