@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 from attest.conformance.judging import failure
+from attest.conformance.judging.picture import text_of
 from attest.conformance.record import RunRecord
 from attest.reports.heat import heat_maps
+from attest.reports.render.picture import drawings
 from attest.reports.render.plots import Plot, plots
 from attest.reports.render.template import fill
 from attest.reports.spread import STATISTICS
@@ -33,6 +35,8 @@ def render_run(record: RunRecord) -> str:
             summary=summary,
             options=options_of(record),
             explain=failure.explain,
+            drawings=drawings,
+            picture_text=text_of,
             maps=maps,
             plots=drawn,
             hidden_plots=len(every_plot) - len(drawn),
