@@ -7,9 +7,9 @@ from itertools import groupby
 from attest.conformance.record import Picture
 
 # The side of a cell: a picture of few keys has large ones, of many keys small ones.
-_LARGEST_CELL, _SMALLEST_CELL, _WIDTH = 24, 6, 480
+_LARGEST_CELL, _SMALLEST_CELL, _WIDTH = 24, 6, 640
 # Room for the numbers of rows and of keys.
-_LEFT, _TOP = 34, 16
+_LEFT, _TOP, _RIGHT = 34, 16, 12
 # The classes of run.css, by character: of a key that a row sees, and of the power of ten of err / bound.
 _SEEN = {"#": "seen", ".": "unseen", "!": "wrong", "?": "lacking"}
 _ERRORS = {".": "unseen", "x": "e4"} | {str(power): f"e{min(power // 2 + 1, 4)}" for power in range(10)}
@@ -53,7 +53,7 @@ def drawings(picture: Picture) -> tuple[Drawing, ...]:
 def _svg(picture: Picture, rows: Sequence[str], classes: Mapping[str, str], label: str) -> str:
     keys = len(rows[0]) if rows else 0
     cell = min(max(_WIDTH // max(keys, 1), _SMALLEST_CELL), _LARGEST_CELL)
-    width, height = _LEFT + keys * cell + 1, _TOP + len(rows) * cell + 1
+    width, height = _LEFT + keys * cell + _RIGHT, _TOP + len(rows) * cell + 1
     parts = [
         f'<svg class="picture" role="img" aria-label="{label}" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}">'
