@@ -16,6 +16,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, DIMMED_MONOKAI
+from rich.text import Text
 
 from attest.conformance.record import RunRecord
 from attest.conformance.records.record_file import read_record
@@ -32,8 +33,8 @@ WINDOWS: dict[str, tuple[int, int]] = {
 SCHEMES = ("light", "dark")
 
 # The colours of a screenshot: text needs few.
-_COLOURS = 128
-_COLUMNS = 150
+_COLOURS = 256
+_COLUMNS = 110
 # The fonts that matplotlib brings, by family and weight: those of machines differ.
 _FONTS = (
     ("text", "100 500", "DejaVuSans"),
@@ -101,8 +102,10 @@ def screenshot(page: Page) -> Image.Image:
 
 
 def terminal(scheme: str) -> str:
-    """What a terminal shows of the example, as SVG that loads no font."""
-    console = Console(record=True, file=io.StringIO(), width=_COLUMNS, force_terminal=True, highlight=False)
-    print_run(example(), console)
+    """What a terminal shows of the example, which wraps long lines, as SVG that loads no font."""
+    printed = io.StringIO()
+    print_run(example(), Console(file=printed, width=_COLUMNS, force_terminal=True, color_system="standard"))
+    console = Console(record=True, file=io.StringIO(), width=_COLUMNS)
+    console.print(Text.from_ansi(printed.getvalue()))
     svg = console.export_svg(title="attest check", theme=_THEMES[scheme], unique_id="terminal")
     return re.sub(r"\s*@font-face \{.*?\}\n", "", svg, flags=re.S)
