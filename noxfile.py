@@ -214,7 +214,7 @@ def defects(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def browser(session: nox.Session) -> None:
-    """Look at the report in headless Chromium by axe-core and screenshots; `-- --refresh` takes new ones."""
+    """Test the report in headless Chromium by axe-core and screenshots; `-- --refresh` takes new ones."""
     chromium = next(filter(None, map(shutil.which, _CHROMIUM)), None)
     if chromium is None or shutil.which("npm") is None:
         session.skip("it needs Chromium and npm: apt-get install chromium npm")
