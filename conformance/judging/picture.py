@@ -5,7 +5,7 @@ query is 0, so that every visible key has a weight that is far from 0.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,8 @@ _ROWS, _KEYS = 40, 72
 # By whether a key should be visible, and is.
 _SIGNS = {(True, True): "#", (False, False): ".", (False, True): "!", (True, False): "?"}
 _LEGEND = "# visible, . hidden, ! visible but should be hidden, ? hidden but should be visible"
+# The errors of more weights are not drawn: the prediction for all of them would take long.
+_MOST_WEIGHTS = 2**21
 # A weight within its bound, one that is not finite, and the largest power of ten of err / bound.
 _RIGHT, _NOT_FINITE, _LARGEST = ".", "x", 9
 _ERROR_LEGEND = ". within the bound, 0 to 9 the power of ten of err/bound, x not finite"
@@ -47,10 +49,10 @@ def draw(trial: Trial, wanted: Callable[[], bool] = lambda: True) -> Picture:
     """Return the picture as data. Raises SubjectError, and TooLateError when `wanted` returns False."""
     plain = replace(trial.built.problem, dropout_prob=0.0, dropout_seed=None)
     blind = replace(plain, query=np.zeros_like(plain.query))
-    got = _weights(trial, blind, wanted) != 0
+    got = np.concatenate([part != 0 for part in _weights(trial, blind, wanted)], axis=-1)
     want = _expected(blind, trial.subject.semantics)
     wrong = got != want
-    ratios = _ratios(trial, plain, wanted)
+    ratios = _ratios(trial, plain, wanted) if got.size <= _MOST_WEIGHTS else np.zeros(got.shape, np.float32)
     head = _first(wrong) or _first(ratios > 1) or (0, 0)
     row, key = _first(wrong[head]) or _first(ratios[head] > 1) or (0, 0)
     rows, keys = _around(row, _ROWS, got.shape[2]), _around(key, _KEYS, got.shape[3])
@@ -88,24 +90,19 @@ def text_of(shown: Picture) -> str:
     return "\n".join(lines)
 
 
-def _weights(trial: Trial, problem: Problem, wanted: Callable[[], bool]) -> NDArray[np.float64]:
-    """Return the weights that the kernel gives to keys: [B, Hq, Sq, Sk]."""
+def _weights(trial: Trial, problem: Problem, wanted: Callable[[], bool]) -> Iterator[NDArray[Any]]:
+    """Yield the weights that the kernel gives to some keys at a time: [B, Hq, Sq, keys]."""
     width = problem.value.shape[-1]
-    parts: list[NDArray[np.float64]] = [np.zeros((*_heads(problem), problem.q_len, 0))]
+    yield np.zeros((problem.batch, problem.query.shape[2], problem.q_len, 0))
     for start in range(0, problem.kv_len, width):
         if not wanted():
             raise TooLateError
+        keys = range(start, min(start + width, problem.kv_len))
         value = np.zeros_like(problem.value)
-        for channel, key in enumerate(range(start, min(start + width, problem.kv_len))):
-            value[:, key, :, channel] = 1
+        value[:, keys, :, range(len(keys))] = 1
         built = replace(trial.built, problem=replace(problem, value=value))
         out = execute(trial.subject, built, trial.case.tiling, gradients=False)["out"]
-        parts.append(out.transpose(0, 2, 1, 3).astype(np.float64))
-    return np.concatenate(parts, axis=-1)[..., : problem.kv_len]
-
-
-def _heads(problem: Problem) -> tuple[int, int]:
-    return problem.batch, problem.query.shape[2]
+        yield out.transpose(0, 2, 1, 3)[..., : len(keys)]
 
 
 def _expected(problem: Problem, semantics: Semantics) -> NDArray[np.bool_]:
@@ -124,7 +121,7 @@ def _expected(problem: Problem, semantics: Semantics) -> NDArray[np.bool_]:
 
 def _ratios(trial: Trial, problem: Problem, wanted: Callable[[], bool]) -> NDArray[np.float64]:
     """Return err / bound of the weights for the query of the case, inf if not finite: [B, Hq, Sq, Sk]."""
-    got = _weights(trial, problem, wanted)
+    got = np.concatenate([part.astype(np.float64) for part in _weights(trial, problem, wanted)], axis=-1)
     # One channel for each key: a bound depends on the values of its channel alone.
     one_hot = np.eye(problem.kv_len, dtype=problem.value.dtype)[None, :, None, :]
     value = np.broadcast_to(one_hot, (*problem.value.shape[:-1], problem.kv_len)).copy()

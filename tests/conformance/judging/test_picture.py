@@ -92,9 +92,9 @@ def test_a_large_case_is_shown_where_it_differs(monkeypatch):
     weights = module._weights
 
     def wrong(trial, problem, wanted):
-        got = weights(trial, problem, wanted)
+        got = np.concatenate(list(weights(trial, problem, wanted)), axis=-1)
         got[0, 1, 150, 170] = 0
-        return got
+        return [got]
 
     monkeypatch.setattr(module, "_weights", wrong)
     case = Case(q_len=200, kv_len=180, q_heads=2, kv_heads=2, head_dim=64)
@@ -106,3 +106,17 @@ def test_a_large_case_is_shown_where_it_differs(monkeypatch):
     assert int(keys.split()[-1]) + line.removeprefix("150 ").index("?") == 170
     assert {len(row) for row in rows} == {len("150 ") + 72}
     assert np.array_equal(sorted(set("".join(row[4:] for row in rows))), ["#", "?"])
+
+
+def test_of_too_many_weights_only_the_visible_keys_are_drawn(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_WEIGHTS", 8)
+    case = Case(q_len=2, kv_len=4, head_dim=2, causal=True)
+    assert draw(Trial(toys.top_left, case)).wrong_weights
+    longer = draw(Trial(toys.top_left, replace(case, kv_len=5)))
+    assert longer.differ
+    assert not longer.wrong_weights
+
+
+def test_no_key_at_all():
+    case = Case(q_len=2, kv_len=0, head_dim=2)
+    assert draw(Trial(find("xla.flash_attention"), case)).seen == ("", "")
