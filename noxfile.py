@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import shutil
 import tomllib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,6 +66,9 @@ _TESTS_OF_TRITON = (
     "tests/kernels/triton/test_launch.py",
     "tests/kernels/triton/test_spec.py",
 )
+
+# The names of the browser, by distribution.
+_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 # A CPU of eight devices.
 _EIGHT_DEVICES = {
@@ -206,6 +210,25 @@ def defects(session: nox.Session) -> None:
     _install(session, "test")
     options = ["--profile", "standard", "--seed", "0", "1", "2", "--workers", str(os.cpu_count() or 1)]
     session.run("attest", "mutants", *options, *session.posargs)
+
+
+@nox.session(default=False)
+def browser(session: nox.Session) -> None:
+    """Test the report in headless Chromium by axe-core and screenshots; `-- --refresh` takes new ones."""
+    chromium = next(filter(None, map(shutil.which, _CHROMIUM)), None)
+    if chromium is None or shutil.which("npm") is None:
+        session.skip("it needs Chromium and npm: apt-get install chromium npm")
+    _install(session, "test", "browser")
+    session.env.update({**_PLATFORMS, "ATTEST_CHROMIUM": str(chromium)})
+    if "--refresh" in session.posargs:
+        session.run("python", "-m", "tests.browser.screenshots")
+        return
+    version = tomllib.loads(Path("tests/browser/browser.toml").read_text())["axe"]["version"]
+    folder = session.virtualenv.location
+    session.run("npm", "pack", f"axe-core@{version}", "--silent", "--pack-destination", folder, external=True)
+    shutil.unpack_archive(f"{folder}/axe-core-{version}.tgz", folder)
+    session.env["ATTEST_AXE"] = f"{folder}/package/axe.min.js"
+    session.run("pytest", "tests/browser/report_suite.py", *session.posargs)
 
 
 @nox.session(name="peer-tests", default=False)

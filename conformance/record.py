@@ -74,6 +74,37 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """What one head of a case shows: which keys each query row sees, and how far off its weights are.
+
+    batch, head: which head. rows, keys: how many it has. first_row, first_key: where the part that is shown
+    begins. query_block, key_block: the block sizes that the kernel declares, 0 where it works in one piece.
+    differ: how many of all pairs are visible and should not be, or the other way round.
+    seen: a text for each row, a character for each key: # visible, . hidden, ! visible but should be hidden,
+        ? hidden but should be visible.
+    errors: the same of the errors of the weights: . within the bound, 0 to 9 the power of ten of err / bound,
+        x not finite.
+    """
+
+    batch: int
+    head: int
+    rows: int
+    keys: int
+    first_row: int
+    first_key: int
+    query_block: int
+    key_block: int
+    differ: int
+    seen: tuple[str, ...]
+    errors: tuple[str, ...]
+
+    @property
+    def wrong_weights(self) -> bool:
+        """Whether a weight that is shown is outside its bound."""
+        return any(set(row) - {"."} for row in self.errors)
+
+
+@dataclass(frozen=True)
 class Result:
     """One verdict.
 
@@ -81,6 +112,7 @@ class Result:
     minimal: whether `case` is the smallest failing one that shrinking found; shrunk_from: the id of the
         failing case that it began with. cut: whether the search was cut off by the clock, so that another
         machine may find a simpler one.
+    picture: of a minimal result with wrong visibility or weights, if there was time to draw it.
     phase: where the task hung or its process died, one of PHASES of process/phases.py; else empty.
     link: the public report behind an expectation.
     """
@@ -97,6 +129,7 @@ class Result:
     phase: str = ""
     link: str = ""
     cut: bool = False
+    picture: Picture | None = None
 
     @property
     def semantic(self) -> bool:
@@ -238,14 +271,17 @@ def _as_shrunk_once(results: tuple[Result, ...]) -> tuple[Result, ...]:
 
     A case that was drawn stays, as an ordinary failure, where another one takes its place as the minimal one.
     """
-    drawn = (replace(r, minimal=False, shrunk_from="") if r.shrunk_from == r.case.id else r for r in results)
+    drawn = (
+        replace(r, minimal=False, shrunk_from="", picture=None) if r.shrunk_from == r.case.id else r
+        for r in results
+    )
     chosen = {first.key for first in to_shrink(result for result in drawn if not result.minimal).values()}
     kept: list[Result] = []
     for result in results:
         if not result.shrunk_from or (result.subject, result.check, result.shrunk_from) in chosen:
             kept.append(result)
         elif result.shrunk_from == result.case.id and result.minimal:
-            kept.append(replace(result, minimal=False, shrunk_from=""))
+            kept.append(replace(result, minimal=False, shrunk_from="", picture=None))
     return settled(kept)
 
 

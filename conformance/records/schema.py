@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from attest.conformance.cases.case import case_from_json
 from attest.conformance.process.phases import PHASES
-from attest.conformance.record import Element, Measurement, Result, RunRecord, Verdict
+from attest.conformance.record import Element, Measurement, Picture, Result, RunRecord, Verdict
 from attest.conformance.sizes import sizes
 from attest.conformance.text import sentence
 from attest.conformance.typed import decode
@@ -61,6 +61,22 @@ class MeasurementData(_Data):
     fingerprints: tuple[Text, ...] = ()
 
 
+class PictureData(_Data):
+    """A Picture."""
+
+    batch: Count
+    head: Count
+    rows: Count
+    keys: Count
+    first_row: Count
+    first_key: Count
+    query_block: Count
+    key_block: Count
+    differ: Count
+    seen: tuple[Text, ...]
+    errors: tuple[Text, ...]
+
+
 class ResultData(_Data):
     """A Result, whose defaults a baseline leaves out; `case_id` repeats the name of `case` for readers."""
 
@@ -77,6 +93,7 @@ class ResultData(_Data):
     shrunk_from: Text = ""
     phase: Text = ""
     cut: bool = False
+    picture: PictureData | None = None
 
 
 class RunData(_Data):
@@ -179,6 +196,7 @@ def result_from_data(data: ResultData, where: str) -> Result:
         phase=data.phase,
         link=data.link,
         cut=data.cut,
+        picture=data.picture and Picture(**msgspec.structs.asdict(data.picture)),
     )
 
 

@@ -28,6 +28,7 @@ from attest.conformance.running.choice import Draw, chosen, first_try
 from attest.conformance.running.expectations import Expectation, expect
 from attest.conformance.running.fit import RequestError, refuse_unfit
 from attest.conformance.running.judge import judge
+from attest.conformance.running.pictures import with_pictures
 from attest.conformance.running.plan import Profile, Restriction, Task, tasks
 from attest.conformance.running.results import died, late, late_search, new_minimal, simplest
 from attest.conformance.running.shrink import Failure, shrink
@@ -92,6 +93,8 @@ def run(
         with interruptible():
             if _judge_all(found):
                 _shrink_failures(found)
+                found.begin("drawing pictures")
+                found.results = with_pictures(found.results, request.subjects, request.workers)
     except Interrupted:
         return found.record(f"interrupted, {found.place}")
     return found.record(found.note)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import tomllib
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -72,6 +73,51 @@ def test_minimums_installs_what_users_do_with_the_lowest_jax(installed: str, nox
     assert session.commands[0][-1] == "tests.core_alone"
     assert set(session.installed[0]) == {"--resolution", "lowest-direct", lowest, "--editable", extras}
     assert (len(session.installed) == 1) == (installed == "core")
+
+
+class SkippedError(Exception):
+    """Raised where nox skips a session."""
+
+
+class Browsing(Session):
+    """A session that may be skipped, and installs from the lock file."""
+
+    def skip(self, reason: str) -> None:
+        raise SkippedError(reason)
+
+    def run_install(self, *arguments: str, **options: Any) -> None:
+        self.installed.append(arguments)
+
+
+@pytest.mark.parametrize("missing", ["chromium", "npm"])
+def test_browser_is_skipped_without_a_browser(
+    missing: str, noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noxfile.shutil, "which", lambda name: None if missing in name else f"/usr/bin/{name}")
+    monkeypatch.setattr(noxfile, "_CHROMIUM", ("chromium", "chromium-browser"))
+    with pytest.raises(SkippedError, match="apt-get install chromium npm"):
+        noxfile.browser.func(Browsing())
+
+
+def test_browser_runs_the_browser_that_is_here_with_the_pinned_axe(
+    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = {"google-chrome": "/opt/chrome", "npm": "/usr/bin/npm"}
+    unpacked: list[str] = []
+    monkeypatch.setattr(noxfile.shutil, "which", here.get)
+    monkeypatch.setattr(noxfile.shutil, "unpack_archive", lambda file, folder: unpacked.append(file))
+    session = Browsing()
+    noxfile.browser.func(session)
+    assert "--group=browser" in session.installed[0]
+    pinned = tomllib.loads((ROOT / "tests" / "browser" / "browser.toml").read_text())["axe"]["version"]
+    assert f"axe-core@{pinned}" in session.commands[0]
+    assert unpacked == [f"venv/axe-core-{pinned}.tgz"]
+    assert session.env["ATTEST_CHROMIUM"] == "/opt/chrome"
+    assert session.commands[1:] == [("pytest", "tests/browser/report_suite.py")]
+    refreshing = Browsing()
+    refreshing.posargs = ["--refresh"]
+    noxfile.browser.func(refreshing)
+    assert refreshing.commands == [("python", "-m", "tests.browser.screenshots")]
 
 
 def test_minimums_has_each_extra(noxfile: ModuleType) -> None:

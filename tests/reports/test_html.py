@@ -12,8 +12,10 @@ from itertools import pairwise
 
 import pytest
 
-from attest.conformance.record import Verdict
+from attest.conformance.record import Element, Verdict
 from attest.reports.cards import cards
+from attest.reports.render import html
+from attest.reports.render import plots as drawing
 from attest.reports.render.html import SIZE_LIMIT, render_run
 from attest.reports.render.plots import plots
 from tests.reports.records import case, example_head, measurement, result, run
@@ -256,3 +258,84 @@ def test_nothing_to_draw() -> None:
     assert plots(run()) == ()
     assert plots(run(result(Verdict.UNSUPPORTED))) == ()
     Page(render_run(run()))
+
+
+def lines(svg: str) -> list[list[float]]:
+    """The points of each dashed line of a plot: its limits."""
+    found = re.findall(r'<path d="([^"]*)"[^>]*stroke-dasharray[^>]*>', svg)
+    return [[float(number) for number in re.findall(r"-?[\d.]+", path)] for path in found]
+
+
+def test_the_plot_of_rms_has_the_limits_of_the_error_model() -> None:
+    """That of the dtype, that of lse, and none where rms is not judged."""
+    judged = [measurement(), measurement("lse")]
+    plain = [result(Verdict.PASS, measurement(elements=8), asked=case(seed)) for seed in range(3)]
+    (few,) = plots(run(*plain))
+    (both,) = plots(run(result(Verdict.PASS, *judged, asked=case(9)), *plain))
+    # err / bound, largest z, and the place; and beside them rms.
+    assert len(lines(few.svg)) == 3
+    assert len(lines(both.svg)) == 5
+
+
+def predicted(plot_of: object) -> str:
+    """The grey area of a plot."""
+    found = re.findall(r'<path d="([^"]*)"[^>]*style="fill: #808080; opacity: 0.35', str(plot_of))
+    assert len(found) == 1
+    return found[0]
+
+
+def test_the_predicted_distribution_follows_from_the_number_of_errors() -> None:
+    """The largest of many errors is larger, and it does not depend on the errors themselves."""
+
+    def of(elements: int, **numbers: float) -> str:
+        (plot,) = plots(run(result(Verdict.PASS, measurement(elements=elements, **numbers))))
+        return predicted(plot.svg)
+
+    assert of(64) == of(64, largest_z=9.0)
+    assert of(64) != of(10**6)
+
+
+def test_the_predicted_shares_are_those_of_normal_errors() -> None:
+    point = drawing._Point("a", case(), measurement(elements=1))
+    shares = drawing._predicted([point])
+    assert sum(shares) == pytest.approx(1.0)
+    edges = drawing._PREDICTED.edges
+    below_one = sum(
+        share for share, edge in zip(shares, edges[1:], strict=True) if edge * point.limits.largest_z <= 1
+    )
+    assert below_one == pytest.approx(0.6827, abs=0.1)
+    # All of a million errors are hardly ever below one deviation.
+    many = drawing._predicted([drawing._Point("a", case(), measurement(elements=10**6))])
+    assert sum(many[: len(many) // 2]) < 1e-6
+
+
+def test_an_error_is_drawn_at_its_place_in_the_sequence() -> None:
+    def place(output: str, index: tuple[int, ...]) -> float | None:
+        worst = Element(index, 0.5, 0.25, "0x3f00", "0x3e80")
+        return drawing._Point("a", case(q_len=10, kv_len=20), measurement(output, worst=worst)).place
+
+    assert place("out", (0, 4, 0, 5)) == 0.45
+    assert place("lse", (0, 2, 9)) == 0.95
+    assert place("dkey", (0, 0, 0, 0)) == 0.025
+    assert place("dbias", (0, 0, 0, 0)) is None
+    assert drawing._Point("a", case(), measurement()).place is None
+
+
+def test_plots_of_other_checks_are_folded_and_too_many_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("forward", "law.1", "law.2")
+    record = run(*(result(Verdict.PASS, measurement(), check=name) for name in names))
+    page = render_run(record)
+    found = [page.index(text) for text in ("<h3>forward, 1", "Other checks: 2 plots", "<h3>law.1, 1")]
+    assert found == sorted(found)
+    assert "more: see the record" not in page
+    monkeypatch.setattr(html, "_PLOTS_SIZE", 1.5 * len(plots(record)[0].svg))
+    page = render_run(record)
+    assert page.count('class="plot"') == 1
+    assert "… and 2 plots more: see the record" in page
+
+
+def test_a_plot_has_the_colour_of_the_page_and_a_text_for_those_who_do_not_see_it() -> None:
+    svg = plots(example_head())[0].svg
+    assert "#000000" not in svg
+    assert "currentColor" in svg
+    assert svg.startswith('<svg role="img" aria-label="Plots of forward, bfloat16: largest err / bound')

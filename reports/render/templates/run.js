@@ -23,6 +23,16 @@
   form.hidden = entries.length === 0;
   apply();
 
+  // A link leads to its cause even if the filters hide it.
+  const reveal = () => {
+    if (document.getElementById(location.hash.slice(1))?.closest("[data-subject][hidden]")) {
+      for (const select of selects) select.selectedIndex = 0;
+      apply();
+      document.getElementById(location.hash.slice(1)).scrollIntoView();
+    }
+  };
+  addEventListener("hashchange", reveal);
+
   const copied = async (code) => {
     try {
       await navigator.clipboard.writeText(code.textContent);
@@ -34,12 +44,14 @@
   };
   for (const code of document.querySelectorAll(".replay code")) {
     const button = document.createElement("button");
+    const said = document.createElement("span");
     button.type = "button";
     button.textContent = "Copy the command";
+    said.role = "status";
     button.addEventListener("click", async () => {
-      button.textContent = (await copied(code)) ? "Copied" : "Selected: copy it with the keyboard";
-      setTimeout(() => (button.textContent = "Copy the command"), 2000);
+      said.textContent = (await copied(code)) ? "Copied" : "Selected: copy it with the keyboard";
+      setTimeout(() => (said.textContent = ""), 4000);
     });
-    code.closest(".replay").append(button);
+    code.closest(".replay").append(button, " ", said);
   }
 })();
