@@ -17,7 +17,7 @@ from attest.conformance.kinds import POISONED
 from attest.conformance.record import Verdict
 from attest.conformance.subject import Subject
 
-_LEAK = "NaN and inf stored under the mask changed"
+_LEAK = "NaN and inf stored in hidden places changed"
 _REMEDY = (
     "if the kernel is meant to multiply hidden values by 0,"
     ' declare semantics=Semantics(hidden_nonfinite="leaks")'
