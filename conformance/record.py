@@ -115,6 +115,8 @@ class Result:
     picture: of a minimal result with wrong visibility or weights, if there was time to draw it.
     phase: where the task hung or its process died, one of PHASES of process/phases.py; else empty.
     link: the public report behind an expectation.
+    seconds: how long the check took, with what it computed first for those after it; 0 if that is not known.
+        Two results are equal whatever they took.
     """
 
     subject: str
@@ -130,6 +132,7 @@ class Result:
     link: str = ""
     cut: bool = False
     picture: Picture | None = None
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def semantic(self) -> bool:

@@ -97,6 +97,7 @@ def gate(
     expectations: options.Expectations = None,
     fail_fast: options.FailFast = False,
     shrink: options.Shrink = True,
+    budget: options.Budget = None,
     baseline: options.Baseline = None,
     json: options.Json = None,
     junit: options.Junit = None,
@@ -117,7 +118,7 @@ def gate(
     if not found.subjects:
         raise UsageError("no subject can run on this machine: see `attest list`")
     narrowed = " ".join(f"--subject {pattern}" for pattern in subject or ())
-    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast, shrink)
+    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast, shrink, budget)
     request = options_.request(dict(found.subjects), found.skipped, narrowed=narrowed)
     return _run(request, outputs, base, found.broken)
 
@@ -137,6 +138,7 @@ def check(
     expectations: options.Expectations = None,
     fail_fast: options.FailFast = False,
     shrink: options.Shrink = True,
+    budget: options.Budget = None,
     json: options.Json = None,
     junit: options.Junit = None,
     markdown: options.Markdown = None,
@@ -151,7 +153,7 @@ def check(
     see_folder()
     with as_usage_errors():
         subjects = {subject: find(subject)}
-    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast, shrink)
+    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast, shrink, budget)
     return _run(options_.request(subjects, only=only, narrowed=narrowed), outputs)
 
 

@@ -75,6 +75,13 @@ FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first v
 Shrink = Annotated[
     bool, typer.Option("--shrink/--no-shrink", help="Search a simpler case for what fails, for 30 s at most.")
 ]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="After so long begin nothing more, and say what was not tested.",
+    ),
+]
 Junit = Annotated[Path | None, typer.Option(help="Write a JUnit XML report here.")]
 Markdown = Annotated[Path | None, typer.Option(help="Write a Markdown report here.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report here.")]
@@ -162,6 +169,7 @@ class RunOptions:
     expectations: Sequence[Path] | None = None
     fail_fast: bool = False
     shrink: bool = True
+    budget: float | None = None
 
     def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
         """Return the request of these options. Raises UsageError."""
@@ -174,6 +182,8 @@ class RunOptions:
 
         if self.timeout is not None and not 0 < self.timeout < float("inf"):
             raise UsageError(f"--timeout: got {self.timeout:g}, expected a number of seconds above 0")
+        if self.budget is not None and not 0 < self.budget < float("inf"):
+            raise UsageError(f"--budget: got {self.budget:g}, expected a number of seconds above 0")
         with as_usage_errors():
             expectations = load_expectations(self.expectations or ())
             profile = load_profile(self.profile)
@@ -192,6 +202,7 @@ class RunOptions:
             timeout=self.timeout or profile.task_seconds or limits()["task_seconds"],
             fail_fast=self.fail_fast,
             shrink=self.shrink,
+            budget=float("inf") if self.budget is None else self.budget,
             expectations=expectations,
             environment={**here, "skipped": dict(skipped or {})},
             **narrowing,

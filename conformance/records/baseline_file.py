@@ -25,7 +25,7 @@ from attest.conformance.typed import decode
 BASELINE = "attest.baseline/1"
 
 # `case_id` follows from `case`.
-_DERIVED = ("case_id",)
+_LEFT_OUT = ("case_id", "seconds")
 
 
 class _Header(RunData, kw_only=True):
@@ -82,7 +82,7 @@ def read_baseline(data: bytes, where: str) -> RunRecord:
 
 def _compact(data: dict[str, Any]) -> dict[str, Any]:
     """Leave out the empty fields of a result and of its measurements."""
-    kept = {name: value for name, value in data.items() if _says_something(value) and name not in _DERIVED}
+    kept = {name: value for name, value in data.items() if _says_something(value) and name not in _LEFT_OUT}
     if "measurements" in kept:
         kept["measurements"] = [
             {name: value for name, value in measurement.items() if _says_something(value)}

@@ -94,6 +94,7 @@ class ResultData(_Data):
     phase: Text = ""
     cut: bool = False
     picture: PictureData | None = None
+    seconds: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class RunData(_Data):
@@ -197,6 +198,7 @@ def result_from_data(data: ResultData, where: str) -> Result:
         link=data.link,
         cut=data.cut,
         picture=data.picture and Picture(**msgspec.structs.asdict(data.picture)),
+        seconds=data.seconds,
     )
 
 

@@ -1,6 +1,8 @@
 """Judging one subject on one case: one Result for each check, even if the check raises."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import Check, Finding, all_checks, unknown_check
@@ -33,6 +35,7 @@ def judge_trial(trial: Trial, checks: Sequence[str]) -> list[Result]:
 
 
 def _judge_one(trial: Trial, check: Check) -> Result:
+    began = time.perf_counter()
     try:
         with checking(check.name):
             clauses = check.clauses(trial)
@@ -46,7 +49,8 @@ def _judge_one(trial: Trial, check: Check) -> Result:
         BaseException
     ) as error:  # such as SystemExit, which the harness never raises: it must not end the run
         clauses, finding = (), Finding(Verdict.FAIL, message=raised(error))
-    return result_of(trial.subject, check.name, trial.case, finding, clauses)
+    result = result_of(trial.subject, check.name, trial.case, finding, clauses)
+    return replace(result, seconds=round(time.perf_counter() - began, 3))
 
 
 def _finding(trial: Trial, check: Check) -> Finding:

@@ -15,14 +15,20 @@ from attest.conformance.record import ACCURACY, Picture, Result, Verdict
 from attest.conformance.subject import Subject
 
 
-def with_pictures(results: Sequence[Result], subjects: Mapping[str, Subject], workers: int) -> list[Result]:
+def with_pictures(
+    results: Sequence[Result],
+    subjects: Mapping[str, Subject],
+    workers: int,
+    seconds: float = float("inf"),
+) -> list[Result]:
     """Return the results, the simplest failures with a picture of what is wrong.
 
-    Each case is drawn once. A case that is large, hangs or whose process dies has no picture.
+    Each case is drawn once. A case that is large, hangs or whose process dies has no picture. seconds: after
+    which no drawing begins, if that is sooner than the limit.
     """
     wanted = {(r.subject, r.case): None for r in results if _is_shown(r)}
     jobs = [Job(name, _draw, case) for name, case in wanted]
-    drawn = dict(_drawn(jobs, subjects, workers)) if jobs else {}
+    drawn = dict(_drawn(jobs, subjects, workers, seconds)) if jobs else {}
     return [replace(r, picture=drawn.get((r.subject, r.case))) if _is_shown(r) else r for r in results]
 
 
@@ -32,9 +38,9 @@ def _is_shown(result: Result) -> bool:
 
 
 def _drawn(
-    jobs: Sequence[Job], subjects: Mapping[str, Subject], workers: int
+    jobs: Sequence[Job], subjects: Mapping[str, Subject], workers: int, seconds: float
 ) -> Iterator[tuple[tuple[str, Case], Picture]]:
-    ends = time.monotonic() + limits()["pictures_seconds"]
+    ends = time.monotonic() + min(limits()["pictures_seconds"], seconds)
 
     def wanted(_job: Job) -> bool:
         return time.monotonic() < ends

@@ -33,7 +33,7 @@ from attest.conformance.running.plan import Profile, Restriction, Task, tasks
 from attest.conformance.running.results import died, late, late_search, new_minimal, simplest
 from attest.conformance.running.shrink import Failure, shrink
 from attest.conformance.subject import Subject
-from attest.conformance.text import describe
+from attest.conformance.text import describe, plural
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Request:
     only: the restriction of the run; narrowed: the same as typed, for the record. shard: (number, total).
     workers: processes, 0 to stay in this one. timeout: seconds for one task.
     fail_fast: end at the first red verdict. shrink: search a simpler case for what fails.
+    budget: seconds after which nothing more begins.
     environment: for the record.
     """
 
@@ -57,6 +58,7 @@ class Request:
     timeout: float = field(default_factory=lambda: limits()["task_seconds"])
     fail_fast: bool = False
     shrink: bool = True
+    budget: float = float("inf")
     expectations: Sequence[Expectation] = ()
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -94,7 +96,9 @@ def run(
             if _judge_all(found):
                 _shrink_failures(found)
                 found.begin("drawing pictures")
-                found.results = with_pictures(found.results, request.subjects, request.workers)
+                found.results = with_pictures(
+                    found.results, request.subjects, request.workers, found.seconds_left
+                )
     except Interrupted:
         return found.record(f"interrupted, {found.place}")
     return found.record(found.note)
@@ -156,11 +160,17 @@ class _Found:
         self.note = ""
         self.stage = "judging"
         self.done = self.planned = self.red = 0
+        self._ends = time.monotonic() + request.budget
         self._watch, self._keep = watch, keep
 
     @property
     def place(self) -> str:
         return f"{self.stage}: {self.done} of at least {self.planned} tasks done"
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until nothing more begins."""
+        return max(self._ends - time.monotonic(), 0.0)
 
     def record(self, note: str) -> RunRecord:
         record = replace(
@@ -185,12 +195,16 @@ class _Found:
 
 
 def _judge_all(found: _Found) -> bool:
-    """Judge every task; False if the run stopped at its first failing verdict."""
+    """Judge every task; False if the run stopped at its first failing verdict, or after its budget."""
     request = found.request
     faults: Counter[str] = Counter()
     allowed = limits()["faults_per_subject"]
+    left: list[Job] = []
 
     def wanted(job: Job) -> bool:
+        if not found.seconds_left:
+            left.extend(job.calls)
+            return False
         return faults[job.subject] < allowed
 
     outcomes = perform(_judge_jobs(found), request.subjects, request.workers, request.timeout, wanted)
@@ -205,7 +219,26 @@ def _judge_all(found: _Found) -> bool:
         found.problems.append(
             f"{name}: hung or died {faults[name]} times, so its remaining tasks were skipped"
         )
-    return True
+    if left:
+        found.note = f"stopped after its {request.budget:g} seconds: {_unjudged(found.results, left)}"
+    return not left
+
+
+def _unjudged(results: Sequence[Result], left: Sequence[Job]) -> str:
+    """Return how many cases were not judged, and what was judged in none: subjects, features and checks."""
+    cases = {(result.subject, result.case.id) for result in results}
+    words = [f"{len(left)} of {plural(len(left) + len(cases), 'case')} not judged"]
+    drawn = [(job.subject, first_try(draw), checks) for job in left for draw, checks in (job.argument,)]
+    missing = {
+        "subject": {name for name, _, _ in drawn} - {result.subject for result in results},
+        "feature": {feature for _, case, _ in drawn if case is not None for feature in case.features}
+        - {feature for result in results for feature in result.case.features},
+        "check": {check for _, _, checks in drawn for check in checks} - {r.check for r in results},
+    }
+    for noun, names in missing.items():
+        if names:
+            words.append(f"no case judged of the {plural(len(names), noun)} {', '.join(sorted(names))}")
+    return "; ".join(words)
 
 
 def _results(request: Request, outcome: Outcome) -> list[Result]:
@@ -285,7 +318,7 @@ def _shrink_failures(found: _Found) -> None:
         for (name, _), failures in together.items()
     ]
     found.begin("shrinking", len(jobs))
-    ends = time.monotonic() + limits()["searches_seconds"]
+    ends = time.monotonic() + min(limits()["searches_seconds"], found.seconds_left)
 
     def wanted(_job: Job) -> bool:
         return time.monotonic() < ends

@@ -15,9 +15,9 @@ RUN_SUITE = "attest.run"
 
 
 def render_run(record: RunRecord) -> str:
-    """Return the run as JUnit XML. It holds no times: every test took 0 seconds.
+    """Return the run as JUnit XML.
 
-    A time that is missing would be shown as NaN by some readers.
+    A test of which no time is known took 0 seconds: some readers show a time that is missing as NaN.
     """
     cause_of = {result: card for card in cards(record.results) for result in card.cause.results}
     suites = [
@@ -46,11 +46,16 @@ def _totals(tests: list[ET.Element]) -> dict[str, str]:
         "errors": sum(test.find("error") is not None for test in tests),
         "skipped": sum(test.find("skipped") is not None for test in tests),
     }
-    return {**{name: str(count) for name, count in counts.items()}, "time": "0"}
+    seconds = sum(float(test.get("time", "0")) for test in tests)
+    return {**{name: str(count) for name, count in counts.items()}, "time": _seconds(seconds)}
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
 def _test(result: Result, card: Card | None) -> ET.Element:
-    test = _element(_name(result), f"{result.subject}.{result.check}")
+    test = _element(_name(result), f"{result.subject}.{result.check}", result.seconds)
     if result.verdict is Verdict.PASS:
         return test
     about = {"type": result.verdict.value, "message": one_line(result.message) or result.verdict.value}
@@ -89,5 +94,6 @@ def _run_tests(record: RunRecord) -> list[ET.Element]:
     return tests
 
 
-def _element(name: str, classname: str) -> ET.Element:
-    return ET.Element("testcase", {"name": one_line(name), "classname": one_line(classname), "time": "0"})
+def _element(name: str, classname: str, seconds: float = 0.0) -> ET.Element:
+    names = {"name": one_line(name), "classname": one_line(classname)}
+    return ET.Element("testcase", {**names, "time": _seconds(seconds)})

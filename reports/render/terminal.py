@@ -13,7 +13,7 @@ from attest.reports.compare import Comparison
 from attest.reports.pairing import Fate, Pair
 from attest.reports.spread import STATISTICS, Row, main_rows
 from attest.reports.summary import Summary, options_of, summarise
-from attest.reports.words import number, one_line, recipe
+from attest.reports.words import family, number, one_line, recipe
 
 _LISTED = 20
 _STYLES = {
@@ -32,7 +32,7 @@ def print_run(record: RunRecord, console: Console) -> None:
     """Print counts by subject and check, a card for each cause, expected failures, problems, the status."""
     summary = summarise(record)
     if summary.tallies:
-        console.print(_tally_table(summary))
+        console.print(_tally_table(summary, _seconds(record)))
     _print_causes(summary, console)
     _print_timeouts(summary, console)
     _print_known(summary, console)
@@ -103,17 +103,25 @@ def _table(title: str | None, left: tuple[str, ...], right: tuple[str, ...]) -> 
     return table
 
 
-def _tally_table(summary: Summary) -> Table:
+def _seconds(record: RunRecord) -> dict[tuple[str, str], float]:
+    """Return how long each family of checks took for each subject; nothing if the record does not say."""
+    found: dict[tuple[str, str], float] = {}
+    for result in record.results:
+        key = result.subject, family(result.check)
+        found[key] = found.get(key, 0.0) + result.seconds
+    return found if any(found.values()) else {}
+
+
+def _tally_table(summary: Summary, seconds: dict[tuple[str, str], float]) -> Table:
     """Return a row for each family of checks: refusal.mask_shape and its like would fill the screen.
 
     A subject has a line of its own, so that its name takes no width from the counts.
     """
-    table = _table(None, ("check",), tuple(verdict.value for verdict in summary.verdicts))
+    titles = (*(verdict.value for verdict in summary.verdicts), *(("seconds",) if seconds else ()))
+    table = _table(None, ("check",), titles)
     families: dict[tuple[str, str], list[int]] = {}
     for tally in summary.tallies:
-        totals = families.setdefault(
-            (tally.subject, tally.check.partition(".")[0]), [0] * len(summary.verdicts)
-        )
+        totals = families.setdefault((tally.subject, family(tally.check)), [0] * len(summary.verdicts))
         totals[:] = [total + count for total, count in zip(totals, summary.cells(tally), strict=True)]
     shown = ""
     for (subject, check), totals in families.items():
@@ -124,7 +132,8 @@ def _tally_table(summary: Summary) -> Table:
             f"[{_STYLES[verdict]}]{count}[/]" if count else "[dim].[/]"
             for verdict, count in zip(summary.verdicts, totals, strict=True)
         )
-        table.add_row(f"  {_cell(check)}", *cells)
+        time = (f"{seconds[subject, check]:.1f}",) if seconds else ()
+        table.add_row(f"  {_cell(check)}", *cells, *time)
     return table
 
 

@@ -65,6 +65,10 @@ def test_an_old_baseline_is_compared_on_the_cases_that_both_runs_have(tmp_path: 
     assert {shift.pair.case_id for shift in comparison.shifts} <= {measured.case.id}
 
 
+def test_a_baseline_holds_no_times() -> None:
+    assert "seconds" not in baseline_text(run(result(seconds=1.5)))
+
+
 def test_a_result_is_one_line_without_what_is_at_its_default(tmp_path: Path) -> None:
     plain = result(Verdict.PASS, measurement(), asked=case(1))
     full = replace(

@@ -33,6 +33,15 @@ def test_counts_are_those_of_the_record() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_times_are_those_of_the_checks() -> None:
+    record = run(result(seconds=1.25), result(check="lse", seconds=0.5), result(check="poison"))
+    root = ET.fromstring(render_run(record))
+    times = {test.get("name", "").partition("[")[0]: test.get("time") for test in root.iter("testcase")}
+    assert times == {"forward": "1.25", "lse": "0.5", "poison": "0", "complete": "0"}
+    assert [suite.get("time") for suite in root] == ["1.75", "0"]
+    assert root.get("time") == "1.75"
+
+
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_each_verdict_has_its_element(verdict: Verdict) -> None:
     record = run(result(verdict, message="because", link="https://example.org/1"))

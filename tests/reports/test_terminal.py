@@ -43,6 +43,14 @@ def test_the_replay_line_can_be_copied(width: int, colour: bool) -> None:
     assert "[bold]x[/] :smile: [/nothing]" in text
 
 
+def test_the_seconds_of_each_family_of_checks_are_shown_if_they_are_known() -> None:
+    known = run(result(seconds=1.2), result(check="refusal.scale_nan", seconds=0.5))
+    table = run_shown(known)
+    assert "seconds" in table
+    assert [line.split()[-1] for line in table.splitlines() if line.startswith("  ")][:2] == ["1.2", "0.5"]
+    assert "seconds" not in run_shown(run(result(), result(check="lse")))
+
+
 def test_the_last_line_is_the_status() -> None:
     last = run_shown(example_head()).splitlines()[-1]
     assert last == (

@@ -29,6 +29,7 @@ WRONG = {
     "shard of other digits": (("gate", "--shard", "١/٢"), "--shard: got"),
     "too many workers": (("gate", "-n", "9" * 20), "1024"),
     "timeout zero": (("check", "tests.toys:right", "--timeout", "0"), "--timeout: got 0"),
+    "budget zero": (("check", "tests.toys:right", "--budget", "0"), "--budget: got 0"),
     "timeout nan": (("check", "tests.toys:right", "--timeout", "nan"), "--timeout: got nan"),
     "no examples": (("check", "tests.toys:right", "--examples", "0"), "--examples"),
     "unknown feature": (("check", "tests.toys:right", "--feature", "magic"), "--feature: got 'magic'"),

@@ -157,6 +157,66 @@ def test_a_run_that_is_to_fail_fast_ends_at_its_first_red_verdict(monkeypatch):
     assert run(request(fail_fast=True)).complete
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock of the run that goes on by a second with every case that is judged."""
+    now = [0.0]
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
+
+    def begin(*failing):
+        judged(monkeypatch, *failing)
+        judge = runner.judge
+
+        def slow(*asked):
+            now[0] += 1
+            return judge(*asked)
+
+        monkeypatch.setattr(runner, "judge", slow)
+
+    return begin
+
+
+def test_a_run_begins_nothing_after_its_budget_and_says_what_it_left(monkeypatch, clock):
+    tasks = [Task("toys.right", case, ("forward",)) for case in CASES[:3]]
+    left = Task("toys.right", Case(causal=True, soft_cap=2.0), ("forward", "poison", "lse"))
+    planned(monkeypatch, *tasks, left)
+    clock((CASES[0], "forward"))
+    searched = shrunk(monkeypatch)
+    record = run(request(budget=2))
+    assert {r.case for r in record.results} == {CASES[0], CASES[1]}
+    assert record.note == (
+        "stopped after its 2 seconds: 2 of 4 cases not judged; no case judged of the 2 features causal,"
+        " soft_cap; no case judged of the 2 checks lse, poison"
+    )
+    assert not record.complete
+    assert searched == []
+
+
+def test_a_passing_run_that_its_budget_cut_fails(monkeypatch, clock):
+    planned(monkeypatch)
+    clock()
+    record = run(request(budget=1))
+    assert not any(result.verdict.red for result in record.results)
+    assert (record.status, record.whole) == ("fail", False)
+
+
+def test_a_budget_that_is_enough_changes_nothing(monkeypatch, clock):
+    planned(monkeypatch)
+    clock((CASES[0], "forward"))
+    shrunk(monkeypatch)
+    assert run(request(budget=100)) == run(request())
+
+
+def test_a_budget_ends_searches_too(monkeypatch, clock):
+    planned(monkeypatch)
+    clock((CASES[0], "forward"))
+    searched = shrunk(monkeypatch)
+    record = run(request(budget=len(CASES)))
+    assert record.complete
+    assert searched == []
+    assert [result.case for result in record.results if result.verdict is Verdict.FAIL] == [CASES[0]]
+
+
 @pytest.mark.parametrize(
     ("kind", "workers"),
     [(ZeroDivisionError, 0), (SystemExit, 0), (KeyboardInterrupt, 0), (GeneratorExit, 0), (SystemExit, 1)],
