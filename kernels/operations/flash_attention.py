@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from attest.kernels import attention
 from attest.kernels.annotations import Out
@@ -27,13 +27,6 @@ from attest.kernels.operations.specs import checked_specs
 from attest.kernels.sharding.mesh_functions import check_devices
 
 type _Invocation = Invocation[FlashAttentionConfig, Out]
-
-
-class TableRows(NamedTuple):
-    """Rows of the table of an implementation."""
-
-    implementation: str
-    rows: tuple[Row, ...]
 
 
 # What `run` takes by position, in the order of ejKernel without its paged cache.
@@ -206,13 +199,16 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         name = resolved.implementation.name
         return f"{name}, {resolved.alone.name} without gradients" if resolved.apart else name
 
-    def table_rows(self, cfg: FlashAttentionConfig, inv: _Invocation) -> TableRows:
+    def table_rows(self, cfg: FlashAttentionConfig, inv: _Invocation) -> tuple[Row, ...]:
         """Return the rows of a table of block sizes by which calls like this one get a configuration."""
         resolved = _Resolved.of_call(inv, cfg)
-        tunable = resolved.implementation.tunable()
-        config = self.complete(cfg, inv).config
-        found = () if tunable is None or config is None else tunable.rows(resolved.call.call, config)
-        return TableRows(resolved.implementation.name, found)
+        tunable, config = resolved.implementation.tunable(), self.complete(cfg, inv).config
+        return () if tunable is None or config is None else tunable.rows(resolved.call.call, config)
+
+    def runner(self, inv: _Invocation, gradients: bool) -> str:
+        """Return the name of the implementation that runs a call, with gradients or without."""
+        resolved = _Resolved.of_call(inv)
+        return (resolved.implementation if gradients else resolved.alone).name
 
     def capped_cfg(self, inv: _Invocation, q_blocksize: int, kv_blocksize: int) -> FlashAttentionConfig:
         """Return the tables' choice with forward blocks of at most so many rows and keys."""
