@@ -7,10 +7,14 @@ import jax
 import pytest
 
 from attest.conformance.cli import commands as cli
+from attest.conformance.cli.tune_calls import NamedCall
+from attest.conformance.cli.tune_table import open_table
 from attest.conformance.tuning import judge as judging
 from attest.conformance.tuning.workload_file import read_workloads
-from attest.kernels.operations import FlashAttention, create_default_executor
+from attest.kernels.operations import FlashAttention, FlashAttentionConfig, create_default_executor
 from attest.kernels.operations.judging import Judgement
+from attest.kernels.operations.tuner import Candidate, TuningRecord
+from attest.kernels.xla import ChunkSizes, Config
 from benchmarks import targets
 
 SIZES = ("--q-len", "64", "--q-heads", "2", "--head-dim", "8", "--dtype", "float32")
@@ -135,6 +139,27 @@ def test_a_call_that_fails_is_named_and_the_others_have_rows(tmp_path, monkeypat
     ]
     rows = tomllib.loads(table.read_text())["sizes"]
     assert all("dropout" in row["only"] for row in rows)
+
+
+def test_a_row_that_an_earlier_call_decided_is_not_written_again(tmp_path):
+    """Where another row of the call is new."""
+    x = jax.ShapeDtypeStruct((1, 64, 2, 8), "float32")
+    call = NamedCall("call", {"query": x, "key": x, "value": x})
+    table = open_table(tmp_path / "own.toml", "xla", [call], forward_only=False)
+    winner = FlashAttentionConfig(config=Config(ChunkSizes(16, 16), ChunkSizes(32, 32)))
+    record = TuningRecord(
+        "flash_attention", {}, {"jax": "1"}, True, (Candidate(winner, 1.0, "right"),), 0, 1.5
+    )
+    assert table.add(call, record) == 2
+    (forward,) = (x for x in table.done if ("kernel", "forward") in x)
+    table.path.unlink()
+    again = open_table(table.path, "xla", [call], forward_only=False)
+    again.done.add(forward)
+    assert not again.has(call)
+    assert again.add(call, record) == 1
+    (row,) = tomllib.loads(table.path.read_text())["sizes"]
+    assert (row["kernel"], row["q"], row["measured"]["gain"]) == ("backward", 32, 1.5)
+    assert again.has(call)
 
 
 def test_workloads_of_the_benchmarks_are_read():

@@ -27,16 +27,24 @@ def triton_on_a_gpu(monkeypatch):
     monkeypatch.setattr(triton_candidates, "target_device", lambda: "sm_90")
 
 
-def call(length: int = 1024, dim: int = 128, heads: int = 8, key_heads: int = 8, **options: Any) -> Any:
-    query, key = (jax.ShapeDtypeStruct((2, length, n, dim), "bfloat16") for n in (heads, key_heads))
-    return abstract_call({"query": query, "key": key, "value": key, **options}).call
+def call(
+    length: int = 1024, dim: int = 128, heads: int = 8, value_dim: int | None = None, **options: Any
+) -> Any:
+    query, key, value = (
+        jax.ShapeDtypeStruct((2, length, *each), "bfloat16")
+        for each in ((heads, dim), (8, dim), (8, value_dim or dim))
+    )
+    return abstract_call({"query": query, "key": key, "value": value, **options}).call
 
 
 CALLS = {
     "plain": call(),
     "causal": call(causal=True),
     "window": call(causal=True, sliding_window=(100, 0)),
+    "uneven": call(length=600),
     "head dim 64": call(dim=64),
+    "head dim 192": call(dim=192),
+    "head dim 192, value 128": call(dim=192, value_dim=128),
     "small": call(length=128),
     "decoding": call(length=4, heads=32),
 }
@@ -50,7 +58,8 @@ def test_a_configuration_written_as_rows_is_chosen_for_the_call_and_for_no_other
     tunable = BY_NAME[name].tunable()
     own = CALLS[kind]
     before = {other: tunable.chosen(each) for other, each in CALLS.items()}
-    for number, config in enumerate(tunable.candidates(own)[-2:]):
+    found = tunable.candidates(own)
+    for number, config in enumerate((*found[1:2], *found[-2:])):
         path = tmp_path / f"{number}.toml"
         path.write_text(with_rows(new_table(name), tunable.rows(own, config)))
         monkeypatch.setenv("ATTEST_BLOCKS", str(path))
