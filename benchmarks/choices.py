@@ -14,10 +14,11 @@ import jax
 import typer
 
 from attest.conformance.files import write_text
+from attest.conformance.tuning.workload import Workload, draw, options
 from attest.kernels.arguments import AttentionArguments
 from attest.kernels.choice.fastest import TABLE, sizes_of
 from benchmarks.record import Report, read_report
-from benchmarks.workload import DIRECTIONS, Workload, draw, options
+from benchmarks.workload import DIRECTIONS
 
 _OURS = "our_"
 

@@ -14,7 +14,8 @@ import jax
 
 from attest.conformance.peers import ejkernel, jax_nn, tokamax
 from attest.conformance.subject import Subject
-from benchmarks.workload import FORWARD, Attend, Inputs, Workload, gradients, options
+from attest.conformance.tuning.workload import Inputs, Workload, options
+from benchmarks.workload import FORWARD, Attend, gradients
 
 # Ours: a report judges one of them, and may time the others beside it. "auto" is a call that names none.
 KERNELS = {

@@ -18,6 +18,7 @@ import jax
 import typer
 
 from attest import flash_attention
+from attest.conformance.tuning.workload import Inputs, Workload, draw
 from attest.kernels import operations
 from benchmarks import runner, targets
 from benchmarks.contenders import CONTENDERS, program
@@ -26,7 +27,7 @@ from benchmarks.report import VALUE, Layout, difference_column
 from benchmarks.runner import Benchmark, Out, Rows
 from benchmarks.targets import TO_COMPILE
 from benchmarks.timing import Call, Prepared, Program, Timing, measure, measure_each, prepare
-from benchmarks.workload import DIRECTIONS, FORWARD, FORWARD_BACKWARD, Inputs, Workload, draw, with_gradients
+from benchmarks.workload import DIRECTIONS, FORWARD, FORWARD_BACKWARD, with_gradients
 
 PEER = "jax.nn"
 BYTES = "bytes"

@@ -13,13 +13,14 @@ from functools import cache, partial
 import jax
 import typer
 
+from attest.conformance.tuning.workload import Workload, draw
 from benchmarks import runner, targets
 from benchmarks.contenders import program
 from benchmarks.record import Entry, Measured, Row
 from benchmarks.report import Column, Layout
 from benchmarks.runner import Benchmark, Out, Rows
 from benchmarks.timing import Prepared, attempt, measure_each
-from benchmarks.workload import FORWARD, Workload, draw
+from benchmarks.workload import FORWARD
 
 # Compiled first by each contender and not reported: it pays for imports and for what compilers set up once.
 _FIRST = Workload(1, 128, 1, 64)

@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.workload import Workload, operations, visible_pairs
+from attest.conformance.tuning.workload import Workload
+from benchmarks.workload import operations, visible_pairs
 
 SCHEMA = "attest.benchmark/1"
 # Earlier reports of speed: their rows have the same form.

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import typer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from attest.conformance.tuning.workload import Inputs, Workload, draw
 from attest.kernels.attention import flash_attention
 from attest.kernels.ring import ring_attention
 from benchmarks import runner, targets
@@ -24,7 +25,7 @@ from benchmarks.record import Entry, Result, Row, Samples, Target
 from benchmarks.report import MILLISECONDS, TFLOPS, Column, Layout
 from benchmarks.runner import Benchmark, Out, Rows
 from benchmarks.timing import Timing, measure, prepare
-from benchmarks.workload import DIRECTIONS, FORWARD, Inputs, Workload, draw, gradients
+from benchmarks.workload import DIRECTIONS, FORWARD, gradients
 
 TARGETS = targets.FOLDER / "ring.toml"
 AXIS, ALONE, PEER = "sequence", "one device alone", "all-gather and cuDNN"

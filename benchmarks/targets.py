@@ -6,10 +6,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from attest.conformance.tuning.workload import Workload
 from benchmarks.contenders import CONTENDERS
 from benchmarks.record import OURS, Entry, Row, Target
 from benchmarks.timing import Timing
-from benchmarks.workload import DIRECTIONS, Workload
+from benchmarks.workload import DIRECTIONS
 
 PLAIN = "ours, plain"
 FOLDER = Path(__file__).parent / "gpu_targets"

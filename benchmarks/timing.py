@@ -26,8 +26,9 @@ import jax.numpy as jnp
 from jax.profiler import ProfileData
 
 from attest.conformance.running import environment as run_environment
+from attest.conformance.tuning.workload import Inputs, Workload, draw
 from benchmarks.record import SECONDS, Absent, Entry, Measured, Row, Run, Samples
-from benchmarks.workload import Inputs, Workload, draw, ready
+from benchmarks.workload import ready
 
 REASON_LENGTH = 160  # of an error, enough to recognize it in a table
 # ptxas is a process of its own, so that threads run it in parallel.

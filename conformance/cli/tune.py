@@ -1,27 +1,29 @@
 """The command `attest tune`: find the fastest right configuration of a call, and save it for later calls."""
 
 import json as json_format
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attest.conformance.cli.options import Outputs, UsageError
-from attest.conformance.files import write_text
+from attest.conformance.files import same_file, write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from attest.conformance.cli.tune_calls import NamedCall
     from attest.kernels.operations.tuner import Candidate, TuningRecord
 
 Batch = Annotated[int, typer.Option(min=1, help="Batch entries.")]
-QLen = Annotated[int, typer.Option("--q-len", min=1, help="Query rows.")]
+QLen = Annotated[int | None, typer.Option("--q-len", min=1, help="Query rows.")]
 KvLen = Annotated[int | None, typer.Option("--kv-len", min=1, show_default="--q-len", help="Keys.")]
-QHeads = Annotated[int, typer.Option("--q-heads", min=1, help="Query heads.")]
+QHeads = Annotated[int | None, typer.Option("--q-heads", min=1, help="Query heads.")]
 KvHeads = Annotated[
     int | None, typer.Option("--kv-heads", min=1, show_default="--q-heads", help="Key heads.")
 ]
-HeadDim = Annotated[int, typer.Option("--head-dim", min=1, help="Channels of query and key.")]
+HeadDim = Annotated[int | None, typer.Option("--head-dim", min=1, help="Channels of query and key.")]
 ValueDim = Annotated[
     int | None, typer.Option("--value-dim", min=1, show_default="--head-dim", help="Channels of value.")
 ]
@@ -36,13 +38,23 @@ ForwardOnly = Annotated[bool, typer.Option("--forward-only", help="Neither test 
 Platform = Annotated[str | None, typer.Option(help="auto, triton, pallas, xla, or an implementation.")]
 Iters = Annotated[int, typer.Option(min=1, help="Largest number of timed calls.")]
 TimeLimit = Annotated[float, typer.Option(help="Seconds to compile, to test or to time one candidate.")]
+Candidates = Annotated[
+    int | None,
+    typer.Option(min=1, show_default="12", help="Largest number of sizes to try for each kernel."),
+]
+Workloads = Annotated[
+    Path | None, typer.Option(help="A TOML file of calls to tune, in place of the options of one call.")
+]
+TablePath = Annotated[
+    Path | None, typer.Option("--table", help="Write rows of a table of block sizes here, for ATTEST_BLOCKS.")
+]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the record of the run here.")]
 
 
 def tune(
-    q_len: QLen,
-    q_heads: QHeads,
-    head_dim: HeadDim,
+    q_len: QLen = None,
+    q_heads: QHeads = None,
+    head_dim: HeadDim = None,
     batch: Batch = 1,
     kv_len: KvLen = None,
     kv_heads: KvHeads = None,
@@ -52,8 +64,11 @@ def tune(
     window: Left = None,
     soft_cap: Cap = None,
     dropout: Dropout = 0.0,
+    workloads: Workloads = None,
+    table: TablePath = None,
     forward_only: ForwardOnly = False,
     platform: Platform = None,
+    candidates: Candidates = None,
     iters: Iters = 100,
     time_limit: TimeLimit = 120.0,
     json: Json = None,
@@ -61,44 +76,97 @@ def tune(
     """Find the fastest right configuration of flash attention for a call, and save it for later calls.
 
     Every candidate is compared with the oracle before it is timed. The result is saved in the folder
-    ATTEST_CACHE_DIR.
+    ATTEST_CACHE_DIR, and with --table as rows of a table of block sizes.
     """
-    import jax
-
     outputs = Outputs(json)
-    from attest.conformance.cli.console import show
-    from attest.conformance.tuning.judge import judge
-    from attest.kernels.call.options import check_dtype
-    from attest.kernels.operations import FlashAttention, Tuner, create_default_executor, policy_override
+    from attest.conformance.cli.console import complain, print_text, show
+    from attest.conformance.cli.tune_calls import CallOptions, call_of_options, calls_of_file
+    from attest.conformance.cli.tune_table import open_table
 
-    options: dict[str, Any] = {"causal": causal, "platform": platform, "logits_soft_cap": soft_cap}
-    if window is not None:
-        options["sliding_window"] = (window, 0 if causal else window)
-    if dropout:
-        options |= {"dropout_prob": dropout, "dropout_seed": 0}
-    kv_len, kv_heads = kv_len or q_len, kv_heads or q_heads
+    if table is not None and json is not None and same_file(table, json):
+        raise UsageError(f"--table {table} and --json {json} are the same file: name two")
+    options = CallOptions(
+        q_len=q_len,
+        q_heads=q_heads,
+        head_dim=head_dim,
+        batch=batch,
+        kv_len=kv_len,
+        kv_heads=kv_heads,
+        value_dim=value_dim,
+        dtype=dtype,
+        causal=causal,
+        window=window,
+        soft_cap=soft_cap,
+        dropout=dropout,
+    )
     try:
-        check_dtype("dtype", dtype)
-        arrays = {
-            name: jax.ShapeDtypeStruct((batch, length, heads, dim), dtype)
-            for name, length, heads, dim in (
-                ("query", q_len, q_heads, head_dim),
-                ("key", kv_len, kv_heads, head_dim),
-                ("value", kv_len, kv_heads, value_dim or head_dim),
-            )
-        }
-        executor = create_default_executor(timing_iterations=iters)
-        with _Bar() as bar, policy_override(executor.chooser, validate_backward=not forward_only):
-            executor.chooser.tuner = Tuner(
-                iters=iters, judge=judge, time_limit=time_limit, progress=bar.advance
-            )
-            record = executor.tune(FlashAttention(), **arrays, **options)
+        calls = [call_of_options(options)] if workloads is None else calls_of_file(workloads, options)
+        rows = None if table is None else open_table(table, platform, calls, forward_only)
+        run = _Run(forward_only, platform, candidates, iters, time_limit)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise UsageError(str(error)) from None
-    show(lambda console: _show(console, record))
-    if outputs.json is not None:
-        write_text(outputs.json, json_format.dumps(record.as_dict(), indent=1, sort_keys=True) + "\n")
-    return 0
+    records: list[dict[str, Any]] = []
+    failed = 0
+    for call in calls:
+        try:
+            named = run.named(call) if rows is None else rows.named(call)
+            if rows is not None and rows.has(named):
+                print_text(f"{call.name}: an earlier call gave its rows")
+                continue
+            record = run.record(named)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            if workloads is None:
+                raise UsageError(str(error)) from None
+            complain(f"{call.name}: {error}")
+            failed += 1
+            continue
+        if workloads is not None:
+            print_text(call.name)
+        show(lambda console, record=record: _show(console, record))
+        if rows is not None:
+            print_text(f"{rows.add(named, record)} rows of {rows.implementation} written: {table}")
+        records.append({**record.as_dict(), **({} if workloads is None else {"name": call.name})})
+        if outputs.json is not None:
+            written = records[0] if workloads is None else records
+            write_text(outputs.json, json_format.dumps(written, indent=1, sort_keys=True) + "\n")
+    return 1 if failed else 0
+
+
+class _Run:
+    """The tuning runs of one command."""
+
+    def __init__(
+        self,
+        forward_only: bool,
+        platform: str | None,
+        candidates: int | None,
+        iters: int,
+        time_limit: float,
+    ) -> None:
+        from attest.conformance.tuning.judge import judge
+        from attest.kernels.operations import FlashAttention, Tuner, create_default_executor
+
+        self._platform, self._backward = platform, not forward_only
+        self._operation = FlashAttention(most_candidates=candidates)
+        self._executor = create_default_executor(timing_iterations=iters)
+        self._tuner = Tuner(iters=iters, judge=judge, time_limit=time_limit)
+
+    def named(self, call: "NamedCall") -> "NamedCall":
+        """Return a call with the platform of the command."""
+        return replace(call, arguments={**call.arguments, "platform": self._platform})
+
+    def record(self, call: "NamedCall") -> "TuningRecord[Any]":
+        """Tune a call.
+
+        Raises: TypeError, ValueError or NotImplementedError for a call that cannot be tuned.
+        """
+        from attest.kernels.operations import policy_override
+
+        chooser = self._executor.chooser
+        with _Bar() as bar, policy_override(chooser, validate_backward=self._backward):
+            self._tuner.progress = bar.advance
+            chooser.tuner = self._tuner
+            return self._executor.tune(self._operation, **call.arguments)
 
 
 class _Bar:

@@ -17,7 +17,7 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "triton", "jax
 _HOME = Path(__file__).absolute().parents[3]
 # A git hook sets these, and git then takes every folder for a part of the hook's repository.
 _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
-_FLAGS = ("XLA_", "JAX_", "TRITON_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_FLAGS = ("XLA_", "JAX_", "TRITON_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ATTEST_BLOCKS")
 _GIT_SECONDS = 10.0
 
 

@@ -1,17 +1,20 @@
 """Tables of block sizes: one format and one selector for all implementations.
 
-A table is a file `blocks.toml` beside the kernels, with a list `sizes` of rows. These columns select a row;
-one that is absent fits every call:
+A table is a file `blocks.toml` beside the kernels: the name of the `implementation`, and a list `sizes` of
+rows. These columns select a row; one that is absent fits every call:
 
 - kernel: its name;
-- head_dim: fits head dims up to this one;
-- value_dim: fits head dims of value up to this one;
+- head_dim: fits head dims up to this one; over: and above this one;
+- value_dim: fits head dims of value up to this one; value_over: and above this one;
 - bytes: of an element of query, key and value;
 - devices: fits these devices, such as "sm_90";
 - any: kinds of work, of which the call has at least one;
-- all: kinds of work, of which the call has every one.
+- all: kinds of work, of which the call has every one;
+- only: kinds of work, of which the call has every one, and no others.
 
-All other columns are block sizes and schedule. The first row that fits is taken, so specific rows come first.
+The column `measured` tells where a row comes from. All other columns are block sizes and schedule. The first
+row that fits is taken, so specific rows come first. The rows of the files that the variable ATTEST_BLOCKS
+names come before those of `blocks.toml`: see `attest.kernels.configs.own_tables`.
 """
 
 import tomllib
@@ -20,7 +23,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_SELECTING = frozenset({"kernel", "head_dim", "value_dim", "bytes", "devices", "any", "all"})
+from attest.kernels.configs.own_tables import own_rows
+
+SELECTING = frozenset(
+    ("kernel", "head_dim", "over", "value_dim", "value_over", "bytes", "devices", "any", "all", "only")
+)
+_ABOUT = frozenset({"measured"})
 
 
 @cache
@@ -56,11 +64,13 @@ def select_all(
 ) -> tuple[dict[str, Any], ...]:
     """Return the block sizes and the schedule of every row that fits a call, in the order of the table.
 
-    Raises: LookupError if no row does, naming what was looked for.
+    Raises: LookupError if no row does, naming what was looked for. ValueError for a file of ATTEST_BLOCKS
+    that is no table.
     """
+    table = read_table(path)
     found = tuple(
-        {name: value for name, value in row.items() if name not in _SELECTING}
-        for row in read_table(path)["sizes"]
+        {name: value for name, value in row.items() if name not in SELECTING | _ABOUT}
+        for row in (*own_rows(table.get("implementation")), *table["sizes"])
         if _fits(row, kernel, head_dim, work, itemsize, device, value_dim)
     )
     if found:
@@ -84,10 +94,11 @@ def _fits(
     """Return whether a row applies to such a call."""
     return (
         row["kernel"] == kernel
-        and head_dim <= row["head_dim"]
-        and (value_dim is None or value_dim <= row.get("value_dim", value_dim))
+        and row.get("over", -1) < head_dim <= row["head_dim"]
+        and (value_dim is None or row.get("value_over", -1) < value_dim <= row.get("value_dim", value_dim))
         and row.get("bytes", itemsize) == itemsize
         and device in row.get("devices", (device,))
         and ("any" not in row or not set(row["any"]).isdisjoint(work))
         and set(row.get("all", ())) <= set(work)
+        and set(row.get("only", work)) == set(work)
     )

@@ -11,11 +11,12 @@ from typing import Any
 
 from attest.kernels.call.call import Call
 from attest.kernels.call.options import refuse
+from attest.kernels.configs.rows import Row
 
 # Sizes by name, such as {"q_blocksize": 128}; those that are left to the implementation are absent.
 type Neutral = Mapping[str, int]
 
-# Beside the choice of the table, a tuner tries at most so many forward passes and so many backward passes.
+# Beside the choice of the table, a tuner tries at most so many sizes of each kernel by default.
 MOST_CANDIDATES = 12
 
 
@@ -24,17 +25,21 @@ class Tunable:
     """The ways to cut the calls of an implementation. Calls are checked; their arrays may be abstract.
 
     chosen: the `Config` that the implementation takes for a call which gives none, with every size that it
-    chooses itself. candidates: configurations worth timing, the likeliest first and `chosen` the very first.
-    translated: a configuration from neutral sizes of both passes; what they leave out is as in `chosen`. It
-    raises ValueError naming a size that the implementation does not have. understood: the names that it has.
-    capped: `chosen` with forward blocks of at most so many rows and keys, as far as blocks can be that small.
+    chooses itself. candidates: configurations worth timing, the likeliest first and `chosen` the very first,
+    and at most so many sizes of each kernel; None is MOST_CANDIDATES. translated: a configuration from
+    neutral sizes of both passes; what they leave out is as in `chosen`. It raises ValueError naming a size
+    that the implementation does not have. understood: the names that it has. capped: `chosen` with forward
+    blocks of at most so many rows and keys, as far as blocks can be that small. rows: those of the
+    implementation's table by which calls like this one get a configuration, one for each kernel whose sizes
+    it has.
     """
 
     chosen: Callable[[Call], Any]
-    candidates: Callable[[Call], tuple[Any, ...]]
+    candidates: Callable[[Call, int | None], tuple[Any, ...]]
     translated: Callable[[Call, Neutral, Neutral], Any]
     understood: frozenset[str]
     capped: Callable[[Call, int, int], Any]
+    rows: Callable[[Call, Any], tuple[Row, ...]]
 
 
 def check_understood(platform: str, argument: str, sizes: Neutral, understood: frozenset[str]) -> None:
@@ -48,9 +53,13 @@ def check_understood(platform: str, argument: str, sizes: Neutral, understood: f
             refuse(f"{argument}.{name}", size, expected, "Leave it None.")
 
 
-def distinct(first: Any, *others: Iterable[Any]) -> tuple[Any, ...]:
-    """Return `first`, then at most MOST_CANDIDATES of each of the others, each configuration once."""
-    found = (islice((x for x in each if x != first), MOST_CANDIDATES) for each in others)
+def distinct(first: Any, most: int | None, *others: Iterable[Any]) -> tuple[Any, ...]:
+    """Return `first`, then at most so many of each of the others, each configuration once.
+
+    most: None is MOST_CANDIDATES.
+    """
+    most = MOST_CANDIDATES if most is None else most
+    found = (islice((x for x in dict.fromkeys(each) if x != first), most) for each in others)
     return tuple(dict.fromkeys(chain((first,), *found)))
 
 

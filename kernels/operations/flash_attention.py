@@ -9,10 +9,11 @@ from typing import Any
 
 from attest.kernels import attention
 from attest.kernels.annotations import Out
-from attest.kernels.call.options import NAMES_OF_FLAX, check_flag, refuse
+from attest.kernels.call.options import NAMES_OF_FLAX, check_flag, check_size, refuse
 from attest.kernels.choice.choose import Device, Traits, described, device_of, fastest_for, implementation_for
 from attest.kernels.choice.neutral_sizes import neutral, understood
 from attest.kernels.config import implementation_of
+from attest.kernels.configs.rows import Row
 from attest.kernels.implementation import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.operations.abstract_call import AbstractCall, abstract_call, plain_arguments
@@ -26,6 +27,7 @@ from attest.kernels.operations.specs import checked_specs
 from attest.kernels.sharding.mesh_functions import check_devices
 
 type _Invocation = Invocation[FlashAttentionConfig, Out]
+
 
 # What `run` takes by position, in the order of ejKernel without its paged cache.
 _POSITIONAL = (
@@ -55,6 +57,11 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
     op_id = "flash_attention"
     version = "1"
     config_type = FlashAttentionConfig
+
+    def __init__(self, op_id: str | None = None, most_candidates: int | None = None) -> None:
+        """Name the operation. most_candidates: sizes of each kernel that a tuner tries, by default 12."""
+        super().__init__(op_id)
+        self._most = None if most_candidates is None else check_size("most_candidates", most_candidates)
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return all arguments by name, without those that are their defaults.
@@ -103,7 +110,8 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         Where another one runs it without gradients, that one's candidates follow.
         """
         resolved = _Resolved.of_call(inv)
-        return tuple(chain.from_iterable(map(resolved.candidates, resolved.implementations)))
+        found = (resolved.candidates(x, self._most) for x in resolved.implementations)
+        return tuple(chain.from_iterable(found))
 
     candidate_cfgs_gpu = candidate_cfgs_tpu = candidate_cfgs_xla = candidate_cfgs
     candidate_cfgs_shard_map_gpu = candidate_cfgs_shard_map_tpu = candidate_cfgs_shard_map_xla = (
@@ -191,6 +199,17 @@ class FlashAttention(Kernel[FlashAttentionConfig, Out]):
         name = resolved.implementation.name
         return f"{name}, {resolved.alone.name} without gradients" if resolved.apart else name
 
+    def table_rows(self, cfg: FlashAttentionConfig, inv: _Invocation) -> tuple[Row, ...]:
+        """Return the rows of a table of block sizes by which calls like this one get a configuration."""
+        resolved = _Resolved.of_call(inv, cfg)
+        tunable, config = resolved.implementation.tunable(), self.complete(cfg, inv).config
+        return () if tunable is None or config is None else tunable.rows(resolved.call.call, config)
+
+    def runner(self, inv: _Invocation, gradients: bool) -> str:
+        """Return the name of the implementation that runs a call, with gradients or without."""
+        resolved = _Resolved.of_call(inv)
+        return (resolved.implementation if gradients else resolved.alone).name
+
     def capped_cfg(self, inv: _Invocation, q_blocksize: int, kv_blocksize: int) -> FlashAttentionConfig:
         """Return the tables' choice with forward blocks of at most so many rows and keys."""
         resolved = _Resolved.of_call(inv)
@@ -276,10 +295,12 @@ class _Resolved:
     def implementations(self) -> tuple[Implementation, ...]:
         return (self.implementation, self.alone) if self.apart else (self.implementation,)
 
-    def candidates(self, implementation: Implementation) -> tuple[FlashAttentionConfig, ...]:
+    def candidates(
+        self, implementation: Implementation, most: int | None
+    ) -> tuple[FlashAttentionConfig, ...]:
         """Return those of one implementation, the choice of its tables first."""
         tunable = implementation.tunable()
-        found = () if tunable is None else tunable.candidates(self.call.call)
+        found = () if tunable is None else tunable.candidates(self.call.call, most)
         return tuple(FlashAttentionConfig(platform=implementation.name, config=x) for x in found)
 
     @classmethod

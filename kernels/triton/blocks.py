@@ -1,13 +1,15 @@
 """Block sizes, warps and stages of the Triton kernels: the data table blocks.toml."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from attest.kernels.call.options import refuse
-from attest.kernels.configs.fields import check_fields
+from attest.kernels.configs.fields import check_fields, read_fields
 from attest.kernels.configs.tables import read_table, select
 
 _TABLE = Path(__file__).with_name("blocks.toml")
+# The fields of `BlockSizes` for columns with other names.
+_FIELDS = {"warps": "num_warps", "stages": "num_stages"}
 
 # What `choose` calls work.
 WORK = (
@@ -86,7 +88,15 @@ def choose(kernel: str, device: str, head_dim: int, itemsize: int, work: str) ->
     Rows without devices come last in the table, as the fallback.
     """
     row = select(_TABLE, kernel, head_dim, (work,), itemsize, device)
-    return BlockSizes(row["q"], row["k"], row["warps"], row["stages"], row.get("programs", 1))
+    fields = {_FIELDS.get(name, name): x for name, x in row.items()}
+    return read_fields(BlockSizes, f"block sizes of {kernel}", fields)
+
+
+def columns(sizes: BlockSizes) -> dict[str, int]:
+    """Return block sizes as the columns of a row."""
+    names = {field: name for name, field in _FIELDS.items()}
+    found = {names.get(field, field): x for field, x in asdict(sizes).items()}
+    return {name: x for name, x in found.items() if (name, x) != ("programs", 1)}
 
 
 def separate(head_dim: int, work: str) -> bool:

@@ -321,6 +321,16 @@ def work_of(call: Call) -> str:
     return "edges" if edges or any(length % LARGEST_BLOCK for length in lengths) else "plain"
 
 
+def forward_work(call: Call) -> str:
+    """Return the work of the forward pass: with few queries, that of the call whose heads are packed."""
+    if call.dropout_seed is not None or not has_few_queries(call):
+        return work_of(call)
+    batch, length, heads, dim = call.query.shape
+    k_heads = call.key.shape[2]
+    packed = (batch, length * (heads // k_heads), k_heads, dim)
+    return work_of(replace(call, query=jax.ShapeDtypeStruct(packed, call.query.dtype)))
+
+
 def _check_forward(blocks: Any) -> Sizes:
     advice = "Build it as BlockSizes(q=64, k=64)."
     return Sizes(check_blocks("fwd_params", blocks, (BlockSizes,), advice), target_device(), recording_id())

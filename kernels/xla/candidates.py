@@ -1,29 +1,32 @@
 """The chunk sizes that the XLA kernels choose, and those that a tuner may try."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from attest.kernels.call.call import Call
 from attest.kernels.configs.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
 from attest.kernels.xla import whole
 from attest.kernels.xla.blocks import ChunkSizes, Config
+from attest.kernels.xla.table import choose, rows
 
 _FIELDS = {"q_blocksize": "q", "kv_blocksize": "k"}
 _SMALLEST = 128
 _PAIRS = ((256, 512), (512, 512), (128, 256), (512, 256), (128, 512), (128, 128), (256, 128), (256, 256))
 
 
-def chosen(_: Call) -> Config:
-    """Return no sizes: the passes choose by the platform that the program is compiled for."""
-    return Config()
+def chosen(call: Call) -> Config:
+    """Return what the table has; without a row, the passes choose by the platform of the compiled program."""
+    return Config(choose("forward", call), choose("backward", call))
 
 
-def candidates(call: Call) -> tuple[Config, ...]:
+def candidates(call: Call, most: int | None = None) -> tuple[Config, ...]:
     """Return chunks of 128 to 512 rows and keys, for each pass alone, which are tiles on every platform."""
+    first = chosen(call)
     return distinct(
-        chosen(call),
-        (Config(sizes, None) for sizes in _chunks(call)),
-        (Config(None, sizes) for sizes in _chunks(call)),
+        first,
+        most,
+        (replace(first, forward=sizes) for sizes in _chunks(call)),
+        (replace(first, backward=sizes) for sizes in _chunks(call)),
     )
 
 
@@ -39,8 +42,8 @@ def capped(call: Call, q: int, k: int) -> Config:
     """Return the kernels' choice with forward chunks of at most q rows and k keys."""
     if whole.takes(call):
         return chosen(call)
-    sizes = ChunkSizes()
-    return Config(forward=ChunkSizes(min(sizes.q, q), min(sizes.k, k)))
+    sizes = chosen(call).forward or ChunkSizes()
+    return replace(chosen(call), forward=ChunkSizes(min(sizes.q, q), min(sizes.k, k)))
 
 
 def _chunks(call: Call) -> Iterator[ChunkSizes]:
@@ -55,4 +58,4 @@ def _with(sizes: ChunkSizes | None, given: Neutral) -> ChunkSizes | None:
     return ChunkSizes(**{**asdict(sizes or ChunkSizes()), **{_FIELDS[name]: x for name, x in given.items()}})
 
 
-TUNABLE = Tunable(chosen, candidates, translated, frozenset(_FIELDS), capped)
+TUNABLE = Tunable(chosen, candidates, translated, frozenset(_FIELDS), capped, rows)

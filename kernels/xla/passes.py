@@ -26,6 +26,7 @@ from attest.kernels.varying import vary_together
 from attest.kernels.xla import pieces, whole
 from attest.kernels.xla.blocks import ChunkSizes
 from attest.kernels.xla.products import products_of
+from attest.kernels.xla.table import with_choice
 from attest.kernels.xla.tiles import (
     Grid,
     RowChunks,
@@ -43,6 +44,7 @@ from attest.kernels.xla.tiles import (
 
 
 def _forward(settings: Settings, call: Call) -> Forward:
+    settings = with_choice(settings, call)
     small = _is_small(settings, call)
     keeps = small and not settings.unrounded
 
@@ -58,6 +60,7 @@ def _forward(settings: Settings, call: Call) -> Forward:
 
 
 def _backward(settings: Settings, call: Call, terms: RowTerms, kept: Any) -> Backward:
+    settings = with_choice(settings, call)
     small = _is_small(settings, call)
 
     def on_cpu() -> Backward:

@@ -18,7 +18,6 @@ from benchmarks import (
     cpu,
     gpu_compile,
     gpu_speed,
-    gpu_tune,
     ring_speed,
     ring_training,
     runner,
@@ -35,7 +34,7 @@ from tests.reports.test_gpu_rows import anywhere
 
 DATA = targets.read(targets.CPU)
 SMALL = {"batch": 1, "length": 8, "heads": 2, "head_dim": 8, "causal": True, "dtype": "float32"}
-MODULES = (cpu, gpu_compile, gpu_speed, gpu_tune, ring_speed, ring_training, wrong_kernels)
+MODULES = (cpu, gpu_compile, gpu_speed, ring_speed, ring_training, wrong_kernels)
 
 
 def invoke(module: Any, *arguments: object) -> Any:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from attest.conformance.tuning.workload import Workload
 from attest.kernels.choice import fastest
 from benchmarks import choices
 from benchmarks.record import Absent, Entry, ReportFile, Result, Row, Run, Samples
-from benchmarks.workload import FORWARD, FORWARD_BACKWARD, Workload
+from benchmarks.workload import FORWARD, FORWARD_BACKWARD
 
 ABOUT = {"device": "GPU of tests", "commit": "abc", "date": "2026-11-25"}
 CAUSAL = Workload(2, 16, 4, 8, key_heads=2, causal=True)

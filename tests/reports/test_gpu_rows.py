@@ -14,8 +14,9 @@ import pytest
 import typer
 
 from attest.conformance.running import environment as run_environment
+from attest.conformance.tuning.workload import Workload
 from attest.kernels import xla
-from benchmarks import gpu_speed, gpu_tune, runner, targets
+from benchmarks import gpu_speed, runner, targets
 from benchmarks.contenders import KERNELS
 from benchmarks.processes import part_of, run_parts
 from benchmarks.record import (
@@ -35,7 +36,7 @@ from benchmarks.record import (
 from benchmarks.report import MILLISECONDS, Layout, as_markdown
 from benchmarks.state import parse, watched
 from benchmarks.targets import PLAIN
-from benchmarks.workload import FORWARD, Workload
+from benchmarks.workload import FORWARD
 from tests.meta.processes import ROOT
 from tests.reports.test_gpu_speed import small_targets
 
@@ -137,33 +138,6 @@ def test_a_run_that_is_stopped_leaves_what_it_measured_and_goes_on_from_there(
     )
     run()
     assert again == TITLES[3:], "nothing is left to measure"
-
-
-def test_tuning_that_is_stopped_goes_on_from_there(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
-    titles: list[str] = []
-
-    def measure(row, prepared, timing):
-        titles.append(row.title)
-        if len(titles) == 3:
-            raise KeyboardInterrupt
-        return dict.fromkeys(row.entries, Absent("out of resources")) | {gpu_tune.OWN: Samples((2e-3,))}
-
-    anywhere(monkeypatch)
-    monkeypatch.setattr(gpu_tune, "measure", measure)
-    monkeypatch.setattr(gpu_tune, "prepare", lambda rows, program: {})
-    sweeps = gpu_tune.benchmark(targets.read(gpu_tune.CANDIDATES)).rows
-    todo = [it for it in sweeps if "forward d" in it.title]
-    with pytest.raises(KeyboardInterrupt):
-        gpu_tune.main(tmp_path, rows="forward d")
-    done = read_report(tmp_path / "gpu_tune.jsonl").results
-    assert [it.row for it in done] == todo[:2]
-    absent = set(done[0].measured.values()) - {Samples((2e-3,))}
-    assert done[0].value(gpu_tune.OWN) == 2e-3
-    assert absent == {Absent("out of resources")}
-    gpu_tune.main(tmp_path, rows="forward d")
-    assert titles[3:] == [it.title for it in todo[2:]]
-    assert [it.row for it in read_report(tmp_path / "gpu_tune.jsonl").results] == todo
-    assert "| forward d64 full " in capsys.readouterr().out
 
 
 def test_progress_is_shown_on_terminals(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

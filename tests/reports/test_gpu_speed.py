@@ -10,24 +10,15 @@ import pytest
 import typer
 
 from attest.conformance.peers import jax_nn
+from attest.conformance.tuning.workload import Workload, draw, options
 from attest.kernels import xla
-from benchmarks import gpu_compile, gpu_speed, gpu_tune, ring_speed, targets
+from benchmarks import gpu_compile, gpu_speed, ring_speed, targets
 from benchmarks.contenders import CONTENDERS, KERNELS, ours, peer, program
 from benchmarks.record import OURS, Absent, Entry, Report, Result, Row, Run, Samples, Target
 from benchmarks.report import MILLISECONDS, TFLOPS, Layout, as_markdown, difference_column, targets_table
 from benchmarks.targets import PLAIN, read_rows
 from benchmarks.timing import Timing, attempt, in_turns, measure, prepare
-from benchmarks.workload import (
-    DIRECTIONS,
-    FORWARD,
-    FORWARD_BACKWARD,
-    Workload,
-    draw,
-    gradients,
-    operations,
-    options,
-    visible_pairs,
-)
+from benchmarks.workload import DIRECTIONS, FORWARD, FORWARD_BACKWARD, gradients, operations, visible_pairs
 
 SMALL = Workload(2, 16, 2, 8, causal=True)
 TIMING = Timing(samples=2, sample_seconds=0.0001)
@@ -366,24 +357,7 @@ def test_a_peer_is_absent_where_it_does_not_take_a_workload(workload: Workload, 
         peer(jax_nn.XLA, workload)
 
 
-def test_tuning_shows_the_best_and_counts_what_failed() -> None:
-    sweeps = gpu_tune.benchmark(targets.read(gpu_tune.CANDIDATES)).rows
-    assert {it.name for it in sweeps} == {
-        f"{kernel} d{head_dim} {order}"
-        for kernel in ("forward", "query", "key")
-        for head_dim in (64, 128, 256)
-        for order in ("full", "causal")
-    }
-    own, first, second, *rest = sweeps[0].entries
-    times = {own: Samples((2e-3,)), first: Samples((3e-3,)), second: Samples((1.5e-3,))}
-    result = Result(sweeps[0], dict.fromkeys(rest, Absent("out of resources")) | times)
-    *_, line = gpu_tune.best_table([result]).splitlines()
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert own == gpu_tune.OWN
-    assert cells == [sweeps[0].name, second, "1.500", "2.000", f"{len(rest)} of {len(sweeps[0].entries)}"]
-
-
-@pytest.mark.parametrize("module", [gpu_speed, gpu_tune, gpu_compile, ring_speed])
+@pytest.mark.parametrize("module", [gpu_speed, gpu_compile, ring_speed])
 def test_without_a_gpu_it_says_so(module, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     with pytest.raises(SystemExit, match=r"^benchmarks\.\w+ needs a GPU, and JAX runs on cpu here\.$"):

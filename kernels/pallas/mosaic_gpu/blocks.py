@@ -1,13 +1,13 @@
 """Block sizes and schedules of the Hopper kernels: the data table blocks.toml."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from attest.kernels.call.options import refuse
-from attest.kernels.configs.fields import check_fields
+from attest.kernels.configs.fields import check_fields, read_fields
 from attest.kernels.configs.tables import read_table, select_all
 
 _TABLE = Path(__file__).with_name("blocks.toml")
@@ -240,11 +240,19 @@ def pad_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
 
 
 def _forward_blocks(row: Mapping[str, Any]) -> Blocks:
-    return Blocks(**{name: x for name, x in row.items() if name != "speed"})
+    return read_fields(
+        Blocks, "block sizes of forward", {name: x for name, x in row.items() if name != "speed"}
+    )
 
 
 def _backward_blocks(row: Mapping[str, Any]) -> BackwardBlocks:
-    return BackwardBlocks(**{name: x for name, x in row.items() if name != "least_queries"})
+    fields = {name: x for name, x in row.items() if name != "least_queries"}
+    return read_fields(BackwardBlocks, "block sizes of a backward kernel", fields)
+
+
+def columns(blocks: Blocks | BackwardBlocks) -> dict[str, Any]:
+    """Return block sizes as the columns of a row."""
+    return {name: x for name, x in asdict(blocks).items() if x is not None and (x or name == "partial_sums")}
 
 
 def _fitting[T](

@@ -7,6 +7,7 @@ from typing import Any
 
 from attest.kernels.call.call import Call
 from attest.kernels.call.options import refuse
+from attest.kernels.configs.rows import Row
 from attest.kernels.configs.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
 from attest.kernels.few_queries import has_few_queries
 from attest.kernels.pallas.mosaic_gpu.blocks import (
@@ -18,6 +19,7 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
     Config,
     choose,
     choose_backward,
+    columns,
     pad_dims,
 )
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import suits
@@ -52,7 +54,7 @@ def chosen(call: Call, apart: bool = False) -> Config:
     )
 
 
-def candidates(call: Call) -> tuple[Config, ...]:
+def candidates(call: Call, most: int | None = None) -> tuple[Config, ...]:
     """Return blocks of 64 to 192 keys with two or three consumers that fit: for each kernel alone.
 
     Of backward kernels, those that sum dquery apart; the fused form has no other blocks that fit.
@@ -62,6 +64,7 @@ def candidates(call: Call) -> tuple[Config, ...]:
     _, backward = _given(apart)
     return distinct(
         first,
+        most,
         (
             replace(first, forward=blocks)
             for blocks in _forward(call, forward)
@@ -80,6 +83,25 @@ def candidates(call: Call) -> tuple[Config, ...]:
             )
         ),
     )
+
+
+def rows(call: Call, config: Config) -> tuple[Row, ...]:
+    """Return a row for each kernel, for calls of the same padded head dims and work.
+
+    The fused kernel is worth it from a number of queries on: its row is for calls of at least as many.
+    """
+    backward = vars(config.backward or BackwardSizes())
+    dims = _dims(call)
+    selecting = {"over": dims[0] - 1, "head_dim": dims[0], "value_over": dims[1] - 1, "value_dim": dims[1]}
+
+    def row(kernel: str, blocks: Blocks | BackwardBlocks) -> Row:
+        fused = isinstance(blocks, BackwardBlocks) and blocks.fused
+        least = {"least_queries": call.query.shape[1]} if fused else {}
+        work = work_of(call, kernel == "forward" and has_few_queries(call))
+        return {"kernel": kernel, **selecting, **columns(blocks), **least, "only": sorted(work)}
+
+    found = {"forward": config.forward, **backward}
+    return tuple(row(kernel, blocks) for kernel, blocks in found.items() if blocks is not None)
 
 
 def translated(call: Call, forward: Neutral, backward: Neutral) -> Config:
@@ -185,4 +207,4 @@ def _dims(call: Call) -> tuple[int, int]:
     return pad_dims(call.query.shape[3], call.value.shape[3])
 
 
-TUNABLE = Tunable(chosen, candidates, translated, _UNDERSTOOD, capped)
+TUNABLE = Tunable(chosen, candidates, translated, _UNDERSTOOD, capped, rows)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attest.kernels.call.options import refuse
-from attest.kernels.configs.fields import check_fields
+from attest.kernels.configs.fields import check_fields, read_fields
+from attest.kernels.configs.rows import device_kind
 from attest.kernels.configs.tables import select
 
 _TABLE = Path(__file__).with_name("blocks.toml")
@@ -60,9 +61,11 @@ class Config:
 
 def choose(kernel: str, head_dim: int, itemsize: int, q_length: int, k_length: int) -> BlockSizes:
     """Return the table's choice for a kernel, by name, for inputs of `itemsize` bytes, cut to the lengths."""
-    row = select(_TABLE, kernel, head_dim, itemsize=itemsize)
-    return BlockSizes(_shrunk(row["q"], q_length), _shrunk(row["k"], k_length))
+    row = select(_TABLE, kernel, head_dim, itemsize=itemsize, device=device_kind())
+    return shrunk(read_fields(BlockSizes, f"block sizes of {kernel}", row), q_length, k_length)
 
 
-def _shrunk(block: int, length: int) -> int:
-    return min(block, -(-length // LANES) * LANES)
+def shrunk(sizes: BlockSizes, q_length: int, k_length: int) -> BlockSizes:
+    """Return blocks no longer than whole lanes of the lengths."""
+    lengths = (-(-length // LANES) * LANES for length in (q_length, k_length))
+    return BlockSizes(*(min(size, length) for size, length in zip((sizes.q, sizes.k), lengths, strict=True)))

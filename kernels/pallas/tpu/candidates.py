@@ -1,11 +1,12 @@
 """The block sizes that the table chooses for TPU kernels, and those that a tuner may try."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from attest.kernels.call.call import Call
+from attest.kernels.configs.rows import Row, device_kind, half
 from attest.kernels.configs.tunable import Neutral, Tunable, check_understood, distinct, key_span, useful
-from attest.kernels.pallas.tpu.blocks import LANES, BackwardSizes, BlockSizes, Config, choose
+from attest.kernels.pallas.tpu.blocks import LANES, BackwardSizes, BlockSizes, Config, choose, shrunk
 
 _FIELDS = {"q_blocksize": "q", "kv_blocksize": "k"}
 # Multiples of the lanes, which is what compiles for a TPU; likeliest first.
@@ -27,15 +28,29 @@ def chosen(call: Call) -> Config:
     return Config(of("forward"), BackwardSizes(of("backward_query"), of("backward_key"), bias))
 
 
-def candidates(call: Call) -> tuple[Config, ...]:
+def candidates(call: Call, most: int | None = None) -> tuple[Config, ...]:
     """Return blocks of 128 to 1024 rows and keys, keys capped near a window: for each kernel alone."""
     first = chosen(call)
     backward = first.backward or BackwardSizes()
     return distinct(
         first,
+        most,
         (replace(first, forward=sizes) for sizes in _sizes(call)),
         (replace(first, backward=replace(backward, query=sizes)) for sizes in _sizes(call)),
         (replace(first, backward=replace(backward, key=sizes)) for sizes in _sizes(call)),
+    )
+
+
+def rows(call: Call, config: Config) -> tuple[Row, ...]:
+    """Return a row for each kernel, for calls of the same head dim and device."""
+    backward = vars(config.backward or BackwardSizes())
+    by_kernel = {"forward": config.forward} | {f"backward_{name}": x for name, x in backward.items()}
+    dim = max(call.query.shape[3], call.value.shape[3])
+    selecting = {"bytes": call.query.dtype.itemsize, "over": half(dim), "head_dim": dim}
+    return tuple(
+        {"kernel": kernel, **selecting, **asdict(sizes), "devices": [device_kind()]}
+        for kernel, sizes in by_kernel.items()
+        if sizes is not None
     )
 
 
@@ -67,11 +82,11 @@ def capped(call: Call, q: int, k: int) -> Config:
 def _sizes(call: Call) -> Iterator[BlockSizes]:
     for q, k in _PAIRS:
         if useful(q, call.query.shape[1], LANES) and useful(k, key_span(call), LANES):
-            yield BlockSizes(q, k)
+            yield shrunk(BlockSizes(q, k), call.query.shape[1], call.key.shape[1])
 
 
 def _with(sizes: BlockSizes, given: Neutral) -> BlockSizes:
     return replace(sizes, **{_FIELDS[name]: x for name, x in given.items()})
 
 
-TUNABLE = Tunable(chosen, candidates, translated, frozenset(_FIELDS), capped)
+TUNABLE = Tunable(chosen, candidates, translated, frozenset(_FIELDS), capped, rows)

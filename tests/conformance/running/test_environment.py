@@ -50,10 +50,12 @@ def checkout(tmp_path, monkeypatch) -> Path:
 def test_it_names_versions_flags_and_commit(monkeypatch):
     environment()  # XLA must not begin with a flag that it does not know
     monkeypatch.setenv("XLA_FLAGS", "--a_flag")
+    monkeypatch.setenv("ATTEST_BLOCKS", "own.toml")
     found = json.loads(json.dumps(environment()))
     assert {"python", "device", "platform", "commit"} <= set(found)
     assert {"jax", "jaxlib", "numpy"} <= set(found["versions"])
     assert found["flags"]["XLA_FLAGS"] == "--a_flag"
+    assert found["flags"]["ATTEST_BLOCKS"] == "own.toml"
     assert environment() == environment()
 
 

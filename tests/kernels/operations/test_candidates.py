@@ -1,5 +1,6 @@
 """What each implementation's tables choose, and the candidates that a tuner may try."""
 
+from itertools import product
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from attest.kernels.configs.tunable import MOST_CANDIDATES
 from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.operations import FlashAttention, FlashAttentionConfig
 from attest.kernels.operations.abstract_call import abstract_call
+from attest.kernels.operations.invocation import Invocation
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import tile_bytes
 from attest.kernels.triton import candidates as of_triton
 from attest.kernels.xla.blocks import ChunkSizes
@@ -40,6 +42,46 @@ def test_the_tables_choice_is_the_first_of_a_few_candidates(name, dim):
     least = 2 if (name, dim) == ("mosaic_gpu", 256) else 4
     assert least <= len(found) == len(set(found)) <= 1 + 3 * MOST_CANDIDATES
     assert all(type(x) is BY_NAME[name].config() for x in found)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dim", "swept"),
+    [
+        ("forward", 64, ((128, 256), (64, 128), (4, 8), (2, 3, 4))),
+        ("forward", 256, ((64, 128), (32, 64), (4, 8), (1, 2, 3))),
+        ("query", 128, ((64, 128), (32, 64, 128), (4, 8), (2, 3))),
+        ("query", 256, ((32, 64), (32, 64), (4, 8), (1, 2))),
+        ("key", 128, ((32, 64), (64, 128), (4, 8), (1, 2, 3))),
+        ("key", 256, ((32, 64), (32, 64), (4, 8), (1, 2))),
+    ],
+)
+def test_every_combination_of_a_triton_kernel_s_sizes_can_be_tried(kernel, dim, swept):
+    found = tunable("triton").candidates(call(dim=dim), 100)
+    first, *_ = found
+    tried = {getattr(x.backward, kernel) if kernel != "forward" else x.forward for x in found}
+    assert {of_triton.BlockSizes(*sizes) for sizes in product(*swept)} <= tried
+    # Each candidate is that of one kernel.
+    for config in found[1:]:
+        parts = zip(parts_of(config), parts_of(first), strict=True)
+        assert sum(ours != theirs for ours, theirs in parts) == 1
+
+
+def parts_of(config: Any) -> list[Any]:
+    return [config.forward, config.backward.query, config.backward.key, config.backward.bias]
+
+
+@every_implementation
+@pytest.mark.parametrize("most", [1, 2])
+def test_an_operation_tries_so_many_sizes_of_each_kernel(name, most):
+    found = tunable(name).candidates(call(), most)
+    assert 1 + most <= len(found) <= 2 + 3 * most
+    assert set(found) <= set(tunable(name).candidates(call()))
+    x = jax.ShapeDtypeStruct((1, 512, 2, 64), "float32")
+    if name == "xla":
+        inv = Invocation("flash_attention", kwargs={"query": x, "key": x, "value": x, "platform": "xla"})
+        assert len(FlashAttention(most_candidates=most).candidate_cfgs(inv)) == 1 + 2 * most
+        with pytest.raises(ValueError, match="most_candidates: got 0"):
+            FlashAttention(most_candidates=0)
 
 
 @every_implementation

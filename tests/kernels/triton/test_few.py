@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from attest.kernels import xla
 from attest.kernels.call.call import check_call
 from attest.kernels.implementation import Forward
+from attest.kernels.operations.abstract_call import abstract_call
 from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
+from attest.kernels.triton.candidates import TUNABLE
 from attest.kernels.triton.few import choose_parts, whole
 from attest.kernels.triton.memory import drain_violations
 from attest.kernels.triton.target import Launch, recorded
@@ -112,6 +114,20 @@ def test_one_program_reads_a_key_head_for_all_its_query_heads() -> None:
     assert long.grid[1] == long.constants["SPEC"].shape.key_parts > 4
     assert long.outputs[0].shape == (2 * long.grid[1], 4, 4, 128)
     assert long.outputs[0].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("queries", [1, 8])
+def test_the_table_is_asked_for_the_rows_of_packed_heads(queries: int) -> None:
+    """With 4 query heads on a key head, 8 queries are 32 rows: no longer few."""
+    launch = launched(q_heads=16, queries=queries, keys=2**15)
+    arrays = {
+        name: jax.ShapeDtypeStruct((2, length, heads, 128), jnp.bfloat16)
+        for name, length, heads in (("query", queries, 16), ("key", 2**15, 4), ("value", 2**15, 4))
+    }
+    with recorded("sm_90"):
+        sizes = TUNABLE.chosen(abstract_call(arrays).call).forward
+    assert (sizes.q, sizes.k) == (launch.blocks["BLOCK_Q"], launch.blocks["BLOCK_K"])
+    assert (sizes.num_warps, sizes.num_stages) == (launch.num_warps, launch.num_stages)
 
 
 def test_others_are_launched_as_they_are() -> None:
