@@ -11,6 +11,7 @@ from functools import cached_property
 from attest.conformance.causes.group import causes
 from attest.conformance.record import Result, RunRecord, Verdict
 from attest.conformance.text import plural
+from attest.reports.cards import Card, cards
 from attest.reports.pairing import Fate, Pair, pair, same_draw, same_extent
 from attest.reports.spread import ALL, Row, Shift, measured, rows, shifts
 from attest.reports.thresholds import OTHER_CASES
@@ -67,6 +68,12 @@ class Comparison:
     def notes(self) -> tuple[str, ...]:
         """The notes that a reader needs for the rest."""
         return tuple(_notes(self))
+
+    @cached_property
+    def new_causes(self) -> tuple[Card, ...]:
+        """The causes of head whose failures include one that base does not have."""
+        new = {pair.head for pair in self.of_fate(Fate.BROKEN)}
+        return tuple(card for card in cards(self.head.results) if new.intersection(card.cause.results))
 
     def of_fate(self, *fates: Fate) -> tuple[Pair, ...]:
         """Return the pairs of some fates, in order."""

@@ -70,6 +70,14 @@ def environment(record: RunRecord) -> dict[str, str]:
     return dict(sorted(_flat("", record.environment)))
 
 
+def changed_settings(base: RunRecord, head: RunRecord) -> list[tuple[str, str, str]]:
+    """Return where the environments of two runs differ: the name and both values, "-" for none."""
+    before, after = environment(base), environment(head)
+    names = sorted(before | after)
+    found = [(name, before.get(name, "-"), after.get(name, "-")) for name in names]
+    return [entry for entry in found if entry[1] != entry[2]]
+
+
 def _flat(prefix: str, data: Mapping[str, Any]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for name, value in data.items():

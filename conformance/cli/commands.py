@@ -205,19 +205,28 @@ def replay(
 def compare(
     base: Annotated[Path, typer.Argument(help="The record before the change.")],
     head: Annotated[Path, typer.Argument(help="The record after the change.")],
+    junit: options.Junit = None,
     markdown: options.Markdown = None,
+    html: options.Html = None,
     json: options.ComparisonJson = None,
 ) -> int:
     """Compare two records; exit 1 if anything became worse."""
     from attest.conformance.cli.console import show
     from attest.reports.compare import compare_records
-    from attest.reports.render.comparison import render_json
+    from attest.reports.render.comparison_html import render_html
+    from attest.reports.render.comparison_json import render_json
+    from attest.reports.render.comparison_junit import render_junit
     from attest.reports.render.markdown import render_comparison
     from attest.reports.render.terminal import print_comparison
 
-    Outputs(json=json, markdown=markdown).spare(base, head)
+    Outputs(json, junit, markdown, html).spare(base, head)
     comparison = compare_records(_read(base), _read(head))
-    for path, render in ((json, render_json), (markdown, render_comparison)):
+    for path, render in (
+        (json, render_json),
+        (junit, render_junit),
+        (markdown, render_comparison),
+        (html, render_html),
+    ):
         if path is not None:
             write_text(path, render(comparison))
     show(lambda console: print_comparison(comparison, console))

@@ -20,7 +20,7 @@ SIZE_LIMIT = 2_000_000
 _PLOTS_SIZE = 1_200_000
 
 # How many entries each list shows, the most that fit.
-_TOPS = (2000, 500, 200, 100, 50, 20, 10, 5)
+TOPS = (2000, 500, 200, 100, 50, 20, 10, 5)
 
 
 def render_run(record: RunRecord) -> str:
@@ -29,7 +29,7 @@ def render_run(record: RunRecord) -> str:
     maps, every_plot = heat_maps(record.results), plots(record)
     drawn = _fitting(every_plot)
     text = ""
-    for top in _TOPS:
+    for top in TOPS:
         text = fill(
             "run.html.j2",
             summary=summary,

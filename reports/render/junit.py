@@ -21,22 +21,26 @@ def render_run(record: RunRecord) -> str:
     """
     cause_of = {result: card for card in cards(record.results) for result in card.cause.results}
     suites = [
-        _suite(subject, [_test(result, cause_of.get(result)) for result in results])
+        suite(subject, [_test(result, cause_of.get(result)) for result in results])
         for subject, results in groupby(ordered(record.results), key=lambda result: result.subject)
     ]
-    suites.append(_suite(RUN_SUITE, _run_tests(record)))
-    root = ET.Element(
-        "testsuites", {"name": "attest", **_totals([test for suite in suites for test in suite])}
-    )
+    return document([*suites, suite(RUN_SUITE, _run_tests(record))])
+
+
+def document(suites: list[ET.Element]) -> str:
+    """Return suites as a document."""
+    totals = _totals([test for each in suites for test in each])
+    root = ET.Element("testsuites", {"name": "attest", **totals})
     root.extend(suites)
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _suite(name: str, tests: list[ET.Element]) -> ET.Element:
-    suite = ET.Element("testsuite", {"name": one_line(name), **_totals(tests)})
-    suite.extend(tests)
-    return suite
+def suite(name: str, tests: list[ET.Element]) -> ET.Element:
+    """Return a suite of tests."""
+    found = ET.Element("testsuite", {"name": one_line(name), **_totals(tests)})
+    found.extend(tests)
+    return found
 
 
 def _totals(tests: list[ET.Element]) -> dict[str, str]:
@@ -55,7 +59,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _test(result: Result, card: Card | None) -> ET.Element:
-    test = _element(_name(result), f"{result.subject}.{result.check}", result.seconds)
+    test = element(_name(result), f"{result.subject}.{result.check}", result.seconds)
     if result.verdict is Verdict.PASS:
         return test
     about = {"type": result.verdict.value, "message": one_line(result.message) or result.verdict.value}
@@ -82,18 +86,19 @@ def _explained(result: Result, card: Card | None) -> str:
 
 
 def _run_tests(record: RunRecord) -> list[ET.Element]:
-    tests = [_element("complete", RUN_SUITE)]
+    tests = [element("complete", RUN_SUITE)]
     if not record.complete or not record.results:
         why = record.note or ("the run was cut short" if record.results else "the run judged nothing")
         ET.SubElement(tests[0], "failure", {"type": "incomplete", "message": one_line(why)})
     for problem in record.problems:
-        test = _element(f"problem: {problem}", RUN_SUITE)
+        test = element(f"problem: {problem}", RUN_SUITE)
         about = {"type": "problem", "message": one_line(problem)}
         ET.SubElement(test, "failure", about).text = printable(problem)
         tests.append(test)
     return tests
 
 
-def _element(name: str, classname: str, seconds: float = 0.0) -> ET.Element:
+def element(name: str, classname: str, seconds: float = 0.0) -> ET.Element:
+    """Return a test that passed."""
     names = {"name": one_line(name), "classname": one_line(classname)}
     return ET.Element("testcase", {**names, "time": _seconds(seconds)})

@@ -13,7 +13,7 @@ from attest.reports.pairing import Fate
 from attest.reports.render.template import fill, sections
 from attest.reports.spread import ALL, STATISTICS, main_rows
 from attest.reports.summary import Summary, options_of, summarise
-from attest.reports.words import LEGEND, environment
+from attest.reports.words import LEGEND, changed_settings, environment
 
 # GitHub refuses comments of more than 65,536 characters; in bytes, so that no way of counting refuses ours.
 SIZE_LIMIT = 60_000
@@ -104,8 +104,6 @@ def _tidy(text: str) -> str:
 
 def render_comparison(comparison: Comparison) -> str:
     """Return a change: one sentence, verdicts and numbers before and after, then what is folded away."""
-    base, head = environment(comparison.base), environment(comparison.head)
-    settings = [(name, base.get(name, "-"), head.get(name, "-")) for name in sorted(base | head)]
     verdicts = (*comparison.of_fate(Fate.BROKEN), *comparison.of_fate(Fate.LOST))
     numbers = main_rows(comparison.rows)
     folded = _sections(comparison)
@@ -114,7 +112,7 @@ def render_comparison(comparison: Comparison) -> str:
             "comparison.md.j2",
             comparison=comparison,
             options=(options_of(comparison.base), options_of(comparison.head)),
-            settings=[entry for entry in settings if entry[1] != entry[2]],
+            settings=changed_settings(comparison.base, comparison.head),
             verdicts=verdicts,
             timeouts=comparison.of_fate(Fate.TIMED_OUT),
             main_rows=numbers,

@@ -7,7 +7,7 @@ from typing import Any
 from attest.conformance.record import Verdict
 from attest.reports.compare import compare_records
 from attest.reports.pairing import Fate
-from attest.reports.render.comparison import SCHEMA, render_json
+from attest.reports.render.comparison_json import SCHEMA, render_json
 from tests.reports.records import KERNEL, case, example_base, example_head, measurement, result, run
 
 

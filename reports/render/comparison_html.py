@@ -1,0 +1,42 @@
+"""The HTML page of a comparison: one file that loads nothing, with what changed and nothing else."""
+
+from attest.reports.compare import Comparison
+from attest.reports.pairing import Fate
+from attest.reports.render.html import SIZE_LIMIT, TOPS
+from attest.reports.render.template import fill
+from attest.reports.spread import ALL, STATISTICS, main_rows
+from attest.reports.summary import options_of
+from attest.reports.words import LEGEND, changed_settings
+
+# The fates of changed verdicts, each with its title and whether its table is folded.
+_CHANGED = (
+    ((Fate.BROKEN, Fate.LOST), "Became worse", False),
+    ((Fate.TIMED_OUT,), "Timed out", False),
+    ((Fate.FIXED,), "Fixed", True),
+    ((Fate.CHANGED,), "Changed, neither better nor worse", True),
+    ((Fate.NEW,), "New", True),
+    ((Fate.GONE,), "Gone", True),
+)
+
+
+def render_html(comparison: Comparison) -> str:
+    """Return a comparison as one file of HTML that loads nothing, the same for the same records."""
+    found = [(title, comparison.of_fate(*fates), folded) for fates, title, folded in _CHANGED]
+    features = [row for row in comparison.rows if row.base and row.head and row.feature != ALL]
+    text = ""
+    for top in TOPS:
+        text = fill(
+            "comparison.html.j2",
+            comparison=comparison,
+            options=(options_of(comparison.base), options_of(comparison.head)),
+            settings=changed_settings(comparison.base, comparison.head),
+            numbers=main_rows(comparison.rows),
+            features=sorted(features, key=lambda row: (-row.severity, row.key)),
+            changed=[each for each in found if each[1]],
+            statistics=STATISTICS,
+            legend=LEGEND,
+            top=top,
+        ).lstrip()
+        if len(text.encode()) < SIZE_LIMIT:
+            break
+    return text
