@@ -39,6 +39,19 @@ class Cause:
         return self.results[0]
 
     @property
+    def of_several_blocks(self) -> Result | None:
+        """The simplest failure of several blocks, where the example has a case of one; else None."""
+        example = self.example
+        if example.several_blocks or example.check not in ACCURACY:
+            return None
+        larger = (r for r in self.results if r.several_blocks and r.check in ACCURACY)
+        return min(
+            (result for result in larger if result.semantic >= example.semantic),
+            key=lambda result: (result.check != example.check, _simplicity(result)),
+            default=None,
+        )
+
+    @property
     def follows(self) -> tuple[Result, ...]:
         """The failures of other checks, which fail because the kernel fails an accuracy check."""
         if self.example.check not in ACCURACY:
