@@ -61,8 +61,7 @@ def card(cause: Cause, number: int, count: int) -> str:
     number, count: which of the causes of its run it is.
     """
     shown = parts(cause)
-    strip = "  ".join(f"{name} {'WRONG' if broken else 'OK'}" for name, broken in cause.outputs.items())
-    lines = [f"{strip}  -> {cause.stage}" if cause.stage else strip] if strip else []
+    lines = [line for line in (strip(cause),) if line]
     lines += [*shown.details, *shown.clauses]
     lines += [shown.counts] if shown.counts else []
     lines += [shown.case, f"replay: {shown.replay}"]
@@ -70,6 +69,12 @@ def card(cause: Cause, number: int, count: int) -> str:
     lines += [f"same cause: {shown.others}"] if shown.others else []
     title = f"CAUSE {number} of {count}, {shown.failures}: {cause.subject}: {shown.headline}"
     return "\n".join([title, *(f"  {line}" for line in lines)])
+
+
+def strip(cause: Cause) -> str:
+    """Return which outputs are wrong and the stage that they point to, in one line; empty without numbers."""
+    outputs = "  ".join(f"{name} {'WRONG' if broken else 'OK'}" for name, broken in cause.outputs.items())
+    return f"{outputs}  -> {cause.stage}" if cause.stage else outputs
 
 
 def headline(cause: Cause) -> str:

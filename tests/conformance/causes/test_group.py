@@ -238,3 +238,12 @@ def test_the_smallest_case_of_several_blocks_stands_beside_the_simplest():
     imprecise = [replace(r, measurements=(measured("out", True, semantic=False),)) for r in several]
     (cause,) = causes([*imprecise, *right, minimal])
     assert cause.of_several_blocks is None
+
+
+def test_without_an_lse_the_stage_of_a_wrong_out_is_open():
+    """A wrong mask makes both wrong; what multiplies the values makes out wrong alone."""
+    results = run(when(lambda case: case.causal, "out"))
+    (cause,) = causes(results)
+    assert cause.stage == "P V, the normaliser or dropout, after the logits"
+    (cause,) = causes([r for r in results if r.check != "lse"])
+    assert cause.stage.startswith("the forward pass: the logits, which keys are visible, or what follows")
