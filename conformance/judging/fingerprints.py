@@ -2,7 +2,7 @@
 
 A fingerprint that misleads is worse than none: each needs so many elements that do not depend on each other,
 or such unlikely values, that it does not appear by chance.
-`docs/reference/fingerprints.md` shows which ones planted defects have.
+`docs/evidence/fingerprints.md` shows which ones planted defects have.
 """
 
 import math
@@ -60,11 +60,9 @@ def fingerprints(
         if not wrong.any():
             return tuple(_truncated(got, want))
         values, exact = got[wrong].astype(np.float64), want[wrong]
-        strange = ~np.isfinite(values) & np.isfinite(exact)
-        if np.isnan(values).all():
-            return ("every wrong value is NaN",)
-        if strange.any():
-            return (f"{np.count_nonzero(strange)} of the {len(values)} wrong values are NaN or infinite",)
+        strange = [*_nonfinite(values, exact)]
+        if strange:
+            return tuple(strange)
         if not np.isfinite(exact).all():
             return ()
         found = [*_zeros(output, got, want, wrong), *_bfloat16(got, want)]
@@ -84,6 +82,21 @@ def _independent(output: str, chosen: Wrong, want: NDArray[np.float64]) -> int:
     return len(np.unique(want[tuple(places[first].T)].astype(np.float32)))
 
 
+def _nonfinite(values: NDArray[Any], exact: NDArray[Any]) -> Iterator[str]:
+    """Yield a text if values are not finite and should be."""
+    strange = values[~np.isfinite(values) & np.isfinite(exact)]
+    if not len(strange):
+        return
+    kinds = {"NaN": np.isnan, "inf": np.isposinf, "-inf": np.isneginf}
+    kind = next((kind for kind, of_kind in kinds.items() if of_kind(strange).all()), "NaN or infinite")
+    every = len(strange) == len(values)
+    yield (
+        f"every wrong value is {kind}"
+        if every
+        else f"{len(strange)} of {len(values)} wrong values are {kind}"
+    )
+
+
 def _zeros(output: str, got: NDArray[Any], want: NDArray[np.float64], wrong: Wrong) -> Iterator[str]:
     zeros = len(got[wrong]) >= _FEW and not got[wrong].any() and want[wrong].all()
     if zeros and _independent(output, wrong, want) >= _ZEROS:
@@ -94,15 +107,17 @@ def _bfloat16(got: NDArray[Any], want: NDArray[np.float64]) -> Iterator[str]:
     """Yield a text if an output in a finer dtype holds only numbers of bfloat16, and should not."""
     if got.dtype.name not in ("float32", "float16"):
         return
-    right = want.astype(got.dtype)
-    counted = (right != 0) & np.isfinite(right)
+    right, normal = want.astype(got.dtype), ml_dtypes.finfo(got.dtype).smallest_normal
+    # Smaller numbers have fewer bits.
+    counted, large = (np.isfinite(array) & (np.abs(array) >= normal) for array in (right, got))
     coarse = (
         counted.any()
-        and got[counted].any()
+        and large[counted].any()
         and bool(_in_bfloat16(got[counted]).all())
         and _in_bfloat16(right[counted]).mean() <= _BY_CHANCE
     )
-    if coarse and (got.dtype.name == "float32" or got.size >= _FEW_HALVES):
+    few = 1 if got.dtype.name == "float32" else _FEW_HALVES
+    if coarse and np.count_nonzero(large & counted) >= few:
         yield "every value is a number of bfloat16"
 
 
@@ -168,8 +183,10 @@ def _shift(
         inside = wrong.copy()
         # The first or the last place has no neighbour.
         inside[(slice(None),) * axis + (0 if step == 1 else -1,)] = False
-        shows = inside & (allowed <= _OF_FACTOR * np.abs(moved))
-        if near[inside].all() and _independent(output, shows, want) >= _FEW:
+        # Where rows are nearly alike, a small error looks like a shift.
+        error = np.abs(got.astype(np.float64) - want)
+        shows = inside & (allowed <= _OF_FACTOR * np.abs(moved)) & (allowed <= _OF_DISTANCE * error)
+        if near[inside].all() and _independent(output, shows, moved) >= _FEW:
             yield f"every wrong value is the right one of the {word} {where} it"
             return
 
