@@ -57,8 +57,8 @@ shows that no planted defect has a wrong fingerprint any more. It does not show 
 has one.
 
 `tests/conformance/mutants/fingerprints.toml` lists which fingerprints are right for a defect, by what it
-does. That values are not finite is a fact, which is neither right nor wrong: in a poisoned case, NaN shows that the
-kernel read a value on which nothing may depend.
+does. That values are not finite is a fact, which is neither right nor wrong: in a poisoned case, NaN shows
+that the kernel read a value on which nothing may depend.
 
 | the fingerprints of a case | of {cases} cases of {defects} defects |
 |---|---|
