@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attest.conformance.cases.case import Case
+from attest.conformance.causes.card import strip
+from attest.conformance.causes.group import causes
 from attest.conformance.checks import all_checks
 from attest.conformance.judging.failure import explain
 from attest.conformance.judging.trial import Trial
 from attest.conformance.process.limits import limits
 from attest.conformance.process.signals import Interrupted, interruptible
-from attest.conformance.record import Result, Verdict, to_shrink
+from attest.conformance.record import ACCURACY, Result, Verdict, to_shrink
 from attest.conformance.running.choice import Draw, chosen, first_try
 from attest.conformance.running.expectations import Expectation, expect, load_expectations
 from attest.conformance.running.gate import why_not_here
@@ -208,6 +210,7 @@ def _explained(item: AttestCase, red: Sequence[Result], cases: int) -> str:
     shown = _shrunk(item, failing)
     replay = None if item.marked.name else python_replay(shown)
     lines = explain(shown, replay).splitlines()
+    lines[1:1] = [f"  {line}" for line in _stages(item, shown)]
     if cases > 1:
         lines.insert(1, f"  {len(red)} of the {cases} cases of this row fail")
     if len(lines) > _LINES:
@@ -215,6 +218,17 @@ def _explained(item: AttestCase, red: Sequence[Result], cases: int) -> str:
         first = _LINES - 1 - _LAST_LINES
         lines = [*lines[:first], f"  [... {left_out} lines left out ...]", *lines[-_LAST_LINES:]]
     return "\n".join(lines)
+
+
+def _stages(item: AttestCase, shown: Result) -> list[str]:
+    """Return the outputs of the shown case that are wrong, with the stage of the computation, in one line.
+
+    An item judges one check; the stage follows from the outputs of all that compare with the oracle.
+    """
+    if shown.check not in ACCURACY or not any(measured.broken for measured in shown.measurements):
+        return []
+    results = judge_trial(Trial(item.subject, shown.case), ACCURACY)
+    return [strip(cause) for cause in causes(results) if cause.outputs][:1]
 
 
 def _shrunk(item: AttestCase, failing: Result) -> Result:

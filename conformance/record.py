@@ -117,6 +117,8 @@ class Result:
     link: the public report behind an expectation.
     seconds: how long the check took, with what it computed first for those after it; 0 if that is not known.
         Two results are equal whatever they took.
+    several_blocks: of a red verdict, whether the tiling cuts the queries or the keys of the case into blocks,
+        and each that it cuts into two or more.
     """
 
     subject: str
@@ -133,6 +135,7 @@ class Result:
     cut: bool = False
     picture: Picture | None = None
     seconds: float = field(default=0.0, compare=False)
+    several_blocks: bool = False
 
     @property
     def semantic(self) -> bool:

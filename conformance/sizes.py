@@ -17,6 +17,7 @@ class Sizes:
     exception_characters: int
     string_characters: int
     sentence_characters: int
+    script_numbers: int
 
 
 @cache

@@ -24,7 +24,8 @@ class Parts:
     """The parts of a card, for reports that lay them out; each text as in the card.
 
     details: the wrong places, or the rest of a message. clauses: number and rule. counts: how often the
-    condition fails, or empty. others: other checks that fail with it, or empty.
+    condition fails, or empty. several_blocks: replays the smallest failing case of several blocks, where that
+    of `replay` has one; else empty. others: other checks that fail with it, or empty.
     """
 
     headline: str
@@ -34,12 +35,13 @@ class Parts:
     counts: str
     case: str
     replay: str
+    several_blocks: str
     others: str
 
 
 def parts(cause: Cause) -> Parts:
     """Return the parts of the card of a cause."""
-    example = cause.example
+    example, larger = cause.example, cause.of_several_blocks
     return Parts(
         headline=headline(cause),
         failures=plural(len(cause.results), "failure"),
@@ -48,6 +50,7 @@ def parts(cause: Cause) -> Parts:
         counts=cause.condition.sentence if cause.condition is not None else "",
         case=f"{_shown_case(example)}: {describe_case(example.case)}",
         replay=replay_line(example),
+        several_blocks="" if larger is None else replay_line(larger),
         others=_other_checks(cause),
     )
 
@@ -58,14 +61,20 @@ def card(cause: Cause, number: int, count: int) -> str:
     number, count: which of the causes of its run it is.
     """
     shown = parts(cause)
-    strip = "  ".join(f"{name} {'WRONG' if broken else 'OK'}" for name, broken in cause.outputs.items())
-    lines = [f"{strip}  -> {cause.stage}" if cause.stage else strip] if strip else []
+    lines = [line for line in (strip(cause),) if line]
     lines += [*shown.details, *shown.clauses]
     lines += [shown.counts] if shown.counts else []
     lines += [shown.case, f"replay: {shown.replay}"]
+    lines += [f"smallest of several blocks: {shown.several_blocks}"] if shown.several_blocks else []
     lines += [f"same cause: {shown.others}"] if shown.others else []
     title = f"CAUSE {number} of {count}, {shown.failures}: {cause.subject}: {shown.headline}"
     return "\n".join([title, *(f"  {line}" for line in lines)])
+
+
+def strip(cause: Cause) -> str:
+    """Return which outputs are wrong and the stage that they point to, in one line; empty without numbers."""
+    outputs = "  ".join(f"{name} {'WRONG' if broken else 'OK'}" for name, broken in cause.outputs.items())
+    return f"{outputs}  -> {cause.stage}" if cause.stage else outputs
 
 
 def headline(cause: Cause) -> str:

@@ -39,6 +39,19 @@ class Cause:
         return self.results[0]
 
     @property
+    def of_several_blocks(self) -> Result | None:
+        """The simplest failure of several blocks, where the example has a case of one; else None."""
+        example = self.example
+        if example.several_blocks or example.check not in ACCURACY:
+            return None
+        larger = (r for r in self.results if r.several_blocks and r.check in ACCURACY)
+        return min(
+            (result for result in larger if result.semantic >= example.semantic),
+            key=lambda result: (result.check != example.check, _simplicity(result)),
+            default=None,
+        )
+
+    @property
     def follows(self) -> tuple[Result, ...]:
         """The failures of other checks, which fail because the kernel fails an accuracy check."""
         if self.example.check not in ACCURACY:
@@ -142,8 +155,7 @@ def _cause(
                 broken = bool(measurement.broken)
                 outputs[measurement.output] = outputs.get(measurement.output, False) or broken
     outputs = {name: outputs[name] for name in in_order(outputs)}
-    wrong = {name for name, broken in outputs.items() if broken}
-    return Cause(own[0].subject, tuple(own), outputs, _stage(wrong), condition)
+    return Cause(own[0].subject, tuple(own), outputs, _stage(outputs), condition)
 
 
 def _with_followers(found: list[Cause], rest: Sequence[Result]) -> tuple[list[Cause], list[Result]]:
@@ -209,10 +221,12 @@ def _simplicity(result: Result) -> tuple[Any, ...]:
     )
 
 
-def _stage(wrong: set[str]) -> str:
+def _stage(outputs: Mapping[str, bool]) -> str:
+    wrong = {name for name, broken in outputs.items() if broken}
     for row in _stages():
         exactly, some, right = (set(row.get(key, ())) for key in ("wrong", "any_of", "right"))
-        if wrong == exactly or (wrong & some and not wrong & right):
+        fits = wrong == exactly or (wrong & some and not wrong & right)
+        if fits and outputs.keys() >= set(row.get("compared", ())):
             return row["name"]
     return ""
 

@@ -175,10 +175,11 @@ def replay(
     picture: Annotated[
         bool, typer.Option("--picture", help="Draw which keys each row sees, and which it should.")
     ] = False,
+    script: options.Script = None,
 ) -> int:
     """Run one case again and print the result in full."""
     from attest.conformance.cli.console import print_text
-    from attest.conformance.cli.replay_request import read_replay_request
+    from attest.conformance.cli.replay_request import read_replay_request, write_script
     from attest.conformance.judging.failure import explain
     from attest.conformance.record import any_red
     from attest.conformance.running.fit import not_judged
@@ -190,6 +191,9 @@ def replay(
     with as_usage_errors():
         replayed = read_replay_request(case, subject, tuple(check or ()), allow_import)
         subjects = {replayed.subject: find(replayed.subject)}
+        if script is not None:
+            write_script(replayed, subjects[replayed.subject], script)
+            return PASSED
     request = RunOptions(workers=workers, timeout=timeout, expectations=expectations).request(subjects)
     results = judge_again(request, replayed.case, replayed.checks)
     print_text("\n\n".join(explain(result) for result in results))

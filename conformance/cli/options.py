@@ -54,6 +54,13 @@ CompileWorkers = Annotated[
         help="Number of processes.",
     ),
 ]
+Script = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Run nothing: write a script that reproduces the case without attest to PATH; - prints it.",
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option(show_default="120", help="Seconds for all checks of one case; beyond it, TIMEOUT."),

@@ -1,4 +1,4 @@
-"""Replay requests: a subject, checks and a case, from a failure's line or from a file."""
+"""Replay requests: a subject, checks and a case, from a failure's line or from a file; as a script, too."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +8,17 @@ import msgspec
 
 from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.checks import all_checks, unknown_check
-from attest.conformance.files import read_bytes
+from attest.conformance.cli.console import print_text
+from attest.conformance.files import read_bytes, write_text
+from attest.conformance.judging.failure import replay_command
+from attest.conformance.judging.script.literals import ScriptError
+from attest.conformance.judging.script.reproducer import reproducer
+from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import DRAWN
+from attest.conformance.record import ACCURACY
 from attest.conformance.sizes import sizes
-from attest.conformance.text import sentence
+from attest.conformance.subject import Subject
+from attest.conformance.text import describe, sentence
 from attest.conformance.typed import convert, decode
 
 
@@ -66,5 +73,29 @@ def read_replay_request(
                 " --allow-import, or --subject and its name"
             )
         )
-    drawn = tuple(check.name for check in known.values() if check.kind is DRAWN)
-    return ReplayRequest(name, checks or drawn, case)
+    return ReplayRequest(name, checks or _drawn_checks(), case)
+
+
+def write_script(request: ReplayRequest, subject: Subject, file: str) -> None:
+    """Write a script that reproduces a case without attest to a file, or print it if that is "-".
+
+    Of all checks of drawn cases, which a request has by default, a script has those of accuracy.
+    Raises ValueError with one sentence if there is no such script, and FileError.
+    """
+    every = request.checks == _drawn_checks()
+    checks = ACCURACY if every else request.checks
+    line = replay_command(request.subject, request.case, None if every else request.checks[0])
+    try:
+        text = reproducer(Trial(subject, request.case), checks, line)
+    except ScriptError as error:
+        raise ValueError(sentence(f"--script: {error}")) from error
+    except Exception as error:  # the declarations of a subject are code
+        raise ValueError(f"--script: {subject.name} cannot be read: {describe(error)}") from error
+    if file == "-":
+        print_text(text.rstrip("\n"))
+    else:
+        write_text(Path(file), text)
+
+
+def _drawn_checks() -> tuple[str, ...]:
+    return tuple(check.name for check in all_checks().values() if check.kind is DRAWN)

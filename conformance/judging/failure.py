@@ -56,16 +56,23 @@ def wrong_places(measurement: Measurement) -> str:
 
 
 def replay_line(result: Result) -> str:
-    """Return the command that judges this case again.
+    """Return the command that judges this case again."""
+    return replay_command(result.subject, result.case, result.check)
+
+
+def replay_command(subject: str, case: Case, check: str | None) -> str:
+    """Return the command that judges a case by one check, or by all checks of drawn cases if None.
 
     A subject `module:attribute` is an option of its own, so that the reader sees which module is imported:
     see `read_replay_request`.
     """
-    request: dict[str, Any] = {"check": result.check, "case": result.case.to_json()}
-    if ":" not in result.subject:
-        request["subject"] = result.subject
+    request: dict[str, Any] = {"case": case.to_json()}
+    if check is not None:
+        request["check"] = check
+    if ":" not in subject:
+        request["subject"] = subject
     line = f"attest replay {shlex.quote(json.dumps(request, separators=(',', ':'), sort_keys=True))}"
-    return line if "subject" in request else f"{line} --subject={shlex.quote(result.subject)}"
+    return line if "subject" in request else f"{line} --subject={shlex.quote(subject)}"
 
 
 def describe_case(case: Case) -> str:

@@ -36,7 +36,7 @@ def measure(
         wrong=int(wrong.sum()),
         size=int(got.size),
         where=places(output, wrong),
-        fingerprints=fingerprints(output, got, want, wrong, case),
+        fingerprints=fingerprints(output, got, want, wrong, prediction.bound, case) if broken else (),
     )
 
 

@@ -95,6 +95,7 @@ class ResultData(_Data):
     cut: bool = False
     picture: PictureData | None = None
     seconds: Annotated[float, Meta(ge=0)] = 0.0
+    several_blocks: bool = False
 
 
 class RunData(_Data):
@@ -199,6 +200,7 @@ def result_from_data(data: ResultData, where: str) -> Result:
         cut=data.cut,
         picture=data.picture and Picture(**msgspec.structs.asdict(data.picture)),
         seconds=data.seconds,
+        several_blocks=data.several_blocks,
     )
 
 

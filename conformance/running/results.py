@@ -24,6 +24,7 @@ def result_of(
         measurements=finding.measurements,
         message=finding.message,
         phase=phase,
+        several_blocks=finding.verdict.red and _several_blocks(subject, case),
     )
 
 
@@ -76,6 +77,16 @@ def late_search(failing: Result, fault: str) -> Result:
         phase="shrinking",
         shrunk_from=failing.case.id,
     )
+
+
+def _several_blocks(subject: Subject, case: Case) -> bool:
+    """Return whether the tiling of a case cuts queries or keys, and each that it cuts into two or more."""
+    if case.tiling >= len(subject.tilings):
+        return False
+    tiling = subject.tilings[case.tiling]
+    sides = ((case.q_len, tiling.query_block), (case.kv_len, tiling.key_block))
+    cut = [length > block for length, block in sides if block is not None]
+    return bool(cut) and all(cut)
 
 
 def _clauses(subject: Subject, check: str, case: Case) -> tuple[str, ...]:

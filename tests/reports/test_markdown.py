@@ -102,7 +102,7 @@ def test_a_run_shows_its_causes_before_its_tables() -> None:
     ]
     assert "2 causes, the first: b: ERROR" in text[: text.index("###")]
     card = text[text.index("### Cause 2") : text.index("### Verdicts")]
-    assert "\nout **WRONG** → P V, the normaliser or dropout, after the logits\n" in card
+    assert "\nout **WRONG** → the forward pass: the logits, which keys are visible, or what follows" in card
     assert "\n- out: wrong in 3 of 9 elements: query 2 of 3; err/bound" in card
     assert "\n- S6: causal" in card
     assert "\n- fails 9 of 9 cases with causal, 0 of 9 without\n" in card

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from attest.conformance.cases.case import Case
 from attest.conformance.causes.card import card, headline
 from attest.conformance.causes.group import causes
+from attest.conformance.judging.failure import replay_line
 from attest.conformance.record import Element, Measurement, Result, Verdict, to_shrink
 from tests.conformance.running.fakes import result
 
@@ -216,3 +217,33 @@ def test_lost_precision_explains_no_wrong_numbers_of_another_check():
     imprecise = replace(vmap, measurements=(measured("out", True, semantic=False),))
     assert len(causes([*results, imprecise])) == 1
     assert list(to_shrink([*results, imprecise])) == [("toys.right", "forward", False)]
+
+
+def test_the_smallest_case_of_several_blocks_stands_beside_the_simplest():
+    """Of the failing cases of the run; of those that are precise, it says nothing."""
+    results = run(when(lambda case: case.causal))
+    failing = [r for r in results if r.verdict is Verdict.FAIL]
+    several = [replace(r, several_blocks=True) for r in failing if r.case.q_len >= 30]
+    right = [r for r in results if r.verdict is Verdict.PASS]
+    minimal = replace(failing[0], case=Case(causal=True, q_len=2), minimal=True)
+    (cause,) = causes([*several, *right, minimal])
+    line = card(cause, 1, 1).splitlines()[-2]
+    smallest = min((r for r in several if r.check == "forward"), key=lambda r: r.case.q_len)
+    assert line == f"  smallest of several blocks: {replay_line(smallest)}"
+    (cause,) = causes([*several, *right, replace(minimal, several_blocks=True)])
+    assert cause.of_several_blocks is None
+    (cause,) = causes([*failing, *right, minimal])
+    assert cause.of_several_blocks is None
+    assert "several blocks" not in card(cause, 1, 1)
+    imprecise = [replace(r, measurements=(measured("out", True, semantic=False),)) for r in several]
+    (cause,) = causes([*imprecise, *right, minimal])
+    assert cause.of_several_blocks is None
+
+
+def test_without_an_lse_the_stage_of_a_wrong_out_is_open():
+    """A wrong mask makes both wrong; what multiplies the values makes out wrong alone."""
+    results = run(when(lambda case: case.causal, "out"))
+    (cause,) = causes(results)
+    assert cause.stage == "P V, the normaliser or dropout, after the logits"
+    (cause,) = causes([r for r in results if r.check != "lse"])
+    assert cause.stage.startswith("the forward pass: the logits, which keys are visible, or what follows")

@@ -129,6 +129,20 @@ def test_a_failure_is_the_explanation_of_the_suite_alone(suite):
     assert again.case.q_len + again.case.kv_len < CAUSAL.q_len + CAUSAL.kv_len
 
 
+def test_a_failure_shows_the_stage_and_the_places(suite):
+    """As the card of `attest check` does, although an item judges one check alone."""
+    options = ("-k", "gradients", "--attest-shrink=0")
+    text = "\n".join(section(suite("'tests.wrong_kernels.subjects:causal_edge'", *options), "FAILURES")[1])
+    stage = "the logits or which keys are visible, before the softmax"
+    assert f"  out WRONG  lse WRONG  dquery WRONG  dkey WRONG  dvalue WRONG  -> {stage}\n" in text
+    assert re.search(r"    wrong in \d of 6 elements: quer.* of 6", text)
+
+
+def test_a_failure_without_numbers_has_no_stage(suite):
+    _, lines = section(suite("toys.raves", "-k", "plain"), "FAILURES")
+    assert "WRONG" not in "\n".join(lines)
+
+
 def test_the_first_failure_of_a_check_is_simplified(suite):
     plan = [Task("", Case(q_len=n, kv_len=n - 1, causal=True), ("forward",)) for n in (3, 4)]
     text = suite(FAILS, plan=plan).stdout.str()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from attest.conformance.cases.case import Case
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result, Verdict
 from attest.conformance.running.judge import judge, judge_trial
-from attest.conformance.subject import Subject, find
+from attest.conformance.subject import Subject, Tiling, find
 from attest.kernels.call import options
 from attest.reference import defined
 from tests.toys import LeaksTracers, modifies_its_input, toy, toy_attention
@@ -24,6 +25,24 @@ CASE = Case(q_len=5, kv_len=7, head_dim=4, causal=True, seed=3)
 def verdict(subject: Subject, check: str, case: Case = CASE) -> Result:
     (result,) = judge(subject, case, (check,))
     return result
+
+
+@pytest.mark.parametrize(
+    ("blocks", "several"),
+    [
+        ((4, 4), True),
+        ((4, None), True),
+        ((4, 7), False),
+        ((8, 4), False),
+        ((None, 7), False),
+        ((None, None), False),
+    ],
+)
+def test_a_failure_says_whether_its_case_has_several_blocks(blocks, several):
+    """Five queries and seven keys."""
+    wrong = toy(partial(toy_attention, shift=0), tilings=(Tiling({}, 1, 1), Tiling({}, *blocks)))
+    assert verdict(wrong, "forward", replace(CASE, tiling=-1)).several_blocks is several
+    assert not verdict(toy(tilings=wrong.tilings), "forward").several_blocks
 
 
 # Causal order hides no key from the last row, so that there is nowhere to put poison in the toy's cases.

@@ -1,0 +1,1 @@
+"""Scripts that reproduce a failure with JAX, NumPy and the kernel alone."""
