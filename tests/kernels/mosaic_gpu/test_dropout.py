@@ -87,7 +87,9 @@ compiled = jax.jit(keep_mask, static_argnames=("dropout_prob", "columns", "share
 def kept(words: Any, probability: float, batch: int, heads: Any, rows: Any, key: int, columns: int) -> Any:
     """The pairs of S12, bool [heads, rows, columns]."""
     scalars = jnp.asarray(words, jnp.uint32), probability, jnp.int32(batch)
-    return np.asarray(compiled(*scalars, jnp.asarray(heads), jnp.asarray(rows), key, columns=columns, shared=""))
+    return np.asarray(
+        compiled(*scalars, jnp.asarray(heads), jnp.asarray(rows), key, columns=columns, shared="")
+    )
 
 
 ORIGINS = st.tuples(WORD, WORD, *(st.integers(0, 2**31),) * 3, st.integers(0, 2**29).map(lambda x: 4 * x))
