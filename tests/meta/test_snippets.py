@@ -142,7 +142,7 @@ def follow(page: Path) -> None:
 
 
 def _attest(words: Sequence[str], expected: int) -> None:
-    """Run one command line, in this process unless it sets others of the variables that are read at its start."""
+    """Run one command line, in this process unless that would have to start with other variables."""
     from attest.conformance.cli.commands import main
 
     print("$", *words, flush=True)
