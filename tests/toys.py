@@ -59,6 +59,15 @@ def toy(call: Callable[..., Any] = toy_attention, **declared: Any) -> Subject:
     return Subject(call=call, **(declarations | declared))
 
 
+def without_kernels(query: Any, key: Any, value: Any, **_options: Any) -> Any:
+    """An out and an lse that no kernel computes, for any device."""
+    return query * 2, jnp.zeros(query.shape[:3], jnp.float32)
+
+
+def refusing(query: Any, key: Any, value: Any, **_options: Any) -> Any:
+    raise NotImplementedError("query: got a toy, expected a tensor")
+
+
 class SpeechlessError(Exception):
     def __str__(self) -> str:
         raise ZeroDivisionError

@@ -67,10 +67,11 @@ def red_results(subject: Subject, case: Case, checks: tuple[str, ...]) -> list[s
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-@pytest.mark.parametrize("subject", [s for s in OUTSIDERS if s not in COMPILED], ids=lambda s: s.name)
-def test_numpy_kernels_answer_as_the_oracle_does(subject: Subject, name: str) -> None:
-    if subject.why_not(case_of(name)) is None:
-        assert red_results(subject, case_of(name), JUDGED) == []
+def test_numpy_kernels_answer_as_the_oracle_does(name: str) -> None:
+    subjects = [s for s in OUTSIDERS if s not in COMPILED]
+    judged = [result for _, of in judge_together(subjects, case_of(name), JUDGED) for result in of]
+    assert len(judged) > len(JUDGED)
+    assert [f"{x.subject}, {x.check}: {x.message}" for x in judged if x.verdict.red] == []
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_what_does_not_depend_on_the_call_is_differentiated(way: Any) -> None:
     jax.tree.map(np.testing.assert_allclose, got, want)
 
 
-@pytest.mark.parametrize("way", [*FORWARD.values(), *TWICE.values()], ids=[*FORWARD, *TWICE])
+@pytest.mark.parametrize("way", [FORWARD["linearize"], *TWICE.values()], ids=["linearize", *TWICE])
 def test_what_the_message_names_has_these_derivatives(way: Any) -> None:
     def call(query: jax.Array) -> jax.Array:
         return jnp.sin(attention(query, KEY + query, VALUE * query)[0]).sum()
@@ -117,5 +117,6 @@ def test_what_the_message_names_has_these_derivatives(way: Any) -> None:
         out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(logits), VALUE * query)
         return jnp.sin(out).sum()
 
-    for got, want in zip(jax.tree.leaves(way(call)), jax.tree.leaves(way(again)), strict=True):
+    found, wanted = jax.jit(lambda: (way(call), way(again)))()
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -127,7 +127,7 @@ def test_no_process_is_started_by_one_that_was_started(folder: Path) -> None:
 
 
 def test_one_that_hangs_is_ended_and_the_next_runs(folder: Path) -> None:
-    (folder / "conftest.py").write_text("from tests import own_process\nown_process._SECONDS_A_TEST = 20\n")
+    (folder / "conftest.py").write_text("from tests import own_process\nown_process._SECONDS_A_TEST = 10\n")
     (folder / "test_toy.py").write_text(
         "import time, pytest\n"
         "pytestmark = pytest.mark.process(NEEDED='1')\n"
@@ -138,7 +138,7 @@ def test_one_that_hangs_is_ended_and_the_next_runs(folder: Path) -> None:
     )
     done = run(folder)
     assert outcomes(done.stdout) == {"test_hangs": "FAILED", "test_next": "PASSED"}, done.stdout
-    assert "The process of this test gave no answer in 20 seconds" in done.stdout
+    assert "The process of this test gave no answer in 10 seconds" in done.stdout
 
 
 def test_devices_are_those_of_a_cpu(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from attest.conformance.compiling.devices import all_devices
 from attest.conformance.compiling.matrix import Narrowing, compile_matrix
 from attest.conformance.running.runner import RequestError
 from attest.kernels.pallas.mosaic_gpu import flash_attention
-from tests.conformance.compiling.toys import refusing, without_kernels
+from tests.toys import refusing, without_kernels
 
 compiles = pytest.mark.skipif(
     MOSAIC_GPU.why_not() is not None, reason="JAX's plugin for CUDA is not installed"

@@ -16,7 +16,7 @@ from attest.conformance.cases.case import Case
 from attest.conformance.compiling.compiler import Binary, Compiler
 from attest.conformance.compiling.compilers.ring import RING_GPU, RING_TPU, ring_jobs
 from attest.conformance.compiling.devices import all_devices
-from tests.conformance.compiling.toys import refusing
+from tests.toys import refusing
 
 TPUS = pytest.param(
     RING_TPU,

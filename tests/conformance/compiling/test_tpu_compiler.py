@@ -21,7 +21,7 @@ from attest.conformance.compiling.compilers.programs import passes
 from attest.conformance.compiling.compilers.tpu import TPU, compile_source
 from attest.conformance.compiling.devices import all_devices
 from attest.conformance.compiling.matrix import Narrowing, compile_matrix
-from tests.conformance.compiling.toys import refusing, without_kernels
+from tests.toys import refusing, without_kernels
 
 pytestmark = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 

@@ -69,17 +69,22 @@ def test_the_case_that_is_shown_passes_once_the_kernel_is_mended():
     assert mended.verdict is Verdict.PASS
 
 
-def test_a_failure_that_comes_and_goes_with_the_length_is_still_shown_small():
+def fails_if(monkeypatch, wrong):
+    """Let a check of semantics fail on the cases for which `wrong` is true."""
+
+    def found(subject, case, checks):
+        return [result(case, check, Verdict.FAIL if wrong(case) else Verdict.PASS) for check in checks]
+
+    monkeypatch.setattr(shrinking, "judge", found)
+    return lambda case: found(None, case, ("forward",))[0]
+
+
+def test_a_failure_that_comes_and_goes_with_the_length_is_still_shown_small(monkeypatch):
     """Between 3 and 16 tokens all is well, so no search that goes down step by step ends below 17."""
-
-    def call(query, key, value, *, causal=False):
-        out = toys.right.call(query, key, value, causal=causal)
-        wrong = causal and (query.shape[1] <= 2 or query.shape[1] > 16)
-        return out + np.float32(wrong)
-
-    subject = replace(toys.right, call=call)
-    (failing,) = judge(subject, replace(LARGE, q_len=20, kv_len=20), ("forward",))
-    assert shrink(subject, failing, 50).case.q_len <= 2
+    judged = fails_if(monkeypatch, lambda case: case.causal and not 2 < case.q_len <= 16)
+    failing = judged(replace(LARGE, q_len=20, kv_len=20))
+    assert failing.verdict is Verdict.FAIL
+    assert shrink(toys.right, failing, 50).case.q_len <= 2
 
 
 def test_a_failure_that_blunt_values_make_one_of_precision_may_end_as_one_of_meaning(monkeypatch):
@@ -133,16 +138,11 @@ def test_a_search_that_runs_out_of_time_keeps_what_it_has_found_and_says_so(monk
     assert cut.verdict is Verdict.FAIL
 
 
-def test_a_failure_that_needs_many_keys_loses_its_other_features_first():
+def test_a_failure_that_needs_many_keys_loses_its_other_features_first(monkeypatch):
     """A mistake at the edge of a block of keys: no small case has one."""
-
-    def call(query, key, value, *, causal=False, softmax_scale=None):
-        out = toys.right.call(query, key, value, causal=causal)
-        return out + np.float32(key.shape[1] > 20)
-
-    subject = replace(toys.right, call=call, features=frozenset({"causal", "scale"}))
+    judged = fails_if(monkeypatch, lambda case: case.kv_len > 20)
+    subject = replace(toys.right, features=frozenset({"causal", "scale"}))
     start = Case(batch=3, q_len=40, kv_len=64, q_heads=2, kv_heads=2, head_dim=8, causal=True, seed=5)
-    (failing,) = judge(subject, start, ("forward",))
-    case = shrink(subject, failing, 60).case
+    case = shrink(subject, judged(start), 60).case
     assert (case.features, case.batch, case.q_len, case.kv_heads) == (frozenset(), 1, 1, 1)
     assert 20 < case.kv_len <= 28

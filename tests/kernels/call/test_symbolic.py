@@ -23,7 +23,6 @@ SIZES = [(1, 1, 9), (2, 300, 257)]
 
 # name: the shapes of the arrays that are options, by name, and the other options.
 OPTIONS: dict[str, tuple[dict[str, tuple[Any, ...]], dict[str, Any]]] = {
-    "plain": ({}, {}),
     "causal": ({}, {"causal": True}),
     "window, cap": ({}, {"sliding_window": (5, 2**33), "logits_soft_cap": 2.0}),
     "mask, bias": ({"attention_mask": ("b", 1, "q", "k"), "bias": (1, 4, "q", "k")}, {}),
@@ -32,7 +31,6 @@ OPTIONS: dict[str, tuple[dict[str, tuple[Any, ...]], dict[str, Any]]] = {
     "segments": ({"q_segment_ids": ("b", "q"), "kv_segment_ids": ("b", "k")}, {}),
     "lengths": ({"cum_seqlens_q": ("n",), "cum_seqlens_k": ("n",)}, {"causal": True}),
     "positions": ({"q_offset": ("b",), "kv_positions": (1, "k")}, {"causal": True}),
-    "dropout": ({}, {"dropout_prob": 0.3, "dropout_seed": 4}),
     "dropout that all entries share": ({}, {"dropout_prob": 0.3, "dropout_seed": 4, "dropout_shared": "b"}),
     "dropout that all heads share": ({}, {"dropout_prob": 0.3, "dropout_seed": 4, "dropout_shared": "h"}),
     "ALiBi": ({"alibi_slopes": ("b", 4), "q_offset": ("b",)}, {}),

@@ -80,10 +80,16 @@ def place(words: list[int], batch: int, head: int, row: int, key: int) -> Place[
     return Place(*(np.full(128, x % 2**32, np.uint32) for x in numbers))
 
 
+# Compiled for few shapes: the tests ask for the largest tile and cut theirs out of it.
+compiled = jax.jit(keep_mask, static_argnames=("dropout_prob", "columns", "shared"))
+
+
 def kept(words: Any, probability: float, batch: int, heads: Any, rows: Any, key: int, columns: int) -> Any:
     """The pairs of S12, bool [heads, rows, columns]."""
     scalars = jnp.asarray(words, jnp.uint32), probability, jnp.int32(batch)
-    return keep_mask(*scalars, jnp.asarray(heads), jnp.asarray(rows), key, columns, "")
+    return np.asarray(
+        compiled(*scalars, jnp.asarray(heads), jnp.asarray(rows), key, columns=columns, shared="")
+    )
 
 
 ORIGINS = st.tuples(WORD, WORD, *(st.integers(0, 2**31),) * 3, st.integers(0, 2**29).map(lambda x: 4 * x))
@@ -94,24 +100,24 @@ PLACES = st.tuples(*(st.integers(0, 100) for _ in range(4)))
 def test_rows_of_queries(words: Any, at: Any, probability: float, columns: int) -> None:
     batch, head, row, key = at[0], at[1], 64 * at[2], 64 * at[3]
     drawn = draw_by_rows(Warpgroup(), place(words, batch, head, row, key), columns, int(probability * 2**32))
-    expected = kept(words, probability, batch, [head], row + np.arange(64), key, columns)
-    np.testing.assert_array_equal(held(drawn), expected[0])
+    expected = kept(words, probability, batch, [head], row + np.arange(64), key, 192)
+    np.testing.assert_array_equal(held(drawn), expected[0, :, :columns])
 
 
 @given(ORIGINS, PLACES, PROBABILITIES, st.sampled_from([64, 128]))
 def test_rows_of_keys(words: Any, at: Any, probability: float, columns: int) -> None:
     batch, head, row, key = at[0], at[1], 64 * at[2], 64 * at[3]
     drawn = draw_by_keys(Warpgroup(), place(words, batch, head, row, key), columns, int(probability * 2**32))
-    expected = kept(words, probability, batch, [head], row + np.arange(columns), key, 64)
-    np.testing.assert_array_equal(held(drawn), expected[0].T)
+    expected = kept(words, probability, batch, [head], row + np.arange(128), key, 64)
+    np.testing.assert_array_equal(held(drawn), expected[0, :columns].T)
 
 
 @given(ORIGINS, PROBABILITIES, st.integers(1, 64), st.booleans())
 def test_rows_of_several_heads(words: Any, probability: float, queries: int, own_heads: bool) -> None:
     at = place(words, 1, 6, 0, 128)
     drawn = draw_by_rows(Warpgroup(), at, 64, int(probability * 2**32), queries, own_heads)
-    heads = 6 + np.arange(-(-64 // queries)) * own_heads
-    expected = kept(words, probability, 1, heads, np.arange(queries), 128, 64)
+    heads = 6 + np.arange(64) * own_heads
+    expected = kept(words, probability, 1, heads, np.arange(64), 128, 64)[:, :queries]
     np.testing.assert_array_equal(held(drawn), expected.reshape(-1, 64)[:64])
 
 
@@ -119,8 +125,6 @@ def test_rows_of_several_heads(words: Any, probability: float, queries: int, own
     ("shape", "options"),
     [
         ((1, 256, 2, 128), {"causal": True}),
-        ((1, 4, 8, 64), {}),
-        ((1, 192, 2, 256), {"origin": (1, 2, 3, 4)}),
         ((2, 256, 2, 128), {"dropout_shared": "bh"}),
         ((2, 4, 8, 64), {"dropout_shared": "h", "origin": (1, 2, 3, 4)}),
         ((2, 192, 2, 256), {"dropout_shared": "b"}),

@@ -1,7 +1,7 @@
 """S29: what shares one mask of dropout, on the way through every public function."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -52,6 +52,7 @@ def kept(function: Callable[..., Any], *leading: int, **options: Any) -> np.ndar
     return np.asarray(out).swapaxes(-3, -2) != 0
 
 
+@cache
 def alone(entry: int, head: int) -> np.ndarray:
     """The pairs of one batch entry and head of the whole, [rows, keys]."""
     return kept(attest.flash_attention, 1, origin=(entry, head, 0, 0))[0, 0]

@@ -1,6 +1,6 @@
 """Calls under `jax.vmap` on a mesh: each device computes its own entries, and waits for no other one."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -18,7 +18,8 @@ Q, K, DIM = 12, 16, 8
 
 # The interpreter of Triton is for the kernels of Triton alone.
 pytestmark = pytest.mark.process(devices=8, TRITON_INTERPRET="1")
-in_pieces = pytest.mark.parametrize("blocks", [None, xla.ChunkSizes(8, 8)], ids=["in one piece", "in blocks"])
+BLOCKS = xla.ChunkSizes(8, 8)
+in_pieces = pytest.mark.parametrize("blocks", [None, BLOCKS], ids=["in one piece", "in blocks"])
 
 
 # name: the axes in front of [length, heads, head dim], the spec of the arrays, and how many are mapped.
@@ -46,16 +47,26 @@ def self_attention(call: Any) -> Any:
     return lambda query, key: call(query, key, key)
 
 
-@pytest.mark.found_outside
-@kinds
-@in_pieces
-@pytest.mark.parametrize("name", CASES)
-def test_no_device_waits_for_another(name: str, blocks: Any, kind: Any) -> None:
-    front, spec, levels = CASES[name]
+@cache
+def of_case(name: str, blocks: Any) -> Any:
+    """A case compiled when it is called, its arrays, and its results on one device."""
+    front, _, levels = CASES[name]
     arrays = normal(*front, Q, 4, DIM), normal(*front, K, 4, DIM, seed=2)
     call = self_attention(partial(xla.flash_attention, causal=True, fwd_params=blocks, bwd_params=blocks))
     run = jax.jit(partial(both_passes, vmapped(call, levels)))
-    wanted = run(*arrays)
+    return run, arrays, run(*arrays)
+
+
+@pytest.mark.found_outside
+@kinds
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [*((name, None) for name in CASES), ("the mapped axis, and heads", BLOCKS)],
+    ids=lambda x: x if isinstance(x, str) else "in blocks" if x else "in one piece",
+)
+def test_no_device_waits_for_another(name: str, blocks: Any, kind: Any) -> None:
+    run, arrays, wanted = of_case(name, blocks)
+    spec = CASES[name][1]
     mesh = mesh_of(4, 2, kind)
     with jax.set_mesh(mesh):
         sharded = [jax.device_put(x, NamedSharding(mesh, spec)) for x in arrays]
@@ -86,18 +97,22 @@ def test_kernels_of_triton_run_where_the_mapped_axis_is_sharded() -> None:
 def test_kernels_of_hopper_lower_where_the_mapped_axis_is_sharded() -> None:
     query = jnp.ones((4, 2, 256, 4, 64), jnp.bfloat16)
     call = self_attention(partial(flash_attention, platform="mosaic_gpu", causal=True))
-    run = jax.jit(partial(both_passes, jax.vmap(call)))
     mesh = mesh_of(4, 2)
     with jax.set_mesh(mesh):
         query = jax.device_put(query, NamedSharding(mesh, P("data", None, None, "model")))
-        program = run.trace(query, query).lower(lowering_platforms=("cuda",)).as_text()
+        both = jax.jit(partial(both_passes, jax.vmap(call))).trace(query, query)
+        program = jax.jit(jax.vmap(call)).trace(query, query).lower(lowering_platforms=("cuda",)).as_text()
+    assert "flash_backward" in str(both.jaxpr)
     assert "flash_forward" in program
     assert "all_reduce" not in program
 
 
 @kinds
-@in_pieces
-@pytest.mark.parametrize("mapped", ["query", "key", "bias"])
+@pytest.mark.parametrize(
+    ("mapped", "blocks"),
+    [("query", None), ("key", BLOCKS), ("bias", None)],
+    ids=lambda x: x if isinstance(x, str) else "in blocks" if x else "in one piece",
+)
 def test_operands_that_a_vmap_does_not_map_are_shared(mapped: str, blocks: Any, kind: Any) -> None:
     """Only the gradients of what is shared are sums over devices."""
     given = {
