@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attest.conformance.cli import options
+from attest.conformance.cli.compare import compare, read_run
 from attest.conformance.cli.compile import compile_kernels
 from attest.conformance.cli.listing import list_subjects
 from attest.conformance.cli.mutants import mutants
@@ -112,7 +113,7 @@ def gate(
 
     outputs = Outputs(json, junit, markdown, html, sarif)
     outputs.spare(*([] if baseline is None else [baseline]))
-    base = None if baseline is None else _read(baseline)
+    base = None if baseline is None else read_run(baseline)
     with as_usage_errors():
         found = runnable_subjects(jax.default_backend(), tuple(subject or ()))
     if not found.subjects:
@@ -206,38 +207,6 @@ def replay(
 
 
 @app.command()
-def compare(
-    base: Annotated[Path, typer.Argument(help="The record before the change.")],
-    head: Annotated[Path, typer.Argument(help="The record after the change.")],
-    junit: options.Junit = None,
-    markdown: options.Markdown = None,
-    html: options.Html = None,
-    json: options.ComparisonJson = None,
-) -> int:
-    """Compare two records; exit 1 if anything became worse."""
-    from attest.conformance.cli.console import show
-    from attest.reports.compare import compare_records
-    from attest.reports.render.comparison_html import render_html
-    from attest.reports.render.comparison_json import render_json
-    from attest.reports.render.comparison_junit import render_junit
-    from attest.reports.render.markdown import render_comparison
-    from attest.reports.render.terminal import print_comparison
-
-    Outputs(json, junit, markdown, html).spare(base, head)
-    comparison = compare_records(_read(base), _read(head))
-    for path, render in (
-        (json, render_json),
-        (junit, render_junit),
-        (markdown, render_comparison),
-        (html, render_html),
-    ):
-        if path is not None:
-            write_text(path, render(comparison))
-    show(lambda console: print_comparison(comparison, console))
-    return FAILED if comparison.regressed else PASSED
-
-
-@app.command()
 def report(
     record: Annotated[Path, typer.Argument(help="A file that a run wrote with --json.")],
     junit: options.Junit = None,
@@ -251,7 +220,7 @@ def report(
 
     outputs = Outputs(junit=junit, markdown=markdown, html=html, sarif=sarif)
     outputs.spare(record)
-    found = _read(record)
+    found = read_run(record)
     faults = _written(found, outputs)
     if faults:
         return _complain("; ".join(faults), FAILED)
@@ -279,10 +248,11 @@ def merge(
     outputs.spare(*records)
     with as_usage_errors():
         known = load_expectations(expectations or ())
-        merged = merge_records([_read(path) for path in records])
+        merged = merge_records([read_run(path) for path in records])
     return _conclude(with_policy(merged, known), outputs)
 
 
+app.command()(compare)
 app.command("compile")(compile_kernels)
 app.command()(tune)
 app.command()(mutants)
@@ -389,13 +359,6 @@ def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
             except FileError as error:
                 faults.append(str(error))
     return faults
-
-
-def _read(path: Path) -> "RunRecord":
-    from attest.conformance.records.record_file import read_record
-
-    with as_usage_errors():
-        return read_record(path)
 
 
 def _complain(sentence: str, status: int) -> int:
