@@ -24,7 +24,7 @@ from tests.meta.test_third_party_package import KERNEL
 TUTORIAL = ROOT / "docs" / "tutorial" / "first-kernel.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = ("python", "bash", "toml", "json", "yaml", "text")
-COMMANDS = ("gate", "check", "replay", "compare", "report", "list", "merge", "compile")
+COMMANDS = ("gate", "check", "replay", "compare", "history", "report", "list", "merge", "compile")
 ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
 
 # Options that make a command quick, whatever the page says: how many cases, and in how many processes.
