@@ -103,7 +103,7 @@ def _numerics(variant: Variant, dtype: str, tiling: Tiling) -> Numerics:
 
 
 def _passes(modules: Mapping[str, ModuleType], variant: Variant) -> Any:
-    """Return both passes of the kernel over NumPy arrays."""
+    """Return the forward and the backward pass of the kernel over NumPy arrays."""
     prepare = modules["jax_tiles"].prepare
     run, differentiate = modules["jax_forward"].forward, modules["jax_backward"].backward
     results, gradients_of = modules["jax_flash"].results, modules["jax_flash"].gradients_of

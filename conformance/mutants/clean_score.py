@@ -21,7 +21,7 @@ from attest.conformance.cases.case import Case
 from attest.conformance.judging.trial import Trial
 from attest.conformance.mutants.catalogue import Mutant
 from attest.conformance.mutants.clean_kernel import Planted, planted_kernel
-from attest.conformance.mutants.verdict import Score, how_killed
+from attest.conformance.mutants.verdict import Score, decided_by, survivor
 from attest.conformance.record import Result
 from attest.conformance.running.judge import judge_trial
 from attest.conformance.running.plan import load_profile, tasks
@@ -72,13 +72,17 @@ class Judge:
         both = (replace(case, poison=poison) for poison in {False, case.poison})
         return any(_bits(kernel, one) != self._clean_bits(mutant.variant, one) for one in both)
 
-    def _clean_bits(self, variant: str, case: Case) -> dict[str, bytes]:
-        key = (variant, case.id)
+    def clean(self, variant: str) -> Planted:
+        """Return the kernel without a defect, which is kept."""
         if variant not in self._kernels:
             clean = planted_kernel(clean_mutant(variant=variant))
             self._kernels[variant] = self._planted.enter_context(clean)
+        return self._kernels[variant]
+
+    def _clean_bits(self, variant: str, case: Case) -> dict[str, bytes]:
+        key = (variant, case.id)
         if key not in self._clean:
-            self._clean[key] = _bits(self._kernels[variant], case)
+            self._clean[key] = _bits(self.clean(variant), case)
         return self._clean[key]
 
 
@@ -105,11 +109,8 @@ def scored(judge: Judge, mutant: Mutant, profile: str, seed: int, kills: Kills) 
     planned = drawn(mutant, profile, seed)
     with planted_kernel(mutant) as kernel:
         results, red = _first_kill(judge, mutant, kernel, planned, kills)
-    plain = Score(mutant.name, mutant.group, mutant.null, mutant.defect_class, profile, seed, results)
-    if red is None:
-        return plain
-    case = red.case.to_json()
-    return replace(plain, how=how_killed(red), check=red.check, case=case, message=red.message)
+    plain = survivor(mutant, profile, seed, results)
+    return plain if red is None else replace(plain, **decided_by(red))
 
 
 def _first_kill(

@@ -12,8 +12,7 @@ from typing import Any
 
 from attest.conformance.cases.case import Case
 from attest.conformance.judging.trial import Trial
-from attest.conformance.mutants.verdict import how_killed
-from attest.conformance.record import Result
+from attest.conformance.mutants.verdict import decided_by
 from attest.conformance.running.expectations import expect, load_expectations
 from attest.conformance.running.judge import judge_trial
 from attest.conformance.running.plan import load_profile, tasks
@@ -37,21 +36,12 @@ def first_kill(subject: str, profile: str, seed: int, check: str) -> dict[str, A
             (result,) = judge_trial(Trial(found, case), [asked])
             result = expect(result, known)
             if result.verdict.red:
-                return {"results": results, "red": _as_json(result)}
+                return {"results": results, "red": decided_by(result)}
     return {"results": results, "red": None}
 
 
 def _rank(case: Case, near: bool) -> tuple[bool, int, int, str]:
     return not near, len(case.features), case.batch * case.q_heads * case.q_len * case.kv_len, case.id
-
-
-def _as_json(red: Result) -> dict[str, Any]:
-    return {
-        "how": how_killed(red),
-        "check": red.check,
-        "case": red.case.to_json(),
-        "message": red.message,
-    }
 
 
 if __name__ == "__main__":

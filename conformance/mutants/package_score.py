@@ -9,7 +9,7 @@ from typing import Any
 
 from attest.conformance.mutants.catalogue import Mutant
 from attest.conformance.mutants.planted_package import plant, run_planted
-from attest.conformance.mutants.verdict import Score
+from attest.conformance.mutants.verdict import Score, survivor
 from attest.conformance.process.limits import limits
 
 _DIED = 400  # characters of what a process that died wrote at its end
@@ -21,7 +21,7 @@ class NotHereError(Exception):
 
 def scored(mutant: Mutant, profile: str, seed: int) -> Score:
     """Return the score of a mutant. Raises NotHereError."""
-    plain = Score(mutant.name, mutant.group, mutant.null, mutant.defect_class, profile, seed, 0)
+    plain = survivor(mutant, profile, seed)
     with tempfile.TemporaryDirectory() as folder:
         plant(mutant, Path(folder))
         asked = (mutant.subject, profile, str(seed), mutant.check)

@@ -4,7 +4,7 @@ A rule compares out, lse and the gradients of a case with the exact answer of th
 have only an approximate answer to compare with, so the rules do better here than there.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from attest.conformance.cases.case import Case
 from attest.conformance.judging.trial import Trial
 from attest.conformance.mutants.catalogue import Mutant
 from attest.conformance.mutants.clean_kernel import Planted, planted_kernel
-from attest.conformance.mutants.clean_score import Judge, clean_mutant, drawn
+from attest.conformance.mutants.clean_score import Judge, drawn
 
 # Each rule by name; those of the last kind need the errors of a correct kernel.
 RULES = (
@@ -106,17 +106,21 @@ def broken(found: Errors, clean: Errors, thresholds: Mapping[str, float]) -> fro
 class RivalJudge:
     """Judges mutants by every rule; keeps the exact answers and the errors of correct kernels."""
 
-    def __init__(self, profile: str, seed: int, nulls: Sequence[Mutant]) -> None:
+    def __init__(self, profile: str, seed: int, thresholds: Mapping[str, float]) -> None:
         self._judge = Judge()
         self._profile, self._seed = profile, seed
         self._exact: dict[str, Mapping[str, NDArray[np.float64]]] = {}
         self._clean: dict[tuple[str, str], Errors] = {}
-        self._thresholds = dict.fromkeys(_TORCH, 0.0)
-        for null in nulls:
-            with planted_kernel(null) as kernel:
-                for case in self._cases(null):
-                    found = self._errors(kernel, case)
-                    self._thresholds[found.dtype] = max(self._thresholds[found.dtype], found.closest)
+        self._thresholds = thresholds
+
+    def closest(self, null: Mutant) -> dict[str, float]:
+        """Return the smallest tolerance of each dtype with which allclose passes a correct rewrite."""
+        found = dict.fromkeys(_TORCH, 0.0)
+        with planted_kernel(null) as kernel:
+            for case in self._cases(null):
+                of_case = self._errors(kernel, case)
+                found[of_case.dtype] = max(found[of_case.dtype], of_case.closest)
+        return found
 
     def score(self, mutant: Mutant) -> RivalScore | None:
         """Return the rules that a mutant breaks; None for one that does not run in NumPy."""
@@ -140,8 +144,7 @@ class RivalJudge:
     def _of_clean(self, variant: str, case: Case) -> Errors:
         key = (variant, case.id)
         if key not in self._clean:
-            with planted_kernel(clean_mutant(variant=variant)) as kernel:
-                self._clean[key] = self._errors(kernel, case)
+            self._clean[key] = self._errors(self._judge.clean(variant), case)
         return self._clean[key]
 
     def _errors(self, kernel: Planted, case: Case) -> Errors:

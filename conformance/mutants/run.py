@@ -3,7 +3,7 @@
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -96,9 +96,12 @@ def _before(path: Path | None) -> list[Score]:
 
 def rival_scores(mutants: Sequence[Mutant], profile: str, seed: int, workers: int) -> list[RivalScore]:
     """Judge the mutants of the clean kernel by the rules of other test suites."""
+    nulls = [(null, profile, seed) for null in load("nulls").values()]
+    closest = [*_performed(_closest, nulls, workers)]
+    thresholds = {dtype: max(each[dtype] for each in closest) for dtype in closest[0]}
     clean = [mutant for mutant in mutants if not mutant.subject and not mutant.compiled]
     shares = [clean[worker::workers] for worker in range(workers)]
-    jobs = [(share, profile, seed) for share in shares if share]
+    jobs = [(share, profile, seed, thresholds) for share in shares if share]
     return [score for found in _performed(_rivals, jobs, workers) for score in found]
 
 
@@ -128,9 +131,14 @@ def _score(job: tuple[Mutant, str, int]) -> tuple[str, Score | str]:
     return mutant.name, clean_score.scored(_judge(), mutant, profile, seed, _kills())
 
 
-def _rivals(job: tuple[Sequence[Mutant], str, int]) -> list[RivalScore]:
-    mutants, profile, seed = job
-    judge = RivalJudge(profile, seed, [*load("nulls").values()])
+def _closest(job: tuple[Mutant, str, int]) -> dict[str, float]:
+    null, profile, seed = job
+    return RivalJudge(profile, seed, {}).closest(null)
+
+
+def _rivals(job: tuple[Sequence[Mutant], str, int, Mapping[str, float]]) -> list[RivalScore]:
+    mutants, profile, seed, thresholds = job
+    judge = RivalJudge(profile, seed, thresholds)
     return [score for mutant in mutants if (score := judge.score(mutant)) is not None]
 
 

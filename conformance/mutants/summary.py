@@ -1,7 +1,7 @@
 """Totals of scores: how many mutants were killed, by class, by check and by profile, with intervals."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -28,7 +28,6 @@ class Totals:
     low: float
     high: float
     by_class: Mapping[str, tuple[int, int]]
-    by_group: Mapping[str, tuple[int, int]]
     by_check: Mapping[str, int]
     by_how: Mapping[str, int]
     median_results: int
@@ -66,22 +65,21 @@ def _totals(profile: str, scores: Sequence[Score]) -> Totals:
         null_killed=tuple(sorted({score.name for score in scores if score.null and score.killed})),
         low=low,
         high=high,
-        by_class=_shares(defects, survived, lambda score: score.defect_class),
-        by_group=_shares(defects, survived, lambda score: score.group),
+        by_class=_by_class(defects, survived),
         by_check=dict(sorted(Counter(score.check for score in kills).items())),
         by_how=dict(sorted(Counter(str(score.how) for score in kills).items())),
         median_results=results[len(results) // 2] if results else 0,
     )
 
 
-def _shares(
-    defects: Mapping[str, Sequence[Score]], survived: Mapping[str, object], key: Callable[[Score], str]
+def _by_class(
+    defects: Mapping[str, Sequence[Score]], survived: Mapping[str, object]
 ) -> dict[str, tuple[int, int]]:
-    """Return (killed, all) mutants by a key of their scores."""
+    """Return (killed, all) mutants of each class."""
     found: dict[str, tuple[int, int]] = {}
-    for name, of_name in defects.items():
-        killed, every = found.get(key(of_name[0]), (0, 0))
-        found[key(of_name[0])] = (killed + (name not in survived), every + 1)
+    for name, (score, *_) in defects.items():
+        killed, every = found.get(score.defect_class, (0, 0))
+        found[score.defect_class] = (killed + (name not in survived), every + 1)
     return dict(sorted(found.items()))
 
 

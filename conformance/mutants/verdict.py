@@ -1,8 +1,9 @@
-"""What became of one mutant under one profile and seed."""
+"""The score of one mutant under one profile and seed."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from attest.conformance.mutants.catalogue import Mutant
 from attest.conformance.record import Result, Verdict
 
 # wrong: a number is wrong. crash: the kernel raised or died. refusal: it refused a call, or did not refuse
@@ -15,7 +16,7 @@ _REFUSALS = "refusal."
 
 @dataclass(frozen=True)
 class Score:
-    """What became of one mutant: killed by a check on a case, or not after so many results.
+    """The score of one mutant: killed by a check on a case, or not after so many results.
 
     results: those judged until the kill, or all. how: what killed it; empty if it survived.
     """
@@ -38,8 +39,17 @@ class Score:
         return bool(self.how)
 
 
-def how_killed(red: Result) -> How:
-    """Return what a red result says of a mutant."""
+def survivor(mutant: Mutant, profile: str, seed: int, results: int = 0) -> Score:
+    """Return the score of a mutant that survived so many results."""
+    return Score(mutant.name, mutant.group, mutant.null, mutant.defect_class, profile, seed, results)
+
+
+def decided_by(red: Result) -> dict[str, Any]:
+    """Return the fields of a score that a red result decides, as JSON data."""
+    return {"how": _how(red), "check": red.check, "case": red.case.to_json(), "message": red.message}
+
+
+def _how(red: Result) -> How:
     if red.verdict is Verdict.TIMEOUT:
         return "time"
     if red.check.startswith(_REFUSALS):
