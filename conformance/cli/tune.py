@@ -1,7 +1,6 @@
 """The command `attest tune`: find the fastest right configuration of a call, and save it for later calls."""
 
 import json as json_format
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,14 +101,14 @@ def tune(
     try:
         calls = [call_of_options(options)] if workloads is None else calls_of_file(workloads, options)
         rows = None if table is None else open_table(table, platform, calls, forward_only)
-        run = _Run(forward_only, platform, candidates, iters, time_limit)
+        run = _Run(forward_only, candidates, iters, time_limit)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise UsageError(str(error)) from None
     records: list[dict[str, Any]] = []
     failed = 0
     for call in calls:
         try:
-            named = run.named(call) if rows is None else rows.named(call)
+            named = call.on(platform if rows is None else rows.implementation)
             if rows is not None and rows.has(named):
                 print_text(f"{call.name}: an earlier call gave its rows")
                 continue
@@ -138,7 +137,6 @@ class _Run:
     def __init__(
         self,
         forward_only: bool,
-        platform: str | None,
         candidates: int | None,
         iters: int,
         time_limit: float,
@@ -146,14 +144,10 @@ class _Run:
         from attest.conformance.tuning.judge import judge
         from attest.kernels.operations import FlashAttention, Tuner, create_default_executor
 
-        self._platform, self._backward = platform, not forward_only
+        self._backward = not forward_only
         self._operation = FlashAttention(most_candidates=candidates)
         self._executor = create_default_executor(timing_iterations=iters)
         self._tuner = Tuner(iters=iters, judge=judge, time_limit=time_limit)
-
-    def named(self, call: "NamedCall") -> "NamedCall":
-        """Return a call with the platform of the command."""
-        return replace(call, arguments={**call.arguments, "platform": self._platform})
 
     def record(self, call: "NamedCall") -> "TuningRecord[Any]":
         """Tune a call.

@@ -1,7 +1,7 @@
 """The calls that `attest tune` tunes: the one of the options, or those of a file of workloads."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ class NamedCall:
 
     name: str
     arguments: Mapping[str, Any]
+
+    def on(self, platform: str | None) -> "NamedCall":
+        """Return the call on a platform, or None: on what the choice takes."""
+        return replace(self, arguments={**self.arguments, "platform": platform})
 
 
 @dataclass(frozen=True)

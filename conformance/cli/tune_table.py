@@ -34,10 +34,6 @@ class BlockTable:
     forward_only: bool
     done: set[Any] = field(default_factory=set[Any])
 
-    def named(self, call: NamedCall) -> NamedCall:
-        """Return a call with the implementation of the table."""
-        return NamedCall(call.name, {**call.arguments, "platform": self.implementation})
-
     def has(self, call: NamedCall) -> bool:
         """Return whether earlier calls of this run decided every row that this one could give.
 
@@ -82,7 +78,7 @@ def open_table(path: Path, platform: str | None, calls: list[NamedCall], forward
     text = ""
     if path.exists():
         text = read_bytes(path, sizes().expectations_bytes, "table").decode()
-    op, first = _invocation(NamedCall("", {**calls[0].arguments, "platform": platform}))
+    op, first = _invocation(calls[0].on(platform))
     runner = op.runner(first, gradients=not forward_only)
     if not text.strip():
         return BlockTable(path, runner, new_table(runner), forward_only)

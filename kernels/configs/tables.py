@@ -28,13 +28,23 @@ from attest.kernels.configs.own_tables import own_rows
 SELECTING = frozenset(
     ("kernel", "head_dim", "over", "value_dim", "value_over", "bytes", "devices", "any", "all", "only")
 )
-_ABOUT = frozenset({"measured"})
+# All columns but those of block sizes and schedule.
+_ABOUT = SELECTING | {"measured"}
 
 
 @cache
 def read_table(path: Path) -> Mapping[str, Any]:
     """Return the lists of a table by name, `sizes` among them."""
     return tomllib.loads(path.read_text())
+
+
+def all_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """Return the rows of a table, those of the user's own tables first.
+
+    Raises: ValueError for a file of ATTEST_BLOCKS that is no table.
+    """
+    table = read_table(path)
+    return (*own_rows(table.get("implementation")), *table["sizes"])
 
 
 def select(
@@ -67,10 +77,9 @@ def select_all(
     Raises: LookupError if no row does, naming what was looked for. ValueError for a file of ATTEST_BLOCKS
     that is no table.
     """
-    table = read_table(path)
     found = tuple(
-        {name: value for name, value in row.items() if name not in SELECTING | _ABOUT}
-        for row in (*own_rows(table.get("implementation")), *table["sizes"])
+        {name: value for name, value in row.items() if name not in _ABOUT}
+        for row in all_rows(path)
         if _fits(row, kernel, head_dim, work, itemsize, device, value_dim)
     )
     if found:

@@ -27,9 +27,9 @@ class Tunable:
     chosen: the `Config` that the implementation takes for a call which gives none, with every size that it
     chooses itself. candidates: configurations worth timing, the likeliest first and `chosen` the very first,
     and at most so many sizes of each kernel; None is MOST_CANDIDATES. translated: a configuration from
-    neutral sizes of both passes; what they leave out is as in `chosen`. It raises ValueError naming a size
-    that the implementation does not have. understood: the names that it has. capped: `chosen` with forward
-    blocks of at most so many rows and keys, as far as blocks can be that small. rows: those of the
+    neutral sizes of forward and backward; those left out are as in `chosen`. It raises ValueError naming a
+    size that the implementation does not have. understood: the names that it has. capped: `chosen` with
+    forward blocks of at most so many rows and keys, as far as blocks can be that small. rows: those of the
     implementation's table by which calls like this one get a configuration, one for each kernel whose sizes
     it has.
     """

@@ -7,7 +7,7 @@ from attest.kernels.call.call import Call
 from attest.kernels.call.symbolic import is_symbolic
 from attest.kernels.configs.fields import read_fields
 from attest.kernels.configs.rows import Row, device_kind, half
-from attest.kernels.configs.tables import select
+from attest.kernels.configs.tables import all_rows, select
 from attest.kernels.implementation import Settings
 from attest.kernels.visibility.intervals import windowed
 from attest.kernels.xla import whole
@@ -17,8 +17,11 @@ _TABLE = Path(__file__).with_name("blocks.toml")
 
 
 def choose(kernel: str, call: Call) -> ChunkSizes | None:
-    """Return the table's choice for "forward" or "backward"; None where no row fits."""
-    if is_symbolic(call):
+    """Return the table's choice for "forward" or "backward"; None where no row fits.
+
+    Without any row, as by default, a call does not wait for JAX to look for its devices.
+    """
+    if is_symbolic(call) or not all_rows(_TABLE):
         return None
     try:
         row = select(_TABLE, kernel, _dim(call), work_of(call), call.query.dtype.itemsize, device_kind())
