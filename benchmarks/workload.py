@@ -1,7 +1,7 @@
-"""What is timed of a workload: its directions, its count of operations, and its programs.
+"""Programs of workloads: the directions that are timed, and their count of operations.
 
 The count is that of the two products of the forward pass over the visible pairs, 2 * (head_dim + value_dim) a
-pair and head; the backward pass has five products, so both passes count 3.5 times the forward one.
+pair and head; the backward pass has five products, so forward and backward count 3.5 times forward alone.
 """
 
 from collections.abc import Callable

@@ -75,7 +75,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Picture:
-    """What one head of a case shows: which keys each query row sees, and how far off its weights are.
+    """A picture of one head of a case: which keys each query row sees, and how far off its weights are.
 
     batch, head: which head. rows, keys: how many it has. first_row, first_key: where the part that is shown
     begins. query_block, key_block: the block sizes that the kernel declares, 0 where it works in one piece.

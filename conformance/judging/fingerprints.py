@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attest.conformance.cases.case import Case
+from attest.conformance.judging.places import sequence_axis
 
 Wrong = NDArray[np.bool_]
 
@@ -32,8 +33,6 @@ _LOOKED_AT = 4096
 _FEW_HALVES = 8
 # Of right values, at most this part are numbers of bfloat16.
 _BY_CHANCE = 0.05
-# The axis of queries or keys.
-_SEQUENCE_AXIS = {"out": 1, "lse": 2, "dquery": 1, "dkey": 1, "dvalue": 1}
 # Outputs of which each element is a sum of its own. In others, the elements of a row share weights.
 _SEPARATE = ("lse", "dbias")
 # Truncated values are on average half a unit in the last place nearer to 0, at the lower and at the upper end
@@ -60,9 +59,9 @@ def fingerprints(
         if not wrong.any():
             return tuple(_truncated(got, want))
         values, exact = got[wrong].astype(np.float64), want[wrong]
-        strange = [*_nonfinite(values, exact)]
-        if strange:
-            return tuple(strange)
+        nonfinite = [*_nonfinite(values, exact)]
+        if nonfinite:
+            return tuple(nonfinite)
         if not np.isfinite(exact).all():
             return ()
         found = [*_zeros(output, got, want, wrong), *_bfloat16(got, want)]
@@ -84,16 +83,16 @@ def _independent(output: str, chosen: Wrong, want: NDArray[np.float64]) -> int:
 
 def _nonfinite(values: NDArray[Any], exact: NDArray[Any]) -> Iterator[str]:
     """Yield a text if values are not finite and should be."""
-    strange = values[~np.isfinite(values) & np.isfinite(exact)]
-    if not len(strange):
+    nonfinite = values[~np.isfinite(values) & np.isfinite(exact)]
+    if not len(nonfinite):
         return
     kinds = {"NaN": np.isnan, "inf": np.isposinf, "-inf": np.isneginf}
-    kind = next((kind for kind, of_kind in kinds.items() if of_kind(strange).all()), "NaN or infinite")
-    every = len(strange) == len(values)
+    kind = next((kind for kind, of_kind in kinds.items() if of_kind(nonfinite).all()), "NaN or infinite")
+    every = len(nonfinite) == len(values)
     yield (
         f"every wrong value is {kind}"
         if every
-        else f"{len(strange)} of {len(values)} wrong values are {kind}"
+        else f"{len(nonfinite)} of {len(values)} wrong values are {kind}"
     )
 
 
@@ -173,10 +172,10 @@ def _shift(
     bound: NDArray[np.float64],
 ) -> Iterator[str]:
     """Yield a text if the values belong one place before or after."""
-    axis = _SEQUENCE_AXIS.get(output)
-    if axis is None or got.ndim <= axis:
+    along = sequence_axis(output)
+    if along is None or got.ndim <= along[0]:
         return
-    word = "key" if output in ("dkey", "dvalue") else "query"
+    axis, word = along
     for step, where in ((1, "before"), (-1, "after")):
         moved, allowed = np.roll(want, step, axis), _BOUNDS * np.roll(bound, step, axis)
         near = np.abs(got.astype(np.float64) - moved) <= allowed

@@ -19,8 +19,16 @@ _AXES = {
     "dbias": (_BATCH, _HEAD, _QUERY, _KEY),
     "dsoftmax_aux": (_HEAD, _SINK),
 }
+# The axes along a sequence.
+_SEQUENCE = (_QUERY, _KEY)
 # More runs of neighbouring places than this are counted, not listed.
 _MOST_RUNS = 3
+
+
+def sequence_axis(output: str) -> tuple[int, str] | None:
+    """Return the axis of an output along a sequence, and "query" or "key"; None if it has none, or two."""
+    found = [(axis, names[0]) for axis, names in enumerate(_AXES.get(output, ())) if names in _SEQUENCE]
+    return found[0] if len(found) == 1 else None
 
 
 def places(output: str, wrong: NDArray[np.bool_]) -> tuple[str, ...]:

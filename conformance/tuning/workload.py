@@ -52,7 +52,7 @@ class Workload:
 
     @property
     def keys(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return self.key_length or self.length
 
     @property

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from attest.conformance.cases.case import Case
+from attest.conformance.judging.places import sequence_axis
 from attest.conformance.record import ACCURACY, Measurement, Result, RunRecord
 from attest.reference import judgements
 from attest.reports.pairing import ordered
@@ -39,12 +40,6 @@ _LABEL = 36
 # stands for the text's own colour, is not among them.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _LIMIT_COLOUR = "#808080"
-
-# The axis of queries or of keys in an output.
-_SEQUENCE = {"out": (1, "q_len"), "lse": (2, "q_len"), "dquery": (1, "q_len")} | {
-    "dkey": (1, "kv_len"),
-    "dvalue": (1, "kv_len"),
-}
 
 
 @dataclass(frozen=True)
@@ -80,11 +75,11 @@ class _Point:
     @property
     def place(self) -> float | None:
         """The place of the largest error along the sequence, from 0, its start, to 1."""
-        worst, found = self.measurement.worst, _SEQUENCE.get(self.measurement.output)
-        if worst is None or found is None or len(worst.index) <= found[0]:
+        worst, along = self.measurement.worst, sequence_axis(self.measurement.output)
+        if worst is None or along is None or len(worst.index) <= along[0]:
             return None
-        axis, length = found
-        return (worst.index[axis] + 0.5) / getattr(self.case, length)
+        axis, word = along
+        return (worst.index[axis] + 0.5) / (self.case.q_len if word == "query" else self.case.kv_len)
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ def test_rows_of_zeros_are_no_shift():
 
 
 @pytest.mark.parametrize(
-    ("strange", "words"),
+    ("nonfinite", "words"),
     [
         ([np.nan, np.nan], "2 of 4 wrong values are NaN"),
         ([-np.inf, -np.inf], "2 of 4 wrong values are -inf"),
@@ -184,10 +184,10 @@ def test_rows_of_zeros_are_no_shift():
         ([-np.inf] * 4, "every wrong value is -inf"),
     ],
 )
-def test_values_that_are_not_finite_are_counted(strange, words):
+def test_values_that_are_not_finite_are_counted(nonfinite, words):
     want = drawn(0)
     got = want.astype(np.float32)
-    got.ravel()[:4] = [*strange, *[77.0] * (4 - len(strange))]
+    got.ravel()[:4] = [*nonfinite, *[77.0] * (4 - len(nonfinite))]
     assert said(got, want) == (words,)
 
 
@@ -264,7 +264,7 @@ def test_one_wrong_element_has_no_factor():
     arrays(bool, SHAPE),
     st.sampled_from(["out", "dkey", "dbias"]),
 )
-def test_no_values_are_too_strange(got, want, wrong, output):
+def test_no_values_are_too_nonfinite(got, want, wrong, output):
     """NaN, infinities and numbers that overflow are outputs of wrong kernels; here, warnings are errors."""
     bound = np.abs(got.astype(np.float64))
     assert isinstance(fingerprints(output, got, want, wrong, bound, CASE), tuple)
