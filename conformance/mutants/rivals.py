@@ -131,7 +131,8 @@ class RivalJudge:
             for case in self._cases(mutant):
                 if len(killed_by) == len(RULES):
                     break
-                if self._judge.shows(mutant, kernel, case):
+                # A rule that fails the clean kernel itself fails correct rewrites with the same bits.
+                if mutant.null or self._judge.shows(mutant, kernel, case):
                     clean = self._of_clean(mutant.variant, case)
                     killed_by |= broken(self._errors(kernel, case), clean, self._thresholds)
         return RivalScore(mutant.name, mutant.null, killed_by)

@@ -75,3 +75,12 @@ def test_a_defect_breaks_rules_and_a_correct_rewrite_keeps_to_its_threshold(monk
     assert rewrite is not None
     assert (BEST in defect.killed_by, defect.null) == (True, False)
     assert (BEST in rewrite.killed_by, rewrite.null) == (False, True)
+
+
+def test_a_rule_that_fails_the_clean_kernel_fails_its_correct_rewrites(monkeypatch):
+    case = Case(dtype="bfloat16", q_len=40, kv_len=70, head_dim=16)
+    monkeypatch.setattr(rivals, "drawn", lambda *_: [(case, ("forward", "gradients"))])
+    nothing = RivalJudge("quick", 0, dict.fromkeys(NO_THRESHOLD, np.inf)).score(load("nulls")["nothing"])
+    assert nothing is not None
+    assert ONE_PER_MILLE in nothing.killed_by
+    assert not {BEST, TWICE, THRICE} & nothing.killed_by
