@@ -21,6 +21,10 @@ INCONCLUSIVE, UNSUPPORTED = Verdict.INCONCLUSIVE, Verdict.UNSUPPORTED
 GOOD = run(*(result(PASS, measurement(), asked=case(seed)) for seed in range(10)))
 
 
+# Too few elements for its statistics to be compared.
+SMALL = measurement("dquery", elements=9, broken=("bound",))
+
+
 def changed(**numbers: float) -> RunRecord:
     """GOOD with other numbers in every case."""
     return run(*(result(PASS, measurement(**numbers), asked=case(seed)) for seed in range(10)))
@@ -36,6 +40,13 @@ REGRESSIONS = {
     "a pass fails": ("_verdicts", GOOD, one(FAIL), "1 case PASS -> FAIL"),
     "a pass errs": ("_verdicts", GOOD, one(ERROR), "1 case PASS -> ERROR"),
     "a known failure is one no more": ("_verdicts", one(XFAIL), one(XPASS), "1 case XFAIL -> XPASS"),
+    "an unexpected pass fails": ("_verdicts", one(XPASS), one(FAIL), "1 case XPASS -> FAIL"),
+    "an unexpected pass runs out of time": (
+        "_timeouts",
+        one(XPASS),
+        one(Verdict.TIMEOUT, phase="compiling"),
+        "1 case timed out in compiling",
+    ),
     "refused before, fails now": ("_verdicts", one(UNSUPPORTED), one(FAIL), "1 case UNSUPPORTED -> FAIL"),
     "a new case fails": (
         "_verdicts",
@@ -75,6 +86,24 @@ REGRESSIONS = {
         run(*GOOD.results, result(PASS, asked=case(50, causal=True))),
         run(*GOOD.results, result(INCONCLUSIVE, asked=case(51, causal=True)), seed=1),
         "our.kernel forward causal: 1 case passed, none is left",
+    ),
+    "other cases are drawn, without a feature": (
+        "_coverage",
+        run(*GOOD.results, result(PASS, asked=case(50, causal=True))),
+        run(*GOOD.results, result(PASS, asked=case(51))),
+        "our.kernel forward causal: 1 case passed, none is left",
+    ),
+    "fewer other cases are drawn": (
+        "_verdicts",
+        GOOD,
+        run(*GOOD.results[:7], *(result(PASS, measurement(), asked=case(seed)) for seed in (50, 51))),
+        "3 cases PASS before and gone",
+    ),
+    "an output of a failing case is wrong, too": (
+        "_outputs",
+        run(result(FAIL, SMALL, replace(SMALL, output="dkey", broken=()), check="gradients")),
+        run(result(FAIL, SMALL, replace(SMALL, output="dkey"), check="gradients")),
+        "our.kernel gradients bfloat16 dkey: wrong now, too, on 1 case that failed before",
     ),
     "err/bound": ("_numbers", GOOD, changed(worst_ratio=0.95), "max err/bound 0.4 -> 0.95"),
     "rms ratio": ("_numbers", GOOD, changed(rms_ratio=1.4), "max rms ratio 0.7 -> 1.4"),
@@ -179,6 +208,29 @@ FINE = {
         GOOD,
         run(*(result(PASS, measurement(rms_ratio=0.8), asked=case(60 + s)) for s in range(10)), seed=1),
     ),
+    # What xla.flash_attention in float32 measured with key blocks of 32, then of 128 or 256.
+    "a new default tile": (
+        run(result(PASS, measurement(rms_ratio=0.415, bias_t=1.64))),
+        run(result(PASS, measurement(rms_ratio=0.775, bias_t=17.5))),
+    ),
+    "a new default tile, the lse": (
+        run(result(PASS, measurement("lse", rms_ratio=0.817))),
+        run(result(PASS, measurement("lse", rms_ratio=1.2))),
+    ),
+    "another list of tiles, whose cases differ": (
+        run(*(result(PASS, measurement(rms_ratio=0.275), asked=case(s, tiling=1)) for s in range(9))),
+        run(
+            *(
+                result(PASS, measurement(rms_ratio=0.67, largest_z=6.7), asked=case(s, tiling=2))
+                for s in range(9)
+            )
+        ),
+    ),
+    "another list of tiles, so that other cases are drawn": (
+        run(*(result(PASS, measurement(), asked=case(seed, tiling=seed % 3)) for seed in range(9))),
+        run(*(result(PASS, measurement(), asked=case(seed, tiling=seed % 2)) for seed in range(9))),
+    ),
+    "a failure with another message": (one(FAIL, message="a 1"), one(FAIL, message="b 1")),
     "asked for less": (GOOD, run(*GOOD.results[:3], narrowed="--feature window")),
     "another shard": (GOOD, run(*GOOD.results[:3], shard=(1, 2))),
     "a lattice is judged by the bound alone": (
@@ -254,6 +306,65 @@ def test_what_fails_head_is_named(head: RunRecord, says: str) -> None:
     comparison = compare_records(head, head)
     assert comparison.head_failures == says
     assert comparison.headline.startswith(f"No regression{f'; head fails with {says}' if says else ''}: ")
+
+
+def test_a_regression_of_other_cases_is_none_of_those_that_both_runs_have() -> None:
+    """A failure among the cases that replaced others is found, and the note says why cases are gone."""
+    old = [result(PASS, measurement(), asked=case(seed, tiling=1)) for seed in range(4)]
+    new = [replace(each, case=replace(each.case, tiling=2)) for each in old]
+    comparison = compare_records(run(*GOOD.results, *old), run(*GOOD.results, *new))
+    assert not comparison.regressed
+    assert any(note.startswith("our.kernel has other cases in head") for note in comparison.notes)
+    assert len(comparison.of_fate(Fate.GONE)) == len(comparison.of_fate(Fate.NEW)) == 4
+    worse = compare_records(
+        run(*GOOD.results, *old), run(*GOOD.results, *new[1:], replace(new[0], verdict=FAIL))
+    )
+    assert [str(regression) for regression in worse.regressions] == [
+        "our.kernel forward bfloat16: 1 case FAIL and new"
+    ]
+
+
+def test_a_case_that_only_a_search_found_does_not_stand_for_one_that_is_gone() -> None:
+    head = run(*GOOD.results[1:], result(FAIL, asked=case(50), minimal=True, shrunk_from="other"))
+    assert "1 case PASS before and gone" in compare_records(GOOD, head).headline
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "noted"),
+    [
+        ({"message": "shape (1, 2) at 0x1f"}, {"message": "shape (1, 3) at 0x2e"}, False),
+        ({"message": "raised ValueError: a"}, {"message": "raised TypeError: b"}, True),
+        ({"message": "a"}, {"message": "a", "verdict": ERROR}, True),
+        ({"message": "a"}, {"message": "a", "measurements": (SMALL,)}, True),
+        ({"measurements": (SMALL,), "message": "a"}, {"measurements": (SMALL,), "message": "b"}, False),
+        ({"message": "a"}, {"verdict": Verdict.TIMEOUT, "message": "b"}, False),
+    ],
+)
+def test_a_case_that_fails_in_another_way_is_noted_with_its_cause(before, after, noted) -> None:
+    comparison = compare_records(one(FAIL, **before), one(after.pop("verdict", FAIL), **after))
+    note = "1 case failed in base, and in head in another way: no regression"
+    assert (note in comparison.notes) == noted
+    assert [len(found.pairs) for found in comparison.new_causes] == [1] * noted
+    assert not comparison.regressed
+
+
+def test_a_cause_says_how_many_of_its_failures_are_new_and_shows_one_before_and_after() -> None:
+    wrong = measurement(worst_ratio=40.0, broken=("bound", "semantics"))
+    passing = [result(PASS, measurement(), asked=case(seed, causal=True)) for seed in range(9)]
+    failing = [replace(each, verdict=FAIL, measurements=(wrong,)) for each in passing]
+    rest = [result(PASS, measurement(), asked=case(seed)) for seed in range(9)]
+    base = run(*failing[:2], *passing[2:], *rest)
+    (found,) = compare_records(base, run(*failing, *rest)).new_causes
+    assert found.counts == "7 of 9 failures are new"
+    assert found.card.parts.headline == "out is wrong with causal"
+    (row,) = found.numbers
+    assert (row.output, row.worst_ratio, row.wrong) == ("out", (0.4, 40.0), True)
+    cut = replace(failing[0], case=case(99, causal=True), minimal=True, shrunk_from="other", cut=True)
+    (found,) = compare_records(base, run(*failing, *rest, cut)).new_causes
+    assert found.counts == "8 of 10 failures are new"
+    (fresh,) = compare_records(run(*rest), run(*failing[:1], *rest)).new_causes
+    assert (fresh.counts, fresh.example.base) == ("1 of 1 failure is new", None)
+    assert fresh.numbers[0].worst_ratio == (None, 40.0)
 
 
 def test_the_other_checks_of_a_case_that_ran_out_of_time_are_not_lost() -> None:
