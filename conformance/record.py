@@ -144,6 +144,11 @@ class Result:
         return "semantics" in broken or (self.verdict is Verdict.FAIL and not broken)
 
     @property
+    def drawn(self) -> bool:
+        """Whether the case was planned, even if no simpler one was found; else only a search has found it."""
+        return not self.minimal or self.shrunk_from == self.case.id
+
+    @property
     def key(self) -> tuple[str, str, str]:
         """Subject, check and case: what names a result in a run."""
         return (self.subject, self.check, self.case.id)

@@ -11,7 +11,7 @@ from functools import cached_property
 from attest.conformance.causes.group import causes
 from attest.conformance.record import Result, RunRecord, Verdict
 from attest.conformance.text import plural
-from attest.reports.cards import Card, cards
+from attest.reports.failures import NewCause, new_causes, newly_wrong, otherwise
 from attest.reports.pairing import Fate, Pair, pair, same_draw, same_extent
 from attest.reports.spread import ALL, Row, Shift, measured, rows, shifts
 from attest.reports.thresholds import OTHER_CASES
@@ -70,10 +70,17 @@ class Comparison:
         return tuple(_notes(self))
 
     @cached_property
-    def new_causes(self) -> tuple[Card, ...]:
-        """The causes of head whose failures include one that base does not have."""
-        new = {pair.head for pair in self.of_fate(Fate.BROKEN)}
-        return tuple(card for card in cards(self.head.results) if new.intersection(card.cause.results))
+    def new_causes(self) -> tuple[NewCause, ...]:
+        """The causes of head with a failure that base does not have, or has otherwise."""
+        return new_causes(self.head.results, self.pairs)
+
+    @cached_property
+    def redrawn(self) -> frozenset[tuple[str, str]]:
+        """The subjects and checks with other cases in head, though the options are the same."""
+        if not same_draw(self.base, self.head):
+            return frozenset()
+        gone = (p for p in self.of_fate(Fate.GONE) if p.base is not None and p.base.verdict is Verdict.PASS)
+        return frozenset(p.key[:2] for p in gone)
 
     def of_fate(self, *fates: Fate) -> tuple[Pair, ...]:
         """Return the pairs of some fates, in order."""
@@ -140,6 +147,16 @@ def _verdicts(comparison: Comparison) -> Iterable[Regression]:
         yield Regression(" ".join(group), what, severity=1e6 * broken + len(members))
 
 
+def _outputs(comparison: Comparison) -> Iterable[Regression]:
+    """Yield outputs that became wrong on cases that failed before, too, with other outputs."""
+    found: Counter[tuple[str, str, str, str]] = Counter()
+    for changed in comparison.pairs:
+        found.update((*changed.group, output) for output in newly_wrong(changed))
+    for place, count in found.items():
+        what = f"wrong now, too, on {plural(count, 'case')} that failed before"
+        yield Regression(" ".join(place), what, severity=count)
+
+
 def _timeouts(comparison: Comparison) -> Iterable[Regression]:
     """Yield cases that ran out of time: neither right nor wrong, and so counted apart."""
     groups: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
@@ -155,10 +172,13 @@ def _timeouts(comparison: Comparison) -> Iterable[Regression]:
 def _coverage(comparison: Comparison) -> Iterable[Regression]:
     """Yield what passed in a dtype or with a feature and no longer does, where the runs have other cases."""
     base, head = comparison.base, comparison.head
-    if same_draw(base, head) or not same_extent(base, head) or not head.complete:
+    if not same_extent(base, head) or not head.complete:
         return
-    tried = [p.head for p in comparison.pairs if p.head is not None and _judged(p.head.verdict)]
-    passed = [p.base for p in comparison.pairs if p.base is not None and p.base.verdict is Verdict.PASS]
+    pairs = comparison.pairs
+    if same_draw(base, head):
+        pairs = tuple(p for p in pairs if p.key[:2] in comparison.redrawn)
+    tried = [p.head for p in pairs if p.head is not None and _judged(p.head.verdict)]
+    passed = [p.base for p in pairs if p.base is not None and p.base.verdict is Verdict.PASS]
     known = {place for result in tried for place in _places(result)}
     places = Counter(place for result in passed for place in _places(result))
     for place, count in places.items():
@@ -234,6 +254,7 @@ def _problems(comparison: Comparison) -> Iterable[Regression]:
 _RULES: tuple[Callable[[Comparison], Iterable[Regression]], ...] = (
     _unusable,
     _verdicts,
+    _outputs,
     _timeouts,
     _coverage,
     _numbers,
@@ -255,8 +276,17 @@ def _notes(comparison: Comparison) -> Iterable[str]:
             " a failing case was shrunk to another, a subject declares something else, or the cases of the"
             " suite changed; after either of the latter, record base again"
         )
+    for subject in sorted({subject for subject, _ in comparison.redrawn}):
+        yield (
+            f"{subject} has other cases in head, though the options are the same: it declares something else,"
+            " such as block sizes, or the cases of the suite changed; compared are the cases of both, and"
+            " whether each dtype and feature still passes"
+        )
     if lost and not head.complete:
         yield f"{plural(len(lost), 'passing case')} of base not reached in head"
+    changed = sum(otherwise(p) for p in comparison.pairs)
+    if changed:
+        yield f"{plural(changed, 'case')} failed in base, and in head in another way: no regression"
     unreached = len(comparison.of_fate(Fate.UNREACHED))
     if unreached:
         yield f"{plural(unreached, 'result')} of base not reached in head: their cases timed out"

@@ -47,8 +47,7 @@ def heat_maps(results: Iterable[Result]) -> tuple[HeatMap, ...]:
     wrong: defaultdict[str, dict[tuple[str, str, str], bool]] = defaultdict(dict)
     features: dict[str, frozenset[str]] = {}
     for result in results:
-        shrunk = result.minimal and result.shrunk_from != result.case.id
-        if result.check not in ACCURACY or result.verdict not in _COUNTED or shrunk:
+        if result.check not in ACCURACY or result.verdict not in _COUNTED or not result.drawn:
             continue
         features[result.case.id] = result.case.features
         for measurement in result.measurements:

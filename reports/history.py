@@ -2,24 +2,30 @@
 
 A number is compared with the record in which it last changed, not with the one before, so that many small
 steps in one direction are a change, too. How much is a change is what `attest compare` says. Simpler cases
-that a run searched are left out: how far a search came depends on the machine.
+that only a search found are left out: how far a search came depends on the machine.
 """
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from itertools import pairwise
 
 from attest.conformance.causes.group import causes
-from attest.conformance.record import RunRecord
+from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.text import plural
-from attest.reports.compare import Comparison, compare_records
-from attest.reports.spread import ALL, Spread, spreads
-from attest.reports.words import STATISTIC_WORDS, number
+from attest.reports.failures import newly_wrong
+from attest.reports.pairing import Pair, by_key, pair
+from attest.reports.spread import ALL, Sample, Spread, row_of, samples_of, spread
+from attest.reports.words import STATISTIC_WORDS, number, transition
 
 Key = tuple[str, str, str, str]  # subject, check, dtype, output
+Place = tuple[str, str, str]  # subject, check, dtype
 
 # The statistics that a history follows.
 STATISTICS = ("worst_ratio", "rms_ratio", "rms_median")
+
+# Stands for a record without any result of a check.
+_NONE = "-"
 
 
 @dataclass(frozen=True)
@@ -63,25 +69,49 @@ class Change:
 
 @dataclass(frozen=True)
 class History:
-    """Records in order, with the numbers of each, and what changed."""
+    """Records in order, with the numbers and verdicts of each, and what changed.
+
+    verdicts: how many of each, by subject, check and dtype. steps: the results of each record but the first
+    beside those of the record before.
+    """
 
     entries: tuple[Entry, ...]
-    numbers: tuple[dict[Key, Spread], ...]
+    numbers: tuple[Mapping[Key, Spread], ...]
+    verdicts: tuple[Mapping[Place, Mapping[Verdict, int]], ...]
     changes: tuple[Change, ...]
-    verdicts: tuple[Comparison, ...]
+    steps: tuple[tuple[Pair, ...], ...]
 
     def changes_in(self, index: int) -> list[str]:
         """Return what changed in a record, in words: verdicts since the record before, then numbers."""
-        found: list[str] = []
-        if index:
-            comparison = self.verdicts[index - 1]
-            fates: dict[tuple[str, str, str, str], int] = {}
-            for pair in comparison.pairs:
-                if pair.base is not None and pair.head is not None and pair.before != pair.after:
-                    key = (pair.result.subject, pair.result.check, pair.before, pair.after)
-                    fates[key] = fates.get(key, 0) + 1
-            found = [f"{s} {c}: {plural(n, 'case')} {b} -> {a}" for (s, c, b, a), n in sorted(fates.items())]
-        return found + [str(change) for change in self.changes if change.index == index]
+        found: Counter[tuple[str, str, str]] = Counter()
+        outputs: Counter[tuple[str, str, str]] = Counter()
+        for each in self.steps[index - 1] if index else ():
+            both = each.base is not None and each.head is not None
+            if each.fate.regressed or (both and each.before != each.after):
+                found[*each.key[:2], transition(each.before, each.after)] += 1
+            outputs.update((*each.key[:2], output) for output in newly_wrong(each))
+        words = [f"{s} {c}: {plural(count, 'case')} {what}" for (s, c, what), count in sorted(found.items())]
+        words += [
+            f"{s} {c}: {output} is wrong now, too, on {plural(count, 'case')} that failed before"
+            for (s, c, output), count in sorted(outputs.items())
+        ]
+        return words + [str(change) for change in self.changes if change.index == index]
+
+    def series(self) -> list[str]:
+        """Return what changed anywhere as a number for each record, in words: verdicts, then numbers."""
+        lines: list[str] = []
+        for place in sorted({place for verdicts in self.verdicts for place in verdicts}):
+            rows = [verdicts.get(place) for verdicts in self.verdicts]
+            for verdict in Verdict:
+                counts = [None if row is None else row.get(verdict, 0) for row in rows]
+                if len(set(counts)) > 1 and any(counts):
+                    shown = " ".join(_NONE if count is None else str(count) for count in counts)
+                    lines.append(f"{' '.join(place)}: {verdict} {shown}")
+        for key, statistic in sorted({(c.key, c.statistic) for c in self.changes}, key=_place):
+            values = (getattr(numbers.get(key), statistic, None) for numbers in self.numbers)
+            shown = " ".join(map(number, values))
+            lines.append(f"{' '.join(key)}: {STATISTIC_WORDS[statistic]} {shown}")
+        return lines
 
 
 def history(entries: Sequence[Entry]) -> History:
@@ -89,45 +119,56 @@ def history(entries: Sequence[Entry]) -> History:
     if len(entries) < 2:
         raise ValueError(f"a history needs at least two records, got {len(entries)}")
     records = [_drawn(entry.record) for entry in entries]
+    measured = [_samples(record) for record in records]
+    numbers = tuple({key: spread(tuple(s.values())) for key, s in found.items()} for found in measured)
+    return History(
+        entries=tuple(entries),
+        numbers=numbers,
+        verdicts=tuple(_verdicts(record) for record in records),
+        changes=tuple(_changes(measured)),
+        steps=tuple(pair(base, head) for base, head in pairwise(records)),
+    )
 
-    @cache
-    def compared(base: int, head: int) -> Comparison:
-        return compare_records(records[base], records[head])
 
-    numbers = tuple(_numbers(record) for record in records)
+def _place(followed: tuple[Key, str]) -> tuple[Key, int]:
+    key, statistic = followed
+    return key, STATISTICS.index(statistic)
+
+
+def _changes(measured: Sequence[Mapping[Key, Mapping[str, Sample]]]) -> list[Change]:
     levels: dict[tuple[Key, str], int] = {}
     changes: list[Change] = []
-    for index, found in enumerate(numbers):
+    for index, found in enumerate(measured):
         for key in sorted(found):
-            for statistic in STATISTICS:
-                since = levels.setdefault((key, statistic), index)
-                worse, better = _verdict(compared(since, index), key) if since < index else ((), ())
-                if statistic in (*worse, *better):
-                    levels[key, statistic] = index
-                    old, new = numbers[since].get(key), found[key]
-                    sides = (getattr(old, statistic, None), getattr(new, statistic))
-                    changes.append(Change(key, statistic, index, since, *sides, statistic in worse))
-    steps = tuple(compared(index - 1, index) for index in range(1, len(records)))
-    return History(tuple(entries), numbers, tuple(changes), steps)
+            subject, check, dtype, output = key
+            since_of = {statistic: levels.setdefault((key, statistic), index) for statistic in STATISTICS}
+            for since in sorted(set(since_of.values()) - {index}):
+                row = row_of((subject, check, dtype, ALL, output), measured[since][key], found[key])
+                for statistic in (name for name in STATISTICS if since_of[name] == since):
+                    if statistic in (*row.worse, *row.better):
+                        levels[key, statistic] = index
+                        sides = (getattr(row.base, statistic), getattr(row.head, statistic))
+                        worse = statistic in row.worse
+                        changes.append(Change(key, statistic, index, since, *sides, worse))
+    return changes
 
 
 def _drawn(record: RunRecord) -> RunRecord:
-    """Return a record without the cases that were searched."""
-    return replace(record, results=tuple(result for result in record.results if not result.minimal))
+    """Return a record without the cases that only a search found, and without those that the clock cut."""
+    return replace(record, results=tuple(by_key(r for r in record.results if r.drawn).values()))
 
 
-def _numbers(record: RunRecord) -> dict[Key, Spread]:
-    """Return the spread of each output over all cases."""
+def _samples(record: RunRecord) -> dict[Key, Mapping[str, Sample]]:
+    """Return the measurements of each output by case."""
+    found = samples_of(((result.case.id, result) for result in record.results), by_feature=False)
     return {
-        (subject, check, dtype, output): spread
-        for (subject, check, dtype, feature, output), spread in spreads(record.results).items()
-        if feature == ALL
+        (subject, check, dtype, output): samples
+        for (subject, check, dtype, _, output), samples in found.items()
     }
 
 
-def _verdict(comparison: Comparison, key: Key) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return which statistics of an output became worse and better."""
-    for row in comparison.rows:
-        if row.feature == ALL and (row.subject, row.check, row.dtype, row.output) == key:
-            return row.worse, row.better
-    return (), ()
+def _verdicts(record: RunRecord) -> dict[Place, Counter[Verdict]]:
+    found: defaultdict[Place, Counter[Verdict]] = defaultdict(Counter)
+    for result in record.results:
+        found[result.subject, result.check, result.case.dtype][result.verdict] += 1
+    return dict(found)

@@ -4,7 +4,8 @@ Results belong together if subject, check and case are the same; a case is named
 results are of the same arrays.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,7 +35,7 @@ class Fate(StrEnum):
     FIXED = "fixed"  # passes, and was known to fail
     CHANGED = "changed"  # neither better nor worse
     NEW = "new"  # only in head, and not red
-    GONE = "gone"  # only in base, and no loss
+    GONE = "gone"  # only in base, and no loss: it did not pass, or other cases were drawn in its place
 
     @property
     def regressed(self) -> bool:
@@ -100,20 +101,38 @@ def same_extent(base: RunRecord, head: RunRecord) -> bool:
 def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:
     """Return every result of either run beside that of the other, in order."""
     drawn_alike = same_draw(base, head)
-    before, after = _by_key(base.results), _by_key(head.results)
+    before, after = by_key(base.results), by_key(head.results)
     hung = {(r.subject, r.case.id) for r in head.results if r.verdict is Verdict.TIMEOUT}
+    redrawn = _redrawn(before, after)
     return tuple(
         Pair(
             case_id=key[2],
             base=before.get(key),
             head=after.get(key),
-            fate=_fate(before.get(key), after.get(key), drawn_alike, (key[0], key[2]) in hung),
+            fate=_fate(
+                before.get(key),
+                after.get(key),
+                drawn_alike and key[:2] not in redrawn,
+                (key[0], key[2]) in hung,
+            ),
         )
         for key in sorted(before.keys() | after.keys())
     )
 
 
-def _by_key(results: Iterable[Result]) -> dict[ResultKey, Result]:
+def _redrawn(before: Mapping[ResultKey, Result], after: Mapping[ResultKey, Result]) -> set[tuple[str, str]]:
+    """Return the subjects and checks of which at least as many cases are new as passed and are gone.
+
+    The cases depend on what a subject declares: with another list of block sizes, it gets others.
+    """
+    gone = Counter(
+        key[:2] for key, result in before.items() if key not in after and result.verdict is Verdict.PASS
+    )
+    new = Counter(key[:2] for key, result in after.items() if key not in before and result.drawn)
+    return {place for place, count in gone.items() if new[place] >= count}
+
+
+def by_key(results: Iterable[Result]) -> dict[ResultKey, Result]:
     """Return the worst result of each key.
 
     The results of searches that the clock cut off are left out: another machine finds others.
@@ -133,10 +152,11 @@ def _fate(base: Result | None, head: Result | None, drawn_alike: bool, hung: boo
         return Fate.LOST if before is Verdict.PASS and drawn_alike else Fate.GONE
     if before is after:
         return Fate.SAME
-    if after is Verdict.TIMEOUT and not (before is not None and before.red):
+    if after is Verdict.TIMEOUT and (before is None or before is Verdict.XPASS or not before.red):
         return Fate.TIMED_OUT
     if after.red:
-        return Fate.CHANGED if before is not None and before.red else Fate.BROKEN
+        known = before is not None and before.red and before is not Verdict.XPASS
+        return Fate.CHANGED if known else Fate.BROKEN
     if before is None:
         return Fate.NEW
     if before is Verdict.PASS:

@@ -116,9 +116,9 @@ Key = tuple[str, str, str, str, str]
 def rows(pairs: Iterable[Pair]) -> tuple[Row, ...]:
     """Return every row of either run, in order."""
     pairs = tuple(pairs)
-    before = _collect((p.case_id, p.base) for p in pairs)
-    after = _collect((p.case_id, p.head) for p in pairs)
-    found = [_row(key, before.get(key, {}), after.get(key, {})) for key in before.keys() | after.keys()]
+    before = samples_of((p.case_id, p.base) for p in pairs)
+    after = samples_of((p.case_id, p.head) for p in pairs)
+    found = [row_of(key, before.get(key, {}), after.get(key, {})) for key in before.keys() | after.keys()]
     return tuple(sorted(found, key=lambda row: row.key))
 
 
@@ -157,7 +157,7 @@ def spread(samples: Sequence[Sample], scope: str = OTHER_CASES) -> Spread:
 
 def spreads(results: Iterable[Result]) -> dict[Key, Spread]:
     """Return the spreads of one run, by subject, check, dtype, feature and output."""
-    found = _collect((str(number), result) for number, result in enumerate(results))
+    found = samples_of((str(number), result) for number, result in enumerate(results))
     return {key: spread(tuple(values.values())) for key, values in found.items()}
 
 
@@ -177,21 +177,25 @@ def _only_bound(case: Case) -> bool:
     return math.isinf(judgements.limits("out", 1, case.kv_len, case.dtype, case.family).largest_z)
 
 
-def _collect(results: Iterable[tuple[str, Result | None]]) -> dict[Key, dict[str, Sample]]:
-    """Return samples by row and case."""
+def samples_of(
+    results: Iterable[tuple[str, Result | None]], by_feature: bool = True
+) -> dict[Key, dict[str, Sample]]:
+    """Return samples by row and case, of results with the ids of their cases; or those of all cases alone."""
     found: defaultdict[Key, dict[str, Sample]] = defaultdict(dict)
     for case_id, result in results:
         if result is None:
             continue
+        features = (ALL, *result.case.features) if by_feature else (ALL,)
         for sample in measured(result):
-            for feature in (ALL, *result.case.features):
+            for feature in features:
                 output = sample.measurement.output
                 key = (result.subject, result.check, result.case.dtype, feature, output)
                 found[key][case_id] = sample
     return found
 
 
-def _row(key: Key, before: Mapping[str, Sample], after: Mapping[str, Sample]) -> Row:
+def row_of(key: Key, before: Mapping[str, Sample], after: Mapping[str, Sample]) -> Row:
+    """Return one row, from the samples of both runs by case."""
     scope = SAME_CASES if before.keys() == after.keys() else OTHER_CASES
     base = spread(tuple(before.values()), scope) if before else None
     head = spread(tuple(after.values()), scope) if after else None

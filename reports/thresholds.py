@@ -23,10 +23,11 @@ class Limit:
     reason: str
     results: int = 1
     keys: int = 0
+    floor: float = 0.0
 
     def of(self, before: float) -> float:
         """Return the largest number that is not worse than `before`."""
-        return before * (1.0 + self.relative) + self.absolute
+        return max(before * (1.0 + self.relative) + self.absolute, self.floor)
 
     def exceeded(self, before: float, after: float) -> bool:
         """Return whether `after` is worse; NaN and inf are equal, and worse than any number."""

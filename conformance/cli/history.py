@@ -1,5 +1,7 @@
 """The command `attest history`: what changed in which of several records."""
 
+import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +23,7 @@ def history(
     from attest.reports import history as histories
     from attest.reports.render.history import print_history, render_json
 
-    files = [file for path in records for file in (sorted(path.glob("*.json*")) if path.is_dir() else [path])]
+    files = [file for path in records for file in (_records_of(path) if os.path.isdir(path) else [path])]
     Outputs(json=json).spare(*files)
     entries = [histories.Entry(str(file), read_run(file)) for file in files]
     try:
@@ -32,3 +34,13 @@ def history(
         write_text(json, render_json(found))
     show(lambda console: print_history(found, console))
     return 0
+
+
+def _records_of(folder: Path) -> list[Path]:
+    """Return the files of a folder that may be records, by name; numbers in names count as numbers."""
+    found = (path for path in folder.iterdir() if path.suffix in (".json", ".jsonl"))
+    return sorted(found, key=lambda path: [_part(part) for part in re.split(r"([0-9]+)", path.name)])
+
+
+def _part(part: str) -> tuple[int, str]:
+    return (int(part), "") if part.isdecimal() else (0, part)

@@ -4,9 +4,9 @@ from attest.reports.compare import Comparison
 from attest.reports.pairing import Fate
 from attest.reports.render.html import SIZE_LIMIT, TOPS
 from attest.reports.render.template import fill
-from attest.reports.spread import ALL, STATISTICS, main_rows
+from attest.reports.spread import ALL, STATISTICS, Row, main_rows
 from attest.reports.summary import options_of
-from attest.reports.words import LEGEND, changed_settings
+from attest.reports.words import LEGEND, changed_settings, number
 
 # The fates of changed verdicts, each with its title and whether its table is folded.
 _CHANGED = (
@@ -22,7 +22,9 @@ _CHANGED = (
 def render_html(comparison: Comparison) -> str:
     """Return a comparison as one file of HTML that loads nothing, the same for the same records."""
     found = [(title, comparison.of_fate(*fates), folded) for fates, title, folded in _CHANGED]
-    features = [row for row in comparison.rows if row.base and row.head and row.feature != ALL]
+    both = main_rows(comparison.rows)
+    numbers = [row for row in both if _changes(row)]
+    features = [row for row in comparison.rows if row.feature != ALL and _changes(row)]
     text = ""
     for top in TOPS:
         text = fill(
@@ -30,13 +32,30 @@ def render_html(comparison: Comparison) -> str:
             comparison=comparison,
             options=(options_of(comparison.base), options_of(comparison.head)),
             settings=changed_settings(comparison.base, comparison.head),
-            numbers=main_rows(comparison.rows),
+            numbers=numbers,
+            unchanged=len(both) - len(numbers),
             features=sorted(features, key=lambda row: (-row.severity, row.key)),
             changed=[each for each in found if each[1]],
             statistics=STATISTICS,
             legend=LEGEND,
+            share=_share,
             top=top,
         ).lstrip()
         if len(text.encode()) < SIZE_LIMIT:
             break
     return text
+
+
+def _changes(row: Row) -> bool:
+    """Return whether a statistic that both runs have changed, as the page writes it."""
+    base, head = row.base, row.head
+    if base is None or head is None:
+        return False
+    return any(number(getattr(base, name)) != number(getattr(head, name)) for name in STATISTICS)
+
+
+def _share(value: float | None, most: float, width: int) -> int:
+    """Return the length of a bar: `width` for `most`, and for whatever is larger."""
+    if value is None:
+        return 0
+    return round(width * value / most) if value < most else width

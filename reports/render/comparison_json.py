@@ -1,4 +1,4 @@
-"""JSON of a comparison, for programs: regressions, changed verdicts and the numbers of both runs."""
+"""JSON of a comparison, for programs: regressions, causes, changed verdicts and the numbers of both runs."""
 
 import json
 import math
@@ -7,6 +7,7 @@ from typing import Any
 from attest.conformance.record import RunRecord
 from attest.conformance.text import printable
 from attest.reports.compare import Comparison
+from attest.reports.failures import NewCause
 from attest.reports.pairing import Fate, Pair
 from attest.reports.spread import STATISTICS, Row, Spread
 from attest.reports.summary import options_of
@@ -21,6 +22,7 @@ def render_json(comparison: Comparison) -> str:
         "headline": comparison.headline,
         "regressed": comparison.regressed,
         "regressions": [{"where": r.where, "what": r.what} for r in comparison.regressions],
+        "causes": [_cause(found) for found in comparison.new_causes],
         "notes": list(comparison.notes),
         "base": _side(comparison.base),
         "head": _side(comparison.head),
@@ -32,6 +34,31 @@ def render_json(comparison: Comparison) -> str:
 
 def _side(record: RunRecord) -> dict[str, Any]:
     return {"status": record.status, "options": printable(options_of(record)), "counts": record.counts}
+
+
+def _cause(found: NewCause) -> dict[str, Any]:
+    parts, cause = found.card.parts, found.card.cause
+    return {
+        "id": found.card.id,
+        "subject": printable(cause.subject),
+        "headline": printable(parts.headline),
+        "failures": len(cause.results),
+        "new": found.new,
+        "outputs": dict(cause.outputs),
+        "stage": cause.stage,
+        "counts": printable(parts.counts),
+        "clauses": list(parts.clauses),
+        "replay": printable(parts.replay),
+        "numbers": [
+            {
+                "output": row.output,
+                "wrong": row.wrong,
+                "worst_ratio": [_finite(value) for value in row.worst_ratio],
+                "rms_ratio": [_finite(value) for value in row.rms_ratio],
+            }
+            for row in found.numbers
+        ],
+    }
 
 
 def _verdict(pair: Pair) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from attest.conformance.record import Verdict
 from attest.conformance.text import plural, printable
 from attest.reports.history import STATISTICS, History
 from attest.reports.render.terminal import plain
@@ -16,13 +17,21 @@ _COMMIT = 12  # characters
 
 
 def print_history(found: History, console: Console) -> None:
-    """Print each record with what changed in it, and last how much changed."""
+    """Print each record with what changed in it, then each series that changed, and last how much changed."""
     for index, entry in enumerate(found.entries):
         commit = f", commit {entry.commit[:_COMMIT]}" if entry.commit else ""
         style = "green" if entry.record.status == "pass" else "bold red"
         plain(console, f"{one_line(entry.label)}{commit}: {entry.record.status}, {entry.summary}", style)
         for words in found.changes_in(index):
             plain(console, f"  {one_line(words, 400)}")
+    series = found.series()
+    if series:
+        console.print()
+        plain(console, "What changed, in each record from the first to the last:")
+    for words in series:
+        plain(console, f"  {printable(words)}")
+    if series:
+        console.print()
     worse = sum(change.worse for change in found.changes)
     counted = plural(len(found.changes), "change of a number", "changes of numbers")
     plain(console, f"{plural(len(found.entries), 'record')}: {counted}, {worse} for the worse")
@@ -38,6 +47,13 @@ def render_json(found: History) -> str:
                 "commit": entry.commit,
                 "status": entry.record.status,
                 "counts": entry.record.counts,
+                "verdicts": [
+                    {
+                        **dict(zip(("subject", "check", "dtype"), place, strict=True)),
+                        **{verdict.value: counts[verdict] for verdict in Verdict if verdict in counts},
+                    }
+                    for place, counts in sorted(found.verdicts[index].items())
+                ],
                 "changes": [printable(words) for words in found.changes_in(index)],
                 "numbers": [
                     {

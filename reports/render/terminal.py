@@ -84,6 +84,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for regression in comparison.regressions[:_LISTED]:
         plain(console, f"worse: {regression}")
     _print_more(len(comparison.regressions), "regression", console)
+    for found in comparison.new_causes[:_LISTED]:
+        console.print()
+        plain(console, f"cause: {found.card.cause.subject}: {found.card.parts.headline} ({found.counts})")
+        plain(console, f"  replay: {found.card.parts.replay}")
+    _print_more(len(comparison.new_causes), "cause", console)
     console.print()
     style = "bold red" if comparison.regressed else "yellow" if comparison.head_failures else "green"
     plain(console, comparison.headline, style)

@@ -1,6 +1,7 @@
 """Hand-made records: one helper each for a measurement, a result and a run, and one pair of runs."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from attest.conformance.cases.case import Case
@@ -44,6 +45,23 @@ def result(
 
 def run(*results: Result, **others: Any) -> RunRecord:
     return RunRecord(**{"profile": "quick", "seed": 0, "results": results, **others})
+
+
+GOOD = run(*(result(Verdict.PASS, measurement(), asked=case(seed)) for seed in range(10)))
+
+
+# Too few elements for its statistics to be compared.
+SMALL = measurement("dquery", elements=9, broken=("bound",))
+
+
+def changed(**numbers: float) -> RunRecord:
+    """GOOD with other numbers in every case."""
+    return run(*(result(Verdict.PASS, measurement(**numbers), asked=case(seed)) for seed in range(10)))
+
+
+def one(verdict: Verdict, **others: object) -> RunRecord:
+    """GOOD with another verdict on its first case."""
+    return run(replace(GOOD.results[0], verdict=verdict, **others), *GOOD.results[1:])
 
 
 def example_base() -> RunRecord:

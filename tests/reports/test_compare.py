@@ -13,29 +13,34 @@ from attest.reports.compare import compare_records
 from attest.reports.pairing import Fate
 from attest.reports.spread import ALL, STATISTICS
 from attest.reports.thresholds import SCOPES, limits
-from tests.reports.records import case, example_base, example_head, measurement, result, run
+from tests.reports.records import (
+    GOOD,
+    SMALL,
+    case,
+    changed,
+    example_base,
+    example_head,
+    measurement,
+    one,
+    result,
+    run,
+)
 
 PASS, FAIL, ERROR, XFAIL, XPASS = Verdict.PASS, Verdict.FAIL, Verdict.ERROR, Verdict.XFAIL, Verdict.XPASS
 INCONCLUSIVE, UNSUPPORTED = Verdict.INCONCLUSIVE, Verdict.UNSUPPORTED
-
-GOOD = run(*(result(PASS, measurement(), asked=case(seed)) for seed in range(10)))
-
-
-def changed(**numbers: float) -> RunRecord:
-    """GOOD with other numbers in every case."""
-    return run(*(result(PASS, measurement(**numbers), asked=case(seed)) for seed in range(10)))
-
-
-def one(verdict: Verdict, **others: object) -> RunRecord:
-    """GOOD with another verdict on its first case."""
-    return run(replace(GOOD.results[0], verdict=verdict, **others), *GOOD.results[1:])
-
 
 # (rule, base, head, what its only regression says)
 REGRESSIONS = {
     "a pass fails": ("_verdicts", GOOD, one(FAIL), "1 case PASS -> FAIL"),
     "a pass errs": ("_verdicts", GOOD, one(ERROR), "1 case PASS -> ERROR"),
     "a known failure is one no more": ("_verdicts", one(XFAIL), one(XPASS), "1 case XFAIL -> XPASS"),
+    "an unexpected pass fails": ("_verdicts", one(XPASS), one(FAIL), "1 case XPASS -> FAIL"),
+    "an unexpected pass runs out of time": (
+        "_timeouts",
+        one(XPASS),
+        one(Verdict.TIMEOUT, phase="compiling"),
+        "1 case timed out in compiling",
+    ),
     "refused before, fails now": ("_verdicts", one(UNSUPPORTED), one(FAIL), "1 case UNSUPPORTED -> FAIL"),
     "a new case fails": (
         "_verdicts",
@@ -75,6 +80,24 @@ REGRESSIONS = {
         run(*GOOD.results, result(PASS, asked=case(50, causal=True))),
         run(*GOOD.results, result(INCONCLUSIVE, asked=case(51, causal=True)), seed=1),
         "our.kernel forward causal: 1 case passed, none is left",
+    ),
+    "other cases are drawn, without a feature": (
+        "_coverage",
+        run(*GOOD.results, result(PASS, asked=case(50, causal=True))),
+        run(*GOOD.results, result(PASS, asked=case(51))),
+        "our.kernel forward causal: 1 case passed, none is left",
+    ),
+    "fewer other cases are drawn": (
+        "_verdicts",
+        GOOD,
+        run(*GOOD.results[:7], *(result(PASS, measurement(), asked=case(seed)) for seed in (50, 51))),
+        "3 cases PASS before and gone",
+    ),
+    "an output of a failing case is wrong, too": (
+        "_outputs",
+        run(result(FAIL, SMALL, replace(SMALL, output="dkey", broken=()), check="gradients")),
+        run(result(FAIL, SMALL, replace(SMALL, output="dkey"), check="gradients")),
+        "our.kernel gradients bfloat16 dkey: wrong now, too, on 1 case that failed before",
     ),
     "err/bound": ("_numbers", GOOD, changed(worst_ratio=0.95), "max err/bound 0.4 -> 0.95"),
     "rms ratio": ("_numbers", GOOD, changed(rms_ratio=1.4), "max rms ratio 0.7 -> 1.4"),
@@ -179,6 +202,29 @@ FINE = {
         GOOD,
         run(*(result(PASS, measurement(rms_ratio=0.8), asked=case(60 + s)) for s in range(10)), seed=1),
     ),
+    # What xla.flash_attention in float32 measured with key blocks of 32, then of 128 or 256.
+    "a new default tile": (
+        run(result(PASS, measurement(rms_ratio=0.415, bias_t=1.64))),
+        run(result(PASS, measurement(rms_ratio=0.775, bias_t=17.5))),
+    ),
+    "a new default tile, the lse": (
+        run(result(PASS, measurement("lse", rms_ratio=0.817))),
+        run(result(PASS, measurement("lse", rms_ratio=1.2))),
+    ),
+    "another list of tiles, whose cases differ": (
+        run(*(result(PASS, measurement(rms_ratio=0.275), asked=case(s, tiling=1)) for s in range(9))),
+        run(
+            *(
+                result(PASS, measurement(rms_ratio=0.67, largest_z=6.7), asked=case(s, tiling=2))
+                for s in range(9)
+            )
+        ),
+    ),
+    "another list of tiles, so that other cases are drawn": (
+        run(*(result(PASS, measurement(), asked=case(seed, tiling=seed % 3)) for seed in range(9))),
+        run(*(result(PASS, measurement(), asked=case(seed, tiling=seed % 2)) for seed in range(9))),
+    ),
+    "a failure with another message": (one(FAIL, message="a 1"), one(FAIL, message="b 1")),
     "asked for less": (GOOD, run(*GOOD.results[:3], narrowed="--feature window")),
     "another shard": (GOOD, run(*GOOD.results[:3], shard=(1, 2))),
     "a lattice is judged by the bound alone": (

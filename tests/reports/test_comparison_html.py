@@ -45,6 +45,35 @@ def test_a_page_shows_what_changed_and_the_cause_of_a_regression():
     assert len(set(page.ids)) == len(page.ids)
 
 
+def test_a_cause_shows_a_case_before_and_after():
+    base, head = run(result(Verdict.PASS, measurement())), run(result(Verdict.FAIL, OFF))
+    text = render_html(compare_records(base, head))
+    page = Page(text)
+    assert "1 of 1 failure is new" in page.text
+    assert f"Case {case().id}: PASS → FAIL" in page.text
+    assert '<th scope="row" class="red">out (wrong)</th><td class="n">0.4</td><td class="n">40</td>' in text
+
+
+def test_only_numbers_that_changed_are_shown_each_with_bars():
+    kept, old = result(check="lse"), result(Verdict.PASS, measurement(rms_ratio=0.5))
+    same = replace(kept, measurements=(measurement("lse"),))
+    new = replace(old, measurements=(measurement(rms_ratio=1.0),))
+    text = render_html(compare_records(run(same, old), run(same, new)))
+    assert "1 row of numbers did not change." in Page(text).text
+    assert "<td>lse</td>" not in text
+    assert '<rect class="base" width="14" height="4"/><rect class="head" y="5" width="28"' in text
+    assert text.count("<svg") == 2  # the largest rms ratio and the median
+
+
+def test_a_bar_of_what_is_not_finite_is_full():
+    base, head = (
+        run(result(Verdict.PASS, measurement())),
+        run(result(Verdict.PASS, measurement(worst_ratio=float("nan")))),
+    )
+    text = render_html(compare_records(base, head))
+    assert '<rect class="base" width="22" height="4"/><rect class="head" y="5" width="56"' in text
+
+
 def test_a_failure_that_base_has_too_is_no_cause_of_a_regression():
     _, head = broken()
     comparison = compare_records(head, head)
@@ -101,6 +130,32 @@ def test_junit_fails_what_became_worse():
     assert suites["attest.verdicts"].get("failures") == "1"
     assert int(suites["attest.regressions"].get("failures", "")) >= 1
     assert int(root.get("failures", "")) == 1 + int(suites["attest.regressions"].get("failures", ""))
+
+
+def test_junit_has_the_card_of_a_cause_once():
+    passing = [result(Verdict.PASS, measurement(), asked=case(seed, causal=True)) for seed in range(6)]
+    rest = [result(Verdict.PASS, measurement(), asked=case(seed)) for seed in range(6)]
+    failing = [replace(each, verdict=Verdict.FAIL, measurements=(OFF,)) for each in passing]
+    comparison = compare_records(run(*passing, *rest), run(*failing, *rest))
+    (found,) = comparison.new_causes
+    root = ET.fromstring(render_junit(comparison))
+    texts = [each.text for each in root.findall("testsuite[@name='attest.verdicts']/testcase/failure")]
+    assert texts.count(f"6 of 6 failures are new\n{found.card.text}") == 1
+    references = [text for text in texts if text.startswith("same cause as forward[")]
+    assert len(references) == 5
+    assert references[0].endswith(": out is wrong with causal")
+
+
+def test_junit_shows_the_card_where_a_test_fails_for_it():
+    """The first failure of the cause is no regression: it failed in base, in another way."""
+    old = [result(Verdict.FAIL, message="raised A"), result(asked=case(3))]
+    new = [replace(each, verdict=Verdict.ERROR, message="raised B") for each in old]
+    comparison = compare_records(run(*old), run(*new))
+    (found,) = comparison.new_causes
+    assert found.counts == "2 of 2 failures are new; 1 failed otherwise in base"
+    root = ET.fromstring(render_junit(comparison))
+    (failure,) = root.findall("testsuite[@name='attest.verdicts']/testcase/failure")
+    assert failure.text == f"{found.counts}\n{found.card.text}"
 
 
 def test_junit_of_no_change_has_a_test_that_passes():

@@ -57,6 +57,20 @@ def test_a_changed_verdict_and_its_numbers() -> None:
     assert (row["head"]["results"], row["head"]["worst_ratio"], row["head"]["largest_z"]) == (1, "inf", "inf")
 
 
+def test_the_causes_of_new_failures() -> None:
+    wrong = measurement(worst_ratio=40.0, broken=("bound", "semantics"))
+    base, head = run(result(Verdict.PASS, measurement())), run(result(Verdict.FAIL, wrong))
+    (cause,) = strict(render_json(compare_records(base, head)))["causes"]
+    assert (cause["subject"], cause["failures"], cause["new"]) == (KERNEL, 1, 1)
+    assert cause["headline"].startswith("out is wrong")
+    assert cause["outputs"] == {"out": True}
+    assert cause["replay"].startswith("attest replay ")
+    assert cause["numbers"] == [
+        {"output": "out", "wrong": True, "worst_ratio": [0.4, 40.0], "rms_ratio": [0.7, 0.7]}
+    ]
+    assert strict(render_json(compare_records(head, head)))["causes"] == []
+
+
 def test_the_order_of_results_does_not_matter() -> None:
     base, head = example_base(), example_head()
     turned = compare_records(
