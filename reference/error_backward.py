@@ -4,6 +4,7 @@ Symbols as in docs/explanation/error-model.md: dP = dO V^T, D the row sum of dO 
 dS = p (dP - D) the gradient of the logits, g the slope of the cap.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from attest.reference.error_forward import (
 )
 from attest.reference.error_row_max import row_max_error
 from attest.reference.numerics import ROUNDING_VARIANCE, SMALLEST_NORMAL, Floats, Numerics, format_of
-from attest.reference.oracle import BackwardBlock
+from attest.reference.oracle import BackwardBlock, Cotangents
 from attest.reference.problem import Problem
 from attest.reference.rows import RowBlock
 from attest.reference.spread import Spread, at_least_bound, cast_error, finite, flushed_squares, rounding
@@ -57,9 +58,14 @@ class LogitsGradient:
 
 
 def logits_gradient_error(
-    problem: Problem, numerics: Numerics, block: RowBlock, backward: BackwardBlock, error: ForwardError
+    problem: Problem,
+    numerics: Numerics,
+    cotangents: Cotangents,
+    block: RowBlock,
+    backward: BackwardBlock,
+    error: ForwardError,
 ) -> LogitsGradient:
-    """Return the error of the gradient of the logits."""
+    """Return the error of the gradient of the logits, given the `natural_cotangents`."""
     u, c = numerics.accumulator, ROUNDING_VARIANCE
     p, keep, value = finite(block.weights), error.keep, error.value
     d_out, d_weights = finite(backward.d_out), finite(backward.d_weights)
@@ -137,7 +143,7 @@ def logits_gradient_error(
         saturated = numerics.tanh * 2 * tanh**2 * d_logits
     shift = _row_dot_shift(problem, numerics, backward)
     d_uncapped = finite(backward.d_uncapped)
-    floor = _cast_floor(numerics, block.dot_scale)
+    floor = _cast_floor(numerics, block.dot_scale) * _scaled_down(problem, numerics, cotangents, block.batch)
     cast = cast_error(numerics.weights, np.abs(d_uncapped), floor)
     deviations = np.sqrt(cast.variance) * np.sign(d_uncapped)
     rounded = Cast(np.abs(d_uncapped), deviations, error.rounded.unit, floor)
@@ -228,6 +234,25 @@ def _flush_floor(problem: Problem, scale: float) -> float:
 def _cast_floor(numerics: Numerics, scale: float) -> float:
     """Return half the smallest subnormal of dS, which kernels cast before or after the scale."""
     return numerics.half_subnormal * max(1.0, 1 / abs(scale) if scale else 1.0)
+
+
+def _scaled_down(problem: Problem, numerics: Numerics, cotangents: Cotangents, entry: int) -> float:
+    """Return the power of two by which the dS of a batch entry are divided before their cast, or twice that.
+
+    |dP - D| is at most 2 |dO| |V| / (1 - rate) + |dlse|. What multiplies dO where out is not normalised is at
+    most the number of its terms.
+    """
+    if math.isinf(numerics.d_logits_below):
+        return 1.0
+    d_out, value = (
+        np.linalg.norm(finite(x[entry].astype(np.float64)), axis=-1).max(initial=0.0)
+        for x in (cotangents.out, problem.value)
+    )
+    sinks = 0 if problem.softmax_aux is None else problem.softmax_aux.shape[-1]
+    terms = 1 if problem.normalize_output else problem.kv_len + sinks
+    d_lse = 0.0 if cotangents.lse is None else np.abs(finite(cotangents.lse[entry])).max(initial=0.0)
+    most = 2 * terms * d_out * value / (1 - problem.dropout_prob) + float(d_lse)
+    return math.ldexp(1.0, max(0, math.frexp(most / numerics.d_logits_below)[1]))
 
 
 @dataclass(frozen=True)

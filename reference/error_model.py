@@ -84,7 +84,7 @@ def predict(
             for block in row_blocks(problem, semantics, live):
                 error = forward_error(problem, semantics, numerics, block, repeats)
                 backward = backward_block(problem, natural, block)
-                gradient = logits_gradient_error(problem, numerics, block, backward, error)
+                gradient = logits_gradient_error(problem, numerics, natural, block, backward, error)
                 by_keys.add(block, backward, error, gradient)
         spreads = by_keys.finish()
     return predictions | {name: _prediction(spread) for name, spread in spreads.items()}
@@ -139,7 +139,7 @@ def _by_queries(
         lse.bound[at_lse], lse.variance[at_lse] = error.lse.bound, error.lse.variance
         if cotangents is not None:
             backward = backward_block(problem, cotangents, block)
-            gradient = logits_gradient_error(problem, numerics, block, backward, error)
+            gradient = logits_gradient_error(problem, numerics, cotangents, block, backward, error)
             query = query_error(numerics, block, backward, error, gradient)
             d_query.bound[at], d_query.variance[at] = query.bound, query.variance
             extra["dquery"][at] = query.extra

@@ -64,6 +64,8 @@ class Numerics:
     logits: a further rounding of the logits where they are stored in less than the accumulator, or 0.
     weights: the cast of P and dS before they are multiplied.
     half_subnormal: half the smallest subnormal of the dtype of that cast; what lies below becomes 0.
+    d_logits_below: what a power of two keeps every dS of a batch entry below, as far as the norms of dO and
+        V tell, before the cast; of an entry that it scales down, the cast takes as much more; inf: none.
     exponential, tanh: largest relative error of the device's functions.
     lse: the rounding of the returned lse.
     d_weights: a rounding of dP = dO V^T where it is stored, or 0.
@@ -90,6 +92,7 @@ class Numerics:
     logits: float = 0.0
     weights: float = 2.0**-24
     half_subnormal: float = 0.0
+    d_logits_below: float = math.inf
     exponential: float = 2.0**-22
     tanh: float = 2.0**-20
     lse: float = 2.0**-24
@@ -108,6 +111,8 @@ class Numerics:
         for name in (*units, "exponential", "tanh", "lse", "d_weights"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a number in [0, 1)")
+        if not self.d_logits_below > 0:
+            raise ValueError(f"d_logits_below: got {self.d_logits_below!r}, expected a number above 0")
         for name in ("truncated", "dot_lanes", "sum_lanes", "splits", "key_block", "dot_keys"):
             count = getattr(self, name)
             if count is not None and count < 1:

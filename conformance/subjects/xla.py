@@ -3,6 +3,7 @@
 `xla.pieces` is what accelerators run, on any backend, and in smaller pieces than they choose.
 """
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from attest.kernels.attention import flash_attention_with_lse as flash_attention
 from attest.kernels.implementations import XLA
 from attest.kernels.xla import ChunkSizes, attention, flash_attention_with_lse, pieces
 from attest.kernels.xla.passes import PASSES
+from attest.kernels.xla.whole import D_LOGITS_BELOW
 from attest.kernels.xla.whole import LIMITS as WHOLE
 from attest.reference.numerics import Numerics
 
@@ -40,9 +42,15 @@ def _flash_numerics(dtype: str, tiling: Tiling) -> Numerics:
 
 
 def _pieces_numerics(dtype: str, tiling: Tiling) -> Numerics:
-    """Return numerics of all keys at once; P and dS are rounded to the inputs' dtype, sums are float32."""
+    """Return numerics of all keys at once; P and dS are rounded to the inputs' dtype, sums are float32.
+
+    In float16, dS is scaled down where it might overflow.
+    """
     matrix_unit = CUDA_MATRIX_UNIT if dtype != "float32" and jax.default_backend() == "gpu" else {}
-    return replace(default_numerics(dtype, tiling), key_block=None, sum_lanes=1, **matrix_unit)
+    below = D_LOGITS_BELOW if dtype == "float16" else math.inf
+    return replace(
+        default_numerics(dtype, tiling), key_block=None, sum_lanes=1, d_logits_below=below, **matrix_unit
+    )
 
 
 def _materialised_numerics(dtype: str, tiling: Tiling) -> Numerics:

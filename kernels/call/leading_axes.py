@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 
 from attest.kernels.call.arrays import broadcast, exactly_narrowed
 from attest.kernels.call.axes import AXES, behind_batch
@@ -47,13 +48,22 @@ def merged_arrays(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Leading
         if name == "alibi_slopes" and getattr(x, "ndim", None) == 1:
             continue
         if isinstance(x, jax.Array | np.ndarray):
-            result[name] = _merge(name, x, leading, axes, name in _BROADCAST)
+            result[name] = _apart(_merge(name, x, leading, axes, name in _BROADCAST))
     return result, leading
 
 
 def split(x: jax.Array, leading: Leading | None) -> jax.Array:
     """Return a result [B, ...] with the batch dimensions that were given in place of B."""
-    return x if leading is None else x.reshape(*leading, *x.shape[1:])
+    return x if leading is None else _apart(x).reshape(*leading, *x.shape[1:])
+
+
+def _apart[T](x: T) -> T:
+    """Return the array behind a barrier, so that XLA compiles what lies behind as for one batch dimension.
+
+    XLA on GPUs measures algorithms for each product, and may choose another one, with other bits, where a
+    reshape is fused into the product. In an eager call, the reshape is a program of its own.
+    """
+    return lax.optimization_barrier(x) if isinstance(x, jax.core.Tracer) else x
 
 
 def _merge(name: str, x: Any, leading: Leading, axes: int, broadcasts: bool) -> Any:

@@ -87,9 +87,8 @@ def backward_bias(
             u = tile_logits(Q, K, arrays, rows, keys, SPEC, SPEC.shape.even, True, False)
             total += tile_gradient(u, dO, V, terms, seed, rows, keys, SPEC, True)
 
-    plane_at = d_bias + pair_offset(
-        own_batch, own_head, q_length, k_length, SPEC.shape.heads, SPEC.logits.bias
-    )
+    BIAS: tl.constexpr = SPEC.logits.bias
+    plane_at = d_bias + pair_offset(own_batch, own_head, q_length, k_length, SPEC.shape.heads, BIAS)
     key_index = own_keys * SPEC.shape.block_k + k_order
     row_index = own_rows * SPEC.shape.block_q + q_order
     element = d_bias.dtype.element_ty

@@ -90,9 +90,11 @@ def backward_key(
                 dK = tl.dot(dS.to(Q.dtype), Q, dK, input_precision=SPEC.logits.precision)
 
     if SPEC.gradients.key:
-        d_key_at = row_pointer(d_key, batch, key_head, k_length, keys.start, SPEC.shape.key)
+        KEY: tl.constexpr = SPEC.shape.key
+        d_key_at = row_pointer(d_key, batch, key_head, k_length, keys.start, KEY)
         dK = dK * SPEC.gradients.scale
-        store_tile(d_key_at, dK, k_order, k_length - keys.start, SPEC.shape.key, not SPEC.shape.even_k)
+        store_tile(d_key_at, dK, k_order, k_length - keys.start, KEY, not SPEC.shape.even_k)
     if SPEC.gradients.value:
-        d_value_at = row_pointer(d_value, batch, key_head, k_length, keys.start, SPEC.shape.value)
-        store_tile(d_value_at, dV, k_order, k_length - keys.start, SPEC.shape.value, not SPEC.shape.even_k)
+        VALUE: tl.constexpr = SPEC.shape.value
+        d_value_at = row_pointer(d_value, batch, key_head, k_length, keys.start, VALUE)
+        store_tile(d_value_at, dV, k_order, k_length - keys.start, VALUE, not SPEC.shape.even_k)

@@ -73,6 +73,7 @@ def backward_query(
                 dS = tile_gradient(u, dO, V, terms, seed, rows, keys, SPEC, EDGE)
                 dQ = tl.dot(dS.to(K.dtype), K, dQ, input_precision=SPEC.logits.precision)
 
-    d_query_at = row_pointer(d_query, batch, head, q_length, rows.start, SPEC.shape.query)
+    QUERY: tl.constexpr = SPEC.shape.query
+    d_query_at = row_pointer(d_query, batch, head, q_length, rows.start, QUERY)
     dQ = dQ * SPEC.gradients.scale
-    store_tile(d_query_at, dQ, q_order, q_length - rows.start, SPEC.shape.query, not SPEC.shape.even_q)
+    store_tile(d_query_at, dQ, q_order, q_length - rows.start, QUERY, not SPEC.shape.even_q)

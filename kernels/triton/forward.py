@@ -123,9 +123,10 @@ def forward(
     factor = tl.full([SPEC.shape.block_q], SPEC.kept_scale, tl.float32)
     if SPEC.softmax.normalize:
         factor = factor / tl.where(norm == 0.0, 1.0, norm)
-    out_at = row_pointer(out, batch, head, q_length, rows.start, SPEC.shape.out)
+    OUT: tl.constexpr = SPEC.shape.out
+    out_at = row_pointer(out, batch, head, q_length, rows.start, OUT)
     acc = acc * factor[:, None]
-    store_tile(out_at, acc, q_order, q_length - rows.start, SPEC.shape.out, not SPEC.shape.even_q)
+    store_tile(out_at, acc, q_order, q_length - rows.start, OUT, not SPEC.shape.even_q)
 
     if SPEC.loops.hides:
         if leaked > 0:

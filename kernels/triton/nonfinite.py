@@ -43,7 +43,8 @@ def propagate_nonfinite(
         L = tl.where(L == float("-inf"), 0.0, L)
         # A weight of a huge logit must not vanish by what the two are rounded by.
         L = tl.where(tl.abs(L) > SPEC.softmax.huge, L - tl.abs(L) * LAST_BITS, L)
-        out_at = row_pointer(out, batch, head, q_length, rows.start, SPEC.shape.out)
+        OUT: tl.constexpr = SPEC.shape.out
+        out_at = row_pointer(out, batch, head, q_length, rows.start, OUT)
         hits = tl.full([_FEW, SPEC.shape.value.block], 0.0, tl.float32)
         start, stop = visited.start * SPEC.shape.block_k // _FEW, visited.stop * SPEC.shape.block_k // _FEW
         for step in tl.range(start, stop, num_stages=1):

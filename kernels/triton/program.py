@@ -1,7 +1,8 @@
 """The records of a Triton program, and what a program does before its loop over tiles.
 
 Triton 3.6 takes named tuples inside a kernel and jax-triton 0.3.1 none as its arguments: a kernel has its
-arrays as parameters of its own and gathers them in `Arrays`.
+arrays as parameters of its own and gathers them in `Arrays`. A record of the spec gets a name, a
+`tl.constexpr`, before it is passed on: Triton 3.6 does not take it otherwise.
 """
 
 from typing import Any, NamedTuple
@@ -218,46 +219,54 @@ def load_rows(arrays, batch, head, start, order, SPEC: tl.constexpr, EDGE: tl.co
             ids = tl.load(arrays.q_ids + batch * q_length + index, mask=inside, other=-1)
             kv_ids = kv_ids + batch.to(tl.int64) * k_length
         if SPEC.visibility.mask is not None:
-            mask = mask + pair_offset(batch, head, q_length, k_length, SPEC.shape.heads, SPEC.visibility.mask)
+            MASK: tl.constexpr = SPEC.visibility.mask
+            mask = mask + pair_offset(batch, head, q_length, k_length, SPEC.shape.heads, MASK)
         if SPEC.logits.bias is not None:
-            bias = bias + pair_offset(batch, head, q_length, k_length, SPEC.shape.heads, SPEC.logits.bias)
+            BIAS: tl.constexpr = SPEC.logits.bias
+            bias = bias + pair_offset(batch, head, q_length, k_length, SPEC.shape.heads, BIAS)
     return Rows(batch, head, start, index, first, last, ids, stand, slope, kv_ids, mask, bias)
 
 
 @triton.jit
 def load_query_tile(query, rows, order, q_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
     """Load the tile [R, D] of `rows` of query, `order` from their first; CHECK as in `load_tile`."""
-    at = row_pointer(query, rows.batch, rows.head, q_length, rows.start, SPEC.shape.query)
-    return load_tile(at, order, q_length - rows.start, SPEC.shape.query, CHECK)
+    QUERY: tl.constexpr = SPEC.shape.query
+    at = row_pointer(query, rows.batch, rows.head, q_length, rows.start, QUERY)
+    return load_tile(at, order, q_length - rows.start, QUERY, CHECK)
 
 
 @triton.jit
 def load_d_out_tile(d_out, rows, order, q_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
     """Load the tile [R, DV] of `rows` of the cotangent of out; see `load_query_tile`."""
-    at = row_pointer(d_out, rows.batch, rows.head, q_length, rows.start, SPEC.shape.out)
-    return load_tile(at, order, q_length - rows.start, SPEC.shape.out, CHECK)
+    OUT: tl.constexpr = SPEC.shape.out
+    at = row_pointer(d_out, rows.batch, rows.head, q_length, rows.start, OUT)
+    return load_tile(at, order, q_length - rows.start, OUT, CHECK)
 
 
 @triton.jit
 def key_pointers(arrays, batch, key_head, start, SPEC: tl.constexpr):
     """Return pointers to key `start` of a key head and to its value."""
-    key = row_pointer(arrays.key, batch, key_head, arrays.k_length, start, SPEC.shape.key)
-    value = row_pointer(arrays.value, batch, key_head, arrays.k_length, start, SPEC.shape.value)
+    KEY: tl.constexpr = SPEC.shape.key
+    VALUE: tl.constexpr = SPEC.shape.value
+    key = row_pointer(arrays.key, batch, key_head, arrays.k_length, start, KEY)
+    value = row_pointer(arrays.value, batch, key_head, arrays.k_length, start, VALUE)
     return key, value
 
 
 @triton.jit
 def load_key_tile(k_at, keys, k_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
     """Load the tile [K, D] of `keys`; `k_at` points at the first key; CHECK as in `load_tile`."""
-    at = k_at + keys.start.to(tl.int64) * SPEC.shape.key.stride
-    return load_tile(at, keys.order, k_length - keys.start, SPEC.shape.key, CHECK)
+    KEY: tl.constexpr = SPEC.shape.key
+    at = k_at + keys.start.to(tl.int64) * KEY.stride
+    return load_tile(at, keys.order, k_length - keys.start, KEY, CHECK)
 
 
 @triton.jit
 def load_value_tile(v_at, keys, k_length, SPEC: tl.constexpr, CHECK: tl.constexpr):
     """Load the tile [K, DV] of the values of `keys`, as `load_key_tile` loads that of the keys."""
-    at = v_at + keys.start.to(tl.int64) * SPEC.shape.value.stride
-    return load_tile(at, keys.order, k_length - keys.start, SPEC.shape.value, CHECK)
+    VALUE: tl.constexpr = SPEC.shape.value
+    at = v_at + keys.start.to(tl.int64) * VALUE.stride
+    return load_tile(at, keys.order, k_length - keys.start, VALUE, CHECK)
 
 
 @triton.jit
@@ -266,6 +275,8 @@ def load_own_keys(arrays, batch, key_head, keys, SPEC: tl.constexpr):
     k_length = arrays.k_length
     k_at, v_at = key_pointers(arrays, batch, key_head, keys.start, SPEC)
     limit = k_length - keys.start
-    K = load_tile(k_at, keys.order, limit, SPEC.shape.key, not SPEC.shape.even_k)
-    V = load_tile(v_at, keys.order, limit, SPEC.shape.value, not SPEC.shape.even_k)
+    KEY: tl.constexpr = SPEC.shape.key
+    VALUE: tl.constexpr = SPEC.shape.value
+    K = load_tile(k_at, keys.order, limit, KEY, not SPEC.shape.even_k)
+    V = load_tile(v_at, keys.order, limit, VALUE, not SPEC.shape.even_k)
     return K, V

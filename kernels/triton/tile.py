@@ -161,14 +161,16 @@ def tile_logits(
     # What is read pair by pair is asked for before the product, which hides the wait. Past the queries mask
     # and bias hide: there NaN of a key would reach its gradients as NaN * 0.
     if SPEC.logits.bias is not None:
+        BIAS: tl.constexpr = SPEC.logits.bias
         added = load_pairs(
-            rows.bias, rows, index, key, q_length, k_length, SPEC.logits.bias, SPEC.shape.aligned_k, not EVEN,
+            rows.bias, rows, index, key, q_length, k_length, BIAS, SPEC.shape.aligned_k, not EVEN,
             float("-inf"),
         )  # fmt: skip
     if EDGE:
         if SPEC.visibility.mask is not None:
+            MASK: tl.constexpr = SPEC.visibility.mask
             allowed = load_pairs(
-                rows.mask, rows, index, key, q_length, k_length, SPEC.visibility.mask, SPEC.shape.aligned_k,
+                rows.mask, rows, index, key, q_length, k_length, MASK, SPEC.shape.aligned_k,
                 not EVEN, 0,
             )  # fmt: skip
         if SPEC.visibility.segments:

@@ -27,8 +27,8 @@ from attest.kernels.xla.tiles import Weighed, any_nonfinite, restricted_logits, 
 
 # The sizes up to which a problem is small.
 LIMITS = tomllib.loads((Path(__file__).parent / "whole.toml").read_text())
-# Half of what float16 ends at.
-_LARGE = 2.0**15
+# What float16 keeps dS below, by a power of two for each batch entry: half of what the format ends at.
+D_LOGITS_BELOW = 2.0**15
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
@@ -260,5 +260,5 @@ def _scale_of_cotangents(call: Call, terms: RowTerms) -> jax.Array:
     if terms.weight is not None:
         most = most * _finite(terms.weight).max(axis=(1, 2))
     most = most + jnp.abs(_finite(terms.delta)).max(axis=(1, 2))
-    _, exponent = jnp.frexp(most / _LARGE)
+    _, exponent = jnp.frexp(most / D_LOGITS_BELOW)
     return jnp.ldexp(jnp.float32(1), -jnp.maximum(exponent, 0))[:, None, None, None]

@@ -151,6 +151,33 @@ def test_delta_of_recomputed_weights_is_less_exact() -> None:
     assert np.median(summed.std / np.maximum(usual.std, 1e-300)) > 1.1
 
 
+@pytest.mark.parametrize("normalized", [True, False])
+def test_small_gradients_of_logits_may_vanish_where_large_ones_are_scaled_down(normalized: bool) -> None:
+    drawn = draw("normal", (), SMALL, "float16", 8)
+    problem = replace(drawn.problem, normalize_output=normalized)
+    numerics = Numerics("float16", weights=2.0**-11, half_subnormal=2.0**-25)
+    scaled = replace(numerics, d_logits_below=2.0**15)
+
+    def bounds(numerics: Numerics, factor: float) -> dict[str, Any]:
+        assert drawn.cotangents.out is not None
+        cotangents = replace(drawn.cotangents, out=drawn.cotangents.out.astype(np.float32) * factor)
+        found = predict(problem, STANDARD, numerics, cotangents)
+        return {name: found[name].bound for name in ("dquery", "dkey", "dvalue")}
+
+    for name, bound in bounds(numerics, 1.0).items():
+        assert (bounds(scaled, 1.0)[name] == bound).all()
+    large, allowed = bounds(numerics, 1e5), bounds(scaled, 1e5)
+    assert (allowed["dvalue"] == large["dvalue"]).all()
+    assert all((allowed[name] >= large[name]).all() for name in ("dquery", "dkey"))
+    assert all((allowed[name] > large[name]).any() for name in ("dquery", "dkey"))
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])
+def test_a_limit_of_gradients_of_logits_is_above_zero(wrong: float) -> None:
+    with pytest.raises(ValueError, match=r"^d_logits_below: got .*, expected a number above 0$"):
+        Numerics("float16", d_logits_below=wrong)
+
+
 def test_a_coarse_kernel_is_no_better_than_declared() -> None:
     declared = Numerics("float16", exponential=0.1, half_subnormal=2.0**-3)
     worst = coarse(declared)

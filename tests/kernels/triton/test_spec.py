@@ -1,6 +1,8 @@
 """The specification that a Triton kernel is compiled for."""
 
+import ast
 import re
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from inspect import getsource
 from pathlib import Path
@@ -54,6 +56,28 @@ def test_equal_calls_share_their_kernels(options):
     assert {x.kernel.__name__ for x in ones} == {"forward", "backward_query", "backward_key"}
     assert [hash(spec_of(x)) for x in ones] == [hash(spec_of(x)) for x in others]
     assert [spec_of(x) for x in ones] == [spec_of(x) for x in others]
+
+
+def _arguments(function: ast.AST) -> Iterator[str]:
+    for call in ast.walk(function):
+        if isinstance(call, ast.Call):
+            yield from map(ast.unparse, [*call.args, *(keyword.value for keyword in call.keywords)])
+
+
+@pytest.mark.parametrize("module", sorted(path.stem for path in Path(spec.__file__).parent.glob("*.py")))
+def test_records_of_the_spec_are_passed_on_by_a_name(module):
+    """Triton 3.6 does not take an attribute of a constant for a constant, unless it is a number."""
+    tree = ast.parse((Path(spec.__file__).parent / f"{module}.py").read_text())
+    given = [a for a in _arguments(tree) if re.fullmatch(r"SPEC(\.\w+)+", a)]
+    assert [a for a in given if _is_record(a.split(".")[1:])] == []
+
+
+def _is_record(names: list[str]) -> bool:
+    kind: Any = KernelSpec
+    for name in names:
+        found = get_type_hints(kind).get(name) or get_type_hints(getattr(kind, name).fget)["return"]
+        kind = next((x for x in (get_args(found) or (found,)) if x is not NoneType), NoneType)
+    return is_dataclass(kind)
 
 
 def test_different_calls_do_not():
