@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 # Elements of both operands; XLA's own limit, the flag xla_gpu_gemm_rewrite_size_threshold, is 100.
-_SMALL = 1024
+_SMALL = 256
 
 
 @dataclass(frozen=True)
