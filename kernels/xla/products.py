@@ -5,11 +5,16 @@ of one of the heads that share a key head. Nothing here has more than four axes,
 logits with a fifth one makes no single kernel of a softmax.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+# Elements of both operands; XLA's own limit, the flag xla_gpu_gemm_rewrite_size_threshold, is 100.
+_SMALL = 256
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,25 @@ class Products:
         return x.astype(self.operands).reshape(x.shape[0], self.k_heads, -1, x.shape[3])
 
     def _einsum(self, axes: str, a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.einsum(axes, a, b, precision=self.precision, preferred_element_type=jnp.float32)
+        wide, precision = jnp.dtype(jnp.float32), self.precision
+        if self.rounds and _is_small(axes, a, b):
+            a, b, precision = a.astype(wide), b.astype(wide), lax.Precision.HIGHEST
+        return jnp.einsum(axes, a, b, precision=precision, preferred_element_type=wide)
+
+
+def _is_small(axes: str, a: jax.Array, b: jax.Array) -> bool:
+    """Return whether a matrix of the product may be too small for XLA's matrix multiplication on GPUs.
+
+    XLA multiplies such operands one by one, and in float16 it rounds each product to float16 (seen in jax
+    0.11.2). It counts the elements of both matrices, without their batch axes.
+    """
+    left, right = axes.partition("->")[0].split(",")
+    batch = set(left) & set(axes.partition("->")[2]) & set(right)
+    elements = sum(
+        math.prod(size for axis, size in zip(names, x.shape, strict=True) if axis not in batch)
+        for names, x in ((left, a), (right, b))
+    )
+    return elements < _SMALL
 
 
 def products_of(call: Any, precision: Any, *, wide: bool) -> Products:

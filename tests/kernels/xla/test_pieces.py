@@ -1,5 +1,7 @@
 """What accelerators run of `xla`, on this device: how a call is cut, and that float16 does not overflow."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +51,25 @@ def test_no_compiler_stores_a_mask_of_keys_for_all_pairs():
     assert barriers() == 0
     assert barriers(attention_mask=jnp.ones((2, 1, 1, 64), bool)) > 0
     assert barriers(attention_mask=jnp.ones((2, 4, 64, 64), bool)) > 0
+
+
+@pytest.mark.found_outside
+@pytest.mark.parametrize(("length", "head_dim", "operands"), [(9, 3, "f32"), (96, 16, "f16")])
+def test_tiny_products_are_those_of_float32(length, head_dim, operands):
+    """XLA on GPUs rounds products of float16 to float16 where it takes matrices for too small."""
+    arrays = [x.astype(jnp.float16) for x in qkv(q_length=length, k_length=length, head_dim=head_dim)]
+
+    def both(*arrays):
+        out, pull = jax.vjp(lambda *x: find("xla.pieces").call(*x)[0], *arrays)
+        return pull(out)
+
+    text = jax.jit(both).lower(*arrays).as_text()
+    products = re.findall(
+        r"stablehlo.dot_general .* : \(tensor<[0-9x]+x(\w+)>, tensor<[0-9x]+x(\w+)>\)", text
+    )
+    # Five of the passes; that of dO and out, for Delta, is one of float32.
+    assert products.count((operands, operands)) >= 5
+    assert ("f16" in {kind for pair in products for kind in pair}) == (operands == "f16")
 
 
 @pytest.mark.parametrize(
