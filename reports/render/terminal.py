@@ -32,7 +32,7 @@ _STYLES = {
 
 
 # The characters of the reason of an expected failure that are shown, however narrow the terminal is.
-_REASON = 24
+_REASON = 16
 
 _COMMAND = "attest replay"
 
@@ -208,7 +208,7 @@ def _cause(group: list[Known], width: int | None) -> str:
     """Return the line of known failures with one cause: how many, why, and the link; at most `width` long."""
     count = sum(known.cases for known in group)
     others = len({_reason(known) for known in group}) - 1
-    more = f", and {plural(others, 'other reason')}" if others else ""
+    more = f" (+{others} more)" if others else ""
     first, last = f"    {count:>4} ", f"{more} {group[0].link}".rstrip()
     room = None if width is None else max(width - len(first) - len(last), _REASON)
     reason = _reason(group[0])

@@ -136,6 +136,8 @@ RECORD = RunRecord(
     ),
     shard=(1, 2),
     environment={"jax": "0.11.2", "skipped": {}},
+    left_out=("a.b lse: does not return lse",),
+    seconds=1.5,
 )
 
 
