@@ -162,7 +162,7 @@ class RunRecord:
     problems: what fails the run beyond single verdicts, such as stale expectations.
     narrowed: the options that narrowed the run to less than its profile, as typed; empty for all of it.
     environment: device, versions, flags, commit.
-    left_out: the checks that did not run, with the reason, one text for each subject and reason.
+    left_out: the checks that did not run: one text for each subject and reason, which names both.
     seconds: how long the run took, of several shards together; 0 if that is not known. Two records are equal
         whatever they took.
     """

@@ -45,10 +45,10 @@ def left_out(subject: Subject, name: str, profile: Profile, only: Restriction) -
             continue
         reason = found.applies(subject)
         if reason is None and found.kind.table not in tables:
-            reason = f"the profile {profile.name} has no cases of it"
+            reason = f"the profile {profile.name} has no such cases"
         if reason is not None:
             reasons.setdefault(reason, []).append(check)
-    return tuple(f"{name} {', '.join(sorted(checks))}: {reason}" for reason, checks in reasons.items())
+    return tuple(f"{name}: {reason}: {', '.join(sorted(checks))}" for reason, checks in reasons.items())
 
 
 def not_judged(subject: Subject, results: Sequence[Result]) -> str | None:

@@ -87,26 +87,26 @@ def test_the_lines_before_the_status_say_what_was_judged_and_skipped() -> None:
         result(check="lse"),
         result(asked=case(1), subject="other.kernel"),
         environment={"skipped": skipped},
-        left_out=("our.kernel poison: declares that NaN leaks",),
+        left_out=("our.kernel: declares that NaN leaks: poison",),
         seconds=12.34,
     )
     assert run_shown(record).splitlines()[-5:-1] == [
         "judged: 2 cases of 2 subjects by 2 checks in 12.3 s",
         "skipped: t.cuda: runs on gpu, this machine has cpu",
         "skipped: a.cuda, p.tpu: runs on tpu",
-        "skipped: our.kernel poison: declares that NaN leaks",
+        "skipped: our.kernel: declares that NaN leaks: poison",
     ]
     assert "judged: 1 case of 1 subject by 1 check\n" in run_shown(run(result()))
     assert "skipped" not in run_shown(run(result(), environment={"skipped": "nonsense"}))
 
 
 def test_much_that_was_skipped_is_listed_only_if_it_is_asked_for() -> None:
-    record = run(result(), left_out=tuple(f"kernel{n} lse: does not return lse" for n in range(9)))
+    record = run(result(), left_out=tuple(f"kernel{n}: does not return lse: lse" for n in range(9)))
     assert [line for line in run_shown(record).splitlines() if "skipped" in line][-2:] == [
-        "skipped: kernel5 lse: does not return lse",
+        "skipped: kernel5: does not return lse: lse",
         "skipped: 3 more, which -v lists",
     ]
-    assert "skipped: kernel8 lse" in verbose(record)
+    assert "skipped: kernel8: does" in verbose(record)
 
 
 def verbose(record: RunRecord, width: int = 110, colour: bool = False) -> str:
@@ -167,7 +167,7 @@ def test_a_terminal_is_not_too_narrow_for_any_line_but_commands(width: int) -> N
         example_head(),
         results=(*example_head().results, known("lse", "a long reason " * 12, 1)),
         problems=("a long problem " * 20,),
-        left_out=("our.kernel " + "check, " * 60 + ": no reason",),
+        left_out=("our.kernel: no reason: " + "check, " * 60,),
     )
     for text in (run_shown(record, width, colour=True), verbose(record, width, colour=True)):
         lines = re.sub("\x1b\\[[0-9;]*m", "", text).splitlines()
