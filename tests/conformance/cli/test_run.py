@@ -115,6 +115,7 @@ def test_all_that_was_skipped_is_shown_if_it_is_asked_for(attest, tmp_path):
     long = attest("report", path, "-v").out
     assert short.status == 0
     assert "more, which -v lists" in short.out
+    assert f" in {json.loads(path.read_text())['seconds']:.1f} s\n" in long
     listed = [f"skipped: {text}" for text in read_record(path).left_out]
     assert [line for line in long.splitlines() if line.startswith("skipped: ")] == listed
     assert attest("check", "tests.toys:right", "-n", 0, "--verbose").out.count("skipped: ") == len(listed)

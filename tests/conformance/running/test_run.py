@@ -265,12 +265,19 @@ def test_tasks_of_a_subject_that_is_given_up_are_no_longer_part_of_the_total(mon
     limits = runner.limits()
     monkeypatch.setattr(runner, "limits", lambda: {**limits, "faults_per_subject": 1})
     planned(monkeypatch)
-    monkeypatch.setattr(runner, "judge", lambda *_asked: (_ for _ in ()).throw(ValueError("no")))
+
+    def judge(subject, case, checks):
+        if subject is toys.top_left:
+            raise ValueError("no")
+        return [result(case, check) for check in checks]
+
+    monkeypatch.setattr(runner, "judge", judge)
     seen: list[Progress] = []
-    record = run(request(), watch=seen.append)
-    assert "hung or died" in record.problems[0]
+    subjects = {"toys.top_left": toys.top_left, "toys.right": toys.right}
+    record = run(request(subjects=subjects, shrink=False), watch=seen.append)
+    assert "toys.top_left: hung or died" in record.problems[0]
     judging = [now for now in seen if now.stage == "judging"]
-    assert (judging[0].total, judging[-1].done) == (4, 1)
+    assert (judging[0].total, judging[-1].total, judging[-1].done) == (8, 5, 5)
 
 
 def test_a_record_names_the_checks_that_did_not_run(monkeypatch):
