@@ -167,6 +167,9 @@ class RunRecord:
     problems: what fails the run beyond single verdicts, such as stale expectations.
     narrowed: the options that narrowed the run to less than its profile, as typed; empty for all of it.
     environment: device, versions, flags, commit.
+    left_out: the checks that did not run: one text for each subject and reason, which names both.
+    seconds: how long the run took, of several shards together; 0 if that is not known. Two records are equal
+        whatever they took.
     """
 
     profile: str
@@ -178,6 +181,8 @@ class RunRecord:
     problems: tuple[str, ...] = ()
     narrowed: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    left_out: tuple[str, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def whole(self) -> bool:
@@ -272,8 +277,18 @@ def merge_records(records: Iterable[RunRecord]) -> RunRecord:
         raise ValueError(f"shards: got {_shards(shards)}, expected {_shards(expected)}")
     results = _as_shrunk_once(tuple(result for part in parts for result in part.results))
     complete = all(part.complete for part in parts)
-    note = "; ".join(part.note for part in parts if part.note)
-    merged = replace(first, results=results, shard=(1, 1), complete=complete, note=note)
+    note = "; ".join(f"shard {_shards([part.shard])}: {part.note}" for part in parts if part.note)
+    left_out = tuple(sorted({text for part in parts for text in part.left_out}))
+    seconds = sum(part.seconds for part in parts)
+    merged = replace(
+        first,
+        results=results,
+        shard=(1, 1),
+        complete=complete,
+        note=note,
+        left_out=left_out,
+        seconds=round(seconds, 3),
+    )
     return with_problems(merged, (problem for part in parts for problem in part.problems))
 
 

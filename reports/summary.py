@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.record import Result, RunRecord, Verdict, any_red
 from attest.conformance.text import plural
 from attest.reports.cards import Card, cards
 from attest.reports.pairing import ordered
@@ -104,6 +104,13 @@ class Summary:
         return [n for verdict, n in zip(Verdict, tally.counts, strict=True) if verdict in self.verdicts]
 
     @property
+    def verdict(self) -> str:
+        """The run in one word; one that only was cut short neither passed nor found anything."""
+        record = self.record
+        cut_alone = not record.complete and not record.problems and not any_red(record.results)
+        return "INCOMPLETE" if cut_alone else record.status.upper()
+
+    @property
     def headline(self) -> str:
         """The run in one sentence."""
         record = self.record
@@ -111,7 +118,7 @@ class Summary:
         parts += [f"{count} {name}" for name, count in record.counts.items() if count]
         parts += [plural(len(record.problems), "problem")] if record.problems else []
         parts += [f"cut short ({record.note or 'no reason given'})"] if not record.complete else []
-        return f"{record.status.upper()}: {', '.join(parts)}"
+        return f"{self.verdict}: {', '.join(parts)}"
 
 
 def summarise(record: RunRecord) -> Summary:

@@ -106,6 +106,7 @@ def gate(
     markdown: options.Markdown = None,
     html: options.Html = None,
     sarif: options.Sarif = None,
+    verbose: options.Verbose = False,
 ) -> int:
     """Test every subject that this machine can run."""
     import jax
@@ -122,7 +123,7 @@ def gate(
     narrowed = " ".join(f"--subject {pattern}" for pattern in subject or ())
     options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast, shrink, budget)
     request = options_.request(dict(found.subjects), found.skipped, narrowed=narrowed)
-    return _run(request, outputs, base, found.broken)
+    return _run(request, outputs, base, found.broken, verbose)
 
 
 @app.command()
@@ -146,6 +147,7 @@ def check(
     markdown: options.Markdown = None,
     html: options.Html = None,
     sarif: options.Sarif = None,
+    verbose: options.Verbose = False,
 ) -> int:
     """Test one subject, with all checks and cases or with some of them."""
     from attest.conformance.subject import find
@@ -156,7 +158,7 @@ def check(
     with as_usage_errors():
         subjects = {subject: find(subject)}
     options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast, shrink, budget)
-    return _run(options_.request(subjects, only=only, narrowed=narrowed), outputs)
+    return _run(options_.request(subjects, only=only, narrowed=narrowed), outputs, verbose=verbose)
 
 
 @app.command()
@@ -214,6 +216,7 @@ def report(
     markdown: options.Markdown = None,
     html: options.Html = None,
     sarif: options.Sarif = None,
+    verbose: options.Verbose = False,
 ) -> int:
     """Print a record, or write it as JUnit XML, Markdown, HTML or SARIF."""
     from attest.conformance.cli.console import show
@@ -226,7 +229,7 @@ def report(
     if faults:
         return _complain("; ".join(faults), FAILED)
     if outputs == Outputs():
-        show(lambda console: print_run(found, console))
+        show(lambda console: print_run(found, console, verbose))
     return PASSED
 
 
@@ -239,6 +242,7 @@ def merge(
     markdown: options.Markdown = None,
     html: options.Html = None,
     sarif: options.Sarif = None,
+    verbose: options.Verbose = False,
 ) -> int:
     """Merge the records of a run's shards into one, and apply the rules of a complete run."""
     from attest.conformance.record import merge_records
@@ -250,7 +254,7 @@ def merge(
     with as_usage_errors():
         known = load_expectations(expectations or ())
         merged = merge_records([read_run(path) for path in records])
-    return _conclude(with_policy(merged, known), outputs)
+    return _conclude(with_policy(merged, known), outputs, verbose=verbose)
 
 
 app.command()(compare)
@@ -262,7 +266,11 @@ app.command("list")(list_subjects)
 
 
 def _run(
-    request: "Request", outputs: Outputs, base: "RunRecord | None" = None, problems: Sequence[str] = ()
+    request: "Request",
+    outputs: Outputs,
+    base: "RunRecord | None" = None,
+    problems: Sequence[str] = (),
+    verbose: bool = False,
 ) -> int:
     from attest.conformance.cli.watching import watching
     from attest.conformance.record import with_problems
@@ -290,7 +298,7 @@ def _run(
             journal.remove()
         raise UsageError(str(error)) from error
     found = with_policy(with_problems(found, problems), request.expectations)
-    return _conclude(found, outputs, base, journal)
+    return _conclude(found, outputs, base, journal, verbose)
 
 
 def _begun(request: "Request", record: Path | None) -> "Journal | None":
@@ -310,6 +318,7 @@ def _conclude(
     outputs: Outputs,
     base: "RunRecord | None" = None,
     journal: "Journal | None" = None,
+    verbose: bool = False,
 ) -> int:
     """Write and print a record; return the exit status. One failed write does not prevent the others."""
     from attest.conformance.cli.console import show
@@ -317,7 +326,7 @@ def _conclude(
     from attest.reports.compare import compare_records
     from attest.reports.render.terminal import print_comparison, print_run
 
-    prints: list[Callable[[Console], None]] = [lambda console: print_run(record, console)]
+    prints: list[Callable[[Console], None]] = [lambda console: print_run(record, console, verbose)]
     if base is not None and record.complete:
         comparison = compare_records(base, record)
         record = with_problems(record, ("worse than the baseline",) if comparison.regressed else ())
@@ -333,8 +342,9 @@ def _conclude(
     except FileError as error:
         faults.append(str(error))
     if not record.complete:
+        compared = "" if base is None else "; not compared with the baseline"
         where = f"; the results so far are in {outputs.json}" if outputs.json and not faults else ""
-        faults.insert(0, f"{record.note}{where}")
+        faults.insert(0, f"{record.note}{compared}{where}")
     if faults:
         return _complain("; ".join(faults), FAILED)
     if journal is not None and journal.fault:

@@ -89,6 +89,14 @@ Budget = Annotated[
         help="After so long begin nothing more, and say what was not tested.",
     ),
 ]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "-v",
+        "--verbose",
+        help="Print each expected failure, the slowest checks and features, and all that was skipped.",
+    ),
+]
 Junit = Annotated[Path | None, typer.Option(help="Write a JUnit XML report here.")]
 Markdown = Annotated[Path | None, typer.Option(help="Write a Markdown report here.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report here.")]

@@ -1,6 +1,6 @@
 """The lines of a run on stderr while it goes on: its progress, and its first failure when it is found.
 
-On a terminal, a bar; elsewhere, as in CI, a line now and then.
+On a terminal, a bar; elsewhere, as in CI, a line now and then. Both say what has run longest.
 """
 
 import os
@@ -10,15 +10,21 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from attest.conformance.cli.console import console_of, note
 from attest.conformance.judging.failure import describe_case, replay_line
 from attest.conformance.process.limits import limits
 from attest.conformance.record import Result, Verdict
-from attest.conformance.running.runner import Progress
-from attest.conformance.text import plural, printable
+from attest.conformance.running.progress import Progress
+from attest.conformance.text import printable
+
+# The columns of the bar itself. The last text takes what the others leave of the width.
+_BAR_WIDTH = 8
+# Seconds after which a call has run so long that the time is named.
+_LONG = 5.0
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,24 @@ def watching() -> Generator[Watching]:
         lines = _Lines()
         yield Watching(lines.progress, _First(note).results)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=console_of(stderr=True), transient=True) as bar:
-        task = bar.add_task("planning", total=None)
+    began = time.monotonic()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(_BAR_WIDTH),
+        TextColumn(
+            "{task.fields[now]}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
+    )
+    with Bar(*columns, console=console_of(stderr=True), transient=True, expand=True) as bar:
+        task = bar.add_task("planning", total=None, now="")
 
         def show(now: Progress) -> None:
-            bar.update(task, description=_described(now), completed=now.done, total=now.total)
+            total = now.total if now.planned else None
+            bar.update(task, description=_counts(now), completed=now.done, total=total)
+            left = "" if now.left is None else f", {_clock(now.left)} left"
+            bar.update(task, now=printable(f"{_clock(time.monotonic() - began)}{left}{_running(now)}"))
 
         def write(text: str) -> None:
             bar.console.print(printable(text), soft_wrap=True, markup=False, highlight=False)
@@ -62,8 +80,7 @@ class _Lines:
         seconds = time.monotonic()
         if new_stage or seconds - self._last >= limits()["heartbeat_seconds"]:
             self._last = seconds
-            tasks = f"{now.done} of at least {plural(now.total, 'task')} done"
-            note(f"{_described(now)}: {tasks} after {seconds - self._began:.0f} s")
+            note(f"{_described(now)}: {now.tasks} {_times(now, seconds - self._began)}{_running(now)}")
 
 
 class _First:
@@ -86,3 +103,27 @@ class _First:
 
 def _described(now: Progress) -> str:
     return now.stage + (f", {now.red} failing" if now.red else "")
+
+
+def _counts(now: Progress) -> str:
+    """Return the stage with its counts, as wide whatever is done: "judging   7/149"."""
+    total = str(now.total) if now.planned else "?"
+    return f"{_described(now)} {now.done:>{len(total)}}/{total}"
+
+
+def _times(now: Progress, elapsed: float) -> str:
+    """Return the time of a run and the time left: "after 20 s, about 40 s left"."""
+    left = "" if now.left is None else f", about {now.left:.0f} s left"
+    return f"after {elapsed:.0f} s{left}"
+
+
+def _running(now: Progress) -> str:
+    """Return the call that has run longest, with its time if that is long: "; 9 s on xla: causal"."""
+    long = f"{now.seconds:.0f} s " if now.seconds >= _LONG else ""
+    return f"; {long}on {now.now}" if now.now else ""
+
+
+def _clock(seconds: float) -> str:
+    """Return a time as on a clock: "2:05"."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}"

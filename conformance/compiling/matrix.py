@@ -24,7 +24,7 @@ from attest.conformance.compiling.roofline import PASSES, Estimate, estimate
 from attest.conformance.process.workers import Job as Task
 from attest.conformance.process.workers import perform
 from attest.conformance.running.fit import RequestError
-from attest.conformance.running.runner import Progress, Watch
+from attest.conformance.running.progress import Progress, Watch
 from attest.conformance.text import describe
 
 _SCHEMA = "attest.compile/2"

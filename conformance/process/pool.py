@@ -99,6 +99,12 @@ class Pool:
         """Whether a job is still without an outcome."""
         return any(worker.calls for worker in self._workers)
 
+    @property
+    def longest(self) -> tuple[Job, float] | None:
+        """The call that has run longest, and for how many seconds; None if none runs."""
+        running = [(worker.calls[0], worker.seconds) for worker in self._workers if worker.calls]
+        return max(running, key=lambda call: call[1], default=None)
+
     def give(self, job: Job) -> None:
         """Begin a job, only while the pool is idle. Raises WorkerError if no process can be started."""
         idle = [worker for worker in self._workers if not worker.calls]
@@ -178,6 +184,11 @@ class _Worker:
         return self._process.is_alive()
 
     @property
+    def seconds(self) -> float:
+        """How long the current call has run."""
+        return time.monotonic() - self._began
+
+    @property
     def spent(self) -> bool:
         return not self.calls and self._jobs >= _JOBS_PER_PROCESS
 
@@ -205,7 +216,7 @@ class _Worker:
                     value, fault, phase = sent
                     self._jobs += 1
                     return Outcome(self.calls.pop(0), value, fault, phase=phase)
-        late = time.monotonic() - self._began
+        late = self.seconds
         if not self.ready and late > limits()["start_seconds"]:
             raise WorkerError(f"worker processes cannot start: one did not start within {late:.0f} s")
         if not self.calls or not self.ready or late <= timeout:

@@ -16,9 +16,6 @@ from attest.conformance.subject import Subject
 # Seconds within which a run that waits for its workers notices a signal.
 _PATIENCE = 0.2
 
-# Jobs that are drawn ahead, for each worker.
-_DRAWN_AHEAD = 6
-
 # Seconds that an ended run waits for the case that is being drawn.
 _FAREWELL = 5.0
 
@@ -29,31 +26,42 @@ def perform(
     workers: int,
     timeout: float,
     wanted: Callable[[Job], bool] = lambda _job: True,
+    watch: Callable[[Job, float], None] = lambda _call, _seconds: None,
 ) -> Generator[Outcome, None, None]:
     """Yield the outcome of every call of every job, as they come; jobs are drawn while earlier ones run.
 
-    subjects: by the name in the jobs. workers 0: in this process, where nothing can be timed out.
+    subjects: by the name in the jobs. workers 0: in this process, where nothing can be timed out, and where
+    all jobs are drawn first.
     wanted: whether a job is still needed, called just before it begins; others have no outcome.
+    watch: called now and then with the call that has run longest, and for how many seconds.
     Raises WorkerError, and what drawing a job raises. Closing the iterator stops the workers.
     """
     if workers == 0:
-        return _here(jobs, subjects, wanted)
-    return _elsewhere(jobs, workers, timeout, wanted)
+        return _here(jobs, subjects, wanted, watch)
+    return _elsewhere(jobs, workers, timeout, wanted, watch)
 
 
 def _here(
-    jobs: Iterable[Job], subjects: Mapping[str, Subject], wanted: Callable[[Job], bool]
+    jobs: Iterable[Job],
+    subjects: Mapping[str, Subject],
+    wanted: Callable[[Job], bool],
+    watch: Callable[[Job, float], None],
 ) -> Generator[Outcome, None, None]:
-    for job in jobs:
+    for job in tuple(jobs):
         for call in job.calls:
             if wanted(call):
+                watch(call, 0.0)
                 yield guarded(call, subjects[call.subject] if call.subject else None)
 
 
 def _elsewhere(
-    jobs: Iterable[Job], workers: int, timeout: float, wanted: Callable[[Job], bool]
+    jobs: Iterable[Job],
+    workers: int,
+    timeout: float,
+    wanted: Callable[[Job], bool],
+    watch: Callable[[Job, float], None],
 ) -> Generator[Outcome, None, None]:
-    drawing = _Drawing(jobs, _DRAWN_AHEAD * workers)
+    drawing = _Drawing(jobs)
     waiting: deque[Job] = deque()
     # A signal takes effect between two rounds of the loop, so that no outcome is lost.
     with postponed() as to_end:
@@ -70,6 +78,8 @@ def _elsewhere(
                     if drawing.ended:
                         return
                     drawing.wait(waiting, _PATIENCE)
+                if longest := pool.longest:
+                    watch(*longest)
                 yield from pool.outcomes(_PATIENCE if not pool.idle or drawing.ended else _PATIENCE / 20)
         finally:
             pool.stop()
@@ -82,12 +92,15 @@ class _Raised:
 
 
 class _Drawing:
-    """A drawer of jobs in its own thread, so that drawing does not delay the outcomes."""
+    """A drawer of jobs in its own thread, so that drawing does not delay the outcomes.
 
-    def __init__(self, jobs: Iterable[Job], ahead: int) -> None:
+    It waits for nothing, so that the number of all jobs is soon known.
+    """
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
         self.ended = False
         self._jobs = jobs
-        self._drawn: queue.Queue[Job | _Raised | None] = queue.Queue(ahead)
+        self._drawn: queue.SimpleQueue[Job | _Raised | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="attest-drawing", daemon=True)
         self._thread.start()
@@ -123,18 +136,10 @@ class _Drawing:
     def _draw(self) -> None:
         try:
             for job in self._jobs:
-                if not self._put(job):
+                if self._stopped.is_set():
                     return
+                self._drawn.put(job)
         except BaseException as error:  # raised again where the jobs are wanted
-            self._put(_Raised(error))
+            self._drawn.put(_Raised(error))
         else:
-            self._put(None)
-
-    def _put(self, drawn: Job | _Raised | None) -> bool:
-        while not self._stopped.is_set():
-            try:
-                self._drawn.put(drawn, timeout=_PATIENCE)
-            except queue.Full:
-                continue
-            return True
-        return False
+            self._drawn.put(None)

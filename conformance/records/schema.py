@@ -118,6 +118,8 @@ class RecordData(RunData):
     schema: str
     status: str
     counts: dict[str, int]
+    left_out: tuple[Text, ...] = ()
+    seconds: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class RunLine(RunData):
@@ -162,6 +164,8 @@ def record_from_json(data: bytes, where: str) -> RunRecord:
         complete=found.complete,
         note=found.note,
         problems=found.problems,
+        left_out=found.left_out,
+        seconds=found.seconds,
     )
 
 
@@ -213,6 +217,8 @@ def record_to_json(record: RunRecord) -> dict[str, Any]:
         "note": record.note,
         "counts": record.counts,
         "problems": list(record.problems),
+        "left_out": list(record.left_out),
+        "seconds": record.seconds,
         "results": [result_to_json(r) for r in sorted(record.results, key=lambda r: r.sort_key)],
         **run_fields_to_json(record),
     }

@@ -33,6 +33,24 @@ def refuse_unfit(subject: Subject, profile: Profile, only: Restriction) -> None:
             )
 
 
+def left_out(subject: Subject, name: str, profile: Profile, only: Restriction) -> tuple[str, ...]:
+    """Return the checks that a run does not ask a subject for, one text for each reason.
+
+    name: of the subject in the run. Refusals are not named: most are of options that it does not declare.
+    """
+    tables = profile.kinds_for(subject)
+    reasons: dict[str, list[str]] = {}
+    for check, found in all_checks().items():
+        if found.kind is REFUSED or (only.checks and check not in only.checks):
+            continue
+        reason = found.applies(subject)
+        if reason is None and found.kind.table not in tables:
+            reason = f"the profile {profile.name} has no such cases"
+        if reason is not None:
+            reasons.setdefault(reason, []).append(check)
+    return tuple(f"{name}: {reason}: {', '.join(sorted(checks))}" for reason, checks in reasons.items())
+
+
 def not_judged(subject: Subject, results: Sequence[Result]) -> str | None:
     """Return why no check judged a replayed case, in one clause; None if one did.
 

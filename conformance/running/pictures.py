@@ -12,6 +12,7 @@ from attest.conformance.judging.trial import Trial
 from attest.conformance.process.limits import limits
 from attest.conformance.process.workers import Job, perform
 from attest.conformance.record import ACCURACY, Picture, Result, Verdict
+from attest.conformance.running.progress import Meter, call_in_words
 from attest.conformance.subject import Subject
 
 
@@ -19,16 +20,16 @@ def with_pictures(
     results: Sequence[Result],
     subjects: Mapping[str, Subject],
     workers: int,
-    seconds: float = float("inf"),
+    meter: Meter | None = None,
 ) -> list[Result]:
     """Return the results, the simplest failures with a picture of what is wrong.
 
-    Each case is drawn once. A case that is large, hangs or whose process dies has no picture. seconds: after
-    which no drawing begins, if that is sooner than the limit.
+    Each case is drawn once. A case that is large, hangs or whose process dies has no picture. meter: of the
+    run, after whose time no drawing begins.
     """
     wanted = {(r.subject, r.case): None for r in results if _is_shown(r)}
     jobs = [Job(name, _draw, case) for name, case in wanted]
-    drawn = dict(_drawn(jobs, subjects, workers, seconds)) if jobs else {}
+    drawn = dict(_drawn(jobs, subjects, workers, meter or Meter())) if jobs else {}
     return [replace(r, picture=drawn.get((r.subject, r.case))) if _is_shown(r) else r for r in results]
 
 
@@ -38,15 +39,19 @@ def _is_shown(result: Result) -> bool:
 
 
 def _drawn(
-    jobs: Sequence[Job], subjects: Mapping[str, Subject], workers: int, seconds: float
+    jobs: Sequence[Job], subjects: Mapping[str, Subject], workers: int, meter: Meter
 ) -> Iterator[tuple[tuple[str, Case], Picture]]:
-    ends = time.monotonic() + min(limits()["pictures_seconds"], seconds)
+    meter.begin("drawing pictures", len(jobs), limits()["pictures_seconds"])
 
     def wanted(_job: Job) -> bool:
-        return time.monotonic() < ends
+        return meter.stage_seconds_left > 0
 
-    with closing(perform(jobs, subjects, workers, limits()["picture_seconds"], wanted)) as outcomes:
+    def watch(call: Job, seconds: float) -> None:
+        meter.run(call_in_words(call.subject, call.argument), seconds)
+
+    with closing(perform(jobs, subjects, workers, limits()["picture_seconds"], wanted, watch)) as outcomes:
         for outcome in outcomes:
+            meter.finish()
             if outcome.value is not None:
                 yield (outcome.job.subject, outcome.job.argument), outcome.value
 

@@ -1,7 +1,6 @@
 """The runner: judges every task of a run, keeps the results and shrinks the failures."""
 
 import hashlib
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -26,10 +25,11 @@ from attest.conformance.record import (
 )
 from attest.conformance.running.choice import Draw, chosen, first_try
 from attest.conformance.running.expectations import Expectation, expect
-from attest.conformance.running.fit import RequestError, refuse_unfit
+from attest.conformance.running.fit import RequestError, left_out, refuse_unfit
 from attest.conformance.running.judge import judge
 from attest.conformance.running.pictures import with_pictures
 from attest.conformance.running.plan import Profile, Restriction, Task, tasks
+from attest.conformance.running.progress import Meter, Watch, call_in_words
 from attest.conformance.running.results import died, late, late_search, new_minimal, simplest
 from attest.conformance.running.shrink import Failure, shrink
 from attest.conformance.subject import Subject
@@ -63,18 +63,7 @@ class Request:
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The progress of a run: its stage, the tasks done and known so far, and how many verdicts are red."""
-
-    stage: str
-    done: int
-    total: int
-    red: int
-
-
 Planned = tuple[Draw, tuple[str, ...]]  # a case as it is drawn, and the checks that judge it
-Watch = Callable[[Progress], None]
 Keep = Callable[[Sequence[Result]], None]
 
 
@@ -95,12 +84,9 @@ def run(
         with interruptible():
             if _judge_all(found):
                 _shrink_failures(found)
-                found.begin("drawing pictures")
-                found.results = with_pictures(
-                    found.results, request.subjects, request.workers, found.seconds_left
-                )
+                found.results = with_pictures(found.results, request.subjects, request.workers, found.meter)
     except Interrupted:
-        return found.record(f"interrupted, {found.place}")
+        return found.record(f"interrupted, {found.meter.place}")
     return found.record(found.note)
 
 
@@ -157,41 +143,41 @@ class _Found:
         self.request = request
         self.results: list[Result] = []
         self.problems: list[str] = []
+        self.left_out: list[str] = []
         self.note = ""
-        self.stage = "judging"
-        self.done = self.planned = self.red = 0
-        self._ends = time.monotonic() + request.budget
-        self._watch, self._keep = watch, keep
-
-    @property
-    def place(self) -> str:
-        return f"{self.stage}: {self.done} of at least {self.planned} tasks done"
-
-    @property
-    def seconds_left(self) -> float:
-        """The seconds until nothing more begins."""
-        return max(self._ends - time.monotonic(), 0.0)
+        self.meter = Meter(request.budget, watch)
+        self._keep = keep
+        self._shown: tuple[Job | None, str] = (None, "")
 
     def record(self, note: str) -> RunRecord:
         record = replace(
-            empty_record(self.request), results=settled(self.results), complete=not note, note=note
+            empty_record(self.request),
+            results=settled(self.results),
+            complete=not note,
+            note=note,
+            left_out=tuple(sorted(self.left_out)),
+            seconds=self.meter.seconds,
         )
         return with_problems(record, self.problems)
 
-    def begin(self, stage: str, planned: int = 0) -> None:
-        self.stage, self.done, self.planned = stage, 0, planned
+    def show(self, call: Job, seconds: float) -> None:
+        """Report the call that has run longest."""
+        if self._shown[0] is not call:
+            first = call.argument[0]
+            case = first[0].result.case if isinstance(first, tuple) else first_try(first)
+            self._shown = call, call_in_words(call.subject, case)
+        self.meter.run(self._shown[1], seconds)
 
     def take(self, results: Sequence[Result]) -> None:
         """Keep results."""
         self.results.extend(results)
         self._keep(results)
-        self.red += sum(result.verdict.red for result in results)
+        self.meter.red += sum(result.verdict.red for result in results)
 
     def add(self, results: Sequence[Result]) -> None:
         """Keep the results of one task, and report the progress."""
         self.take(results)
-        self.done += 1
-        self._watch(Progress(self.stage, self.done, self.planned, self.red))
+        self.meter.finish()
 
 
 def _judge_all(found: _Found) -> bool:
@@ -202,18 +188,23 @@ def _judge_all(found: _Found) -> bool:
     left: list[Job] = []
 
     def wanted(job: Job) -> bool:
-        if not found.seconds_left:
+        if not found.meter.seconds_left:
             left.extend(job.calls)
             return False
-        return faults[job.subject] < allowed
+        if faults[job.subject] < allowed:
+            return True
+        found.meter.plan(-len(job.calls))
+        return False
 
-    outcomes = perform(_judge_jobs(found), request.subjects, request.workers, request.timeout, wanted)
+    outcomes = perform(
+        _judge_jobs(found), request.subjects, request.workers, request.timeout, wanted, found.show
+    )
     with closing(outcomes):
         for outcome in outcomes:
             faults[outcome.job.subject] += bool(outcome.fault)
             found.add(_results(request, outcome))
-            if request.fail_fast and found.red:
-                found.note = f"stopped at the first failing verdict, {found.place}"
+            if request.fail_fast and found.meter.red:
+                found.note = f"stopped at the first failing verdict, {found.meter.place}"
                 return False
     for name in sorted(name for name, count in faults.items() if count >= allowed):
         found.problems.append(
@@ -252,11 +243,23 @@ def _judge_jobs(found: _Found) -> Iterator[Job]:
     request = found.request
     for name, subject in request.subjects.items():
         planned = tasks(subject, request.profile, request.seed, request.only)
+        found.left_out += _left_out(request, name, subject)
         while (task := _next(found, name, planned)) is not None:
             if in_shard(name, task, request.shard):
-                found.planned += len(task.draws)
+                found.meter.plan(len(task.draws))
                 first, *others = task.draws
                 yield Job(name, _judge, first, tuple(others))
+    found.meter.all_planned()
+
+
+def _left_out(request: Request, name: str, subject: Subject) -> tuple[str, ...]:
+    """Return what a subject is not asked for; nothing if its declarations raise, which drawing reports."""
+    try:
+        return left_out(subject, name, request.profile, request.only)
+    except Interrupted:
+        raise
+    except BaseException:
+        return ()
 
 
 def _next(found: _Found, name: str, planned: Iterator[Task]) -> Task | None:
@@ -317,13 +320,14 @@ def _shrink_failures(found: _Found) -> None:
         Job(name, _shrink, (tuple(failures), evaluations, seconds))
         for (name, _), failures in together.items()
     ]
-    found.begin("shrinking", len(jobs))
-    ends = time.monotonic() + min(limits()["searches_seconds"], found.seconds_left)
+    found.meter.begin("shrinking", len(jobs), limits()["searches_seconds"])
 
     def wanted(_job: Job) -> bool:
-        return time.monotonic() < ends
+        return found.meter.stage_seconds_left > 0
 
-    outcomes = perform(jobs, request.subjects, request.workers, limits()["shrink_seconds"], wanted)
+    outcomes = perform(
+        jobs, request.subjects, request.workers, limits()["shrink_seconds"], wanted, found.show
+    )
     with closing(outcomes):
         for outcome in outcomes:
             found.add(_shrunk(request, outcome))

@@ -1,5 +1,7 @@
-"""Runs and changes on a terminal: the counts, what is wrong, and one last line."""
+"""Runs and changes on a terminal: the counts, what is wrong, and the verdict in the last line."""
 
+import textwrap
+from collections import defaultdict
 from typing import Any
 
 from rich.console import Console
@@ -11,8 +13,9 @@ from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.text import plural, printable
 from attest.reports.compare import Comparison
 from attest.reports.pairing import Fate, Pair
+from attest.reports.render.closing import closing
 from attest.reports.spread import STATISTICS, Row, main_rows
-from attest.reports.summary import Summary, options_of, summarise
+from attest.reports.summary import Known, Summary, options_of, summarise
 from attest.reports.words import family, number, one_line, recipe
 
 _LISTED = 20
@@ -28,32 +31,38 @@ _STYLES = {
 }
 
 
-def print_run(record: RunRecord, console: Console) -> None:
-    """Print counts by subject and check, a card for each cause, expected failures, problems, the status."""
+# The characters of the reason of an expected failure that are shown, however narrow the terminal is.
+_REASON = 16
+
+_COMMAND = "attest replay"
+
+
+def print_run(record: RunRecord, console: Console, verbose: bool = False) -> None:
+    """Print counts by subject and check, a card for each cause, expected failures, problems, the status.
+
+    verbose: with each check of an expected failure, the slowest checks, and all that was skipped.
+    """
     summary = summarise(record)
     if summary.tallies:
         console.print(_tally_table(summary, _seconds(record)))
     _print_causes(summary, console)
     _print_timeouts(summary, console)
-    _print_known(summary, console)
-    inconclusive = record.counts[Verdict.INCONCLUSIVE]
-    if inconclusive:
-        console.print()
-        why = "not counted as passed, since the case could not have shown a defect"
-        plain(console, f"{inconclusive} INCONCLUSIVE: {why}")
+    _print_known(summary, console, verbose)
     for problem in record.problems:
         console.print()
-        plain(console, f"problem: {problem}")
+        _prose(console, f"problem: {problem}")
     console.print()
+    for line in closing(record, verbose):
+        _prose(console, line)
     style = "green" if record.status == "pass" else "bold red"
-    plain(console, f"{summary.headline} ({options_of(record)})", style)
+    _prose(console, f"{summary.headline} ({options_of(record)})", style)
 
 
 def _print_causes(summary: Summary, console: Console) -> None:
     """Print a card for each cause."""
     for card in summary.cards:
         console.print()
-        plain(console, card.text)
+        _prose(console, card.text)
 
 
 def _print_timeouts(summary: Summary, console: Console) -> None:
@@ -62,7 +71,7 @@ def _print_timeouts(summary: Summary, console: Console) -> None:
         console.print()
         plain(console, "Timed out, so neither right nor wrong:")
     for result in summary.timeouts[:_LISTED]:
-        plain(console, f"  {result.subject} {result.check}: {one_line(result.message)}")
+        _prose(console, f"  {result.subject} {result.check}: {one_line(result.message)}")
         plain(console, f"    {failure.replay_line(result)}")
     _print_more(len(summary.timeouts), "case", console)
 
@@ -97,6 +106,24 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 def plain(console: Console, text: str, style: str | None = None) -> None:
     """Print text as it is: nothing wrapped, nothing taken for markup, so that a line can be copied."""
     console.print(printable(text), style=style, soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+
+def _prose(console: Console, text: str, style: str | None = None) -> None:
+    """Print text, on a terminal with lines broken between words; a line with a command stays whole."""
+    lines = text.splitlines()
+    if console.is_terminal:
+        lines = [part for line in lines for part in _folded(line, console.width)]
+    plain(console, "\n".join(lines), style)
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """Return the parts of a line, those after the first further to the right."""
+    if _COMMAND in line:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ) or [""]
 
 
 def _table(title: str | None, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
@@ -159,17 +186,42 @@ def _change(row: Row, statistic: str) -> str:
     return f"[green]{text}[/]" if statistic in row.better else text
 
 
-def _print_known(summary: Summary, console: Console) -> None:
-    if summary.known:
-        console.print()
+def _print_known(summary: Summary, console: Console, verbose: bool) -> None:
+    """Print a line for each cause of expected failures; if `verbose`, each check with a command."""
+    if not summary.known:
+        return
+    console.print()
+    if verbose:
         plain(console, "Expected failures:")
+        for known in summary.known:
+            cases = plural(known.cases, "case")
+            what = f"{known.subject} {known.check}, {cases}: {_reason(known)} {known.link}"
+            _prose(console, f"  {what}".rstrip())
+            plain(console, f"    {failure.replay_line(known.example)}")
+        return
+    plain(console, "Expected failures, one line for each cause (-v: all, with commands):")
+    causes: defaultdict[str, defaultdict[str, list[Known]]] = defaultdict(lambda: defaultdict(list))
     for known in summary.known:
-        cases = plural(known.cases, "case")
-        plain(
-            console,
-            f"  {known.subject} {known.check}, {cases}: {one_line(known.reason)} {known.link}".rstrip(),
-        )
-        plain(console, f"    {failure.replay_line(known.example)}")
+        causes[known.subject][known.link or _reason(known)].append(known)
+    for subject, found in causes.items():
+        plain(console, f"  {one_line(subject)}")
+        for group in found.values():
+            plain(console, _cause(group, console.width if console.is_terminal else None))
+
+
+def _cause(group: list[Known], width: int | None) -> str:
+    """Return the line of known failures with one cause: how many, why, and the link; at most `width` long."""
+    count = sum(known.cases for known in group)
+    others = len({_reason(known) for known in group}) - 1
+    more = f" (+{others} more)" if others else ""
+    first, last = f"    {count:>4} ", f"{more} {group[0].link}".rstrip()
+    room = None if width is None else max(width - len(first) - len(last), _REASON)
+    reason = _reason(group[0])
+    return f"{first}{reason if room is None else one_line(reason, room)}{last}"
+
+
+def _reason(known: Known) -> str:
+    return one_line(known.reason.removeprefix("expected: "))
 
 
 def _print_pairs(title: str, pairs: tuple[Pair, ...], console: Console) -> None:

@@ -136,6 +136,8 @@ RECORD = RunRecord(
     ),
     shard=(1, 2),
     environment={"jax": "0.11.2", "skipped": {}},
+    left_out=("a.b: does not return lse: lse",),
+    seconds=1.5,
 )
 
 

@@ -1,6 +1,7 @@
 """What a person sees: snapshots without colour, and lines that can be copied."""
 
 import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from attest.conformance.judging.failure import replay_line
-from attest.conformance.record import RunRecord, Verdict
+from attest.conformance.record import Result, RunRecord, Verdict
 from attest.reports.compare import compare_records
 from attest.reports.render.terminal import print_comparison, print_run
-from tests.reports.records import example_base, example_head, measurement, result, run
+from tests.reports.records import case, example_base, example_head, measurement, result, run
 
 
 def shown(print_it: Callable[[Console], None], width: int = 110, colour: bool = False) -> str:
@@ -63,6 +64,114 @@ def test_the_last_line_is_the_status() -> None:
     )
     last = run_shown(cut).splitlines()[-1]
     assert last.endswith("cut short (interrupted) (profile quick, seed 0, shard 2/3, --dtype float32)")
+
+
+def test_a_run_that_was_only_cut_short_is_incomplete() -> None:
+    cut = run(result(), complete=False, note="stopped after its 9 seconds: 1 of 2 cases not judged")
+    last = run_shown(cut).splitlines()[-1]
+    assert last.startswith(
+        "INCOMPLETE: 1 result, 1 PASS, cut short (stopped after its 9 seconds: 1 of 2 cases"
+    )
+    for failed in (
+        replace(cut, results=(result(Verdict.FAIL, message="wrong"),)),
+        replace(cut, problems=("stale",)),
+        replace(cut, complete=True, results=()),
+    ):
+        assert run_shown(failed).splitlines()[-1].startswith("FAIL: ")
+
+
+def test_the_lines_before_the_status_say_what_was_judged_and_skipped() -> None:
+    skipped = {"t.cuda": "runs on gpu, this machine has cpu", "p.tpu": "runs on tpu", "a.cuda": "runs on tpu"}
+    record = run(
+        result(),
+        result(check="lse"),
+        result(asked=case(1), subject="other.kernel"),
+        environment={"skipped": skipped},
+        left_out=("our.kernel: declares that NaN leaks: poison",),
+        seconds=12.34,
+    )
+    assert run_shown(record).splitlines()[-5:-1] == [
+        "judged: 2 cases of 2 subjects by 2 checks in 12.3 s",
+        "skipped: t.cuda: runs on gpu, this machine has cpu",
+        "skipped: a.cuda, p.tpu: runs on tpu",
+        "skipped: our.kernel: declares that NaN leaks: poison",
+    ]
+    assert "judged: 1 case of 1 subject by 1 check\n" in run_shown(run(result()))
+    assert "skipped" not in run_shown(run(result(), environment={"skipped": "nonsense"}))
+
+
+def test_much_that_was_skipped_is_listed_only_if_it_is_asked_for() -> None:
+    record = run(result(), left_out=tuple(f"kernel{n}: does not return lse: lse" for n in range(9)))
+    assert [line for line in run_shown(record).splitlines() if "skipped" in line][-2:] == [
+        "skipped: kernel5: does not return lse: lse",
+        "skipped: 3 more, which -v lists",
+    ]
+    assert "skipped: kernel8: does" in verbose(record)
+
+
+def verbose(record: RunRecord, width: int = 110, colour: bool = False) -> str:
+    return shown(lambda console: print_run(record, console, verbose=True), width, colour)
+
+
+def test_the_slowest_checks_and_features_are_listed_if_it_is_asked_for() -> None:
+    record = run(
+        *(result(check=f"check{n}", asked=case(causal=n % 2 == 0), seconds=n) for n in range(7)),
+        result(check="check6", asked=case(sinks=1), seconds=0.25),
+    )
+    slowest = "check6 6.2 s, check5 5.0 s, check4 4.0 s, check3 3.0 s, check2 2.0 s"
+    assert f"slowest checks: {slowest}\nslowest features: causal 12.0 s, sinks 0.2 s\n" in verbose(record)
+    assert "slowest" not in run_shown(record)
+    assert "slowest" not in verbose(run(result()))
+
+
+ISSUE = "https://example.org/kernels/issues/1"
+
+
+def known(check: str, reason: str, number: int, link: str = ISSUE, subject: str = "our.kernel") -> Result:
+    message = f"expected: {reason}; found: something of case {number}"
+    return result(Verdict.XFAIL, asked=case(number), check=check, message=message, link=link, subject=subject)
+
+
+def known_failures() -> RunRecord:
+    return run(
+        *(known(check, "the window is short", number) for check in ("forward", "lse") for number in range(6)),
+        known("refusal.scale_nan", "a scale of NaN is accepted", 7),
+        known("forward", "no link", 8, link=""),
+        known("poison", "no link", 8, link=""),
+        known("forward", "the window is short", 9, subject="their.kernel"),
+    )
+
+
+def test_each_cause_of_expected_failures_is_one_line() -> None:
+    assert run_shown(known_failures()).splitlines()[-9:-2] == [
+        "Expected failures, one line for each cause (-v: all, with commands):",
+        "  our.kernel",
+        "       2 no link",
+        f"      13 the window is short (+1 more) {ISSUE}",
+        "  their.kernel",
+        f"       1 the window is short {ISSUE}",
+        "",
+    ]
+
+
+def test_every_expected_failure_is_listed_if_it_is_asked_for() -> None:
+    text = verbose(known_failures())
+    assert f"  our.kernel forward, 6 cases: the window is short {ISSUE}\n    attest replay" in text
+    assert f"  our.kernel refusal.scale_nan, 1 case: a scale of NaN is accepted {ISSUE}\n" in text
+    assert text.count("attest replay") == 6
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_terminal_is_not_too_narrow_for_any_line_but_commands(width: int) -> None:
+    record = replace(
+        example_head(),
+        results=(*example_head().results, known("lse", "a long reason " * 12, 1)),
+        problems=("a long problem " * 20,),
+        left_out=("our.kernel: no reason: " + "check, " * 60,),
+    )
+    for text in (run_shown(record, width, colour=True), verbose(record, width, colour=True)):
+        lines = re.sub("\x1b\\[[0-9;]*m", "", text).splitlines()
+        assert max(len(line) for line in lines if "attest replay" not in line) <= width
 
 
 def test_terminals_are_not_commanded() -> None:

@@ -12,6 +12,7 @@ from attest.conformance.records.record_file import read_record, write_record
 from attest.conformance.running import gate as gating
 from attest.conformance.running import runner
 from attest.conformance.running.plan import Task
+from attest.conformance.running.progress import Meter
 from attest.conformance.sizes import sizes
 from tests import toys
 
@@ -85,6 +86,39 @@ def test_a_run_that_is_to_fail_fast_ends_at_its_first_red_verdict(attest, tmp_pa
     assert [result.verdict.red for result in record.results] == [True]
     assert not record.complete
     assert attest("check", "tests.toys:right", "-n", 0, "--fail-fast").status == 0
+
+
+def test_a_run_that_its_budget_cut_is_incomplete_everywhere(attest, tmp_path, monkeypatch):
+    monkeypatch.setattr(Meter, "seconds_left", 0.0)
+    known = {"tests.toys:right": toys.right}
+    monkeypatch.setattr(gating, "discover", lambda: known)
+    monkeypatch.setattr(gating, "find", known.__getitem__)
+    base = tmp_path / "base.json"
+    write_record(RunRecord("quick", 0), base)
+    paths = {name: tmp_path / f"run.{name}" for name in ("json", "junit", "markdown", "html", "sarif")}
+    options = [word for name, path in paths.items() for word in (f"--{name}", path)]
+    done = attest("gate", "-n", 0, "--budget", 7, "--baseline", base, *options)
+    said = "stopped after its 7 seconds: 2 of 2 cases not judged"
+    assert done.status == 1
+    assert done.out.splitlines()[-1].startswith(f"INCOMPLETE: 0 results, cut short ({said}; no case judged")
+    assert "not compared with the baseline; the results so far are in" in done.err
+    assert all(said in path.read_text() for path in paths.values())
+    record = read_record(paths["json"])
+    assert (record.complete, record.status, record.problems) == (False, "fail", ())
+    assert attest("report", paths["json"]).out == done.out
+    assert attest("compare", paths["json"], paths["json"]).status == 1
+
+
+def test_all_that_was_skipped_is_shown_if_it_is_asked_for(attest, tmp_path):
+    path = tmp_path / "run.json"
+    short = attest("check", "tests.toys:right", "-n", 0, "--json", path)
+    long = attest("report", path, "-v").out
+    assert short.status == 0
+    assert "more, which -v lists" in short.out
+    assert f" in {json.loads(path.read_text())['seconds']:.1f} s\n" in long
+    listed = [f"skipped: {text}" for text in read_record(path).left_out]
+    assert [line for line in long.splitlines() if line.startswith("skipped: ")] == listed
+    assert attest("check", "tests.toys:right", "-n", 0, "--verbose").out.count("skipped: ") == len(listed)
 
 
 def test_a_case_that_is_not_supported_is_not_judged(attest):

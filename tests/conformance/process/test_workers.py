@@ -129,6 +129,34 @@ def test_what_is_no_longer_wanted_is_not_done(workers):
     assert [outcome.value for outcome in outcomes] == ["toys.right 1", "toys.right 3", "toys.right 5"]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_runs_is_reported(workers):
+    jobs = [Job("tests.toys:right", _answer, number) for number in range(3)]
+    seen = []
+    outcomes = perform(
+        jobs, {"tests.toys:right": toys.right}, workers, 60.0, watch=lambda call, _seconds: seen.append(call)
+    )
+    assert len(list(outcomes)) == 3
+    assert list(dict.fromkeys(seen)) == jobs
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_all_jobs_are_drawn_while_the_first_one_runs(workers, tmp_path):
+    """So the number of tasks is known early, however many there are."""
+    drawn = []
+
+    def jobs():
+        for number in range(50):
+            drawn.append(number)
+            yield Job("tests.toys:right", _after, (str(tmp_path / "go"), number))
+        (tmp_path / "go").touch()
+
+    outcomes = perform(jobs(), {"tests.toys:right": toys.right}, workers, 60.0)
+    assert next(outcomes).value == 0
+    assert len(drawn) == 50
+    outcomes.close()
+
+
 def test_closing_stops_the_workers():
     jobs = [Job("tests.toys:right", _answer, number) for number in range(3)]
     outcomes = perform(jobs, {"tests.toys:right": toys.right}, 1, 60.0)
@@ -155,6 +183,16 @@ def test_what_a_job_has_started_ends_with_it(tmp_path):
     child = int((tmp_path / "child").read_text())
     status = Path(f"/proc/{child}/stat")
     assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def _after(_subject, argument):
+    """Return a number once a file exists; None if it never does."""
+    path, number = argument
+    for _ in range(1000):
+        if Path(path).exists():
+            return number
+        time.sleep(0.01)
+    return None
 
 
 def _with_a_child(_subject, path):

@@ -58,7 +58,8 @@ def test_merged_shards_are_the_run(kinds, simplest, count):
         planned(patch, *(Task("toys.right", case, ("forward", "gradients")) for case in kinds))
         parts = [run(request(shard=(number, count), expectations=(KNOWN,))) for number in range(1, count + 1)]
         whole = with_policy(run(request(expectations=(KNOWN,))), ())
-    assert record_to_json(with_policy(merge_records(parts), ())) == record_to_json(whole)
+    merged = with_policy(merge_records(parts), ())
+    assert record_to_json(replace(merged, seconds=whole.seconds)) == record_to_json(whole)
 
 
 def test_old_shards_keep_what_they_shrank():
@@ -66,6 +67,20 @@ def test_old_shards_keep_what_they_shrank():
     minimal = result(verdict=Verdict.FAIL, minimal=True)
     merged = merge_records([replace(run_of(minimal), shard=(1, 1))])
     assert merged.results == (minimal,)
+
+
+def test_a_shard_that_was_cut_short_cuts_the_run_short_and_is_named():
+    parts = [replace(run_of(result(Case(seed=seed))), shard=(seed, 3), seconds=1.5) for seed in (1, 2, 3)]
+    cut = replace(parts[1], complete=False, note="stopped after its 9 seconds: 2 of 3 cases not judged")
+    merged = merge_records([parts[0], cut, parts[2]])
+    assert (merged.complete, merged.status) == (False, "fail")
+    assert merged.note == "shard 2/3: stopped after its 9 seconds: 2 of 3 cases not judged"
+    assert merged.seconds == 4.5
+
+
+def test_what_shards_left_out_is_named_once():
+    parts = [replace(run_of(), shard=(n, 2), left_out=("k lse: no lse", f"k of {n}")) for n in (1, 2)]
+    assert merge_records(parts).left_out == ("k lse: no lse", "k of 1", "k of 2")
 
 
 def run_of(*results):

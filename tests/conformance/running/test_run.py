@@ -10,13 +10,14 @@ from attest.conformance.cases.case import Case
 from attest.conformance.record import Measurement, Result, Verdict, merge_records
 from attest.conformance.records.record_file import write_record
 from attest.conformance.records.schema import record_to_json
-from attest.conformance.running import runner
+from attest.conformance.running import progress, runner
 from attest.conformance.running.expectations import Expectation
 from attest.conformance.running.fit import RequestError
 from attest.conformance.running.plan import Restriction, Task
+from attest.conformance.running.progress import Progress
 from attest.conformance.running.runner import in_shard, run
 from tests import toys
-from tests.conformance.running.fakes import CASES, judged, planned, request, result, shrunk
+from tests.conformance.running.fakes import CASES, PROFILE, judged, planned, request, result, shrunk
 
 KNOWN = Expectation("toys.right", "forward", "known to fail", "https://example.org/1", case={"q_len": 9})
 
@@ -110,7 +111,7 @@ def test_an_interrupted_run_is_partial_and_says_so(monkeypatch):
     kept: list[Result] = []
     record = run(request(), keep=kept.extend)
     assert not record.complete
-    assert record.note.startswith("interrupted, judging: 2 of at least 3 tasks")
+    assert record.note.startswith("interrupted, judging: 2 of 4 tasks done")
     assert {r.case for r in record.results} == {r.case for r in kept} == {CASES[0], CASES[1]}
     assert record.status == "fail"
 
@@ -132,15 +133,16 @@ def test_what_a_subject_raises_ends_nothing(monkeypatch, kind):
 
 
 def test_results_are_handed_over_as_they_are_found(monkeypatch):
-    def tasks(subject, profile, seed, only):
-        yield Task("toys.right", CASES[0], ("forward",))
-        assert [result.case for result in kept] == [CASES[0]]
-        yield Task("toys.right", CASES[1], ("forward",))
+    def judge(subject, case, checks):
+        before.append([result.case for result in kept])
+        return [result(case)]
 
-    monkeypatch.setattr(runner, "tasks", tasks)
-    judged(monkeypatch)
+    planned(monkeypatch, *(Task("toys.right", case, ("forward",)) for case in CASES[:2]))
+    monkeypatch.setattr(runner, "judge", judge)
     kept: list[Result] = []
+    before: list[list[Case]] = []
     assert run(request(), keep=kept.extend).complete
+    assert before == [[], [CASES[0]]]
     assert [result.case for result in kept] == [CASES[0], CASES[1]]
 
 
@@ -151,7 +153,7 @@ def test_a_run_that_is_to_fail_fast_ends_at_its_first_red_verdict(monkeypatch):
     record = run(request(fail_fast=True))
     assert {r.case for r in record.results} == {CASES[0], CASES[1]}
     assert not record.complete
-    assert record.note == "stopped at the first failing verdict, judging: 2 of at least 2 tasks done"
+    assert record.note == "stopped at the first failing verdict, judging: 2 of 4 tasks done"
     assert searched == []
     judged(monkeypatch)
     assert run(request(fail_fast=True)).complete
@@ -161,7 +163,7 @@ def test_a_run_that_is_to_fail_fast_ends_at_its_first_red_verdict(monkeypatch):
 def clock(monkeypatch):
     """A clock of the run that goes on by a second with every case that is judged."""
     now = [0.0]
-    monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
 
     def begin(*failing):
         judged(monkeypatch, *failing)
@@ -200,6 +202,97 @@ def test_a_passing_run_that_its_budget_cut_fails(monkeypatch, clock):
     assert (record.status, record.whole) == ("fail", False)
 
 
+def test_a_record_names_the_seconds_of_the_run(monkeypatch, clock):
+    planned(monkeypatch)
+    clock()
+    record = run(request())
+    assert record.seconds == len(CASES)
+    assert replace(record, seconds=0.0) == record
+
+
+def test_a_run_knows_its_total_before_anything_is_judged(monkeypatch, clock):
+    planned(monkeypatch)
+    clock()
+    seen: list[Progress] = []
+    run(request(), watch=seen.append)
+    assert [(now.done, now.total) for now in seen if now.planned] == [(now.done, len(CASES)) for now in seen]
+    assert [now.done for now in seen] == [0, 1, 1, 2, 2, 3, 3, 4]
+
+
+def test_a_run_names_the_subject_and_the_features_that_it_judges(monkeypatch, clock):
+    tasks = [Task("toys.right", case, ("forward",)) for case in (CASES[0], Case(causal=True, soft_cap=2.0))]
+    planned(monkeypatch, *tasks)
+    clock()
+    seen: list[Progress] = []
+    run(request(), watch=seen.append)
+    assert list(dict.fromkeys(now.now for now in seen)) == [
+        "toys.right: no option",
+        "toys.right: causal, soft_cap",
+    ]
+
+
+def test_the_time_left_follows_from_the_speed_after_the_first_task(monkeypatch, clock):
+    planned(monkeypatch, *(Task("toys.right", Case(seed=seed), ("forward",)) for seed in range(6)))
+    clock()
+    seen: list[Progress] = []
+    run(request(), watch=seen.append)
+    left = {now.done: now.left for now in seen}
+    assert left == {0: None, 1: None, 2: None, 3: 3.0, 4: 2.0, 5: 1.0, 6: None}
+
+
+def test_the_time_left_is_at_most_that_of_the_budget(monkeypatch, clock):
+    planned(monkeypatch, *(Task("toys.right", Case(seed=seed), ("forward",)) for seed in range(30)))
+    clock()
+    seen: list[Progress] = []
+    run(request(budget=5), watch=seen.append)
+    assert {now.done: now.left for now in seen}[4] == 1.0
+
+
+def test_searches_and_pictures_are_stages_of_a_run(monkeypatch):
+    planned(monkeypatch)
+    judged(monkeypatch, (CASES[0], "forward"))
+    shrunk(monkeypatch)
+    seen: list[Progress] = []
+    run(request(), watch=seen.append)
+    assert list(dict.fromkeys((now.stage, now.total) for now in seen)) == [
+        ("judging", 4),
+        ("shrinking", 1),
+        ("drawing pictures", 1),
+    ]
+
+
+def test_tasks_of_a_subject_that_is_given_up_are_no_longer_part_of_the_total(monkeypatch):
+    limits = runner.limits()
+    monkeypatch.setattr(runner, "limits", lambda: {**limits, "faults_per_subject": 1})
+    planned(monkeypatch)
+
+    def judge(subject, case, checks):
+        if subject is toys.top_left:
+            raise ValueError("no")
+        return [result(case, check) for check in checks]
+
+    monkeypatch.setattr(runner, "judge", judge)
+    seen: list[Progress] = []
+    subjects = {"toys.top_left": toys.top_left, "toys.right": toys.right}
+    record = run(request(subjects=subjects, shrink=False), watch=seen.append)
+    assert "toys.top_left: hung or died" in record.problems[0]
+    judging = [now for now in seen if now.stage == "judging"]
+    assert (judging[0].total, judging[-1].total, judging[-1].done) == (8, 5, 5)
+
+
+def test_a_record_names_the_checks_that_did_not_run(monkeypatch):
+    planned(monkeypatch)
+    judged(monkeypatch)
+    profile = replace(PROFILE, kinds={"drawn": {}, "poisoned": {}})
+    left_out = run(request(profile=profile)).left_out
+    assert "toys.right: does not return lse: lse" in left_out
+    (of_profile,) = (text for text in left_out if "right: the profile quick has no such cases: " in text)
+    assert "purity" in of_profile
+    assert "production" in of_profile
+    assert not any("refusal" in text or "forward" in text for text in left_out)
+    assert run(request(profile=profile, only=Restriction(checks=("forward",)))).left_out == ()
+
+
 def test_a_budget_that_is_enough_changes_nothing(monkeypatch, clock):
     planned(monkeypatch)
     clock((CASES[0], "forward"))
@@ -234,8 +327,9 @@ def test_a_subject_without_drawable_cases_is_a_problem_and_spoils_nothing_else(m
 
 
 def test_a_crash_of_the_run_itself_has_handed_over_what_it_had(monkeypatch):
-    def watch(progress):
-        raise OSError("the terminal is gone")
+    def watch(now):
+        if now.done:
+            raise OSError("the terminal is gone")
 
     planned(monkeypatch)
     judged(monkeypatch)
@@ -264,13 +358,13 @@ def test_a_run_of_nothing_fails(monkeypatch):
     assert record.problems == ("nothing was judged: no case matches the options",)
 
 
-def test_two_runs_write_the_same_bytes(monkeypatch, tmp_path):
+def test_two_runs_write_the_same_bytes_but_for_their_times(monkeypatch, tmp_path):
     planned(monkeypatch)
     judged(monkeypatch, (CASES[0], "forward"))
     shrunk(monkeypatch)
     paths = [tmp_path / name for name in ("first.json", "second.json")]
     for path in paths:
-        write_record(run(request()), path)
+        write_record(replace(run(request()), seconds=0.0), path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -282,7 +376,7 @@ def test_shards_share_out_every_task_once(monkeypatch):
     assert all(len(part.results) > 10 for part in parts)
     whole = run(request())
     merged = merge_records(parts)
-    assert record_to_json(merged) == record_to_json(whole)
+    assert record_to_json(replace(merged, seconds=whole.seconds)) == record_to_json(whole)
 
 
 def test_a_shard_knows_its_tasks_whatever_else_is_drawn():
