@@ -22,6 +22,7 @@ from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import (
     CONFIGURATION,
     DRAWN,
+    LAWS,
     POISONED,
     PRODUCTION,
     REFUSED,
@@ -144,8 +145,11 @@ def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Res
         yield from _without_repeats(_groups(subject, profile, seed, only, wanted))
     for kind in wanted:
         if kind in _DRAWS:
-            found = _DRAWS[kind](subject, profile, seed, only)
-            yield from _without_repeats(Task(subject.name, draw, wanted[kind]) for draw in found)
+            for checks in ((name,) for name in wanted[kind]) if kind.apart else (wanted[kind],):
+                narrowed = replace(only, checks=checks) if kind.apart and only.checks else only
+                salt = _salt(seed, *checks) if kind.apart else seed
+                found = _DRAWS[kind](subject, profile, salt, narrowed)
+                yield from _without_repeats(Task(subject.name, draw, checks) for draw in found)
 
 
 def _without_repeats(tasks: Iterator[Task]) -> Iterator[Task]:
@@ -285,7 +289,21 @@ def _known(kind: Kind, subject: Subject, only: Restriction) -> Iterator[Draw]:
 
 def _transformed(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Draw]:
     """Yield the first short rows, each with many features, in turn in the dtypes of the profile."""
-    numbers = profile.kinds[TRANSFORMED.table]
+    yield from _short_rows(subject, profile.kinds[TRANSFORMED.table], seed, only)
+    if profile.kinds[TRANSFORMED.table].get("corpus", False):
+        yield from _known(TRANSFORMED, subject, only)
+
+
+def _laws(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Draw]:
+    """Yield the first short rows of the law's own seed, as many as the profile has for one that is named."""
+    numbers = profile.kinds[LAWS.table]
+    examples = numbers["named"] if only.checks else numbers["examples"]
+    yield from _short_rows(subject, {**numbers, "examples": examples}, seed, only)
+
+
+def _short_rows(
+    subject: Subject, numbers: Mapping[str, Any], seed: int, only: Restriction
+) -> Iterator[Draw]:
     dtypes = [dtype for dtype in _dtypes(subject, only) if dtype in numbers.get("dtypes", subject.dtypes)]
     numbers = {"strength": 2, "arrays": 1, "alone": 0, **numbers}
     left = numbers["examples"] if only.examples is None else only.examples
@@ -296,8 +314,6 @@ def _transformed(subject: Subject, profile: Profile, seed: int, only: Restrictio
             if _is_supported(subject, filling, narrowed):
                 left -= 1
                 yield filling
-    if numbers.get("corpus", False):
-        yield from _known(TRANSFORMED, subject, only)
 
 
 def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
@@ -348,6 +364,7 @@ def _sharded(subject: Subject, _profile: Profile, _seed: int, only: Restriction)
 
 _DRAWS: dict[Kind, Callable[[Subject, Profile, int, Restriction], Iterator[Draw]]] = {
     TRANSFORMED: _transformed,
+    LAWS: _laws,
     REFUSED: _refused,
     PRODUCTION: _production,
     SHARDED: _sharded,
