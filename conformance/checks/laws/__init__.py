@@ -5,12 +5,12 @@ past the ends of the keys equals the call without it. Each law is one entry of `
 
 - a name, the clauses that it follows from, and a sentence,
 - the features that a subject must declare, and those that are taken from a case first,
-- a function from a trial to the calls and to the equations, or to the reason why a case does not show the law.
+- a function from a trial to the calls and the equations, or to the reason why a case does not show the law.
 
-One check runs every law (`run`): it makes the case that the law applies to, refuses to judge calls that the
-subject does not take, runs them, and compares both sides of each equation. They may differ by the sum of their
-bounds in the error model, each predicted for its own call. So the oracle sets the tolerance, and never the
-answer. Only repeated calls of a subject that declares to be deterministic are compared bit for bit.
+One check runs every law (`run`). It makes the case that the law applies to, runs the calls if the subject
+takes all of them, and compares both sides of each equation. They may differ by the sum of their bounds in the
+error model, each predicted for its own call. So the oracle sets the tolerance, and never the answer. Only
+repeated calls of a subject that declares to be deterministic are compared bit for bit.
 """
 
 from attest.conformance.checks.laws.run import check_of

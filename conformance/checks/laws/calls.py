@@ -1,6 +1,7 @@
 """Laws of calls: block sizes, repeated calls, and what was in memory before."""
 
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attest.conformance.checks.laws.law import Called, Equation, Rewrite, output_of
+from attest.conformance.checks.laws.law import NAMES, Called, Equation, Rewrite, output_of
 from attest.conformance.judging.trial import Trial
 from attest.conformance.subject import Subject
 
@@ -17,23 +18,25 @@ _NUMBERS = Path(__file__).parent / "laws.toml"
 
 
 @cache
-def _repeats() -> int:
-    return int(tomllib.loads(_NUMBERS.read_text())["repeats"])
+def _numbers() -> dict[str, float]:
+    return tomllib.loads(_NUMBERS.read_text())
+
+
+def repeat_seconds() -> float:
+    """Return the seconds after which a law that compares bits makes no further call."""
+    return _numbers()["repeat_seconds"]
 
 
 def repeats(trial: Trial) -> Rewrite:
     """Call again, many times."""
-    return Rewrite((Called(trial.built),) * _repeats(), ())
+    return Rewrite((Called(trial.built),) * int(_numbers()["repeats"]), ())
 
 
 def other_call(trial: Trial) -> Rewrite:
     """Call with other values in between, of the same shapes: the first call's results come back."""
     other = Trial(trial.subject, replace(trial.case, seed=trial.case.seed ^ 1)).built
     first = Called(trial.built)
-    equations = tuple(
-        Equation(name, output_of(name), output_of(name, 2))
-        for name in ("out", "lse", "dquery", "dkey", "dvalue", "dbias", "dsoftmax_aux")
-    )
+    equations = tuple(Equation(name, output_of(name), output_of(name, 2)) for name in NAMES)
     return Rewrite((first, Called(other), first), equations)
 
 
@@ -58,7 +61,7 @@ def tilings(trial: Trial) -> Rewrite:
     calls = (Called(trial.built), *(Called(trial.built, tiling=number) for number in others))
     equations = tuple(
         Equation(name, output_of(name), output_of(name, call))
-        for name in ("out", "lse", "dquery", "dkey", "dvalue", "dbias", "dsoftmax_aux")
+        for name in NAMES
         for call in range(1, len(calls))
     )
     return Rewrite(calls, equations)
@@ -74,7 +77,7 @@ def needs_lse(subject: Subject) -> str | None:
     return None if subject.returns_lse else "does not return lse"
 
 
-def needs_gradients(*names: str):
+def needs_gradients(*names: str) -> Callable[[Subject], str | None]:
     """Return the function that says why a subject lacks gradients that a law compares; None if it has all."""
 
     def why_not(subject: Subject) -> str | None:

@@ -43,7 +43,9 @@ def _spoilt(trial: Trial, axes: dict[str, int], place: int, group: int) -> Rewri
     spoilt: dict[str, Any] = {}
     equations: list[Equation] = []
     for name, axis in axes.items():
-        here = slice(place, place + 1) if name in ("key", "value") else slice(place * group, (place + 1) * group)
+        here = (
+            slice(place, place + 1) if name in ("key", "value") else slice(place * group, (place + 1) * group)
+        )
         at = (slice(None),) * axis + (here,)
         spoilt[name] = arrays[name].copy()
         spoilt[name][at] = np.nan

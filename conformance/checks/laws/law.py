@@ -22,7 +22,7 @@ Side = Callable[[Sequence[Outputs], Callable[[Array], Array]], Array]
 GRADIENTS = ("dquery", "dkey", "dvalue", "dbias", "dsoftmax_aux")
 NAMES = ("out", "lse", *GRADIENTS)
 
-# Fields of a Semantics that change the answer of no law: what is compared has both calls under the same choice.
+# Fields of a Semantics on which no law depends.
 _FREE = frozenset({"gradients", "lse_gradient", "deterministic", "hidden_nonfinite", "row_max_gradient"})
 
 
@@ -127,7 +127,7 @@ def same(*names: str) -> tuple[Equation, ...]:
 
 
 def mapped(name: str, change: Callable[[Array], Array], source: str | None = None) -> Equation:
-    """Return the equation of an output with a linear map, of coefficients of at least 0, of the second call's."""
+    """Return the equation of an output with a map of the second call's, a sum of its elements."""
     return Equation(name, output_of(name), lambda calls, _size: change(calls[1][source or name]), source)
 
 

@@ -1,4 +1,4 @@
-"""Laws of algebra: out is linear in the values, the gradients are linear in the cotangents, and their sums."""
+"""Laws of algebra: out is linear in the values, and the gradients are linear in the cotangents."""
 
 from collections.abc import Callable, Sequence
 
@@ -40,7 +40,9 @@ def values(trial: Trial) -> Rewrite:
         Called(with_cotangents(changed(built, value=second), built.cotangents.out, np.zeros_like(lse))),
     )
     same_here = tuple(
-        Equation(name, output_of(name), output_of(name, call)) for name in ("lse", "dvalue") for call in (1, 2)
+        Equation(name, output_of(name), output_of(name, call))
+        for name in ("lse", "dvalue")
+        for call in (1, 2)
     )
     return Rewrite(calls, (*total("out", "dquery", "dkey", "dbias", "dsoftmax_aux"), *same_here))
 
@@ -69,7 +71,7 @@ def negated(trial: Trial) -> Rewrite:
 
 
 def value_adjoint(trial: Trial) -> Rewrite:
-    """Compare the products of values with their gradient, and of out with its cotangent, for each key head."""
+    """Compare values times their gradient with out times its cotangent, summed for each key head."""
     problem, given = trial.built.problem, trial.built.cotangents
     value, d_out = problem.value.astype(np.float64), given.out.astype(np.float64)
 

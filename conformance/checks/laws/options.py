@@ -72,7 +72,9 @@ def far_cap(trial: Trial) -> Rewrite | str:
 def _largest_logit(built: Built) -> float:
     """Return a number that no logit exceeds."""
     problem = built.problem
-    query, key = (np.linalg.norm(x.astype(np.float64), axis=-1).max(initial=0.0) for x in (problem.query, problem.key))
+    query, key = (
+        np.linalg.norm(x.astype(np.float64), axis=-1).max(initial=0.0) for x in (problem.query, problem.key)
+    )
     scale = problem.head_dim**-0.5 if problem.softmax_scale is None else abs(problem.softmax_scale)
     bias = np.zeros(1) if problem.bias is None else np.abs(problem.bias.astype(np.float64))
     return float(scale * query * key + bias[np.isfinite(bias)].max(initial=0.0))
@@ -95,7 +97,9 @@ def sink_as_key(trial: Trial) -> Rewrite:
         mask = np.concatenate([mask, np.ones((*mask.shape[:3], count), bool)], axis=3)
 
     def longer(array: Array) -> Array:
-        return np.concatenate([array, np.zeros_like(array, shape=(len(array), count, *array.shape[2:]))], axis=1)
+        return np.concatenate(
+            [array, np.zeros_like(array, shape=(len(array), count, *array.shape[2:]))], axis=1
+        )
 
     other = changed(
         built,
@@ -131,7 +135,9 @@ def permuted_keys(trial: Trial) -> Rewrite | str:
     if trial.case.kv_len == 1:
         return "one key"
     problem = built.problem
-    if "positions" in trial.subject.features and (problem.causal or problem.sliding_window or problem.chunk_size):
+    if "positions" in trial.subject.features and (
+        problem.causal or problem.sliding_window or problem.chunk_size
+    ):
         problem = placed(problem, trial.subject)
     back = np.argsort(order)
     changes: dict[str, Any] = {"key": problem.key[:, order], "value": problem.value[:, order]}
@@ -152,7 +158,6 @@ def permuted_keys(trial: Trial) -> Rewrite | str:
 def shifted_positions(trial: Trial) -> Rewrite:
     """Move the positions of all queries and keys by the same number of tokens, a multiple of the chunk."""
     here = placed(trial.built.problem, trial.subject)
-    assert here.q_positions is not None and here.kv_positions is not None
     shift = _SHIFT if here.chunk_size is None else here.chunk_size * 7
     moved = {name: (getattr(here, name) + shift).astype(np.int32) for name in ("q_positions", "kv_positions")}
     return pair(trial.built, changed(trial.built, **moved, q_offset=None))
@@ -202,7 +207,10 @@ def padded_head_dim(trial: Trial) -> Rewrite:
     return pair(
         built,
         other,
-        *(mapped(name, lambda array: array[..., :-_PADDED_CHANNELS]) for name in ("out", "dquery", "dkey", "dvalue")),
+        *(
+            mapped(name, lambda array: array[..., :-_PADDED_CHANNELS])
+            for name in ("out", "dquery", "dkey", "dvalue")
+        ),
     )
 
 

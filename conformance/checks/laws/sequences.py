@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,13 +62,10 @@ def packed_as_loop(trial: Trial) -> Rewrite:
 
 def _spans(problem: Problem) -> list[tuple[slice, slice]]:
     """Return the query and key tokens of each packed sequence."""
-    assert problem.cum_seqlens_q is not None and problem.cum_seqlens_k is not None
+    assert problem.cum_seqlens_q is not None
+    assert problem.cum_seqlens_k is not None
     ends = zip(problem.cum_seqlens_q.tolist(), problem.cum_seqlens_k.tolist(), strict=True)
-    places = list(ends)
-    return [
-        (slice(q, next_q), slice(k, next_k))
-        for (q, k), (next_q, next_k) in zip(places[:-1], places[1:], strict=True)
-    ]
+    return [(slice(q, next_q), slice(k, next_k)) for (q, k), (next_q, next_k) in pairwise(ends)]
 
 
 def _sequence(built: Built, rows: slice, keys: slice) -> Built:
@@ -139,9 +137,7 @@ def packed_as_padded(trial: Trial) -> Rewrite:
         return Equation(name, output_of(name), lambda calls, _size: packed(calls[1][name], side, axis))
 
     by_rows = (joined(name, 0) for name in _BY_ROWS)
-    return pair(
-        trial.built, other, *by_rows, *(joined(name, 1) for name in _BY_KEYS), joined("lse", 0, 2)
-    )
+    return pair(trial.built, other, *by_rows, *(joined(name, 1) for name in _BY_KEYS), joined("lse", 0, 2))
 
 
 def packed_as_segments(trial: Trial) -> Rewrite:
@@ -187,7 +183,9 @@ def merged_halves(trial: Trial) -> Rewrite | str:
         return "one key"
     middle = problem.kv_len // 2
     rows = slice(0, problem.q_len)
-    halves = [_sequence(trial.built, rows, keys) for keys in (slice(0, middle), slice(middle, problem.kv_len))]
+    halves = [
+        _sequence(trial.built, rows, keys) for keys in (slice(0, middle), slice(middle, problem.kv_len))
+    ]
 
     def lse(calls: Sequence[Outputs]) -> Array:
         return np.logaddexp(calls[1]["lse"], calls[2]["lse"])
@@ -199,18 +197,20 @@ def merged_halves(trial: Trial) -> Rewrite | str:
         return [np.exp(call["lse"] - floor).swapaxes(1, 2)[..., None] for call in calls[1:]]
 
     def out(calls: Sequence[Outputs], _size: Any) -> Array:
-        return sum(share * call["out"] for share, call in zip(shares(calls), calls[1:], strict=True))
+        parts = zip(shares(calls), calls[1:], strict=True)
+        return np.sum([share * call["out"] for share, call in parts], axis=0)
 
     def lse_bound(_calls: Sequence[Outputs], bounds: Sequence[Outputs]) -> Array:
         return np.maximum(bounds[1]["lse"], bounds[2]["lse"])
 
     def out_bound(calls: Sequence[Outputs], bounds: Sequence[Outputs]) -> Array:
-        """Return the bound of a sum whose shares are off by the errors of both lse, of which e^(2 e) is a factor."""
+        """Return the bound of a sum of which each share is off by a factor, from the errors of both lse."""
         off = np.expm1(bounds[1]["lse"] + bounds[2]["lse"]).swapaxes(1, 2)[..., None]
         parts = zip(shares(calls), calls[1:], bounds[1:], strict=True)
-        return sum(
+        terms = [
             share * ((1 + off) * bound["out"] + off * np.abs(call["out"])) for share, call, bound in parts
-        )
+        ]
+        return np.sum(terms, axis=0)
 
     return Rewrite(
         (Called(trial.built), *map(Called, halves)),

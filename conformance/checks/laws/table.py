@@ -1,5 +1,6 @@
 """The table of laws: one entry for each."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ _INDEXED = _POSITIONS | _features("dropout origin shared_dropout")
 _EVERY_PAIR = _features("mask bias segments broadcast integer_mask")
 
 
-def _with(**fields: Any):
+def _with(**fields: Any) -> Callable[[Case], Case]:
     """Return the function that sets fields of a case."""
     return lambda case: replace(case, **fields)
 
@@ -208,9 +209,7 @@ LAWS = (
         "a packed call equals a loop over its sequences",
         sequences.packed_as_loop,
         features=_features("packed"),
-        off=_features(
-            "padded packed q_offset positions ranges dropout shared_dropout origin broadcast"
-        ),
+        off=_features("padded packed q_offset positions ranges dropout shared_dropout origin broadcast"),
         case=sequences.two_packed,
     ),
     Law(
@@ -219,8 +218,7 @@ LAWS = (
         "a packed call equals a padded one of the same sequences",
         sequences.packed_as_padded,
         features=_features("packed padded"),
-        off=_EVERY_PAIR
-        | _features("padded packed q_offset positions ranges dropout shared_dropout origin"),
+        off=_EVERY_PAIR | _features("padded packed q_offset positions ranges dropout shared_dropout origin"),
         case=sequences.two_packed,
     ),
     Law(
