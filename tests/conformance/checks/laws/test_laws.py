@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -291,3 +292,12 @@ def test_calls_that_the_subject_does_not_take_are_not_judged() -> None:
     assert (result.verdict, "does not combine" in result.message) == (Verdict.INCONCLUSIVE, True)
     result = verdict(kernel(head_dims=(1, 5)), "padded_head_dim", PLAIN)
     assert (result.verdict, "head dims 1 to 5" in result.message) == (Verdict.INCONCLUSIVE, True)
+
+
+def test_the_page_has_a_row_for_each_law() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "laws.md").read_text()
+    for law in LAWS:
+        needs = ", ".join(sorted(law.features)) or "none"
+        dialects = "any" if law.any_dialect else "standard"
+        row = f"| `law.{law.name}` | {', '.join(law.clauses)} | {law.equal} | {needs} | {dialects} |"
+        assert row in page
