@@ -56,7 +56,7 @@ def cotangents(trial: Trial) -> Rewrite:
 
 
 def negated(trial: Trial) -> Rewrite:
-    """Negate the values and the cotangent of out: both signs change together."""
+    """Change the signs of the values and of the cotangent of out."""
     built = trial.built
     other = with_cotangents(
         changed(built, value=-built.problem.value), -built.cotangents.out, np.asarray(built.cotangents.lse)

@@ -215,7 +215,7 @@ def padded_head_dim(trial: Trial) -> Rewrite:
 
 
 def doubled_query(trial: Trial) -> Rewrite | str:
-    """Double the queries and halve the scale: the gradient of the queries is halved."""
+    """Give queries of twice the size half of the scale: the gradient of the queries is halved."""
     problem = trial.built.problem
     query = problem.query * problem.query.dtype.type(2)
     if not np.isfinite(query.astype(np.float64)).all():

@@ -99,7 +99,7 @@ def _cut(array: Array, cuts: dict[int, slice]) -> Array:
 
 
 def packed_as_padded(trial: Trial) -> Rewrite:
-    """Lay the sequences of a packed call out as the batch of a padded one."""
+    """Put the sequences of a packed call into the batch of a padded one."""
     problem, given = trial.built.problem, trial.built.cotangents
     spans = _spans(problem)
     q_room, k_room = (max(span[side].stop - span[side].start for span in spans) for side in (0, 1))
@@ -177,7 +177,7 @@ def last_row(trial: Trial) -> Rewrite | str:
 
 
 def merged_halves(trial: Trial) -> Rewrite | str:
-    """Attend to each half of the keys, and merge both by lse."""
+    """Call with each half of the keys, and merge both by lse."""
     problem = trial.built.problem
     if problem.kv_len == 1:
         return "one key"
