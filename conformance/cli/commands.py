@@ -16,6 +16,7 @@ import typer
 from attest.conformance.cli import options
 from attest.conformance.cli.compare import compare, read_run
 from attest.conformance.cli.compile import compile_kernels
+from attest.conformance.cli.history import history
 from attest.conformance.cli.listing import list_subjects
 from attest.conformance.cli.mutants import mutants
 from attest.conformance.cli.options import Outputs, RunOptions, UsageError, as_usage_errors
@@ -253,6 +254,7 @@ def merge(
 
 
 app.command()(compare)
+app.command()(history)
 app.command("compile")(compile_kernels)
 app.command()(tune)
 app.command()(mutants)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from attest.conformance.cli.options import UsageError, as_usage_errors
+from attest.conformance.cli.options import Outputs, UsageError, as_usage_errors
 from attest.conformance.files import write_text
 
 Profiles = Annotated[
@@ -63,6 +63,7 @@ def mutants(
 
     A mutant is a correct kernel with one planted defect. Each is judged until the first failure.
     """
+    Outputs(json=json, table=table, kills=kills)
     from json import dumps
 
     from attest.conformance.cli.console import note, print_text

@@ -136,6 +136,8 @@ class Outputs:
     markdown: Path | None = None
     html: Path | None = None
     sarif: Path | None = None
+    table: Path | None = None
+    kills: Path | None = None
 
     def __post_init__(self) -> None:
         named = self.named

@@ -71,7 +71,7 @@ def test_without_a_command_the_help_is_printed(attest):
 def outputs() -> list[tuple[str, str]]:
     """Every option of every command that names a file to write."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    names = {"--json", "--junit", "--markdown", "--html", "--sarif"}
+    names = {"--json", "--junit", "--markdown", "--html", "--sarif", "--kills"}
     return [
         (name, option)
         for name, command in commands.items()
@@ -95,6 +95,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(
     arguments = {
         "check": ("tests.toys:right",),
         "compare": (record, record),
+        "history": (record, record),
         "report": (record,),
         "merge": (record,),
         "tune": TUNE,
@@ -108,7 +109,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(
 
 def test_every_command_that_writes_is_among_them():
     assert {command for command, _ in outputs()} == {
-        "gate", "check", "compare", "report", "merge", "compile", "tune",
+        "gate", "check", "compare", "history", "report", "merge", "compile", "tune", "mutants",
     }  # fmt: skip
 
 
