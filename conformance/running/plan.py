@@ -6,7 +6,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, count
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import (
     CONFIGURATION,
     DRAWN,
+    LAWS,
     POISONED,
     PRODUCTION,
     REFUSED,
@@ -144,8 +145,9 @@ def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Res
         yield from _without_repeats(_groups(subject, profile, seed, only, wanted))
     for kind in wanted:
         if kind in _DRAWS:
-            found = _DRAWS[kind](subject, profile, seed, only)
-            yield from _without_repeats(Task(subject.name, draw, wanted[kind]) for draw in found)
+            for checks in [(name,) for name in wanted[kind]] if kind.apart else [wanted[kind]]:
+                found = _DRAWS[kind](subject, profile, _salt(seed, *checks) if kind.apart else seed, only)
+                yield from _without_repeats(Task(subject.name, draw, checks) for draw in found)
 
 
 def _without_repeats(tasks: Iterator[Task]) -> Iterator[Task]:
@@ -283,12 +285,15 @@ def _known(kind: Kind, subject: Subject, only: Restriction) -> Iterator[Draw]:
             yield draw
 
 
-def _transformed(subject: Subject, profile: Profile, seed: int, only: Restriction) -> Iterator[Draw]:
+def _transformed(
+    subject: Subject, profile: Profile, seed: int, only: Restriction, kind: Kind = TRANSFORMED
+) -> Iterator[Draw]:
     """Yield the first short rows, each with many features, in turn in the dtypes of the profile."""
-    numbers = profile.kinds[TRANSFORMED.table]
+    numbers = profile.kinds[kind.table]
     dtypes = [dtype for dtype in _dtypes(subject, only) if dtype in numbers.get("dtypes", subject.dtypes)]
     numbers = {"strength": 2, "arrays": 1, "alone": 0, **numbers}
-    left = numbers["examples"] if only.examples is None else only.examples
+    planned = "named" if only.checks and "named" in numbers else "examples"
+    left = numbers[planned] if only.examples is None else only.examples
     narrowed = replace(only, examples=None, dtypes=tuple(dtypes) or only.dtypes)
     for number, row, salt in _rows(subject, numbers, _salt(seed, "transformed"), narrowed):
         if left > 0 and "long" not in row:
@@ -297,7 +302,7 @@ def _transformed(subject: Subject, profile: Profile, seed: int, only: Restrictio
                 left -= 1
                 yield filling
     if numbers.get("corpus", False):
-        yield from _known(TRANSFORMED, subject, only)
+        yield from _known(kind, subject, only)
 
 
 def _refused(subject: Subject, _profile: Profile, _seed: int, only: Restriction) -> Iterator[Case]:
@@ -348,6 +353,7 @@ def _sharded(subject: Subject, _profile: Profile, _seed: int, only: Restriction)
 
 _DRAWS: dict[Kind, Callable[[Subject, Profile, int, Restriction], Iterator[Draw]]] = {
     TRANSFORMED: _transformed,
+    LAWS: partial(_transformed, kind=LAWS),
     REFUSED: _refused,
     PRODUCTION: _production,
     SHARDED: _sharded,
