@@ -14,7 +14,7 @@ from attest.conformance.causes.group import causes
 from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.text import plural
 from attest.reports.failures import newly_wrong
-from attest.reports.pairing import Pair, by_key, pair
+from attest.reports.pairing import Pair, by_key, have_other_blocks, pair
 from attest.reports.spread import ALL, Sample, Spread, row_of, samples_of, spread
 from attest.reports.words import STATISTIC_WORDS, number, transition
 
@@ -125,7 +125,7 @@ def history(entries: Sequence[Entry]) -> History:
         entries=tuple(entries),
         numbers=numbers,
         verdicts=tuple(_verdicts(record) for record in records),
-        changes=tuple(_changes(measured)),
+        changes=tuple(_changes(records, measured)),
         steps=tuple(pair(base, head) for base, head in pairwise(records)),
     )
 
@@ -135,7 +135,9 @@ def _place(followed: tuple[Key, str]) -> tuple[Key, int]:
     return key, STATISTICS.index(statistic)
 
 
-def _changes(measured: Sequence[Mapping[Key, Mapping[str, Sample]]]) -> list[Change]:
+def _changes(
+    records: Sequence[RunRecord], measured: Sequence[Mapping[Key, Mapping[str, Sample]]]
+) -> list[Change]:
     levels: dict[tuple[Key, str], int] = {}
     changes: list[Change] = []
     for index, found in enumerate(measured):
@@ -143,7 +145,9 @@ def _changes(measured: Sequence[Mapping[Key, Mapping[str, Sample]]]) -> list[Cha
             subject, check, dtype, output = key
             since_of = {statistic: levels.setdefault((key, statistic), index) for statistic in STATISTICS}
             for since in sorted(set(since_of.values()) - {index}):
-                row = row_of((subject, check, dtype, ALL, output), measured[since][key], found[key])
+                other_blocks = have_other_blocks(records[since], records[index], subject)
+                place = (subject, check, dtype, ALL, output)
+                row = row_of(place, measured[since][key], found[key], other_blocks)
                 for statistic in (name for name in STATISTICS if since_of[name] == since):
                     if statistic in (*row.worse, *row.better):
                         levels[key, statistic] = index

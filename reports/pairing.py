@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from attest.conformance.record import Result, RunRecord, Verdict
 
@@ -48,12 +49,16 @@ ResultKey = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Pair:
-    """The results of both runs by one key; None where a run has none."""
+    """The results of both runs by one key; None where a run has none.
+
+    other_blocks: whether the subject declares other block sizes in head.
+    """
 
     case_id: str
     base: Result | None
     head: Result | None
     fate: Fate
+    other_blocks: bool = False
 
     @property
     def result(self) -> Result:
@@ -115,9 +120,22 @@ def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:
                 drawn_alike and key[:2] not in redrawn,
                 (key[0], key[2]) in hung,
             ),
+            other_blocks=have_other_blocks(base, head, key[0]),
         )
         for key in sorted(before.keys() | after.keys())
     )
+
+
+def have_other_blocks(base: RunRecord, head: RunRecord, subject: str) -> bool:
+    """Return whether a subject declares other block sizes in head than in base, as far as the records know."""
+    before, after = (blocks_of(record).get(subject) for record in (base, head))
+    return before is not None and after is not None and before != after
+
+
+def blocks_of(record: RunRecord) -> Mapping[str, Any]:
+    """Return the block sizes that each subject of a run declared; nothing in records of before 2026-11-26."""
+    found = record.environment.get("block_sizes")
+    return found if isinstance(found, Mapping) else {}  # type: ignore[reportUnknownVariableType] - of any JSON
 
 
 def _redrawn(before: Mapping[ResultKey, Result], after: Mapping[ResultKey, Result]) -> set[tuple[str, str]]:

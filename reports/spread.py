@@ -68,6 +68,7 @@ class Row:
     base: Spread | None
     head: Spread | None
     scope: str
+    other_blocks: bool = False
     worse: tuple[str, ...] = ()
     better: tuple[str, ...] = ()
 
@@ -86,7 +87,9 @@ class Row:
     def severity(self) -> float:
         """The factor by which the worst statistic exceeds its limit; 0 where none does."""
         chosen = limits(self.scope)
-        return max((_excess(chosen[s], *_values(self, s)) for s in self.worse), default=0.0)
+        return max(
+            (_excess(chosen[s], *_values(self, s), self.other_blocks) for s in self.worse), default=0.0
+        )
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Shift:
     @property
     def severity(self) -> float:
         """The factor by which the limit is exceeded."""
-        return _excess(limits(CASE)[self.statistic], self.before, self.after)
+        return _excess(limits(CASE)[self.statistic], self.before, self.after, self.pair.other_blocks)
 
 
 Key = tuple[str, str, str, str, str]
@@ -118,7 +121,11 @@ def rows(pairs: Iterable[Pair]) -> tuple[Row, ...]:
     pairs = tuple(pairs)
     before = samples_of((p.case_id, p.base) for p in pairs)
     after = samples_of((p.case_id, p.head) for p in pairs)
-    found = [row_of(key, before.get(key, {}), after.get(key, {})) for key in before.keys() | after.keys()]
+    other_blocks = {pair.key[0] for pair in pairs if pair.other_blocks}
+    found = [
+        row_of(key, before.get(key, {}), after.get(key, {}), key[0] in other_blocks)
+        for key in before.keys() | after.keys()
+    ]
     return tuple(sorted(found, key=lambda row: row.key))
 
 
@@ -194,8 +201,8 @@ def samples_of(
     return found
 
 
-def row_of(key: Key, before: Mapping[str, Sample], after: Mapping[str, Sample]) -> Row:
-    """Return one row, from the samples of both runs by case."""
+def row_of(key: Key, before: Mapping[str, Sample], after: Mapping[str, Sample], other_blocks: bool) -> Row:
+    """Return one row, from the samples of both runs by case; other_blocks: they have other block sizes."""
     scope = SAME_CASES if before.keys() == after.keys() else OTHER_CASES
     base = spread(tuple(before.values()), scope) if before else None
     head = spread(tuple(after.values()), scope) if after else None
@@ -204,25 +211,26 @@ def row_of(key: Key, before: Mapping[str, Sample], after: Mapping[str, Sample]) 
         base=base,
         head=head,
         scope=scope,
-        worse=_worse(base, head, scope),
-        better=_worse(head, base, scope),
+        other_blocks=other_blocks,
+        worse=_worse(base, head, scope, other_blocks),
+        better=_worse(head, base, scope, other_blocks),
     )
 
 
-def _worse(before: Spread | None, after: Spread | None, scope: str) -> tuple[str, ...]:
+def _worse(before: Spread | None, after: Spread | None, scope: str, other_blocks: bool) -> tuple[str, ...]:
     if before is None or after is None:
         return ()
-    return tuple(s for s, limit in limits(scope).items() if _is_worse(before, after, s, limit))
+    return tuple(s for s, limit in limits(scope).items() if _is_worse(before, after, s, limit, other_blocks))
 
 
-def _is_worse(before: Spread, after: Spread, statistic: str, limit: Limit) -> bool:
+def _is_worse(before: Spread, after: Spread, statistic: str, limit: Limit, other_blocks: bool) -> bool:
     old, new = getattr(before, statistic), getattr(after, statistic)
     if new is None:
         return False
     if new == math.inf:
         return old is None or old < new
     enough = min(dict(side.counted)[statistic] for side in (before, after)) >= limit.results
-    return old is not None and enough and limit.exceeded(old, new)
+    return old is not None and enough and limit.exceeded(old, new, other_blocks)
 
 
 def _shifts(pair: Pair) -> Iterable[Shift]:
@@ -233,7 +241,7 @@ def _shifts(pair: Pair) -> Iterable[Shift]:
         output = sample.measurement.output
         for statistic, limit in limits(CASE).items() if output in old else ():
             before, after = (s.value(statistic, limit) for s in (old[output], sample))
-            if after is not None and limit.exceeded(before or 0.0, after):
+            if after is not None and limit.exceeded(before or 0.0, after, pair.other_blocks):
                 yield Shift(pair, output, statistic, before or 0.0, after)
 
 
@@ -242,5 +250,5 @@ def _values(row: Row, statistic: str) -> tuple[float, float]:
     return (before or 0.0, after or 0.0)
 
 
-def _excess(limit: Limit, before: float, after: float) -> float:
-    return badness(after) / limit.of(badness(before)) if badness(before) < math.inf else 0.0
+def _excess(limit: Limit, before: float, after: float, other_blocks: bool) -> float:
+    return badness(after) / limit.of(badness(before), other_blocks) if badness(before) < math.inf else 0.0

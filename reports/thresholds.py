@@ -25,14 +25,15 @@ class Limit:
     keys: int = 0
     floor: float = 0.0
 
-    def of(self, before: float) -> float:
-        """Return the largest number that is not worse than `before`."""
-        return max(before * (1.0 + self.relative) + self.absolute, self.floor)
+    def of(self, before: float, other_blocks: bool) -> float:
+        """Return the largest number that is not worse than `before`; other_blocks: of other block sizes."""
+        limit = before * (1.0 + self.relative) + self.absolute
+        return max(limit, self.floor) if other_blocks else limit
 
-    def exceeded(self, before: float, after: float) -> bool:
+    def exceeded(self, before: float, after: float, other_blocks: bool) -> bool:
         """Return whether `after` is worse; NaN and inf are equal, and worse than any number."""
         before, after = badness(before), badness(after)
-        return after > before if math.isinf(after) else after > self.of(before)
+        return after > before if math.isinf(after) else after > self.of(before, other_blocks)
 
 
 def badness(statistic: float) -> float:

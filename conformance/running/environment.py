@@ -4,12 +4,14 @@ import os
 import platform
 import subprocess
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import jax
+
+from attest.conformance.subject import Subject
 
 _OURS = "attest-attention"  # attest alone is another project on PyPI
 _PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "triton", "jax-triton")
@@ -35,6 +37,16 @@ def environment() -> dict[str, Any]:
         "versions": _versions(),
         "flags": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)},
         "commit": commit(_HOME),
+    }
+
+
+def declared_blocks(subjects: Iterable[Subject]) -> dict[str, str]:
+    """Return the block sizes that subjects declare, queries x keys, in words by name; the production ones last."""
+    return {
+        subject.name: ", ".join(
+            f"{tiling.query_block or 'all'}x{tiling.key_block or 'all'}" for tiling in subject.tilings
+        )
+        for subject in subjects
     }
 
 

@@ -4,6 +4,7 @@ import math
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -175,6 +176,15 @@ REGRESSIONS = {
     "nothing compared": ("_unusable", run(), run(), "head record: holds no results"),
 }
 
+
+def in_blocks(*keys: int) -> dict[str, Any]:
+    """Return the environment of a record whose subject declares blocks of 16 queries and so many keys."""
+    return {"block_sizes": {KERNEL: ", ".join(f"16x{size}" for size in keys)}}
+
+
+NARROW = run(result(PASS, measurement(rms_ratio=0.415, bias_t=1.64)), environment=in_blocks(32))
+WIDE = run(result(PASS, measurement(rms_ratio=0.775, bias_t=17.5)), environment=in_blocks(256))
+
 FINE = {
     "nothing changed": (GOOD, GOOD),
     "still red": (one(FAIL), one(ERROR)),
@@ -203,21 +213,22 @@ FINE = {
         run(*(result(PASS, measurement(rms_ratio=0.8), asked=case(60 + s)) for s in range(10)), seed=1),
     ),
     # What xla.flash_attention in float32 measured with key blocks of 32, then of 128 or 256.
-    "a new default tile": (
-        run(result(PASS, measurement(rms_ratio=0.415, bias_t=1.64))),
-        run(result(PASS, measurement(rms_ratio=0.775, bias_t=17.5))),
-    ),
+    "a new default tile": (NARROW, WIDE),
     "a new default tile, the lse": (
-        run(result(PASS, measurement("lse", rms_ratio=0.817))),
-        run(result(PASS, measurement("lse", rms_ratio=1.2))),
+        run(result(PASS, measurement("lse", rms_ratio=0.817)), environment=in_blocks(32)),
+        run(result(PASS, measurement("lse", rms_ratio=1.2)), environment=in_blocks(256)),
     ),
     "another list of tiles, whose cases differ": (
-        run(*(result(PASS, measurement(rms_ratio=0.275), asked=case(s, tiling=1)) for s in range(9))),
+        run(
+            *(result(PASS, measurement(rms_ratio=0.275), asked=case(s, tiling=1)) for s in range(9)),
+            environment=in_blocks(32, 64),
+        ),
         run(
             *(
                 result(PASS, measurement(rms_ratio=0.67, largest_z=6.7), asked=case(s, tiling=2))
                 for s in range(9)
-            )
+            ),
+            environment=in_blocks(32, 128),
         ),
     ),
     "another list of tiles, so that other cases are drawn": (
@@ -236,6 +247,20 @@ FINE = {
         run(*GOOD.results, result(XFAIL, measurement(worst_ratio=900.0), asked=case(50))),
     ),
 }
+
+
+@pytest.mark.parametrize("blocks", [in_blocks(32), {}])
+def test_only_other_block_sizes_excuse_what_they_change(blocks: dict[str, Any]) -> None:
+    """The same numbers are worse where the subject declares the same blocks, or a record says nothing of them."""
+    comparison = compare_records(NARROW, replace(WIDE, environment=blocks))
+    assert comparison.regressed
+    assert {shift.statistic for shift in comparison.shifts} == {"rms_ratio", "bias_t"}
+
+
+def test_other_block_sizes_excuse_no_more_than_they_change() -> None:
+    worse = run(result(PASS, measurement(rms_ratio=1.3, bias_t=19.0)), environment=in_blocks(256))
+    comparison = compare_records(NARROW, worse)
+    assert {shift.statistic for shift in comparison.shifts} == {"rms_ratio", "bias_t"}
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)
