@@ -127,13 +127,13 @@ def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:
 
 
 def have_other_blocks(base: RunRecord, head: RunRecord, subject: str) -> bool:
-    """Return whether a subject declares other block sizes in head than in base, as far as the records know."""
+    """Return whether a subject declares other block sizes in head than in base; not if a record has none."""
     before, after = (blocks_of(record).get(subject) for record in (base, head))
     return before is not None and after is not None and before != after
 
 
 def blocks_of(record: RunRecord) -> Mapping[str, Any]:
-    """Return the block sizes that each subject of a run declared; nothing in records of before 2026-11-26."""
+    """Return the block sizes that each subject of a run declared; nothing in older records."""
     found = record.environment.get("block_sizes")
     return found if isinstance(found, Mapping) else {}  # type: ignore[reportUnknownVariableType] - of any JSON
 

@@ -224,7 +224,7 @@ class RunOptions:
             environment={
                 **here,
                 "skipped": dict(skipped or {}),
-                "block_sizes": declared_blocks(subjects.values()),
+                "block_sizes": declared_blocks(subjects),
             },
             **narrowing,
         )

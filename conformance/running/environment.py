@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,13 @@ def environment() -> dict[str, Any]:
     }
 
 
-def declared_blocks(subjects: Iterable[Subject]) -> dict[str, str]:
-    """Return the block sizes that subjects declare, queries x keys, in words by name; the production ones last."""
+def declared_blocks(subjects: Mapping[str, Subject]) -> dict[str, str]:
+    """Return the block sizes, queries x keys, that subjects declare, by name; those of production are last."""
     return {
-        subject.name: ", ".join(
+        name: ", ".join(
             f"{tiling.query_block or 'all'}x{tiling.key_block or 'all'}" for tiling in subject.tilings
         )
-        for subject in subjects
+        for name, subject in subjects.items()
     }
 
 

@@ -16,6 +16,7 @@ from attest.reports.spread import ALL, STATISTICS
 from attest.reports.thresholds import SCOPES, limits
 from tests.reports.records import (
     GOOD,
+    KERNEL,
     SMALL,
     case,
     changed,
@@ -251,7 +252,7 @@ FINE = {
 
 @pytest.mark.parametrize("blocks", [in_blocks(32), {}])
 def test_only_other_block_sizes_excuse_what_they_change(blocks: dict[str, Any]) -> None:
-    """The same numbers are worse where the subject declares the same blocks, or a record says nothing of them."""
+    """The numbers are worse where the subject declares the same blocks, or a record says nothing of them."""
     comparison = compare_records(NARROW, replace(WIDE, environment=blocks))
     assert comparison.regressed
     assert {shift.statistic for shift in comparison.shifts} == {"rms_ratio", "bias_t"}

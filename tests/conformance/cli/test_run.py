@@ -40,6 +40,7 @@ def test_a_right_kernel_passes(attest, tmp_path):
     assert record.status == "pass"
     assert {result.subject for result in record.results} == {"tests.toys:right"}
     assert record.environment["backend"] == "cpu"
+    assert record.environment["block_sizes"].keys() == {"tests.toys:right"}
 
 
 def test_a_wrong_kernel_fails_and_says_how_to_replay_it(attest, tmp_path):

@@ -6,14 +6,24 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from attest.conformance.running.environment import commit, environment, own_version
+from attest.conformance.running.environment import commit, declared_blocks, environment, own_version
+from attest.conformance.subject import Tiling, find
 
 ROOT = Path(__file__).parents[3]
 IDENTITY = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+
+
+def test_the_blocks_that_subjects_declare():
+    tilings = (Tiling({}, 16, 32), Tiling({}, None, 64))
+    subjects = {"a": replace(find("xla.attention"), tilings=tilings), "b": find("xla.flash_attention")}
+    found = declared_blocks(subjects)
+    assert found["a"] == "16x32, allx64"
+    assert found["b"].startswith("16x16, 8x32, ")
 
 
 def git(folder: Path, *arguments: str) -> None:
