@@ -57,7 +57,8 @@ def test_no_compiler_stores_a_mask_of_keys_for_all_pairs():
 @pytest.mark.parametrize(("length", "head_dim", "operands"), [(9, 3, "f32"), (96, 16, "f16")])
 def test_tiny_products_are_those_of_float32(length, head_dim, operands):
     """XLA on GPUs rounds products of float16 to float16 where it takes matrices for too small."""
-    arrays = [x.astype(jnp.float16) for x in qkv(q_length=length, k_length=length, head_dim=head_dim)]
+    sizes = {"q_length": length, "k_length": length, "head_dim": head_dim, "value_dim": head_dim}
+    arrays = [x.astype(jnp.float16) for x in qkv(**sizes)]
 
     def both(*arrays):
         out, pull = jax.vjp(lambda *x: find("xla.pieces").call(*x)[0], *arrays)
