@@ -41,7 +41,7 @@ def environment() -> dict[str, Any]:
 
 
 def declared_blocks(subjects: Mapping[str, Subject]) -> dict[str, str]:
-    """Return the block sizes, queries x keys, that subjects declare, by name; those of production are last."""
+    """Return the block sizes that subjects declare, queries x keys, by name; those of production are last."""
     return {
         name: ", ".join(
             f"{tiling.query_block or 'all'}x{tiling.key_block or 'all'}" for tiling in subject.tilings
