@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from attest.kernels.call.arrays import broadcast, exactly_narrowed
 from attest.kernels.call.axes import AXES, behind_batch
@@ -63,7 +64,7 @@ def _apart[T](x: T) -> T:
     XLA on GPUs measures algorithms for each product, and may choose another one, with other bits, where a
     reshape is fused into the product. In an eager call, the reshape is a program of its own.
     """
-    return lax.optimization_barrier(x) if isinstance(x, jax.core.Tracer) else x
+    return lax.optimization_barrier(x) if isinstance(x, Tracer) else x
 
 
 def _merge(name: str, x: Any, leading: Leading, axes: int, broadcasts: bool) -> Any:
