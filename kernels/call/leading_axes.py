@@ -58,7 +58,7 @@ def split(x: jax.Array, leading: Leading | None) -> jax.Array:
     return x if leading is None else _apart(x).reshape(*leading, *x.shape[1:])
 
 
-def _apart[T](x: T) -> T:
+def _apart(x: Any) -> Any:
     """Return the array behind a barrier, so that XLA compiles what lies behind as for one batch dimension.
 
     XLA on GPUs measures algorithms for each product, and may choose another one, with other bits, where a
