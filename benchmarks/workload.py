@@ -49,7 +49,7 @@ def operations(workload: Workload, direction: str) -> float:
 
 
 def with_gradients(attend: Attend) -> Callable[[Inputs], tuple[jax.Array, Gradients]]:
-    """Return the output and its gradients for the drawn cotangent, which XLA cannot simplify."""
+    """Return the output, as training needs it, and its gradients for a drawn cotangent."""
 
     def of_inputs(inputs: Inputs) -> tuple[jax.Array, Gradients]:
         def output(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -59,12 +59,6 @@ def with_gradients(attend: Attend) -> Callable[[Inputs], tuple[jax.Array, Gradie
         return out, pull(inputs["d_out"])
 
     return of_inputs
-
-
-def gradients(attend: Attend) -> Callable[[Inputs], Gradients]:
-    """Return the gradients alone: a program of them does not compute an output that they do not need."""
-    both = with_gradients(attend)
-    return lambda inputs: both(inputs)[1]
 
 
 def ready(function: Callable[[Inputs], Any], inputs: Inputs) -> Callable[[], Any]:

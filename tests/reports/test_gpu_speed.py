@@ -18,7 +18,14 @@ from benchmarks.record import OURS, Absent, Entry, Report, Result, Row, Run, Sam
 from benchmarks.report import MILLISECONDS, TFLOPS, Layout, as_markdown, difference_column, targets_table
 from benchmarks.targets import PLAIN, read_rows
 from benchmarks.timing import Timing, attempt, in_turns, measure, prepare
-from benchmarks.workload import DIRECTIONS, FORWARD, FORWARD_BACKWARD, gradients, operations, visible_pairs
+from benchmarks.workload import (
+    DIRECTIONS,
+    FORWARD,
+    FORWARD_BACKWARD,
+    operations,
+    visible_pairs,
+    with_gradients,
+)
 
 SMALL = Workload(2, 16, 2, 8, causal=True)
 TIMING = Timing(samples=2, sample_seconds=0.0001)
@@ -323,7 +330,8 @@ def test_the_workload_of_a_model_is_one_of_ours(entry, module: str) -> None:
     inputs = jax.eval_shape(lambda: draw(workload))
     attend = ours(module, workload)
     out = jax.eval_shape(attend, inputs)
-    made = jax.eval_shape(gradients(attend), inputs)
+    result, made = jax.eval_shape(with_gradients(attend), inputs)
+    assert result == out
     assert (out.shape, out.dtype) == (inputs["d_out"].shape, inputs["d_out"].dtype)
     assert [it.shape for it in made] == [inputs[name].shape for name in ("query", "key", "value")]
 
