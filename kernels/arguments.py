@@ -31,7 +31,7 @@ from attest.kernels.annotations import (
 )
 from attest.kernels.call.call import Call, check_call
 from attest.kernels.call.leading_axes import Leading, merged_arrays
-from attest.kernels.implementation import Implementation
+from attest.kernels.contract import Implementation
 from attest.kernels.masks.mask_info import MaskInfo
 
 

@@ -69,7 +69,7 @@ def flash_attention(arguments: AttentionArguments) -> Out:
         platform: "mosaic_gpu", "triton", "pallas_tpu" or "xla"; by default the fastest that supports the
             call on the device of the arrays, or on JAX's default device where they are traced. Compiling
             the program for another device is refused if another implementation would be chosen
-            there. An `attest.kernels.implementation.Implementation` of your own runs on any device.
+            there. An `attest.kernels.contract.Implementation` of your own runs on any device.
         mask: refused; attention_mask is the name here. A layer of Flax's linen gives these two names to its
             `attention_fn`, and silently ignores arguments that the function does not have. Give it
             `attest.kernels.adapters.flax_linen.dot_product_attention`, which has all of them.

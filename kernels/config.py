@@ -12,7 +12,7 @@ from typing import Any
 
 from attest.kernels.call.options import refuse, shown
 from attest.kernels.configs.fields import read_fields
-from attest.kernels.implementation import Implementation
+from attest.kernels.contract import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS
 
 _NAME = "implementation"

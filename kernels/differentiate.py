@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from attest.kernels.call.call import Call
-from attest.kernels.implementation import Backward, Forward, Passes, Settings
+from attest.kernels.contract import Backward, Forward, Passes, Settings
 from attest.kernels.numerics.row_terms import cotangent_call, row_terms, sink_cotangent
 from attest.kernels.reverse_mode import not_again, reverse_mode_only
 from attest.kernels.sharding.automatic import backward, forward, spreads

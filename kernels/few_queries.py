@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from attest.kernels.call.call import Call
 from attest.kernels.call.positions import Positions
-from attest.kernels.implementation import Forward
+from attest.kernels.contract import Forward
 from attest.kernels.numerics.exponents import LOG2E
 from attest.kernels.visibility.intervals import Rows
 

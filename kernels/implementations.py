@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from attest.kernels.configs.tunable import Tunable
-from attest.kernels.implementation import Capabilities, Implementation, Passes
+from attest.kernels.contract import Capabilities, Implementation, Passes
 from attest.kernels.versions import Versions
 
 # Of TPUs and Hopper GPUs. Pallas changes from one version of JAX to the next.

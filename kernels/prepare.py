@@ -13,8 +13,8 @@ from attest.kernels.choice.choose import check_supported, chosen, traits_of
 from attest.kernels.choice.fastest import sizes_of
 from attest.kernels.choice.lowering import refused_elsewhere
 from attest.kernels.choice.neutral_sizes import split_sizes, with_sizes
+from attest.kernels.contract import Passes, Settings
 from attest.kernels.differentiate import attend
-from attest.kernels.implementation import Passes, Settings
 from attest.kernels.with_mask_info import with_mask_info
 
 

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attest.conformance.cases.features import ALL_FEATURES, CLAUSES
+from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.causes.group import Cause
+from attest.conformance.clauses import CLAUSES
 from attest.conformance.judging.failure import OUTSIDE, describe_case, replay_line, wrong_places
 from attest.conformance.record import Measurement, Result, Verdict
 from attest.conformance.text import plural

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from attest.conformance.cases.case import Case
-from attest.conformance.cases.features import CLAUSES
+from attest.conformance.clauses import CLAUSES
 from attest.conformance.record import Element, Measurement, Result
 from attest.conformance.text import plural
 

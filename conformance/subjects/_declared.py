@@ -7,7 +7,7 @@ from typing import Any
 from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.subject import Limits, Mesh, Sharding
 from attest.kernels.call.positions import KEY_GROUP
-from attest.kernels.implementation import Implementation
+from attest.kernels.contract import Implementation
 
 # Of the call that all implementations share: `positions` and `leading_axes` of `attest.kernels.call`.
 _LIMITS = Limits(origin_multiple=KEY_GROUP, batch_dims=True)

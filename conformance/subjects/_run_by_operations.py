@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from attest.conformance.subject import Subject
-from attest.conformance.subjects import mosaic_gpu, pallas, triton, xla
+from attest.conformance.subjects import mosaic_gpu, pallas_tpu, triton, xla
 from attest.kernels.operations import BwdParams, FlashAttention, FlashAttentionConfig, FwdParams
 from attest.kernels.operations.executor import invocation
 from attest.kernels.operations.invocation import Invocation
@@ -18,7 +18,7 @@ type Sizes = tuple[int, int]
 
 _BY_NAME = {
     subject.name: subject
-    for subject in (*xla.SUBJECTS, *triton.SUBJECTS, *pallas.SUBJECTS, *mosaic_gpu.SUBJECTS)
+    for subject in (*xla.SUBJECTS, *triton.SUBJECTS, *pallas_tpu.SUBJECTS, *mosaic_gpu.SUBJECTS)
 }
 
 

@@ -8,7 +8,7 @@ import jax
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import ALL_FEATURES, DTYPES
 from attest.conformance.subject import Subject, Tiling
-from attest.conformance.subjects import mosaic_gpu, pallas, triton, xla
+from attest.conformance.subjects import mosaic_gpu, pallas_tpu, triton, xla
 from attest.conformance.subjects._declared import SHARED
 from attest.kernels import flash_attention_with_lse
 from attest.reference.numerics import Numerics
@@ -19,7 +19,7 @@ _HOPPER = "9.0"
 _DECLARED = {"xla": "xla.flash_attention", "triton": "triton.cuda", "mosaic_gpu": "pallas.mosaic_gpu"}
 _BY_NAME = {
     subject.name: subject
-    for subject in (*xla.SUBJECTS, *triton.SUBJECTS, *mosaic_gpu.SUBJECTS, *pallas.SUBJECTS)
+    for subject in (*xla.SUBJECTS, *triton.SUBJECTS, *mosaic_gpu.SUBJECTS, *pallas_tpu.SUBJECTS)
 }
 
 

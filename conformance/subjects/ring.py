@@ -17,7 +17,7 @@ import jax
 from jax.sharding import AxisType, PartitionSpec
 
 from attest.conformance.subject import Sharding, Subject, Tiling
-from attest.conformance.subjects import mosaic_gpu, pallas, triton, xla
+from attest.conformance.subjects import mosaic_gpu, pallas_tpu, triton, xla
 from attest.kernels.call.positions import KEY_GROUP
 from attest.kernels.operations import RingAttention, create_default_executor
 from attest.kernels.ring import ring_attention_with_lse
@@ -50,7 +50,7 @@ class _Kernel:
 
 _BY_NAME = {
     subject.name: subject
-    for subject in (*xla.SUBJECTS, *triton.SUBJECTS, *pallas.SUBJECTS, *mosaic_gpu.SUBJECTS)
+    for subject in (*xla.SUBJECTS, *triton.SUBJECTS, *pallas_tpu.SUBJECTS, *mosaic_gpu.SUBJECTS)
 }
 _KERNELS: Mapping[str, _Kernel] = {
     "xla": _Kernel(_BY_NAME["xla.flash_attention"], "xla", multiple=16),

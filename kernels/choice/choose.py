@@ -25,7 +25,7 @@ from attest.kernels.call.wide_keys import wide_keys_allowed
 from attest.kernels.choice.fastest import Sizes, winners
 from attest.kernels.choice.two_implementations import apart
 from attest.kernels.config import platform_of
-from attest.kernels.implementation import Capabilities, Implementation, Passes
+from attest.kernels.contract import Capabilities, Implementation, Passes
 from attest.kernels.implementations import IMPLEMENTATIONS, XLA
 from attest.kernels.versions import Version
 

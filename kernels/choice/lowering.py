@@ -11,8 +11,8 @@ from typing import Any
 
 from attest.kernels.call.call import Call
 from attest.kernels.choice.choose import Choice, Device, implementation_for
+from attest.kernels.contract import Forward, Passes, Settings
 from attest.kernels.guards import guard
-from attest.kernels.implementation import Forward, Passes, Settings
 
 # The backends of the platforms whose names differ.
 _BACKENDS = {"cuda": "gpu", "rocm": "gpu"}

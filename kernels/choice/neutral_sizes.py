@@ -8,7 +8,7 @@ from attest.kernels.call.call import Call
 from attest.kernels.call.options import refuse
 from attest.kernels.configs.fields import check_fields
 from attest.kernels.configs.tunable import Neutral, Tunable
-from attest.kernels.implementation import Implementation
+from attest.kernels.contract import Implementation
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from attest.kernels.call.call import Call
-from attest.kernels.implementation import Backward, Forward, Passes, Settings
+from attest.kernels.contract import Backward, Forward, Passes, Settings
 from attest.kernels.numerics.row_terms import RowTerms
 
 

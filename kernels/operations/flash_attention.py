@@ -14,7 +14,7 @@ from attest.kernels.choice.choose import Device, Traits, described, device_of, f
 from attest.kernels.choice.neutral_sizes import neutral, understood
 from attest.kernels.config import implementation_of
 from attest.kernels.configs.rows import Row
-from attest.kernels.implementation import Implementation
+from attest.kernels.contract import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.operations.abstract_call import AbstractCall, abstract_call, plain_arguments
 from attest.kernels.operations.configs import FlashAttentionConfig

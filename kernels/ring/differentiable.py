@@ -8,8 +8,8 @@ import jax
 from jax import lax
 
 from attest.kernels.call.call import Call
+from attest.kernels.contract import Forward
 from attest.kernels.differentiate import named
-from attest.kernels.implementation import Forward
 from attest.kernels.numerics.row_terms import cotangent_call, row_terms, sink_cotangent
 from attest.kernels.reverse_mode import not_again
 from attest.kernels.ring.pairs import Ring

@@ -16,7 +16,7 @@ from jax import lax
 from attest.kernels.call.axes import AXES
 from attest.kernels.call.call import Call
 from attest.kernels.call.positions import Positions, moved_origin
-from attest.kernels.implementation import Passes, Settings
+from attest.kernels.contract import Passes, Settings
 from attest.kernels.ring.schedule import Meeting, Schedule
 from attest.kernels.sharding.explicit import FLOATS
 from attest.kernels.varying import vary_together, varying_axes

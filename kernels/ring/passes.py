@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attest.kernels.call.call import Call
-from attest.kernels.implementation import Forward, Passes, Settings
+from attest.kernels.contract import Forward, Passes, Settings
 from attest.kernels.numerics.partial import join_sinks, merge_parts
 from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.ring.pairs import KEY_AXES, Own, Pair, Ring, Run, Shard, computed, own_part, travelling

@@ -24,7 +24,7 @@ from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attest.kernels.call.call import Call
-from attest.kernels.implementation import Forward
+from attest.kernels.contract import Forward
 from attest.kernels.sharding.explicit import FLOATS, LAYOUTS, Axes, Placement, mapped, mapped_kind, own_part
 
 type Arrays = dict[str, jax.Array]

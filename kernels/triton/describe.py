@@ -5,7 +5,7 @@ import math
 import jax
 
 from attest.kernels.call.call import Call
-from attest.kernels.implementation import Settings
+from attest.kernels.contract import Settings
 from attest.kernels.numerics.exponents import LOG2E, LOWEST
 from attest.kernels.numerics.philox import least_kept
 from attest.kernels.triton.blocks import BlockSizes

@@ -8,7 +8,7 @@ runs at a time, each tile is computed in parts of the keys, which are merged her
 from typing import Any
 
 from attest.kernels.call.call import Call
-from attest.kernels.implementation import Forward
+from attest.kernels.contract import Forward
 from attest.kernels.numerics.partial import join_sinks, merge_parts
 
 # A part has so many blocks of keys or more: what begins and ends a program takes as long as some blocks.

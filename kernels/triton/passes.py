@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from attest.kernels.call.call import Call
-from attest.kernels.few_queries import has_few_queries, pack_heads
-from attest.kernels.implementation import (
+from attest.kernels.contract import (
     Backward,
     Forward,
     Passes,
@@ -21,6 +20,7 @@ from attest.kernels.implementation import (
     check_blocks,
     check_precision,
 )
+from attest.kernels.few_queries import has_few_queries, pack_heads
 from attest.kernels.numerics.exponents import in_units
 from attest.kernels.numerics.philox import dropout_words
 from attest.kernels.numerics.row_terms import RowTerms

@@ -20,7 +20,7 @@ from jax import lax
 from attest.kernels.call.call import Call
 from attest.kernels.call.options import refuse, shown
 from attest.kernels.call.symbolic import is_symbolic
-from attest.kernels.implementation import Backward, Forward, Passes, Settings, check_blocks
+from attest.kernels.contract import Backward, Forward, Passes, Settings, check_blocks
 from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.varying import vary_together
 from attest.kernels.xla import pieces, whole

@@ -20,7 +20,7 @@ from jax import lax
 
 from attest.kernels.call.call import Call
 from attest.kernels.call.positions import Positions, moved_origin
-from attest.kernels.implementation import Backward, Forward, Settings
+from attest.kernels.contract import Backward, Forward, Settings
 from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.varying import vary_together
 from attest.kernels.visibility.intervals import Rows, hides_pairs

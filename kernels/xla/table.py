@@ -8,7 +8,7 @@ from attest.kernels.call.symbolic import is_symbolic
 from attest.kernels.configs.fields import read_fields
 from attest.kernels.configs.rows import Row, device_kind, half
 from attest.kernels.configs.tables import all_rows, select
-from attest.kernels.implementation import Settings
+from attest.kernels.contract import Settings
 from attest.kernels.visibility.intervals import windowed
 from attest.kernels.xla import whole
 from attest.kernels.xla.blocks import ChunkSizes, Config

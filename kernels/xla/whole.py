@@ -18,7 +18,7 @@ from jax import lax
 
 from attest.kernels.call.call import Call
 from attest.kernels.call.symbolic import is_symbolic
-from attest.kernels.implementation import Backward, Forward, Settings
+from attest.kernels.contract import Backward, Forward, Settings
 from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.visibility.intervals import Rows, array_module, describe_rows, visible_tile
 from attest.kernels.xla.all_pairs import whole_alibi, whole_keep_mask

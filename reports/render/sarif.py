@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
-from attest.conformance.cases.features import CLAUSES
+from attest.conformance.clauses import CLAUSES
 from attest.conformance.record import Result, RunRecord
 from attest.conformance.text import printable
 from attest.conformance.user_frames import frames_of

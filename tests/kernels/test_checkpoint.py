@@ -12,7 +12,7 @@ import pytest
 
 from attest import flash_attention
 from attest.kernels import xla
-from attest.kernels.implementation import Implementation
+from attest.kernels.contract import Implementation
 from attest.kernels.implementations import MOSAIC_GPU, PALLAS_TPU, TRITON, XLA
 from attest.kernels.triton.target import recorded
 from tests.kernels.interpreted import needs_compiler

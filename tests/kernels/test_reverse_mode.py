@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from attest import flash_attention
-from attest.kernels.implementation import Implementation
+from attest.kernels.contract import Implementation
 from attest.kernels.implementations import PALLAS_TPU, XLA
 from attest.kernels.xla import attention
 from tests.kernels.interpreted import needs_compiler

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attest.conformance.cases.features import CLAUSES
+from attest.conformance.clauses import CLAUSES
 from attest.reference.oracle import Answer, Cotangents, attention
 from attest.reference.problem import make_problem
 from tests.meta.processes import ROOT

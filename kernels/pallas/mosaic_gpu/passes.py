@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from attest.kernels.call.call import Call
-from attest.kernels.few_queries import Partial, finish, has_few_queries, pack_heads
-from attest.kernels.implementation import (
+from attest.kernels.contract import (
     Backward,
     Forward,
     Passes,
@@ -22,6 +21,7 @@ from attest.kernels.implementation import (
     check_blocks,
     check_precision,
 )
+from attest.kernels.few_queries import Partial, finish, has_few_queries, pack_heads
 from attest.kernels.numerics.exponents import LOG2E, in_units
 from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.pallas.mosaic_gpu.blocks import (

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from attest.kernels.call.call import Call
 from attest.kernels.configs.tunable import key_span
-from attest.kernels.implementation import Settings
+from attest.kernels.contract import Settings
 from attest.kernels.numerics.exponents import LOG2E
 from attest.kernels.visibility.intervals import Rows, windowed
 
@@ -203,7 +203,7 @@ class Results:
     normalize: bool  # out is divided by the sum of its weights
     exact_reference: bool  # weights are relative to the maximum of their row, not to a number close to it
     partial: bool = False  # the forward kernel returns a part's sums, as `few_queries.Partial` has them
-    unrounded: bool = False  # as `attest.kernels.implementation.Settings` has it
+    unrounded: bool = False  # as `attest.kernels.contract.Settings` has it
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attest.kernels.call.call import Call
-from attest.kernels.implementation import Settings
+from attest.kernels.contract import Settings
 from attest.kernels.numerics.philox import dropout_words
 from attest.kernels.pallas.padding import padded
 from attest.kernels.pallas.tpu.blocks import LANES, BlockSizes, choose

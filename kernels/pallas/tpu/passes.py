@@ -15,7 +15,7 @@ from jax import lax
 from jax.core import Tracer
 
 from attest.kernels.call.call import Call
-from attest.kernels.implementation import (
+from attest.kernels.contract import (
     Backward,
     Forward,
     Passes,

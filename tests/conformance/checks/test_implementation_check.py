@@ -21,7 +21,7 @@ from attest.conformance.running.plan import load_profile, profile_names, tasks
 from attest.conformance.subject import Subject, find
 from attest.kernels.call.call import Call
 from attest.kernels.choice import choose
-from attest.kernels.implementation import Backward, Capabilities, Forward, Implementation, Passes, Settings
+from attest.kernels.contract import Backward, Capabilities, Forward, Implementation, Passes, Settings
 from tests.toys import toy, toy_attention
 
 CASE = Case(q_len=5, kv_len=5, head_dim=4, seed=3)

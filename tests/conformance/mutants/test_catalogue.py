@@ -4,8 +4,9 @@ import tomllib
 
 import pytest
 
-from attest.conformance.cases.features import ALL_FEATURES, CLAUSES
+from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.checks import all_checks
+from attest.conformance.clauses import CLAUSES
 from attest.conformance.mutants import catalogue
 from attest.conformance.mutants.catalogue import Edit, Mutant, everything, load, planted_text, source_of
 from attest.conformance.mutants.choose import chosen

@@ -10,8 +10,8 @@ import pytest
 
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import Case
-from attest.conformance.cases.features import CLAUSES
 from attest.conformance.checks import all_checks
+from attest.conformance.clauses import CLAUSES
 from attest.conformance.drawing.production import load_production
 from attest.conformance.judging.execute import call_of, differentiated, forward_and_gradients, to_jax
 from attest.conformance.judging.trial import Trial

@@ -5,8 +5,9 @@ from functools import cache
 
 import pytest
 
-from attest.conformance.cases.features import CLAUSES, DTYPES
+from attest.conformance.cases.features import DTYPES
 from attest.conformance.checks import all_checks
+from attest.conformance.clauses import CLAUSES
 from attest.conformance.judging.trial import Trial
 from attest.conformance.running.plan import Task, load_profile, tasks
 from attest.conformance.subject import find

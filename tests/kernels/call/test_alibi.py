@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attest import attention, flash_attention
 from attest.kernels.choice.choose import Device, Traits, implementation_for
-from attest.kernels.implementation import Implementation
+from attest.kernels.contract import Implementation
 from attest.kernels.implementations import IMPLEMENTATIONS, XLA
 from attest.kernels.operations import MaskInfo
 from attest.kernels.operations import flash_attention as operation

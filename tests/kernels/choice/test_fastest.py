@@ -16,7 +16,7 @@ from attest.kernels.choice import choose, fastest
 from attest.kernels.choice.choose import Device, Traits, fastest_for
 from attest.kernels.choice.fastest import Sizes, Winners, sizes_of, winners
 from attest.kernels.choice.two_implementations import apart
-from attest.kernels.implementation import Implementation, Passes
+from attest.kernels.contract import Implementation, Passes
 from attest.kernels.implementations import IMPLEMENTATIONS, TRITON, XLA
 from attest.kernels.operations import Executor, FlashAttention, FlashAttentionConfig, Invocation
 from attest.kernels.xla.blocks import ChunkSizes

@@ -10,7 +10,7 @@ import pytest
 
 from attest import flash_attention, flash_attention_with_lse
 from attest.kernels import operations, triton, xla
-from attest.kernels.implementation import Implementation
+from attest.kernels.contract import Implementation
 from attest.kernels.implementations import XLA
 from attest.kernels.operations import BwdParams, FlashAttentionConfig, FwdParams
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from attest import flash_attention
 from attest.kernels import triton, xla
 from attest.kernels.config import from_json, implementation_of, to_json
-from attest.kernels.implementation import Capabilities, Implementation, Passes
+from attest.kernels.contract import Capabilities, Implementation, Passes
 from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.pallas import mosaic_gpu, tpu
 from tests.kernels.kernel_cases import qkv

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from attest.kernels.call.call import check_call
-from attest.kernels.implementation import Settings
+from attest.kernels.contract import Settings
 from attest.kernels.pallas.mosaic_gpu import passes
 from attest.kernels.pallas.mosaic_gpu.blocks import Blocks, choose, choose_backward
 from attest.kernels.pallas.mosaic_gpu.candidates import TUNABLE

@@ -12,7 +12,7 @@ import pytest
 from jax import export
 
 from attest.kernels.call.call import Call, check_call
-from attest.kernels.implementation import Settings
+from attest.kernels.contract import Settings
 from attest.kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, Blocks, flash_attention_with_lse
 from attest.kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims
 from attest.kernels.pallas.mosaic_gpu.launch.operands import pair_lengths

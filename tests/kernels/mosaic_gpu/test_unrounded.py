@@ -11,7 +11,7 @@ import pytest
 from jax import export
 
 from attest.kernels.call.call import check_call
-from attest.kernels.implementation import Settings
+from attest.kernels.contract import Settings
 from attest.kernels.numerics.row_terms import row_terms
 from attest.kernels.pallas.mosaic_gpu.passes import PASSES
 from attest.kernels.pallas.mosaic_gpu.spec import describe

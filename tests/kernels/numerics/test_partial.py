@@ -16,9 +16,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from attest.kernels.call.call import Call, check_call
+from attest.kernels.contract import Backward, Forward, Passes, Settings
 from attest.kernels.differentiate import attend
 from attest.kernels.few_queries import Partial, merge
-from attest.kernels.implementation import Backward, Forward, Passes, Settings
 from attest.kernels.implementations import IMPLEMENTATIONS
 from attest.kernels.numerics.partial import merge_parts
 from attest.kernels.numerics.row_terms import RowTerms, row_terms

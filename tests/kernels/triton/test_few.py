@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attest.kernels import xla
 from attest.kernels.call.call import check_call
-from attest.kernels.implementation import Forward
+from attest.kernels.contract import Forward
 from attest.kernels.operations.abstract_call import abstract_call
 from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
 from attest.kernels.triton.candidates import TUNABLE

@@ -9,7 +9,7 @@ import pytest
 
 from attest.conformance.subject import find
 from attest.kernels.call.call import check_call
-from attest.kernels.implementation import Settings
+from attest.kernels.contract import Settings
 from attest.kernels.xla import flash_attention_with_lse, pieces, whole
 from tests.kernels.kernel_cases import qkv
 

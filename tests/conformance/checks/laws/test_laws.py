@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from attest.conformance.cases.case import Case
-from attest.conformance.cases.features import ALL_FEATURES, CLAUSES, DTYPES
+from attest.conformance.cases.features import ALL_FEATURES, DTYPES
 from attest.conformance.checks import all_checks
 from attest.conformance.checks.laws import calls, run
 from attest.conformance.checks.laws.table import LAWS
+from attest.conformance.clauses import CLAUSES
 from attest.conformance.judging.failure import explain
 from attest.conformance.mutants.kernels.callback import DIFFERENTIATED, Passes, _attend
 from attest.conformance.record import Verdict

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attest.conformance.cases.case import Case
-from attest.conformance.cases.features import CLAUSES
+from attest.conformance.clauses import CLAUSES
 from attest.conformance.cli.replay_request import read_replay_request
 from attest.conformance.judging.failure import describe_case, explain, replay_line
 from attest.conformance.record import Element, Measurement, Verdict

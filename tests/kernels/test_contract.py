@@ -7,7 +7,7 @@ import pytest
 
 from attest import flash_attention, flash_attention_with_lse
 from attest.kernels import xla
-from attest.kernels.implementation import Backward, Capabilities, Forward, Implementation, Passes
+from attest.kernels.contract import Backward, Capabilities, Forward, Implementation, Passes
 from attest.kernels.visibility.intervals import describe_rows
 from tests.kernels.kernel_cases import qkv
 
