@@ -54,7 +54,7 @@ class _InterpretedOnTpu(FlashAttention):
 
     def run(self, *args: Any, cfg: FlashAttentionConfig, **kwargs: Any) -> jax.Array:
         _, arguments = self.prepare(*args, **kwargs)
-        return pallas.interpreted_call(partial(super().run, cfg=cfg), seed=1)(**arguments)
+        return pallas_tpu.interpreted_call(partial(super().run, cfg=cfg), seed=1)(**arguments)
 
 
 _SMALL_AND_LARGE = ((16, 16), (64, 128))

@@ -58,7 +58,7 @@ _KERNELS: Mapping[str, _Kernel] = {
     "triton.cuda": _Kernel(_BY_NAME["triton.cuda"], "triton", most=2),
     "triton.cuda.4_gpus": _Kernel(_BY_NAME["triton.cuda"], "triton", most=4),
     "pallas.tpu_interpret": _Kernel(
-        _BY_NAME["pallas.tpu_interpret"], "pallas_tpu", partial(pallas.interpreted_call, seed=1)
+        _BY_NAME["pallas.tpu_interpret"], "pallas_tpu", partial(pallas_tpu.interpreted_call, seed=1)
     ),
     "pallas.mosaic_gpu": _Kernel(_BY_NAME["pallas.mosaic_gpu"], "mosaic_gpu", most=2),
     "pallas.mosaic_gpu.4_gpus": _Kernel(_BY_NAME["pallas.mosaic_gpu"], "mosaic_gpu", most=4),

@@ -1,4 +1,4 @@
-"""The Pallas subject: run where it can be, and asked enough in the quick gate."""
+"""The TPU subject: run where it can be, and asked enough in the quick gate."""
 
 from functools import cache
 
