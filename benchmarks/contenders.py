@@ -27,8 +27,12 @@ KERNELS = {
 
 PEERS = {
     "cudnn": jax_nn.CUDNN,
-    # Its subject has small problems alone, for CPUs.
-    "jax_nn_xla": replace(jax_nn.XLA, limits=replace(jax_nn.XLA.limits, longest=jax_nn.CUDNN.limits.longest)),
+    # Its subject has small problems alone, for CPUs, and no mask that is broadcast.
+    "jax_nn_xla": replace(
+        jax_nn.XLA,
+        features=jax_nn.XLA.features | {"broadcast"},
+        limits=replace(jax_nn.XLA.limits, longest=jax_nn.CUDNN.limits.longest),
+    ),
     "tokamax_triton": tokamax.TRITON,
     "tokamax_mosaic": tokamax.MOSAIC,
     "ejkernel": ejkernel.TRITON,

@@ -93,7 +93,7 @@ def _numerics(dtype: str, tiling: Tiling) -> Numerics:
 XLA = Subject(
     name="jax.nn.dot_product_attention",
     call=_call,
-    features=frozenset({"scale", "bias", "mask", "broadcast", "causal", "window", "padded", "gqa"}),
+    features=frozenset({"scale", "bias", "mask", "causal", "window", "padded", "gqa"}),
     dtypes=DTYPES,
     semantics=Semantics(
         hidden="sentinel",
