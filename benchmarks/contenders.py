@@ -15,7 +15,7 @@ import jax
 from attest.conformance.peers import ejkernel, jax_nn, tokamax
 from attest.conformance.subject import Subject
 from attest.conformance.tuning.workload import Inputs, Workload, options
-from benchmarks.workload import FORWARD, Attend, with_gradients
+from benchmarks.workload import Attend, in_direction
 
 # Ours: a report judges one of them, and may time the others beside it. "auto" is a call that names none.
 KERNELS = {
@@ -75,6 +75,5 @@ CONTENDERS: dict[str, Callable[[Workload], Attend]] = {
 
 
 def program(contender: str, workload: Workload, direction: str) -> Callable[[Inputs], Any]:
-    """Return what a contender computes of a workload: the output, and backward the gradients, too."""
-    attend = CONTENDERS[contender](workload)
-    return attend if direction == FORWARD else with_gradients(attend)
+    """Return what a contender computes of a workload, see `in_direction`."""
+    return in_direction(CONTENDERS[contender](workload), direction)

@@ -21,13 +21,13 @@ from attest import flash_attention
 from attest.conformance.tuning.workload import Inputs, Workload, draw
 from attest.kernels import operations
 from benchmarks import runner, targets
-from benchmarks.contenders import CONTENDERS, program
+from benchmarks.contenders import program
 from benchmarks.record import OURS, SECONDS, Entry, Measured, Row, Target
 from benchmarks.report import VALUE, Layout, difference_column
 from benchmarks.runner import Benchmark, Out, Rows
 from benchmarks.targets import TO_COMPILE
-from benchmarks.timing import Call, Prepared, Program, Timing, measure, measure_each, prepare
-from benchmarks.workload import DIRECTIONS, FORWARD, FORWARD_BACKWARD, with_gradients
+from benchmarks.timing import Call, Prepared, Timing, measure, measure_each, prepare
+from benchmarks.workload import DIRECTIONS, FORWARD, FORWARD_BACKWARD
 
 PEER = "jax.nn"
 BYTES = "bytes"
@@ -52,10 +52,10 @@ def main(out: Out, rows: Rows = "") -> None:
 def benchmarks(data: Mapping[str, Any]) -> list[Benchmark]:
     """Return the benchmarks of the data of targets.toml."""
     xla, eager = data["xla"], data["eager"]
-    large, small = (partial(prepare, program=it) for it in (program, with_output))
+    compiled = partial(prepare, program=program)
     return [
-        _benchmark("cpu_large", large_rows(xla["flash_attention"]), xla["flash_attention"], large),
-        _benchmark("cpu_small", small_rows(xla["small"]), xla["small"], small),
+        _benchmark("cpu_large", large_rows(xla["flash_attention"]), xla["flash_attention"], compiled),
+        _benchmark("cpu_small", small_rows(xla["small"]), xla["small"], compiled),
         _benchmark("cpu_eager", eager_rows(eager), eager, prepare_eager),
     ]
 
@@ -147,15 +147,9 @@ def _measure(timing: Timing, row: Row, prepared: Prepared) -> Measured:
     return measure_each(row, temporary_bytes if row.unit == BYTES else compile_seconds)
 
 
-def with_output(contender: str, workload: Workload, direction: str) -> Callable[[Inputs], Any]:
-    """Return what a contender computes: the output, and with it the gradients in the other direction."""
-    attend = CONTENDERS[contender](workload)
-    return attend if direction == FORWARD else with_gradients(attend)
-
-
 def temporary_bytes(row: Row, entry: Entry) -> list[float]:
     """Return the temporary bytes as XLA plans them; nothing is run, as the peer's may not fit into memory."""
-    memory: Any = _lowered(program, row, entry).compile().memory_analysis()
+    memory: Any = _lowered(row, entry).compile().memory_analysis()
     return [float(memory.temp_size_in_bytes)]
 
 
@@ -164,14 +158,14 @@ def compile_seconds(row: Row, entry: Entry) -> list[float]:
     taken: list[float] = []
     for _ in range(COMPILATIONS):
         jax.clear_caches()
-        lowered = _lowered(with_output, row, entry)
+        lowered = _lowered(row, entry)
         start = time.process_time()
         lowered.compile()
         taken.append(time.process_time() - start)
     return [min(taken)]
 
 
-def _lowered(program: Program, row: Row, entry: Entry) -> jax.stages.Lowered:
+def _lowered(row: Row, entry: Entry) -> jax.stages.Lowered:
     function = program(entry.contender, entry.call(), row.direction)
     return jax.jit(function).lower(jax.eval_shape(partial(draw, entry.call())))
 

@@ -22,7 +22,8 @@ from benchmarks.timing import measure, prepare
 _TEXT = (
     "Medians of calls in bfloat16, contenders in turns in one process; ours are {ours}. Workloads are batch "
     "x queries x keys, query heads on key heads, head dim/value dim. Operations are counted over the visible "
-    "pairs, forward + backward as 3.5 times forward; it gives out and the gradients of query, key and value. "
+    "pairs, forward + backward as 3.5 times forward. A call forward + backward returns out and the gradients "
+    "of query, key and value. "
     "Difference: ||a - b|| / ||b|| from the first contender, at most {largest:g}. tokamax runs the "
     "configurations of its heuristics, nothing autotuned. Times marked (device) are those of the kernels "
     "alone, by JAX's profiler, as the dispatch of such a call takes longer."

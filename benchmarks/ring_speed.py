@@ -25,7 +25,7 @@ from benchmarks.record import Entry, Result, Row, Samples, Target
 from benchmarks.report import MILLISECONDS, TFLOPS, Column, Layout
 from benchmarks.runner import Benchmark, Out, Rows
 from benchmarks.timing import Timing, measure, prepare
-from benchmarks.workload import DIRECTIONS, FORWARD, with_gradients
+from benchmarks.workload import DIRECTIONS, in_direction
 
 TARGETS = targets.FOLDER / "ring.toml"
 AXIS, ALONE, PEER = "sequence", "one device alone", "all-gather and cuDNN"
@@ -104,7 +104,7 @@ def program(contender: str, workload: Workload, direction: str) -> Callable[[Inp
         call = gathered_cudnn if contender == PEER else local
         return jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec)(*arrays)
 
-    return attend if direction == FORWARD else with_gradients(attend)
+    return in_direction(attend, direction)
 
 
 def gathered_cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:

@@ -61,6 +61,11 @@ def with_gradients(attend: Attend) -> Callable[[Inputs], tuple[jax.Array, Gradie
     return of_inputs
 
 
+def in_direction(attend: Attend, direction: str) -> Callable[[Inputs], Any]:
+    """Return what is timed: the output, and with it the gradients in the other direction."""
+    return attend if direction == FORWARD else with_gradients(attend)
+
+
 def ready(function: Callable[[Inputs], Any], inputs: Inputs) -> Callable[[], Any]:
     """Return the program for these inputs, run once: jaxlib assembles Triton's PTX at the first launch."""
     program = jax.jit(function).lower(inputs).compile()

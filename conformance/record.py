@@ -145,7 +145,7 @@ class Result:
 
     @property
     def drawn(self) -> bool:
-        """Whether the case was planned, even if no simpler one was found; else only a search has found it."""
+        """True if the run planned the case, False if only a search for a simpler one found it."""
         return not self.minimal or self.shrunk_from == self.case.id
 
     @property
@@ -168,8 +168,8 @@ class RunRecord:
     narrowed: the options that narrowed the run to less than its profile, as typed; empty for all of it.
     environment: device, versions, flags, commit.
     left_out: the checks that did not run: one text for each subject and reason, which names both.
-    seconds: how long the run took, of several shards together; 0 if that is not known. Two records are equal
-        whatever they took.
+    seconds: of the run, of several shards together; 0 if they are not known. Two records are equal whatever
+        they took.
     """
 
     profile: str

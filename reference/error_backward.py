@@ -60,12 +60,12 @@ class LogitsGradient:
 def logits_gradient_error(
     problem: Problem,
     numerics: Numerics,
-    cotangents: Cotangents,
+    divisors: Floats,
     block: RowBlock,
     backward: BackwardBlock,
     error: ForwardError,
 ) -> LogitsGradient:
-    """Return the error of the gradient of the logits, given the `natural_cotangents`."""
+    """Return the error of the gradient of the logits; divisors [B] are those of `d_logits_divisors`."""
     u, c = numerics.accumulator, ROUNDING_VARIANCE
     p, keep, value = finite(block.weights), error.keep, error.value
     d_out, d_weights = finite(backward.d_out), finite(backward.d_weights)
@@ -143,7 +143,7 @@ def logits_gradient_error(
         saturated = numerics.tanh * 2 * tanh**2 * d_logits
     shift = _row_dot_shift(problem, numerics, backward)
     d_uncapped = finite(backward.d_uncapped)
-    floor = _cast_floor(numerics, block.dot_scale) * _scaled_down(problem, numerics, cotangents, block.batch)
+    floor = _cast_floor(numerics, block.dot_scale) * divisors[block.batch]
     cast = cast_error(numerics.weights, np.abs(d_uncapped), floor)
     deviations = np.sqrt(cast.variance) * np.sign(d_uncapped)
     rounded = Cast(np.abs(d_uncapped), deviations, error.rounded.unit, floor)
@@ -236,23 +236,24 @@ def _cast_floor(numerics: Numerics, scale: float) -> float:
     return numerics.half_subnormal * max(1.0, 1 / abs(scale) if scale else 1.0)
 
 
-def _scaled_down(problem: Problem, numerics: Numerics, cotangents: Cotangents, entry: int) -> float:
-    """Return the power of two by which the dS of a batch entry are divided before their cast, or twice that.
+def d_logits_divisors(problem: Problem, numerics: Numerics, cotangents: Cotangents) -> Floats:
+    """Return the power of two [B] that dS of a batch entry is divided by before its cast, or twice that.
 
-    |dP - D| is at most 2 |dO| |V| / (1 - rate) + |dlse|. What multiplies dO where out is not normalised is at
-    most the number of its terms.
+    cotangents: the `natural_cotangents`. |dP - D| is at most 2 |dO| |V| / (1 - rate) + |dlse|. Where out is
+    not normalised, what multiplies dO is at most the number of its terms.
     """
     if math.isinf(numerics.d_logits_below):
-        return 1.0
+        return np.ones(problem.batch)
     d_out, value = (
-        np.linalg.norm(finite(x[entry].astype(np.float64)), axis=-1).max(initial=0.0)
+        np.linalg.norm(finite(x.astype(np.float64)), axis=-1).max(axis=(1, 2), initial=0.0)
         for x in (cotangents.out, problem.value)
     )
     sinks = 0 if problem.softmax_aux is None else problem.softmax_aux.shape[-1]
     terms = 1 if problem.normalize_output else problem.kv_len + sinks
-    d_lse = 0.0 if cotangents.lse is None else np.abs(finite(cotangents.lse[entry])).max(initial=0.0)
-    most = 2 * terms * d_out * value / (1 - problem.dropout_prob) + float(d_lse)
-    return math.ldexp(1.0, max(0, math.frexp(most / numerics.d_logits_below)[1]))
+    most = 2 * terms * d_out * value / (1 - problem.dropout_prob)
+    if cotangents.lse is not None:
+        most = most + np.abs(finite(cotangents.lse)).max(axis=(1, 2), initial=0.0)
+    return np.ldexp(1.0, np.maximum(0, np.frexp(most / numerics.d_logits_below)[1]))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attest.reference.coherence import NO_PARTS, Cast, Parts, Shares, common_variance, largest_share
-from attest.reference.error_backward import logits_gradient_error, query_error
+from attest.reference.error_backward import d_logits_divisors, logits_gradient_error, query_error
 from attest.reference.error_forward import forward_error, output_error
 from attest.reference.error_keys import ByKeys
 from attest.reference.numerics import Floats, Numerics
@@ -81,10 +81,11 @@ def predict(
             problem, semantics, numerics, natural, rows, by_keys if together else None, repeats
         )
         if not together:
+            divisors = d_logits_divisors(problem, numerics, natural)
             for block in row_blocks(problem, semantics, live):
                 error = forward_error(problem, semantics, numerics, block, repeats)
                 backward = backward_block(problem, natural, block)
-                gradient = logits_gradient_error(problem, numerics, natural, block, backward, error)
+                gradient = logits_gradient_error(problem, numerics, divisors, block, backward, error)
                 by_keys.add(block, backward, error, gradient)
         spreads = by_keys.finish()
     return predictions | {name: _prediction(spread) for name, spread in spreads.items()}
@@ -123,6 +124,7 @@ def _by_queries(
             repeated[output][1].append((factor * signs) @ values.T)
 
     done = 0
+    divisors = np.ones(0) if cotangents is None else d_logits_divisors(problem, numerics, cotangents)
     for block in row_blocks(problem, semantics, rows):
         here = slice(done, done + len(block.rows))
         done = here.stop % max(len(rows), 1)
@@ -139,7 +141,7 @@ def _by_queries(
         lse.bound[at_lse], lse.variance[at_lse] = error.lse.bound, error.lse.variance
         if cotangents is not None:
             backward = backward_block(problem, cotangents, block)
-            gradient = logits_gradient_error(problem, numerics, cotangents, block, backward, error)
+            gradient = logits_gradient_error(problem, numerics, divisors, block, backward, error)
             query = query_error(numerics, block, backward, error, gradient)
             d_query.bound[at], d_query.variance[at] = query.bound, query.variance
             extra["dquery"][at] = query.extra

@@ -25,7 +25,9 @@ class Numbers:
 
 @dataclass(frozen=True)
 class NewCause:
-    """A cause of head. pairs: its failures that base does not have, or has otherwise. known: how many others.
+    """A cause of head.
+
+    pairs: its failures that base does not have, or has otherwise. known: the number of others.
 
     Simpler cases of a search that the clock cut have no pair, but are as new as the failures that they began
     with.
@@ -37,12 +39,12 @@ class NewCause:
 
     @property
     def new(self) -> int:
-        """How many failures are new."""
+        """The number of new failures."""
         return len(self.card.cause.results) - self.known
 
     @property
     def counts(self) -> str:
-        """How many failures are new, in words."""
+        """The number of new failures among all of the cause, in words."""
         every, new = len(self.card.cause.results), self.new
         changed = sum(pair.fate is not Fate.BROKEN for pair in self.pairs)
         words = f"{new} of {plural(every, 'failure')} {'is' if new == 1 else 'are'} new"

@@ -14,7 +14,7 @@ from attest.conformance.causes.group import causes
 from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.text import plural
 from attest.reports.failures import newly_wrong
-from attest.reports.pairing import Pair, by_key, have_other_blocks, pair
+from attest.reports.pairing import Pair, by_key, pair, with_other_blocks
 from attest.reports.spread import ALL, Sample, Spread, row_of, samples_of, spread
 from attest.reports.words import STATISTIC_WORDS, number, transition
 
@@ -141,13 +141,13 @@ def _changes(
     levels: dict[tuple[Key, str], int] = {}
     changes: list[Change] = []
     for index, found in enumerate(measured):
+        other_blocks = [with_other_blocks(record, records[index]) for record in records[:index]]
         for key in sorted(found):
             subject, check, dtype, output = key
             since_of = {statistic: levels.setdefault((key, statistic), index) for statistic in STATISTICS}
             for since in sorted(set(since_of.values()) - {index}):
-                other_blocks = have_other_blocks(records[since], records[index], subject)
                 place = (subject, check, dtype, ALL, output)
-                row = row_of(place, measured[since][key], found[key], other_blocks)
+                row = row_of(place, measured[since][key], found[key], subject in other_blocks[since])
                 for statistic in (name for name in STATISTICS if since_of[name] == since):
                     if statistic in (*row.worse, *row.better):
                         levels[key, statistic] = index

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from attest.conformance.record import Result, RunRecord, Verdict
+from attest.reports.words import setting
 
 # From the worst; where a record has two results of one key, the worst counts.
 _SEVERITY = (
@@ -108,7 +108,7 @@ def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:
     drawn_alike = same_draw(base, head)
     before, after = by_key(base.results), by_key(head.results)
     hung = {(r.subject, r.case.id) for r in head.results if r.verdict is Verdict.TIMEOUT}
-    redrawn = _redrawn(before, after)
+    redrawn, changed_blocks = _redrawn(before, after), with_other_blocks(base, head)
     return tuple(
         Pair(
             case_id=key[2],
@@ -120,22 +120,16 @@ def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:
                 drawn_alike and key[:2] not in redrawn,
                 (key[0], key[2]) in hung,
             ),
-            other_blocks=have_other_blocks(base, head, key[0]),
+            other_blocks=key[0] in changed_blocks,
         )
         for key in sorted(before.keys() | after.keys())
     )
 
 
-def have_other_blocks(base: RunRecord, head: RunRecord, subject: str) -> bool:
-    """Return whether a subject declares other block sizes in head than in base; not if a record has none."""
-    before, after = (blocks_of(record).get(subject) for record in (base, head))
-    return before is not None and after is not None and before != after
-
-
-def blocks_of(record: RunRecord) -> Mapping[str, Any]:
-    """Return the block sizes that each subject of a run declared; nothing in older records."""
-    found = record.environment.get("block_sizes")
-    return found if isinstance(found, Mapping) else {}  # type: ignore[reportUnknownVariableType] - of any JSON
+def with_other_blocks(base: RunRecord, head: RunRecord) -> frozenset[str]:
+    """Return the subjects that declare other block sizes in head than in base; both records name them."""
+    before, after = (setting(record, "block_sizes") for record in (base, head))
+    return frozenset(subject for subject in before.keys() & after.keys() if before[subject] != after[subject])
 
 
 def _redrawn(before: Mapping[ResultKey, Result], after: Mapping[ResultKey, Result]) -> set[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from attest.conformance.cases.case import Case
 from attest.conformance.record import RunRecord
@@ -63,6 +63,12 @@ def one_line(text: str, width: int = 200) -> str:
     """Return text in one line of at most `width` characters."""
     flat = " ".join(printable(text).split())
     return flat if len(flat) <= width else flat[: width - 3] + "..."
+
+
+def setting(record: RunRecord, name: str) -> Mapping[str, Any]:
+    """Return a table of the environment of a run; empty if the record, which may be older, has none."""
+    found: Any = record.environment.get(name)
+    return cast(Mapping[str, Any], found) if isinstance(found, Mapping) else {}
 
 
 def environment(record: RunRecord) -> dict[str, str]:

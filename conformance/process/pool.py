@@ -185,7 +185,7 @@ class _Worker:
 
     @property
     def seconds(self) -> float:
-        """How long the current call has run."""
+        """The seconds since the current call began."""
         return time.monotonic() - self._began
 
     @property

@@ -32,7 +32,7 @@ class Progress:
 
     @property
     def tasks(self) -> str:
-        """How many of how many tasks are done, in words."""
+        """The number of tasks done, and of all tasks, in words."""
         return f"{self.done} of {'' if self.planned else 'at least '}{plural(self.total, 'task')} done"
 
 

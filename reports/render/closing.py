@@ -1,12 +1,11 @@
 """The last lines of a run on a terminal: the slowest parts, what was judged, what was skipped and why."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.text import plural
-from attest.reports.words import one_line
+from attest.reports.words import one_line, setting
 
 _SLOWEST = 5
 # The lines of what was skipped, where `-v` does not ask for all of them.
@@ -42,11 +41,9 @@ def _judged(record: RunRecord) -> str:
 
 def _not_here(record: RunRecord) -> Iterable[str]:
     """Yield the subjects that cannot run on the machine, one text for each reason."""
-    skipped: Any = record.environment.get("skipped")
     reasons: defaultdict[str, list[str]] = defaultdict(list)
-    if isinstance(skipped, Mapping):
-        for name, reason in skipped.items():  # type: ignore[reportUnknownVariableType] - of any JSON
-            reasons[str(reason)].append(str(name))  # type: ignore[reportUnknownArgumentType]
+    for name, reason in setting(record, "skipped").items():
+        reasons[str(reason)].append(str(name))
     for reason, names in sorted(reasons.items()):
         yield f"{', '.join(sorted(names))}: {reason}"
 

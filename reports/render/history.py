@@ -28,9 +28,8 @@ def print_history(found: History, console: Console) -> None:
     if series:
         console.print()
         plain(console, "What changed, in each record from the first to the last:")
-    for words in series:
-        plain(console, f"  {printable(words)}")
-    if series:
+        for words in series:
+            plain(console, f"  {printable(words)}")
         console.print()
     worse = sum(change.worse for change in found.changes)
     counted = plural(len(found.changes), "change of a number", "changes of numbers")

@@ -43,16 +43,12 @@ def _spoilt(trial: Trial, axes: dict[str, int], place: int, group: int) -> Rewri
     spoilt: dict[str, Any] = {}
     equations: list[Equation] = []
     for name, axis in axes.items():
-        here = (
-            slice(place, place + 1) if name in ("key", "value") else slice(place * group, (place + 1) * group)
-        )
-        at = (slice(None),) * axis + (here,)
+        count = 1 if name in ("key", "value") else group
+        at = (slice(None),) * axis + (slice(place * count, (place + 1) * count),)
         spoilt[name] = arrays[name].copy()
         spoilt[name][at] = np.nan
-        equations += [
-            selected(output, lambda array, at=at: _cleared(array, at))
-            for output in ((name,) if name in ("out", "lse") else (f"d{name}",))
-        ]
+        output = name if name in ("out", "lse") else f"d{name}"
+        equations.append(selected(output, lambda array, at=at: _cleared(array, at)))
     cotangents = type(given)(spoilt.pop("out"), spoilt.pop("lse"))
     other = Built(changed(built, **spoilt).problem, cotangents)
     return Rewrite((Called(built), Called(other, clean=built)), tuple(equations))

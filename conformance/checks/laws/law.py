@@ -1,6 +1,6 @@
-"""What a law is made of: the calls that it compares, and the equations between their outputs."""
+"""The parts of a law: the calls that it compares, and the equations between their outputs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,9 +121,11 @@ def output_of(name: str, call: int = 0) -> Side:
     return lambda calls, _size: calls[call][name]
 
 
-def same(*names: str) -> tuple[Equation, ...]:
-    """Return the equations of outputs that the first two calls have in common."""
-    return tuple(Equation(name, output_of(name), output_of(name, 1)) for name in names or NAMES)
+def same(*names: str, calls: Iterable[int] = (1,)) -> tuple[Equation, ...]:
+    """Return the equations of outputs, all without names, of the first call and each of some others."""
+    return tuple(
+        Equation(name, output_of(name), output_of(name, call)) for name in names or NAMES for call in calls
+    )
 
 
 def mapped(name: str, change: Callable[[Array], Array], source: str | None = None) -> Equation:

@@ -14,6 +14,7 @@ from attest.conformance.checks.laws.law import (
     Rewrite,
     changed,
     output_of,
+    same,
     total,
     with_cotangents,
 )
@@ -39,12 +40,8 @@ def values(trial: Trial) -> Rewrite:
         Called(changed(built, value=first)),
         Called(with_cotangents(changed(built, value=second), built.cotangents.out, np.zeros_like(lse))),
     )
-    same_here = tuple(
-        Equation(name, output_of(name), output_of(name, call))
-        for name in ("lse", "dvalue")
-        for call in (1, 2)
-    )
-    return Rewrite(calls, (*total("out", "dquery", "dkey", "dbias", "dsoftmax_aux"), *same_here))
+    sums = total("out", "dquery", "dkey", "dbias", "dsoftmax_aux")
+    return Rewrite(calls, (*sums, *same("lse", "dvalue", calls=(1, 2))))
 
 
 def cotangents(trial: Trial) -> Rewrite:
@@ -72,30 +69,26 @@ def negated(trial: Trial) -> Rewrite:
 
 def value_adjoint(trial: Trial) -> Rewrite:
     """Compare values times their gradient with out times its cotangent, summed for each key head."""
-    problem, given = trial.built.problem, trial.built.cotangents
-    value, d_out = problem.value.astype(np.float64), given.out.astype(np.float64)
-
-    def left(calls: Sequence[Outputs], size: Size) -> Array:
-        return (calls[0]["dvalue"] * size(value)).sum(axis=(1, 3), keepdims=True)
-
-    def right(calls: Sequence[Outputs], size: Size) -> Array:
-        return _by_key_head(calls[0]["out"] * size(d_out), problem.group)
-
-    return Rewrite((Called(trial.built),), (Equation("dvalue", left, right),))
+    return _adjoint(trial, "dvalue", trial.built.problem.value, "out", trial.built.cotangents.out)
 
 
 def query_key_adjoint(trial: Trial) -> Rewrite:
     """Compare the products of queries with their gradient and of keys with theirs, for each key head."""
     problem = trial.built.problem
-    query, key = problem.query.astype(np.float64), problem.key.astype(np.float64)
+    return _adjoint(trial, "dkey", problem.key, "dquery", problem.query)
+
+
+def _adjoint(trial: Trial, by_key: str, keys: Array, by_row: str, rows: Array) -> Rewrite:
+    """Compare the products of an output by key with keys, and of one by row with rows, for each key head."""
+    keys, rows, group = keys.astype(np.float64), rows.astype(np.float64), trial.built.problem.group
 
     def left(calls: Sequence[Outputs], size: Size) -> Array:
-        return (calls[0]["dkey"] * size(key)).sum(axis=(1, 3), keepdims=True)
+        return (calls[0][by_key] * size(keys)).sum(axis=(1, 3), keepdims=True)
 
     def right(calls: Sequence[Outputs], size: Size) -> Array:
-        return _by_key_head(calls[0]["dquery"] * size(query), problem.group)
+        return _by_key_head(calls[0][by_row] * size(rows), group)
 
-    return Rewrite((Called(trial.built),), (Equation("dkey", left, right),))
+    return Rewrite((Called(trial.built),), (Equation(by_key, left, right),))
 
 
 def _by_key_head(products: Array, group: int) -> Array:

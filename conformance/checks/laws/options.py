@@ -21,6 +21,7 @@ from attest.conformance.checks.laws.law import (
 from attest.conformance.checks.positions import placed
 from attest.conformance.judging.trial import Trial
 from attest.reference.oracle import Cotangents
+from attest.reference.problem import Problem
 from attest.reference.visibility import key_positions, row_positions
 
 # A cap so many times the largest logit changes none by as much as float32 rounds it.
@@ -75,9 +76,13 @@ def _largest_logit(built: Built) -> float:
     query, key = (
         np.linalg.norm(x.astype(np.float64), axis=-1).max(initial=0.0) for x in (problem.query, problem.key)
     )
-    scale = problem.head_dim**-0.5 if problem.softmax_scale is None else abs(problem.softmax_scale)
+    scale = abs(_scale_of(problem))
     bias = np.zeros(1) if problem.bias is None else np.abs(problem.bias.astype(np.float64))
     return float(scale * query * key + bias[np.isfinite(bias)].max(initial=0.0))
+
+
+def _scale_of(problem: Problem) -> float:
+    return problem.head_dim**-0.5 if problem.softmax_scale is None else problem.softmax_scale
 
 
 def sink_as_key(trial: Trial) -> Rewrite:
@@ -201,8 +206,7 @@ def padded_head_dim(trial: Trial) -> Rewrite:
         return np.concatenate([array, zeros], axis=3)
 
     arrays = {name: padded(getattr(problem, name)) for name in ("query", "key", "value")}
-    scale = problem.head_dim**-0.5 if problem.softmax_scale is None else problem.softmax_scale
-    wider = changed(built, **arrays, softmax_scale=scale).problem
+    wider = changed(built, **arrays, softmax_scale=_scale_of(problem)).problem
     other = Built(wider, Cotangents(padded(built.cotangents.out), built.cotangents.lse))
     return pair(
         built,
@@ -220,8 +224,7 @@ def doubled_query(trial: Trial) -> Rewrite | str:
     query = problem.query * problem.query.dtype.type(2)
     if not np.isfinite(query.astype(np.float64)).all():
         return "a doubled query overflows"
-    scale = problem.head_dim**-0.5 if problem.softmax_scale is None else problem.softmax_scale
-    other = changed(trial.built, query=query, softmax_scale=scale / 2)
+    other = changed(trial.built, query=query, softmax_scale=_scale_of(problem) / 2)
     return pair(trial.built, other, mapped("dquery", lambda array: 2 * array))
 
 

@@ -16,7 +16,9 @@ from attest.conformance.checks.laws.law import (
     Outputs,
     Rewrite,
     changed,
+    mapped,
     output_of,
+    total,
     with_cotangents,
 )
 from attest.conformance.checks.laws.options import pair
@@ -51,12 +53,8 @@ def packed_as_loop(trial: Trial) -> Rewrite:
             lambda calls, _size: np.concatenate([call[name] for call in calls[1:]], axis=axis),
         )
 
-    sums = Equation(
-        "dsoftmax_aux",
-        output_of("dsoftmax_aux"),
-        lambda calls, _size: np.sum([call["dsoftmax_aux"] for call in calls[1:]], axis=0),
-    )
-    equations = (*(joined(name, 1) for name in (*_BY_ROWS, *_BY_KEYS)), joined("lse", 2), sums)
+    of_tokens = (joined(name, 1) for name in (*_BY_ROWS, *_BY_KEYS))
+    equations = (*of_tokens, joined("lse", 2), *total("dsoftmax_aux"))
     return Rewrite((Called(trial.built), *parts), equations)
 
 
@@ -134,7 +132,7 @@ def packed_as_padded(trial: Trial) -> Rewrite:
     )
 
     def joined(name: str, side: int, axis: int = 1) -> Equation:
-        return Equation(name, output_of(name), lambda calls, _size: packed(calls[1][name], side, axis))
+        return mapped(name, lambda array: packed(array, side, axis))
 
     by_rows = (joined(name, 0) for name in _BY_ROWS)
     return pair(trial.built, other, *by_rows, *(joined(name, 1) for name in _BY_KEYS), joined("lse", 0, 2))
