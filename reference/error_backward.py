@@ -250,9 +250,8 @@ def d_logits_divisors(problem: Problem, numerics: Numerics, cotangents: Cotangen
     )
     sinks = 0 if problem.softmax_aux is None else problem.softmax_aux.shape[-1]
     terms = 1 if problem.normalize_output else problem.kv_len + sinks
-    most = 2 * terms * d_out * value / (1 - problem.dropout_prob)
-    if cotangents.lse is not None:
-        most = most + np.abs(finite(cotangents.lse)).max(axis=(1, 2), initial=0.0)
+    d_lse = np.zeros((1, 1, 1)) if cotangents.lse is None else np.abs(finite(cotangents.lse))
+    most = 2 * terms * d_out * value / (1 - problem.dropout_prob) + d_lse.max(axis=(1, 2), initial=0.0)
     return np.ldexp(1.0, np.maximum(0, np.frexp(most / numerics.d_logits_below)[1]))
 
 
