@@ -18,4 +18,6 @@ def own_axes(axes: str) -> tuple[bool, bool, bool, bool]:
 def has_pattern(pattern: str, axes: str) -> bool:
     """Return whether a mask or bias of these axes can hide a third of the rows, or of the keys."""
     _, _, queries, keys = own_axes(axes)
-    return queries if pattern == "rows" else keys or pattern not in ("first", "middle", "last", "lowest")
+    if pattern in ("rows", "lowest rows"):
+        return queries
+    return keys or pattern not in ("first", "middle", "last", "lowest")

@@ -44,6 +44,7 @@ _EMPTY_ROW_STRIDE = 3
 _LARGE_BIAS = 30.0
 _WEIGHTLESS = -0.5  # times the largest number of the dtype
 _LARGEST_ID = 2**31 - 1
+_FARTHEST = 2**30  # positions are below (S23)
 _PADDING_IDS = (-1, -7, -(2**31))
 _PADDING_SHARE = 0.125
 
@@ -86,7 +87,7 @@ def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | N
     dtype = DTYPES[case.dtype]
     cum_q, cum_k = _cumulative_lengths(case)
     q_ids, kv_ids = _segment_ids(case, streams["segments"])
-    q_positions, kv_positions = _positions(case, streams["positions"])
+    positions = _positions(case, streams["positions"])
     ranges = _ranges(case, streams["ranges"])
     return make_problem(
         query,
@@ -108,8 +109,8 @@ def assemble(case: Case, query: Array, key: Array, value: Array, mask: Array | N
         kv_segment_ids=kv_ids,
         normalize_output=case.normalized,
         q_offset=np.array(case.q_offset, np.int32) if isinstance(case.q_offset, tuple) else case.q_offset,
-        q_positions=q_positions,
-        kv_positions=kv_positions,
+        q_positions=positions.get("q_positions"),
+        kv_positions=positions.get("kv_positions"),
         origin=case.origin,
         chunk_size=case.chunk_size,
         kv_start=ranges.get("kv_start"),
@@ -177,8 +178,9 @@ def _bias(case: Case, stream: Stream, dtype: Any) -> Array | None:
         bias = _LARGE_BIAS * bias
     elif case.bias_pattern == "lowest":
         bias[..., _third("middle", case.kv_len)] = float(ml_dtypes.finfo(dtype).min)
-    elif case.bias_pattern == "rows":
-        bias[:, :, _third("first", case.q_len)] = -np.inf
+    elif case.bias_pattern in ("rows", "lowest rows"):
+        lowest = -np.inf if case.bias_pattern == "rows" else float(ml_dtypes.finfo(dtype).min)
+        bias[:, :, _third("first", case.q_len)] = lowest
     elif case.bias_pattern != "normal":
         bias[..., _third(case.bias_pattern, case.kv_len)] = -np.inf
     return bias.astype(dtype)
@@ -238,44 +240,58 @@ def _mixed_ids(case: Case, length: int, stream: Stream) -> Array:
     return np.where(stream.uniform(shape) < _PADDING_SHARE, padding, ids).astype(np.int32)
 
 
-def positions_shapes(case: Case) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the shapes of q_positions and kv_positions: all batch entries share those of a shard."""
-    batch = 1 if case.positions == "shard" else case.batch
-    return (batch, case.q_len), (batch, case.kv_len)
-
-
-def _positions(case: Case, stream: Stream) -> tuple[Array | None, Array | None]:
-    """Return int32 positions of the queries and of the keys, about as far apart as the defaults."""
+def position_shapes(case: Case) -> dict[str, tuple[int, int]]:
+    """Return the shapes of a case's positions, by name; all batch entries share those of a shard."""
     if case.positions is None:
-        return None, None
-    shapes = positions_shapes(case)
-    q, k = (np.broadcast_to(np.arange(shape[1]), shape) for shape in shapes)
+        return {}
+    batch = 1 if case.positions in ("shard", "far") else case.batch
+    shapes = {"q_positions": (batch, case.q_len), "kv_positions": (batch, case.kv_len)}
+    alone = {"queries": "q_positions", "keys": "kv_positions"}.get(case.positions)
+    return shapes if alone is None else {alone: shapes[alone]}
+
+
+def _positions(case: Case, stream: Stream) -> dict[str, Array]:
+    """Return int32 positions of the queries and of the keys, about as far apart as the defaults."""
+    shapes = position_shapes(case)
+    if not shapes:
+        return {}
+    found = {name: np.broadcast_to(np.arange(shape[1]), shape) for name, shape in shapes.items()}
     last = case.kv_len - case.q_len
-    if case.positions == "shard":
+    moved: dict[str, Any] = {"q_positions": last, "kv_positions": 0}
+    if case.positions in ("shard", "far"):
         start = stream.integers(1, 4 * case.kv_len + 2, (1, 1))
-        q, k = q + start + last + stream.integers(-case.q_len // 2, case.q_len // 2 + 1, (1, 1)), k + start
-    elif case.positions == "shuffled":
-        q, k = (np.argsort(stream.uniform(shape), axis=1, kind="stable") for shape in shapes)
-        q = q + last
+        if case.positions == "far":
+            start = _FARTHEST - 8 * (case.q_len + case.kv_len) + start
+        moved["q_positions"] = last + stream.integers(-case.q_len // 2, case.q_len // 2 + 1, (1, 1))
+        found = {name: x + start + moved[name] for name, x in found.items()}
     elif case.positions == "repeated":
-        q, k = (q + last) // 2, k // 2
+        found = {name: (x + moved[name]) // 2 for name, x in found.items()}
+    elif case.positions == "reversed":
+        found = {name: case.kv_len - 1 - x for name, x in found.items()}
     else:
-        q, k = case.kv_len - 1 - q, case.kv_len - 1 - k
-    return q.astype(np.int32), k.astype(np.int32)
+        found = {
+            name: np.argsort(stream.uniform(x.shape), axis=1, kind="stable") + moved[name]
+            for name, x in found.items()
+        }
+    return {name: x.astype(np.int32) for name, x in found.items()}
 
 
 def range_shapes(case: Case) -> dict[str, tuple[int, int]]:
     """Return the shapes of the ends of ranges that a case has, by name."""
     if case.ranges is None:
         return {}
-    if case.ranges == "starts":
-        return {"kv_start": (1, case.q_len)}
-    both = {"kv_start": (case.batch, case.q_len), "kv_end": (case.batch, case.q_len)}
-    return {"kv_end": both["kv_end"]} if case.ranges == "ends" else both
+    each, shared = (case.batch, case.q_len), (1, case.q_len)
+    alone = {
+        "starts": {"kv_start": shared},
+        "starts of entries": {"kv_start": each},
+        "ends": {"kv_end": each},
+        "shared ends": {"kv_end": shared},
+    }
+    return alone.get(case.ranges, {"kv_start": each, "kv_end": each})
 
 
 def _ranges(case: Case, stream: Stream) -> dict[str, Array]:
-    """Return int32 ends of each row's keys. "starts" or "ends": no row sees the first, or last, sixth."""
+    """Return int32 ends of each row's keys. Of one end alone: no row sees the first, or last, sixth."""
     shapes, keys = range_shapes(case), case.kv_len
     if case.ranges in ("band", "scattered"):
         shape = shapes["kv_start"]
@@ -285,7 +301,7 @@ def _ranges(case: Case, stream: Stream) -> dict[str, Array]:
         start = middle - stream.integers(0, keys // 4 + 2, shape)
         end = middle + 1 + stream.integers(0, keys // 4 + 2, shape)
         return {"kv_start": start.astype(np.int32), "kv_end": end.astype(np.int32)}
-    least, most = (keys // 6, 2 * keys // 3) if case.ranges == "starts" else (keys // 3, keys - keys // 6)
+    least, most = (keys // 6, 2 * keys // 3) if "kv_start" in shapes else (keys // 3, keys - keys // 6)
     return {
         name: stream.integers(least, max(most, least) + 1, shape).astype(np.int32)
         for name, shape in shapes.items()

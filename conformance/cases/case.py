@@ -23,11 +23,11 @@ Origin = tuple[int, int, int, int]
 Offset = int | tuple[int, ...]
 
 MASK_PATTERNS = ("random", "first", "middle", "last", "rows")
-BIAS_PATTERNS = ("normal", "large", "lowest", "first", "middle", "last", "rows")
+BIAS_PATTERNS = ("normal", "large", "lowest", "lowest rows", "first", "middle", "last", "rows")
 SEGMENT_PATTERNS = ("runs", "mixed")
 SINK_PATTERNS = ("ones", "logits", "extreme")
-POSITION_PATTERNS = ("shard", "shuffled", "repeated", "reversed")
-RANGE_PATTERNS = ("band", "starts", "ends", "scattered")
+POSITION_PATTERNS = ("shard", "shuffled", "repeated", "reversed", "far", "queries", "keys")
+RANGE_PATTERNS = ("band", "starts", "ends", "scattered", "starts of entries", "shared ends")
 ALIBI_PATTERNS = ("heads", "entries")
 
 # The largest values of fields that decide how much is allocated: beyond any model, below any machine.
@@ -63,7 +63,8 @@ class Case:
     bias: the same for batch, head and query row, one of BIAS_AXES, or of all four, BROADCAST_BIAS_AXES.
         bias_hides: some entries are -inf.
     bias_pattern: "large": some thirty times as large. "lowest": the most negative number of the dtype in the
-        middle third of the keys. Else -inf in a third of the keys or of the rows; one of BIAS_PATTERNS.
+        middle third of the keys, or in the first third of the rows: "lowest rows". Else -inf in a third of
+        the keys or of the rows; one of BIAS_PATTERNS.
     segments: the number of segments, some tokens padding; None without. segment_pattern: "runs" of equal ids
         in order, or "mixed": any id anywhere, large and negative ones too, in the queries and the keys.
     lengths: (query, key) tokens of each sequence. One for each batch row: padded; batch 1: packed.
@@ -77,13 +78,14 @@ class Case:
         batch entries "b", the heads "h" or both, one of SHARED.
     q_offset: where the first query stands among the keys: one integer, or a tuple with one for each sequence,
         which the kernel gets as an int32 array. None: the last query has the position of the last key.
-    positions: those of a "shard" in the middle of longer sequences, "shuffled", "repeated" by several tokens
-        or "reversed"; one of POSITION_PATTERNS. None: as tokens are counted.
+    positions: those of a "shard" in the middle of longer sequences, "shuffled", "repeated" by several tokens,
+        "reversed", "far" from 0, or of the "queries" or the "keys" alone, out of order; one of
+        POSITION_PATTERNS. None: as tokens are counted.
     origin: the batch entry, query head, row and key of the whole arrays at which the call begins, or None.
     chunk_size: positions in a chunk, or None.
     ranges: both ends of each row's keys, around the diagonal in a "band" or "scattered" anywhere, where some
-        are empty; only "starts", which all batch entries share, or only "ends"; one of RANGE_PATTERNS, or
-        None.
+        are empty; only "starts" or "shared ends", which all batch entries share, or only "ends" or "starts of
+        entries"; one of RANGE_PATTERNS, or None.
     alibi: slopes of the "heads", as in the paper, or of the heads of each of the batch "entries", or None.
     tiling: which of the subject's tilings runs; -1 is the last, the production one. seed: of all values.
     """

@@ -47,14 +47,15 @@ OPTIONAL = COORDINATES | {
 }
 ALL_FEATURES = FEATURES | OPTIONAL
 
-# Features that change nothing without another one.
+# Features that change nothing without one of these others.
+_OF_POSITIONS = ("causal", "window", "chunks", "alibi")
 NEEDS = {
-    "integer_mask": "mask",
-    "q_offset": "causal",
-    "positions": "causal",
-    "origin": "dropout",
-    "shared_dropout": "dropout",
-    "broadcast": "mask",
+    "integer_mask": ("mask",),
+    "q_offset": _OF_POSITIONS,
+    "positions": _OF_POSITIONS,
+    "origin": ("dropout",),
+    "shared_dropout": ("dropout",),
+    "broadcast": ("mask",),
 }
 # Features that no call has together.
 APART = (frozenset({"padded", "packed"}), frozenset({"q_offset", "positions"}))

@@ -9,7 +9,7 @@ from attest.conformance.cases.build import (
     DTYPES,
     alibi_shape,
     pairs_shape,
-    positions_shapes,
+    position_shapes,
     range_shapes,
     sinks_shape,
 )
@@ -43,10 +43,7 @@ def shapes_of(case: Case) -> tuple[dict[str, Shape], dict[str, Any]]:
     if case.segments is not None:
         for name, length in zip(("q_segment_ids", "kv_segment_ids"), pairs, strict=True):
             arrays[name] = Shape((case.batch, length), np.dtype(np.int32))
-    if case.positions is not None:
-        for name, shape in zip(("q_positions", "kv_positions"), positions_shapes(case), strict=True):
-            arrays[name] = Shape(shape, np.dtype(np.int32))
-    for name, shape in range_shapes(case).items():
+    for name, shape in (position_shapes(case) | range_shapes(case)).items():
         arrays[name] = Shape(shape, np.dtype(np.int32))
     if case.alibi is not None:
         arrays["alibi_slopes"] = Shape(alibi_shape(case), np.dtype(np.float32))

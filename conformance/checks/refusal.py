@@ -67,8 +67,8 @@ def _words(feature: str) -> tuple[str, ...]:
 
 def _refused_words(feature: str, subject: Subject) -> tuple[str, ...]:
     """Return what the refusal of a feature may name: its arguments, or those of a feature that it needs."""
-    needed = NEEDS.get(feature)
-    return _words(feature) + (() if needed is None or needed in subject.features else _words(needed))
+    needed = NEEDS.get(feature, ())
+    return _words(feature) + (_words(needed[0]) if needed and subject.features.isdisjoint(needed) else ())
 
 
 def said(error: BaseException) -> str:

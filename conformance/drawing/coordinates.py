@@ -4,16 +4,25 @@ from collections.abc import Callable
 from typing import Any
 
 from attest.conformance.cases.case import POSITION_PATTERNS, Case
-from attest.conformance.drawing.dice import Dice
+from attest.conformance.drawing.dice import Deck, Dice
+from attest.conformance.drawing.shapes import Offer
 
-# Each moves some of the coordinates that dropout counts by; keys by multiples of the four that share one call
-# of its generator.
-_ORIGINS = ((0, 0, 0, 4), (1, 2, 3, 8), (0, 5, 4096, 0), (3, 0, 1 << 31, 1 << 20))
+# Each moves some of the coordinates that dropout counts by: keys by multiples of the four that share one call
+# of its generator, and by others.
+_ORIGINS = (
+    (0, 0, 0, 4),
+    (1, 2, 3, 7),
+    (1, 2, 3, 8),
+    (0, 0, 0, 1),
+    (0, 5, 4096, 0),
+    (3, 0, 1 << 31, (1 << 20) + 2),
+    (3, 0, 1 << 31, 1 << 20),
+)
 # The same where dropout is shared, so that no batch entry and no head is 0 by itself.
 _SHARED_ORIGINS = ((1, 2, 3, 8), (3, 5, 1 << 31, 1 << 20))
 
 
-def draw_shared_dropout(case: Case, _row: object, _offer: object, dice: Dice) -> dict[str, Any]:
+def draw_shared_dropout(case: Case, _row: object, _offer: object, deck: Deck, dice: Dice) -> dict[str, Any]:
     """Return what shares a mask of dropout: what there are several of, or what the origin moves."""
     changes: dict[str, Any] = {}
     if case.origin is not None:
@@ -25,10 +34,10 @@ def draw_shared_dropout(case: Case, _row: object, _offer: object, dice: Dice) ->
         "h": case.q_heads > 1 or bool(changes),
     }
     shown = [shared for shared in ("bh", "h", "b") if all(several[letter] for letter in shared)]
-    return {**changes, "dropout_shared": dice.pick("dropout_shared", shown)}
+    return {**changes, "dropout_shared": deck.deal("shared_dropout", "shared", shown)}
 
 
-def _offset(case: Case, _row: object, _offer: object, dice: Dice) -> dict[str, Any]:
+def _offset(case: Case, _row: object, _offer: object, _deck: object, dice: Dice) -> dict[str, Any]:
     """Return an offset other than the default, in most rows neither before all keys nor behind them.
 
     Of several sequences, half of the cases have an offset for each, no two neighbours the same.
@@ -41,9 +50,19 @@ def _offset(case: Case, _row: object, _offer: object, dice: Dice) -> dict[str, A
     return {"q_offset": dice.pick("q_offset", offsets)}
 
 
-# The fields of a case for each of these features; from the case, two things that they need not, and dice.
-COORDINATES: dict[str, Callable[[Case, object, object, Dice], dict[str, Any]]] = {
+def _origin(_case: Case, _row: object, offer: Offer, deck: Deck, _dice: Dice) -> dict[str, Any]:
+    """Return where the call begins in larger arrays, at a key that the subject takes."""
+    taken = [origin for origin in _ORIGINS if origin[3] % offer.origin_multiple == 0]
+    return {"origin": deck.deal("origin", "origin", taken)}
+
+
+def _positions(_case: Case, _row: object, _offer: object, deck: Deck, _dice: Dice) -> dict[str, Any]:
+    return {"positions": deck.deal("positions", "pattern", POSITION_PATTERNS)}
+
+
+# The fields of a case for each of these features; see _Draw in recipes.py.
+COORDINATES: dict[str, Callable[[Case, Any, Offer, Deck, Dice], dict[str, Any]]] = {
     "q_offset": _offset,
-    "positions": lambda _case, _row, _offer, dice: {"positions": dice.pick("positions", POSITION_PATTERNS)},
-    "origin": lambda _case, _row, _offer, dice: {"origin": dice.pick("origin", _ORIGINS)},
+    "positions": _positions,
+    "origin": _origin,
 }

@@ -1,7 +1,8 @@
 """Covering arrays: few rows of features and choices that hold every allowed pair together at least once.
 
-A row is a set of facts: switches that are on, and one value of each choice. The greedy construction is that
-of AETG (Cohen, Dalal, Fredman and Patton, 1997), deterministic by its seed.
+A row is a set of facts: switches that are on, and one value of each choice. Of two switches some row holds
+both, and some row each of them without the other. The greedy construction is that of AETG (Cohen, Dalal,
+Fredman and Patton, 1997), deterministic by its seed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from attest.conformance.drawing.dice import Dice
 
 Facts = frozenset[str]
 
+_OFF = "no "  # before a switch that a row must not hold
 _CANDIDATES = 6  # rows tried for each row taken: more make few rows fewer
 
 
@@ -20,14 +22,15 @@ class Model:
     """The model that rows are made of.
 
     switches: facts that are there or not. choices: for each name, the facts one of which every row holds.
-    needs: switches that make no sense without another. excludes: facts that no row may hold together.
+    needs: switches that make no sense without one of some others.
+    excludes: facts that no row may hold together.
     also: larger sets of facts to be held together by some row.
     most: switches in one row, unless more are required.
     """
 
     switches: tuple[str, ...]
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    needs: Mapping[str, str] = field(default_factory=dict[str, str])
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     excludes: tuple[Facts, ...] = ()
     also: tuple[Facts, ...] = ()
     most: int = 5
@@ -37,14 +40,20 @@ class Model:
         return not any(excluded <= self.completed(facts) for excluded in self.excludes)
 
     def completed(self, facts: Facts) -> Facts:
-        """Return the facts with the switches that they need."""
-        return facts | {self.needs[fact] for fact in facts if fact in self.needs}
+        """Return the facts with the switches that they need: the first of those that would do."""
+        lacking = (self.needs[fact] for fact in facts if fact in self.needs)
+        return facts | {needed[0] for needed in lacking if facts.isdisjoint(needed)}
+
+    def whole(self, row: Facts) -> Facts:
+        """Return a row with what it does not hold, each as a fact of its own."""
+        return row | {_OFF + switch for switch in self.switches if switch not in row}
 
 
 def wanted_sets(model: Model, strength: int) -> set[Facts]:
     """Return each allowed set of up to `strength` facts with a switch, and those of `also` from 2 on.
 
-    Two values of choices are not wanted together for their own sake, nor two values of one choice.
+    From 2 on also each switch without each other one. Two values of choices are not wanted together for
+    their own sake, nor two values of one choice.
     """
     switches = set(model.switches)
     facts = [*model.switches, *(value for values in model.choices.values() for value in values)]
@@ -54,12 +63,24 @@ def wanted_sets(model: Model, strength: int) -> set[Facts]:
     wanted = {chosen for chosen in wanted if all(len(chosen & values) <= 1 for values in one_each)}
     if strength > 1:
         wanted |= set(model.also)
-    return {chosen for chosen in wanted if model.allows(chosen)}
+    wanted = {chosen for chosen in wanted if model.allows(chosen)}
+    if strength > 1:
+        wanted |= {
+            frozenset({switch, _OFF + other})
+            for switch in switches
+            if model.allows(frozenset({switch}))
+            for other in switches - model.completed(frozenset({switch}))
+        }
+    return wanted
 
 
 def covering_rows(model: Model, strength: int, seed: int, required: Facts = frozenset()) -> list[Facts]:
     """Return rows that hold every wanted set, the required switches in each of them."""
-    wanted = {chosen for chosen in wanted_sets(model, strength) if model.allows(chosen | required)}
+    wanted = {
+        chosen
+        for chosen in wanted_sets(model, strength)
+        if model.allows(held := _on(chosen) | required) and _off(chosen).isdisjoint(model.completed(held))
+    }
     dice = Dice(seed, "covering")
     rows: list[Facts] = []
     while wanted:
@@ -67,22 +88,38 @@ def covering_rows(model: Model, strength: int, seed: int, required: Facts = froz
             _row(model, wanted, required, Dice(dice.number(f"{len(rows)} {candidate}"), "row"))
             for candidate in range(_CANDIDATES)
         ]
-        best = max(candidates, key=lambda row: _gain(row, wanted))
-        wanted = {chosen for chosen in wanted if not chosen <= best}
+        best = max(candidates, key=lambda row: _gain(model.whole(row), wanted))
+        wanted = {chosen for chosen in wanted if not chosen <= model.whole(best)}
         rows.append(best)
     return rows
+
+
+def _on(chosen: Facts) -> Facts:
+    """Return the facts of a set that a row must hold."""
+    return frozenset(fact for fact in chosen if not fact.startswith(_OFF))
+
+
+def _off(chosen: Facts) -> Facts:
+    """Return the switches that a row must not hold to hold a set."""
+    return frozenset(fact.removeprefix(_OFF) for fact in chosen if fact.startswith(_OFF))
 
 
 def _row(model: Model, wanted: set[Facts], required: Facts, dice: Dice) -> Facts:
     """Return one row that holds a wanted set and otherwise what gains most."""
     first = dice.pick("first", sorted(wanted, key=sorted))
-    row = model.completed(required | first)
+    row, avoided = model.completed(required | _on(first)), _off(first)
     for _, values in sorted(model.choices.items()):
         if not row & set(values):
             row |= {_best(model, row, values, wanted, dice)}
     room = max(model.most, len(required) + 2)
     while sum(fact in model.switches for fact in row) < room:
-        left = [switch for switch in model.switches if model.allows(row | {switch}) and switch not in row]
+        left = [
+            switch
+            for switch in model.switches
+            if switch not in row
+            and model.allows(row | {switch})
+            and avoided.isdisjoint(model.completed(row | {switch}))
+        ]
         if not left:
             break
         best = _best(model, row, left, wanted, dice)
@@ -104,10 +141,13 @@ def _gain(row: Facts, wanted: set[Facts]) -> int:
     return sum(chosen <= row for chosen in wanted)
 
 
-def reduced(rows: list[Facts], lacking: Facts, excludes: tuple[Facts, ...]) -> Iterator[Facts]:
-    """Yield the rows without facts that are lacking; a row that holds an excluded set becomes several.
+def reduced(
+    rows: list[Facts], lacking: Facts, excludes: tuple[Facts, ...], needs: Mapping[str, tuple[str, ...]]
+) -> Iterator[Facts]:
+    """Yield the rows without facts that are lacking, and without those that need them.
 
-    Each of those lacks one fact of the set, so that every allowed pair of a row is still in one of them.
+    A row that holds an excluded set becomes several. Each of those lacks one fact of the set, so that every
+    allowed pair of a row is still in one of them.
     """
     for row in rows:
         left = [row - lacking]
@@ -117,4 +157,7 @@ def reduced(rows: list[Facts], lacking: Facts, excludes: tuple[Facts, ...]) -> I
                 for kept in left
                 for less in ([kept - {fact} for fact in sorted(excluded)] if excluded <= kept else [kept])
             ]
-        yield from dict.fromkeys(left)
+        yield from dict.fromkeys(
+            frozenset(fact for fact in kept if fact not in needs or not kept.isdisjoint(needs[fact]))
+            for kept in left
+        )

@@ -12,19 +12,19 @@ from attest.conformance.cases.axes import (
 )
 from attest.conformance.cases.case import Case
 from attest.conformance.drawing.covering import Facts
-from attest.conformance.drawing.dice import Dice
+from attest.conformance.drawing.dice import Deck, Dice
 
 
-def draw_mask(_case: Case, row: Facts, _offer: object, dice: Dice) -> dict[str, Any]:
+def draw_mask(_case: Case, row: Facts, _offer: object, deck: Deck, _dice: object) -> dict[str, Any]:
     """Return the axes of a mask, and whether it holds integers."""
-    axes = BROADCAST_MASK_AXES if "broadcast" in row else MASK_AXES
-    return {"mask": dice.pick("mask", axes), "integer_mask": "integer_mask" in row}
+    name, axes = ("broadcast", BROADCAST_MASK_AXES) if "broadcast" in row else ("mask", MASK_AXES)
+    return {"mask": deck.deal(name, "mask", axes), "integer_mask": "integer_mask" in row}
 
 
-def draw_bias(_case: Case, row: Facts, _offer: object, dice: Dice) -> dict[str, Any]:
+def draw_bias(_case: Case, row: Facts, _offer: object, deck: Deck, dice: Dice) -> dict[str, Any]:
     """Return the axes of a bias; in half of the rows with masks that are shared, keys share it, too."""
     shared = "broadcast" in row and dice.chance("keys share the bias", 0.5)
-    return {"bias": dice.pick("bias", BROADCAST_BIAS_AXES if shared else BIAS_AXES)}
+    return {"bias": deck.deal("bias", "axes", BROADCAST_BIAS_AXES if shared else BIAS_AXES)}
 
 
 def draw_patterns(static: Case, dice: Dice) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def draw_patterns(static: Case, dice: Dice) -> dict[str, Any]:
         empty_rows = hides != "rows" and dice.chance("empty rows", 0.3)
         changes["empty_rows"] = empty_rows and own_axes(static.mask)[2]
     if static.bias is not None and static.kv_len > 2:
-        mild = dice.pick("bias", ("normal", "lowest", "large"))
+        mild = dice.pick("bias", ("normal", "lowest", "large", "lowest rows"))
         may_hide = by_bias and (hides != "rows" or (own_axes(static.bias)[2] and static.q_len > 2))
         pattern = hides if may_hide and dice.chance("bias hides a third", 0.5) else mild
         changes["bias_pattern"] = pattern if has_pattern(pattern, static.bias) else "normal"

@@ -9,7 +9,7 @@ from attest.conformance.cases.features import OPTIONAL
 from attest.conformance.drawing.dice import Dice
 
 # Features that hide a key from every row, in the patterns that `poisoned` chooses.
-_HIDING = frozenset({"mask", "segments", "padded", "packed", "bias"})
+_HIDING = frozenset({"mask", "segments", "bias"})
 
 
 def poisoned(case: Case, seed: int) -> Case | None:
@@ -23,13 +23,31 @@ def poisoned(case: Case, seed: int) -> Case | None:
         changes["bias_pattern"] = _hiding(third, case.bias, "normal")
         if changes["bias_pattern"] == "normal":
             hiding -= {"bias"}
-    hides = case.features & hiding or case.ranges in ("starts", "ends") or _sides_hide(case)
+    hides = (
+        case.features & hiding
+        or _lengths_hide(case)
+        or case.ranges not in (None, "band", "scattered")
+        or _sides_hide(case)
+    )
     return replace(case, **changes) if hides else None
 
 
 def _hiding(third: str, axes: str, otherwise: str) -> str:
     """Return a pattern of a mask or bias that hides keys from every row, or rows from every key."""
     return next((pattern for pattern in (third, "rows") if has_pattern(pattern, axes)), otherwise)
+
+
+def _lengths_hide(case: Case) -> bool:
+    """Return whether lengths leave padding, or one side of a sequence without the other."""
+    lengths = case.lengths or ()
+    parts = [lengths] if case.batch == 1 else [(pair,) for pair in lengths]
+    return any(
+        sum(q for q, _ in part) < case.q_len
+        or sum(k for _, k in part) < case.kv_len
+        or any((q == 0) != (k == 0) for q, k in part)
+        for part in parts
+        if part
+    )
 
 
 def _sides_hide(case: Case) -> bool:

@@ -100,7 +100,7 @@ def _with_only(case: Case, kept: frozenset[str], q_len: int, kv_len: int) -> Cas
         q_heads=case.q_heads // case.kv_heads if "gqa" in kept else 1,
         kv_heads=1,
         head_dim=min(case.head_dim, 2),
-        value_dim=None if small.value_dim is None else 1,
+        value_dim=None if small.value_dim is None else 1 if case.head_dim > 1 else 2,
         lengths=pairs,
         q_offset=_first_offset(small.q_offset) if pairs is None else small.q_offset,
         segments=small.segments and 1,

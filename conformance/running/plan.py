@@ -2,22 +2,19 @@
 
 import sys
 import tomllib
-import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
 from attest.conformance.cases.case import Case, case_from_json
-from attest.conformance.cases.features import FEATURES
 from attest.conformance.checks import Check, all_checks, unknown_check
 from attest.conformance.drawing.corpus import load_corpus
-from attest.conformance.drawing.covering import Facts, covering_rows, reduced
 from attest.conformance.drawing.production import load_production
-from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, model
+from attest.conformance.drawing.recipes import model
+from attest.conformance.drawing.tables import drawing
 from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import (
     CONFIGURATION,
@@ -32,12 +29,14 @@ from attest.conformance.kinds import (
     Kind,
 )
 from attest.conformance.running.choice import Draw, Filling, IfSensitive, chosen, first_try
-from attest.conformance.subject import Subject, Tiling
+from attest.conformance.running.rows import Row, offer_of, rows_of, salt
+from attest.conformance.subject import Subject
 
 _PROFILES = Path(__file__).parent / "profiles.toml"
 _SHARDED = Path(__file__).parent / "sharded.toml"
 
-_SHORT_BLOCK = 16  # stands in for the block of a tiling that works in one piece
+# Classes of lengths that are too long for a call that is transformed in many ways.
+_LONG = frozenset({"long", "wide", "deep"})
 _SHORT_CALL, _CALL_OF_BLOCKS = 5, 40  # tokens
 
 
@@ -146,7 +145,7 @@ def tasks(subject: Subject, profile: Profile, seed: int, only: Restriction = Res
     for kind in wanted:
         if kind in _DRAWS:
             for checks in [(name,) for name in wanted[kind]] if kind.apart else [wanted[kind]]:
-                found = _DRAWS[kind](subject, profile, _salt(seed, *checks) if kind.apart else seed, only)
+                found = _DRAWS[kind](subject, profile, salt(seed, *checks) if kind.apart else seed, only)
                 yield from _without_repeats(Task(subject.name, draw, checks) for draw in found)
 
 
@@ -172,9 +171,11 @@ def _groups(
     rows = _rows(subject, numbers, seed, only)
     if only.examples is None and "last" in numbers:
         rows = deque(rows, numbers["last"])
-    for place, (number, row, salt) in enumerate(rows):
-        offer = _offer(subject, row, number, only)
-        fillings = (Filling(row, offer, salt, filling) for filling in range(min(numbers["fillings"], left)))
+    for place, row in enumerate(rows):
+        offer = offer_of(subject, row, _dtypes(subject, only))
+        fillings = (
+            Filling(row.facts, offer, row.seed, filling) for filling in range(min(numbers["fillings"], left))
+        )
         drawn = [filling for filling in fillings if _is_supported(subject, filling, only)]
         left -= len(drawn)
         planned = [(filling, DRAWN) for filling in drawn]
@@ -205,71 +206,8 @@ def _edges(subject: Subject, only: Restriction) -> Iterator[Case]:
             yield case
 
 
-def _rows(
-    subject: Subject, numbers: Mapping[str, Any], seed: int, only: Restriction
-) -> Iterator[tuple[int, Facts, int]]:
-    """Yield (number, facts, seed) of every row of the covering arrays, without unsupported features.
-
-    Rows are numbered within their class of lengths.
-
-    A row is left out if earlier rows have each of its pairs of facts. With `examples`, rows never end.
-    """
-    lacking, every = frozenset(FEATURES) - subject.features, model(subject.features)
-    numbered: Counter[str] = Counter()
-    for array in count() if only.examples is not None else range(numbers["arrays"]):
-        salt = _salt(seed, "array", str(array))
-        models = [(every, numbers["strength"])]
-        if array < numbers["alone"]:
-            models.append((replace(every, most=1, also=()), 1))
-        for made_of, strength in models:
-            seen: set[Facts] = set()
-            for index, whole in enumerate(covering_rows(made_of, strength, salt, only.features)):
-                for variant, row in enumerate(reduced([whole], lacking, subject.limits.excludes)):
-                    held = {frozenset(facts) for facts in combinations(sorted(row), strength)}
-                    if only.features <= row and not held <= seen:
-                        seen |= held
-                        words = (str(array), str(made_of.most), str(index), str(variant))
-                        lengths = class_of(row)
-                        yield numbered[lengths], row, _salt(seed, *words)
-                        numbered[lengths] += 1
-
-
-def _offer(subject: Subject, row: Facts, number: int, only: Restriction) -> Offer:
-    """Return the supported choices of a row: one tiling after the other, the last one for long cases."""
-    dtypes = _dtypes(subject, only)
-    explicit = [index for index, tiling in enumerate(subject.tilings) if tiling.options]
-    tilings = explicit if subject.tilings[-1].options else [*explicit, -1]
-    if row & {"many", "tall"}:
-        # Several blocks in both directions: smaller blocks are as good, and cheaper.
-        smallest = min(explicit, key=lambda index: _tokens(subject.tilings[index]), default=-1)
-        small = [index for index in explicit if _alike(subject.tilings[index], subject.tilings[smallest])]
-        tilings = [*(small or [smallest]), -1] if tilings[-1] == -1 else small
-    tiling = -1 if "long" in row else tilings[number % len(tilings)]
-    chosen = subject.tilings[tiling]
-    return Offer(
-        dtype=next((dtype for dtype in dtypes if dtype in row), dtypes[number % len(dtypes)]),
-        tiling=tiling,
-        blocks=_blocks(chosen) if chosen.options else None,
-        head_dims=subject.head_dims,
-        longest=subject.limits.longest,
-        length_multiple=subject.limits.length_multiple,
-        sinks=subject.limits.sinks,
-        window_sides=subject.limits.window_sides,
-    )
-
-
-def _blocks(tiling: Tiling) -> Blocks:
-    return Blocks(tiling.query_block or _SHORT_BLOCK, tiling.key_block or _SHORT_BLOCK)
-
-
-def _alike(tiling: Tiling, other: Tiling) -> bool:
-    """Return whether two tilings have the same blocks; they may differ in the number of devices."""
-    return _blocks(tiling) == _blocks(other)
-
-
-def _tokens(tiling: Tiling) -> int:
-    blocks = _blocks(tiling)
-    return blocks.query * blocks.key
+def _rows(subject: Subject, numbers: Mapping[str, Any], seed: int, only: Restriction) -> Iterator[Row]:
+    return rows_of(subject, numbers, seed, only.features, endless=only.examples is not None)
 
 
 def _known(kind: Kind, subject: Subject, only: Restriction) -> Iterator[Draw]:
@@ -295,9 +233,9 @@ def _transformed(
     planned = "named" if only.checks and "named" in numbers else "examples"
     left = numbers[planned] if only.examples is None else only.examples
     narrowed = replace(only, examples=None, dtypes=tuple(dtypes) or only.dtypes)
-    for number, row, salt in _rows(subject, numbers, _salt(seed, "transformed"), narrowed):
-        if left > 0 and "long" not in row:
-            filling = Filling(row, _offer(subject, row, number, narrowed), salt)
+    for row in _rows(subject, numbers, salt(seed, "transformed"), narrowed):
+        if left > 0 and not row.facts & _LONG:
+            filling = Filling(row.facts, offer_of(subject, row, _dtypes(subject, narrowed)), row.seed)
             if _is_supported(subject, filling, narrowed):
                 left -= 1
                 yield filling
@@ -375,11 +313,6 @@ def _is_supported(subject: Subject, draw: Draw, only: Restriction) -> bool:
     # Which rows see no key depends on the values. Only for such a dialect is a case chosen here, too.
     case = chosen(draw)
     return case is not None and not Trial(subject, case).unspecified
-
-
-def _salt(seed: int, *words: str) -> int:
-    """Return a separate seed for each purpose, so that more cases of one kind do not change the others."""
-    return zlib.crc32(" ".join((str(seed), *words)).encode())
 
 
 def _refuse_impossible(subject: Subject, only: Restriction) -> None:

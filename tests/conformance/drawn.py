@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import DTYPES
 from attest.conformance.drawing.covering import covering_rows
-from attest.conformance.drawing.recipes import Blocks, Offer, fillings, model
+from attest.conformance.drawing.recipes import fillings, model
+from attest.conformance.drawing.shapes import Blocks, Offer
 
 ROWS = covering_rows(model(), 2, seed=0)
 

@@ -158,7 +158,8 @@ def test_chunks_and_ranges_survive_json_and_shrink(pattern: str) -> None:
     assert {less.features for less in smallest(case)} >= {frozenset({name}) for name in case.features}
     assert find(simpler(case), lambda less: less.features == {"chunks"}).chunk_size == 1
     built = build(case).problem
-    ends = {"starts": {"kv_start"}, "ends": {"kv_end"}}.get(pattern, {"kv_start", "kv_end"})
+    alone = {"kv_start": pattern.startswith("starts"), "kv_end": pattern.endswith("ends")}
+    ends = {name for name, given in alone.items() if given} or {*alone}
     arrays, _ = shapes_of(case)
     for name in ("kv_start", "kv_end"):
         array = getattr(built, name)
@@ -166,11 +167,12 @@ def test_chunks_and_ranges_survive_json_and_shrink(pattern: str) -> None:
         if array is not None:
             assert (array.shape, array.dtype) == (arrays[name].shape, arrays[name].dtype)
             assert len(np.unique(array)) > 5
+            assert len(array) == (1 if pattern in ("starts", "shared ends") else 2)
     rows = np.arange(case.q_len)
     seen = [allowed(replace(built, chunk_size=None), STANDARD, batch, 0, rows) for batch in range(2)]
     unseen = ~np.any(seen, axis=(0, 1))
-    assert unseen[:6].all() == (pattern == "starts")
-    assert unseen[-6:].all() == (pattern == "ends")
+    assert unseen[:6].all() == alone["kv_start"]
+    assert unseen[-6:].all() == alone["kv_end"]
     assert (pattern == "scattered") == any((~each.any(axis=1)).any() for each in seen)
 
 
@@ -217,26 +219,39 @@ def test_an_offset_for_each_sequence_is_wrong_for_another_number_of_them() -> No
         replace(PADDED, batch=2, lengths=None)
 
 
+# What follows from a pattern: how many arrays of positions it has, whether all batch entries share them, the
+# steps from one token to the next if there is an order, and whether positions follow from the seed.
+POSITIONS = {
+    "shard": (True, {1}, True),
+    "far": (True, {1}, True),
+    "shuffled": (False, None, True),
+    "repeated": (False, {0, 1}, False),
+    "reversed": (False, {-1}, False),
+    "queries": (False, None, True),
+    "keys": (False, None, True),
+}
+
+
 @pytest.mark.parametrize("pattern", POSITION_PATTERNS)
 def test_positions(pattern: str) -> None:
-    """Every pattern hides some pairs of a causal call and shows others; two of them follow from the seed."""
+    """Every pattern hides some pairs of a causal call and shows others."""
+    shared, order, seeded = POSITIONS[pattern]
     case = replace(COORDINATES, positions=pattern, seed=3)
     problem = build(case).problem
-    q, k = problem.q_positions, problem.kv_positions
-    assert q is not None
-    assert k is not None
-    assert q.dtype == k.dtype == np.int32
-    assert (len(q), len(k)) == ((1, 1) if pattern == "shard" else (2, 2))
-    seen = k[:, None, :] <= q[:, :, None]
-    assert 0 < seen.mean() < 1
-    steps = np.diff(q, axis=1)
-    assert (steps == 1).all() == (pattern == "shard")
-    assert (steps == -1).all() == (pattern == "reversed")
-    assert (steps == 0).any() == (pattern == "repeated")
-    assert (k.min() > 0) == (pattern == "shard")
-    seeded = [build(replace(case, seed=seed)).problem.kv_positions for seed in range(3, 9)]
-    alike = all(np.array_equal(k, other) for other in seeded)
-    assert alike == (pattern in ("repeated", "reversed"))
+    given = {"q_positions": problem.q_positions, "kv_positions": problem.kv_positions}
+    found = {name: array for name, array in given.items() if array is not None}
+    assert {"queries": {"q_positions"}, "keys": {"kv_positions"}}.get(pattern, {*given}) == {*found}
+    for name, array in found.items():
+        assert array.dtype == np.int32
+        assert len(array) == (1 if shared else 2)
+        if order is not None:
+            assert set(np.diff(array, axis=1).flat) == order
+        if pattern == "far":
+            assert 2**30 - 1000 < array.min() <= array.max() < 2**30
+        again = [getattr(build(replace(case, seed=seed)).problem, name) for seed in range(3, 9)]
+        assert any(not np.array_equal(array, other) for other in again) == seeded
+    rows = np.arange(case.q_len)
+    assert 0 < allowed(problem, STANDARD, 0, 0, rows).mean() < 1
 
 
 def test_old_cases_keep_their_names() -> None:

@@ -12,14 +12,15 @@ import pytest
 
 from attest.conformance.cases.build import build
 from attest.conformance.cases.case import POSITION_PATTERNS, Case
-from attest.conformance.cases.features import COORDINATES, FEATURES
+from attest.conformance.cases.features import COORDINATES, FEATURES, NEEDS
 from attest.conformance.cases.shapes import shapes_of
 from attest.conformance.checks import all_checks
 from attest.conformance.drawing.coordinates import COORDINATES as DRAWN
 from attest.conformance.drawing.covering import covering_rows
-from attest.conformance.drawing.dice import Dice
+from attest.conformance.drawing.dice import Deck, Dice
 from attest.conformance.drawing.poison import poisoned
-from attest.conformance.drawing.recipes import Blocks, Offer, fillings, model
+from attest.conformance.drawing.recipes import fillings, model
+from attest.conformance.drawing.shapes import Blocks, Offer
 from attest.conformance.judging.contrast import neighbours
 from attest.conformance.judging.execute import call_of
 from attest.conformance.judging.trial import Trial
@@ -32,7 +33,7 @@ from attest.reference.problem import make_problem
 from attest.reference.semantics import STANDARD, Semantics
 
 CHECK = all_checks()["positions.shard"]
-offset_of = DRAWN["q_offset"]
+OF_TOKENS = {"q_offset", "positions"}
 Options = tuple[tuple[str, Any], ...]
 Spoil = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -262,10 +263,10 @@ def test_coordinates_are_drawn_for_those_who_declare_them() -> None:
     assert frozenset().union(*rows) >= set(COORDINATES)
     assert not any({"q_offset", "positions"} <= row for row in rows)
     offer = Offer("float32", blocks=Blocks(4, 8))
-    drawn = [fillings(row, offer, seed, 1)[0] for row in rows for seed in range(8)]
+    drawn = [fillings(row, offer, seed, 1)[0] for row in rows for seed in range(40)]
     assert all(row & set(COORDINATES) <= fillings(row, offer, 0, 1)[0].features for row in rows)
     assert {case.positions for case in drawn} == {None, *POSITION_PATTERNS}
-    assert all(case.causal for case in drawn if case.features & {"q_offset", "positions"})
+    assert all(case.features & set(NEEDS["q_offset"]) for case in drawn if case.features & OF_TOKENS)
     assert all(case.dropout for case in drawn if case.origin is not None)
     assert all(case.q_offset != case.kv_len - case.q_len for case in drawn)
     quick = load_profile("quick")
@@ -281,10 +282,14 @@ def test_coordinates_are_drawn_for_those_who_declare_them() -> None:
         subject(features=frozenset({"rotations"}))
 
 
+def offset_of(case: Case, seed: int) -> Any:
+    return DRAWN["q_offset"](case, frozenset(), Offer("float32"), Deck(0), Dice(seed, "row"))["q_offset"]
+
+
 @pytest.mark.parametrize("name", ["plain", "padded", "packed"])
 def test_offsets_are_drawn_for_each_sequence(name: str) -> None:
     case = CASES[name]
-    drawn = [offset_of(case, None, None, Dice(seed, "row"))["q_offset"] for seed in range(40)]
+    drawn = [offset_of(case, seed) for seed in range(40)]
     each = [offsets for offsets in drawn if isinstance(offsets, tuple)]
     assert 10 < len(each) < 30
     usual = case.kv_len - case.q_len
@@ -293,9 +298,7 @@ def test_offsets_are_drawn_for_each_sequence(name: str) -> None:
         assert usual not in offsets
         assert all(first != second for first, second in pairwise(offsets))
     one = replace(case, batch=1, lengths=None)
-    assert all(
-        isinstance(offset_of(one, None, None, Dice(seed, "row"))["q_offset"], int) for seed in range(40)
-    )
+    assert all(isinstance(offset_of(one, seed), int) for seed in range(40))
 
 
 def test_one_offset_for_all_sequences_is_a_neighbour() -> None:

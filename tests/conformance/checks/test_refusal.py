@@ -125,14 +125,14 @@ def test_a_call_without_the_arguments_of_coordinates_refuses_them() -> None:
 @pytest.mark.parametrize("feature", COORDINATES)
 def test_what_a_feature_needs_is_named_only_by_who_lacks_it(feature: str) -> None:
     """A kernel that refuses causal order has refused causal order, not the offset that it goes with."""
-    needed = ALL_FEATURES[NEEDS[feature]].arguments[0]
+    needed = ALL_FEATURES[NEEDS[feature][0]].arguments[0]
 
     def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
         raise NotImplementedError(f"no {needed}")
 
     name = f"refusal.undeclared_{feature}"
     assert planned(subject_of(call, features=frozenset()))[name].verdict is Verdict.UNSUPPORTED
-    declares = subject_of(call, features=frozenset({NEEDS[feature]}))
+    declares = subject_of(call, features=frozenset({NEEDS[feature][0]}))
     assert f"names {' or '.join(ALL_FEATURES[feature].arguments)}" in planned(declares)[name].message
 
 

@@ -1,5 +1,6 @@
 """Cases made of rows: they switch on what the row says, share a program, and reach what a user may give."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,11 @@ from attest.conformance.cases.case import Case
 from attest.conformance.cases.families import FAMILIES, usual_largest_logit
 from attest.conformance.cases.features import DTYPES, FEATURES
 from attest.conformance.drawing.covering import covering_rows
-from attest.conformance.drawing.dice import Dice
+from attest.conformance.drawing.dice import Deck, Dice
 from attest.conformance.drawing.poison import poisoned
-from attest.conformance.drawing.recipes import Blocks, Offer, class_of, drawing, fillings, model
+from attest.conformance.drawing.recipes import dealt, fillings, model
+from attest.conformance.drawing.shapes import Blocks, Offer, class_of
+from attest.conformance.drawing.tables import drawing
 from attest.conformance.judging.execute import call_of
 from tests.conformance.drawn import ROWS
 
@@ -64,7 +67,7 @@ def test_the_cases_of_a_row_are_compiled_once(row: frozenset[str], offer: Offer,
 @given(rows, offers, seeds)
 def test_a_case_is_as_large_as_its_class_allows(row: frozenset[str], offer: Offer, seed: int) -> None:
     (case,) = fillings(row, offer, seed, 1)
-    lengths = class_of(row)
+    lengths = class_of(row, "lengths")
     blocks = offer.blocks
     if lengths == "many":
         assert case.kv_len > 4 * (blocks.key if blocks else 32)
@@ -72,21 +75,30 @@ def test_a_case_is_as_large_as_its_class_allows(row: frozenset[str], offer: Offe
         assert case.q_len > (2 * blocks.query if blocks else 32)
     if lengths == "long":
         assert case.kv_len >= 1024
-    if lengths == "few" and not case.features & {"packed"}:
-        assert case.batch > 4
+    if lengths == "wide":
+        assert case.kv_len > 256
+    if lengths == "deep":
+        assert case.q_len > 256
+    budget = drawing()["budget"]["long" if lengths == "long" else "usual"]
+    few = case.batch <= 2 and case.q_heads <= 2
+    assert few or case.batch * case.q_heads * case.q_len * case.kv_len <= budget["logits"]
+    assert few or case.batch * case.q_heads <= budget["heads"]
 
 
 def planned(count: int) -> list[Case]:
     """The cases of some arrays, for a kernel that chooses its own blocks."""
     found: list[Case] = []
     for seed in range(count):
+        turns = Counter[str]()
         for number, row in enumerate(covering_rows(model(), 2, seed)):
-            found += fillings(row, Offer(DTYPES[number % 3]), 100 * seed + number, 3)
+            deck = Deck(seed, tuple(sorted((name, turns[name]) for name in dealt(row))))
+            turns.update(dealt(row))
+            found += fillings(row, Offer(DTYPES[number % 3], deck=deck), 100 * seed + number, 3)
     return found
 
 
-def test_every_value_of_the_tables_is_drawn() -> None:
-    cases = planned(8)
+def test_the_values_of_the_tables_are_drawn_in_a_few_arrays() -> None:
+    cases = planned(4)
     arguments = drawing()["arguments"]
     for field, table in (("sinks", "sinks"), ("segments", "segments"), ("dropout", "dropouts")):
         assert set(arguments[table]) <= {getattr(case, field) for case in cases}
@@ -96,6 +108,17 @@ def test_every_value_of_the_tables_is_drawn() -> None:
     assert set(FAMILIES) <= {case.family for case in cases}
     for field in ("mask_pattern", "bias_pattern", "segment_pattern", "mask", "bias"):
         assert len({getattr(case, field) for case in cases}) > 1
+
+
+def test_sizes_meet_that_small_constants_in_a_kernel_are_too_small_for() -> None:
+    cases = planned(3)
+    assert any(case.q_heads > 8 and case.kv_len > 256 for case in cases)
+    assert any(case.q_heads // case.kv_heads > 4 and case.kv_len > 256 for case in cases)
+    assert any(case.batch > 4 and case.kv_len > 256 for case in cases)
+    assert any(case.batch > 4 and case.q_len > 64 for case in cases)
+    assert any(case.q_len == 1 and case.kv_len > 256 for case in cases)
+    assert any(case.q_len > 512 for case in cases)
+    assert any(max(case.window[0] or 0, case.window[1] or 0) > 255 for case in cases if case.window)
 
 
 def test_windows_end_at_edges_of_blocks_and_beside_them() -> None:
@@ -173,6 +196,27 @@ def test_an_extreme_sink_weighs_nothing_and_is_finite() -> None:
         assert sinks is not None
         assert np.isfinite(sinks.astype(float)).all()
         assert sinks[0].astype(float) < -1e4 < sinks[1].astype(float)
+
+
+def test_each_option_is_dealt_before_one_comes_again() -> None:
+    options = range(5)
+    for round_ in range(3):
+        turns = range(5 * round_, 5 * round_ + 5)
+        assert sorted(Deck(3, (("a", turn),)).deal("a", "name", options) for turn in turns) == [*options]
+    assert Deck(3, (("a", 0),)).deal("a", "name", options, lambda option: option == 4) == 4
+    assert Deck(3).deal("a", "name", options, lambda _option: False) == 0
+    assert {Deck(seed).deal("a", "name", options) for seed in range(30)} == {*options}
+
+
+@given(seeds, st.integers(1, 300), st.integers(0, 2000))
+def test_a_spread_number_is_within_its_bounds(seed: int, low: int, beyond: int) -> None:
+    assert low <= Dice(seed, "test").spread("name", low, low + beyond) <= low + beyond
+
+
+def test_spread_numbers_are_small_and_large() -> None:
+    numbers = [Dice(seed, "test").spread("name", 1, 1000) for seed in range(400)]
+    assert sum(number < 16 for number in numbers) > 100
+    assert sum(number > 256 for number in numbers) > 40
 
 
 @given(seeds, st.integers(1, 50))
