@@ -14,7 +14,7 @@ from attest.conformance.drawing.dice import Dice
 Facts = frozenset[str]
 
 _OFF = "no "  # before a switch that a row must not hold
-_CANDIDATES = 6  # rows tried for each row taken: more make few rows fewer
+_CANDIDATES = 10  # rows tried for each row taken: more make few rows fewer
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Model:
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     excludes: tuple[Facts, ...] = ()
     also: tuple[Facts, ...] = ()
-    most: int = 5
+    most: int = 6
 
     def allows(self, facts: Facts) -> bool:
         """Return whether a row may hold these facts together."""

@@ -27,8 +27,11 @@ def draw_bias(_case: Case, row: Facts, _offer: object, deck: Deck, dice: Dice) -
     return {"bias": deck.deal("bias", "axes", BROADCAST_BIAS_AXES if shared else BIAS_AXES)}
 
 
-def draw_patterns(static: Case, dice: Dice) -> dict[str, Any]:
-    """Return what mask and bias hide: a third of the keys or of the rows is hidden by one of the two."""
+def draw_patterns(static: Case, deck: Deck, number: int, dice: Dice) -> dict[str, Any]:
+    """Return, for a filling by number, what mask and bias hide.
+
+    A third of the keys or of the rows is hidden by one of the two.
+    """
     changes: dict[str, Any] = {}
     # A window leaves rows few keys, which a third of them may hold; so does causal, at either end.
     thirds = ("middle",) if static.causal else ("first", "middle", "last")
@@ -40,7 +43,9 @@ def draw_patterns(static: Case, dice: Dice) -> dict[str, Any]:
         empty_rows = hides != "rows" and dice.chance("empty rows", 0.3)
         changes["empty_rows"] = empty_rows and own_axes(static.mask)[2]
     if static.bias is not None and static.kv_len > 2:
-        mild = dice.pick("bias", ("normal", "lowest", "large", "lowest rows"))
+        axes = static.bias
+        patterns = ("normal", "lowest", "large", "lowest rows")
+        mild = deck.deal("bias", f"pattern {number}", patterns, lambda pattern: has_pattern(pattern, axes))
         may_hide = by_bias and (hides != "rows" or (own_axes(static.bias)[2] and static.q_len > 2))
         pattern = hides if may_hide and dice.chance("bias hides a third", 0.5) else mild
         changes["bias_pattern"] = pattern if has_pattern(pattern, static.bias) else "normal"

@@ -19,7 +19,7 @@ from attest.conformance.drawing.intervals import INTERVALS
 from attest.conformance.drawing.pairs import draw_bias, draw_mask, draw_patterns
 from attest.conformance.drawing.shapes import Blocks, Offer, blocks_of, head_dim_from, sizes
 from attest.conformance.drawing.tables import drawing
-from attest.conformance.drawing.windows import draw_window, turn_of
+from attest.conformance.drawing.windows import dealt_as, draw_window
 
 _TRIES = 4
 _ROWS_OF_A_TILE = 64  # what a kernel keeps from one block of rows to the next shows only beyond them
@@ -51,16 +51,14 @@ def fillings(
     Of a few tries for each the first that `is_sensitive` accepts, or else the last.
     """
     dice, deck = Dice(seed, "row"), offer.deck or Deck(seed)
-    static = _static(row, offer, deck, dice)
+    static, blocks = _static(row, offer, deck, dice), blocks_of(row, offer, dice)
     groups = list(drawing()["families"])
     first = next((number for number, group in enumerate(groups) if group in row), 0)
     cases: list[Case] = []
     for number in range(count):
         group = groups[(first + number) % len(groups)]
-        tries = (
-            _filled(static, group, blocks_of(row, offer, dice), Dice(seed, f"filling {number} {attempt}"))
-            for attempt in range(_TRIES)
-        )
+        throws = (Dice(seed, f"filling {number} {attempt}") for attempt in range(_TRIES))
+        tries = (_filled(static, group, blocks, deck, number, throw) for throw in throws)
         cases.append(_first(tries, is_sensitive))
     return cases
 
@@ -102,8 +100,8 @@ def _cap(_case: Case, row: Facts, _offer: Offer, deck: Deck, _dice: Dice) -> dic
 
 
 def dealt(row: Facts) -> Facts:
-    """Return the names by which values are dealt to a row: its facts, and kinds of windows and caps."""
-    kinds = {"window": turn_of, "soft_cap": _caps}
+    """Return the names by which values are dealt to a row: facts, and kinds of windows, caps and scales."""
+    kinds = {"window": dealt_as, "soft_cap": _caps, "scale": _scales}
     return row | {kind(row) for feature, kind in kinds.items() if feature in row}
 
 
@@ -120,11 +118,13 @@ def _dropout(case: Case, _row: Facts, _offer: Offer, deck: Deck, _dice: Dice) ->
     }
 
 
+def _scales(row: Facts) -> str:
+    """Return which scales show in a row: 0 leaves no gradients of query and key, and a cap nothing to do."""
+    return "scales" if row & {"soft_cap", "window"} else "rare_scales"
+
+
 def _scale(_case: Case, row: Facts, _offer: Offer, deck: Deck, _dice: Dice) -> dict[str, Any]:
-    """Return a scale, not 0 beside features that the gradients of query and key must show."""
-    idle = row & {"soft_cap", "window", "causal"}
-    scales = drawing()["arguments"]["scales"]
-    return {"scale": deck.deal("scale", "scale", scales, lambda scale: scale != 0 or not idle)}
+    return {"scale": deck.deal(_scales(row), "scale", drawing()["arguments"][_scales(row)])}
 
 
 def _sinks(_case: Case, _row: Facts, offer: Offer, deck: Deck, _dice: Dice) -> dict[str, Any]:
@@ -171,7 +171,7 @@ _STATIC: dict[str, _Draw] = {
 }
 
 
-def _filled(static: Case, group: str, blocks: Blocks, dice: Dice) -> Case:
+def _filled(static: Case, group: str, blocks: Blocks, deck: Deck, number: int, dice: Dice) -> Case:
     """Return the case with values, and whatever else a compiled program takes as data."""
     families = drawing()["families"][group]
     if static.soft_cap is not None and static.soft_cap > max(drawing()["arguments"]["small_caps"]):
@@ -186,7 +186,7 @@ def _filled(static: Case, group: str, blocks: Blocks, dice: Dice) -> Case:
         "family": dice.pick("family", families),
         "seed": dice.between("seed", 1, 2**32 - 1),
     }
-    changes |= draw_patterns(static, dice)
+    changes |= draw_patterns(static, deck, number, dice)
     if static.segments is not None:
         mixed = static.window is not None or dice.chance("mixed segments", 0.6)
         changes["segment_pattern"] = "mixed" if mixed else "runs"

@@ -110,12 +110,16 @@ def _fewer(row: Facts, deck: Deck) -> Iterator[tuple[int, tuple[int, int]]]:
     name, kind = class_of(row, "heads"), "grouped" if "gqa" in row else "alike"
     options = [(q_heads, kv_heads) for q_heads, kv_heads in drawing()["heads"][name][kind]]
     heads = deck.deal(name, kind, options)
+    fewest_heads = min(heads, (2, 1) if kind == "grouped" else (2, 2))
+    if name != "many_heads":  # then it is for the batch entries that the row is there
+        yield entries[0], heads
+        yield entries[0], fewest_heads
     for batch in entries:
         yield batch, heads
     for others in sorted(options, reverse=True):
         yield entries[-1], others
     for batch in entries:
-        yield batch, min(heads, (2, 1) if kind == "grouped" else (2, 2))
+        yield batch, fewest_heads
     yield entries[-1], (2, 1) if kind == "grouped" else (1, 1)
 
 
@@ -164,7 +168,8 @@ def _many(blocks: Blocks, dice: Dice) -> tuple[int, int]:
 
 
 def _tall(blocks: Blocks, dice: Dice) -> tuple[int, int]:
-    q_len = dice.pick("count", (2, 3, 5)) * blocks.query + dice.pick("past", (1, 3, -1))
+    q = blocks.query
+    q_len = dice.pick("q_len", (2 * q + 1, 2 * q + 3, 3 * q - 1, 5 * q + 1))
     return max(q_len, 5), dice.pick("kv_len", (blocks.key + 1, 9, blocks.key - 1, 33))
 
 

@@ -7,21 +7,24 @@ from attest.conformance.drawing.covering import Facts
 from attest.conformance.drawing.dice import Deck, Dice
 from attest.conformance.drawing.shapes import Blocks, class_of
 
-# What a side is: None, open. "any": beyond some keys but not all, in half of the cases up to a block's edge
+# What a side is: None, open. "any": beyond some keys but not all, in most cases up to a block's edge
 # for the first row of every block of rows, or one beside it. "wide": beyond everything.
 _Side = str | None
 
-_ALONE: tuple[tuple[_Side, _Side], ...] = (
-    ("any", None),
-    ("zero", "any"),
-    (None, "any"),
-    ("any", "wide"),
-    ("any", "zero"),
-    ("wide", "any"),
-)
-# Causal order bounds the right side as well, which must not go unseen behind it.
-_CAUSAL: tuple[tuple[_Side, _Side], ...] = (("any", "any"), ("zero", None), ("any", "wide"), ("any", None))
-# Features that show only in rows of several keys.
+# The kinds of windows that are dealt to rows: by whether causal order bounds the right side as well, which
+# must not go unseen behind it, and whether a row has features that show only in rows of several keys.
+_KINDS: dict[str, tuple[tuple[_Side, _Side], ...]] = {
+    "window": (("zero", "zero"), ("any", "zero"), ("zero", "any"), (None, "zero")),
+    "window of several keys": (
+        ("any", None),
+        (None, "any"),
+        ("any", "wide"),
+        ("wide", "any"),
+        ("zero", "any"),
+    ),
+    "causal window": (("zero", None), ("any", "any")),
+    "causal window of several keys": (("any", "any"), ("any", "wide"), ("any", None)),
+}
 _WEIGHING = frozenset({"bias", "mask", "scale", "soft_cap", "alibi"})
 # Beyond what a byte holds.
 _FAR = 256
@@ -34,21 +37,20 @@ def draw_window(case: Case, row: Facts, sides: str, blocks: Blocks, deck: Deck, 
     most_left, most_right = case.kv_len // parts - 2, case.q_len // parts - 2
 
     def shows(pair: tuple[_Side, _Side]) -> bool:
-        """Return whether a window of this kind hides keys here, and leaves rows what their features need."""
+        """Return whether a window of this kind hides keys here."""
         left, right = pair
-        if left == "zero" and (case.causal or right == "zero"):
-            return not row & _WEIGHING
         binds_left = left == "zero" or (left == "any" and most_left >= 1)
         binds_right = not case.causal and (right == "zero" or (right == "any" and most_right >= 1))
         return binds_left or binds_right
 
-    kinds = _CAUSAL if case.causal else _ALONE
+    name = dealt_as(row)
+    kinds = _KINDS[name]
     if sides == "left":
         right = None if case.causal else "zero"
-        kinds = (("any", right), ("zero", right), ("any", right))
-    left, right = deck.deal(turn_of(row), "sides", kinds, shows)
+        kinds = (("any", right), ("any", right) if row & _WEIGHING else ("zero", right))
+    left, right = deck.deal(name, "sides", kinds, shows)
     least = _FAR if class_of(row, "lengths") in ("wide", "long") else 1
-    offset, align = case.kv_len - case.q_len, deck.deal(turn_of(row), "align", (0, -1, 1))
+    offset, align = case.kv_len - case.q_len, dice.pick("align", (0, -1, 1))
     wide = case.q_len + case.kv_len + dice.pick("beyond", (0, 1000))
     ends = (
         _bounded(dice, "left", offset + align, blocks.key, most_left, least),
@@ -58,17 +60,18 @@ def draw_window(case: Case, row: Facts, sides: str, blocks: Blocks, deck: Deck, 
     return {"window": tuple(size[side] for size, side in zip(sizes, (left, right), strict=True))}
 
 
-def turn_of(row: Facts) -> str:
-    """Return the name by which a row gets a window in its turn: windows of causal rows are dealt apart."""
-    return "causal window" if "causal" in row else "window alone"
+def dealt_as(row: Facts) -> str:
+    """Return the kinds of windows that a row is dealt one of."""
+    causal, several = "causal " if "causal" in row else "", " of several keys" if row & _WEIGHING else ""
+    return f"{causal}window{several}"
 
 
 def _bounded(dice: Dice, name: str, edge: int, block: int, most: int, least: int) -> int:
-    """Return a side of `least` to `most` tokens, in half of the cases whole blocks away from `edge`."""
+    """Return a side of `least` to `most` tokens, in most cases whole blocks away from `edge`."""
     most = max(most, 0)
     least = min(max(least, 1), max(most, 1))
     anywhere = min(dice.spread(f"{name} any", least, max(most, least)), most)
-    if dice.chance(f"{name} anywhere", 0.5):
+    if dice.chance(f"{name} anywhere", 0.3):
         return anywhere
     at_edge = anywhere - (anywhere - edge) % block
     return min(at_edge if at_edge >= 0 else at_edge + block, most)

@@ -102,7 +102,7 @@ def test_the_values_of_the_tables_are_drawn_in_a_few_arrays() -> None:
     arguments = drawing()["arguments"]
     for field, table in (("sinks", "sinks"), ("segments", "segments"), ("dropout", "dropouts")):
         assert set(arguments[table]) <= {getattr(case, field) for case in cases}
-    assert set(arguments["scales"]) <= {case.scale for case in cases}
+    assert {*arguments["scales"], *arguments["rare_scales"]} <= {case.scale for case in cases}
     assert set(arguments["dropout_seeds"]) <= {case.dropout_seed for case in cases}
     assert {*arguments["small_caps"], *arguments["large_caps"]} <= {case.soft_cap for case in cases}
     assert set(FAMILIES) <= {case.family for case in cases}
@@ -115,7 +115,7 @@ def test_sizes_meet_that_small_constants_in_a_kernel_are_too_small_for() -> None
     assert any(case.q_heads > 8 and case.kv_len > 256 for case in cases)
     assert any(case.q_heads // case.kv_heads > 4 and case.kv_len > 256 for case in cases)
     assert any(case.batch > 4 and case.kv_len > 256 for case in cases)
-    assert any(case.batch > 4 and case.q_len > 64 for case in cases)
+    assert any(case.batch > 1 and case.q_len > 256 for case in cases)
     assert any(case.q_len == 1 and case.kv_len > 256 for case in cases)
     assert any(case.q_len > 512 for case in cases)
     assert any(max(case.window[0] or 0, case.window[1] or 0) > 255 for case in cases if case.window)
@@ -125,7 +125,7 @@ def test_windows_end_at_edges_of_blocks_and_beside_them() -> None:
     """The first key that the first row sees, against blocks of 16."""
     edges = {
         (case.kv_len - case.q_len - case.window[0]) % 16
-        for case in planned(8)
+        for case in planned(12)
         if case.window is not None and case.window[0] is not None and not case.lengths
     }
     assert {0, 1, 15} <= edges
