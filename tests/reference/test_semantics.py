@@ -40,9 +40,7 @@ def test_the_standard_is_the_default() -> None:
 
 
 def test_options_are_those_of_a_problem() -> None:
-    """The kept weights are known only from a kernel: no call gets them."""
-    no_options = {"query", "key", "value", "dropout_keep"}
-    assert set(OPTIONS) == {field.name for field in fields(Problem)} - no_options
+    assert set(OPTIONS) == {field.name for field in fields(Problem)} - {"query", "key", "value"}
 
 
 def test_ignored_arguments_take_their_defaults() -> None:
