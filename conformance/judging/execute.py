@@ -105,8 +105,7 @@ def execute(subject: Subject, built: Built, tiling: int, gradients: bool = True)
     """
     call = call_of(built)
     wanted = differentiated(subject, call) if gradients else ()
-    # The last tiling is also that of index -1.
-    compiled = _compiled(_Hashable(subject), tiling % len(subject.tilings), call.options, wanted)
+    compiled = _compiled(_Hashable(subject), tiling, call.options, wanted)
     d_out, d_lse = built.cotangents.out, built.cotangents.lse
     assert d_lse is not None
     with blaming(subject):

@@ -36,20 +36,13 @@ def shrink(
 ) -> list[Result]:
     """Search the simpler cases of failures that begin with one case; return the simplest result of each.
 
-    After them come the other failures on the simplest cases, which show what else is wrong there.
-
     Each search judges at most `evaluations` cases, and shares what it computes with those after it. All of
     them end after `seconds`; a search that was cut off then is marked so. A failure of semantics stays one of
     semantics. A failure of precision may become one of semantics on a simpler case. A case that is not
     sensitive enough to show a defect does not count: it must pass once the kernel is fixed.
     """
     shared = _Judged(subject, tuple(failure.result.check for failure in failures), time.monotonic() + seconds)
-    found = [_search(shared, failure, evaluations) for failure in failures]
-    every = {(each.check, each.case): each for each in found}
-    for each in found:
-        for other in shared.failures(each.case):
-            every.setdefault((other.check, other.case), replace(other, cut=each.cut))
-    return list(every.values())
+    return [_search(shared, failure, evaluations) for failure in failures]
 
 
 class _Judged:
@@ -69,15 +62,9 @@ class _Judged:
             self._found[case] = {each.check: each for each in judge(self.subject, case, self._checks)}
         return self._found[case][check]
 
-    def failures(self, case: Case) -> list[Result]:
-        """Return the failures on a case that was judged."""
-        return [each for each in self._found.get(case, {}).values() if each.verdict is Verdict.FAIL]
-
 
 def _search(judged: _Judged, failure: Failure, evaluations: int) -> Result:
     failing = simplest = failure.result
-    # The index of the only tiling may be 0 and -1.
-    begin = replace(failing.case, tiling=0) if len(judged.subject.tilings) == 1 else failing.case
     known: dict[Case, bool] = {failing.case: True}
     needs_contrast = all_checks()[failing.check].needs_contrast
 
@@ -104,8 +91,8 @@ def _search(judged: _Judged, failure: Failure, evaluations: int) -> Result:
             raise _StillFailsError
 
     try:
-        if not any(map(fails, islice(smallest(begin), evaluations // 4))):
-            reduced(begin, fails)
+        if not any(map(fails, islice(smallest(failing.case), evaluations // 4))):
+            reduced(failing.case, fails)
         with suppress(_StillFailsError):
             try_values(search, simpler(simplest.case), evaluations, 0, [Phase.generate, Phase.shrink])
     except _Late:
