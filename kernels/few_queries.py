@@ -2,12 +2,12 @@
 
 A tile of the matrix unit has 64 rows or more. Where a call has a few queries, the query heads that read one
 key head become rows of one tile, so that keys and values are read once for all of them. And where there are
-fewer tiles than multiprocessors, each takes a part of the keys. `merge` makes their sums one.
+fewer tiles than multiprocessors, each takes a part of the keys, and `numerics/partial.py` merges the sums.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,23 +17,12 @@ from attest.kernels.call.call import Call
 from attest.kernels.call.positions import Positions
 from attest.kernels.contract import Forward
 from attest.kernels.numerics.exponents import LOG2E
+from attest.kernels.numerics.partial import Partial, merge_sums
 from attest.kernels.visibility.intervals import Rows
 
 _LN2 = 1.0 / LOG2E
 # Up to so many rows, the query heads of a key head are packed.
 _ROWS = 64
-
-
-class Partial(NamedTuple):
-    """Sums over a part of the keys, all float32: of a row, exp2(bits - reference) * value and its norm.
-
-    total: [P, B, H, S, Dv], a part after the other. norm: [P, B, H, S]. reference: [P, B, H, S], in bits,
-    -inf where a row sees no key of the part.
-    """
-
-    total: jax.Array
-    norm: jax.Array
-    reference: jax.Array
 
 
 def has_few_queries(call: Call) -> bool:
@@ -104,22 +93,12 @@ def _packed_pairs(x: jax.Array | None, rows: int, group: int) -> jax.Array | Non
     return x if length == 1 else jnp.tile(x, (1, 1, group, 1))
 
 
-def merge(parts: Partial) -> Partial:
-    """Return the sums over all parts as one part: relative to the largest reference."""
-    largest = parts.reference.max(axis=0, keepdims=True)
-    # Where a row sees nothing in any part its sums are 0, and stay it.
-    known = jnp.where(largest == -jnp.inf, jnp.float32(0), largest)
-    weight = jnp.exp2(parts.reference - known)
-    total = (parts.total * weight[..., None]).sum(axis=0, keepdims=True)
-    return Partial(total, (parts.norm * weight).sum(axis=0, keepdims=True), largest)
-
-
 def finish(parts: Partial, call: Call, dtype: Any) -> Forward:
     """Return the forward pass of the call whose heads were packed: normalised, and with its sinks.
 
     dtype: of out.
     """
-    merged = merge(parts)
+    merged = merge_sums(parts)
     group = call.query.shape[2] // call.key.shape[2]
     total, norm, reference = (_unpacked(x[0], group) for x in merged)
     row_max, largest = reference * _LN2, reference

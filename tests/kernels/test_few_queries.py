@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from attest.kernels import xla
 from attest.kernels.call.call import Call, check_call
-from attest.kernels.few_queries import Partial, finish, merge, pack_heads
+from attest.kernels.few_queries import finish, pack_heads
 from attest.kernels.numerics.exponents import LOG2E
+from attest.kernels.numerics.partial import Partial, merge_sums
 from attest.kernels.pallas.mosaic_gpu.blocks import choose_parts
 from attest.kernels.visibility.intervals import Rows, describe_rows, visible_tile
 
@@ -132,7 +133,7 @@ def test_values_that_are_not_finite_stay_so_where_they_are_seen() -> None:
 def test_a_part_that_a_row_does_not_see_has_no_weight() -> None:
     sums = jnp.array([1.0, 0.0])[:, None, None, None]
     reference = jnp.array([0.0, -jnp.inf])[:, None, None, None]
-    merged = merge(Partial(jnp.repeat(sums[..., None], 4, axis=-1), sums, reference))
+    merged = merge_sums(Partial(jnp.repeat(sums[..., None], 4, axis=-1), sums, reference))
     np.testing.assert_array_equal(merged.total[0, 0, 0, 0], np.ones(4))
     assert merged.norm.item() == 1.0
     assert merged.reference.item() == 0.0

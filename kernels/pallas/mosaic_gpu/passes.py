@@ -21,8 +21,9 @@ from attest.kernels.contract import (
     check_blocks,
     check_precision,
 )
-from attest.kernels.few_queries import Partial, finish, has_few_queries, pack_heads
+from attest.kernels.few_queries import finish, has_few_queries, pack_heads
 from attest.kernels.numerics.exponents import LOG2E, in_units
+from attest.kernels.numerics.partial import Partial
 from attest.kernels.numerics.row_terms import RowTerms
 from attest.kernels.pallas.mosaic_gpu.blocks import (
     BackwardBlocks,

@@ -202,7 +202,7 @@ class Results:
 
     normalize: bool  # out is divided by the sum of its weights
     exact_reference: bool  # weights are relative to the maximum of their row, not to a number close to it
-    partial: bool = False  # the forward kernel returns a part's sums, as `few_queries.Partial` has them
+    partial: bool = False  # the forward kernel returns a part's sums, as `numerics.partial.Partial` has them
     unrounded: bool = False  # as `attest.kernels.contract.Settings` has it
 
 

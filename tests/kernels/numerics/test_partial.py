@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from attest.kernels.call.call import Call, check_call
 from attest.kernels.contract import Backward, Forward, Passes, Settings
 from attest.kernels.differentiate import attend
-from attest.kernels.few_queries import Partial, merge
 from attest.kernels.implementations import IMPLEMENTATIONS
-from attest.kernels.numerics.partial import merge_parts
+from attest.kernels.numerics.partial import Partial, merge_parts, merge_sums
 from attest.kernels.numerics.row_terms import RowTerms, row_terms
 from attest.kernels.pallas import tpu
 from attest.kernels.visibility.intervals import hides_pairs
@@ -314,12 +313,12 @@ def test_a_merge_is_that_of_float64(lses: list[float]) -> None:
 
 
 def test_the_merge_of_sums_is_that_of_normalised_results() -> None:
-    """`few_queries.merge` takes sums in bits, `merge_parts` what an implementation returns."""
+    """`merge_sums` takes sums in bits, `merge_parts` what an implementation returns."""
     shape = (3, BATCH, HEADS, Q)
     norm = jnp.asarray(RNG.uniform(0.5, 2, shape), jnp.float32)
     bits = jnp.asarray(RNG.normal(size=shape), jnp.float32)
     total = jnp.asarray(RNG.normal(size=(*shape, VALUE_DIM)), jnp.float32)
-    sums = merge(Partial(total, norm, bits))
+    sums = merge_sums(Partial(total, norm, bits))
     outs = (total / norm[..., None]).swapaxes(2, 3)
     out, lse = merge_parts(outs, bits * SCALE + jnp.log(norm))
     np.testing.assert_allclose(out.swapaxes(1, 2), sums.total[0] / sums.norm[0][..., None], **TOLERANCE)
