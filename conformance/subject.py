@@ -31,6 +31,9 @@ Sinks = Literal["any", "shared", "per_head"]
 GradientDtype = Literal["input", "float32"]
 Mesh = Literal["explicit", "automatic"]
 
+# Features that place a call's weights among the counters of a known generator (S12).
+_COUNTED = frozenset({"origin", "shared_dropout"})
+
 # The name of a field, what was got, whether it is right, and what was expected.
 type _Declared = tuple[str, object, bool, str]
 
@@ -259,6 +262,12 @@ class Subject:
                 f"some of {list(ALL_FEATURES)} that are not among its features",
             ),
             _one_of("gradient_dtype", self.gradient_dtype, GradientDtype),
+            (
+                "features",
+                sorted(self.features & _COUNTED),
+                self.semantics.dropout != "own_generator" or not self.features & _COUNTED,
+                "none of them with Semantics(dropout='own_generator'), whose counters are not known",
+            ),
         )
 
     def why_not_here(self, backend: str) -> str | None:

@@ -52,6 +52,9 @@ type KVRange = Annotated[NDArray[Any], "Int #B Sq"]
 type AlibiSlopes = Annotated[NDArray[Any], "Float32 Hq"] | Annotated[NDArray[Any], "Float32 #B Hq"]
 """What a logit loses for each position between row and key, by query head (S25)."""
 
+type KeptWeights = Annotated[NDArray[Any], "Bool B Hq Sq Sk"]
+"""The weights that dropout keeps, where they are not drawn by S12."""
+
 type OutCotangent = Annotated[NDArray[Any], "Float B Sq Hq Dv"]
 """The cotangent of out."""
 

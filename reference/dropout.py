@@ -23,8 +23,8 @@ SHARED = (None, "b", "h", "bh")
 Words = NDArray[np.uint32]
 
 
-def check_dropout(options: Mapping[str, Any]) -> None:
-    """Check the options of dropout. Raises ValueError that names the option."""
+def check_dropout(options: Mapping[str, Any], shape: tuple[int, int, int, int]) -> None:
+    """Check the options of dropout for weights [B, Hq, Sq, Sk]. Raises ValueError that names the option."""
     rate, seed = options.get("dropout_prob", 0.0), options.get("dropout_seed")
     if not 0 <= rate < 1:
         raise ValueError(f"dropout_prob: got {rate}, expected a probability in [0, 1)")
@@ -36,6 +36,9 @@ def check_dropout(options: Mapping[str, Any]) -> None:
     shared = options.get("dropout_shared")
     if not (shared is None or (isinstance(shared, str) and shared in SHARED)):
         raise ValueError(f"dropout_shared: got {shared!r}, expected 'b', 'h', 'bh' or None")
+    keep = options.get("dropout_keep")
+    if keep is not None and (keep.dtype != np.bool_ or keep.shape != shape):
+        raise ValueError(f"dropout_keep: got {keep.dtype} {keep.shape}, expected bool {shape}")
 
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, ...]:
@@ -79,8 +82,11 @@ def keep_mask(
     chunk_keys: the standard within a chunk of keys, j counted from its start, with the chunk's number
         added to the key's high word.
 
-    Raises ValueError for a linear offset with an origin: it would need the shape of the whole array.
+    Raises ValueError for a linear offset with an origin: it would need the shape of the whole array. And for
+    own_generator, of which no counter is known.
     """
+    if semantics.dropout == "own_generator":
+        raise ValueError("dropout_keep: got None, expected the kept weights, since no generator is known")
     if shared is not None and "b" in shared:
         batch, origin = 0, (0, *origin[1:])
     if semantics.dropout == "shared_heads" or (shared is not None and "h" in shared):

@@ -15,6 +15,7 @@ from attest.reference.annotations import (
     AttentionMask,
     Bias,
     CumSeqlens,
+    KeptWeights,
     Key,
     KVPositions,
     KVRange,
@@ -50,6 +51,7 @@ class Problem:
     q_segment_ids [B, Sq], kv_segment_ids [B, Sk]: int. cum_seqlens_q, cum_seqlens_k: int32 [n + 1].
     softmax_aux: float [sinks] or [1, sinks], which all heads share, or [Hq, sinks].
     dropout_shared: "b", "h" or "bh", the batch entries and heads that one mask of dropout serves; or None.
+    dropout_keep: bool [B, Hq, Sq, Sk], the weights that dropout keeps, where no seed says so.
     sliding_window: (left, right), None where unbounded.
     q_offset: int, or int [B], one a sequence; None: the last query stands where the last key does.
     q_positions: int [B|1, Sq]. kv_positions: int [B|1, Sk]. None: as tokens are counted in their sequence.
@@ -68,6 +70,7 @@ class Problem:
     dropout_prob: float = 0.0
     dropout_seed: int | None = None
     dropout_shared: str | None = None
+    dropout_keep: KeptWeights | None = None
     causal: bool = False
     cum_seqlens_q: CumSeqlens | None = None
     cum_seqlens_k: CumSeqlens | None = None
@@ -156,7 +159,7 @@ def make_problem(query: Query, key: Key, value: Value, **options: Any) -> Proble
     canonical["attention_mask"] = _check_mask(options.get("attention_mask"), shape)
     _check_bias(options.get("bias"), shape)
     _check_scalars(options)
-    check_dropout(options)
+    check_dropout(options, shape)
     # A NumPy scalar of a narrower type would round what it is multiplied with.
     for name, python in (
         ("softmax_scale", float),

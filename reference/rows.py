@@ -296,5 +296,8 @@ def _dropout(problem: Problem, semantics: Semantics, batch: int, head: int, rows
     shape = (problem.batch, problem.q_heads, problem.q_len, problem.kv_len)
     seed, rate = problem.dropout_seed, problem.dropout_prob
     shared = problem.dropout_shared
-    kept = keep_mask(semantics, seed, rate, batch, head, rows, shape, problem.origin, shared)
-    return kept / (1.0 - problem.dropout_prob)
+    if problem.dropout_keep is not None:
+        kept = problem.dropout_keep[batch, head, rows]
+    else:
+        kept = keep_mask(semantics, seed, rate, batch, head, rows, shape, problem.origin, shared)
+    return kept / (1.0 - rate)

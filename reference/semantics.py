@@ -64,7 +64,8 @@ class Semantics:
         not judged.
     sinks (S11): sink logits enter the normaliser as given, or capped like the others.
     dropout (S12): how the Philox counter is formed, see `attest.reference.dropout`; `dropout_chunk` is the
-        number of keys that share a generator key where it is split per chunk.
+        number of keys that share a generator key where it is split per chunk. "own_generator": no counter
+        is known, and a problem gives the kept weights.
     lse_base (S13): the logarithm of lse.
     gradients, lse_gradient (S14): the inputs that the kernel differentiates, and whether the cotangent of
         lse counts.
@@ -87,7 +88,9 @@ class Semantics:
     segments: Literal["non_negative", "equality"] = "non_negative"
     empty_rows: Literal["zero", "mean_of_values", "nan", "unspecified"] = "zero"
     sinks: Literal["as_given", "capped"] = "as_given"
-    dropout: Literal["philox_tile", "linear_offset", "shared_heads", "chunk_keys"] = "philox_tile"
+    dropout: Literal["philox_tile", "linear_offset", "shared_heads", "chunk_keys", "own_generator"] = (
+        "philox_tile"
+    )
     dropout_chunk: int = 128
     lse_base: Literal["natural", "two"] = "natural"
     gradients: frozenset[str] = frozenset(GRADIENTS)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from attest.conformance.cases.build import Built
 from attest.conformance.checks import Check, Finding, held_to_oracle
 from attest.conformance.judging.execute import execute
+from attest.conformance.judging.kept_weights import showing
 from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import TRANSFORMED
 from attest.conformance.record import Verdict
@@ -171,29 +172,6 @@ def kept(trial: Trial, keys: slice) -> Array:
     built = showing(trial.built, keys)
     out = execute(trial.subject, built, trial.case.tiling, gradients=False)["out"]
     return out[..., : keys.stop - keys.start].astype(np.float64) != 0
-
-
-def showing(built: Built, keys: slice) -> Built:
-    """Return a call whose out shows which of some keys each row sees and keeps: one for each channel.
-
-    Queries are zero, so that no weight is too small to show.
-    """
-    problem = built.problem
-    value = np.zeros_like(problem.value)
-    columns = np.arange(keys.start, keys.stop)
-    value[:, columns, :, columns - keys.start] = 1
-    bias, aux = problem.bias, problem.softmax_aux
-    if bias is not None:
-        bias = np.where(np.isneginf(bias.astype(np.float64)), bias, np.zeros_like(bias))
-    shown = replace(
-        problem,
-        query=np.zeros_like(problem.query),
-        key=np.zeros_like(problem.key),
-        value=value,
-        bias=bias,
-        softmax_aux=None if aux is None else np.zeros_like(aux),
-    )
-    return replace(built, problem=shown)
 
 
 def pattern_keys(problem: Problem) -> Iterator[slice]:

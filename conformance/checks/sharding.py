@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from attest.conformance.cases.build import Built
 from attest.conformance.cases.case import Case
 from attest.conformance.checks import Check, Finding, held_to_oracle
-from attest.conformance.checks.positions import kept, pattern_keys, showing
+from attest.conformance.checks.positions import kept, pattern_keys
 from attest.conformance.judging.execute import (
     blaming,
     call_of,
@@ -27,6 +27,7 @@ from attest.conformance.judging.execute import (
     forward_and_gradients,
     to_numpy,
 )
+from attest.conformance.judging.kept_weights import showing
 from attest.conformance.judging.trial import Trial
 from attest.conformance.kinds import SHARDED
 from attest.conformance.record import Verdict

@@ -49,8 +49,10 @@ def neighbours(problem: Problem, semantics: Semantics) -> Iterator[tuple[str, Pr
     if problem.logits_soft_cap is not None:
         yield "soft_cap", replace(problem, logits_soft_cap=None)
     if problem.dropout_prob > 0 and problem.dropout_seed is not None:
-        for bit in _SEED_BITS:
+        for bit in _SEED_BITS if problem.dropout_keep is None else ():
             yield "dropout", replace(problem, dropout_seed=problem.dropout_seed ^ bit)
+        if problem.dropout_keep is not None:
+            yield "dropout", replace(problem, dropout_keep=np.roll(problem.dropout_keep, 1, axis=3))
         if problem.dropout_shared is not None:
             yield "shared_dropout", replace(problem, dropout_shared=None)
             for less in _less_shared(problem):

@@ -20,11 +20,13 @@ from attest.conformance.judging.contrast import (
     neighbourhood,
 )
 from attest.conformance.judging.execute import Plain, call_plainly, execute
+from attest.conformance.judging.kept_weights import kept_forward
 from attest.conformance.subject import Subject
 from attest.reference.defined import cap_in_range, logits_fit, scale_in_range
 from attest.reference.error_model import Prediction, predict
 from attest.reference.numerics import Numerics, coarse
 from attest.reference.oracle import OUTPUTS, Answer, attention
+from attest.reference.problem import Problem
 from attest.reference.semantics import Semantics
 
 # A case is chosen, judged and used once more, with few others in between.
@@ -55,10 +57,27 @@ class Trial:
         """The arithmetic that the subject declares for this case."""
         return self.subject.numerics(self.case.dtype, self.subject.tilings[self.case.tiling])
 
+    @property
+    def own_dropout(self) -> bool:
+        """Whether the case has dropout by a generator that only the subject knows (S12)."""
+        return self.case.dropout > 0 and self.subject.semantics.dropout == "own_generator"
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The problem that the oracle answers: with the weights that the subject keeps by its own generator.
+
+        Raises SubjectError.
+        """
+        if not self.own_dropout:
+            return self.built.problem
+        return replace(
+            self.built.problem, dropout_keep=kept_forward(self.subject, self.built, self.case.tiling)
+        )
+
     @cached_property
     def answer(self) -> Answer:
         """The exact outputs and gradients."""
-        return attention(self.built.problem, self.subject.semantics, self.built.cotangents)
+        return attention(self.problem, self.subject.semantics, self.built.cotangents)
 
     @cached_property
     def predictions(self) -> dict[str, Prediction]:
@@ -76,16 +95,18 @@ class Trial:
         return self._predict(coarse(self.numerics), repeats=False)
 
     def _predict(self, numerics: Numerics, repeats: bool) -> dict[str, Prediction]:
-        built = self.built
-        return predict(built.problem, self.subject.semantics, numerics, built.cotangents, repeats=repeats)
+        return predict(self.problem, self.subject.semantics, numerics, self.built.cotangents, repeats=repeats)
 
     @cached_property
     def blind_spots(self) -> tuple[str, ...]:
         """The features that the case cannot show; empty where it can show any defect."""
         semantics = self.subject.semantics
         names = OUTPUTS if self.subject.returns_lse else OUTPUTS[:1]
-        # The exact answer does not depend on the tiling.
-        near = _neighbourhood(replace(self.case, tiling=0), semantics, self.subject.limits.seed_bits)
+        if self.own_dropout:
+            near = neighbourhood(self.problem, semantics)
+        else:
+            # The exact answer does not depend on the tiling.
+            near = _neighbourhood(replace(self.case, tiling=0), semantics, self.subject.limits.seed_bits)
         # Predictions of only out and lse take little time, if nothing has been judged yet.
         known = vars(self).get("predictions")
         return blind_spots(

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attest.reference.dropout import keep_mask, philox4x32
+from attest.reference.oracle import Cotangents, attention
+from attest.reference.problem import Problem, make_problem
 from attest.reference.semantics import STANDARD, Semantics
 from tests.reference import second_pairs
 
@@ -163,6 +165,30 @@ class TestSharing:
     def test_rows_of_one_entry_have_masks_of_their_own(self, shared: str | None) -> None:
         """Packed sequences are rows of one batch entry: they differ whatever is shared."""
         assert len(np.unique(self.masks(shared)[0, 0], axis=0)) == self.SHAPE[2]
+
+
+class TestGivenWeights:
+    """Weights of a generator that is not known."""
+
+    OWN = Semantics(dropout="own_generator")
+
+    def problem(self) -> Problem:
+        query, key, value = np.random.default_rng(0).standard_normal((3, 2, 5, 2, 4)).astype(np.float32)
+        return make_problem(query, key, value, dropout_prob=0.5, dropout_seed=3)
+
+    def test_the_oracle_drops_the_given_weights(self) -> None:
+        problem = self.problem()
+        rows, shape = np.arange(5), (2, 2, 5, 5)
+        keep = [[keep_mask(STANDARD, 3, 0.5, b, h, rows, shape) for h in range(2)] for b in range(2)]
+        given = replace(problem, dropout_keep=np.array(keep), dropout_seed=4)
+        cotangents = Cotangents(problem.value)
+        expected = attention(problem, STANDARD, cotangents).items()
+        for name, array in attention(given, self.OWN, cotangents).items().items():
+            np.testing.assert_array_equal(array, expected[name])
+
+    def test_a_generator_that_is_not_known_draws_nothing(self) -> None:
+        with pytest.raises(ValueError, match="dropout_keep: got None, expected the kept weights"):
+            attention(self.problem(), self.OWN)
 
 
 class TestThreshold:

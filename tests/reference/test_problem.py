@@ -74,6 +74,8 @@ OPTIONS_REFUSED = [
     ({"dropout_shared": ""}, "dropout_shared: got ''"),
     ({"dropout_shared": True}, "dropout_shared: got True"),
     ({"dropout_shared": ["b"]}, r"dropout_shared: got \['b'\]"),
+    ({"dropout_keep": np.ones((2, 4, 3, 5), bool)}, r"dropout_keep: got bool \(2, 4, 3, 5\), expected bool"),
+    ({"dropout_keep": np.ones((2, 4, 3, 6))}, "dropout_keep: got float64"),
     ({"sliding_window": -1}, "sliding_window: got -1"),
     ({"sliding_window": (0, -2)}, "sliding_window: got"),
     ({"sliding_window": (1,)}, "sliding_window: got"),

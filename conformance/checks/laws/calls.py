@@ -27,6 +27,16 @@ def repeat_seconds() -> float:
     return _numbers()["repeat_seconds"]
 
 
+def difference_reach() -> float:
+    """Return how far a step of a directional difference moves the logits of a row apart, at most."""
+    return _numbers()["difference_reach"]
+
+
+def mapped_arguments() -> int:
+    """Return over how many arguments of a case the law of vmap maps."""
+    return int(_numbers()["mapped_arguments"])
+
+
 def repeats(trial: Trial) -> Rewrite:
     """Call again, many times."""
     return Rewrite((Called(trial.built),) * int(_numbers()["repeats"]), ())

@@ -24,6 +24,8 @@ NAMES = ("out", "lse", *GRADIENTS)
 
 # Fields of a Semantics on which no law depends.
 _FREE = frozenset({"gradients", "lse_gradient", "deterministic", "hidden_nonfinite", "row_max_gradient"})
+# Choices that no law sees: it is judged neither on rows that see no key, nor with dropout.
+_UNJUDGED = frozenset({"unspecified", "own_generator"})
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,15 @@ class Called:
     """One call: its arrays, and how it runs.
 
     tiling: None is that of the case. clean: the same call without the NaN that nothing may depend on, from
-    which its bounds are predicted; None if it has none. before: runs before the call.
+    which its bounds are predicted; None if it has none. before: runs before the call. run: makes the call in
+    another way than `execute`.
     """
 
     built: Built
     tiling: int | None = None
     clean: Built | None = None
     before: Callable[[], None] = lambda: None
+    run: Callable[[], Outputs] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Equation:
 
     output: of the first call, which the left side shows. source: an output that the other calls must have.
     right_bound: from the outputs and from their bounds to the bound of the right side, if it is not linear.
+    where: tells the equations of one output apart in a message.
     """
 
     output: str
@@ -53,6 +58,7 @@ class Equation:
     right: Side
     source: str | None = None
     right_bound: Callable[[Sequence[Outputs], Sequence[Outputs]], Array] | None = None
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ def _dialect(semantics: Semantics) -> tuple[str, ...]:
         for name in Semantics.__dataclass_fields__
         if name not in _FREE
         and getattr(semantics, name) != getattr(STANDARD, name)
-        and not (name == "empty_rows" and semantics.empty_rows == "unspecified")
+        and getattr(semantics, name) not in _UNJUDGED
     )
 
 

@@ -5,7 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from attest.conformance.cases.case import Case
-from attest.conformance.checks.laws import calls, independence, linear, options, sequences
+from attest.conformance.checks.laws import (
+    calls,
+    differences,
+    independence,
+    linear,
+    options,
+    sequences,
+    vmapped,
+)
 from attest.conformance.checks.laws.law import Law
 
 
@@ -197,6 +205,15 @@ LAWS = (
         applies=calls.needs_gradients("query", "key"),
     ),
     Law(
+        "directional_differences",
+        ("S14",),
+        "the gradient along a direction equals the difference of out and lse along it",
+        differences.differences,
+        off=_features("soft_cap unnormalized"),
+        case=_with(dtype="float32", family="normal"),
+        applies=differences.why_not,
+    ),
+    Law(
         "constant_value",
         ("S1",),
         "out is the value that all keys share, in every row that sees a key",
@@ -279,6 +296,13 @@ LAWS = (
         calls.tilings,
         any_dialect=True,
         applies=calls.needs_tilings,
+    ),
+    Law(
+        "vmap",
+        ("S22",),
+        "a map over one argument equals a loop over it",
+        vmapped.vmapped,
+        any_dialect=True,
     ),
     Law(
         "repeats",

@@ -96,6 +96,15 @@ def test_dropout_that_both_share_has_a_neighbour_for_each(sizes: dict[str, Any],
     assert found == others
 
 
+def test_weights_of_a_generator_that_is_not_known_have_others_as_neighbours() -> None:
+    problem = build(replace(PLAIN, dropout=0.5)).problem
+    shape = (problem.batch, problem.q_heads, problem.q_len, problem.kv_len)
+    keep = np.arange(np.prod(shape)).reshape(shape) % 3 > 0
+    given = replace(problem, dropout_keep=keep)
+    found = [x.dropout_keep for name, x in neighbours(given, STANDARD) if name == "dropout"]
+    np.testing.assert_array_equal(found, [np.roll(keep, 1, axis=3)])
+
+
 @pytest.mark.parametrize("entry", load_corpus(), ids=lambda entry: entry.name)
 def test_known_bugs_can_be_told(entry: Any) -> None:
     assert is_sensitive(entry.case)
