@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,8 +64,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if not found and not config.option.file_or_dir:
                 raise pytest.UsageError(f"tests/nightly.toml: {pattern!r} is the id of no test")
         staying = {item for pattern in group.get("stay", ()) for item in patterns[pattern]}
-        for item in {item for pattern in group["tests"] for item in patterns[pattern]} - staying:
+        moved = {item: None for pattern in group["tests"] for item in patterns[pattern]}
+        if "every" in group:
+            staying.update(_sample(moved, group["every"]))
+        for item in moved.keys() - staying:
             item.add_marker("nightly")
+
+
+def _sample(items: Iterable[pytest.Item], every: int) -> Iterator[pytest.Item]:
+    """Yield the first of the tests of each function, and each so many after it."""
+    counted = Counter[str]()
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        if counted[function] % every == 0:
+            yield item
+        counted[function] += 1
 
 
 def _matching(pattern: str, items: list[pytest.Item]) -> list[pytest.Item]:

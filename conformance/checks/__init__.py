@@ -85,16 +85,14 @@ def _measured(trial: Trial, name: str, got: NDArray[Any], want: NDArray[np.float
     """Measure one output, with repeated roundings where independent ones do not explain its errors.
 
     Their prediction takes fifteen times as long. It leaves the bound as it is, so that an output outside of
-    the bound that no loss of precision explains is wrong without it.
+    the bound fails without it; its other judgements are then those of independent roundings.
     """
     measurement = measure(name, got, want, trial.predictions[name], trial.case)
     if not measurement.broken:
         return measurement
-    semantic = beyond_precision(got, want, trial.coarse_predictions[name])
-    explained = semantic and "bound" in measurement.broken
-    if not explained and set(measurement.broken) - {"bound"}:
+    if "bound" not in measurement.broken:
         measurement = measure(name, got, want, trial.repeated_predictions[name], trial.case)
-    if measurement.broken and semantic:
+    if measurement.broken and beyond_precision(got, want, trial.coarse_predictions[name]):
         measurement = replace(measurement, broken=(*measurement.broken, "semantics"))
     return measurement
 

@@ -191,7 +191,7 @@ class RunOptions:
     def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
         """Return the request of these options. Raises UsageError."""
         from attest.conformance.process.limits import limits
-        from attest.conformance.running.environment import declared_blocks, environment
+        from attest.conformance.running.environment import declared_blocks, environment, kernel_files
         from attest.conformance.running.expectations import load_expectations
         from attest.conformance.running.gate import why_not_here
         from attest.conformance.running.plan import load_profile
@@ -225,6 +225,7 @@ class RunOptions:
                 **here,
                 "skipped": dict(skipped or {}),
                 "block_sizes": declared_blocks(subjects),
+                "kernel_files": kernel_files(subjects),
             },
             **narrowing,
         )

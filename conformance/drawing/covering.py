@@ -5,9 +5,10 @@ both, and some row each of them without the other. The greedy construction is th
 Fredman and Patton, 1997), deterministic by its seed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, count
 
 from attest.conformance.drawing.dice import Dice
 
@@ -74,24 +75,36 @@ def wanted_sets(model: Model, strength: int) -> set[Facts]:
     return wanted
 
 
-def covering_rows(model: Model, strength: int, seed: int, required: Facts = frozenset()) -> list[Facts]:
-    """Return rows that hold every wanted set, the required switches in each of them."""
-    wanted = {
+def covering_rows(model: Model, strength: int, seed: int, required: Facts = frozenset()) -> Iterator[Facts]:
+    """Yield rows that hold every wanted set, the required switches in each of them."""
+    allowed = (
         chosen
         for chosen in wanted_sets(model, strength)
         if model.allows(held := _on(chosen) | required) and _off(chosen).isdisjoint(model.completed(held))
-    }
+    )
+    # In one order, since a row begins with one of them.
+    wanted = sorted(allowed, key=sorted)
     dice = Dice(seed, "covering")
-    rows: list[Facts] = []
-    while wanted:
-        candidates = [
-            _row(model, wanted, required, Dice(dice.number(f"{len(rows)} {candidate}"), "row"))
+    for number in count():
+        if not wanted:
+            return
+        by_fact = _by_fact(wanted)
+        candidates = (
+            _row(model, wanted, by_fact, required, Dice(dice.number(f"{number} {candidate}"), "row"))
             for candidate in range(_CANDIDATES)
-        ]
-        best = max(candidates, key=lambda row: _gain(model.whole(row), wanted))
-        wanted = {chosen for chosen in wanted if not chosen <= model.whole(best)}
-        rows.append(best)
-    return rows
+        )
+        best = max(map(model.whole, candidates), key=lambda whole: sum(map(whole.issuperset, wanted)))
+        wanted = [chosen for chosen in wanted if not chosen <= best]
+        yield _on(best)
+
+
+def _by_fact(wanted: Iterable[Facts]) -> dict[str, list[Facts]]:
+    """Return the wanted sets of each fact."""
+    found = defaultdict[str, list[Facts]](list)
+    for chosen in wanted:
+        for fact in chosen:
+            found[fact].append(chosen)
+    return found
 
 
 def _on(chosen: Facts) -> Facts:
@@ -104,13 +117,15 @@ def _off(chosen: Facts) -> Facts:
     return frozenset(fact.removeprefix(_OFF) for fact in chosen if fact.startswith(_OFF))
 
 
-def _row(model: Model, wanted: set[Facts], required: Facts, dice: Dice) -> Facts:
+def _row(
+    model: Model, wanted: Sequence[Facts], by_fact: Mapping[str, list[Facts]], required: Facts, dice: Dice
+) -> Facts:
     """Return one row that holds a wanted set and otherwise what gains most."""
-    first = dice.pick("first", sorted(wanted, key=sorted))
+    first = dice.pick("first", wanted)
     row, avoided = model.completed(required | _on(first)), _off(first)
     for _, values in sorted(model.choices.items()):
         if not row & set(values):
-            row |= {_best(model, row, values, wanted, dice)}
+            row |= {_best(model, row, values, by_fact, dice)}
     room = max(model.most, len(required) + 2)
     while sum(fact in model.switches for fact in row) < room:
         left = [
@@ -122,23 +137,24 @@ def _row(model: Model, wanted: set[Facts], required: Facts, dice: Dice) -> Facts
         ]
         if not left:
             break
-        best = _best(model, row, left, wanted, dice)
-        if _gain(row | {best}, wanted) == _gain(row, wanted):
+        best = _best(model, row, left, by_fact, dice)
+        if not _gain(row, best, by_fact):
             break
         row = model.completed(row | {best})
     return row
 
 
 def _best(
-    model: Model, row: Facts, options: tuple[str, ...] | list[str], wanted: set[Facts], dice: Dice
+    model: Model, row: Facts, options: Sequence[str], by_fact: Mapping[str, list[Facts]], dice: Dice
 ) -> str:
     allowed = [option for option in options if model.allows(row | {option})]
     shuffled = dice.shuffled(f"{len(row)}", allowed)
-    return max(shuffled, key=lambda option: _gain(row | {option}, wanted))
+    return max(shuffled, key=lambda option: _gain(row, option, by_fact))
 
 
-def _gain(row: Facts, wanted: set[Facts]) -> int:
-    return sum(chosen <= row for chosen in wanted)
+def _gain(row: Facts, fact: str, by_fact: Mapping[str, list[Facts]]) -> int:
+    """Return how many wanted sets a row holds with one more fact, and not without it."""
+    return sum(map((row | {fact}).issuperset, by_fact.get(fact, ())))
 
 
 def reduced(

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -48,6 +49,36 @@ def declared_blocks(subjects: Mapping[str, Subject]) -> dict[str, str]:
         )
         for name, subject in subjects.items()
     }
+
+
+def kernel_files(subjects: Mapping[str, Subject]) -> dict[str, str]:
+    """Return the file of each subject's function by name, or else that of its `module:attribute`.
+
+    A file below the current folder is relative to it, as in a repository.
+    """
+    found = {name: _file_of(subject.call) or _file_of_module(name) for name, subject in subjects.items()}
+    return {name: _relative(file) for name, file in found.items() if file}
+
+
+def _file_of(function: Any) -> str:
+    while True:
+        inner = getattr(function, "func", None) or getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    code = getattr(function, "__code__", None)
+    file = code.co_filename if code is not None else ""
+    return file if os.path.isfile(file) else ""
+
+
+def _file_of_module(name: str) -> str:
+    module, colon, _ = name.partition(":")
+    return (getattr(sys.modules.get(module), "__file__", None) or "") if colon else ""
+
+
+def _relative(file: str) -> str:
+    path, here = Path(file).resolve(), Path.cwd().resolve()
+    return path.relative_to(here).as_posix() if path.is_relative_to(here) else path.as_posix()
 
 
 def _versions() -> dict[str, str]:

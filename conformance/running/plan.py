@@ -233,12 +233,14 @@ def _transformed(
     planned = "named" if only.checks and "named" in numbers else "examples"
     left = numbers[planned] if only.examples is None else only.examples
     narrowed = replace(only, examples=None, dtypes=tuple(dtypes) or only.dtypes)
-    for row in _rows(subject, numbers, salt(seed, "transformed"), narrowed):
-        if left > 0 and not row.facts & _LONG:
+    for row in _rows(subject, numbers, salt(seed, "transformed"), narrowed) if left > 0 else ():
+        if not row.facts & _LONG:
             filling = Filling(row.facts, offer_of(subject, row, _dtypes(subject, narrowed)), row.seed)
             if _is_supported(subject, filling, narrowed):
                 left -= 1
                 yield filling
+        if left <= 0:
+            break
     if numbers.get("corpus", False):
         yield from _known(kind, subject, only)
 

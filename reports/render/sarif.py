@@ -1,7 +1,7 @@
 """SARIF 2.1.0 of a run: a rule for each check, a result for each cause of what failed."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -12,7 +12,7 @@ from attest.conformance.text import printable
 from attest.conformance.user_frames import frames_of
 from attest.reports.cards import Card, cards
 from attest.reports.pairing import ordered
-from attest.reports.words import one_line
+from attest.reports.words import one_line, setting
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _TITLE_WIDTH = 300
@@ -33,7 +33,7 @@ def render_run(record: RunRecord) -> str:
                 ],
             }
         ],
-        "results": [_result(card, checks) for card in found],
+        "results": [_result(card, checks, setting(record, "kernel_files")) for card in found],
     }
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(log, indent=1, sort_keys=True) + "\n"
@@ -60,7 +60,7 @@ def _problems(record: RunRecord) -> Sequence[str]:
     return [*ended, *record.problems, *late]
 
 
-def _result(card: Card, checks: Sequence[str]) -> dict[str, Any]:
+def _result(card: Card, checks: Sequence[str], files: Mapping[str, Any]) -> dict[str, Any]:
     example = card.example
     title = one_line(f"{card.cause.subject}: {card.parts.headline}", _TITLE_WIDTH)
     result: dict[str, Any] = {
@@ -71,17 +71,20 @@ def _result(card: Card, checks: Sequence[str]) -> dict[str, Any]:
         "partialFingerprints": {"attestCause/v1": card.id},
         "occurrenceCount": len(card.cause.results),
     }
-    place = _location(example)
+    place = _location(example, files)
     return {**result, "locations": [place]} if place is not None else result
 
 
-def _location(example: Result) -> dict[str, Any] | None:
-    """Return the line of the innermost frame of the code under test that a message names."""
+def _location(example: Result, files: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the line of the innermost frame that a message names, or the file of the kernel.
+
+    Code scanning at GitHub rejects results without a location. None only for a kernel of an old record.
+    """
     frames = frames_of(example.message)
-    if not frames:
+    if not frames and example.subject not in files:
         return None
-    place = {"artifactLocation": _artifact(frames[-1].file), "region": {"startLine": frames[-1].line}}
-    return {"physicalLocation": place}
+    file, line = (frames[-1].file, frames[-1].line) if frames else (str(files[example.subject]), 1)
+    return {"physicalLocation": {"artifactLocation": _artifact(file), "region": {"startLine": line}}}
 
 
 def _artifact(file: str) -> dict[str, str]:

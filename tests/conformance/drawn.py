@@ -8,7 +8,7 @@ from attest.conformance.drawing.covering import covering_rows
 from attest.conformance.drawing.recipes import fillings, model
 from attest.conformance.drawing.shapes import Blocks, Offer
 
-ROWS = covering_rows(model(), 2, seed=0)
+ROWS = list(covering_rows(model(), 2, seed=0))
 
 
 @st.composite

@@ -130,9 +130,16 @@ def test_the_location_is_the_last_frame(lines, uri, line):
 @pytest.mark.parametrize(
     "message", ["outside the error model: out (bound)", "at nowhere", "at a.py:0 in f", "at a.py:1x in f", ""]
 )
-def test_what_names_no_line_has_no_location(message):
-    (shown,) = results(result(Verdict.FAIL, measurement(), message=message))
-    assert "locations" not in shown
+def test_what_names_no_line_is_located_in_the_file_of_the_kernel(message):
+    failing = result(Verdict.FAIL, measurement(), message=message)
+    (old,) = results(failing)
+    assert "locations" not in old
+    record = run(failing, environment={"kernel_files": {failing.subject: "kernels/our one.py"}})
+    (shown,) = json.loads(render_run(record))["runs"][0]["results"]
+    (location,) = shown["locations"]
+    valid("location", location)
+    place = location["physicalLocation"]
+    assert (place["artifactLocation"]["uri"], place["region"]) == ("kernels/our%20one.py", {"startLine": 1})
 
 
 def test_any_text_survives():

@@ -259,7 +259,7 @@ def test_who_is_asked() -> None:
 
 def test_coordinates_are_drawn_for_those_who_declare_them() -> None:
     declared = frozenset(FEATURES) | set(COORDINATES)
-    rows = covering_rows(model(declared), 1, seed=0)
+    rows = list(covering_rows(model(declared), 1, seed=0))
     assert frozenset().union(*rows) >= set(COORDINATES)
     assert not any({"q_offset", "positions"} <= row for row in rows)
     offer = Offer("float32", blocks=Blocks(4, 8))

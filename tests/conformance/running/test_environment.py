@@ -7,11 +7,19 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import jax
 import pytest
 
-from attest.conformance.running.environment import commit, declared_blocks, environment, own_version
+from attest.conformance.running.environment import (
+    commit,
+    declared_blocks,
+    environment,
+    kernel_files,
+    own_version,
+)
 from attest.conformance.subject import Tiling, find
 
 ROOT = Path(__file__).parents[3]
@@ -24,6 +32,23 @@ def test_the_blocks_that_subjects_declare():
     found = declared_blocks(subjects)
     assert found["a"] == "16x32, allx64"
     assert found["b"].startswith("16x16, 8x32, ")
+
+
+def test_the_file_of_a_kernel_is_that_of_its_function_or_of_its_subject(monkeypatch, tmp_path):
+    here = "tests/conformance/running/test_environment.py"
+    right = find("xla.attention")
+    calls = {
+        "function": test_the_blocks_that_subjects_declare,
+        "partial": partial(test_the_blocks_that_subjects_declare),
+        "jitted": jax.jit(test_the_blocks_that_subjects_declare),
+        f"{__name__}:subject": len,
+        "unknown": len,
+    }
+    monkeypatch.chdir(ROOT)
+    files = kernel_files({name: replace(right, call=call) for name, call in calls.items()})
+    assert files == dict.fromkeys([name for name in calls if name != "unknown"], here)
+    monkeypatch.chdir(tmp_path)
+    assert kernel_files({"jitted": replace(right, call=calls["jitted"])}) == {"jitted": str(ROOT / here)}
 
 
 def git(folder: Path, *arguments: str) -> None:

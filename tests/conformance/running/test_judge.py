@@ -337,6 +337,18 @@ def test_an_access_of_an_earlier_call_is_not_this_ones() -> None:
     assert verdict(toy(violations=violations), "forward").verdict is Verdict.PASS
 
 
+def test_an_output_outside_its_bound_needs_no_prediction_of_repeated_roundings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rounds(*arrays: Any, **options: Any) -> Any:
+        return jax.lax.reduce_precision(toy_attention(*arrays, **options), 8, 7)
+
+    monkeypatch.setattr(Trial, "repeated_predictions", {})
+    result = verdict(toy(rounds), "forward")
+    assert (result.verdict, result.measurements[0].broken[0]) == (Verdict.FAIL, "bound")
+    assert "semantics" not in result.measurements[0].broken
+
+
 def _with(query: list[float], key: list[float]) -> Trial:
     """A trial of the toy whose rows and keys are all alike."""
     trial = Trial(toy(), Case(q_len=2, kv_len=3, head_dim=2))
