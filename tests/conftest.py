@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         staying = {item for pattern in group.get("stay", ()) for item in patterns[pattern]}
         moved = {item: None for pattern in group["tests"] for item in patterns[pattern]}
         if "every" in group:
-            staying.update(_sample(moved, group["every"]))
+            staying.update(_sample((x for x in moved if not x.get_closest_marker("nightly")), group["every"]))
         for item in moved.keys() - staying:
             item.add_marker("nightly")
 

@@ -48,3 +48,17 @@ def test_of_a_file_those_in_processes_move_but_for_the_ones_that_stay() -> None:
     found = set(re.findall(rf"^{file}::(\w+)", done.stdout, re.M))
     assert {"test_the_table_has_every_strategy", "test_the_page_runs_on_eight_devices"} <= found
     assert "test_a_program_sends_the_bytes_of_the_page" not in found
+
+
+def test_of_a_function_each_so_many_parameters_stay() -> None:
+    file, function = "tests/kernels/call/test_integers.py", "test_arguments_of_functions"
+    (group,) = (each for each in MOVED if f"{file}::{function}*" in each["tests"])
+
+    def collected(*options: str) -> list[str]:
+        asked = ("--collect-only", "-q", *options)
+        done = python(ROOT, "-m", "pytest", "-p", "no:cacheprovider", *asked, HYPOTHESIS_PROFILE="ci")
+        return re.findall(rf"^{file}::({function}.*)$", done.stdout, re.M)
+
+    every = collected(file, "-m", "")
+    assert collected(file) == every[:: group["every"]]
+    assert collected(f"{file}::{every[1]}") == [every[1]]
