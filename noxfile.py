@@ -103,8 +103,8 @@ def tests(session: nox.Session) -> None:
     with _part(session, "gates"):
         session.run("attest", "gate")
         # Interpreters are slow; sessions of their own run all cases.
-        _gate_triton_interpret(session, "--shard", "1/2")
-        _gate_pallas_tpu_interpret(session, "--shard", "1/2")
+        _gate_triton_interpret(session, "--shard", "1/3")
+        _gate_pallas_tpu_interpret(session, "--shard", "1/3")
         _gate_operations(session, _OPERATIONS_ON_MAIN)
         _gate_ring(session, _RINGS_ON_MAIN)
     with _part(session, "compile matrix"):
@@ -200,8 +200,8 @@ def nightly(session: nox.Session) -> None:
     session.run("pytest", "-m", "nightly", "-n", "auto", *session.posargs, env=_COMPILE_QUICKLY)
     many = {**_COMPILE_QUICKLY, "HYPOTHESIS_PROFILE": "nightly"}
     session.run("pytest", "-m", "hypothesis", "-n", "auto", *session.posargs, env=many)
-    session.notify("gate-operations", posargs=())
-    session.notify("gate-ring", posargs=())
+    for other in ("gate-triton-interpret", "gate-pallas-tpu-interpret", "gate-operations", "gate-ring"):
+        session.notify(other, posargs=())
 
 
 @nox.session(default=False)

@@ -78,6 +78,8 @@ def blocks_of(row: Facts, offer: Offer, dice: Dice) -> Blocks:
     if offer.blocks is not None:
         return offer.blocks
     usual, largest = drawing()["blocks"], drawing()["lengths"][class_of(row, "lengths")]["largest_block"]
+    if row & {"five_entries", "many_heads"}:  # several blocks of each must fit the budget
+        largest = min(largest, usual["largest_of_many"])
     return Blocks(
         dice.pick(
             "query block", [n for n in usual["query"] if n <= largest and 3 * n <= offer.longest] or [16]
@@ -100,10 +102,10 @@ def _head_dim(row: Facts, offer: Offer, deck: Deck) -> int:
 
 def _fewer(row: Facts, deck: Deck) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield the entries and heads of a row, then fewer, at last as few as show what the row holds."""
-    fewest = 2 if "padded" in row else 1
-    entries = [1]
+    fewest, entries = (2 if "padded" in row else 1), [1]
+    name = class_of(row, "batches")
+    many_entries = name == "five_entries" and "packed" not in row
     if "packed" not in row:
-        name = class_of(row, "batches")
         several = [count for count in drawing()["batches"][name] if count >= fewest] or [fewest]
         dealt = deck.deal(name, "batch", several)
         entries = [dealt, *(count for count in (5, 3, 2, 1) if fewest <= count < dealt)]
@@ -111,7 +113,12 @@ def _fewer(row: Facts, deck: Deck) -> Iterator[tuple[int, tuple[int, int]]]:
     options = [(q_heads, kv_heads) for q_heads, kv_heads in drawing()["heads"][name][kind]]
     heads = deck.deal(name, kind, options)
     fewest_heads = min(heads, (2, 1) if kind == "grouped" else (2, 2))
-    if name != "many_heads":  # then it is for the batch entries that the row is there
+    if many_entries:  # what the row is there for, more than its heads
+        for batch in (batch for batch in entries if batch >= 5):
+            yield batch, heads
+            yield batch, fewest_heads
+            yield batch, (2, 1) if kind == "grouped" else (1, 1)
+    if name != "many_heads":
         yield entries[0], heads
         yield entries[0], fewest_heads
     for batch in entries:

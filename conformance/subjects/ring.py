@@ -8,7 +8,7 @@ where the columns of a bias travel with the keys. `operation.ring_attention` is 
 run by an executor over a mesh.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -128,11 +128,12 @@ def _inside(
     specs |= dict.fromkeys(whole, PartitionSpec())
     strategy = _possible(strategy, devices, query.shape[-2], key.shape[-2])
     static = tuple(sorted(others.items()))
-    spread = _spread(kernel, strategy, devices, query.ndim, static, tuple(specs.items()))
+    # A malformed option may be no key of a cache; ring attention refuses it.
+    make = _spread_once if all(isinstance(x, Hashable) for _, x in static) else _spread
+    spread = make(kernel, strategy, devices, query.ndim, static, tuple(specs.items()))
     return spread({**arrays, **whole})
 
 
-@lru_cache(maxsize=64)
 def _spread(
     kernel: _Kernel,
     strategy: str,
@@ -141,7 +142,7 @@ def _spread(
     options: tuple[tuple[str, Any], ...],
     specs: tuple[tuple[str, PartitionSpec], ...],
 ) -> Callable[[dict[str, Any]], Any]:
-    """Run a call in `jax.shard_map`, one function for equal calls: an eager one then compiles once."""
+    """Return the function that runs a call in `jax.shard_map`."""
     run = _ring_on(kernel, strategy)
     of_lse = PartitionSpec(*[None] * (ndim - 2), _AXIS)
 
@@ -150,6 +151,10 @@ def _spread(
 
     out_specs = dict(specs)["query"], of_lse
     return jax.jit(jax.shard_map(local, mesh=_mesh(devices), in_specs=(dict(specs),), out_specs=out_specs))
+
+
+# One function for equal calls: an eager one then compiles once.
+_spread_once = lru_cache(maxsize=64)(_spread)
 
 
 def _spec(x: Any, axes: tuple[int, ...]) -> PartitionSpec:
