@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from attest.conformance.checks import Check, Finding, judged
-from attest.conformance.checks.oracle import feature_clauses
+from attest.conformance.checks.accuracy import feature_clauses
 from attest.conformance.drawing.production import SampledProblem, build_sampled
 from attest.conformance.judging.execute import SubjectError, execute
 from attest.conformance.judging.measure import measure

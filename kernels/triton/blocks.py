@@ -24,8 +24,8 @@ class BlockSizes:
 
     q and k are powers of two of at least 16, and their product is limited, as Triton's compiler limits it.
     num_warps is a power of two. programs: how many programs of few queries a device runs at a time; where a
-    call has fewer, its keys are cut into parts (`attest.kernels.triton.few`). Results do not depend on any of
-    it beyond rounding (clause S18).
+    call has fewer, its keys are cut into parts (`attest.kernels.triton.few_queries`). Results do not
+    depend on any of it beyond rounding (clause S18).
     """
 
     q: int = 64

@@ -36,7 +36,7 @@ from attest.kernels.triton.describe import (
     describe_shape,
     describe_softmax,
 )
-from attest.kernels.triton.few import choose_parts, whole
+from attest.kernels.triton.few_queries import choose_parts, whole
 from attest.kernels.triton.forward import forward
 from attest.kernels.triton.launch import launch
 from attest.kernels.triton.spec import Gradients, KernelSpec, Loops, Visibility

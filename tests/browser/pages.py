@@ -20,6 +20,8 @@ from rich.text import Text
 
 from attest.conformance.record import RunRecord
 from attest.conformance.records.record_file import read_record
+from attest.reports.compare import compare_records
+from attest.reports.render.comparison_html import render_html
 from attest.reports.render.html import render_run
 from attest.reports.render.terminal import print_run
 
@@ -49,11 +51,17 @@ def example() -> RunRecord:
     return read_record(HERE / "record.jsonl")
 
 
-def written(folder: Path) -> Path:
-    """The report of the example, as a file."""
-    file = folder / "report.html"
-    file.write_text(render_run(example()), encoding="utf-8")
-    return file
+def written(folder: Path) -> dict[str, Path]:
+    """The pages as files, by name: the report of the example, and its comparison with the correct kernel."""
+    base = read_record(HERE / "base.jsonl")
+    texts = {
+        "report": render_run(example()),
+        "comparison": render_html(compare_records(base, example())),
+    }
+    files = {name: folder / f"{name}.html" for name in texts}
+    for name, file in files.items():
+        file.write_text(texts[name], encoding="utf-8")
+    return files
 
 
 @contextmanager

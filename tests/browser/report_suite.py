@@ -1,4 +1,4 @@
-"""The report in a browser: accessible, usable by keyboard, as wide as its window, as on its screenshots.
+"""The pages in a browser: accessible, usable by keyboard, as wide as their window, as on their screenshots.
 
 `nox -s browser` runs it, and sets the variables ATTEST_CHROMIUM and ATTEST_AXE.
 """
@@ -28,6 +28,7 @@ from tests.browser.pages import (
 )
 
 OPEN_ALL = "document.querySelectorAll('details').forEach((each) => (each.open = true))"
+PAGES = ("report", "comparison")
 # More than the stops of Tab before the main part of the page.
 STOPS = 40
 
@@ -39,8 +40,13 @@ def browser() -> Generator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return written(tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture
+def file(files: dict[str, Path]) -> Path:
+    return files["report"]
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +75,14 @@ def visible(page: Page, selector: str) -> int:
     return page.locator(selector).locator("visible=true").count()
 
 
+@pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("opened", [False, True], ids=["folded", "open"])
 def test_axe_finds_no_fault(
-    browser: Browser, file: Path, axe: str, window: str, scheme: str, opened: bool
+    browser: Browser, files: dict[str, Path], axe: str, name: str, window: str, scheme: str, opened: bool
 ) -> None:
-    with shown(browser, file, window, scheme) as page:
+    with shown(browser, files[name], window, scheme) as page:
         if opened:
             page.evaluate(OPEN_ALL)
         page.evaluate(axe)
@@ -93,10 +100,13 @@ def test_axe_would_find_a_fault(page: Page, axe: str) -> None:
     assert {each["id"] for each in found["violations"]} == {"select-name", "color-contrast"}
 
 
+@pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("window", WINDOWS)
-def test_nothing_is_wider_than_the_window(browser: Browser, file: Path, window: str) -> None:
+def test_nothing_is_wider_than_the_window(
+    browser: Browser, files: dict[str, Path], name: str, window: str
+) -> None:
     """Wide tables scroll in a box of their own, which the keyboard reaches; no column is cut off."""
-    with shown(browser, file, window) as page:
+    with shown(browser, files[name], window) as page:
         page.evaluate(OPEN_ALL)
         assert page.evaluate("document.scrollingElement.scrollWidth") <= WINDOWS[window][0]
         lost = page.evaluate(
@@ -124,7 +134,11 @@ def test_the_names_of_features_stay_beside_the_columns_of_a_narrow_heat_map(
         assert 0 <= first["x"] < 30
 
 
-def test_the_page_loads_nothing_and_its_script_has_no_error(browser: Browser, file: Path) -> None:
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_loads_nothing_and_its_script_has_no_error(
+    browser: Browser, files: dict[str, Path], name: str
+) -> None:
+    file = files[name]
     asked: list[str] = []
     errors: list[str] = []
     with shown(browser, file) as page:
@@ -231,12 +245,15 @@ def difference(image: Image.Image, committed: Image.Image) -> float:
     return float(apart.sum() / (used[0] | used[1] | apart).sum())
 
 
+@pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("window", WINDOWS)
-def test_a_page_looks_as_on_its_screenshot(browser: Browser, file: Path, window: str, scheme: str) -> None:
-    with shown(browser, file, window, scheme) as page:
+def test_a_page_looks_as_on_its_screenshot(
+    browser: Browser, files: dict[str, Path], name: str, window: str, scheme: str
+) -> None:
+    with shown(browser, files[name], window, scheme) as page:
         seen = screenshot(page)
-    committed = Image.open(IMAGES / f"report-{window}-{scheme}.png")
+    committed = Image.open(IMAGES / f"{name}-{window}-{scheme}.png")
     share = difference(seen, committed)
     assert share <= SETTINGS["screenshots"]["share"], "refresh them: uvx nox -s browser -- --refresh"
 

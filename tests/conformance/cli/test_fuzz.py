@@ -29,7 +29,7 @@ from tests.examples import examples
 from tests.reports.records import example_base, example_head
 
 # A record of schema 1.
-OLD = json.loads((Path(__file__).parents[2] / "reports" / "data" / "run1.json").read_text())
+OLD = json.loads((Path(__file__).parents[1] / "records" / "data" / "run1.json").read_text())
 RECORDS = [json.loads(record_text(record)) for record in (example_base(), example_head())] + [OLD]
 ORIGINAL = example_base()
 

@@ -30,7 +30,7 @@ from benchmarks.record import OURS, SECONDS, Absent, Entry, Report, Result, Row,
 from benchmarks.report import MILLISECONDS, Layout, as_markdown
 from benchmarks.timing import Timing, measure_each
 from benchmarks.workload import FORWARD
-from tests.reports.test_gpu_rows import anywhere
+from tests.benchmarks.test_gpu_rows import anywhere
 
 DATA = targets.read(targets.CPU)
 SMALL = {"batch": 1, "length": 8, "heads": 2, "head_dim": 8, "causal": True, "dtype": "float32"}

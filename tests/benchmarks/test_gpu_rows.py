@@ -37,8 +37,8 @@ from benchmarks.report import MILLISECONDS, Layout, as_markdown
 from benchmarks.state import parse, watched
 from benchmarks.targets import PLAIN
 from benchmarks.workload import FORWARD
+from tests.benchmarks.test_gpu_speed import small_targets
 from tests.meta.processes import ROOT
-from tests.reports.test_gpu_speed import small_targets
 
 FOLDER = ROOT / "reports" / "data" / "benchmarks"
 

@@ -11,7 +11,7 @@ from benchmarks import gpu_compile, runner, targets
 from benchmarks.contenders import CONTENDERS, KERNELS
 from benchmarks.record import OURS, Absent, Result, Samples
 from benchmarks.targets import TO_COMPILE, read_programs
-from tests.reports.test_gpu_rows import anywhere
+from tests.benchmarks.test_gpu_rows import anywhere
 
 TOML = """
 contenders = ["our_mosaic_gpu", "tokamax_mosaic"]

@@ -15,7 +15,7 @@ from attest.kernels.contract import Forward
 from attest.kernels.operations.abstract_call import abstract_call
 from attest.kernels.triton import BackwardSizes, BlockSizes, flash_attention, flash_attention_with_lse
 from attest.kernels.triton.candidates import TUNABLE
-from attest.kernels.triton.few import choose_parts, whole
+from attest.kernels.triton.few_queries import choose_parts, whole
 from attest.kernels.triton.memory import drain_violations
 from attest.kernels.triton.target import Launch, recorded
 from tests.kernels.interpreted import needs_interpreter
@@ -32,7 +32,7 @@ FURTHER: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attest.kernels.triton.few._FEWEST_BLOCKS", 1)
+    monkeypatch.setattr("attest.kernels.triton.few_queries._FEWEST_BLOCKS", 1)
 
 
 @needs_interpreter
