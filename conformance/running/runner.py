@@ -340,10 +340,8 @@ def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
         return [late_search(failures[0].result, outcome.fault)]
     if outcome.fault:
         return []
-    found = (
-        new_minimal(failure.result, minimal, request.expectations)
-        for failure, minimal in zip(failures, outcome.value, strict=True)
-    )
+    # All of them begin with one case.
+    found = (new_minimal(failures[0].result, minimal, request.expectations) for minimal in outcome.value)
     return [each for each in found if each is not None]
 
 

@@ -36,13 +36,20 @@ def shrink(
 ) -> list[Result]:
     """Search the simpler cases of failures that begin with one case; return the simplest result of each.
 
+    After them come the other failures on the simplest cases, which show what else is wrong there.
+
     Each search judges at most `evaluations` cases, and shares what it computes with those after it. All of
     them end after `seconds`; a search that was cut off then is marked so. A failure of semantics stays one of
     semantics. A failure of precision may become one of semantics on a simpler case. A case that is not
     sensitive enough to show a defect does not count: it must pass once the kernel is fixed.
     """
     shared = _Judged(subject, tuple(failure.result.check for failure in failures), time.monotonic() + seconds)
-    return [_search(shared, failure, evaluations) for failure in failures]
+    found = [_search(shared, failure, evaluations) for failure in failures]
+    every = {(each.check, each.case): each for each in found}
+    for each in found:
+        for other in shared.failures(each.case):
+            every.setdefault((other.check, other.case), replace(other, cut=each.cut))
+    return list(every.values())
 
 
 class _Judged:
@@ -61,6 +68,10 @@ class _Judged:
                 raise _Late
             self._found[case] = {each.check: each for each in judge(self.subject, case, self._checks)}
         return self._found[case][check]
+
+    def failures(self, case: Case) -> list[Result]:
+        """Return the failures on a case that was judged."""
+        return [each for each in self._found.get(case, {}).values() if each.verdict is Verdict.FAIL]
 
 
 def _search(judged: _Judged, failure: Failure, evaluations: int) -> Result:

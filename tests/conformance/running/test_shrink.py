@@ -146,3 +146,23 @@ def test_a_failure_that_needs_many_keys_loses_its_other_features_first(monkeypat
     case = shrink(subject, judged(start), 60).case
     assert (case.features, case.batch, case.q_len, case.kv_heads) == (frozenset(), 1, 1, 1)
     assert 20 < case.kv_len <= 28
+
+
+def test_what_else_fails_on_a_simplest_case_is_there(monkeypatch):
+    """So that a failure which follows from another one is seen to share its case."""
+
+    def judged(_subject, case, checks):
+        least = {"forward": 3, "gradients": 2}
+        return [
+            result(case, check, Verdict.FAIL if case.q_len >= least[check] else Verdict.PASS)
+            for check in checks
+        ]
+
+    monkeypatch.setattr(shrinking, "judge", judged)
+    failures = [Failure(result(LARGE, check, Verdict.FAIL)) for check in ("forward", "gradients")]
+    ends = shrinking.shrink(toys.right, failures, 200)
+    assert [(end.check, end.case.q_len) for end in ends] == [
+        ("forward", 3),
+        ("gradients", 2),
+        ("gradients", 3),
+    ]
