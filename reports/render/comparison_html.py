@@ -18,6 +18,9 @@ _CHANGED = (
     ((Fate.GONE,), "Gone", True),
 )
 
+# Regressions before the others are folded.
+_UNFOLDED = 6
+
 
 def render_html(comparison: Comparison) -> str:
     """Return a comparison as one file of HTML that loads nothing, the same for the same records."""
@@ -39,6 +42,7 @@ def render_html(comparison: Comparison) -> str:
             statistics=STATISTICS,
             legend=LEGEND,
             share=_share,
+            first=min(_UNFOLDED, top),
             top=top,
         ).lstrip()
         if len(text.encode()) < SIZE_LIMIT:

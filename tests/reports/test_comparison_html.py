@@ -54,6 +54,21 @@ def test_a_cause_shows_a_case_before_and_after():
     assert '<th scope="row" class="red">out (wrong)</th><td class="n">0.4</td><td class="n">40</td>' in text
 
 
+def test_causes_come_before_regressions_and_many_of_these_are_folded():
+    checks = [f"law.n{number}" for number in range(9)]
+    base = run(*(result(check=check) for check in checks))
+    text = render_html(compare_records(base, run(*(result(Verdict.FAIL, check=check) for check in checks))))
+    before, _, listed = text.partition("What became worse")
+    assert "Causes of new failures" in before
+    assert (
+        listed.index("law.n5")
+        < listed.index("<summary>3 more regressions</summary>")
+        < listed.index("law.n6")
+    )
+    few = render_html(compare_records(*broken()))
+    assert "more regression" not in few
+
+
 def test_only_numbers_that_changed_are_shown_each_with_bars():
     kept, old = result(check="lse"), result(Verdict.PASS, measurement(rms_ratio=0.5))
     same = replace(kept, measurements=(measurement("lse"),))
