@@ -72,8 +72,9 @@ def setting(record: RunRecord, name: str) -> Mapping[str, Any]:
 
 
 def environment(record: RunRecord) -> dict[str, str]:
-    """Return where a run ran, flattened: dotted names, values as text, in order."""
-    return dict(sorted(_flat("", record.environment)))
+    """Return where a run ran, flattened: dotted names, values as text, in order. Without files of kernels."""
+    where = {name: value for name, value in record.environment.items() if name != "kernel_files"}
+    return dict(sorted(_flat("", where)))
 
 
 def changed_settings(base: RunRecord, head: RunRecord) -> list[tuple[str, str, str]]:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -231,16 +232,15 @@ def _transformed(
     dtypes = [dtype for dtype in _dtypes(subject, only) if dtype in numbers.get("dtypes", subject.dtypes)]
     numbers = {"strength": 2, "arrays": 1, "alone": 0, **numbers}
     planned = "named" if only.checks and "named" in numbers else "examples"
-    left = numbers[planned] if only.examples is None else only.examples
+    most = numbers[planned] if only.examples is None else only.examples
     narrowed = replace(only, examples=None, dtypes=tuple(dtypes) or only.dtypes)
-    for row in _rows(subject, numbers, salt(seed, "transformed"), narrowed) if left > 0 else ():
-        if not row.facts & _LONG:
-            filling = Filling(row.facts, offer_of(subject, row, _dtypes(subject, narrowed)), row.seed)
-            if _is_supported(subject, filling, narrowed):
-                left -= 1
-                yield filling
-        if left <= 0:
-            break
+    rows = _rows(subject, numbers, salt(seed, "transformed"), narrowed)
+    drawn = (
+        Filling(row.facts, offer_of(subject, row, _dtypes(subject, narrowed)), row.seed)
+        for row in rows
+        if not row.facts & _LONG
+    )
+    yield from islice((filling for filling in drawn if _is_supported(subject, filling, narrowed)), most)
     if numbers.get("corpus", False):
         yield from _known(kind, subject, only)
 

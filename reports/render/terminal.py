@@ -2,11 +2,13 @@
 
 import textwrap
 from collections import defaultdict
+from itertools import chain
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from attest.conformance.judging import failure
 from attest.conformance.record import RunRecord, Verdict
@@ -44,7 +46,7 @@ def print_run(record: RunRecord, console: Console, verbose: bool = False) -> Non
     """
     summary = summarise(record)
     if summary.tallies:
-        console.print(_tally_table(summary, _seconds(record)))
+        _print_tallies(summary, _seconds(record), console)
     _print_causes(summary, console)
     _print_timeouts(summary, console)
     _print_known(summary, console, verbose)
@@ -144,29 +146,37 @@ def _seconds(record: RunRecord) -> dict[tuple[str, str], float]:
     return found if any(found.values()) else {}
 
 
-def _tally_table(summary: Summary, seconds: dict[tuple[str, str], float]) -> Table:
-    """Return a row for each family of checks: refusal.mask_shape and its like would fill the screen.
+def _print_tallies(summary: Summary, seconds: dict[tuple[str, str], float], console: Console) -> None:
+    """Print a row for each family of checks: refusal.mask_shape and its like would fill the screen.
 
-    A subject has a line of its own, so that its name takes no width from the counts.
+    A subject has a line of its own, so that its name takes no width from the counts and is never cut.
     """
-    titles = (*(verdict.value for verdict in summary.verdicts), *(("seconds",) if seconds else ()))
-    table = _table(None, ("check",), titles)
+    titles = ("check", *(verdict.value for verdict in summary.verdicts), *(("seconds",) if seconds else ()))
     families: dict[tuple[str, str], list[int]] = {}
     for tally in summary.tallies:
         totals = families.setdefault((tally.subject, family(tally.check)), [0] * len(summary.verdicts))
         totals[:] = [total + count for total, count in zip(totals, summary.cells(tally), strict=True)]
-    shown = ""
+    rows: dict[str, list[tuple[str, ...]]] = {}
     for (subject, check), totals in families.items():
-        if subject != shown:
-            table.add_row(f"[bold]{_cell(subject)}[/]")
-            shown = subject
         cells = (
             f"[{_STYLES[verdict]}]{count}[/]" if count else "[dim].[/]"
             for verdict, count in zip(summary.verdicts, totals, strict=True)
         )
         time = (f"{seconds[subject, check]:.1f}",) if seconds else ()
-        table.add_row(f"  {_cell(check)}", *cells, *time)
-    return table
+        rows.setdefault(subject, []).append((f"  {_cell(check)}", *cells, *time))
+    every = (titles, *chain.from_iterable(rows.values()))
+    widths = [max(Text.from_markup(cell).cell_len for cell in column) for column in zip(*every, strict=True)]
+    # The first table is the header of all the others, whose columns are as wide.
+    for subject, of_subject in {None: [], **rows}.items():
+        table = _table(None, titles[:1], titles[1:])
+        table.show_header = subject is None
+        for column, width in zip(table.columns, widths, strict=True):
+            column.width = width
+        for row in of_subject:
+            table.add_row(*row)
+        if subject is not None:
+            plain(console, subject, "bold")
+        console.print(table)
 
 
 def _number_table(rows: tuple[Row, ...]) -> Table:

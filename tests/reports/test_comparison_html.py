@@ -69,6 +69,13 @@ def test_causes_come_before_regressions_and_many_of_these_are_folded():
     assert "more regression" not in few
 
 
+def test_files_of_kernels_in_another_folder_are_no_change():
+    here, there = ({"kernel_files": {"toy": f"{folder}/toy.py"}, "device": folder} for folder in ("/a", "/b"))
+    text = render_html(compare_records(run(result(), environment=here), run(result(), environment=there)))
+    assert '<th scope="row">device</th>' in text
+    assert "toy.py" not in text
+
+
 def test_only_numbers_that_changed_are_shown_each_with_bars():
     kept, old = result(check="lse"), result(Verdict.PASS, measurement(rms_ratio=0.5))
     same = replace(kept, measurements=(measurement("lse"),))

@@ -52,6 +52,18 @@ def test_the_seconds_of_each_family_of_checks_are_shown_if_they_are_known() -> N
     assert "seconds" not in run_shown(run(result(), result(check="lse")))
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_name_of_a_subject_is_not_cut_and_all_counts_stand_below_their_titles(width: int) -> None:
+    name = "operation.pallas.tpu_interpret.flash_attention.explicit"
+    others = [replace(result(), subject=f"our.kernel{number}") for number in range(12)]
+    lines = run_shown(run(replace(result(), subject=name), *others), width).splitlines()
+    assert name in lines
+    counts = [line for line in lines if line.startswith("  forward")]
+    titles = next(line for line in lines if line.startswith("check"))
+    assert len(counts) == 13
+    assert {line.index("1") for line in counts} == {titles.index("PASS") + 3}
+
+
 def test_the_last_line_is_the_status() -> None:
     last = run_shown(example_head()).splitlines()[-1]
     assert last == (
