@@ -103,8 +103,8 @@ def tests(session: nox.Session) -> None:
     with _part(session, "gates"):
         session.run("attest", "gate")
         # Interpreters are slow; sessions of their own run all cases.
-        _gate_triton_interpret(session, "--shard", "1/3")
-        _gate_pallas_tpu_interpret(session, "--shard", "1/3")
+        _gate_triton_interpret(session, "--shard", "1/4")
+        _gate_pallas_tpu_interpret(session, "--shard", "1/4")
         _gate_operations(session, _OPERATIONS_ON_MAIN)
         _gate_ring(session, _RINGS_ON_MAIN)
     with _part(session, "compile matrix"):

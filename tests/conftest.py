@@ -67,6 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         moved = {item: None for pattern in group["tests"] for item in patterns[pattern]}
         if "every" in group:
             staying.update(_sample((x for x in moved if not x.get_closest_marker("nightly")), group["every"]))
+            staying.update(item for item in moved if item.get_closest_marker("gpu"))
         for item in moved.keys() - staying:
             item.add_marker("nightly")
 
