@@ -80,7 +80,7 @@ def _checked(mistake: str) -> tuple[float, float, str]:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as report:
         seconds = Path(folder) / "seconds"
         command = [sys.executable, "-m", "benchmarks.all_processes", str(seconds), *check]
-        # With it, each process would compile all modules anew.
+        # With this variable set, each process would compile all modules anew.
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         process = subprocess.Popen(
             command, stdout=report, stderr=subprocess.PIPE, text=True, start_new_session=True, env=kept

@@ -1,13 +1,10 @@
 """Annotations of a record: each cause of failures, where it raised or where the subject's call is defined."""
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from os import devnull
 from pathlib import Path
-from typing import Any
 
 from attest.conformance.causes.card import card, headline
 from attest.conformance.causes.group import causes
@@ -17,6 +14,7 @@ from attest.conformance.records.record_file import read_record
 from attest.conformance.subject import find
 from attest.conformance.text import plural, sentence
 from attest.conformance.user_frames import frames_of
+from attest.conformance.user_function import plain_function
 
 # GitHub shows ten errors of a step.
 _SHOWN = 10
@@ -67,19 +65,9 @@ def _place_of_call(name: str, workspace: Path) -> tuple[str, int]:
     see_folder()
     try:
         with open(devnull, "w") as nowhere, redirect_stdout(nowhere):
-            call = _plain(find(name).call)
+            call = plain_function(find(name).call)
         code = call.__code__
         file = Path(code.co_filename).resolve().relative_to(workspace.resolve())
     except (Exception, SystemExit):  # its module is the user's, and has run before
         return "", 0
     return file.as_posix(), code.co_firstlineno
-
-
-def _plain(call: Callable[..., Any]) -> Any:
-    """Return the function behind decorators, partial applications and methods."""
-    while isinstance(call, partial):
-        call = call.func
-    call = inspect.unwrap(call)
-    if not inspect.isroutine(call):
-        call = type(call).__call__
-    return inspect.unwrap(getattr(call, "__func__", call))

@@ -8,6 +8,7 @@ from attest.conformance.drawing.dice import Deck, Dice
 from attest.conformance.drawing.tables import drawing
 
 _TRIES = 6
+_MANY_ENTRIES = 5
 
 
 @dataclass(frozen=True)
@@ -103,21 +104,21 @@ def _head_dim(row: Facts, offer: Offer, deck: Deck) -> int:
 def _fewer(row: Facts, deck: Deck) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield the entries and heads of a row, then fewer, at last as few as show what the row holds."""
     fewest, entries = (2 if "padded" in row else 1), [1]
-    name = class_of(row, "batches")
-    many_entries = name == "five_entries" and "packed" not in row
     if "packed" not in row:
+        name = class_of(row, "batches")
         several = [count for count in drawing()["batches"][name] if count >= fewest] or [fewest]
         dealt = deck.deal(name, "batch", several)
-        entries = [dealt, *(count for count in (5, 3, 2, 1) if fewest <= count < dealt)]
+        entries = [dealt, *(count for count in (_MANY_ENTRIES, 3, 2, 1) if fewest <= count < dealt)]
     name, kind = class_of(row, "heads"), "grouped" if "gqa" in row else "alike"
     options = [(q_heads, kv_heads) for q_heads, kv_heads in drawing()["heads"][name][kind]]
     heads = deck.deal(name, kind, options)
     fewest_heads = min(heads, (2, 1) if kind == "grouped" else (2, 2))
-    if many_entries:  # what the row is there for, more than its heads
-        for batch in (batch for batch in entries if batch >= 5):
+    one_key_head = (2, 1) if kind == "grouped" else (1, 1)
+    for batch in entries:
+        if batch >= _MANY_ENTRIES:  # they matter more than the heads
             yield batch, heads
             yield batch, fewest_heads
-            yield batch, (2, 1) if kind == "grouped" else (1, 1)
+            yield batch, one_key_head
     if name != "many_heads":
         yield entries[0], heads
         yield entries[0], fewest_heads
@@ -127,7 +128,7 @@ def _fewer(row: Facts, deck: Deck) -> Iterator[tuple[int, tuple[int, int]]]:
         yield entries[-1], others
     for batch in entries:
         yield batch, fewest_heads
-    yield entries[-1], (2, 1) if kind == "grouped" else (1, 1)
+    yield entries[-1], one_key_head
 
 
 def _fits(one: Sizes, row: Facts, offer: Offer) -> bool:

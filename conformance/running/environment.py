@@ -5,7 +5,7 @@ import platform
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from attest.conformance.subject import Subject
+from attest.conformance.user_function import plain_function
 
 _OURS = "attest-attention"  # attest alone is another project on PyPI
 _PACKAGES = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "triton", "jax-triton")
@@ -60,13 +61,8 @@ def kernel_files(subjects: Mapping[str, Subject]) -> dict[str, str]:
     return {name: _relative(file) for name, file in found.items() if file}
 
 
-def _file_of(function: Any) -> str:
-    while True:
-        inner = getattr(function, "func", None) or getattr(function, "__wrapped__", None)
-        if inner is None:
-            break
-        function = inner
-    code = getattr(function, "__code__", None)
+def _file_of(call: Callable[..., Any]) -> str:
+    code = getattr(plain_function(call), "__code__", None)
     file = code.co_filename if code is not None else ""
     return file if os.path.isfile(file) else ""
 

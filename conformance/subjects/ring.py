@@ -8,7 +8,7 @@ where the columns of a bias travel with the keys. `operation.ring_attention` is 
 run by an executor over a mesh.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -128,8 +128,11 @@ def _inside(
     specs |= dict.fromkeys(whole, PartitionSpec())
     strategy = _possible(strategy, devices, query.shape[-2], key.shape[-2])
     static = tuple(sorted(others.items()))
-    # A malformed option may be no key of a cache; ring attention refuses it.
-    make = _spread_once if all(isinstance(x, Hashable) for _, x in static) else _spread
+    make = _spread_once
+    try:
+        hash(static)
+    except TypeError:  # ring attention refuses the malformed option
+        make = _spread
     spread = make(kernel, strategy, devices, query.ndim, static, tuple(specs.items()))
     return spread({**arrays, **whole})
 

@@ -1,4 +1,4 @@
-"""Dropout by a generator that is not known: the kept weights are found by calls, and then judged (S12).
+"""Dropout by the subject's own generator: calls show the kept weights, which are then tested (S12).
 
 One-hot values show which weights the forward pass keeps, and one-hot cotangents show those of the backward
 pass. Both must be the same weights, kept at the declared rate and independently of each other. Under these
@@ -94,7 +94,7 @@ def _statistics(trial: Trial) -> list[str]:
     chosen, subject, tiling = numbers(), trial.subject, trial.case.tiling
     seed, bits = trial.built.problem.dropout_seed or 0, subject.limits.seed_bits
     masks = [_kept(trial)]
-    for other in {(seed + more) % 2**bits: None for more in range(1, chosen["seeds"])}:
+    for other in dict.fromkeys((seed + more) % 2**bits for more in range(1, chosen["seeds"])):
         problem = replace(trial.built.problem, dropout_seed=other)
         masks.append(kept_forward(subject, replace(trial.built, problem=problem), tiling, gradients=False))
     kept = np.stack(masks)

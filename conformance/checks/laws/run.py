@@ -39,7 +39,7 @@ def check_of(law: Law) -> Check:
 def _run(trial: Trial, law: Law) -> Finding:
     subject = trial.subject
     try:
-        # Which weights a generator drops that is not known is not predicted for each call of a law.
+        # The weights that the subject's own generator drops cannot be predicted for each call of a law.
         case = law.recipe(without(trial.case, {"dropout"}) if trial.own_dropout else trial.case)
     except ValueError as error:
         return Finding(Verdict.INCONCLUSIVE, message=f"the case does not show the law: {error}")
