@@ -19,6 +19,7 @@ from attest.conformance.record import (
     ACCURACY,
     Result,
     RunRecord,
+    Verdict,
     settled,
     to_shrink,
     with_problems,
@@ -300,11 +301,12 @@ def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
 def _shrink_failures(found: _Found) -> None:
     """Find the simplest failing case of each check of each subject; cases that hung or died are kept.
 
-    Failures that begin with one case are searched together, since they share its simpler cases.
+    Failures that begin with one case are searched together, since they share its simpler cases. The searches
+    of a subject run one after the other, accuracy first: each tries the cases that those before it found.
     """
     request = found.request
     chosen = to_shrink(found.results)
-    together: dict[tuple[str, str], list[Failure]] = {}
+    together: dict[str, dict[str, list[Failure]]] = {}
     for (name, check, semantic), result in sorted(
         chosen.items(), key=lambda item: item[0][1] not in ACCURACY
     ):
@@ -312,15 +314,26 @@ def _shrink_failures(found: _Found) -> None:
         if all_checks()[check].kind.listed:
             found.take([simplest(result, result)])
         else:
-            together.setdefault((name, result.case.id), []).append(Failure(result, stays))
+            of_subject = together.setdefault(name, {})
+            of_subject.setdefault(result.case.id, []).append(Failure(result, stays))
     if not together or not request.shrink:
         return
-    evaluations, seconds = request.profile.shrink_evaluations, limits()["search_seconds"]
-    jobs = [
-        Job(name, _shrink, (tuple(failures), evaluations, seconds))
-        for (name, _), failures in together.items()
-    ]
-    found.meter.begin("shrinking", len(jobs), limits()["searches_seconds"])
+    searches = {name: [*of_subject.values()] for name, of_subject in together.items()}
+    found.meter.begin("shrinking", sum(map(len, searches.values())), limits()["searches_seconds"])
+    simple: dict[str, list[Result]] = {name: [] for name in searches}
+    for turn in range(max(map(len, searches.values()))):
+        jobs = [
+            Job(name, _shrink, (tuple(groups[turn]), request.profile.shrink_evaluations, tuple(simple[name])))
+            for name, groups in searches.items()
+            if turn < len(groups)
+        ]
+        for name, results in _search_all(found, jobs):
+            simple[name] += [each for each in results if each.verdict is Verdict.FAIL]
+
+
+def _search_all(found: _Found, jobs: Sequence[Job]) -> Iterator[tuple[str, list[Result]]]:
+    """Run searches; keep what they find, and yield it with the name of the subject."""
+    request = found.request
 
     def wanted(_job: Job) -> bool:
         return found.meter.stage_seconds_left > 0
@@ -330,7 +343,9 @@ def _shrink_failures(found: _Found) -> None:
     )
     with closing(outcomes):
         for outcome in outcomes:
-            found.add(_shrunk(request, outcome))
+            results = _shrunk(request, outcome)
+            found.add(results)
+            yield outcome.job.subject, results
 
 
 def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
@@ -345,6 +360,6 @@ def _shrunk(request: Request, outcome: Outcome) -> list[Result]:
     return [each for each in found if each is not None]
 
 
-def _shrink(subject: Subject, argument: tuple[tuple[Failure, ...], int, float]) -> list[Result]:
-    failures, evaluations, seconds = argument
-    return shrink(subject, failures, evaluations, seconds)
+def _shrink(subject: Subject, argument: tuple[tuple[Failure, ...], int, tuple[Result, ...]]) -> list[Result]:
+    failures, evaluations, simple = argument
+    return shrink(subject, failures, evaluations, limits()["search_seconds"], simple)

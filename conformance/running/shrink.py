@@ -32,11 +32,18 @@ class Failure:
 
 
 def shrink(
-    subject: Subject, failures: Sequence[Failure], evaluations: int, seconds: float = float("inf")
+    subject: Subject,
+    failures: Sequence[Failure],
+    evaluations: int,
+    seconds: float = float("inf"),
+    simple: Sequence[Result] = (),
 ) -> list[Result]:
     """Search the simpler cases of failures that begin with one case; return the simplest result of each.
 
     After them come the other failures on the simplest cases, which show what else is wrong there.
+
+    simple: what searches of the same subject have found before. A failure on the case of one of them, if that
+    is simpler, ends the search: the report shows both failures on one case.
 
     Each search judges at most `evaluations` cases, and shares what it computes with those after it. All of
     them end after `seconds`; a search that was cut off then is marked so. A failure of semantics stays one of
@@ -44,7 +51,7 @@ def shrink(
     sensitive enough to show a defect does not count: it must pass once the kernel is fixed.
     """
     shared = _Judged(subject, tuple(failure.result.check for failure in failures), time.monotonic() + seconds)
-    found = [_search(shared, failure, evaluations) for failure in failures]
+    found = [_search(shared, failure, evaluations, simple) for failure in failures]
     every = {(each.check, each.case): each for each in found}
     for each in found:
         for other in shared.failures(each.case):
@@ -74,7 +81,7 @@ class _Judged:
         return [each for each in self._found.get(case, {}).values() if each.verdict is Verdict.FAIL]
 
 
-def _search(judged: _Judged, failure: Failure, evaluations: int) -> Result:
+def _search(judged: _Judged, failure: Failure, evaluations: int, simple: Sequence[Result]) -> Result:
     failing = simplest = failure.result
     known: dict[Case, bool] = {failing.case: True}
     needs_contrast = all_checks()[failing.check].needs_contrast
@@ -102,6 +109,9 @@ def _search(judged: _Judged, failure: Failure, evaluations: int) -> Result:
             raise _StillFailsError
 
     try:
+        for earlier in simple:
+            if _size(earlier.case) < _size(simplest.case) and fails(earlier.case):
+                return replace(simplest, cut=earlier.cut)
         if not any(map(fails, islice(smallest(failing.case), evaluations // 4))):
             reduced(failing.case, fails)
         with suppress(_StillFailsError):

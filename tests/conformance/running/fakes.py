@@ -48,7 +48,7 @@ def shrunk(monkeypatch: pytest.MonkeyPatch, simplest: Case | None = SIMPLEST) ->
     """Let every search end at one case, or where it began if None; the results that were searched from."""
     searched: list[Result] = []
 
-    def shrink(subject, failures, evaluations, seconds):
+    def shrink(subject, failures, evaluations, seconds, simple):
         assert evaluations == PROFILE.shrink_evaluations
         searched.extend(failure.result for failure in failures)
         return [replace(each.result, case=simplest or each.result.case, minimal=True) for each in failures]

@@ -166,3 +166,24 @@ def test_what_else_fails_on_a_simplest_case_is_there(monkeypatch):
         ("gradients", 2),
         ("gradients", 3),
     ]
+
+
+def test_a_failure_on_a_simpler_case_of_an_earlier_search_needs_no_search(monkeypatch):
+    judged = []
+
+    def found(_subject, case, checks):
+        judged.append(case)
+        return [result(case, check, Verdict.FAIL if case.q_len >= 3 else Verdict.PASS) for check in checks]
+
+    monkeypatch.setattr(shrinking, "judge", found)
+    failures = [Failure(result(LARGE, "lse", Verdict.FAIL))]
+    passes, fails_too = (
+        result(replace(LARGE, q_len=q_len), "forward", Verdict.FAIL, cut=True) for q_len in (2, 4)
+    )
+    (end,) = shrinking.shrink(toys.right, failures, 200, simple=[passes, fails_too])
+    assert judged == [passes.case, fails_too.case] == [passes.case, end.case]
+    assert end.cut
+    # The case that a search begins with is no simpler one.
+    (searched,) = shrinking.shrink(toys.right, failures, 200, simple=[result(LARGE, "forward", Verdict.FAIL)])
+    assert searched.case.q_len == 3
+    assert not searched.cut
