@@ -59,7 +59,7 @@ class Trial:
 
     @property
     def own_dropout(self) -> bool:
-        """Whether the case has dropout by a generator of the subject's own (S12)."""
+        """Whether the case has dropout whose weights attest cannot predict (S12)."""
         return self.case.dropout > 0 and self.subject.semantics.dropout == "own_generator"
 
     @cached_property

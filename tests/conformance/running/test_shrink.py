@@ -69,10 +69,12 @@ def test_the_case_that_is_shown_passes_once_the_kernel_is_mended():
     assert mended.verdict is Verdict.PASS
 
 
-def fails_if(monkeypatch, wrong):
-    """Let a check of semantics fail on the cases for which `wrong` is true."""
+def fails_if(monkeypatch, wrong, seen=None):
+    """Let a check of semantics fail where `wrong` is true of the case; add each judged case to `seen`."""
 
     def found(subject, case, checks):
+        if seen is not None:
+            seen.append(case)
         return [result(case, check, Verdict.FAIL if wrong(case) else Verdict.PASS) for check in checks]
 
     monkeypatch.setattr(shrinking, "judge", found)
@@ -103,12 +105,7 @@ def test_a_failure_that_blunt_values_make_one_of_precision_may_end_as_one_of_mea
 
 def test_searches_of_one_case_share_what_they_judge(monkeypatch):
     judged = []
-
-    def found(subject, case, checks):
-        judged.append(case)
-        return [result(case, check, Verdict.FAIL if case.q_len >= 3 else Verdict.PASS) for check in checks]
-
-    monkeypatch.setattr(shrinking, "judge", found)
+    fails_if(monkeypatch, lambda case: case.q_len >= 3, seen=judged)
     failures = [
         Failure(result(LARGE, check, Verdict.FAIL)) for check in ("lse", "refusal.mask_shape", "purity")
     ]
@@ -170,12 +167,7 @@ def test_what_else_fails_on_a_simplest_case_is_there(monkeypatch):
 
 def test_a_failure_on_a_simpler_case_of_an_earlier_search_needs_no_search(monkeypatch):
     judged = []
-
-    def found(_subject, case, checks):
-        judged.append(case)
-        return [result(case, check, Verdict.FAIL if case.q_len >= 3 else Verdict.PASS) for check in checks]
-
-    monkeypatch.setattr(shrinking, "judge", found)
+    fails_if(monkeypatch, lambda case: case.q_len >= 3, seen=judged)
     failures = [Failure(result(LARGE, "lse", Verdict.FAIL))]
     passes, fails_too = (
         result(replace(LARGE, q_len=q_len), "forward", Verdict.FAIL, cut=True) for q_len in (2, 4)
