@@ -68,7 +68,6 @@ def mutants(
 
     from attest.conformance.cli.console import note, print_text
     from attest.conformance.mutants import table as tables
-    from attest.conformance.mutants.catalogue import digest
     from attest.conformance.mutants.choose import chosen
     from attest.conformance.mutants.clean_score import with_kills
     from attest.conformance.mutants.run import rival_scores, score_all
@@ -89,7 +88,7 @@ def mutants(
     summed = totals(found.scores)
     print_text(tables.text(summed, found.skipped))
     if table is not None:
-        write_text(table, tables.markdown(summed, digest(), others))
+        write_text(table, tables.markdown(summed, found.catalogue, others))
     if kills is not None:
         write_text(kills, dumps(with_kills(found.scores), indent=1, sort_keys=True) + "\n")
     wrong = any(each.survived or each.null_killed for each in summed)

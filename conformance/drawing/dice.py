@@ -54,6 +54,10 @@ class Deck:
     seed: int
     turns: tuple[tuple[str, int], ...] = ()
 
+    def turned(self, by: int) -> "Deck":
+        """Return the deck so many turns later for every fact."""
+        return Deck(self.seed, tuple((fact, turn + by) for fact, turn in self.turns)) if by else self
+
     def deal[T](
         self, fact: str, name: str, options: Sequence[T], fits: Callable[[T], bool] = lambda _option: True
     ) -> T:

@@ -5,6 +5,7 @@ cases of a row share all that a program is compiled for, and differ in all else:
 Every feature of a row must show in its cases: windows hide some keys, caps meet logits of their size.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import cache
@@ -22,6 +23,7 @@ from attest.conformance.drawing.tables import drawing
 from attest.conformance.drawing.windows import dealt_as, draw_window
 
 _TRIES = 4
+_REDRAWS = 8  # of a row, the first one included
 _ROWS_OF_A_TILE = 64  # what a kernel keeps from one block of rows to the next shows only beyond them
 _DROPPED = 4  # pairs of a head that dropout must drop, to be seen
 _MANY_KEYS = 1024
@@ -48,29 +50,41 @@ def fillings(
 ) -> list[Case]:
     """Return `count` cases of a row that share one program, each of another group of families in turn.
 
-    Of a few tries for each the first that `is_sensitive` accepts, or else the last.
+    Of a few tries for each the first that `is_sensitive` accepts, or else the last. A row whose first case
+    is not sensitive is drawn again, with other sizes and options, a few times.
     """
-    dice, deck = Dice(seed, "row"), offer.deck or Deck(seed)
+    deck = offer.deck or Deck(seed)
+    for redraw in range(_REDRAWS):
+        drawn = _fillings(row, offer, deck.turned(redraw), seed, redraw)
+        first, sensitive = _first(next(drawn), is_sensitive)
+        if sensitive:
+            return [first, *(_first(next(drawn), is_sensitive)[0] for _ in range(count - 1))]
+    drawn = _fillings(row, offer, deck, seed, 0)
+    return [_first(next(drawn), is_sensitive)[0] for _ in range(count)]
+
+
+def _fillings(row: Facts, offer: Offer, deck: Deck, seed: int, redraw: int) -> Iterator[Iterator[Case]]:
+    """Yield the tries of each filling of a row, without end."""
+    again = f" redraw {redraw}" if redraw else ""
+    dice = Dice(seed, f"row{again}")
     static, blocks = _static(row, offer, deck, dice), blocks_of(row, offer, dice)
     groups = list(drawing()["families"])
     first = next((number for number, group in enumerate(groups) if group in row), 0)
-    cases: list[Case] = []
-    for number in range(count):
+    for number in itertools.count():
         group = groups[(first + number) % len(groups)]
-        throws = (Dice(seed, f"filling {number} {attempt}") for attempt in range(_TRIES))
-        tries = (_filled(static, group, blocks, deck, number, throw) for throw in throws)
-        cases.append(_first(tries, is_sensitive))
-    return cases
+        throws = [Dice(seed, f"filling {number} {attempt}{again}") for attempt in range(_TRIES)]
+        yield (_filled(static, group, blocks, deck, number, throw) for throw in throws)
 
 
-def _first(tries: Iterator[Case], is_sensitive: Callable[[Case], bool]) -> Case:
+def _first(tries: Iterator[Case], is_sensitive: Callable[[Case], bool]) -> tuple[Case, bool]:
+    """Return the first sensitive case, or else the last one, and whether it is sensitive."""
     case = next(tries)
     while not is_sensitive(case):
         another = next(tries, None)
         if another is None:
-            return case
+            return case, False
         case = another
-    return case
+    return case, True
 
 
 def _static(row: Facts, offer: Offer, deck: Deck, dice: Dice) -> Case:

@@ -32,16 +32,12 @@ _FAR = 256
 
 def draw_window(case: Case, row: Facts, sides: str, blocks: Blocks, deck: Deck, dice: Dice) -> dict[str, Any]:
     """Return the window of a row's cases. sides: those that the subject takes, as in its limits."""
-    # Of packed tokens only half are sure to be in one sequence.
-    parts = 2 if "packed" in row else 1
-    most_left, most_right = case.kv_len // parts - 2, case.q_len // parts - 2
+    most_left, most_right = _farthest(case)
 
     def shows(pair: tuple[_Side, _Side]) -> bool:
         """Return whether a window of this kind hides keys here."""
         left, right = pair
-        binds_left = left == "zero" or (left == "any" and most_left >= 1)
-        binds_right = not case.causal and (right == "zero" or (right == "any" and most_right >= 1))
-        return binds_left or binds_right
+        return _binds(left, most_left) or (not case.causal and _binds(right, most_right))
 
     name = dealt_as(row)
     kinds = _KINDS[name]
@@ -58,6 +54,27 @@ def draw_window(case: Case, row: Facts, sides: str, blocks: Blocks, deck: Deck, 
     )
     sizes = ({None: None, "zero": 0, "wide": wide, "any": bounded} for bounded in ends)
     return {"window": tuple(size[side] for size, side in zip(sizes, (left, right), strict=True))}
+
+
+def _binds(side: _Side, most: int) -> bool:
+    """Return whether a side of this kind hides keys where one of at most so many tokens does."""
+    return (side == "zero" and most >= 0) or (side == "any" and most >= 1)
+
+
+def _farthest(case: Case) -> tuple[int, int]:
+    """Return the largest sides that hide a key from some row of every sequence; below 0 if none does."""
+    # Of packed tokens only half are sure to be in one sequence.
+    parts = 2 if case.lengths is not None and case.batch == 1 else 1
+    q_len, kv_len = case.q_len // parts, case.kv_len // parts
+    firsts = (kv_len - q_len,) if case.q_offset is None else case.q_offset
+    chunk = case.chunk_size or (1 << 31)
+    left, right = kv_len, kv_len
+    for first in (firsts,) if isinstance(firsts, int) else firsts:
+        rows = range(first, first + q_len)
+        before = (row - max(row // chunk * chunk, 0) for row in rows)
+        behind = (min((row // chunk + 1) * chunk, kv_len) - 1 - row for row in rows)
+        left, right = min(left, max(before, default=0)), min(right, max(behind, default=0))
+    return left - 1, right - 1
 
 
 def dealt_as(row: Facts) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from attest.conformance.files import write_text
 from attest.conformance.mutants import clean_score, package_score
-from attest.conformance.mutants.catalogue import Mutant, digest, load
+from attest.conformance.mutants.catalogue import GROUPS, Mutant, digest, load
 from attest.conformance.mutants.rivals import RivalJudge, RivalScore
 from attest.conformance.mutants.verdict import Score
 from attest.conformance.typed import convert, decode
@@ -31,10 +31,10 @@ SINGLE_THREADED = {
 class Scores:
     """The scores of a run.
 
-    catalogue: the hash of the catalogue. skipped: mutants that cannot run here, with the reason.
+    catalogue: the hash of each group. skipped: mutants that cannot run here, with the reason.
     """
 
-    catalogue: str
+    catalogue: dict[str, str]
     scores: tuple[Score, ...]
     skipped: dict[str, str]
 
@@ -62,7 +62,9 @@ def score_all(
     path: is written after each score. found_one: called after each, with the number of scores and of all.
     Raises ValueError if the file is of another catalogue.
     """
+    catalogue = {mutant.group: digest(mutant.group) for mutant in mutants}
     scores, skipped = _before(path), dict[str, str]()
+    catalogue |= {score.group: digest(score.group) for score in scores}
     done = {(score.name, score.profile, score.seed) for score in scores}
     jobs = [
         (mutant, profile, seed)
@@ -78,8 +80,8 @@ def score_all(
             scores.append(score)
             found_one(score, len(scores), len(done) + len(jobs))
         if path is not None:
-            write_text(path, Scores(digest(), tuple(scores), skipped).to_json())
-    return Scores(digest(), tuple(scores), skipped)
+            write_text(path, Scores(catalogue, tuple(scores), skipped).to_json())
+    return Scores(catalogue, tuple(scores), skipped)
 
 
 def _before(path: Path | None) -> list[Score]:
@@ -87,10 +89,13 @@ def _before(path: Path | None) -> list[Score]:
     if path is None or not path.exists():
         return []
     old = scores_from_json(path.read_bytes(), str(path))
-    if old.catalogue != digest():
-        raise ValueError(
-            f"{path}: its scores are of the catalogue {old.catalogue}, this is {digest()}: name another file"
-        )
+    for group, was in old.catalogue.items():
+        now = digest(group) if group in GROUPS else "gone"
+        if was != now:
+            raise ValueError(
+                f"{path}: its scores are of the group {group} as {was}, which is {now} here:"
+                " name another file"
+            )
     return [*old.scores]
 
 

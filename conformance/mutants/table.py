@@ -55,9 +55,10 @@ def _skipped(skipped: Mapping[str, str]) -> str:
     return "".join(f"\nnot scored here: {len(names)}, {reason}" for reason, names in reasons.items())
 
 
-def markdown(found: Sequence[Totals], catalogue: str, rivals: Sequence[RivalScore]) -> str:
+def markdown(found: Sequence[Totals], catalogue: Mapping[str, str], rivals: Sequence[RivalScore]) -> str:
     """Return the tables of the published score."""
-    lines = [f"Catalogue `{catalogue}`. Written by `attest mutants --table`.", ""]
+    groups = ", ".join(f"{group} `{digits}`" for group, digits in sorted(catalogue.items()))
+    lines = [f"Catalogue: {groups}. Written by `attest mutants --table`.", ""]
     lines += _table(
         ("profile", "seeds", "killed with every seed", "95 % interval", "correct rewrites that fail"),
         [

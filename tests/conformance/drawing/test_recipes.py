@@ -19,6 +19,9 @@ from attest.conformance.drawing.recipes import dealt, fillings, model
 from attest.conformance.drawing.shapes import Blocks, Offer, class_of
 from attest.conformance.drawing.tables import drawing
 from attest.conformance.judging.execute import call_of
+from attest.reference.problem import Problem
+from attest.reference.semantics import Semantics
+from attest.reference.visibility import allowed
 from tests.conformance.drawn import ROWS
 
 rows = st.sampled_from(ROWS)
@@ -246,3 +249,54 @@ def test_shared_dropout_is_drawn_in_every_way() -> None:
     row = model(frozenset({"shared_dropout"})).completed(frozenset({"shared_dropout", "few"}))
     drawn = [fillings(row, Offer("float32"), seed, 1)[0].dropout_shared for seed in range(30)]
     assert set(drawn) == {"b", "h", "bh"}
+
+
+@given(rows, offers, seeds)
+def test_a_row_whose_first_case_shows_no_defect_is_drawn_again(
+    row: frozenset[str], offer: Offer, seed: int
+) -> None:
+    first_draw = fillings(row, offer, seed, 3)
+    seeds_before = {case.seed for case in first_draw}
+    tried: list[Case] = []
+
+    def accept(case: Case) -> bool:
+        tried.append(case)
+        return len({one.seed for one in tried} - seeds_before) > 10
+
+    drawn = fillings(row, offer, seed, 3, accept)
+    assert drawn[0].seed not in seeds_before
+    assert drawn[0].features == first_draw[0].features
+    assert len({(case.batch, case.q_len, case.kv_len, case.q_heads, case.window) for case in drawn}) == 1
+
+
+@given(rows, offers, seeds)
+def test_a_row_that_never_shows_a_defect_stays_as_it_was_drawn_first(
+    row: frozenset[str], offer: Offer, seed: int
+) -> None:
+    (last_try,) = fillings(row, offer, seed, 1, lambda _case: False)
+    (first_try,) = fillings(row, offer, seed, 1)
+    assert (last_try.q_len, last_try.kv_len, last_try.window) == (
+        first_try.q_len,
+        first_try.kv_len,
+        first_try.window,
+    )
+
+
+@given(
+    st.sampled_from((frozenset[str](), frozenset({"q_offset"}), frozenset({"chunks"}))),
+    st.sampled_from(("edge", "many", "tall", "wide", "deep")),
+    st.sampled_from((frozenset[str](), frozenset({"causal"}))),
+    seeds,
+)
+def test_a_window_hides_keys_that_are_visible_without_it(
+    beside: frozenset[str], lengths: str, causal: frozenset[str], seed: int
+) -> None:
+    row = model().completed(frozenset({"window", lengths}) | beside | causal)
+    (case,) = fillings(row, Offer("float32"), seed, 1)
+    problem, semantics = build(case).problem, Semantics()
+    rows_of_queries = np.arange(case.q_len, dtype=np.int64)
+
+    def visible(problem: Problem) -> np.ndarray:
+        return allowed(problem, semantics, 0, 0, rows_of_queries)
+
+    assert not np.array_equal(visible(problem), visible(replace(problem, sliding_window=None)))

@@ -41,7 +41,7 @@ def test_totals_count_names_and_intervals():
     assert "defects killed with every seed: 1 of 2, 50.0 % (95 % interval 9.5 to 90.5)" in shown
     assert "survived: b (seed 0)" in shown
     assert "not scored here: 2, needs a GPU" in shown
-    assert "| `b` | survives seed 0 |" in markdown([found], "0123", ())
+    assert "| `b` | survives seed 0 |" in markdown([found], {"clean_kernel": "0123"}, ())
 
 
 def test_a_red_rewrite_is_a_false_alarm():
@@ -75,7 +75,10 @@ def counted(monkeypatch):
 
 def test_a_run_goes_on_where_another_one_ended(counted, tmp_path):
     path = tmp_path / "scores.json"
-    mutants = [Mutant(name="a", group="clean_kernel", change="x"), Mutant(name="b", change="y")]
+    mutants = [
+        Mutant(name="a", group="clean_kernel", change="x"),
+        Mutant(name="b", group="nulls", change="y"),
+    ]
     shown = []
     first = run.score_all(mutants[:1], ["quick"], [0], 1, path, lambda *now: shown.append(now[1:]))
     assert scores_from_json(path.read_bytes(), "scores") == first
@@ -87,14 +90,14 @@ def test_a_run_goes_on_where_another_one_ended(counted, tmp_path):
 
 def test_scores_of_another_catalogue_are_refused(counted, tmp_path):
     path = tmp_path / "scores.json"
-    run.score_all([Mutant(name="a", change="x")], ["quick"], [0], 1, path, lambda *_: None)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "catalogue": "0"}))
-    with pytest.raises(ValueError, match="its scores are of the catalogue 0, this is "):
-        run.score_all([Mutant(name="b", change="x")], ["quick"], [0], 1, path, lambda *_: None)
+    run.score_all([Mutant(name="a", group="nulls", change="x")], ["quick"], [0], 1, path, lambda *_: None)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "catalogue": {"nulls": "0"}}))
+    with pytest.raises(ValueError, match="its scores are of the group nulls as 0, which is "):
+        run.score_all([Mutant(name="b", group="nulls", change="x")], ["quick"], [0], 1, path, lambda *_: None)
 
 
 def test_a_mutant_that_cannot_run_here_is_skipped(counted):
-    mutant = Mutant(name="a", change="", subject="s")
+    mutant = Mutant(name="a", group="kernels", change="", subject="s")
     found = run.score_all([mutant], ["quick"], [0], 1, None, lambda *_: None)
     assert (found.scores, found.skipped) == ((), {"a": "needs a GPU"})
 
