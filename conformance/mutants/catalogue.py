@@ -19,7 +19,7 @@ _PACKAGE = Path(__file__).parents[2]
 _CLEAN = "conformance/mutants/kernels"
 
 # Each group with the folder, relative to the package, that the files of its edits are named from.
-GROUPS: Mapping[str, str] = {"clean_kernel": _CLEAN, "nulls": _CLEAN, "kernels": ""}
+GROUPS: Mapping[str, str] = {"clean_kernel": _CLEAN, "nulls": _CLEAN, "kernels": "", "judges": ""}
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Mutant:
     Of the kernels of this package. subject: that is judged. check: that must find it. feature, tokens: the
     search that finds it, and the largest simplest case, queries and keys added. case, message: or one case,
     and the beginning of its message.
+
+    Of what judges. test: the file of the project's tests that must notice it.
     """
 
     name: str = ""
@@ -71,6 +73,7 @@ class Mutant:
     tokens: int = 0
     case: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
     message: str = ""
+    test: str = ""
 
     @property
     def null(self) -> bool:

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from attest.conformance.mutants.catalogue import Mutant
+from attest.conformance.mutants.not_here import NotHereError
 from attest.conformance.mutants.planted_package import plant, run_planted
 from attest.conformance.mutants.verdict import Score, survivor
 from attest.conformance.process.limits import limits
 
 _DIED = 400  # characters of what a process that died wrote at its end
-
-
-class NotHereError(Exception):
-    """Raised for a mutant whose subject cannot run on this machine; the message says why."""
 
 
 def scored(mutant: Mutant, profile: str, seed: int) -> Score:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from attest.conformance.files import write_text
-from attest.conformance.mutants import clean_score, package_score
+from attest.conformance.mutants import clean_score, judge_score, package_score
 from attest.conformance.mutants.catalogue import GROUPS, Mutant, digest, load
+from attest.conformance.mutants.not_here import NotHereError
 from attest.conformance.mutants.rivals import RivalJudge, RivalScore
 from attest.conformance.mutants.verdict import Score
 from attest.conformance.typed import convert, decode
@@ -66,13 +67,15 @@ def score_all(
     scores, skipped = _before(path), dict[str, str]()
     catalogue |= {score.group: digest(score.group) for score in scores}
     done = {(score.name, score.profile, score.seed) for score in scores}
-    jobs = [
+    wanted = [
         (mutant, profile, seed)
         for profile in profiles
         for seed in seeds
         for mutant in mutants
-        if (mutant.name, profile, seed) not in done
+        if not mutant.test
     ]
+    wanted += [(mutant, judge_score.PROFILE, judge_score.SEED) for mutant in mutants if mutant.test]
+    jobs = [job for job in wanted if (job[0].name, *job[1:]) not in done]
     for name, score in _performed(_score, jobs, workers):
         if isinstance(score, str):
             skipped[name] = score
@@ -104,7 +107,7 @@ def rival_scores(mutants: Sequence[Mutant], profile: str, seed: int, workers: in
     nulls = [(null, profile, seed) for null in load("nulls").values()]
     closest = [*_performed(_closest, nulls, workers)]
     thresholds = {dtype: max(each[dtype] for each in closest) for dtype in closest[0]}
-    clean = [mutant for mutant in mutants if not mutant.subject and not mutant.compiled]
+    clean = [each for each in mutants if not (each.subject or each.test or each.compiled)]
     shares = [clean[worker::workers] for worker in range(workers)]
     jobs = [(share, profile, seed, thresholds) for share in shares if share]
     return [score for found in _performed(_rivals, jobs, workers) for score in found]
@@ -128,11 +131,13 @@ def _performed[Work, Done](
 def _score(job: tuple[Mutant, str, int]) -> tuple[str, Score | str]:
     """Return the name of a mutant and its score, or why it cannot run here."""
     mutant, profile, seed = job
-    if mutant.subject:
-        try:
+    try:
+        if mutant.test:
+            return mutant.name, judge_score.scored(mutant)
+        if mutant.subject:
             return mutant.name, package_score.scored(mutant, profile, seed)
-        except package_score.NotHereError as error:
-            return mutant.name, str(error)
+    except NotHereError as error:
+        return mutant.name, str(error)
     return mutant.name, clean_score.scored(_judge(), mutant, profile, seed, _kills())
 
 

@@ -193,14 +193,22 @@ def _groups(
             return
     if DRAWN in wanted:
         listed: list[Draw] = [*(_known(DRAWN, subject, only) if numbers["corpus"] else ())]
-        listed += _edges(subject, only) if numbers["edges"] else ()
+        listed += _edges(subject, numbers["edges"], only)
         yield from (Task(subject.name, draw, wanted[DRAWN]) for draw in listed)
 
 
-def _edges(subject: Subject, only: Restriction) -> Iterator[Case]:
-    """Yield the listed cases at the limits of arguments, each in a dtype that the subject supports."""
+def _edges(subject: Subject, which: str, only: Restriction) -> Iterator[Case]:
+    """Yield the listed cases at the limits of arguments, each in a dtype that the subject supports.
+
+    which: "all", "none", or "quick": those that are marked so.
+    """
     for number, table in enumerate(drawing()["edges"]):
-        case = case_from_json({"dtype": subject.dtypes[number % len(subject.dtypes)], **table})
+        fields = dict(table)
+        if not (fields.pop("quick", False) or which == "all") or which == "none":
+            continue
+        if "window" in fields:
+            fields["window"] = [None if side == "open" else side for side in fields["window"]]
+        case = case_from_json({"dtype": subject.dtypes[number % len(subject.dtypes)], **fields})
         promised = subject.semantics.empty_rows == "zero" or not Trial(subject, case).has_empty_rows
         narrowed = only.examples is not None or not only.features <= case.features
         if promised and not narrowed and _is_supported(subject, case, only):

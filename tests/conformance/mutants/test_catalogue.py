@@ -88,7 +88,7 @@ def test_mutants_are_chosen_by_group_class_and_name():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((("kernel",), (), ()), "--group: got 'kernel', expected clean_kernel, nulls, kernels"),
+        ((("kernel",), (), ()), "--group: got 'kernel', expected clean_kernel, nulls, kernels, judges"),
         ((("nulls",), ("sink",), ()), "--class: got 'sink', expected one of "),
         (
             (("nulls",), (), ("causal_topleft",)),

@@ -144,13 +144,15 @@ def test_a_kernel_that_is_not_deterministic_fails_unless_it_says_so() -> None:
 
 
 def test_a_leak_from_under_the_mask_is_named() -> None:
-    def sums_everything(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        return toy_attention(query, key, value, **options) + 0 * value.sum()
+    right = find("xla.attention")
 
-    wide = Case(q_len=1, kv_len=3, window=(0, 0), batch=1, head_dim=2)
-    subject = toy(sums_everything, features=frozenset({"causal", "window"}))
-    result = verdict(subject, "poison", wide)
+    def sums_everything(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        result = right.call(query, key, value, **options)
+        return jax.tree.map(lambda array: array + 0 * value.sum(), result)
+
+    result = verdict(replace(right, call=sums_everything), "poison", HIDING)
     assert result.verdict is Verdict.FAIL
+    assert result.message.startswith("NaN and inf stored in hidden places changed out\n")
 
 
 def test_poison_that_has_no_place_is_inconclusive() -> None:

@@ -49,7 +49,7 @@ SUBJECT = Subject(
     dtypes=DTYPES,
     tilings=(Tiling({"blocks": 16}, 16, 16), Tiling({}, 256, 256)),
 )
-NUMBERS = {"strength": 1, "arrays": 1, "alone": 0, "fillings": 2, "corpus": False, "edges": False}
+NUMBERS = {"strength": 1, "arrays": 1, "alone": 0, "fillings": 2, "corpus": False, "edges": "none"}
 SMALL = Profile("small", 0, {"drawn": NUMBERS})
 PAIRS = replace(SMALL, kinds={"drawn": {**NUMBERS, "strength": 2, "fillings": 1}})
 
@@ -262,7 +262,7 @@ def test_known_bugs_are_given_to_the_checks_that_see_them() -> None:
         "alone": 0,
         "examples": 0,
         "corpus": True,
-        "edges": False,
+        "edges": "none",
     }
     for kind in ("drawn", "transformed"):
         given = planned(subject, kind, nothing_drawn)
@@ -271,10 +271,14 @@ def test_known_bugs_are_given_to_the_checks_that_see_them() -> None:
 
 
 def test_cases_at_the_ends_of_arguments_are_given_to_who_promises_something_of_them() -> None:
-    nothing_drawn = {"arrays": 0, "strength": 1, "fillings": 1, "alone": 0, "corpus": False, "edges": True}
+    nothing_drawn = {"arrays": 0, "strength": 1, "fillings": 1, "alone": 0, "corpus": False, "edges": "all"}
     standard = planned(SUBJECT, "drawn", nothing_drawn)
     assert {0} <= {case.q_len for case in standard} & {case.kv_len for case in standard}
     assert len(standard) == len(drawing()["edges"])
+    assert (None, 0) in {case.window for case in standard}
+    quick = planned(SUBJECT, "drawn", {**nothing_drawn, "edges": "quick"})
+    assert set(quick) < set(standard)
+    assert len(quick) == sum(table.get("quick", False) for table in drawing()["edges"])
     dialect = replace(SUBJECT, semantics=replace(SUBJECT.semantics, empty_rows="nan"))
     assert all(case.kv_len for case in planned(dialect, "drawn", nothing_drawn))
 
@@ -291,7 +295,7 @@ def test_a_dialect_that_leaves_empty_rows_open_gets_no_case_with_some() -> None:
 
 def test_known_bugs_are_planned_in_a_dtype_that_the_subject_takes() -> None:
     subject = replace(SUBJECT, dtypes=("float16",))
-    nothing_drawn = {"arrays": 0, "strength": 1, "fillings": 1, "alone": 0, "corpus": True, "edges": False}
+    nothing_drawn = {"arrays": 0, "strength": 1, "fillings": 1, "alone": 0, "corpus": True, "edges": "none"}
     cases_planned = planned(subject, "drawn", nothing_drawn)
     assert {case.dtype for case in cases_planned} == {"float16"}
     assert len(cases_planned) > len([entry for entry in load_corpus() if entry.case.dtype == "float16"])
