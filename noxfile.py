@@ -67,6 +67,8 @@ _TESTS_OF_TRITON = (
     "tests/kernels/triton/test_spec.py",
 )
 
+_QUIET_MKDOCS = {"NO_MKDOCS_2_WARNING": "1"}
+
 # The names of the browser, by distribution.
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
@@ -173,7 +175,7 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the pages; a link that leads nowhere fails."""
     _install(session, "docs")
-    _docs(session)
+    _docs(session, *session.posargs)
 
 
 @nox.session(default=False)
@@ -291,6 +293,13 @@ def versions(session: nox.Session, jax: str) -> None:
     session.run("python", "-m", "tests.jax_versions", *records, success_codes=[expected])
 
 
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Build wheel and sdist, and follow the README with each, installed alone; `-- --jax 0.6.2` picks one."""
+    session.install("twine", "uv", "typer")
+    session.run("python", "-m", "tests.release", *session.posargs, env=_PLATFORMS)
+
+
 def _extra(project: Mapping[str, Any], name: str) -> list[str]:
     """Return the requirements of an extra that hold on this platform; "" is the core, which has no others."""
     extra = project["project"]["optional-dependencies"].get(name, [])
@@ -371,8 +380,8 @@ def _types(session: nox.Session) -> None:
         session.error(f"pyright has seen {seen and seen[1]} of {len(files)} files: {said}")
 
 
-def _docs(session: nox.Session) -> None:
+def _docs(session: nox.Session, *options: str) -> None:
     # Beside the environment: create_tmp would put every later temporary file into the checkout.
     pages = f"{session.virtualenv.location}/pages"
     # Not --quiet: MkDocs then counts no warnings, and --strict finds nothing.
-    session.run("mkdocs", "build", "--strict", "--site-dir", pages, env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("mkdocs", "build", "--strict", "--site-dir", pages, *options, env=_QUIET_MKDOCS)

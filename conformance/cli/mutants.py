@@ -23,8 +23,8 @@ Groups = Annotated[
     typer.Option(
         "--group",
         show_default="clean_kernel, nulls",
-        help="clean_kernel, nulls, or kernels: those of this package, each judged in processes of its own;"
-        " repeatable.",
+        help="clean_kernel, nulls, kernels: those of this package, or judges: defects of oracle, error model"
+        " and checks, which the project's tests must notice; repeatable.",
     ),
 ]
 Classes = Annotated[
@@ -34,6 +34,13 @@ Only = Annotated[list[str] | None, typer.Option(help="Score this mutant only; re
 Workers = Annotated[int, typer.Option("-n", "--workers", min=1, help="Processes.")]
 Rivals = Annotated[
     bool, typer.Option("--rivals", help="Apply the rules of other test suites to the first profile and seed.")
+]
+Ablate = Annotated[
+    str,
+    typer.Option(
+        metavar="CLASS",
+        help="Score the defects of this class of clean_kernel without the cases and sizes made for them.",
+    ),
 ]
 Json = Annotated[
     Path | None,
@@ -55,6 +62,7 @@ def mutants(
     only: Only = None,
     workers: Workers = 1,
     rivals: Rivals = False,
+    ablate: Ablate = "",
     json: Json = None,
     kills: Kills = None,
     table: Table = None,
@@ -64,14 +72,18 @@ def mutants(
     A mutant is a correct kernel with one planted defect. Each is judged until the first failure.
     """
     Outputs(json=json, table=table, kills=kills)
+    if ablate and (group or defect_class or rivals or kills or only):
+        raise UsageError(
+            "--ablate names the defects to score: give no --group, --class, --only, --rivals or --kills"
+        )
     from json import dumps
 
     from attest.conformance.cli.console import note, print_text
     from attest.conformance.mutants import table as tables
-    from attest.conformance.mutants.choose import chosen
-    from attest.conformance.mutants.clean_score import with_kills
+    from attest.conformance.mutants.choose import chosen, of_class_alone
+    from attest.conformance.mutants.clean_score import read_kills, with_kills
     from attest.conformance.mutants.run import rival_scores, score_all
-    from attest.conformance.mutants.summary import totals
+    from attest.conformance.mutants.summary import lost, totals
     from attest.conformance.running.plan import load_profile
 
     profiles = tuple(profile or ("standard",))
@@ -79,14 +91,19 @@ def mutants(
     with as_usage_errors():
         for name in profiles:
             load_profile(name)
-        wanted = chosen(tuple(group or ("clean_kernel", "nulls")), defect_class or (), only or ())
+        groups = tuple(group or ("clean_kernel", "nulls"))
+        wanted = of_class_alone(ablate) if ablate else chosen(groups, defect_class or (), only or ())
     try:
-        found = score_all(wanted, profiles, seeds, workers, json, lambda *now: note(tables.line(*now)))
+        found = score_all(
+            wanted, profiles, seeds, workers, json, lambda *now: note(tables.line(*now)), ablate
+        )
     except ValueError as error:
         raise UsageError(str(error)) from None
     others = rival_scores(wanted, profiles[0], seeds[0], workers) if rivals else ()
     summed = totals(found.scores)
     print_text(tables.text(summed, found.skipped))
+    if ablate:
+        print_text(tables.lost(ablate, lost(found.scores, read_kills())))
     if table is not None:
         write_text(table, tables.markdown(summed, found.catalogue, others))
     if kills is not None:

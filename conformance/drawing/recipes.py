@@ -41,7 +41,7 @@ def model(declared: frozenset[str] = frozenset()) -> Model:
         choices={"dtype": DTYPES, **{name: tuple(drawing()[name]) for name in classes}},
         needs=NEEDS,
         excludes=APART,
-        also=tuple(frozenset(facts) for facts in drawing()["together"]["sets"]),
+        also=tuple(frozenset(facts) for facts in drawing()["together"]),
     )
 
 

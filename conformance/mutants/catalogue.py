@@ -108,6 +108,11 @@ def everything() -> Mapping[str, Mutant]:
     return found
 
 
+def of_class(defect_class: str) -> frozenset[str]:
+    """Return the names of the defects of a class."""
+    return frozenset(name for name, mutant in everything().items() if mutant.defect_class == defect_class)
+
+
 def digest(group: str) -> str:
     """Return the first digits of a hash of a group: what two scores must share to be compared."""
     return hashlib.sha256((_FOLDER / f"{group}.toml").read_bytes()).hexdigest()[:12]

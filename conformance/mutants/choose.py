@@ -6,6 +6,16 @@ from attest.conformance.mutants.catalogue import GROUPS, Mutant, everything, loa
 from attest.conformance.text import nearest
 
 
+def of_class_alone(defect_class: str) -> list[Mutant]:
+    """Return the defects of a class of the clean kernel. Raises ValueError if there are none."""
+    every = load("clean_kernel").values()
+    found = [mutant for mutant in every if mutant.defect_class == defect_class]
+    if not found:
+        known = ", ".join(sorted({mutant.defect_class for mutant in every}))
+        raise ValueError(f"--ablate: got {defect_class!r}, expected a class of clean_kernel: {known}")
+    return found
+
+
 def chosen(groups: Sequence[str], classes: Sequence[str], names: Sequence[str]) -> list[Mutant]:
     """Return the mutants of groups and classes, or those of some names, whatever their group.
 

@@ -124,7 +124,7 @@ def _first_kill(
     count = 0
     for case, check in _promising(kills.get(mutant.name, {}), planned):
         count += 1
-        red = judge.first_red(kernel, case, [check])
+        red = _red(judge, mutant, kernel, case, [check])
         if red is not None:
             return count, red
     ordered = sorted(planned, key=lambda one: _rank(mutant, one))
@@ -134,16 +134,33 @@ def _first_kill(
             asked = [check for check in checks if check in _OF_ANSWERS]
             if asked and judge.shows(mutant, kernel, case):
                 count += len(asked)
-                red = judge.first_red(kernel, case, asked)
+                red = _red(judge, mutant, kernel, case, asked)
                 if red is not None:
                     return count, red
     for case, checks in ordered:
         asked = [check for check in checks if not answers or check not in _OF_ANSWERS]
         count += len(asked)
-        red = judge.first_red(kernel, case, asked)
+        red = _red(judge, mutant, kernel, case, asked)
         if red is not None:
             return count, red
     return count, None
+
+
+def _red(judge: Judge, mutant: Mutant, kernel: Planted, case: Case, checks: Sequence[str]) -> Result | None:
+    """Return the first red result that is red again where nothing has been called before.
+
+    A defect may keep something from one call to the next. What no replay shows is no kill.
+    """
+    for number, check in enumerate(checks):
+        # All at once, since they share what they compute; one by one behind a red one that was not confirmed.
+        red = judge.first_red(kernel, case, checks if number == 0 else [check])
+        if red is None and number == 0:
+            return None
+        if red is not None:
+            with planted_kernel(mutant) as fresh:
+                if judge.first_red(fresh, case, [red.check]) is not None:
+                    return red
+    return None
 
 
 def _promising(kills: Mapping[str, Mapping[str, Any]], planned: Sequence[Planned]) -> list[tuple[Case, str]]:

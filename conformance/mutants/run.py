@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attest.conformance.drawing.tables import leave_out
 from attest.conformance.files import write_text
 from attest.conformance.mutants import clean_score, judge_score, package_score
-from attest.conformance.mutants.catalogue import GROUPS, Mutant, digest, load
+from attest.conformance.mutants.catalogue import GROUPS, Mutant, digest, load, of_class
 from attest.conformance.mutants.not_here import NotHereError
 from attest.conformance.mutants.rivals import RivalJudge, RivalScore
 from attest.conformance.mutants.verdict import Score
@@ -32,12 +33,14 @@ SINGLE_THREADED = {
 class Scores:
     """The scores of a run.
 
-    catalogue: the hash of each group. skipped: mutants that cannot run here, with the reason.
+    catalogue: the hash of each group. skipped: mutants that cannot run here, with the reason. ablated: the
+    class whose cases were left out; empty if none were.
     """
 
     catalogue: dict[str, str]
     scores: tuple[Score, ...]
     skipped: dict[str, str]
+    ablated: str = ""
 
     def to_json(self) -> str:
         """Return the scores as JSON, in an order that does not depend on which was ready first."""
@@ -57,14 +60,16 @@ def score_all(
     workers: int,
     path: Path | None,
     found_one: Callable[[Score, int, int], None],
+    ablated: str = "",
 ) -> Scores:
     """Return the scores of mutants with every profile and seed; those that a file has are not made again.
 
     path: is written after each score. found_one: called after each, with the number of scores and of all.
-    Raises ValueError if the file is of another catalogue.
+    ablated: the class of defects whose cases are left out, if any. Raises ValueError if the file is of
+    another catalogue, or if other cases were left out.
     """
     catalogue = {mutant.group: digest(mutant.group) for mutant in mutants}
-    scores, skipped = _before(path), dict[str, str]()
+    scores, skipped = _before(path, ablated), dict[str, str]()
     catalogue |= {score.group: digest(score.group) for score in scores}
     done = {(score.name, score.profile, score.seed) for score in scores}
     wanted = [
@@ -76,22 +81,25 @@ def score_all(
     ]
     wanted += [(mutant, judge_score.PROFILE, judge_score.SEED) for mutant in mutants if mutant.test]
     jobs = [job for job in wanted if (job[0].name, *job[1:]) not in done]
-    for name, score in _performed(_score, jobs, workers):
+    for name, score in _performed(_score, jobs, workers, of_class(ablated)):
         if isinstance(score, str):
             skipped[name] = score
         else:
             scores.append(score)
             found_one(score, len(scores), len(done) + len(jobs))
         if path is not None:
-            write_text(path, Scores(catalogue, tuple(scores), skipped).to_json())
-    return Scores(catalogue, tuple(scores), skipped)
+            write_text(path, Scores(catalogue, tuple(scores), skipped, ablated).to_json())
+    return Scores(catalogue, tuple(scores), skipped, ablated)
 
 
-def _before(path: Path | None) -> list[Score]:
+def _before(path: Path | None, ablated: str) -> list[Score]:
     """Return the scores that a file holds already; none if there is no file."""
     if path is None or not path.exists():
         return []
     old = scores_from_json(path.read_bytes(), str(path))
+    if old.ablated != ablated:
+        was, now = _without(old.ablated), _without(ablated)
+        raise ValueError(f"{path}: its scores are {was}, these are {now}: name another file")
     for group, was in old.catalogue.items():
         now = digest(group) if group in GROUPS else "gone"
         if was != now:
@@ -100,6 +108,10 @@ def _before(path: Path | None) -> list[Score]:
                 " name another file"
             )
     return [*old.scores]
+
+
+def _without(ablated: str) -> str:
+    return f"without the cases made for {ablated}" if ablated else "of all cases"
 
 
 def rival_scores(mutants: Sequence[Mutant], profile: str, seed: int, workers: int) -> list[RivalScore]:
@@ -114,14 +126,14 @@ def rival_scores(mutants: Sequence[Mutant], profile: str, seed: int, workers: in
 
 
 def _performed[Work, Done](
-    work: Callable[[Work], Done], jobs: Sequence[Work], workers: int
+    work: Callable[[Work], Done], jobs: Sequence[Work], workers: int, left_out: frozenset[str] = frozenset()
 ) -> Iterator[Done]:
-    """Yield work(job) of every job, as they come."""
+    """Yield work(job) of every job, as they come. left_out: defects for which no case is drawn."""
     # Of processes alone: NumPy reads how many threads it may use when it is first imported.
     before = dict(os.environ)
     os.environ.update({name: os.environ.get(name, value) for name, value in SINGLE_THREADED.items()})
     try:
-        with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        with multiprocessing.get_context("spawn").Pool(workers, leave_out, (left_out,)) as pool:
             yield from pool.imap_unordered(work, jobs)
     finally:
         os.environ.clear()

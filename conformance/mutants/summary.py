@@ -72,6 +72,21 @@ def _totals(profile: str, scores: Sequence[Score]) -> Totals:
     )
 
 
+def lost(scores: Iterable[Score], kills: Mapping[str, Mapping[str, Mapping[str, object]]]) -> list[str]:
+    """Return the names of the survivors that the same profile and seed killed when the scores were last made.
+
+    kills: by name, profile and seed.
+    """
+    survivors = [score for score in scores if not score.killed]
+    return sorted(
+        {
+            score.name
+            for score in survivors
+            if str(score.seed) in kills.get(score.name, {}).get(score.profile, {})
+        }
+    )
+
+
 def _by_class(
     defects: Mapping[str, Sequence[Score]], survived: Mapping[str, object]
 ) -> dict[str, tuple[int, int]]:

@@ -25,6 +25,14 @@ def text(found: Sequence[Totals], skipped: Mapping[str, str]) -> str:
     return "\n".join(part for each in found for part in _paragraph(each)) + _skipped(skipped)
 
 
+def lost(defect_class: str, names: Sequence[str]) -> str:
+    """Return what the cases made for a class of defects were worth."""
+    cases = f"the cases and sizes made for the class {defect_class}"
+    if not names:
+        return f"without {cases}, no defect is lost"
+    return f"only {cases} kill {plural(len(names), 'defect')}: {', '.join(names)}"
+
+
 def _paragraph(found: Totals) -> Iterator[str]:
     seeds = ", ".join(map(str, found.seeds))
     yield f"profile {found.profile}, {'seeds' if len(found.seeds) > 1 else 'seed'} {seeds}"

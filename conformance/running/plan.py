@@ -202,7 +202,7 @@ def _edges(subject: Subject, which: str, only: Restriction) -> Iterator[Case]:
 
     which: "all", "none", or "quick": those that are marked so.
     """
-    for number, table in enumerate(drawing()["edges"]):
+    for number, table in drawing()["edges"].items():
         fields = dict(table)
         if not (fields.pop("quick", False) or which == "all") or which == "none":
             continue

@@ -10,6 +10,7 @@ import pytest
 from attest.conformance.judging.malformed import MALFORMED
 from tests.meta.fences import snippets
 from tests.meta.processes import ROOT, python, tokens
+from tests.own_kernel import KERNEL
 
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "how-to" / "your-own-kernel.md"
@@ -26,36 +27,6 @@ build-backend = "hatchling.build"
 [tool.hatch.build.targets.wheel]
 packages = ["my_attention"]
 """
-
-KERNEL = '''
-"""Somebody's attention: correct, plain, and without a word about attest."""
-
-from functools import partial
-
-import jax
-import jax.numpy as jnp
-
-
-def attention(query, key, value, *, causal, scale):
-    group = query.shape[2] // key.shape[2]
-    key, value = (jnp.repeat(x.astype(jnp.float32), group, axis=2) for x in (key, value))
-    scale = query.shape[3] ** -0.5 if scale is None else scale
-    rows, columns = query.shape[1], key.shape[1]
-    offset = columns - rows
-    sees = (jnp.arange(rows) + offset >= 0)[None, :, None, None] if causal else True
-    wide = jnp.where(sees, query.astype(jnp.float32), jnp.float32(0))
-    dot = partial(jnp.einsum, precision="highest")
-    logits = dot("bqhd,bkhd->bhqk", wide, key) * jnp.float32(scale)
-    seen = jnp.arange(columns)[None, :] <= jnp.arange(rows)[:, None] + offset if causal else True
-    logits = jnp.where(seen, logits, -jnp.inf)
-    top = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-    weights = jnp.exp(logits - jnp.where(jnp.isfinite(top), top, jnp.float32(0)))
-    total = weights.sum(axis=-1, keepdims=True)
-    weights = weights / jnp.where(total == 0, jnp.float32(1), total)
-    out = dot("bhqk,bkhd->bqhd", weights, value)
-    return jnp.where(sees, out, jnp.float32(0)).astype(query.dtype)
-'''
-
 
 # What a run says of the refusals of the package, by check.
 REFUSALS = """

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from attest.conformance.cases.case import Case, case_from_json
+from attest.conformance.drawing.tables import is_left_out
 from attest.conformance.kinds import DRAWN
 
 
@@ -13,7 +14,8 @@ from attest.conformance.kinds import DRAWN
 class Entry:
     """A case, what went wrong there in whose kernel, and the clause that it broke.
 
-    kind: of the checks that see it, by its table in conformance/running/profiles.toml.
+    kind: of the checks that see it, by its table in conformance/running/profiles.toml. because: the defects
+    of the catalogue of mutants that are alike.
     """
 
     name: str
@@ -22,12 +24,14 @@ class Entry:
     clause: str
     case: Case
     kind: str
+    because: tuple[str, ...] = ()
 
 
 @cache
 def load_corpus() -> tuple[Entry, ...]:
-    """Return every entry, by file name. Raises ValueError naming a file that is broken."""
-    return tuple(_read(path) for path in sorted(Path(__file__).parent.glob("*.json")))
+    """Return the entries that are not left out, by file name. Raises ValueError naming a broken file."""
+    found = (_read(path) for path in sorted(Path(__file__).parent.glob("*.json")))
+    return tuple(entry for entry in found if not is_left_out(entry.because))
 
 
 def _read(path: Path) -> Entry:
@@ -35,6 +39,7 @@ def _read(path: Path) -> Entry:
         data = json.loads(path.read_text())
         case = case_from_json(data["case"])
         kind = data.get("kind", DRAWN.table)
-        return Entry(path.stem, tuple(data["sources"]), data["symptom"], data["clause"], case, kind)
+        because = tuple(data.get("because", ()))
+        return Entry(path.stem, tuple(data["sources"]), data["symptom"], data["clause"], case, kind, because)
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(f"corpus entry {path.name}: {type(error).__name__}: {error}") from error

@@ -6,6 +6,7 @@ import pytest
 
 from attest.conformance.cli.commands import main
 from attest.conformance.mutants import run
+from attest.conformance.mutants.catalogue import load
 from attest.conformance.mutants.verdict import Score
 
 DEFECT, REWRITE = "causal_top_left", "comparisons_negated"
@@ -16,7 +17,7 @@ def scores(monkeypatch):
     """What becomes of each mutant, by name; "" survives or passes."""
     how = {DEFECT: "wrong", REWRITE: ""}
 
-    def performed(_work, jobs, _workers):
+    def performed(_work, jobs, _workers, _left_out=None):
         for mutant, profile, seed in jobs:
             kill = {"how": "wrong", "check": "forward", "case": {"q_len": 2}, "message": "off\nby far"}
             named = (mutant.name, mutant.group, mutant.null, mutant.defect_class, profile, seed, 3)
@@ -75,9 +76,34 @@ def test_a_wrong_option_is_one_sentence(options, message, capsys):
 
 def test_scores_of_another_catalogue_are_refused(scores, tmp_path, capsys):
     path = tmp_path / "scores.json"
-    path.write_text(json.dumps({"catalogue": "0", "scores": [], "skipped": {}}))
+    path.write_text(json.dumps({"catalogue": {"nulls": "0"}, "scores": [], "skipped": {}}))
     assert mutants("--json", path) == 2
-    assert "its scores are of the catalogue 0" in capsys.readouterr().err
+    assert "its scores are of the group nulls as 0" in capsys.readouterr().err
     path.write_text("{")
     assert mutants("--json", path) == 2
     assert "not valid JSON" in capsys.readouterr().err
+
+
+def test_a_class_is_scored_without_what_was_made_for_it(scores, tmp_path, capsys):
+    names = {name for name, mutant in load("clean_kernel").items() if mutant.defect_class == "causal"}
+    scores.update({**dict.fromkeys(names, "wrong"), DEFECT: ""})
+    path = tmp_path / "scores.json"
+    assert main(["mutants", "--ablate", "causal", "--profile", "quick", "--json", str(path)]) == 1
+    said = "only the cases and sizes made for the class causal kill 1 defect: causal_top_left"
+    assert said in capsys.readouterr().out
+    found = json.loads(path.read_text())
+    assert {each["name"] for each in found["scores"]} == names
+    assert found["ablated"] == "causal"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("devices",), "--ablate: got 'devices', expected a class of clean_kernel: arguments, bias"),
+        (("sinks", "--class", "sinks"), "--ablate names the defects to score: give no --group, --class"),
+        (("sinks", "--rivals"), "--ablate names the defects to score"),
+    ],
+)
+def test_a_class_that_cannot_be_left_out_is_refused(options, message, capsys):
+    assert main(["mutants", "--ablate", *options]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

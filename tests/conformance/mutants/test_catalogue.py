@@ -7,6 +7,7 @@ import pytest
 from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.checks import all_checks
 from attest.conformance.clauses import CLAUSES
+from attest.conformance.drawing.corpus import load_corpus
 from attest.conformance.mutants import catalogue
 from attest.conformance.mutants.catalogue import Edit, Mutant, everything, load, planted_text, source_of
 from attest.conformance.mutants.choose import chosen
@@ -99,3 +100,19 @@ def test_mutants_are_chosen_by_group_class_and_name():
 def test_an_unknown_choice_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         chosen(*arguments)
+
+
+def made_for():
+    """What was made for defects, with their names: classes of sizes, rows, listed cases, the corpus."""
+    tables = tomllib.loads((ROOT / "conformance" / "drawing" / "drawing.toml").read_text())
+    yield from tables["because"].items()
+    for kind in ("together", "edges"):
+        for number, table in enumerate(tables[kind]):
+            yield f"{kind} {number}", table.get("because", ())
+    for entry in load_corpus():
+        yield entry.name, entry.because
+
+
+@pytest.mark.parametrize(("what", "because"), [*made_for()])
+def test_what_was_made_for_defects_names_some_of_the_clean_kernel(what, because):
+    assert set(because) <= load("clean_kernel").keys()

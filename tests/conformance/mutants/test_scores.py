@@ -8,7 +8,8 @@ import pytest
 from attest.conformance.mutants import clean_score, package_score, run
 from attest.conformance.mutants.catalogue import Edit, Mutant, load
 from attest.conformance.mutants.run import scores_from_json
-from attest.conformance.mutants.summary import interval, totals
+from attest.conformance.mutants.summary import interval, lost, totals
+from attest.conformance.mutants.table import lost as lost_text
 from attest.conformance.mutants.table import markdown, text
 from attest.conformance.mutants.verdict import Score
 
@@ -59,9 +60,14 @@ def test_an_interval_holds_the_share(killed, total):
 @pytest.fixture
 def counted(monkeypatch):
     """Runs scores in this process, where those that are made are counted."""
-    made = []
 
-    def performed(_work, jobs, _workers):
+    class Made(list):
+        left_out = frozenset()
+
+    made = Made()
+
+    def performed(_work, jobs, _workers, left_out=frozenset()):
+        made.left_out = left_out
         for mutant, profile, seed in jobs:
             made.append((mutant.name, profile, seed))
             if mutant.subject:
@@ -94,6 +100,24 @@ def test_scores_of_another_catalogue_are_refused(counted, tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "catalogue": {"nulls": "0"}}))
     with pytest.raises(ValueError, match="its scores are of the group nulls as 0, which is "):
         run.score_all([Mutant(name="b", group="nulls", change="x")], ["quick"], [0], 1, path, lambda *_: None)
+
+
+def test_what_was_made_for_a_class_is_left_out_and_its_scores_are_not_mixed_with_others(counted, tmp_path):
+    path, mutants = tmp_path / "scores.json", [load("clean_kernel")["sinks_scaled"]]
+    found = run.score_all(mutants, ["quick"], [0], 1, path, lambda *_: None, "sinks")
+    assert found.ablated == "sinks"
+    assert counted.left_out >= {"sinks_scaled", "sinks_capped"}
+    assert "causal_top_left" not in counted.left_out
+    with pytest.raises(ValueError, match="without the cases made for sinks, these are of all cases: name"):
+        run.score_all(mutants, ["quick"], [0], 1, path, lambda *_: None)
+
+
+def test_what_is_lost_was_killed_before():
+    kills = {"b": {"quick": {"0": {}, "1": {}}}, "a": {"quick": {"0": {}}}}
+    assert lost([SURVIVED, KILLED, PASSED], kills) == ["b"]
+    assert lost([replace(SURVIVED, seed=2)], kills) == []
+    assert lost_text("bias", ["b"]) == "only the cases and sizes made for the class bias kill 1 defect: b"
+    assert lost_text("bias", []) == "without the cases and sizes made for the class bias, no defect is lost"
 
 
 def test_a_mutant_that_cannot_run_here_is_skipped(counted):

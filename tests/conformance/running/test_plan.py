@@ -278,7 +278,7 @@ def test_cases_at_the_ends_of_arguments_are_given_to_who_promises_something_of_t
     assert (None, 0) in {case.window for case in standard}
     quick = planned(SUBJECT, "drawn", {**nothing_drawn, "edges": "quick"})
     assert set(quick) < set(standard)
-    assert len(quick) == sum(table.get("quick", False) for table in drawing()["edges"])
+    assert len(quick) == sum(table.get("quick", False) for table in drawing()["edges"].values())
     dialect = replace(SUBJECT, semantics=replace(SUBJECT.semantics, empty_rows="nan"))
     assert all(case.kv_len for case in planned(dialect, "drawn", nothing_drawn))
 

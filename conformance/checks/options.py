@@ -1,0 +1,57 @@
+"""Options: no call is answered with the options of a call before it (S19).
+
+A kernel that keeps compiled programs and finds them by the shapes of their arrays alone would do that.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from attest.conformance.cases.case import Case
+from attest.conformance.cases.features import NEEDS
+from attest.conformance.checks import Check, Finding, held_to_oracle
+from attest.conformance.judging.trial import Trial
+from attest.conformance.kinds import TRANSFORMED
+from attest.conformance.record import Verdict
+
+_ANOTHER_SCALE = 0.37  # no default scale: that of a head dim of 7.3
+
+
+def _run(trial: Trial) -> Finding:
+    """Call with the options of the case, then with each one changed, and judge the later calls."""
+    _ = trial.plain
+    tried = 0
+    for words, case in _others(trial.case):
+        if trial.subject.why_not(case) is None and _shows_all(case):
+            tried += 1
+            other = Trial(trial.subject, case)
+            finding = held_to_oracle(other, other.plain.outputs, ("out",))
+            if finding.verdict is not Verdict.PASS:
+                said = f"in a call {words}, after one of the same shapes: {finding.message}"
+                return replace(finding, message=said)
+    if not tried:
+        return Finding(
+            Verdict.INCONCLUSIVE, message="the subject takes no other option than those of the case"
+        )
+    return Finding(Verdict.PASS)
+
+
+def _others(case: Case) -> Iterator[tuple[str, Case]]:
+    """Yield the case with one option changed, in words; its arrays have the same shapes."""
+    yield "with another scale", replace(case, scale=_ANOTHER_SCALE if case.scale is None else None)
+    yield (
+        "with causal order" if not case.causal else "without causal order",
+        replace(case, causal=not case.causal),
+    )
+    if case.window is not None:
+        yield "without its window", replace(case, window=None)
+    if case.soft_cap is not None:
+        yield "with twice the soft cap", replace(case, soft_cap=2 * case.soft_cap)
+
+
+def _shows_all(case: Case) -> bool:
+    """Return whether each feature of the case has one of those without which it changes nothing."""
+    features = case.features
+    return all(not features.isdisjoint(needed) for feature, needed in NEEDS.items() if feature in features)
+
+
+CHECKS = (Check("options", kind=TRANSFORMED, clauses=lambda _trial: ("S19",), run=_run),)
