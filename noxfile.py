@@ -159,7 +159,7 @@ def compile_matrix(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check rules and format by ruff, and by import-linter which package may import which."""
+    """Check rules and format by ruff, imports by import-linter, workflows by actionlint and zizmor."""
     _install(session, "lint")
     _lint(session)
 
@@ -369,6 +369,9 @@ def _lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("lint-imports", "--no-cache", "--no-logo")
+    workflows = [str(path) for path in sorted(Path(".github/workflows").glob("*.yml"))]
+    session.run("actionlint", *workflows)
+    session.run("zizmor", "--offline", "--quiet", ".github", "action.yml")
 
 
 def _types(session: nox.Session) -> None:
