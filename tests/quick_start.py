@@ -19,7 +19,7 @@ from tests.own_kernel import KERNEL
 _README = Path(__file__).parents[1] / "README.md"
 
 
-def main(python: Path, version: str) -> None:
+def main(python: str, version: str) -> None:
     """Run the blocks of the page. Raises SystemExit with what failed."""
     blocks = [block for block in snippets(_README) if block.runs]
     with tempfile.TemporaryDirectory() as name:
@@ -42,7 +42,7 @@ def main(python: Path, version: str) -> None:
         _run(folder, python, "-m", "pytest", "-q", "test_attention.py")
 
 
-def _run(folder: Path, python: Path, *arguments: str) -> str:
+def _run(folder: Path, python: str, *arguments: str) -> str:
     """Run Python in the folder, and return what it printed."""
     print(f"$ python {shlex.join(arguments)[:100]}", flush=True)
     # Nothing of this process's own environment, which may have another attest.
@@ -56,4 +56,4 @@ def _run(folder: Path, python: Path, *arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(sys.argv[1], sys.argv[2])
