@@ -1,7 +1,7 @@
 """Totals of scores: how many mutants were killed, by class, by check and by profile, with intervals."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -15,7 +15,7 @@ class Totals:
     """Mutants that a profile was asked to find.
 
     killed: with every seed that they were scored with. survived: the names of the others, with those seeds.
-    null_killed: names of correct rewrites for which something was red.
+    null_killed: names of correct rewrites for which something was red. by_class, by_subject: (killed, all).
     """
 
     profile: str
@@ -28,6 +28,7 @@ class Totals:
     low: float
     high: float
     by_class: Mapping[str, tuple[int, int]]
+    by_subject: Mapping[str, tuple[int, int]]
     by_check: Mapping[str, int]
     by_how: Mapping[str, int]
     median_results: int
@@ -65,7 +66,8 @@ def _totals(profile: str, scores: Sequence[Score]) -> Totals:
         null_killed=tuple(sorted({score.name for score in scores if score.null and score.killed})),
         low=low,
         high=high,
-        by_class=_by_class(defects, survived),
+        by_class=_shares(defects, survived, lambda score: score.defect_class),
+        by_subject=_shares(defects, survived, lambda score: score.subject),
         by_check=dict(sorted(Counter(score.check for score in kills).items())),
         by_how=dict(sorted(Counter(str(score.how) for score in kills).items())),
         median_results=results[len(results) // 2] if results else 0,
@@ -87,14 +89,15 @@ def lost(scores: Iterable[Score], kills: Mapping[str, Mapping[str, Mapping[str, 
     )
 
 
-def _by_class(
-    defects: Mapping[str, Sequence[Score]], survived: Mapping[str, object]
+def _shares(
+    defects: Mapping[str, Sequence[Score]], survived: Mapping[str, object], of: Callable[[Score], str]
 ) -> dict[str, tuple[int, int]]:
-    """Return (killed, all) mutants of each class."""
+    """Return (killed, all) mutants by what `of` says of a score, without those of which it says nothing."""
     found: dict[str, tuple[int, int]] = {}
     for name, (score, *_) in defects.items():
-        killed, every = found.get(score.defect_class, (0, 0))
-        found[score.defect_class] = (killed + (name not in survived), every + 1)
+        if key := of(score):
+            killed, every = found.get(key, (0, 0))
+            found[key] = (killed + (name not in survived), every + 1)
     return dict(sorted(found.items()))
 
 

@@ -47,6 +47,8 @@ def _paragraph(found: Totals) -> Iterator[str]:
     for title, counts in (("by", found.by_how), ("by check", found.by_check)):
         if counts:
             yield f"  kills {title}: " + ", ".join(f"{key} {count}" for key, count in counts.items())
+    for name, (killed, every) in found.by_subject.items():
+        yield f"  {name}: {killed} of {every}"
     if found.by_how:
         yield f"  median of results before the kill: {found.median_results}"
 
@@ -82,8 +84,12 @@ def markdown(found: Sequence[Totals], catalogue: Mapping[str, str], rivals: Sequ
     )
     if rivals:
         lines += ["", *_rivals(rivals)]
-    classes = sorted({name for each in found for name in each.by_class})
-    lines += ["", *_table(("class", *(each.profile for each in found)), _by_class(classes, found))]
+    for title, shares in (
+        ("class", [each.by_class for each in found]),
+        ("kernel", [each.by_subject for each in found]),
+    ):
+        if names := sorted({name for of_profile in shares for name in of_profile}):
+            lines += ["", *_table((title, *(each.profile for each in found)), _counts(names, shares))]
     survivors = sorted({name for each in found for name in each.survived})
     if survivors:
         lines += ["", *_table(("survivor", *(each.profile for each in found)), _fates(survivors, found))]
@@ -104,9 +110,11 @@ def _rivals(rivals: Sequence[RivalScore]) -> list[str]:
     return _table(("rule, on the same cases", "defects found", "correct rewrites that fail"), rows)
 
 
-def _by_class(classes: Sequence[str], found: Sequence[Totals]) -> Iterator[tuple[str, ...]]:
-    for name in classes:
-        counts = [each.by_class.get(name, (0, 0)) for each in found]
+def _counts(
+    names: Sequence[str], shares: Sequence[Mapping[str, tuple[int, int]]]
+) -> Iterator[tuple[str, ...]]:
+    for name in names:
+        counts = [of_profile.get(name, (0, 0)) for of_profile in shares]
         yield (name, *(f"{killed} of {total}" for killed, total in counts))
 
 

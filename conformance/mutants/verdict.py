@@ -18,7 +18,8 @@ _REFUSALS = "refusal."
 class Score:
     """The score of one mutant: killed by a check on a case, or not after so many results.
 
-    results: those judged until the kill, or all. how: what killed it; empty if it survived.
+    results: those judged until the kill, or all. how: what killed it; empty if it survived. subject: of this
+    package, whose kernel has the defect; empty for a clean kernel and for what judges.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Score:
     check: str = ""
     case: dict[str, Any] | None = None
     message: str = ""
+    subject: str = ""
 
     @property
     def killed(self) -> bool:
@@ -41,7 +43,16 @@ class Score:
 
 def survivor(mutant: Mutant, profile: str, seed: int, results: int = 0) -> Score:
     """Return the score of a mutant that survived so many results."""
-    return Score(mutant.name, mutant.group, mutant.null, mutant.defect_class, profile, seed, results)
+    return Score(
+        mutant.name,
+        mutant.group,
+        mutant.null,
+        mutant.defect_class,
+        profile,
+        seed,
+        results,
+        subject=mutant.subject,
+    )
 
 
 def decided_by(red: Result) -> dict[str, Any]:

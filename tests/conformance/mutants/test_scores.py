@@ -45,6 +45,20 @@ def test_totals_count_names_and_intervals():
     assert "| `b` | survives seed 0 |" in markdown([found], {"clean_kernel": "0123"}, ())
 
 
+def test_kills_are_counted_by_the_kernel_that_has_the_defect():
+    in_kernels = [
+        replace(KILLED, name="x", group="kernels", subject="triton.interpret"),
+        replace(SURVIVED, name="y", group="kernels", subject="triton.interpret"),
+        replace(KILLED, name="z", group="kernels", subject="ring.xla"),
+    ]
+    (found,) = totals([KILLED, *in_kernels])
+    assert found.by_subject == {"ring.xla": (1, 1), "triton.interpret": (1, 2)}
+    assert "  triton.interpret: 1 of 2\n" in text([found], {})
+    assert "| kernel | quick |\n| --- | --- |\n| ring.xla | 1 of 1 |" in markdown([found], {}, ())
+    (clean,) = totals([KILLED])
+    assert "kernel |" not in markdown([clean], {}, ())
+
+
 def test_a_red_rewrite_is_a_false_alarm():
     (found,) = totals([replace(PASSED, how="wrong", check="forward")])
     assert found.null_killed == ("c",)
