@@ -20,6 +20,7 @@ from attest.conformance.cli.history import history
 from attest.conformance.cli.listing import list_subjects
 from attest.conformance.cli.mutants import mutants
 from attest.conformance.cli.options import Outputs, RunOptions, UsageError, as_usage_errors
+from attest.conformance.cli.store import query, store_commands
 from attest.conformance.cli.tune import tune
 from attest.conformance.files import FileError, write_text
 from attest.conformance.process.settings import WorkerError, hold_streams, see_folder, settle
@@ -263,6 +264,8 @@ app.command("compile")(compile_kernels)
 app.command()(tune)
 app.command()(mutants)
 app.command("list")(list_subjects)
+app.add_typer(store_commands, name="store")
+app.command()(query)
 
 
 def _run(

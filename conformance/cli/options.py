@@ -146,6 +146,8 @@ class Outputs:
     sarif: Path | None = None
     table: Path | None = None
     kills: Path | None = None
+    csv: Path | None = None
+    plot: Path | None = None
 
     def __post_init__(self) -> None:
         named = self.named

@@ -15,7 +15,7 @@ from tests.meta.processes import ROOT
 pytest.importorskip("nox")
 
 # What users install of ours, by the name that the session gives it.
-ENVIRONMENTS = ("core", "suite", "triton")
+ENVIRONMENTS = ("core", "suite", "triton", "store")
 
 
 class Session:
@@ -65,7 +65,7 @@ def test_versions_installs_each_requirement_but_jax(noxfile: ModuleType) -> None
 @pytest.mark.parametrize("installed", ENVIRONMENTS)
 def test_minimums_installs_what_users_do_with_the_lowest_jax(installed: str, noxfile: ModuleType) -> None:
     session = noted(noxfile.minimums.func, installed)
-    extras = {"core": ".", "suite": ".[suite]", "triton": ".[suite,triton]"}[installed]
+    extras = {"core": ".", "suite": ".[suite]"}.get(installed, f".[suite,{installed}]")
     lowest = "jax==0.11.2" if installed == "triton" else "jax==0.6.1"
     for arguments in session.installed:
         assert {"--resolution", "lowest-direct", lowest, "--editable", extras} <= {*arguments}

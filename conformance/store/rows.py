@@ -1,0 +1,78 @@
+"""The rows of a run in the tables of a store."""
+
+import json
+import math
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from attest.conformance.record import Measurement, Result, RunRecord
+
+
+def row_of_run(run: str, day: datetime, record: RunRecord) -> dict[str, Any]:
+    """Return the row of a run. day: in UTC."""
+    here = record.environment
+    versions = here.get("versions", {})
+    number, count = record.shard
+    return {
+        "run": run,
+        "day": day.strftime("%Y-%m-%d %H:%M:%S"),
+        "commit": here.get("commit", ""),
+        "profile": record.profile,
+        "seed": record.seed,
+        "shard": f"{number}/{count}",
+        "narrowed": record.narrowed,
+        "complete": record.complete,
+        "status": record.status,
+        "results": len(record.results),
+        "seconds": record.seconds,
+        "device": here.get("device", ""),
+        "backend": here.get("backend", ""),
+        "python": here.get("python", ""),
+        "jax": versions.get("jax", ""),
+        "jaxlib": versions.get("jaxlib", ""),
+        "environment": json.dumps(here, sort_keys=True),
+    }
+
+
+def rows_of_results(run: str, record: RunRecord) -> Iterator[dict[str, Any]]:
+    """Yield the row of each result of a run."""
+    for result in record.results:
+        yield _row(run, result)
+
+
+def _row(run: str, result: Result) -> dict[str, Any]:
+    return {
+        "run": run,
+        "subject": result.subject,
+        "check": result.check,
+        "case_id": result.case.id,
+        "dtype": result.case.dtype,
+        "features": sorted(result.case.features),
+        "verdict": result.verdict.value,
+        "red": result.verdict.red,
+        "minimal": result.minimal,
+        "message": result.message,
+        "clauses": list(result.clauses),
+        "seconds": result.seconds,
+        "case": json.dumps(result.case.to_json(), sort_keys=True),
+        "measurements": [_measurement(each) for each in result.measurements],
+    }
+
+
+def _measurement(measurement: Measurement) -> dict[str, Any]:
+    return {
+        "output": measurement.output,
+        "worst_ratio": _number(measurement.worst_ratio),
+        "rms_ratio": _number(measurement.rms_ratio),
+        "largest_z": _number(measurement.largest_z),
+        "bias_t": _number(measurement.bias_t),
+        "broken": list(measurement.broken),
+        "wrong": measurement.wrong,
+        "size": measurement.size,
+    }
+
+
+def _number(value: float) -> float | str:
+    """Return a number as JSON has it; what is not finite as the word that DuckDB reads."""
+    return value if math.isfinite(value) else str(value)
