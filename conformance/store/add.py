@@ -1,17 +1,17 @@
 """Adds records to a store: one Parquet file a run in each of two folders, whole or not at all."""
 
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
+
 from attest.conformance.files import FileError
 from attest.conformance.record import RunRecord
-from attest.conformance.records.record_file import record_text
 from attest.conformance.store.columns import TABLES, columns
 from attest.conformance.store.rows import row_of_run, rows_of_results
 
@@ -24,41 +24,54 @@ def add(store: Path, record: RunRecord, day: datetime) -> str | None:
     The folder is made if it is not there. day: when the run was made, in UTC. Raises FileError with one
     sentence.
     """
-    run = hashlib.sha256(record_text(record).encode()).hexdigest()[:_DIGITS]
     try:
         for table in TABLES:
             (store / table).mkdir(parents=True, exist_ok=True)
-        # The row of the run comes last: without it, the rows of its results count for nothing.
-        if _file(store, "runs", run).exists():
-            return None
-        _write(store, "results", run, rows_of_results(run, record))
-        _write(store, "runs", run, [row_of_run(run, day, record)])
+        # In the store itself: a file can be moved only within a file system.
+        with TemporaryDirectory(dir=store) as name:
+            return _add(store, Path(name), record, day)
     except OSError as error:
         raise FileError(f"{store}: cannot be written: {error.strerror or error}") from error
+
+
+def _add(store: Path, scratch: Path, record: RunRecord, day: datetime) -> str | None:
+    digest = hashlib.sha256(msgspec.json.encode(row_of_run(record)))
+    _write(scratch / "results.json", rows_of_results(record), digest.update)
+    run = digest.hexdigest()[:_DIGITS]
+    if (store / "runs" / f"{run}.parquet").exists():
+        return None
+    _write(scratch / "runs.json", [{**row_of_run(record), "day": f"{day:%Y-%m-%d %H:%M:%S}"}])
+    # The row of the run comes last: without it, the rows of its results count for nothing.
+    for table in ("results", "runs"):
+        _convert(scratch, table, run)
+        os.replace(scratch / f"{table}.parquet", store / table / f"{run}.parquet")
     return run
 
 
-def _file(store: Path, table: str, run: str) -> Path:
-    return store / table / f"{run}.parquet"
+def _write(
+    path: Path, rows: Iterable[Mapping[str, Any]], seen: Callable[[bytes], object] = lambda _line: None
+) -> None:
+    """Write a line of JSON for each row; seen: called with each."""
+    with path.open("wb") as out:
+        for row in rows:
+            line = msgspec.json.encode(row)
+            seen(line)
+            out.write(line + b"\n")
 
 
-def _write(store: Path, table: str, run: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write the rows of a run, whole or not at all."""
+def _convert(scratch: Path, table: str, run: str) -> None:
+    """Make the Parquet file of a table from its lines, with the name of the run in each row."""
     import duckdb
 
-    kinds = {name: kind for name, (kind, _words) in columns(table).items()}
-    # In the store itself: a file can be moved only within a file system.
-    with TemporaryDirectory(dir=store) as folder:
-        lines, file = Path(folder) / "rows.json", Path(folder) / "rows.parquet"
-        with lines.open("w", encoding="utf-8") as out:
-            out.writelines(f"{json.dumps(row)}\n" for row in rows)
-        named = ", ".join(f"'{name}': '{kind}'" for name, kind in kinds.items())
-        read = f"read_json('{_quoted(lines)}', format='newline_delimited', columns={{{named}}})"
-        with duckdb.connect() as connection:
-            connection.execute(
-                f"COPY (SELECT * FROM {read}) TO '{_quoted(file)}' (FORMAT parquet, COMPRESSION zstd)"
-            )
-        os.replace(file, _file(store, table, run))
+    kinds = ", ".join(
+        f"'{name}': '{kind}'" for name, (kind, _words) in columns(table).items() if name != "run"
+    )
+    lines, file = (_quoted(scratch / f"{table}.{ending}") for ending in ("json", "parquet"))
+    rows = f"read_json('{lines}', format='newline_delimited', columns={{{kinds}}})"
+    with duckdb.connect() as connection:
+        connection.execute(
+            f"COPY (SELECT '{run}' AS run, * FROM {rows}) TO '{file}' (FORMAT parquet, COMPRESSION zstd)"
+        )
 
 
 def _quoted(path: Path) -> str:

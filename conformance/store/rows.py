@@ -1,22 +1,19 @@
-"""The rows of a run in the tables of a store."""
+"""The rows of a run in the tables of a store, but for its name and its day."""
 
 import json
 import math
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any
 
 from attest.conformance.record import Measurement, Result, RunRecord
 
 
-def row_of_run(run: str, day: datetime, record: RunRecord) -> dict[str, Any]:
-    """Return the row of a run. day: in UTC."""
+def row_of_run(record: RunRecord) -> dict[str, Any]:
+    """Return the row of a run."""
     here = record.environment
     versions = here.get("versions", {})
     number, count = record.shard
     return {
-        "run": run,
-        "day": day.strftime("%Y-%m-%d %H:%M:%S"),
         "commit": here.get("commit", ""),
         "profile": record.profile,
         "seed": record.seed,
@@ -35,15 +32,13 @@ def row_of_run(run: str, day: datetime, record: RunRecord) -> dict[str, Any]:
     }
 
 
-def rows_of_results(run: str, record: RunRecord) -> Iterator[dict[str, Any]]:
+def rows_of_results(record: RunRecord) -> Iterator[dict[str, Any]]:
     """Yield the row of each result of a run."""
-    for result in record.results:
-        yield _row(run, result)
+    yield from map(_row, record.results)
 
 
-def _row(run: str, result: Result) -> dict[str, Any]:
+def _row(result: Result) -> dict[str, Any]:
     return {
-        "run": run,
         "subject": result.subject,
         "check": result.check,
         "case_id": result.case.id,
