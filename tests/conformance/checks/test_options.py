@@ -37,14 +37,26 @@ def test_a_right_kernel_passes() -> None:
 def test_a_program_that_is_found_by_its_shapes_alone_is_wrong() -> None:
     result = verdict(toy(keeping("causal", "softmax_scale")))
     assert result.verdict is Verdict.FAIL
-    assert result.message.startswith("in a call with another scale, after one of the same shapes: outside")
+    assert result.message.startswith(
+        "the options of a call before it, of the same shapes, were used in a call"
+    )
+    assert " with another scale: outside the error model: out " in result.message
     assert result.clauses == ("S19",)
 
 
 def test_one_forgotten_option_is_enough() -> None:
-    assert verdict(toy(keeping("causal"))).message.startswith("in a call without causal order, after one")
+    assert " were used in a call without causal order: outside" in verdict(toy(keeping("causal"))).message
     plain = verdict(toy(keeping("causal")), replace(CASE, causal=False))
-    assert plain.message.startswith("in a call with causal order, after one of the same shapes")
+    assert " were used in a call with causal order: outside" in plain.message
+
+
+def test_a_kernel_that_is_wrong_in_another_way_is_left_to_other_checks() -> None:
+    def top_left(*arrays: Any, **options: Any) -> Any:
+        return toy_attention(*arrays, **options, shift=0)
+
+    assert verdict(toy(top_left), replace(CASE, causal=False)).verdict is Verdict.PASS
+    (wrong,) = judge_trial(Trial(toy(top_left), CASE), ["forward"])
+    assert wrong.verdict is Verdict.FAIL
 
 
 def test_no_option_is_tried_that_the_subject_does_not_take() -> None:
