@@ -67,7 +67,7 @@ _TESTS_OF_TRITON = (
     "tests/kernels/triton/test_spec.py",
 )
 
-_QUIET_MKDOCS = {"NO_MKDOCS_2_WARNING": "1"}
+_MKDOCS = {"NO_MKDOCS_2_WARNING": "1"}
 
 # The names of the browser, by distribution.
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -388,4 +388,4 @@ def _docs(session: nox.Session, *options: str) -> None:
     # Beside the environment: create_tmp would put every later temporary file into the checkout.
     pages = f"{session.virtualenv.location}/pages"
     # Not --quiet: MkDocs then counts no warnings, and --strict finds nothing.
-    session.run("mkdocs", "build", "--strict", "--site-dir", pages, *options, env=_QUIET_MKDOCS)
+    session.run("mkdocs", "build", "--strict", "--site-dir", pages, *options, env=_MKDOCS)

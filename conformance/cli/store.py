@@ -1,4 +1,4 @@
-"""The commands `attest store add` and `attest query`: many runs as tables that can be asked."""
+"""The commands `attest store add` and `attest query`: many runs as tables, and queries of them."""
 
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from attest.conformance.files import write_text
 if TYPE_CHECKING:
     from attest.conformance.store.ask import Answer, Query
 
-store_commands = typer.Typer(help="Keep many runs as tables: `attest query` asks them.")
+store_commands = typer.Typer(help="Keep many runs as tables for `attest query`.")
 
 Folder = Annotated[Path, typer.Argument(metavar="STORE", help="The folder of the store.")]
 Records = Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Records of complete runs.")]
@@ -27,7 +27,9 @@ Day = Annotated[
     ),
 ]
 Name = Annotated[str, typer.Argument(metavar="[QUERY]", help="A ready query; without one they are listed.")]
-Sql = Annotated[str, typer.Option(metavar="SQL", help="Ask this instead, of the tables runs and results.")]
+Sql = Annotated[
+    str, typer.Option(metavar="SQL", help="Run this query instead, on the tables runs and results.")
+]
 Subject = Annotated[str, typer.Option(help="Of these subjects: a name, or a pattern with * and ?.")]
 Output = Annotated[str, typer.Option(help="Of these outputs, such as dquery: a name, or a pattern.")]
 Csv = Annotated[Path | None, typer.Option(help="Write the answer as CSV here.")]
@@ -61,12 +63,12 @@ def query(
     csv: Csv = None,
     plot: Plot = None,
 ) -> int:
-    """Print what a store says to a ready query, or to one in SQL; without a query list the ready ones."""
+    """Print the answer to a ready query, or to one in SQL; without a query list the ready ones."""
     Outputs(csv=csv, plot=plot)
     from attest.conformance.cli.console import print_text, show
     from attest.conformance.store.ask import ask, queries
     from attest.conformance.text import nearest
-    from attest.reports.render.answer import print_answer, render_csv, render_plot
+    from attest.reports.render.answer import print_answer, render_csv
 
     _need_duckdb()
     if not name and not sql:
@@ -85,6 +87,8 @@ def query(
     if csv is not None:
         write_text(csv, render_csv(answer.columns, answer.rows))
     if plot is not None and chosen is not None:
+        from attest.reports.render.trend import render_plot
+
         write_text(plot, render_plot(chosen.words, chosen.x, chosen.y, _lines(answer, chosen)))
     show(lambda console: print_answer(answer.columns, answer.rows, console))
     return 0

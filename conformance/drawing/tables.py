@@ -1,7 +1,7 @@
-"""The tables that cases are drawn from, and what of them is left out to learn what it was worth."""
+"""The tables that cases are drawn from. For an ablation, what was made for some defects is left out."""
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def _without(defects: frozenset[str]) -> dict[str, Any]:
     for choice in _CLASSES:
         tables[choice] = {name: table for name, table in tables[choice].items() if name not in gone}
     tables["edges"] = {
-        number: {name: value for name, value in table.items() if name != "because"}
+        number: _listed(table)
         for number, table in enumerate(tables["edges"])
         if defects.isdisjoint(table.get("because", ()))
     }
@@ -49,3 +49,11 @@ def _without(defects: frozenset[str]) -> dict[str, Any]:
         if defects.isdisjoint(table.get("because", ())) and gone.isdisjoint(table["facts"])
     ]
     return tables
+
+
+def _listed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a listed case. TOML has no null: a side of a window that has no end is "open"."""
+    fields = {name: value for name, value in table.items() if name != "because"}
+    if "window" in fields:
+        fields["window"] = [None if side == "open" else side for side in fields["window"]]
+    return fields

@@ -3,11 +3,9 @@
 The tests that an entry names run on a copy of the package with the defect. A wheel does not have them.
 """
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -15,7 +13,7 @@ from pathlib import Path
 
 from attest.conformance.mutants.catalogue import Mutant
 from attest.conformance.mutants.not_here import NotHereError
-from attest.conformance.mutants.planted_package import plant
+from attest.conformance.mutants.planted_package import plant, run_planted
 from attest.conformance.mutants.verdict import Score, survivor
 from attest.conformance.process.limits import limits
 
@@ -25,6 +23,7 @@ PROFILE, SEED = "tests", 0
 _SOURCE = Path(__file__).parents[3]
 _NEEDED = ("tests", "pyproject.toml")
 _OPTIONS = ("-x", "-q", "-rf", "--tb=no", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
+_VARIABLES = {"JAX_PLATFORMS": "cpu", "HYPOTHESIS_PROFILE": "ci"}
 _FAILED, _PASSED = 1, 0  # what pytest returns
 _FIRST_FAILURE = re.compile(r"^FAILED (.+?)(?: - (.*))?$", re.MULTILINE)
 _DIED = 400  # characters of what pytest wrote at its end
@@ -56,30 +55,21 @@ def _passes(test: str) -> bool:
     return _tested(Mutant(group="judges", change="", test=test)).returncode == _PASSED
 
 
-def _source() -> Path:
-    """Return the checkout of the project. Raises NotHereError for an installed wheel."""
-    # The package is a folder of links in a checkout, and holds its parts itself where it is installed.
-    for folder in (_SOURCE, Path(__file__).resolve().parents[2]):
-        if all((folder / name).exists() for name in _NEEDED):
-            return folder
-    raise NotHereError("needs the project's tests, which no wheel has: run it in a checkout of the source")
-
-
 def _tested(mutant: Mutant) -> subprocess.CompletedProcess[str]:
-    """Run the tests on a copy of the package with the defect. Raises subprocess.TimeoutExpired."""
-    source = _source()
+    """Run the tests on a copy of the package with the defect.
+
+    Raises NotHereError for an installed wheel, and subprocess.TimeoutExpired.
+    """
+    if not all((_SOURCE / name).exists() for name in _NEEDED):
+        raise NotHereError(
+            "needs the project's tests, which no wheel has: run it in a checkout of the source"
+        )
     with tempfile.TemporaryDirectory() as folder:
         plant(mutant, Path(folder))
         shutil.copytree(
-            source / "tests", Path(folder) / "tests", ignore=shutil.ignore_patterns("__pycache__")
+            _SOURCE / "tests", Path(folder) / "tests", ignore=shutil.ignore_patterns("__pycache__")
         )
-        shutil.copy(source / "pyproject.toml", folder)
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *_OPTIONS, mutant.test],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": folder, "JAX_PLATFORMS": "cpu", "HYPOTHESIS_PROFILE": "ci"},
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=limits()["mutant_seconds"],
-        )
+        shutil.copy(_SOURCE / "pyproject.toml", folder)
+        command = ("-m", "pytest", *_OPTIONS, mutant.test)
+        seconds = limits()["mutant_seconds"]
+        return run_planted("", Path(folder), *command, seconds=seconds, **_VARIABLES)

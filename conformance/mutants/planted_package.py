@@ -56,13 +56,16 @@ def environment(subject: str, folder: Path) -> dict[str, str]:
 
 
 def run_planted(
-    subject: str, folder: Path, *arguments: str, seconds: float | None = None
+    subject: str, folder: Path, *arguments: str, seconds: float | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python with the package in a folder. Raises subprocess.TimeoutExpired after so many seconds."""
+    """Run Python with the package in a folder. Raises subprocess.TimeoutExpired after so many seconds.
+
+    subject: that must be able to run; empty for none. variables: of the environment, besides.
+    """
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env=environment(subject, folder),
+        env={**environment(subject, folder), **variables},
         capture_output=True,
         check=False,
         text=True,

@@ -81,7 +81,7 @@ def score_all(
     ]
     wanted += [(mutant, judge_score.PROFILE, judge_score.SEED) for mutant in mutants if mutant.test]
     jobs = [job for job in wanted if (job[0].name, *job[1:]) not in done]
-    for name, score in _performed(_score, jobs, workers, of_class(ablated)):
+    for name, score in _performed(_score, jobs, workers, of_class(ablated) if ablated else frozenset()):
         if isinstance(score, str):
             skipped[name] = score
         else:

@@ -204,10 +204,9 @@ def _edges(subject: Subject, which: str, only: Restriction) -> Iterator[Case]:
     """
     for number, table in drawing()["edges"].items():
         fields = dict(table)
-        if not (fields.pop("quick", False) or which == "all") or which == "none":
+        marked = fields.pop("quick", False)
+        if which == "none" or (which == "quick" and not marked):
             continue
-        if "window" in fields:
-            fields["window"] = [None if side == "open" else side for side in fields["window"]]
         case = case_from_json({"dtype": subject.dtypes[number % len(subject.dtypes)], **fields})
         promised = subject.semantics.empty_rows == "zero" or not Trial(subject, case).has_empty_rows
         narrowed = only.examples is not None or not only.features <= case.features

@@ -2,11 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import msgspec
 
@@ -14,6 +12,7 @@ from attest.conformance.files import FileError
 from attest.conformance.record import RunRecord
 from attest.conformance.store.columns import TABLES, columns
 from attest.conformance.store.rows import row_of_run, rows_of_results
+from attest.conformance.store.sql import quoted
 
 _DIGITS = 16  # of a hash, in the name of a run
 
@@ -35,12 +34,17 @@ def add(store: Path, record: RunRecord, day: datetime) -> str | None:
 
 
 def _add(store: Path, scratch: Path, record: RunRecord, day: datetime) -> str | None:
-    digest = hashlib.sha256(msgspec.json.encode(row_of_run(record)))
-    _write(scratch / "results.json", rows_of_results(record), digest.update)
+    of_run = row_of_run(record)
+    digest = hashlib.sha256(msgspec.json.encode(of_run))
+    with (scratch / "results.json").open("wb") as out:
+        for row in rows_of_results(record):
+            line = msgspec.json.encode(row)
+            digest.update(line)
+            out.write(line + b"\n")
     run = digest.hexdigest()[:_DIGITS]
     if (store / "runs" / f"{run}.parquet").exists():
         return None
-    _write(scratch / "runs.json", [{**row_of_run(record), "day": f"{day:%Y-%m-%d %H:%M:%S}"}])
+    (scratch / "runs.json").write_bytes(msgspec.json.encode({**of_run, "day": f"{day:%Y-%m-%d %H:%M:%S}"}))
     # The row of the run comes last: without it, the rows of its results count for nothing.
     for table in ("results", "runs"):
         _convert(scratch, table, run)
@@ -48,31 +52,16 @@ def _add(store: Path, scratch: Path, record: RunRecord, day: datetime) -> str | 
     return run
 
 
-def _write(
-    path: Path, rows: Iterable[Mapping[str, Any]], seen: Callable[[bytes], object] = lambda _line: None
-) -> None:
-    """Write a line of JSON for each row; seen: called with each."""
-    with path.open("wb") as out:
-        for row in rows:
-            line = msgspec.json.encode(row)
-            seen(line)
-            out.write(line + b"\n")
-
-
 def _convert(scratch: Path, table: str, run: str) -> None:
-    """Make the Parquet file of a table from its lines, with the name of the run in each row."""
+    """Make the Parquet file of a table from its lines of JSON, with the name of the run in each row."""
     import duckdb
 
     kinds = ", ".join(
         f"'{name}': '{kind}'" for name, (kind, _words) in columns(table).items() if name != "run"
     )
-    lines, file = (_quoted(scratch / f"{table}.{ending}") for ending in ("json", "parquet"))
-    rows = f"read_json('{lines}', format='newline_delimited', columns={{{kinds}}})"
+    lines, file = (quoted(scratch / f"{table}.{ending}") for ending in ("json", "parquet"))
+    rows = f"read_json({lines}, format='newline_delimited', columns={{{kinds}}})"
     with duckdb.connect() as connection:
         connection.execute(
-            f"COPY (SELECT '{run}' AS run, * FROM {rows}) TO '{file}' (FORMAT parquet, COMPRESSION zstd)"
+            f"COPY (SELECT '{run}' AS run, * FROM {rows}) TO {file} (FORMAT parquet, COMPRESSION zstd)"
         )
-
-
-def _quoted(path: Path) -> str:
-    return str(path).replace("'", "''")

@@ -1,4 +1,4 @@
-"""Asks a store: the ready queries of queries.toml, or SQL of one's own."""
+"""Queries of a store: the ready ones of queries.toml, and any in SQL."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attest.conformance.store.columns import TABLES, columns
+from attest.conformance.store.sql import quoted
 from attest.conformance.typed import convert
 
 
@@ -17,7 +18,7 @@ class StoreError(ValueError):
 
 @dataclass(frozen=True)
 class Query:
-    """A ready query. words: what it says. x, y, line: the columns of its plot; empty if it has none."""
+    """A ready query. words: what it finds. x, y, line: the columns of its plot; empty if it has none."""
 
     words: str
     sql: str
@@ -63,7 +64,7 @@ def ask(store: Path, sql: str, subject: str = "*", output: str = "*") -> Answer:
             for table in TABLES:
                 connection.execute(f"CREATE VIEW {table} AS {_view(store, table)}")
             # Nothing but the store: a query of somebody else must not read other files.
-            connection.execute(f"SET allowed_directories = ['{_quoted(store.resolve())}']")
+            connection.execute(f"SET allowed_directories = [{quoted(store.resolve())}]")
             connection.execute("SET enable_external_access = false")
             given = {"subject": subject, "output": output}
             found = connection.execute(sql, {name: text for name, text in given.items() if f"${name}" in sql})
@@ -76,10 +77,6 @@ def ask(store: Path, sql: str, subject: str = "*", output: str = "*") -> Answer:
 def _view(store: Path, table: str) -> str:
     """Return the rows of a table, those of whole runs alone."""
     names = ", ".join(f'"{name}"' for name in columns(table))
-    files = _quoted(store.resolve() / table / "*.parquet")
+    files = quoted(store.resolve() / table / "*.parquet")
     whole = "" if table == "runs" else " WHERE run IN (SELECT run FROM runs)"
-    return f"SELECT {names} FROM read_parquet('{files}', union_by_name = true){whole}"
-
-
-def _quoted(path: Path) -> str:
-    return str(path).replace("'", "''")
+    return f"SELECT {names} FROM read_parquet({files}, union_by_name = true){whole}"

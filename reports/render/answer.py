@@ -1,22 +1,17 @@
-"""What a query of a store found: a table on a terminal, CSV, and a plot as SVG."""
+"""The answer of a query of a store: as a table on a terminal, and as CSV."""
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from attest.conformance.text import plural, printable
 
-_STYLE: dict[Any, Any] = {"svg.hashsalt": "attest", "svg.fonttype": "none", "font.size": 8.0}
-_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _DIGITS = 4  # significant, on a terminal
 
 
@@ -50,26 +45,6 @@ def render_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(rows)
-    return out.getvalue()
-
-
-def render_plot(title: str, x: str, y: str, lines: Mapping[str, Sequence[tuple[datetime, float]]]) -> str:
-    """Return the lines over time as SVG: points by name, each (day, value)."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(8, 4), layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = figure.add_subplot()
-        for name, points in lines.items():
-            days: Any = [day for day, _ in points]
-            axes.plot(days, [value for _, value in points], marker="o", label=name)
-        axes.set_title(title)
-        axes.set_xlabel(x)
-        axes.set_ylabel(y)
-        axes.tick_params(axis="x", rotation=30)
-        if lines:
-            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata=_NO_METADATA)
     return out.getvalue()
 
 

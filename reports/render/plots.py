@@ -24,13 +24,13 @@ from attest.reports.thresholds import badness
 from attest.reports.words import one_line
 
 # Without a salt and with dates, two renderings of one run would differ.
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "attest",
     "svg.fonttype": "none",
     "font.size": 8.0,
     "axes.linewidth": 0.6,
 }
-_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 # The columns of a legend, and the characters of a name that fit one.
 _LEGEND_COLUMNS = 3
@@ -150,7 +150,7 @@ def plots(record: RunRecord) -> tuple[Plot, ...]:
         if measured(result):
             by_check.setdefault(result.check, []).append(result)
     checks = sorted(by_check, key=lambda check: (check not in ACCURACY, check))
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         return tuple(_plot(f"plot{place}-", check, by_check[check]) for place, check in enumerate(checks, 1))
 
 
@@ -275,7 +275,7 @@ def _svg(figure: Figure, prefix: str, label: str) -> str:
     Black becomes the colour of the page's text, so that the plot can be read on a dark page, too.
     """
     with io.StringIO() as file:
-        figure.savefig(file, format="svg", metadata=_NO_METADATA)
+        figure.savefig(file, format="svg", metadata=NO_METADATA)
         text = file.getvalue()
     element = text[text.index("<svg") :]
     plain = re.sub(r"<metadata>.*?</metadata>\s*", "", element, flags=re.S).strip()

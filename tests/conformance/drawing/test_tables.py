@@ -1,4 +1,4 @@
-"""What was made for a defect is left out of all plans, and nothing else."""
+"""Ablation: the cases and sizes made for a defect are left out of all plans, and nothing else is."""
 
 import pytest
 

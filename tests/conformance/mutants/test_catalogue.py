@@ -103,7 +103,7 @@ def test_an_unknown_choice_is_refused(arguments, message):
 
 
 def made_for():
-    """What was made for defects, with their names: classes of sizes, rows, listed cases, the corpus."""
+    """Yield each class of sizes, row, listed case and known bug with the defects in its `because`."""
     tables = tomllib.loads((ROOT / "conformance" / "drawing" / "drawing.toml").read_text())
     yield from tables["because"].items()
     for kind in ("together", "edges"):
