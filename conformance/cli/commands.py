@@ -101,6 +101,7 @@ def gate(
     fail_fast: options.FailFast = False,
     shrink: options.Shrink = True,
     budget: options.Budget = None,
+    resume: options.Resume = None,
     baseline: options.Baseline = None,
     json: options.Json = None,
     junit: options.Junit = None,
@@ -122,7 +123,9 @@ def gate(
     if not found.subjects:
         raise UsageError("no subject can run on this machine: see `attest list`")
     narrowed = " ".join(f"--subject {pattern}" for pattern in subject or ())
-    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast, shrink, budget)
+    options_ = RunOptions(
+        profile, seed, shard, workers, timeout, expectations, fail_fast, shrink, budget, resume
+    )
     request = options_.request(dict(found.subjects), found.skipped, narrowed=narrowed)
     return _run(request, outputs, base, found.broken, verbose)
 
@@ -143,6 +146,7 @@ def check(
     fail_fast: options.FailFast = False,
     shrink: options.Shrink = True,
     budget: options.Budget = None,
+    resume: options.Resume = None,
     json: options.Json = None,
     junit: options.Junit = None,
     markdown: options.Markdown = None,
@@ -158,7 +162,9 @@ def check(
     see_folder()
     with as_usage_errors():
         subjects = {subject: find(subject)}
-    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast, shrink, budget)
+    options_ = RunOptions(
+        profile, seed, shard, workers, timeout, expectations, fail_fast, shrink, budget, resume
+    )
     return _run(options_.request(subjects, only=only, narrowed=narrowed), outputs, verbose=verbose)
 
 
@@ -290,9 +296,9 @@ def _run(
             _complain("-n 0 runs all subjects in one process, where one can spoil those after it", PASSED)
         with watching() as watch:
 
-            def keep(results: "Sequence[Result]") -> None:
+            def keep(results: "Sequence[Result]", judged: str) -> None:
                 if journal is not None:
-                    journal.add(results)
+                    journal.add(results, judged)
                 watch.results(results)
 
             found = run(request, watch.progress, keep)
@@ -313,7 +319,8 @@ def _begun(request: "Request", record: Path | None) -> "Journal | None":
 
     if record is None or is_special(record):
         return None
-    return Journal(journal_path(record), empty_record(request), limits()["sync_seconds"])
+    before = request.before.calls
+    return Journal(journal_path(record), empty_record(request), limits()["sync_seconds"], before)
 
 
 def _conclude(
@@ -335,11 +342,11 @@ def _conclude(
         record = with_problems(record, ("worse than the baseline",) if comparison.regressed else ())
         prints.insert(0, lambda console: print_comparison(comparison, console))
     faults = _written(record, outputs)
-    if journal is not None and not faults:
+    if journal is not None and not faults and record.complete:
         journal.remove()
     elif journal is not None:
         journal.close()
-        faults.append(journal.contents)
+        faults += [journal.contents] if faults else []
     try:
         show(*prints)
     except FileError as error:
@@ -347,6 +354,7 @@ def _conclude(
     if not record.complete:
         compared = "" if base is None else "; not compared with the baseline"
         where = f"; the results so far are in {outputs.json}" if outputs.json and not faults else ""
+        where += f", and --resume {outputs.json} judges the rest" if where and journal is not None else ""
         faults.insert(0, f"{record.note}{compared}{where}")
     if faults:
         return _complain("; ".join(faults), FAILED)

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,6 +87,13 @@ Budget = Annotated[
     typer.Option(
         metavar="SECONDS",
         help="After so long begin nothing more, and say what was not tested.",
+    ),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RECORD",
+        help="Judge the rest of the run that was to write this record and was cut short.",
     ),
 ]
 Verbose = Annotated[
@@ -189,6 +196,7 @@ class RunOptions:
     fail_fast: bool = False
     shrink: bool = True
     budget: float | None = None
+    resume: Path | None = None
 
     def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
         """Return the request of these options. Raises UsageError."""
@@ -197,7 +205,8 @@ class RunOptions:
         from attest.conformance.running.expectations import load_expectations
         from attest.conformance.running.gate import why_not_here
         from attest.conformance.running.plan import load_profile
-        from attest.conformance.running.runner import Request
+        from attest.conformance.running.resume import before
+        from attest.conformance.running.runner import Request, empty_record
 
         if self.timeout is not None and not 0 < self.timeout < float("inf"):
             raise UsageError(f"--timeout: got {self.timeout:g}, expected a number of seconds above 0")
@@ -212,7 +221,7 @@ class RunOptions:
                 reason = why_not_here(subject, here["backend"])
             if reason is not None:
                 raise UsageError(f"{name} cannot run here: {reason}")
-        return Request(
+        request = Request(
             subjects=subjects,
             profile=profile,
             seed=self.seed,
@@ -231,6 +240,10 @@ class RunOptions:
             },
             **narrowing,
         )
+        if self.resume is None:
+            return request
+        with as_usage_errors():
+            return replace(request, before=before(self.resume, empty_record(request)))
 
 
 def restriction(

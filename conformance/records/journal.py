@@ -1,65 +1,77 @@
-"""The journal of a run: JSON lines beside the record, one for each result, as it is found.
+"""The journal of a run: JSON lines beside the record, one for each call that was judged.
 
-The first line holds the request, each further one a result. A line is handed to the system at once, so that
-a killed run keeps all results that it had found.
+The first line holds the request. Each further one holds what names a call in the plan, and its results; or
+the results of a search for a simpler case. A line is handed to the system at once, so that a killed run keeps
+all results that it had found, and another run can judge the rest.
 """
 
 import json
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from attest.conformance.files import FileError, open_regular
+from attest.conformance.files import FileError, open_regular, write_text
 from attest.conformance.record import Result, RunRecord, settled
 from attest.conformance.records.schema import (
     JOURNAL,
-    result_from_json,
+    journal_line,
     result_to_json,
     run_from_json,
     run_to_json,
     schema_of,
 )
 
-_ENDING = ".journal"
+JOURNAL_ENDING = ".journal"
 
 
 def journal_path(record: Path) -> Path:
-    """Return the path of the journal of a record, which exists during its run."""
-    return Path(f"{record}{_ENDING}")
+    """Return the path of the journal of a record, which exists until its run is complete."""
+    return Path(f"{record}{JOURNAL_ENDING}")
+
+
+@dataclass(frozen=True)
+class JudgedCall:
+    """The results of one call. judged: what names it in the plan; empty for a search for a simpler case."""
+
+    judged: str
+    results: tuple[Result, ...]
 
 
 class Journal:
     """The file of one run, which starts with the run's request. Raises FileError if it cannot be created.
 
-    sync_seconds: how long the disk may lag behind what was written. fault: a sentence about why a later
-    line could not be written; the run then continues without its journal.
+    before: the calls that an earlier part of the run has judged. sync_seconds: how long the disk may lag
+    behind what was written. fault: a sentence about why a later line could not be written; the run then
+    continues without its journal.
     """
 
-    def __init__(self, path: Path, header: RunRecord, sync_seconds: float) -> None:
+    def __init__(
+        self, path: Path, header: RunRecord, sync_seconds: float, before: Sequence[JudgedCall] = ()
+    ) -> None:
         self.path = path
         self.fault = ""
-        self._given = self._kept = 0
+        self._given = self._kept = sum(len(call.results) for call in before)
         self._sync_seconds = sync_seconds
         self._synced = time.monotonic()
+        start = [_line(run_to_json(header)), *(_line(_call_to_json(call)) for call in before)]
         try:
-            self._file = _created(path)
-            self._write(run_to_json(header))
+            self._file = _created(path, "".join(start))
         except OSError as error:
             raise FileError(self._sentence(error)) from error
 
-    def add(self, results: Sequence[Result]) -> None:
-        """Append results."""
+    def add(self, results: Sequence[Result], judged: str = "") -> None:
+        """Append the results of one call. judged: what names it in the plan, if it is of the plan."""
         self._given += len(results)
+        if self.fault or not (results or judged):
+            return
         try:
-            for result in results:
-                if not self.fault:
-                    self._write({"result": result_to_json(result)})
-                    self._kept += 1
+            self._write(_line(_call_to_json(JudgedCall(judged, tuple(results)))))
+            self._kept += len(results)
         except OSError as error:
             self.fault = self._sentence(error)
 
@@ -75,13 +87,12 @@ class Journal:
         self._file.close()
 
     def remove(self) -> None:
-        """Remove the file: a record has replaced it, or nothing was found."""
+        """Remove the file: the record of a complete run has replaced it, or nothing was found."""
         self.close()
         with suppress(OSError):
             self.path.unlink()
 
-    def _write(self, data: dict[str, Any]) -> None:
-        text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
+    def _write(self, text: str) -> None:
         line = text.encode()
         while line:
             line = line[self._file.write(line) :]
@@ -107,22 +118,46 @@ def read_journal(data: bytes, where: str) -> RunRecord:
     A last line without an end is left out: the run was killed while it wrote the line.
     Raises ValueError with one sentence for any other line that is broken.
     """
-    first, *lines = data.split(b"\n")
-    header = run_from_json(first, f"{where}: broken journal, line 1")
-    results = [
-        result_from_json(line, f"{where}: broken journal, line {number}")
-        for number, line in enumerate(lines[:-1], start=2)
-    ]
+    header, calls = read_calls(data, where)
+    results = [result for call in calls for result in call.results]
     note = f"the run was killed: {where} holds its {len(results)} results so far"
     return replace(header, results=settled(results), note=note)
 
 
-def _created(path: Path) -> FileIO:
-    """Create a file that no other run writes; replace one that a killed run left."""
+def read_calls(data: bytes, where: str) -> tuple[RunRecord, list[JudgedCall]]:
+    """Return the request of a journal's run, and its calls in the order of their ends.
+
+    Raises ValueError as `read_journal` does.
+    """
+    first, *lines = data.split(b"\n")
+    header = run_from_json(first, f"{where}: broken journal, line 1")
+    calls = [
+        JudgedCall(*journal_line(line, f"{where}: broken journal, line {number}"))
+        for number, line in enumerate(lines[:-1], start=2)
+    ]
+    return header, calls
+
+
+def _call_to_json(call: JudgedCall) -> dict[str, Any]:
+    return {"judged": call.judged, "results": [result_to_json(result) for result in call.results]}
+
+
+def _line(data: dict[str, Any]) -> str:
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _created(path: Path, start: str) -> FileIO:
+    """Create a file that no other run writes, with its first lines; replace one that a killed run left."""
+    with closing(_opened(path)):
+        write_text(path, start)  # whole, so that the journal of the earlier part is there until then
+    return _opened(path)
+
+
+def _opened(path: Path) -> FileIO:
+    """Open a file for what is added at its end. Raises OSError if another run writes it."""
     file = FileIO(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW), "a")
     try:
         _lock(file.fileno())
-        file.truncate(0)
     except OSError:
         file.close()
         raise

@@ -128,10 +128,15 @@ class RunLine(RunData):
     schema: str
 
 
-class ResultLine(_Data):
-    """A line of a journal: one result."""
+class JournalLine(_Data):
+    """A later line of a journal: the results of one call, and what names it in the plan.
 
-    result: ResultData
+    result: the only one, in a journal of an older version.
+    """
+
+    judged: Text = ""
+    results: tuple[ResultData, ...] = ()
+    result: ResultData | None = None
 
 
 class _Head(msgspec.Struct):
@@ -174,9 +179,11 @@ def run_from_json(data: bytes, where: str) -> RunRecord:
     return RunRecord(**run_fields(decode(data, RunLine, where), where), complete=False)
 
 
-def result_from_json(data: bytes, where: str) -> Result:
-    """Read a later line of a journal. Raises ValueError."""
-    return result_from_data(decode(data, ResultLine, where).result, where)
+def journal_line(data: bytes, where: str) -> tuple[str, tuple[Result, ...]]:
+    """Read a later line of a journal: what names a call, and its results. Raises ValueError."""
+    line = decode(data, JournalLine, where)
+    found = line.results if line.result is None else (line.result, *line.results)
+    return line.judged, tuple(result_from_data(each, where) for each in found)
 
 
 def result_from_data(data: ResultData, where: str) -> Result:

@@ -32,6 +32,7 @@ from attest.conformance.running.pictures import with_pictures
 from attest.conformance.running.plan import Profile, Restriction, Task, tasks
 from attest.conformance.running.progress import Meter, Watch, call_in_words
 from attest.conformance.running.results import died, late, late_search, new_minimal, simplest
+from attest.conformance.running.resume import Before, call_key
 from attest.conformance.running.shrink import Failure, shrink
 from attest.conformance.subject import Subject
 from attest.conformance.text import describe, plural
@@ -45,7 +46,7 @@ class Request:
     only: the restriction of the run; narrowed: the same as typed, for the record. shard: (number, total).
     workers: processes, 0 to stay in this one. timeout: seconds for one task.
     fail_fast: end at the first red verdict. shrink: search a simpler case for what fails.
-    budget: seconds after which nothing more begins.
+    budget: seconds after which nothing more begins. before: what an earlier part of the run has judged.
     environment: for the record.
     """
 
@@ -61,22 +62,25 @@ class Request:
     shrink: bool = True
     budget: float = float("inf")
     expectations: Sequence[Expectation] = ()
+    before: Before = field(default_factory=Before)
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 Planned = tuple[Draw, tuple[str, ...]]  # a case as it is drawn, and the checks that judge it
-Keep = Callable[[Sequence[Result]], None]
+# Gets the results of one call, and what names it in the plan; "" for a search for a simpler case.
+Keep = Callable[[Sequence[Result], str], None]
 
 
 def run(
     request: Request,
     watch: Watch = lambda _progress: None,
-    keep: Keep = lambda _results: None,
+    keep: Keep = lambda _results, _judged: None,
 ) -> RunRecord:
     """Judge a request. An interrupted run returns the partial record of its results so far.
 
-    keep: called with results as soon as they are found. Raises RequestError, before any result, if no case
-    fits the restriction; WorkerError; and what `keep` raises.
+    keep: called with results as soon as they are found; not with those of an earlier part of the run.
+    Raises RequestError, before any result, if no case fits the restriction; WorkerError; and what `keep`
+    raises.
     """
     for subject in request.subjects.values():
         refuse_unfit(subject, request.profile, request.only)
@@ -142,11 +146,12 @@ class _Found:
 
     def __init__(self, request: Request, watch: Watch, keep: Keep) -> None:
         self.request = request
-        self.results: list[Result] = []
+        self.results = [result for call in request.before.calls for result in call.results]
         self.problems: list[str] = []
         self.left_out: list[str] = []
         self.note = ""
         self.meter = Meter(request.budget, watch)
+        self.meter.red = sum(result.verdict.red for result in self.results)
         self._keep = keep
         self._shown: tuple[Job | None, str] = (None, "")
 
@@ -169,15 +174,15 @@ class _Found:
             self._shown = call, call_in_words(call.subject, case)
         self.meter.run(self._shown[1], seconds)
 
-    def take(self, results: Sequence[Result]) -> None:
-        """Keep results."""
+    def take(self, results: Sequence[Result], judged: str = "") -> None:
+        """Keep the results of one call. judged: what names it in the plan."""
         self.results.extend(results)
-        self._keep(results)
+        self._keep(results, judged)
         self.meter.red += sum(result.verdict.red for result in results)
 
-    def add(self, results: Sequence[Result]) -> None:
-        """Keep the results of one task, and report the progress."""
-        self.take(results)
+    def add(self, results: Sequence[Result], judged: str = "") -> None:
+        """Keep the results of one call, and report the progress."""
+        self.take(results, judged)
         self.meter.finish()
 
 
@@ -203,7 +208,7 @@ def _judge_all(found: _Found) -> bool:
     with closing(outcomes):
         for outcome in outcomes:
             faults[outcome.job.subject] += bool(outcome.fault)
-            found.add(_results(request, outcome))
+            found.add(_results(request, outcome), call_key(outcome.job.subject, *outcome.job.argument))
             if request.fail_fast and found.meter.red:
                 found.note = f"stopped at the first failing verdict, {found.meter.place}"
                 return False
@@ -242,14 +247,16 @@ def _results(request: Request, outcome: Outcome) -> list[Result]:
 
 def _judge_jobs(found: _Found) -> Iterator[Job]:
     request = found.request
+    judged = request.before.keys
     for name, subject in request.subjects.items():
         planned = tasks(subject, request.profile, request.seed, request.only)
         found.left_out += _left_out(request, name, subject)
         while (task := _next(found, name, planned)) is not None:
             if in_shard(name, task, request.shard):
-                found.meter.plan(len(task.draws))
-                first, *others = task.draws
-                yield Job(name, _judge, first, tuple(others))
+                draws = [draw for draw in task.draws if not judged or call_key(name, *draw) not in judged]
+                found.meter.plan(len(draws))
+                if draws:
+                    yield Job(name, _judge, draws[0], tuple(draws[1:]))
     found.meter.all_planned()
 
 

@@ -38,7 +38,8 @@ def test_a_stopped_run_leaves_a_partial_record(tmp_path, stop):
     assert record.note.startswith("interrupted")
     assert record.status == "fail"
     assert all(result.verdict is not Verdict.ERROR for result in record.results)
-    assert not journal_path(path).exists()
+    assert stderr.endswith(f", and --resume {path} judges the rest\n")
+    assert read_record(journal_path(path)).results == record.results
 
 
 def test_a_run_in_the_background_hears_an_interrupt(tmp_path):
@@ -95,6 +96,24 @@ def test_a_killed_run_loses_only_what_was_in_flight(attest, tmp_path, workers):
     assert len(read_record(tmp_path / "merged.json").results) == len(record.results)
 
 
+def test_a_killed_run_goes_on_and_makes_the_record_of_a_whole_run(attest, tmp_path):
+    check = ("check", "tests.toys:right", "--check", "purity", "--check", "forward", "--examples", 12)
+    whole, path = tmp_path / "whole.json", tmp_path / "run.json"
+    assert attest(*check, "-n", 0, "--json", whole).status == 0
+    stopped = attest(*check, "-n", 0, "--budget", 1e-9, "--json", path)
+    assert stopped.status == 1
+    assert f"; the results so far are in {path}, and --resume {path} judges the rest" in stopped.err
+    other = attest(*check, "--seed", 1, "-n", 0, "--json", path, "--resume", path)
+    assert (other.status, other.out) == (2, "")
+    assert f"{journal_path(path)}: it is of another run: seed: got 0, expected 1" in other.err
+    assert attest(*check, "-n", 0, "--json", path, "--resume", path).status == 0
+    assert read_record(path) == read_record(whole)
+    assert not journal_path(path).exists()
+    ended = attest(*check, "-n", 0, "--json", path, "--resume", path)
+    assert (ended.status, ended.out) == (2, "")
+    assert "which a run with --json leaves if it is cut short" in ended.err
+
+
 def planned_by_check() -> list[Case]:
     """The cases of CHECK, in their order."""
     only = Restriction(checks=("forward",), examples=12)
@@ -115,10 +134,10 @@ def test_the_last_line_of_a_journal_may_be_cut(attest, tmp_path):
     for cut, left in ((0, 0), (1, 1), (last // 2, 1), (last, 1)):
         journal.write_text(whole[: len(whole) - cut])
         assert len(read_record(journal).results) == len(record["results"]) - left
-    journal.write_text("\n".join([lines[0], "{}", *lines[1:], ""]))
+    journal.write_text("\n".join([lines[0], '{"results": 3}', *lines[1:], ""]))
     done = attest("report", journal)
     assert done.status == 2
-    assert "broken journal, line 2: object missing required field `result`" in done.err
+    assert "broken journal, line 2, results: expected `array`, got `int`" in done.err
 
 
 def test_two_runs_do_not_write_one_journal(attest, tmp_path):
