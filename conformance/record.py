@@ -160,6 +160,14 @@ class Result:
 
 
 @dataclass(frozen=True)
+class JudgedCall:
+    """The results of one call. judged: what names it in the plan; empty for a search for a simpler case."""
+
+    judged: str
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """All that one run found.
 

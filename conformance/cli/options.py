@@ -200,12 +200,12 @@ class RunOptions:
 
     def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
         """Return the request of these options. Raises UsageError."""
+        from attest.conformance.cli.resuming import before
         from attest.conformance.process.limits import limits
         from attest.conformance.running.environment import declared_blocks, environment, kernel_files
         from attest.conformance.running.expectations import load_expectations
         from attest.conformance.running.gate import why_not_here
         from attest.conformance.running.plan import load_profile
-        from attest.conformance.running.resume import before
         from attest.conformance.running.runner import Request, empty_record
 
         if self.timeout is not None and not 0 < self.timeout < float("inf"):

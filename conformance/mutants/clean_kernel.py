@@ -7,7 +7,7 @@ nothing, or in JAX as it stands.
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from types import ModuleType
@@ -99,7 +99,7 @@ def _answer(modules: Mapping[str, ModuleType], passes: Any, built: Built) -> Map
 
 
 def _numerics(variant: Variant, dtype: str, tiling: Tiling) -> Numerics:
-    return replace(default_numerics(dtype, tiling), splits=variant.splits)
+    return variant.declared(default_numerics(dtype, tiling))
 
 
 def _passes(modules: Mapping[str, ModuleType], variant: Variant) -> Any:

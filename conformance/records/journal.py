@@ -10,13 +10,13 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from attest.conformance.files import FileError, open_regular, write_text
-from attest.conformance.record import Result, RunRecord, settled
+from attest.conformance.record import JudgedCall, Result, RunRecord, settled
 from attest.conformance.records.schema import (
     JOURNAL,
     journal_line,
@@ -32,14 +32,6 @@ JOURNAL_ENDING = ".journal"
 def journal_path(record: Path) -> Path:
     """Return the path of the journal of a record, which exists until its run is complete."""
     return Path(f"{record}{JOURNAL_ENDING}")
-
-
-@dataclass(frozen=True)
-class JudgedCall:
-    """The results of one call. judged: what names it in the plan; empty for a search for a simpler case."""
-
-    judged: str
-    results: tuple[Result, ...]
 
 
 class Journal:

@@ -1,22 +1,16 @@
-"""The continuation of a run that was cut short: what it has judged, and whether this is the same run."""
+"""The continuation of a run that was cut short: what it has judged, and what tells two runs apart."""
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
-from attest.conformance.files import read_bytes
-from attest.conformance.record import RunRecord
-from attest.conformance.records.journal import JOURNAL_ENDING, JudgedCall, journal_path, read_calls
+from attest.conformance.record import JudgedCall
 from attest.conformance.running.choice import Draw
-from attest.conformance.sizes import sizes
-from attest.conformance.text import sentence
 
 # Facts of the environment on which the results of a run depend.
-_FACTS = ("backend", "device", "platform", "processor", "python", "versions", "flags", "commit")
+FACTS = ("backend", "device", "platform", "processor", "python", "versions", "flags", "commit")
 _DIGITS = 20  # of the hash of a call: two calls of 10^9 share it with a probability of 10^-6
 
 
@@ -51,33 +45,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def before(record: Path, request: RunRecord) -> Before:
-    """Return what a run had judged when it was cut short, from the journal beside its record.
-
-    record: its path, or that of the journal. request: the record of the run that goes on, without results.
-    Searches for simpler cases are left out: they are made again. Raises ValueError with one sentence if there
-    is no journal, or if it is of another run.
-    """
-    path = record if record.name.endswith(JOURNAL_ENDING) else journal_path(record)
-    if not os.path.exists(path):
-        raise ValueError(
-            f"{record}: there is no {path}, which a run with --json leaves if it is cut short: run it anew"
-        )
-    was, calls = read_calls(read_bytes(path, sizes().record_bytes, "journal"), str(path))
-    differences = [
-        f"{name}: got {getattr(was, name)!r}, expected {getattr(request, name)!r}"
-        for name in ("profile", "seed", "shard", "narrowed")
-        if getattr(was, name) != getattr(request, name)
-    ]
-    differences += differing(was.environment, request.environment, (*_FACTS, "block_sizes"))
-    if differences:
-        raise ValueError(sentence(f"{path}: it is of another run: {'; '.join(differences)}"))
-    return Before(tuple(call for call in calls if call.judged))
-
-
-def differing(
-    got: Mapping[str, Any], expected: Mapping[str, Any], names: Iterable[str] = _FACTS
-) -> list[str]:
+def differing(got: Mapping[str, Any], expected: Mapping[str, Any], names: Iterable[str] = FACTS) -> list[str]:
     """Return a clause for each fact that differs between two environments."""
     found: list[str] = []
     for name in names:

@@ -189,7 +189,11 @@ def _online(call: Call, blocks: list[slice], given: Any = None) -> tuple[Any, An
     for keys in blocks:
         logits, _, _ = _logits(call, ALL, keys)
         top = np.maximum(top, logits.max(axis=3, initial=-np.inf))
-        moved = given[0] if given else np.where(top > reference + F32(variant.lazy), top, reference)
+        moved = np.where(top > reference + F32(variant.lazy), top, reference)
+        if variant.above:
+            moved = np.maximum(reference, top + F32(variant.above))
+        if given:
+            moved = given[0]
         shift = _finite(moved)
         weights = _exp(variant, logits - shift[..., None])
         rescale = _exp(variant, reference - shift)

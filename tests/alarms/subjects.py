@@ -48,8 +48,8 @@ def _subject(kind: str, call: Callable[..., Any], variant: Variant) -> Subject:
 
 
 def _numerics(variant: Variant, dtype: str, tiling: Tiling) -> Numerics:
-    numerics = default_numerics(dtype, tiling)
-    return replace(numerics, splits=variant.splits, delta_from_weights=variant.delta == "weights")
+    numerics = variant.declared(default_numerics(dtype, tiling))
+    return replace(numerics, delta_from_weights=variant.delta == "weights")
 
 
 OUTSIDERS = (

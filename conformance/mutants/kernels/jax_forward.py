@@ -58,6 +58,8 @@ def _online(call: Call, batch: Any, head: Any, i: Any, blocks: tuple[Any, Any], 
         logits, _, _ = logits_of(call, batch, head, i, j)
         top = jnp.maximum(top, logits.max(axis=1))
         moved = jnp.where(top > reference + jnp.float32(variant.lazy), top, reference)
+        if variant.above:
+            moved = jnp.maximum(reference, top + jnp.float32(variant.above))
         if given is not None:
             moved = given[0]
         shift = finite(moved)

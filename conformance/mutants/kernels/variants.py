@@ -1,6 +1,9 @@
 """The correct ways to compute flash attention that the kernels of this folder choose between."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+
+from attest.reference.numerics import Numerics
 
 
 @dataclass(frozen=True)
@@ -11,6 +14,7 @@ class Variant:
     one Philox call serves four keys.
     exponential: "exp", or "exp2" of logits in base two.
     lazy: the reference of the exponentials moves only once the row maximum has grown by more than this.
+    above: the reference exceeds the row maximum by as much, so that float16 loses more small weights.
     passes: 2 finds maximum and sum of a row first, and the output in a second pass over the keys.
     normalised_first: the weights are divided by their sum before they are cast; needs two passes.
     sums: "plain"; "kahan" compensates the sums over key blocks; "split" sums rows and channels in parts.
@@ -27,6 +31,7 @@ class Variant:
     key_block: int = 64
     exponential: str = "exp"
     lazy: float = 0.0
+    above: float = 0.0
     passes: int = 1
     normalised_first: bool = False
     sums: str = "plain"
@@ -38,6 +43,12 @@ class Variant:
     dropout_first: bool = False
     splits: int = 1
 
+    def declared(self, numerics: Numerics) -> Numerics:
+        """Return the numerics of a plain kernel with what this way to compute changes."""
+        # Weights that are relative to more than their maximum are smaller, and become 0 earlier.
+        lost = numerics.half_subnormal * math.exp(self.above)
+        return replace(numerics, splits=self.splits, half_subnormal=lost)
+
 
 VARIANTS = (
     Variant(),
@@ -45,6 +56,7 @@ VARIANTS = (
     Variant("wide_blocks", query_block=32, key_block=256),
     Variant("exp2", exponential="exp2"),
     Variant("lazy", lazy=5.0, key_block=32),
+    Variant("above", above=0.125),
     Variant("two_passes", passes=2),
     Variant("normalised_first", passes=2, normalised_first=True),
     Variant("kahan", sums="kahan", key_block=32),

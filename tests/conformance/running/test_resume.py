@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attest.conformance.cli.resuming import before
 from attest.conformance.files import FileError
-from attest.conformance.record import RunRecord, Verdict
-from attest.conformance.records.journal import Journal, JudgedCall, journal_path, read_calls
+from attest.conformance.record import JudgedCall, RunRecord, Verdict
+from attest.conformance.records.journal import Journal, journal_path, read_calls
 from attest.conformance.records.record_file import read_record, record_text
-from attest.conformance.running import resume, runner
+from attest.conformance.running import runner
 from attest.conformance.running.plan import Task, load_profile, tasks
-from attest.conformance.running.resume import Before, before, call_key, differing
+from attest.conformance.running.resume import FACTS, Before, call_key, differing
 from attest.conformance.running.runner import empty_record, run
 from tests import toys
 from tests.conformance.running.fakes import CASES, judged, planned, request, result, shrunk
@@ -178,7 +179,7 @@ def test_what_differs_is_named_down_to_the_single_fact():
         "versions: jax: got '1', expected '0.11.2'",
         "versions: numpy: got '2', expected None",
     ]
-    assert "device" in resume._FACTS
+    assert "device" in FACTS
 
 
 def test_a_task_goes_on_with_the_draws_that_are_left(monkeypatch):
