@@ -7,7 +7,7 @@ environment of the process.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,23 +17,27 @@ from attest.conformance.cli import options
 from attest.conformance.cli.compare import compare, read_run
 from attest.conformance.cli.compile import compile_kernels
 from attest.conformance.cli.history import history
+from attest.conformance.cli.judging import complained, conclude, judge, written
 from attest.conformance.cli.listing import list_subjects
 from attest.conformance.cli.mutants import mutants
-from attest.conformance.cli.options import Outputs, RunOptions, UsageError, as_usage_errors
+from attest.conformance.cli.options import (
+    FAILED,
+    PASSED,
+    USAGE,
+    ClusterOptions,
+    Outputs,
+    RunOptions,
+    UsageError,
+    as_usage_errors,
+)
 from attest.conformance.cli.store import query, store_commands
 from attest.conformance.cli.tune import tune
-from attest.conformance.files import FileError, write_text
+from attest.conformance.files import FileError
 from attest.conformance.process.settings import WorkerError, hold_streams, see_folder, settle
 from attest.conformance.process.signals import Interrupted, interruptible
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from attest.conformance.record import Result, RunRecord
-    from attest.conformance.records.journal import Journal
-    from attest.conformance.running.runner import Request
-
-PASSED, FAILED, USAGE = 0, 1, 2
+    pass
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Without a command the help is shown, and a script whose command is missing fails.
             return _attempt(typed) if typed else _attempt(["--help"]) or USAGE
     except Interrupted:
-        return _complain("interrupted", FAILED)
+        return complained("interrupted", FAILED)
 
 
 def _attempt(arguments: Sequence[str]) -> int:
@@ -60,13 +64,13 @@ def _attempt(arguments: Sequence[str]) -> int:
     try:
         return app(args=arguments, prog_name="attest", standalone_mode=False) or PASSED
     except UsageError as error:
-        return _complain(str(error), USAGE)
+        return complained(str(error), USAGE)
     except click_error as error:
-        return _complain(error.format_message(), USAGE) if error.format_message() else USAGE
+        return complained(error.format_message(), USAGE) if error.format_message() else USAGE
     except (FileError, WorkerError) as error:
-        return _complain(str(error), FAILED)
+        return complained(str(error), FAILED)
     except OSError as error:  # typer prints its help itself
-        return _complain(f"{error.filename or 'stdout'}: {error.strerror or error}", FAILED)
+        return complained(f"{error.filename or 'stdout'}: {error.strerror or error}", FAILED)
 
 
 def _show_version(asked: bool) -> None:
@@ -102,6 +106,8 @@ def gate(
     shrink: options.Shrink = True,
     budget: options.Budget = None,
     resume: options.Resume = None,
+    cluster: options.ClusterAddress = None,
+    mixed: options.Mixed = False,
     baseline: options.Baseline = None,
     json: options.Json = None,
     junit: options.Junit = None,
@@ -123,11 +129,10 @@ def gate(
     if not found.subjects:
         raise UsageError("no subject can run on this machine: see `attest list`")
     narrowed = " ".join(f"--subject {pattern}" for pattern in subject or ())
-    options_ = RunOptions(
-        profile, seed, shard, workers, timeout, expectations, fail_fast, shrink, budget, resume
-    )
+    on = ClusterOptions(cluster, mixed)
+    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast, shrink, budget, on)
     request = options_.request(dict(found.subjects), found.skipped, narrowed=narrowed)
-    return _run(request, outputs, base, found.broken, verbose)
+    return judge(request, outputs, on, resume, base, found.broken, verbose)
 
 
 @app.command()
@@ -147,6 +152,8 @@ def check(
     shrink: options.Shrink = True,
     budget: options.Budget = None,
     resume: options.Resume = None,
+    cluster: options.ClusterAddress = None,
+    mixed: options.Mixed = False,
     json: options.Json = None,
     junit: options.Junit = None,
     markdown: options.Markdown = None,
@@ -162,10 +169,10 @@ def check(
     see_folder()
     with as_usage_errors():
         subjects = {subject: find(subject)}
-    options_ = RunOptions(
-        profile, seed, shard, workers, timeout, expectations, fail_fast, shrink, budget, resume
-    )
-    return _run(options_.request(subjects, only=only, narrowed=narrowed), outputs, verbose=verbose)
+    on = ClusterOptions(cluster, mixed)
+    options_ = RunOptions(profile, seed, shard, workers, timeout, expectations, fail_fast, shrink, budget, on)
+    request = options_.request(subjects, only=only, narrowed=narrowed)
+    return judge(request, outputs, on, resume, verbose=verbose)
 
 
 @app.command()
@@ -212,7 +219,7 @@ def replay(
         print_text("\n" + drawn_picture(request, replayed.case))
     reason = not_judged(subjects[replayed.subject], results)
     if reason is not None:
-        return _complain(f"nothing was judged: {replayed.subject} {reason}", FAILED)
+        return complained(f"nothing was judged: {replayed.subject} {reason}", FAILED)
     return FAILED if any_red(results) else PASSED
 
 
@@ -232,9 +239,9 @@ def report(
     outputs = Outputs(junit=junit, markdown=markdown, html=html, sarif=sarif)
     outputs.spare(record)
     found = read_run(record)
-    faults = _written(found, outputs)
+    faults = written(found, outputs)
     if faults:
-        return _complain("; ".join(faults), FAILED)
+        return complained("; ".join(faults), FAILED)
     if outputs == Outputs():
         show(lambda console: print_run(found, console, verbose))
     return PASSED
@@ -261,7 +268,7 @@ def merge(
     with as_usage_errors():
         known = load_expectations(expectations or ())
         merged = merge_records([read_run(path) for path in records])
-    return _conclude(with_policy(merged, known), outputs, verbose=verbose)
+    return conclude(with_policy(merged, known), outputs, verbose=verbose)
 
 
 app.command()(compare)
@@ -272,120 +279,3 @@ app.command()(mutants)
 app.command("list")(list_subjects)
 app.add_typer(store_commands, name="store")
 app.command()(query)
-
-
-def _run(
-    request: "Request",
-    outputs: Outputs,
-    base: "RunRecord | None" = None,
-    problems: Sequence[str] = (),
-    verbose: bool = False,
-) -> int:
-    from attest.conformance.cli.watching import watching
-    from attest.conformance.record import with_problems
-    from attest.conformance.running.fit import RequestError, refuse_unfit
-    from attest.conformance.running.gate import with_policy
-    from attest.conformance.running.runner import run
-
-    journal = None
-    try:
-        for subject in request.subjects.values():
-            refuse_unfit(subject, request.profile, request.only)
-        journal = _begun(request, outputs.json)
-        if request.workers == 0 and len(request.subjects) > 1:
-            _complain("-n 0 runs all subjects in one process, where one can spoil those after it", PASSED)
-        with watching() as watch:
-
-            def keep(results: "Sequence[Result]", judged: str) -> None:
-                if journal is not None:
-                    journal.add(results, judged)
-                watch.results(results)
-
-            found = run(request, watch.progress, keep)
-    except RequestError as error:
-        if journal is not None:
-            journal.remove()
-        raise UsageError(str(error)) from error
-    found = with_policy(with_problems(found, problems), request.expectations)
-    return _conclude(found, outputs, base, journal, verbose)
-
-
-def _begun(request: "Request", record: Path | None) -> "Journal | None":
-    """Begin the journal of a run whose record goes to a file."""
-    from attest.conformance.files import is_special
-    from attest.conformance.process.limits import limits
-    from attest.conformance.records.journal import Journal, journal_path
-    from attest.conformance.running.runner import empty_record
-
-    if record is None or is_special(record):
-        return None
-    before = request.before.calls
-    return Journal(journal_path(record), empty_record(request), limits()["sync_seconds"], before)
-
-
-def _conclude(
-    record: "RunRecord",
-    outputs: Outputs,
-    base: "RunRecord | None" = None,
-    journal: "Journal | None" = None,
-    verbose: bool = False,
-) -> int:
-    """Write and print a record; return the exit status. One failed write does not prevent the others."""
-    from attest.conformance.cli.console import show
-    from attest.conformance.record import with_problems
-    from attest.reports.compare import compare_records
-    from attest.reports.render.terminal import print_comparison, print_run
-
-    prints: list[Callable[[Console], None]] = [lambda console: print_run(record, console, verbose)]
-    if base is not None and record.complete:
-        comparison = compare_records(base, record)
-        record = with_problems(record, ("worse than the baseline",) if comparison.regressed else ())
-        prints.insert(0, lambda console: print_comparison(comparison, console))
-    faults = _written(record, outputs)
-    if journal is not None and not faults and record.complete:
-        journal.remove()
-    elif journal is not None:
-        journal.close()
-        faults += [journal.contents] if faults else []
-    try:
-        show(*prints)
-    except FileError as error:
-        faults.append(str(error))
-    if not record.complete:
-        compared = "" if base is None else "; not compared with the baseline"
-        where = f"; the results so far are in {outputs.json}" if outputs.json and not faults else ""
-        where += f", and --resume {outputs.json} judges the rest" if where and journal is not None else ""
-        faults.insert(0, f"{record.note}{compared}{where}")
-    if faults:
-        return _complain("; ".join(faults), FAILED)
-    if journal is not None and journal.fault:
-        _complain(f"{journal.fault}, so the run continued without a journal", FAILED)
-    return PASSED if record.status == "pass" else FAILED
-
-
-def _written(record: "RunRecord", outputs: Outputs) -> list[str]:
-    """Write the record in every requested form; return a sentence for each form that could not be written."""
-    from attest.conformance.records.record_file import record_text
-    from attest.reports.render import html, junit, markdown, sarif
-
-    faults: list[str] = []
-    for path, render in (
-        (outputs.json, record_text),
-        (outputs.junit, junit.render_run),
-        (outputs.markdown, markdown.render_run),
-        (outputs.html, html.render_run),
-        (outputs.sarif, sarif.render_run),
-    ):
-        if path is not None:
-            try:
-                write_text(path, render(record))
-            except FileError as error:
-                faults.append(str(error))
-    return faults
-
-
-def _complain(sentence: str, status: int) -> int:
-    from attest.conformance.cli.console import complain
-
-    complain(sentence)
-    return status

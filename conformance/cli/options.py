@@ -4,7 +4,8 @@ import os
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,6 +90,17 @@ Budget = Annotated[
         help="After so long begin nothing more, and say what was not tested.",
     ),
 ]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Run on the workers of a Dask scheduler, or on a cluster that is started here: local:8.",
+    ),
+]
+Mixed = Annotated[
+    bool, typer.Option("--mixed", help="With --cluster, also use workers with another processor.")
+]
 Resume = Annotated[
     Path | None,
     typer.Option(
@@ -120,6 +132,9 @@ Checks = Annotated[list[str] | None, typer.Option("--check", help="Run only this
 Examples = Annotated[
     int | None, typer.Option(min=1, help="Draw this many cases, instead of the profile's number.")
 ]
+
+
+PASSED, FAILED, USAGE = 0, 1, 2  # exit statuses
 
 
 class UsageError(Exception):
@@ -184,6 +199,25 @@ class Outputs:
 
 
 @dataclass(frozen=True)
+class ClusterOptions:
+    """Where a run finds other machines. Raises UsageError.
+
+    address: of a scheduler, or local:N; None for no cluster. mixed: whether processors may differ.
+    """
+
+    address: str | None = None
+    mixed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mixed and self.address is None:
+            raise UsageError("--mixed: expected with --cluster")
+        if self.address is not None and find_spec("distributed") is None:
+            raise UsageError(
+                "--cluster needs Dask: install it with `pip install 'attest-attention[cluster]'`"
+            )
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """The options that every run has."""
 
@@ -196,17 +230,16 @@ class RunOptions:
     fail_fast: bool = False
     shrink: bool = True
     budget: float | None = None
-    resume: Path | None = None
+    cluster: ClusterOptions = ClusterOptions()
 
     def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
         """Return the request of these options. Raises UsageError."""
-        from attest.conformance.cli.resuming import before
         from attest.conformance.process.limits import limits
         from attest.conformance.running.environment import declared_blocks, environment, kernel_files
         from attest.conformance.running.expectations import load_expectations
         from attest.conformance.running.gate import why_not_here
         from attest.conformance.running.plan import load_profile
-        from attest.conformance.running.runner import Request, empty_record
+        from attest.conformance.running.runner import Request
 
         if self.timeout is not None and not 0 < self.timeout < float("inf"):
             raise UsageError(f"--timeout: got {self.timeout:g}, expected a number of seconds above 0")
@@ -215,13 +248,15 @@ class RunOptions:
         with as_usage_errors():
             expectations = load_expectations(self.expectations or ())
             profile = load_profile(self.profile)
+        if self.cluster.address is not None and self.workers is not None:
+            raise UsageError("--cluster and -n: a cluster has workers of its own: give one of both")
         here = environment()
         for name, subject in subjects.items():
             with as_usage_errors():
                 reason = why_not_here(subject, here["backend"])
-            if reason is not None:
+            if reason is not None and not (self.cluster.address and subject.backend == "gpu"):
                 raise UsageError(f"{name} cannot run here: {reason}")
-        request = Request(
+        return Request(
             subjects=subjects,
             profile=profile,
             seed=self.seed,
@@ -240,10 +275,6 @@ class RunOptions:
             },
             **narrowing,
         )
-        if self.resume is None:
-            return request
-        with as_usage_errors():
-            return replace(request, before=before(self.resume, empty_record(request)))
 
 
 def restriction(

@@ -29,10 +29,11 @@ _LONG = 5.0
 
 @dataclass(frozen=True)
 class Watching:
-    """The two callbacks of a run: for its progress, and for results as they are found."""
+    """The callbacks of a run: for its progress, for results as they are found, and for a sentence."""
 
     progress: Callable[[Progress], None]
     results: Callable[[Sequence[Result]], None]
+    say: Callable[[str], None]
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def watching() -> Generator[Watching]:
     """Return callbacks that show how a run goes on, for as long as the block runs."""
     if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("CI"):  # type: ignore[reportUnnecessaryComparison]
         lines = _Lines()
-        yield Watching(lines.progress, _First(note).results)
+        yield Watching(lines.progress, _First(note).results, note)
         return
     began = time.monotonic()
     columns = (
@@ -64,7 +65,7 @@ def watching() -> Generator[Watching]:
         def write(text: str) -> None:
             bar.console.print(printable(text), soft_wrap=True, markup=False, highlight=False)
 
-        yield Watching(show, _First(write).results)
+        yield Watching(show, _First(write).results, write)
 
 
 class _Lines:

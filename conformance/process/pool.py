@@ -64,13 +64,15 @@ def _joined(calls: "Sequence[Job]") -> Job:
 class Outcome:
     """The outcome of one call of a job: a value, or a `fault`: why there is none.
 
-    timed_out: whether its time ran out. phase, check: where the call was when it was cut short.
+    timed_out: whether its time ran out. lost: whether the machine was lost, so that nothing is known of the
+    call. phase, check: where the call was when it was cut short.
     """
 
     job: Job
     value: Any = None
     fault: str = ""
     timed_out: bool = False
+    lost: bool = False
     phase: str = ""
     check: str = ""
 
@@ -83,7 +85,7 @@ class Pool:
 
     def __init__(self, workers: int, timeout: float) -> None:
         self._size = workers
-        self._timeout = timeout
+        self.timeout = timeout
         self._workers: list[_Worker] = []
         self._deaths_at_start = 0
         self.left: list[Job] = []
@@ -125,7 +127,7 @@ class Pool:
             wait(watched, patience)
         for worker in tuple(self._workers):
             alive = worker.alive  # read first, so that everything it sent before it died is received
-            outcome = worker.outcome(self._timeout)
+            outcome = worker.outcome(self.timeout)
             if outcome is None and not alive:
                 outcome = self._buried(worker)
             elif worker.spent or (outcome is not None and outcome.timed_out):
@@ -226,7 +228,7 @@ class _Worker:
     def cut_short(self, fault: str, timed_out: bool = False) -> Outcome:
         """Return the outcome of the current call, which is cut short; the calls after it are left."""
         phase, check = read_phase(self._phase)
-        return Outcome(self.calls.pop(0), None, fault, timed_out, phase, check)
+        return Outcome(self.calls.pop(0), None, fault, timed_out, phase=phase, check=check)
 
     @property
     def died(self) -> str:

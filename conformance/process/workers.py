@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from attest.conformance.process.pool import Job, Outcome, Pool, guarded
 from attest.conformance.process.signals import postponed
@@ -20,22 +21,45 @@ _PATIENCE = 0.2
 _FAREWELL = 5.0
 
 
+class LostError(Exception):
+    """The machines that ran the jobs are lost; the message is one clause."""
+
+
+class Elsewhere(Protocol):
+    """Workers on other machines."""
+
+    def perform(
+        self,
+        jobs: Iterable[Job],
+        timeout: float,
+        wanted: Callable[[Job], bool],
+        watch: Callable[[Job, float], None],
+    ) -> Generator[Outcome, None, None]:
+        """Yield the outcome of every call of every job, as `perform` of this module does."""
+        ...
+
+
+Workers = int | Elsewhere
+
+
 def perform(
     jobs: Iterable[Job],
     subjects: Mapping[str, Subject],
-    workers: int,
+    workers: Workers,
     timeout: float,
     wanted: Callable[[Job], bool] = lambda _job: True,
     watch: Callable[[Job, float], None] = lambda _call, _seconds: None,
 ) -> Generator[Outcome, None, None]:
     """Yield the outcome of every call of every job, as they come; jobs are drawn while earlier ones run.
 
-    subjects: by the name in the jobs. workers 0: in this process, where nothing can be timed out, and where
-    all jobs are drawn first.
+    subjects: by the name in the jobs. workers: how many processes, or those of other machines; 0: in this
+    process, where nothing can be timed out, and where all jobs are drawn first.
     wanted: whether a job is still needed, called just before it begins; others have no outcome.
     watch: called now and then with the call that has run longest, and for how many seconds.
-    Raises WorkerError, and what drawing a job raises. Closing the iterator stops the workers.
+    Raises WorkerError, LostError, and what drawing a job raises. Closing the iterator stops the workers.
     """
+    if not isinstance(workers, int):
+        return workers.perform(jobs, timeout, wanted, watch)
     if workers == 0:
         return _here(jobs, subjects, wanted, watch)
     return _elsewhere(jobs, workers, timeout, wanted, watch)
@@ -61,7 +85,7 @@ def _elsewhere(
     wanted: Callable[[Job], bool],
     watch: Callable[[Job, float], None],
 ) -> Generator[Outcome, None, None]:
-    drawing = _Drawing(jobs)
+    drawing = Drawing(jobs)
     waiting: deque[Job] = deque()
     # A signal takes effect between two rounds of the loop, so that no outcome is lost.
     with postponed() as to_end:
@@ -91,7 +115,7 @@ class _Raised:
     error: BaseException
 
 
-class _Drawing:
+class Drawing:
     """A drawer of jobs in its own thread, so that drawing does not delay the outcomes.
 
     It waits for nothing, so that the number of all jobs is soon known.

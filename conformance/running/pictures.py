@@ -10,7 +10,7 @@ from attest.conformance.judging.execute import SubjectError
 from attest.conformance.judging.picture import TooLateError, draw
 from attest.conformance.judging.trial import Trial
 from attest.conformance.process.limits import limits
-from attest.conformance.process.workers import Job, perform
+from attest.conformance.process.workers import Job, Workers, perform
 from attest.conformance.record import ACCURACY, Picture, Result, Verdict
 from attest.conformance.running.progress import Meter, call_in_words
 from attest.conformance.subject import Subject
@@ -19,7 +19,7 @@ from attest.conformance.subject import Subject
 def with_pictures(
     results: Sequence[Result],
     subjects: Mapping[str, Subject],
-    workers: int,
+    workers: Workers,
     meter: Meter | None = None,
 ) -> list[Result]:
     """Return the results, the simplest failures with a picture of what is wrong.
@@ -39,7 +39,7 @@ def _is_shown(result: Result) -> bool:
 
 
 def _drawn(
-    jobs: Sequence[Job], subjects: Mapping[str, Subject], workers: int, meter: Meter
+    jobs: Sequence[Job], subjects: Mapping[str, Subject], workers: Workers, meter: Meter
 ) -> Iterator[tuple[tuple[str, Case], Picture]]:
     meter.begin("drawing pictures", len(jobs), limits()["pictures_seconds"])
 

@@ -50,6 +50,12 @@ def died(subject: Subject, checks: Sequence[str], case: Case, fault: str, phase:
     ]
 
 
+def lost(subject: Subject, checks: Sequence[str], case: Case, fault: str) -> list[Result]:
+    """Return the ERRORs of a case whose worker was lost with it, one for every check."""
+    finding = Finding(Verdict.ERROR, message=fault)
+    return [result_of(subject, check, case, finding, _clauses(subject, check, case)) for check in checks]
+
+
 def simplest(failing: Result, found: Result) -> Result:
     """Return the result of a search for a simpler failing case, as the minimal result of the failing one."""
     return replace(found, subject=failing.subject, minimal=True, shrunk_from=failing.case.id)

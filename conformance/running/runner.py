@@ -14,7 +14,7 @@ from attest.conformance.judging.trial import Trial
 from attest.conformance.process.limits import limits
 from attest.conformance.process.phases import phase
 from attest.conformance.process.signals import Interrupted, interruptible
-from attest.conformance.process.workers import Job, Outcome, perform
+from attest.conformance.process.workers import Job, LostError, Outcome, Workers, perform
 from attest.conformance.record import (
     ACCURACY,
     Result,
@@ -31,7 +31,7 @@ from attest.conformance.running.judge import judge
 from attest.conformance.running.pictures import with_pictures
 from attest.conformance.running.plan import Profile, Restriction, Task, tasks
 from attest.conformance.running.progress import Meter, Watch, call_in_words
-from attest.conformance.running.results import died, late, late_search, new_minimal, simplest
+from attest.conformance.running.results import died, late, late_search, lost, new_minimal, simplest
 from attest.conformance.running.resume import Before, call_key
 from attest.conformance.running.shrink import Failure, shrink
 from attest.conformance.subject import Subject
@@ -44,7 +44,7 @@ class Request:
 
     subjects: by the name or `module:attribute` that finds each in another process.
     only: the restriction of the run; narrowed: the same as typed, for the record. shard: (number, total).
-    workers: processes, 0 to stay in this one. timeout: seconds for one task.
+    workers: processes, 0 to stay in this one, or those of a cluster. timeout: seconds for one task.
     fail_fast: end at the first red verdict. shrink: search a simpler case for what fails.
     budget: seconds after which nothing more begins. before: what an earlier part of the run has judged.
     environment: for the record.
@@ -56,7 +56,7 @@ class Request:
     only: Restriction = field(default_factory=Restriction)
     narrowed: str = ""
     shard: tuple[int, int] = (1, 1)
-    workers: int = 0
+    workers: Workers = 0
     timeout: float = field(default_factory=lambda: limits()["task_seconds"])
     fail_fast: bool = False
     shrink: bool = True
@@ -76,11 +76,10 @@ def run(
     watch: Watch = lambda _progress: None,
     keep: Keep = lambda _results, _judged: None,
 ) -> RunRecord:
-    """Judge a request. An interrupted run returns the partial record of its results so far.
+    """Judge a request. A run that is interrupted, or loses its cluster, returns a partial record.
 
-    keep: called with results as soon as they are found; not with those of an earlier part of the run.
-    Raises RequestError, before any result, if no case fits the restriction; WorkerError; and what `keep`
-    raises.
+    keep: called with results as soon as they are found; not with those of an earlier part of the run. Raises
+    RequestError, before any result, if no case fits the restriction; WorkerError; and what `keep` raises.
     """
     for subject in request.subjects.values():
         refuse_unfit(subject, request.profile, request.only)
@@ -92,6 +91,8 @@ def run(
                 found.results = with_pictures(found.results, request.subjects, request.workers, found.meter)
     except Interrupted:
         return found.record(f"interrupted, {found.meter.place}")
+    except LostError as error:
+        return found.record(f"{error}, {found.meter.place}")
     return found.record(found.note)
 
 
@@ -300,6 +301,8 @@ def _blamed(outcome: Outcome, subject: Subject) -> list[Result]:
     case = chosen(draw)
     if case is None:
         return []
+    if outcome.lost:
+        return lost(subject, checks, case, outcome.fault)
     if outcome.timed_out:
         return late(subject, checks, case, outcome.fault, outcome.phase, outcome.check)
     return died(subject, checks, case, outcome.fault, outcome.phase)

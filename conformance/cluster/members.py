@@ -1,0 +1,165 @@
+"""The workers of a cluster: which are there, which may be given calls, and what each of them does."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from attest.conformance.cluster.worker import Description
+from attest.conformance.running.resume import FACTS, differing
+
+# What a scheduler calls the accelerators of a worker: `dask worker --resources GPU=1`.
+_GPU = "GPU"
+# Facts in which a worker with a GPU differs from a caller without one.
+_OF_DEVICE = ("backend", "device", "processor")
+# A worker has one GPU of several, so that these differ between workers of one host.
+_WHICH_GPU = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run wants of every worker.
+
+    environment: the facts of the caller, which the workers share. subjects: by name, whether it needs a GPU.
+    mixed: whether another processor is no reason to refuse a worker.
+    """
+
+    environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    subjects: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    mixed: bool = False
+
+    def of(self, gpu: bool) -> list[str]:
+        """Return the subjects that need a GPU, or those that need none."""
+        return [name for name, needs in self.subjects.items() if needs is gpu]
+
+
+@dataclass
+class Member:
+    """One worker.
+
+    address: as the scheduler knows it. gpu: whether it declares one. takes: True if it takes subjects that
+    need a GPU, False if it takes those that need none. running: the keys of what it was given. alone: whether
+    that is a call that must have a worker for itself.
+    """
+
+    address: str
+    threads: int
+    gpu: bool
+    takes: frozenset[bool]
+    environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    running: set[Any] = field(default_factory=set[Any])
+    alone: bool = False
+
+    @property
+    def free(self) -> bool:
+        """Whether it can be given a batch."""
+        return not self.alone and len(self.running) < self.threads
+
+
+class Members:
+    """The workers of a cluster, as they come and go.
+
+    ask: begins to ask a worker what it is. say: reports a sentence to the user. admitted: those that get
+    calls. refused: the others, with the reason.
+    """
+
+    def __init__(
+        self, wanted: Wanted, ask: Callable[[str, list[str]], None], say: Callable[[str], None]
+    ) -> None:
+        self.admitted: dict[str, Member] = {}
+        self.refused: dict[str, str] = {}
+        self._wanted, self._ask, self._say = wanted, ask, say
+        self._asked: dict[str, Member] = {}
+
+    @property
+    def undecided(self) -> bool:
+        """Whether a worker has not said yet what it is."""
+        return bool(self._asked)
+
+    @property
+    def any_free(self) -> bool:
+        """Whether one can be given a batch."""
+        return any(member.free for member in self.admitted.values())
+
+    def needs_gpu(self, subject: str) -> bool:
+        """Return whether a subject of the run needs a GPU."""
+        return self._wanted.subjects.get(subject, False)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The environment for the record of a run."""
+        here = dict(self._wanted.environment)
+        apart = [member.environment for member in self.admitted.values() if False not in member.takes]
+        if not apart:
+            return here
+        there = {name: apart[0][name] for name in _OF_DEVICE}
+        return here | ({"gpu_workers": there} if self._wanted.of(gpu=False) else there)
+
+    def forget_calls(self) -> None:
+        """Take every worker for free."""
+        for member in self.admitted.values():
+            member.running.clear()
+            member.alone = False
+
+    def seen(self, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
+        """Note which workers are there, as the scheduler knows them; return those that have gone."""
+        gone = self.admitted.keys() - workers.keys()
+        for known in (self.admitted, self.refused, self._asked):
+            for address in [address for address in known if address not in workers]:
+                del known[address]
+        new = workers.keys() - self.admitted.keys() - self.refused.keys() - self._asked.keys()
+        all_gpus = all(_has_gpu(worker) for worker in workers.values())
+        for address in sorted(new):
+            gpu = _has_gpu(workers[address])
+            takes = {True} if gpu and self._wanted.of(gpu=True) else set[bool]()
+            takes |= {False} if not gpu or all_gpus else set()
+            member = Member(address, workers[address].get("nthreads", 1), gpu, frozenset(takes))
+            if takes:
+                self._asked[address] = member
+                self._ask(address, [name for needs in takes for name in self._wanted.of(needs)])
+            else:
+                self.refuse(address, "declares a GPU, and no subject of this run needs one")
+        return gone
+
+    def described(self, address: str, description: Description) -> None:
+        """Admit a worker, or refuse it."""
+        member = self._asked.pop(address, None)
+        if member is None:  # gone meanwhile
+            return
+        member.environment = description.environment or {}
+        reason = description.fault or "; ".join([*self._unlike(member), *self._unable(description)])
+        if reason:
+            self.refuse(address, reason)
+        else:
+            self.admitted[address] = member
+
+    def refuse(self, address: str, reason: str) -> None:
+        """Give a worker nothing more."""
+        self.admitted.pop(address, None)
+        self._asked.pop(address, None)
+        self.refused[address] = reason
+        self._say(f"worker {address} gets no cases: {reason}")
+
+    def _unlike(self, member: Member) -> Iterable[str]:
+        """Yield how a worker differs from the caller; in its device, from the other workers with a GPU."""
+        mixed = {"processor"} if self._wanted.mixed else set[str]()
+        # The device of the caller says nothing about a worker for subjects that run on GPUs alone.
+        apart = set(_OF_DEVICE) if False not in member.takes else set[str]()
+        here, there = _comparable(self._wanted.environment), _comparable(member.environment)
+        yield from differing(there, here, [name for name in FACTS if name not in mixed | apart])
+        others = [other for other in self.admitted.values() if other.gpu]
+        if apart and others:
+            yield from differing(there, _comparable(others[0].environment), sorted(apart - mixed))
+
+    def _unable(self, description: Description) -> Iterable[str]:
+        for name, reason in (description.reasons or {}).items():
+            yield f"{name}: {reason}"
+
+
+def _has_gpu(worker: Mapping[str, Any]) -> bool:
+    return worker.get("resources", {}).get(_GPU, 0) > 0
+
+
+def _comparable(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an environment without which of the GPUs of its host it has."""
+    flags = {name: flag for name, flag in environment.get("flags", {}).items() if name not in _WHICH_GPU}
+    return {**environment, "flags": flags}
