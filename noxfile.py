@@ -41,7 +41,14 @@ _RED_JAX = ("0.11.0",)
 _GREEN, _RED = 0, 1
 
 # What a user installs, each on the lowest versions that pyproject.toml allows: the extras.
-_INSTALLED = {"core": "", "suite": "[suite]", "triton": "[suite,triton]", "store": "[suite,store]"}
+_INSTALLED = {
+    "core": "",
+    "suite": "[suite]",
+    "triton": "[suite,triton]",
+    "store": "[suite,store]",
+    "cluster": "[suite,cluster]",
+}
+_TESTS_OF_EXTRAS = {"store": ("tests/conformance/store",), "cluster": ("tests/cluster",)}
 # The tests that need neither Triton nor the newest JAX, in a few minutes.
 _TESTS_OF_THE_SUITE = (
     "tests/adapters/test_flash_attention.py",
@@ -248,7 +255,7 @@ def peer_tests(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("installed", list(_INSTALLED))
 def minimums(session: nox.Session, installed: str) -> None:
-    """Test what users install, on the lowest versions allowed: the core, the suite, Triton, the store."""
+    """Test what users install, on the lowest versions allowed: the core, the suite and each extra."""
     project = nox.project.load_toml()
     extras = _INSTALLED[installed]
     needed = [
@@ -267,8 +274,7 @@ def minimums(session: nox.Session, installed: str) -> None:
     session.run("attest", "check", subject, "--shard", "1/8", *_PATIENTLY, env=interpret)
     groups = ("test", "adapters") if installed == "triton" else ("test",)
     session.install(*lowest, "--editable", f".{extras}", *nox.project.dependency_groups(project, *groups))
-    tests = {"triton": _TESTS_OF_TRITON, "store": ("tests/conformance/store",)}
-    asked = tests.get(installed, _TESTS_OF_THE_SUITE)
+    asked = {"triton": _TESTS_OF_TRITON, **_TESTS_OF_EXTRAS}.get(installed, _TESTS_OF_THE_SUITE)
     session.run("pytest", "-n", "auto", *asked, *session.posargs, env=_COMPILE_QUICKLY)
 
 

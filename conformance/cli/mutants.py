@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from attest.conformance.cli.options import Outputs, UsageError, as_usage_errors
+from attest.conformance.cli import options
+from attest.conformance.cli.options import ClusterOptions, Outputs, UsageError, as_usage_errors
 from attest.conformance.files import write_text
 
 Profiles = Annotated[
@@ -61,6 +62,8 @@ def mutants(
     defect_class: Classes = None,
     only: Only = None,
     workers: Workers = 1,
+    cluster: options.ClusterAddress = None,
+    mixed: options.Mixed = False,
     rivals: Rivals = False,
     ablate: Ablate = "",
     json: Json = None,
@@ -72,6 +75,7 @@ def mutants(
     A mutant is a correct kernel with one planted defect. Each is judged until the first failure.
     """
     Outputs(json=json, table=table, kills=kills)
+    on = ClusterOptions(cluster, mixed)
     if ablate and (group or defect_class or rivals or kills or only):
         raise UsageError(
             "--ablate names the defects to score: give no --group, --class, --only, --rivals or --kills"
@@ -79,6 +83,7 @@ def mutants(
     from json import dumps
 
     from attest.conformance.cli.console import note, print_text
+    from attest.conformance.cli.on_cluster import scoring
     from attest.conformance.mutants import table as tables
     from attest.conformance.mutants.choose import chosen, of_class_alone
     from attest.conformance.mutants.clean_score import read_kills, with_kills
@@ -93,13 +98,14 @@ def mutants(
             load_profile(name)
         groups = tuple(group or ("clean_kernel", "nulls"))
         wanted = of_class_alone(ablate) if ablate else chosen(groups, defect_class or (), only or ())
-    try:
-        found = score_all(
-            wanted, profiles, seeds, workers, json, lambda *now: note(tables.line(*now)), ablate
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    others = rival_scores(wanted, profiles[0], seeds[0], workers) if rivals else ()
+    with scoring(workers, on, note) as where:
+        try:
+            found = score_all(
+                wanted, profiles, seeds, where, json, lambda *now: note(tables.line(*now)), ablate
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        others = rival_scores(wanted, profiles[0], seeds[0], where) if rivals else ()
     summed = totals(found.scores)
     print_text(tables.text(summed, found.skipped))
     if ablate:

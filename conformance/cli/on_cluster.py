@@ -1,4 +1,4 @@
-"""The cluster of a run: connected while it lasts."""
+"""The cluster of a run or of a score: connected while it lasts."""
 
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attest.conformance.cli.options import ClusterOptions
 
 if TYPE_CHECKING:
+    from attest.conformance.process.workers import Elsewhere
     from attest.conformance.running.runner import Request
 
 
@@ -29,3 +30,21 @@ def connected(
     with closing(Cluster(cluster.address, say)) as workers:
         workers.admit(Wanted(request.environment, needs_gpu, cluster.mixed))
         yield replace(request, workers=workers, environment=workers.environment)
+
+
+@contextmanager
+def scoring(
+    workers: int, cluster: ClusterOptions, say: Callable[[str], None]
+) -> Generator["int | Elsewhere"]:
+    """Give the workers of a score: as many processes, or those of a cluster. Raises WorkerError."""
+    if cluster.address is None:
+        yield workers
+        return
+    from attest.conformance.cluster.cluster import Cluster
+    from attest.conformance.cluster.members import Wanted
+    from attest.conformance.mutants.run import single_threaded
+    from attest.conformance.running.environment import environment
+
+    with single_threaded(), closing(Cluster(cluster.address, say)) as found:
+        found.admit(Wanted(environment(), mixed=cluster.mixed))
+        yield found

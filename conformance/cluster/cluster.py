@@ -23,9 +23,9 @@ from attest.conformance.cluster.members import Member, Members, Wanted
 from attest.conformance.cluster.worker import Description, describe, run_batch
 from attest.conformance.process.limits import limits
 from attest.conformance.process.pool import Job, Outcome
-from attest.conformance.process.settings import WorkerError
+from attest.conformance.process.settings import LostError, WorkerError
 from attest.conformance.process.signals import postponed
-from attest.conformance.process.workers import Drawing, LostError
+from attest.conformance.process.workers import Drawing
 from attest.conformance.text import describe as in_words
 
 _LOCAL = "local:"
@@ -35,6 +35,13 @@ _RESULT_SECONDS = 60.0  # for a value on its way
 
 # What was sent and has not come back: the worker, the batch and its future, by the key of the future.
 Flight = dict[Any, tuple[Member, Batch, "Future[Any]"]]
+
+
+class _Client(Client):
+    """A client that is closed only where it says so; Dask's own waits and complains when it is forgotten."""
+
+    def __del__(self) -> None:
+        """Do nothing."""
 
 
 class Cluster:
@@ -51,7 +58,7 @@ class Cluster:
         self._asked: dict[Any, tuple[str, Future[Any]]] = {}
         self._members = Members(Wanted(), self._ask, say)
         self._looked = 0.0
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        _silence()
         try:
             self._client = self._connect()
         except BaseException:
@@ -141,7 +148,7 @@ class Cluster:
             self._open.callback(started.close)
             address = started.address
         try:
-            client = Client(address, timeout=limits()["connect_seconds"], set_as_default=False)
+            client = _Client(address, timeout=limits()["connect_seconds"], set_as_default=False)
         except (OSError, ValueError, ImportError, TypeError) as error:
             raise WorkerError(
                 f"--cluster {self._text}: no scheduler answers there: {in_words(error)}"
@@ -269,6 +276,13 @@ class Cluster:
                 yield from batches[self._members.needs_gpu(batch.jobs[0].subject)].lost(
                     batch, f"worker {address}"
                 )
+
+
+def _silence() -> None:
+    """Silence what Dask and its event loop log: a lost connection is one sentence of the run."""
+    for name in ("asyncio", *logging.root.manager.loggerDict):
+        if name.startswith(("distributed", "tornado", "asyncio")):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _value(future: "Future[Any]") -> tuple[Any, str]:

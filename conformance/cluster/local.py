@@ -10,7 +10,7 @@ from typing import IO
 
 from attest.conformance.process.settings import WorkerError
 
-_MODULE = "attest.conformance.cluster.local_process"
+COMMAND = "from attest.conformance.cluster.local_process import main; main()"
 _START_SECONDS = 120.0
 _END_SECONDS = 10.0
 
@@ -62,12 +62,12 @@ class LocalCluster:
         path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
         with (self._folder / f"{'-'.join((kind, *words[1:]))}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE, kind, str(self._folder), *words],
+                [sys.executable, "-P", "-c", COMMAND, kind, str(self._folder), *words],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(self._folder)},
-                start_new_session=True,  # Ctrl-C is the caller's
+                process_group=0,  # Ctrl-C is the caller's
             )
         self.processes.append(process)
         return process

@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-import dask
+from dask import config
 from distributed import Scheduler, Worker
 
 from attest.conformance.files import write_text
@@ -39,8 +39,9 @@ def _end_with_caller() -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
-    dask.config.set(_QUIET)
+def main() -> None:
+    """Run what the arguments ask for until it ends, or the caller does."""
     threading.Thread(target=_end_with_caller, daemon=True).start()
+    config.set(_QUIET)
     work = {"scheduler": _scheduler, "worker": _worker}[sys.argv[1]]
     asyncio.run(work(Path(sys.argv[2]), *sys.argv[3:]))

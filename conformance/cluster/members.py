@@ -111,13 +111,16 @@ class Members:
         for address in sorted(new):
             gpu = _has_gpu(workers[address])
             takes = {True} if gpu and self._wanted.of(gpu=True) else set[bool]()
-            takes |= {False} if not gpu or all_gpus else set()
+            # Without subjects, a run is of work that needs no GPU.
+            others = self._wanted.of(gpu=False) or not self._wanted.subjects
+            takes |= {False} if others and (not gpu or all_gpus) else set()
             member = Member(address, workers[address].get("nthreads", 1), gpu, frozenset(takes))
             if takes:
                 self._asked[address] = member
                 self._ask(address, [name for needs in takes for name in self._wanted.of(needs)])
             else:
-                self.refuse(address, "declares a GPU, and no subject of this run needs one")
+                declares, needs = ("a GPU", "no") if gpu else ("no GPU", "each")
+                self.refuse(address, f"declares {declares}, and {needs} subject of this run needs one")
         return gone
 
     def described(self, address: str, description: Description) -> None:

@@ -3,7 +3,8 @@
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,9 @@ from attest.conformance.mutants.catalogue import GROUPS, Mutant, digest, load, o
 from attest.conformance.mutants.not_here import NotHereError
 from attest.conformance.mutants.rivals import RivalJudge, RivalScore
 from attest.conformance.mutants.verdict import Score
+from attest.conformance.process.limits import limits
+from attest.conformance.process.settings import WorkerError
+from attest.conformance.process.workers import Job, Workers, perform
 from attest.conformance.typed import convert, decode
 
 # The environment of processes that have one core each: threads of libraries would fight for it. Measured on
@@ -27,6 +31,10 @@ SINGLE_THREADED = {
     "OPENBLAS_NUM_THREADS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
+
+
+# Into so many parts the defects are divided for the rules of others, where the number of workers may change.
+_SHARES = 64
 
 
 @dataclass(frozen=True)
@@ -57,16 +65,16 @@ def score_all(
     mutants: Sequence[Mutant],
     profiles: Sequence[str],
     seeds: Sequence[int],
-    workers: int,
+    workers: Workers,
     path: Path | None,
     found_one: Callable[[Score, int, int], None],
     ablated: str = "",
 ) -> Scores:
     """Return the scores of mutants with every profile and seed; those that a file has are not made again.
 
-    path: is written after each score. found_one: called after each, with the number of scores and of all.
-    ablated: the class of defects whose cases are left out, if any. Raises ValueError if the file is of
-    another catalogue, or if other cases were left out.
+    workers: processes, or those of a cluster. path: is written after each score. found_one: called after
+    each, with the number of scores and of all. ablated: the class of defects whose cases are left out, if
+    any. Raises ValueError if the file is of another catalogue, or if other cases were left out.
     """
     catalogue = {mutant.group: digest(mutant.group) for mutant in mutants}
     scores, skipped = _before(path, ablated), dict[str, str]()
@@ -114,30 +122,61 @@ def _without(ablated: str) -> str:
     return f"without the cases made for {ablated}" if ablated else "of all cases"
 
 
-def rival_scores(mutants: Sequence[Mutant], profile: str, seed: int, workers: int) -> list[RivalScore]:
+def rival_scores(mutants: Sequence[Mutant], profile: str, seed: int, workers: Workers) -> list[RivalScore]:
     """Judge the mutants of the clean kernel by the rules of other test suites."""
     nulls = [(null, profile, seed) for null in load("nulls").values()]
     closest = [*_performed(_closest, nulls, workers)]
     thresholds = {dtype: max(each[dtype] for each in closest) for dtype in closest[0]}
     clean = [each for each in mutants if not (each.subject or each.test or each.compiled)]
-    shares = [clean[worker::workers] for worker in range(workers)]
+    # Those of a share have the exact answers in common.
+    count = workers if isinstance(workers, int) else _SHARES
+    shares = [clean[number::count] for number in range(count)]
     jobs = [(share, profile, seed, thresholds) for share in shares if share]
     return [score for found in _performed(_rivals, jobs, workers) for score in found]
 
 
 def _performed[Work, Done](
-    work: Callable[[Work], Done], jobs: Sequence[Work], workers: int, left_out: frozenset[str] = frozenset()
+    work: Callable[[Work], Done],
+    jobs: Sequence[Work],
+    workers: Workers,
+    left_out: frozenset[str] = frozenset(),
 ) -> Iterator[Done]:
-    """Yield work(job) of every job, as they come. left_out: defects for which no case is drawn."""
+    """Yield work(job) of every job, as they come. left_out: defects for which no case is drawn.
+
+    Raises WorkerError if a job has no value on a cluster, and LostError.
+    """
+    if not isinstance(workers, int):
+        calls = [Job("", _called, (work, job, left_out)) for job in jobs]
+        with closing(perform(calls, {}, workers, limits()["mutant_seconds"])) as outcomes:
+            for outcome in outcomes:
+                if outcome.fault:
+                    raise WorkerError(f"a worker of the cluster: {outcome.fault}")
+                yield outcome.value
+        return
+    with (
+        single_threaded(),
+        multiprocessing.get_context("spawn").Pool(workers, leave_out, (left_out,)) as pool,
+    ):
+        yield from pool.imap_unordered(work, jobs)
+
+
+@contextmanager
+def single_threaded() -> Generator[None]:
+    """Let processes that are started in the block have one thread each; settings of the user are kept."""
     # Of processes alone: NumPy reads how many threads it may use when it is first imported.
     before = dict(os.environ)
     os.environ.update({name: os.environ.get(name, value) for name, value in SINGLE_THREADED.items()})
     try:
-        with multiprocessing.get_context("spawn").Pool(workers, leave_out, (left_out,)) as pool:
-            yield from pool.imap_unordered(work, jobs)
+        yield
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def _called[Work, Done](_subject: None, call: tuple[Callable[[Work], Done], Work, frozenset[str]]) -> Done:
+    work, job, left_out = call
+    leave_out(left_out)
+    return work(job)
 
 
 def _score(job: tuple[Mutant, str, int]) -> tuple[str, Score | str]:

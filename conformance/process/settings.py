@@ -26,6 +26,10 @@ class WorkerError(Exception):
     """The processes that run kernels cannot run; the message is one sentence."""
 
 
+class LostError(WorkerError):
+    """The machines that ran kernels are lost."""
+
+
 def settle() -> None:
     """Set the environment of this process and those that it starts; settings of the user are kept."""
     for name, value in _STEADY.items():

@@ -21,10 +21,6 @@ _PATIENCE = 0.2
 _FAREWELL = 5.0
 
 
-class LostError(Exception):
-    """The machines that ran the jobs are lost; the message is one clause."""
-
-
 class Elsewhere(Protocol):
     """Workers on other machines."""
 

@@ -13,8 +13,9 @@ from attest.conformance.judging.picture import picture
 from attest.conformance.judging.trial import Trial
 from attest.conformance.process.limits import limits
 from attest.conformance.process.phases import phase
+from attest.conformance.process.settings import LostError
 from attest.conformance.process.signals import Interrupted, interruptible
-from attest.conformance.process.workers import Job, LostError, Outcome, Workers, perform
+from attest.conformance.process.workers import Job, Outcome, Workers, perform
 from attest.conformance.record import (
     ACCURACY,
     Result,

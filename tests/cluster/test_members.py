@@ -123,6 +123,10 @@ def test_the_record_of_a_run_on_gpus_alone_names_their_device():
     assert seen.members.environment == HERE
     assert seen.joined("tcp://a", GPU, **ON_GPU)
     assert seen.members.environment == {**HERE, **ON_GPU}
+    assert not seen.joined("tcp://b")
+    assert seen.said == [
+        "worker tcp://b gets no cases: declares no GPU, and each subject of this run needs one"
+    ]
 
 
 def test_a_worker_with_a_gpu_is_not_used_for_what_needs_none_beside_others():
