@@ -31,11 +31,7 @@ def main() -> None:
     parser.add_argument("--subject", default=_SUBJECT)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows = [
-        row
-        for count in options.workers
-        for row in [measured(options.subject, options.examples, count, options.repeats)]
-    ]
+    rows = [measured(options.subject, options.examples, count, options.repeats) for count in options.workers]
     for row in rows:
         print(
             f"{row['workers']:>3} workers: {row['processes']:.2f} results/s as processes,"
@@ -73,7 +69,8 @@ def _rate(subject: str, examples: int, options: tuple[str, ...]) -> float:
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(options)}: {done.stderr}")
         record = json.loads(path.read_text())
-        print(f"{' '.join(options)}: {record['seconds']} s of {time.monotonic() - began:.1f} s", file=sys.stderr)
+        whole = time.monotonic() - began
+        print(f"{' '.join(options)}: {record['seconds']} s of {whole:.1f} s", file=sys.stderr)
         return len(record["results"]) / record["seconds"]
 
 

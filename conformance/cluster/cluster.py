@@ -181,7 +181,7 @@ class Cluster:
         return future
 
     def _look(self) -> set[str]:
-        """Look which workers are there, now and then; return those that have gone."""
+        """Update which workers are there, now and then; return those that have gone."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return set()

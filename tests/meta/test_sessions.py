@@ -15,7 +15,7 @@ from tests.meta.processes import ROOT
 pytest.importorskip("nox")
 
 # What users install of ours, by the name that the session gives it.
-ENVIRONMENTS = ("core", "suite", "triton", "store")
+ENVIRONMENTS = ("core", "suite", "triton", "store", "cluster")
 
 
 class Session:
