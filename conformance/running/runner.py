@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -66,6 +66,8 @@ class Request:
     before: Before = field(default_factory=Before)
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+
+_FEW = 3  # names of one family that are listed one by one
 
 Planned = tuple[Draw, tuple[str, ...]]  # a case as it is drawn, and the checks that judge it
 # Gets the results of one call, and what names it in the plan; "" for a search for a simpler case.
@@ -236,8 +238,20 @@ def _unjudged(results: Sequence[Result], left: Sequence[Job]) -> str:
     }
     for noun, names in missing.items():
         if names:
-            words.append(f"no case judged of the {plural(len(names), noun)} {', '.join(sorted(names))}")
+            words.append(f"no case judged of the {plural(len(names), noun)} {', '.join(_in_families(names))}")
     return "; ".join(words)
+
+
+def _in_families(names: Iterable[str]) -> list[str]:
+    """Return names in order; more than a few of one family, such as refusal.mask_shape, as their number."""
+    families: dict[str, list[str]] = {}
+    for name in sorted(names):
+        families.setdefault(name.partition(".")[0], []).append(name)
+    return [
+        shown
+        for family, of_family in families.items()
+        for shown in (of_family if len(of_family) <= _FEW else [f"{len(of_family)} of {family}.*"])
+    ]
 
 
 def _results(request: Request, outcome: Outcome) -> list[Result]:

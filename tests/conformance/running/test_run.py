@@ -178,6 +178,14 @@ def clock(monkeypatch):
     return begin
 
 
+def test_many_checks_of_one_family_are_named_together(monkeypatch, clock):
+    refusals = tuple(f"refusal.{name}" for name in ("a", "b", "c", "d"))
+    left = Task("toys.right", Case(causal=True), ("lse", *refusals, "positions.shard"))
+    planned(monkeypatch, *(Task("toys.right", case, ("forward",)) for case in CASES[:2]), left)
+    clock()
+    assert "of the 6 checks lse, positions.shard, 4 of refusal.*" in run(request(budget=2)).note
+
+
 def test_a_run_begins_nothing_after_its_budget_and_says_what_it_left(monkeypatch, clock):
     tasks = [Task("toys.right", case, ("forward",)) for case in CASES[:3]]
     left = Task("toys.right", Case(causal=True, soft_cap=2.0), ("forward", "poison", "lse"))
