@@ -9,7 +9,7 @@ environment of the process.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -35,9 +35,6 @@ from attest.conformance.cli.tune import tune
 from attest.conformance.files import FileError
 from attest.conformance.process.settings import WorkerError, hold_streams, see_folder, settle
 from attest.conformance.process.signals import Interrupted, interruptible
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},

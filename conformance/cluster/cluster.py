@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -58,6 +58,7 @@ class Cluster:
         self._asked: dict[Any, tuple[str, Future[Any]]] = {}
         self._members = Members(Wanted(), self._ask, say)
         self._looked = 0.0
+        self._there: Collection[str] = ()
         _silence()
         try:
             self._client = self._connect()
@@ -121,8 +122,7 @@ class Cluster:
         with postponed() as to_end:
             try:
                 while not to_end():
-                    for address in self._look():
-                        yield from self._lost(flight, batches, address)
+                    yield from self._lost(flight, batches, self._look())
                     self._drawn(drawing, batches)
                     self._send(flight, batches, timeout, wanted)
                     if drawing.ended and not flight and not any(map(len, batches.values())):
@@ -180,11 +180,11 @@ class Cluster:
         future.add_done_callback(self._done.put)
         return future
 
-    def _look(self) -> set[str]:
-        """Update which workers are there, now and then; return those that have gone."""
+    def _look(self) -> Collection[str]:
+        """Update which workers are there, now and then; return their addresses."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
-            return set()
+            return self._there
         self._looked = now
         try:
             if self._client.status != "running":
@@ -192,7 +192,9 @@ class Cluster:
             workers = self._client.scheduler_info(n_workers=-1)["workers"]
         except (OSError, TimeoutError, RuntimeError) as error:
             raise LostError(f"the scheduler of --cluster {self._text} was lost") from error
-        return self._members.seen(workers)
+        self._members.seen(workers)
+        self._there = workers.keys()
+        return self._there
 
     def _drawn(self, drawing: Drawing, batches: dict[bool, Batches]) -> None:
         """Sort the jobs that were drawn by whether they need a GPU."""
@@ -266,16 +268,15 @@ class Cluster:
         self,
         flight: Flight,
         batches: dict[bool, Batches],
-        address: str,
+        there: Collection[str],
     ) -> Generator[Outcome, None, None]:
-        """Put back what a worker that has gone was given; yield the outcomes of what is given up."""
+        """Put back what workers that have gone were given; yield the outcomes of what is given up."""
         for key, (member, batch, future) in tuple(flight.items()):
-            if member.address == address:
+            if member.address not in there:  # also of one that had been refused meanwhile
                 del flight[key]
                 self._client.cancel([future])
-                yield from batches[self._members.needs_gpu(batch.jobs[0].subject)].lost(
-                    batch, f"worker {address}"
-                )
+                of_kind = batches[self._members.needs_gpu(batch.jobs[0].subject)]
+                yield from of_kind.lost(batch, f"worker {member.address}")
 
 
 def _silence() -> None:

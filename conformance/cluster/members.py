@@ -100,9 +100,8 @@ class Members:
             member.running.clear()
             member.alone = False
 
-    def seen(self, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
-        """Note which workers are there, as the scheduler knows them; return those that have gone."""
-        gone = self.admitted.keys() - workers.keys()
+    def seen(self, workers: Mapping[str, Mapping[str, Any]]) -> None:
+        """Note which workers are there, as the scheduler knows them."""
         for known in (self.admitted, self.refused, self._asked):
             for address in [address for address in known if address not in workers]:
                 del known[address]
@@ -121,7 +120,6 @@ class Members:
             else:
                 declares, needs = ("a GPU", "no") if gpu else ("no GPU", "each")
                 self.refuse(address, f"declares {declares}, and {needs} subject of this run needs one")
-        return gone
 
     def described(self, address: str, description: Description) -> None:
         """Admit a worker, or refuse it."""
