@@ -1,4 +1,4 @@
-"""A worker gets cases only if what it computes belongs into the record of the run."""
+"""A worker gets cases only if what it computes belongs in the record of the run."""
 
 import pytest
 
