@@ -1,7 +1,7 @@
 """Batches: the calls that are sent to a worker at once, and what becomes of those that are lost with it."""
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,12 +20,13 @@ _LOSSES = 2
 class Batch:
     """Jobs of one subject that a worker gets at once.
 
-    alone: whether the worker gets nothing else meanwhile, since the call was lost before. began: when it was
-    made, by `time.monotonic`.
+    alone: whether the worker gets nothing else meanwhile, since the call was lost before. losses: how many
+    times it was lost so. began: when the batch was made, by `time.monotonic`.
     """
 
     jobs: tuple[Job, ...]
     alone: bool = False
+    losses: int = 0
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -43,8 +44,7 @@ class Batches:
 
     def __init__(self) -> None:
         self.waiting: deque[Job] = deque()
-        self._again: deque[Job] = deque()
-        self._losses: Counter[int] = Counter()
+        self._again: deque[tuple[Job, int]] = deque()  # each with its losses alone
         self._seconds, self._jobs = 0.0, 0
 
     def __len__(self) -> int:
@@ -57,14 +57,11 @@ class Batches:
 
     def lost(self, batch: Batch, reason: str) -> list[Outcome]:
         """Put the calls of a lost batch back; return the outcome of one that was lost alone too often."""
-        calls = batch.calls
-        if batch.alone:
-            (call,) = calls
-            self._losses[id(call.argument)] += 1
-            if self._losses[id(call.argument)] >= _LOSSES:
-                fault = f"lost {_LOSSES} times with a worker that did nothing else, at last since {reason}"
-                return [Outcome(call, fault=fault, lost=True)]
-        self._again.extend(calls)
+        losses = batch.losses + batch.alone
+        if losses >= _LOSSES:
+            fault = f"lost {_LOSSES} times with a worker that did nothing else, at last since {reason}"
+            return [Outcome(call, fault=fault, lost=True) for call in batch.calls]
+        self._again.extend((call, losses) for call in batch.calls)
         return []
 
     def next(self, wanted: Callable[[Job], bool], workers: int, idle: bool) -> Batch | None:
@@ -73,9 +70,9 @@ class Batches:
         workers: how many share what waits. idle: whether this one does nothing.
         """
         while self._again and idle:
-            job = self._again.popleft()
+            job, losses = self._again.popleft()
             if wanted(job):
-                return Batch((job,), alone=True)
+                return Batch((job,), alone=True, losses=losses)
         jobs: list[Job] = []
         most = self._most(workers)
         while self.waiting and len(jobs) < most:

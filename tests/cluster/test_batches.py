@@ -88,6 +88,19 @@ def test_a_call_that_is_lost_alone_twice_is_given_up():
     assert not len(batches)
 
 
+def test_the_losses_of_a_call_are_its_own():
+    """Also where another call has the very same argument."""
+    shared = [0]
+    batches = filled(Job("toys.right", work, shared, (shared,)))
+    batches.lost(batches.next(wanted, 1, True), "worker")
+    first = batches.next(wanted, 1, True)
+    assert batches.lost(first, "worker") == []
+    assert batches.lost(batches.next(wanted, 1, True), "worker") == []
+    assert [outcome.job for outcome in batches.lost(batches.next(wanted, 1, True), "worker")] == [
+        *first.calls
+    ]
+
+
 def test_a_call_beside_one_that_ends_its_worker_is_judged_in_the_end():
     """Innocent calls share a batch with it once, and then have a worker for themselves."""
     batches = filled(Job("toys.right", work, [0], ([1], [2])))
