@@ -1,45 +1,42 @@
 """Measures how the speed of a run grows with the workers of a local cluster, beside a run without one.
 
-    python -m benchmarks.cluster --workers 1 2 --repeats 3 --json FILE
+    python -m benchmarks.cluster --workers 1 --workers 2 --json FILE
 
 For each number of workers, `attest check --workers N` and `attest check --cluster local:N` judge the same
 cases in turn. A rate is results a second, by the time in the record: without the start of the cluster.
 """
 
-import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from attest.conformance.running.environment import environment
 
-_SUBJECT = "xla.flash_attention"
 
-
-def main() -> None:
+def main(
+    workers: Annotated[list[int], typer.Option(min=1, help="Numbers of workers; repeatable.")],
+    repeats: Annotated[int, typer.Option(min=1)] = 3,
+    examples: Annotated[int, typer.Option(min=1, help="Cases of each run.")] = 48,
+    subject: str = "xla.flash_attention",
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the rates here.")] = None,
+) -> None:
     """Measure, print the table, and write the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, os.cpu_count() or 1])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--examples", type=int, default=48, help="cases of each run")
-    parser.add_argument("--subject", default=_SUBJECT)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    rows = [measured(options.subject, options.examples, count, options.repeats) for count in options.workers]
+    rows = [measured(subject, examples, count, repeats) for count in workers]
     for row in rows:
         print(
             f"{row['workers']:>3} workers: {row['processes']:.2f} results/s as processes,"
             f" {row['cluster']:.2f} on a cluster, ratio {row['ratio']:.3f}"
         )
-    if options.json is not None:
-        found = {"subject": options.subject, "environment": environment(), "rows": rows}
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    if json_path is not None:
+        found = {"subject": subject, "environment": environment(), "rows": rows}
+        json_path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def measured(subject: str, examples: int, workers: int, repeats: int) -> dict[str, Any]:
@@ -75,4 +72,4 @@ def _rate(subject: str, examples: int, options: tuple[str, ...]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

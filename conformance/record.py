@@ -161,9 +161,9 @@ class Result:
 
 @dataclass(frozen=True)
 class JudgedCall:
-    """The results of one call. judged: what names it in the plan; empty for a search for a simpler case."""
+    """The results of one call. key: of the call in the plan; empty for a search for a simpler case."""
 
-    judged: str
+    key: str
     results: tuple[Result, ...]
 
 

@@ -50,9 +50,9 @@ def judge(
             here = _resumed(here, resume)
             journal = _begun(here, outputs.json)
 
-            def keep(results: "Sequence[Result]", judged: str) -> None:
+            def keep(results: "Sequence[Result]", key: str) -> None:
                 if journal is not None:
-                    journal.add(results, judged)
+                    journal.add(results, key)
                 watch.results(results)
 
             found = run(here, watch.progress, keep)

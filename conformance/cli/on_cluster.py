@@ -24,11 +24,11 @@ def connected(
         yield request
         return
     from attest.conformance.cluster.cluster import Cluster
-    from attest.conformance.cluster.members import Wanted
+    from attest.conformance.cluster.members import Requirements
 
     needs_gpu = {name: subject.backend == "gpu" for name, subject in request.subjects.items()}
     with closing(Cluster(cluster.address, say)) as workers:
-        workers.admit(Wanted(request.environment, needs_gpu, cluster.mixed))
+        workers.admit(Requirements(request.environment, needs_gpu, cluster.mixed))
         yield replace(request, workers=workers, environment=workers.environment)
 
 
@@ -41,10 +41,10 @@ def scoring(
         yield workers
         return
     from attest.conformance.cluster.cluster import Cluster
-    from attest.conformance.cluster.members import Wanted
+    from attest.conformance.cluster.members import Requirements
     from attest.conformance.mutants.run import single_threaded
     from attest.conformance.running.environment import environment
 
     with single_threaded(), closing(Cluster(cluster.address, say)) as found:
-        found.admit(Wanted(environment(), mixed=cluster.mixed))
+        found.admit(Requirements(environment(), mixed=cluster.mixed))
         yield found

@@ -200,7 +200,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Where a run finds other machines. Raises UsageError.
+    """The options of a run on a cluster. Raises UsageError.
 
     address: of a scheduler, or local:N; None for no cluster. mixed: whether processors may differ.
     """

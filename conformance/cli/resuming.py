@@ -1,4 +1,4 @@
-"""What `--resume` reads: the journal that a run left when it was cut short."""
+"""The option `--resume`: reads the journal of a run that was cut short."""
 
 import os
 from pathlib import Path
@@ -6,13 +6,14 @@ from pathlib import Path
 from attest.conformance.files import read_bytes
 from attest.conformance.record import RunRecord
 from attest.conformance.records.journal import JOURNAL_ENDING, journal_path, read_calls
-from attest.conformance.running.resume import FACTS, Before, differing
+from attest.conformance.running.environment import FACTS, differing
+from attest.conformance.running.resume import Before
 from attest.conformance.sizes import sizes
 from attest.conformance.text import sentence
 
 
 def before(record: Path, request: RunRecord) -> Before:
-    """Return what a run had judged when it was cut short, from the journal beside its record.
+    """Return the calls that a run had judged when it was cut short, from the journal beside its record.
 
     record: its path, or that of the journal. request: the record of the run that goes on, without results.
     Searches for simpler cases are left out: they are made again. Raises ValueError with one sentence if there
@@ -24,12 +25,8 @@ def before(record: Path, request: RunRecord) -> Before:
             f"{record}: there is no {path}, which a run with --json leaves if it is cut short: run it anew"
         )
     was, calls = read_calls(read_bytes(path, sizes().record_bytes, "journal"), str(path))
-    differences = [
-        f"{name}: got {getattr(was, name)!r}, expected {getattr(request, name)!r}"
-        for name in ("profile", "seed", "shard", "narrowed")
-        if getattr(was, name) != getattr(request, name)
-    ]
+    differences = differing(vars(was), vars(request), ("profile", "seed", "shard", "narrowed"))
     differences += differing(was.environment, request.environment, (*FACTS, "block_sizes"))
     if differences:
         raise ValueError(sentence(f"{path}: it is of another run: {'; '.join(differences)}"))
-    return Before(tuple(call for call in calls if call.judged))
+    return Before(tuple(call for call in calls if call.key))

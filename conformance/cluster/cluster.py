@@ -19,7 +19,7 @@ from distributed import CancelledError, Client, Future, KilledWorker
 
 from attest.conformance.cluster.batches import Batch, Batches
 from attest.conformance.cluster.local import LocalCluster
-from attest.conformance.cluster.members import Member, Members, Wanted
+from attest.conformance.cluster.members import Member, Members, Requirements
 from attest.conformance.cluster.worker import Description, describe, run_batch
 from attest.conformance.process.limits import limits
 from attest.conformance.process.pool import Job, Outcome
@@ -56,7 +56,7 @@ class Cluster:
         self._open = ExitStack()
         self._done: SimpleQueue[Future[Any]] = SimpleQueue()
         self._asked: dict[Any, tuple[str, Future[Any]]] = {}
-        self._members = Members(Wanted(), self._ask, say)
+        self._members = Members(Requirements(), self._ask, say)
         self._looked = 0.0
         self._there: Collection[str] = ()
         _silence()
@@ -70,33 +70,32 @@ class Cluster:
         """End the connection, and the processes that were started here."""
         self._open.close()
 
-    def admit(self, wanted: Wanted) -> None:
+    def admit(self, requirements: Requirements) -> None:
         """Wait until a worker fits a run. Raises WorkerError that names each that does not."""
-        self._members = Members(wanted, self._ask, self._say)
+        self._members = Members(requirements, self._ask, self._say)
         ends = time.monotonic() + limits()["cluster_seconds"]
         while True:
             self._look()
             self._receive({}, _PATIENCE)
             kinds = {member.gpu for member in self._members.admitted.values()}
-            lacking = bool(wanted.of(gpu=True)) and True not in kinds
-            lacking = lacking or (bool(wanted.of(gpu=False)) and not kinds)
+            lacking = bool(requirements.of(gpu=True)) and True not in kinds
             if not self._members.undecided and kinds and not lacking:
                 return
             decided = bool(self._members.refused) and not self._members.undecided
             if time.monotonic() > ends or decided:
-                raise WorkerError(self._no_worker(wanted, kinds))
+                raise WorkerError(self._no_worker(requirements, kinds))
 
     @property
     def environment(self) -> Mapping[str, Any]:
         """The environment of the run: that of the caller, with the device that subjects on GPUs ran on."""
         return self._members.environment
 
-    def _no_worker(self, wanted: Wanted, kinds: set[bool]) -> str:
+    def _no_worker(self, requirements: Requirements, kinds: set[bool]) -> str:
         """Return a sentence about why a run has no worker."""
         if self._members.refused and not kinds:
             return f"--cluster {self._text}: no worker fits this run"  # each was reported with its reason
         if kinds:
-            names = ", ".join(wanted.of(gpu=True))
+            names = ", ".join(requirements.of(gpu=True))
             return (
                 f"--cluster {self._text}: {names} needs a GPU, and no worker that fits declares one:"
                 " start one with --resources GPU=1"
@@ -202,7 +201,11 @@ class Cluster:
         while drawing.fetch(drawn):
             pass
         for job in drawn:
-            batches[self._members.needs_gpu(job.subject)].waiting.append(job)
+            self._of_kind(batches, job).waiting.append(job)
+
+    def _of_kind(self, batches: dict[bool, Batches], job: Job) -> Batches:
+        """Return the batches of jobs that need a GPU, or of those that need none, as a job does."""
+        return batches[self._members.needs_gpu(job.subject)]
 
     def _send(
         self,
@@ -238,7 +241,7 @@ class Cluster:
             member, batch, _ = flight.pop(future.key)
             member.running.discard(future.key)
             member.alone = False
-            of_kind = batches[self._members.needs_gpu(batch.jobs[0].subject)]
+            of_kind = self._of_kind(batches, batch.jobs[0])
             value, reason = _value(future)
             if value is not None:
                 of_kind.finished(batch)
@@ -249,7 +252,7 @@ class Cluster:
             yield from of_kind.lost(batch, f"worker {member.address}")
 
     def _receive(self, flight: Mapping[Any, object], patience: float) -> "list[Future[Any]]":
-        """Return the futures of batches that have ended; note what workers say that they are."""
+        """Return the futures of batches that have ended; admit or refuse the workers that were described."""
         found: list[Future[Any]] = []
         try:
             found.append(self._done.get(timeout=patience))
@@ -275,7 +278,7 @@ class Cluster:
             if member.address not in there:  # also of one that had been refused meanwhile
                 del flight[key]
                 self._client.cancel([future])
-                of_kind = batches[self._members.needs_gpu(batch.jobs[0].subject)]
+                of_kind = self._of_kind(batches, batch.jobs[0])
                 yield from of_kind.lost(batch, f"worker {member.address}")
 
 

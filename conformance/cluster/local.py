@@ -6,7 +6,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from attest.conformance.process.settings import WorkerError
 
@@ -23,9 +22,9 @@ class LocalCluster:
 
     def __init__(self, workers: int, folder: Path) -> None:
         self._folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         try:
-            self.address = self._started("scheduler")
+            self.address = self._start_scheduler()
             for number in range(workers):
                 self._start("worker", self.address, str(number))
         except BaseException:
@@ -34,21 +33,22 @@ class LocalCluster:
 
     def close(self) -> None:
         """End every process."""
-        for process in self.processes:
+        for process in self._processes:
             with suppress(OSError):
-                self._input(process).close()
+                assert process.stdin is not None
+                process.stdin.close()
             process.terminate()
-        for process in self.processes:
+        for process in self._processes:
             try:
                 process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self.processes.clear()
+        self._processes.clear()
 
-    def _started(self, *words: str) -> str:
-        """Start a process and return the address that it writes to its file."""
-        process, file = self._start(*words), self._folder / "address"
+    def _start_scheduler(self) -> str:
+        """Start the scheduler and return the address that it writes to its file."""
+        process, file = self._start("scheduler"), self._folder / "address"
         ends = time.monotonic() + _START_SECONDS
         while not file.exists():
             if process.poll() is not None or time.monotonic() > ends:
@@ -69,9 +69,5 @@ class LocalCluster:
                 env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(self._folder)},
                 process_group=0,  # Ctrl-C is the caller's
             )
-        self.processes.append(process)
+        self._processes.append(process)
         return process
-
-    def _input(self, process: subprocess.Popen[bytes]) -> IO[bytes]:
-        assert process.stdin is not None
-        return process.stdin

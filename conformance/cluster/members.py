@@ -1,11 +1,11 @@
-"""The workers of a cluster: which are there, which may be given calls, and what each of them does."""
+"""The workers of a cluster: those that get calls, those that are refused, and the calls of each."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from attest.conformance.cluster.worker import Description
-from attest.conformance.running.resume import FACTS, differing
+from attest.conformance.running.environment import FACTS, differing
 
 # What a scheduler calls the accelerators of a worker: `dask worker --resources GPU=1`.
 _GPU = "GPU"
@@ -16,8 +16,8 @@ _WHICH_GPU = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a run wants of every worker.
+class Requirements:
+    """The requirements of a run on its workers.
 
     environment: the facts of the caller, which the workers share. subjects: by name, whether it needs a GPU.
     mixed: whether another processor is no reason to refuse a worker.
@@ -58,21 +58,21 @@ class Member:
 class Members:
     """The workers of a cluster, as they come and go.
 
-    ask: begins to ask a worker what it is. say: reports a sentence to the user. admitted: those that get
+    ask: requests the description of a worker. say: reports a sentence to the user. admitted: those that get
     calls. refused: the others, with the reason.
     """
 
     def __init__(
-        self, wanted: Wanted, ask: Callable[[str, list[str]], None], say: Callable[[str], None]
+        self, requirements: Requirements, ask: Callable[[str, list[str]], None], say: Callable[[str], None]
     ) -> None:
         self.admitted: dict[str, Member] = {}
         self.refused: dict[str, str] = {}
-        self._wanted, self._ask, self._say = wanted, ask, say
+        self._requirements, self._ask, self._say = requirements, ask, say
         self._asked: dict[str, Member] = {}
 
     @property
     def undecided(self) -> bool:
-        """Whether a worker has not said yet what it is."""
+        """Whether a worker has not been described yet."""
         return bool(self._asked)
 
     @property
@@ -82,17 +82,17 @@ class Members:
 
     def needs_gpu(self, subject: str) -> bool:
         """Return whether a subject of the run needs a GPU."""
-        return self._wanted.subjects.get(subject, False)
+        return self._requirements.subjects.get(subject, False)
 
     @property
     def environment(self) -> dict[str, Any]:
         """The environment for the record of a run."""
-        here = dict(self._wanted.environment)
+        here = dict(self._requirements.environment)
         apart = [member.environment for member in self.admitted.values() if False not in member.takes]
         if not apart:
             return here
         there = {name: apart[0][name] for name in _OF_DEVICE}
-        return here | ({"gpu_workers": there} if self._wanted.of(gpu=False) else there)
+        return here | ({"gpu_workers": there} if self._requirements.of(gpu=False) else there)
 
     def forget_calls(self) -> None:
         """Take every worker for free."""
@@ -109,14 +109,14 @@ class Members:
         all_gpus = all(_has_gpu(worker) for worker in workers.values())
         for address in sorted(new):
             gpu = _has_gpu(workers[address])
-            takes = {True} if gpu and self._wanted.of(gpu=True) else set[bool]()
+            takes = {True} if gpu and self._requirements.of(gpu=True) else set[bool]()
             # Without subjects, a run is of work that needs no GPU.
-            others = self._wanted.of(gpu=False) or not self._wanted.subjects
+            others = self._requirements.of(gpu=False) or not self._requirements.subjects
             takes |= {False} if others and (not gpu or all_gpus) else set()
             member = Member(address, workers[address].get("nthreads", 1), gpu, frozenset(takes))
             if takes:
                 self._asked[address] = member
-                self._ask(address, [name for needs in takes for name in self._wanted.of(needs)])
+                self._ask(address, [name for needs in takes for name in self._requirements.of(needs)])
             else:
                 declares, needs = ("a GPU", "no") if gpu else ("no GPU", "each")
                 self.refuse(address, f"declares {declares}, and {needs} subject of this run needs one")
@@ -142,10 +142,10 @@ class Members:
 
     def _unlike(self, member: Member) -> Iterable[str]:
         """Yield how a worker differs from the caller; in its device, from the other workers with a GPU."""
-        mixed = {"processor"} if self._wanted.mixed else set[str]()
+        mixed = {"processor"} if self._requirements.mixed else set[str]()
         # The device of the caller says nothing about a worker for subjects that run on GPUs alone.
         apart = set(_OF_DEVICE) if False not in member.takes else set[str]()
-        here, there = _comparable(self._wanted.environment), _comparable(member.environment)
+        here, there = _comparable(self._requirements.environment), _comparable(member.environment)
         yield from differing(there, here, [name for name in FACTS if name not in mixed | apart])
         others = [other for other in self.admitted.values() if other.gpu]
         if apart and others:

@@ -1,4 +1,4 @@
-"""What runs in a worker of a cluster: batches of calls, each call in a guarded process that can be killed.
+"""The functions that run in a worker of a cluster: each call gets a guarded process that can be killed.
 
 The guarded process stays from one batch to the next, with what it has imported and compiled.
 """
@@ -24,8 +24,9 @@ _KEPT = threading.local()
 
 @dataclass(frozen=True)
 class Description:
-    """What a worker is. fault: why it cannot run anything, in one clause.
+    """The description of a worker.
 
+    fault: why it cannot run anything, in one clause. environment: as a record has it, if there is no fault.
     reasons: why a subject cannot run there, by name; subjects without a reason can.
     """
 
@@ -35,7 +36,7 @@ class Description:
 
 
 def describe(names: Sequence[str]) -> Description:
-    """Return what this worker is, and which subjects cannot run in it."""
+    """Describe this worker, and which subjects cannot run in it."""
     if multiprocessing.current_process().daemon:
         return Description(
             "is a daemon, which may start no process: start it with --no-nanny, or set"

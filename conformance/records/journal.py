@@ -1,6 +1,6 @@
 """The journal of a run: JSON lines beside the record, one for each call that was judged.
 
-The first line holds the request. Each further one holds what names a call in the plan, and its results; or
+The first line holds the request. Each further one holds the key of a call in the plan, and its results; or
 the results of a search for a simpler case. A line is handed to the system at once, so that a killed run keeps
 all results that it had found, and another run can judge the rest.
 """
@@ -56,13 +56,13 @@ class Journal:
         except OSError as error:
             raise FileError(self._sentence(error)) from error
 
-    def add(self, results: Sequence[Result], judged: str = "") -> None:
-        """Append the results of one call. judged: what names it in the plan, if it is of the plan."""
+    def add(self, results: Sequence[Result], key: str = "") -> None:
+        """Append the results of one call. key: of the call, if it is of the plan."""
         self._given += len(results)
-        if self.fault or not (results or judged):
+        if self.fault or not (results or key):
             return
         try:
-            self._write(_line(_call_to_json(JudgedCall(judged, tuple(results)))))
+            self._write(_line(_call_to_json(JudgedCall(key, tuple(results)))))
             self._kept += len(results)
         except OSError as error:
             self.fault = self._sentence(error)
@@ -131,7 +131,7 @@ def read_calls(data: bytes, where: str) -> tuple[RunRecord, list[JudgedCall]]:
 
 
 def _call_to_json(call: JudgedCall) -> dict[str, Any]:
-    return {"judged": call.judged, "results": [result_to_json(result) for result in call.results]}
+    return {"judged": call.key, "results": [result_to_json(result) for result in call.results]}
 
 
 def _line(data: dict[str, Any]) -> str:

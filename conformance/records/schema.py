@@ -129,9 +129,10 @@ class RunLine(RunData):
 
 
 class JournalLine(_Data):
-    """A later line of a journal: the results of one call, and what names it in the plan.
+    """A later line of a journal: the results of one call.
 
-    result: the only one, in a journal of an older version.
+    judged: the key of the call in the plan; empty for a search for a simpler case. result: the only one, in a
+    journal of an older version.
     """
 
     judged: Text = ""
@@ -180,7 +181,7 @@ def run_from_json(data: bytes, where: str) -> RunRecord:
 
 
 def journal_line(data: bytes, where: str) -> tuple[str, tuple[Result, ...]]:
-    """Read a later line of a journal: what names a call, and its results. Raises ValueError."""
+    """Read a later line of a journal: the key of a call, and its results. Raises ValueError."""
     line = decode(data, JournalLine, where)
     found = line.results if line.result is None else (line.result, *line.results)
     return line.judged, tuple(result_from_data(each, where) for each in found)

@@ -5,7 +5,7 @@ import platform
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ _HOME = Path(__file__).absolute().parents[3]
 _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
 _FLAGS = ("XLA_", "JAX_", "TRITON_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ATTEST_BLOCKS")
 _GIT_SECONDS = 10.0
+# Facts of the environment on which the results of a run depend.
+FACTS = ("backend", "device", "platform", "processor", "python", "versions", "flags", "commit")
 
 
 def environment() -> dict[str, Any]:
@@ -40,6 +42,19 @@ def environment() -> dict[str, Any]:
         "flags": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_FLAGS)},
         "commit": commit(_HOME),
     }
+
+
+def differing(got: Mapping[str, Any], expected: Mapping[str, Any], names: Iterable[str] = FACTS) -> list[str]:
+    """Return a clause for each fact that differs between two environments."""
+    found: list[str] = []
+    for name in names:
+        one, other = got.get(name), expected.get(name)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            inner = differing(one, other, sorted(one.keys() | other.keys()))
+            found += [f"{name}: {clause}" for clause in inner]
+        elif one != other:
+            found.append(f"{name}: got {one!r}, expected {other!r}")
+    return found
 
 
 def declared_blocks(subjects: Mapping[str, Subject]) -> dict[str, str]:

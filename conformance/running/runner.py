@@ -70,14 +70,14 @@ class Request:
 _FEW = 3  # names of one family that are listed one by one
 
 Planned = tuple[Draw, tuple[str, ...]]  # a case as it is drawn, and the checks that judge it
-# Gets the results of one call, and what names it in the plan; "" for a search for a simpler case.
+# Gets the results of one call, and its key; "" for a search for a simpler case.
 Keep = Callable[[Sequence[Result], str], None]
 
 
 def run(
     request: Request,
     watch: Watch = lambda _progress: None,
-    keep: Keep = lambda _results, _judged: None,
+    keep: Keep = lambda _results, _key: None,
 ) -> RunRecord:
     """Judge a request. A run that is interrupted, or loses its cluster, returns a partial record.
 
@@ -178,15 +178,15 @@ class _Found:
             self._shown = call, call_in_words(call.subject, case)
         self.meter.run(self._shown[1], seconds)
 
-    def take(self, results: Sequence[Result], judged: str = "") -> None:
-        """Keep the results of one call. judged: what names it in the plan."""
+    def take(self, results: Sequence[Result], key: str = "") -> None:
+        """Keep the results of one call. key: of the call, if it is of the plan."""
         self.results.extend(results)
-        self._keep(results, judged)
+        self._keep(results, key)
         self.meter.red += sum(result.verdict.red for result in results)
 
-    def add(self, results: Sequence[Result], judged: str = "") -> None:
+    def add(self, results: Sequence[Result], key: str = "") -> None:
         """Keep the results of one call, and report the progress."""
-        self.take(results, judged)
+        self.take(results, key)
         self.meter.finish()
 
 

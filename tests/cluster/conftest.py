@@ -113,3 +113,8 @@ def calls_in(record: Path) -> int:
 def members(process: subprocess.Popen[str], kind: str) -> list[psutil.Process]:
     """The schedulers or workers of the local cluster of a command."""
     return [child for child in psutil.Process(process.pid).children() if kind in child.cmdline()]
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -2,12 +2,13 @@
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.cluster.conftest import Processes, calls_in, members, until
+from tests.cluster.conftest import Processes, calls_in, members, runs, until
 
 CHECK = ("--examples", 16, "--check", "forward", "--check", "determinism")
 
@@ -25,6 +26,13 @@ def ended(process, status=0) -> tuple[str, str]:
     assert process.returncode == status, (out, err)
     assert "Traceback" not in err
     return out, err
+
+
+def under_way(processes: Processes, record: Path, calls: int = 3) -> subprocess.Popen[str]:
+    """A run on two workers that has judged some calls."""
+    run = processes.attest("check", "mine:steady", *CHECK, "--json", record, "--cluster", "local:2")
+    until(lambda: calls_in(record) >= calls, run)
+    return run
 
 
 def plain(processes: Processes, subject="mine:steady") -> dict[str, object]:
@@ -47,8 +55,7 @@ def test_a_local_cluster_makes_the_record_of_a_run_without_one(processes):
 
 def test_a_killed_worker_costs_only_time(processes):
     record = processes.folder / "run.json"
-    run = processes.attest("check", "mine:steady", *CHECK, "--cluster", "local:2", "--json", record)
-    until(lambda: calls_in(record) >= 3, run)
+    run = under_way(processes, record)
     members(run, "worker")[0].kill()
     ended(run)
     assert results_of(record) == plain(processes)
@@ -56,9 +63,7 @@ def test_a_killed_worker_costs_only_time(processes):
 
 def test_a_lost_scheduler_ends_the_run_which_goes_on_without_it(processes):
     record = processes.folder / "run.json"
-    command = ("check", "mine:steady", *CHECK, "--json", record)
-    run = processes.attest(*command, "--cluster", "local:2")
-    until(lambda: calls_in(record) >= 3, run)
+    run = under_way(processes, record)
     members(run, "scheduler")[0].kill()
     _, err = ended(run, status=1)
     last = err.splitlines()[-1]
@@ -67,34 +72,33 @@ def test_a_lost_scheduler_ends_the_run_which_goes_on_without_it(processes):
     found = json.loads(record.read_text())
     assert not found["complete"]
     assert len(found["results"]) >= 3
-    ended(processes.attest(*command, "-n", 1, "--resume", record, TEST_PAUSE="0"))
+    rest = ("check", "mine:steady", *CHECK, "--json", record, "--resume", record)
+    ended(processes.attest(*rest, "-n", 1, TEST_PAUSE="0"))
     assert results_of(record) == plain(processes)
 
 
 def test_a_killed_caller_leaves_no_process_and_goes_on(processes):
     record = processes.folder / "run.json"
-    command = ("check", "mine:steady", *CHECK, "--json", record)
-    run = processes.attest(*command, "--cluster", "local:2")
-    until(lambda: calls_in(record) >= 3, run)
+    run = under_way(processes, record)
     left = psutil.Process(run.pid).children(recursive=True)
     run.kill()
     run.communicate()
-    until(lambda: not any(child.is_running() and child.status() != "zombie" for child in left))
+    until(lambda: not any(map(runs, left)))
     done = calls_in(record)
-    ended(processes.attest(*command, "--cluster", "local:1", "--resume", record, TEST_PAUSE="0"))
+    rest = ("check", "mine:steady", *CHECK, "--json", record, "--resume", record)
+    ended(processes.attest(*rest, "--cluster", "local:1", TEST_PAUSE="0"))
     assert done >= 3
     assert results_of(record) == plain(processes)
 
 
 def test_an_interrupted_run_ends_its_cluster(processes):
     record = processes.folder / "run.json"
-    run = processes.attest("check", "mine:steady", *CHECK, "--cluster", "local:2", "--json", record)
-    until(lambda: calls_in(record) >= 1, run)
+    run = under_way(processes, record, calls=1)
     left = psutil.Process(run.pid).children(recursive=True)
     run.send_signal(signal.SIGINT)
     _, err = ended(run, status=1)
     assert err.splitlines()[-1].startswith("attest: interrupted, judging")
-    until(lambda: not any(child.is_running() and child.status() != "zombie" for child in left))
+    until(lambda: not any(map(runs, left)))
 
 
 def test_a_call_that_ends_its_worker_twice_is_an_error_and_the_others_are_judged(processes):

@@ -1,4 +1,4 @@
-"""What a worker was given is sent again once it is lost, whatever else is known of the worker."""
+"""Calls that are lost with a worker are sent again, whatever else is known of the worker."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ from distributed import CancelledError, KilledWorker
 from attest.conformance.cluster import cluster as module
 from attest.conformance.cluster.batches import Batch, Batches
 from attest.conformance.cluster.cluster import Cluster
-from attest.conformance.cluster.members import Member, Members, Wanted
+from attest.conformance.cluster.members import Member, Members, Requirements
 from attest.conformance.process.pool import Outcome
 from attest.conformance.process.settings import WorkerError
 from tests.cluster.test_batches import jobs
@@ -39,13 +39,13 @@ class Two:
         self.cancelled: list[object] = []
         self.cluster = Cluster.__new__(Cluster)
         self.cluster._client = SimpleNamespace(cancel=self.cancelled.extend)
-        self.cluster._members = Members(Wanted(), lambda *_: None, self.said.append)
+        self.cluster._members = Members(Requirements(), lambda *_: None, self.said.append)
         self.one, self.other = (Member(f"tcp://{name}", 2, False, frozenset({False})) for name in "ab")
         self.cluster._members.admitted |= {self.one.address: self.one, self.other.address: self.other}
         self.batches = {False: Batches(), True: Batches()}
 
     def received(self, future, batch):
-        """What comes of a batch of the first worker."""
+        """The outcomes of a batch of the first worker."""
         self.cluster._receive = lambda _flight, _patience: [future]
         flight = {future.key: (self.one, batch, future)}
         found = list(self.cluster._received(flight, self.batches, 0.0))

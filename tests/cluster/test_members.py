@@ -2,7 +2,7 @@
 
 import pytest
 
-from attest.conformance.cluster.members import Members, Wanted
+from attest.conformance.cluster.members import Members, Requirements
 from attest.conformance.cluster.worker import Description
 
 HERE = {
@@ -27,7 +27,7 @@ class Seen:
     def __init__(self, subjects=None, mixed=False, environment=HERE):
         self.asked: dict[str, list[str]] = {}
         self.said: list[str] = []
-        wanted = Wanted(environment, subjects or {"toys.right": False}, mixed)
+        wanted = Requirements(environment, subjects or {"toys.right": False}, mixed)
         self.members = Members(wanted, self.asked.__setitem__, self.said.append)
 
     def joined(self, address, worker=CPU, reasons=None, fault="", **environment):

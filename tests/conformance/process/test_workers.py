@@ -88,7 +88,7 @@ def test_cases_of_one_task_are_judged_whatever_becomes_of_the_others(monkeypatch
     planned(monkeypatch, Task("", first, forward, tuple((case, forward) for case in others)))
     kept: list[Result] = []
     subjects = {"tests.toys:dies_if_causal": toys.dies_if_causal}
-    record = run(request(subjects=subjects, workers=1), keep=lambda results, _judged: kept.extend(results))
+    record = run(request(subjects=subjects, workers=1), keep=lambda results, _key: kept.extend(results))
     assert [result.case for result in kept] == cases
     assert [r.verdict for r in kept] == [Verdict.FAIL if case.causal else Verdict.PASS for case in cases]
     assert record.complete

@@ -14,8 +14,9 @@ from attest.conformance.record import JudgedCall, RunRecord, Verdict
 from attest.conformance.records.journal import Journal, journal_path, read_calls
 from attest.conformance.records.record_file import read_record, record_text
 from attest.conformance.running import runner
+from attest.conformance.running.environment import FACTS, differing
 from attest.conformance.running.plan import Task, load_profile, tasks
-from attest.conformance.running.resume import FACTS, Before, call_key, differing
+from attest.conformance.running.resume import Before, call_key
 from attest.conformance.running.runner import empty_record, run
 from tests import toys
 from tests.conformance.running.fakes import CASES, judged, planned, request, result, shrunk
@@ -30,7 +31,7 @@ def whole_run(monkeypatch) -> tuple[RunRecord, list[JudgedCall]]:
     shrunk(monkeypatch)
     reported: list[JudgedCall] = []
     record = run(request(), keep=lambda results, key: reported.append(JudgedCall(key, tuple(results))))
-    return record, [call for call in reported if call.judged]
+    return record, [call for call in reported if call.key]
 
 
 @pytest.mark.parametrize("count", range(len(CASES) + 1))
@@ -85,7 +86,7 @@ def test_a_journal_gives_back_its_calls_and_is_resumed_again(tmp_path_factory, c
     calls = [JudgedCall(f"key{number}", (result(CASES[number]),)) for number in range(4)]
     journal = Journal(path, header, 5.0, calls[:count])
     for call in calls[count:]:
-        journal.add(call.results, call.judged)
+        journal.add(call.results, call.key)
     if searched:
         journal.add([replace(result(CASES[0]), minimal=True)])
     journal.add([], "a call without a case")
@@ -124,7 +125,7 @@ def test_a_journal_of_an_older_version_is_shown(tmp_path):
     first, line, _ = path.read_text().split("\n")
     path.write_text("\n".join([first, json.dumps({"result": json.loads(line)["results"][0]}), ""]))
     assert read_record(path).results == (result(),)
-    assert [call.judged for call in read_calls(path.read_bytes(), "")[1]] == [""]
+    assert [call.key for call in read_calls(path.read_bytes(), "")[1]] == [""]
 
 
 OTHERS = {

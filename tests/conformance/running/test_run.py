@@ -109,7 +109,7 @@ def test_an_interrupted_run_is_partial_and_says_so(monkeypatch):
     planned(monkeypatch)
     monkeypatch.setattr(runner, "judge", judge)
     kept: list[Result] = []
-    record = run(request(), keep=lambda results, _judged: kept.extend(results))
+    record = run(request(), keep=lambda results, _key: kept.extend(results))
     assert not record.complete
     assert record.note.startswith("interrupted, judging: 2 of 4 tasks done")
     assert {r.case for r in record.results} == {r.case for r in kept} == {CASES[0], CASES[1]}
@@ -141,7 +141,7 @@ def test_results_are_handed_over_as_they_are_found(monkeypatch):
     monkeypatch.setattr(runner, "judge", judge)
     kept: list[Result] = []
     before: list[list[Case]] = []
-    assert run(request(), keep=lambda results, _judged: kept.extend(results)).complete
+    assert run(request(), keep=lambda results, _key: kept.extend(results)).complete
     assert before == [[], [CASES[0]]]
     assert [result.case for result in kept] == [CASES[0], CASES[1]]
 
@@ -344,7 +344,7 @@ def test_a_crash_of_the_run_itself_has_handed_over_what_it_had(monkeypatch):
     judged(monkeypatch)
     kept: list[Result] = []
     with pytest.raises(OSError, match="terminal is gone"):
-        run(request(), watch, keep=lambda results, _judged: kept.extend(results))
+        run(request(), watch, keep=lambda results, _key: kept.extend(results))
     assert {r.case for r in kept} == {CASES[0]}
 
 
@@ -358,7 +358,7 @@ def test_an_impossible_restriction_is_refused_before_anything_is_saved(monkeypat
     with pytest.raises(RequestError, match="does not declare bias"):
         run(
             request(only=Restriction(features=frozenset({"bias"}))),
-            keep=lambda results, _judged: kept.extend(results),
+            keep=lambda results, _key: kept.extend(results),
         )
     assert kept == []
 
