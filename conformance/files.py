@@ -7,7 +7,10 @@ what it names may both surprise.
 import errno
 import os
 import stat
+import zlib
+from collections.abc import Iterable
 from contextlib import suppress
+from io import BufferedIOBase
 from pathlib import Path
 
 from attest.conformance.text import sentence
@@ -28,10 +31,24 @@ def read_bytes(path: Path, limit: int, what: str, *, named: bool = True) -> byte
         with path.open("rb") if named else os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
             data = file.read(limit + 1)
     except (OSError, ValueError) as error:
-        raise ValueError(sentence(f"{path}: not a readable {what}: {_reason(error)}")) from error
+        raise ValueError(sentence(f"{path}: not a readable {what}: {reason_of(error)}")) from error
     if len(data) > limit:
         raise ValueError(sentence(f"{path}: not a readable {what}: it has more than {limit} bytes"))
     return data
+
+
+def read_line(file: BufferedIOBase, limit: int, where: str) -> bytes:
+    """Read a line of at most `limit` bytes, the newline among them; nothing at the end of the file.
+
+    Raises ValueError that begins with `where`, also if the file is compressed and damaged.
+    """
+    try:
+        line = file.readline(limit + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(sentence(f"{where}: {reason_of(error)}")) from error
+    if len(line) > limit:
+        raise ValueError(f"{where}: it has more than {limit} bytes")
+    return line
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o666) -> int:
@@ -54,14 +71,22 @@ def open_regular(path: Path, flags: int, mode: int = 0o666) -> int:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole, or leave what was there. Raises FileError."""
+    write_parts(path, [text.encode()])
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file of parts, of which one at a time is in memory: whole, or what was there is left.
+
+    A device gets the parts as they come. Raises FileError, and what the parts raise, which is no OSError.
+    """
     try:
         if is_special(path):
             with path.open("wb") as file:
-                file.write(text.encode())
+                file.writelines(parts)
         else:
-            _replace(path, text.encode())
+            _replace(path, parts)
     except OSError as error:
-        raise FileError(f"{path}: cannot be written: {_reason(error)}") from error
+        raise FileError(f"{path}: cannot be written: {reason_of(error)}") from error
 
 
 def refusal(path: Path) -> str | None:
@@ -81,7 +106,7 @@ def refusal(path: Path) -> str | None:
         os.close(_create(scratch))
         scratch.unlink()
     except (OSError, ValueError) as error:
-        return f"may not be written: {_reason(error)}"
+        return f"may not be written: {reason_of(error)}"
     return None
 
 
@@ -104,11 +129,11 @@ def same_file(first: Path, second: Path) -> bool:
         return False
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, parts: Iterable[bytes]) -> None:
     scratch = _scratch(path)
     try:
         with os.fdopen(_create(scratch), "wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
@@ -128,5 +153,6 @@ def _create(scratch: Path) -> int:
     return os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return why a file cannot be read or written, in one clause."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -11,6 +11,7 @@ class Sizes:
     """The limits, as conformance/sizes.toml explains them."""
 
     record_bytes: int
+    line_bytes: int
     request_bytes: int
     expectations_bytes: int
     depth: int

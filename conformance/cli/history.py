@@ -38,7 +38,9 @@ def history(
 
 def _records_of(folder: Path) -> list[Path]:
     """Return the files of a folder that may be records, by name; numbers in names count as numbers."""
-    found = (path for path in folder.iterdir() if path.suffix in (".json", ".jsonl"))
+    from attest.conformance.records.record_file import ENDINGS
+
+    found = (path for path in folder.iterdir() if path.name.endswith(ENDINGS))
     return sorted(found, key=lambda path: [_part(part) for part in re.split(r"([0-9]+)", path.name)])
 
 

@@ -130,20 +130,23 @@ def conclude(
 
 def written(record: "RunRecord", outputs: Outputs) -> list[str]:
     """Write the record in every requested form; return a sentence for each form that could not be written."""
-    from attest.conformance.records.record_file import record_text
+    from attest.conformance.records.record_file import write_record
     from attest.reports.render import html, junit, markdown, sarif
 
+    def as_text(render: "Callable[[RunRecord], str]") -> "Callable[[RunRecord, Path], None]":
+        return lambda record, path: write_text(path, render(record))
+
     faults: list[str] = []
-    for path, render in (
-        (outputs.json, record_text),
-        (outputs.junit, junit.render_run),
-        (outputs.markdown, markdown.render_run),
-        (outputs.html, html.render_run),
-        (outputs.sarif, sarif.render_run),
+    for path, write in (
+        (outputs.json, write_record),
+        (outputs.junit, as_text(junit.render_run)),
+        (outputs.markdown, as_text(markdown.render_run)),
+        (outputs.html, as_text(html.render_run)),
+        (outputs.sarif, as_text(sarif.render_run)),
     ):
         if path is not None:
             try:
-                write_text(path, render(record))
+                write(record, path)
             except FileError as error:
                 faults.append(str(error))
     return faults

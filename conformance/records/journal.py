@@ -18,12 +18,10 @@ from typing import Any
 from attest.conformance.files import FileError, open_regular, write_text
 from attest.conformance.record import JudgedCall, Result, RunRecord, settled
 from attest.conformance.records.schema import (
-    JOURNAL,
     journal_line,
     result_to_json,
     run_from_json,
     run_to_json,
-    schema_of,
 )
 
 JOURNAL_ENDING = ".journal"
@@ -94,14 +92,6 @@ class Journal:
 
     def _sentence(self, error: OSError) -> str:
         return f"{self.path}: cannot be written: {error.strerror or error}"
-
-
-def is_journal(data: bytes) -> bool:
-    """Return whether a file's bytes begin as a journal does."""
-    try:
-        return schema_of(data.partition(b"\n")[0], "") == JOURNAL
-    except ValueError:
-        return False
 
 
 def read_journal(data: bytes, where: str) -> RunRecord:

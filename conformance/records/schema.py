@@ -153,6 +153,14 @@ def schema_of(data: bytes, where: str) -> str:
     return found
 
 
+def schema_of_first_line(data: bytes) -> str:
+    """Return the schema that the first line of a file of JSON lines names; "" if none."""
+    try:
+        return schema_of(data.partition(b"\n")[0], "")
+    except ValueError:
+        return ""
+
+
 def record_from_json(data: bytes, where: str) -> RunRecord:
     """Read a record. Raises ValueError that begins with `where`."""
     schema = schema_of(data, where)

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from attest.conformance.record import RunRecord, Verdict
-from attest.conformance.records.baseline_file import baseline_text, read_baseline
+from attest.conformance.records.baseline_file import baseline_text
+from attest.conformance.records.line_format import read_lines
 from attest.conformance.records.record_file import read_record, record_text
 from attest.reports import baselines
 from attest.reports.compare import compare_records
@@ -48,7 +49,7 @@ def test_the_old_form_and_the_new_one_load_alike(tmp_path: Path) -> None:
     assert {each.verdict for each in new.results} == {Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.UNSUPPORTED}
     assert markdown.render_run(new) == markdown.render_run(old)
     assert not compare_records(old, new).regressed
-    assert len(compare_records(old, new).pairs) == len(old.results)
+    assert compare_records(old, new).both == len(old.results)
 
 
 def test_an_old_baseline_is_compared_on_the_cases_that_both_runs_have(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_an_old_baseline_is_compared_on_the_cases_that_both_runs_have(tmp_path: 
     # Another seed: what only one of them was asked is no loss.
     head = read_record(written(replace(base, seed=1, results=(shared, other)), tmp_path))
     comparison = compare_records(base, head)
-    assert [p.case_id for p in comparison.pairs if p.base and p.head] == [measured.case.id]
+    assert comparison.both == 1
     assert [p.case_id for p in comparison.pairs if not p.base] == [other.case.id]
     assert {shift.pair.case_id for shift in comparison.shifts} <= {measured.case.id}
 
@@ -86,7 +87,7 @@ def test_a_result_is_one_line_without_what_is_at_its_default(tmp_path: Path) -> 
     by_verdict = {line["verdict"]: line for line in lines}
     assert by_verdict["PASS"].keys() == {"subject", "check", "clauses", "case", "verdict", "measurements"}
     assert not {"broken", "worst"} & by_verdict["PASS"]["measurements"][0].keys()
-    assert read_baseline(baseline_text(record).encode(), "here") == replace(
+    assert read_lines(baseline_text(record).encode(), "here") == replace(
         record, results=tuple(sorted(record.results, key=lambda each: each.sort_key))
     )
 
@@ -94,11 +95,11 @@ def test_a_result_is_one_line_without_what_is_at_its_default(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda lines: lines[:-1], "broken baseline: 5 results, its header names 6"),
-        (lambda lines: [*lines, lines[-1]], "broken baseline: 7 results, its header names 6"),
-        (lambda lines: [*lines[:-1], lines[-1][:-9]], "broken baseline, line 7: not valid JSON"),
-        (lambda lines: [*lines[:-1], "{}"], "broken baseline, line 7: object missing required field"),
-        (lambda lines: [lines[0].replace('"seed":0,', ""), *lines[1:]], "broken baseline, line 1: object"),
+        (lambda lines: lines[:-1], "broken record, line 7: it is missing, the header names 6 results"),
+        (lambda lines: [*lines, lines[-1]], "broken record, line 8: more results than the header names, 6"),
+        (lambda lines: [*lines[:-1], lines[-1][:-9]], "broken record, line 7: not valid JSON"),
+        (lambda lines: [*lines[:-1], "{}"], "broken record, line 7: object missing required field"),
+        (lambda lines: [lines[0].replace('"seed":0,', ""), *lines[1:]], "broken record, line 1: object"),
     ],
 )
 def test_a_broken_baseline_is_refused_in_one_sentence(change, message: str, tmp_path: Path) -> None:
