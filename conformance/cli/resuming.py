@@ -3,12 +3,11 @@
 import os
 from pathlib import Path
 
-from attest.conformance.files import read_bytes
+from attest.conformance.files import reason_of
 from attest.conformance.record import RunRecord
 from attest.conformance.records.journal import JOURNAL_ENDING, journal_path, read_calls
 from attest.conformance.running.environment import FACTS, differing
 from attest.conformance.running.resume import Before
-from attest.conformance.sizes import sizes
 from attest.conformance.text import sentence
 
 
@@ -24,7 +23,11 @@ def before(record: Path, request: RunRecord) -> Before:
         raise ValueError(
             f"{record}: there is no {path}, which a run with --json leaves if it is cut short: run it anew"
         )
-    was, calls = read_calls(read_bytes(path, sizes().record_bytes, "journal"), str(path))
+    try:
+        with path.open("rb") as file:
+            was, calls = read_calls(file, str(path))
+    except OSError as error:
+        raise ValueError(sentence(f"{path}: not a readable journal: {reason_of(error)}")) from error
     differences = differing(vars(was), vars(request), ("profile", "seed", "shard", "narrowed"))
     differences += differing(was.environment, request.environment, (*FACTS, "block_sizes"))
     if differences:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from io import FileIO
+from io import BufferedIOBase, BytesIO, FileIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from attest.conformance.files import FileError, open_regular, write_text
+from attest.conformance.files import FileError, open_regular, read_line, write_text
 from attest.conformance.record import JudgedCall, Result, RunRecord, settled
 from attest.conformance.records.schema import (
     journal_line,
@@ -23,6 +24,7 @@ from attest.conformance.records.schema import (
     run_from_json,
     run_to_json,
 )
+from attest.conformance.sizes import sizes
 
 JOURNAL_ENDING = ".journal"
 
@@ -100,23 +102,26 @@ def read_journal(data: bytes, where: str) -> RunRecord:
     A last line without an end is left out: the run was killed while it wrote the line.
     Raises ValueError with one sentence for any other line that is broken.
     """
-    header, calls = read_calls(data, where)
+    header, calls = read_calls(BytesIO(data), where)
     results = [result for call in calls for result in call.results]
     note = f"the run was killed: {where} holds its {len(results)} results so far"
     return replace(header, results=settled(results), note=note)
 
 
-def read_calls(data: bytes, where: str) -> tuple[RunRecord, list[JudgedCall]]:
+def read_calls(file: BufferedIOBase, where: str) -> tuple[RunRecord, list[JudgedCall]]:
     """Return the request of a journal's run, and its calls in the order of their ends.
 
-    Raises ValueError as `read_journal` does.
+    One line at a time is in memory. Raises ValueError as `read_journal` does.
     """
-    first, *lines = data.split(b"\n")
-    header = run_from_json(first, f"{where}: broken journal, line 1")
-    calls = [
-        JudgedCall(*journal_line(line, f"{where}: broken journal, line {number}"))
-        for number, line in enumerate(lines[:-1], start=2)
-    ]
+    places = (f"{where}: broken journal, line {number}" for number in count(1))
+    place = next(places)
+    header = run_from_json(read_line(file, sizes().line_bytes, place), place)
+    calls: list[JudgedCall] = []
+    for place in places:
+        line = read_line(file, sizes().line_bytes, place)
+        if not line.endswith(b"\n"):  # the end of the file, or of what a killed run wrote
+            break
+        calls.append(JudgedCall(*journal_line(line, place)))
     return header, calls
 
 

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from io import BytesIO
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from attest.conformance.cli.resuming import before
 from attest.conformance.files import FileError
 from attest.conformance.record import JudgedCall, RunRecord, Verdict
+from attest.conformance.records import journal as journals
 from attest.conformance.records.journal import Journal, journal_path, read_calls
 from attest.conformance.records.record_file import read_record, record_text
 from attest.conformance.running import runner
@@ -18,6 +20,7 @@ from attest.conformance.running.environment import FACTS, differing
 from attest.conformance.running.plan import Task, load_profile, tasks
 from attest.conformance.running.resume import Before, call_key
 from attest.conformance.running.runner import empty_record, run
+from attest.conformance.sizes import sizes
 from tests import toys
 from tests.conformance.running.fakes import CASES, judged, planned, request, result, shrunk
 
@@ -125,7 +128,33 @@ def test_a_journal_of_an_older_version_is_shown(tmp_path):
     first, line, _ = path.read_text().split("\n")
     path.write_text("\n".join([first, json.dumps({"result": json.loads(line)["results"][0]}), ""]))
     assert read_record(path).results == (result(),)
-    assert [call.key for call in read_calls(path.read_bytes(), "")[1]] == [""]
+    assert [call.key for call in read_calls(BytesIO(path.read_bytes()), "")[1]] == [""]
+
+
+def test_a_journal_of_any_size_is_resumed_line_by_line(tmp_path, monkeypatch):
+    path = tmp_path / "run.json.journal"
+    header = replace(empty_record(request()), environment=HERE)
+    journal = Journal(path, header, 5.0)
+    for number in range(200):
+        journal.add([result()], f"key{number}")
+    journal.close()
+    size = len(path.read_bytes().splitlines()[-1]) + 100
+    assert path.stat().st_size > 20 * size
+    monkeypatch.setattr(journals, "sizes", lambda: replace(sizes(), record_bytes=size, line_bytes=size))
+    assert len(before(path, header).calls) == 200
+    with path.open("ab") as file:
+        file.write(b'{"judged": "cut off')
+    assert len(before(path, header).calls) == 200
+    with path.open("ab") as file:
+        file.write(b"x" * size)
+    with pytest.raises(ValueError, match=f"{path}: broken journal, line 202: it has more than {size} bytes"):
+        before(path, header)
+
+
+def test_a_journal_that_cannot_be_read_is_one_sentence(tmp_path):
+    (tmp_path / "run.json.journal").mkdir()
+    with pytest.raises(ValueError, match=r"run.json.journal: not a readable journal: Is a directory$"):
+        before(tmp_path / "run.json", empty_record(request()))
 
 
 OTHERS = {
