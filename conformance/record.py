@@ -1,7 +1,7 @@
 """Results and records of runs, by subject, check and case; `records/` reads and writes them."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -226,10 +226,13 @@ def any_red(results: Iterable[Result]) -> bool:
     return any(result.verdict.red for result in results)
 
 
-def with_problems(record: RunRecord, problems: Iterable[str]) -> RunRecord:
-    """Return the record with further problems, and with that of a complete run which judged nothing."""
+def with_problems(record: RunRecord, problems: Iterable[str], judged: int = 0) -> RunRecord:
+    """Return the record with further problems, and with that of a complete run which judged nothing.
+
+    judged: how many results the run has that the record lacks.
+    """
     found = {*record.problems, *problems}
-    if record.complete and record.nothing:
+    if record.complete and record.nothing and not judged:
         found.add(_NOTHING_JUDGED)
     return replace(record, problems=tuple(sorted(found)))
 
@@ -272,6 +275,18 @@ def merge_records(records: Iterable[RunRecord]) -> RunRecord:
     Raises ValueError if they are of different runs, or a shard is missing or given twice.
     """
     parts = sorted(records, key=lambda record: record.shard)
+    header = merge_headers(parts)
+    results = [result for part in parts for result in part.results]
+    merged = shrunk_once(results)
+    kept = (stays for result in results if (stays := merged.of(result)) is not None)
+    return with_problems(replace(header, results=tuple(sorted(kept, key=lambda each: each.sort_key))), ())
+
+
+def merge_headers(parts: Sequence[RunRecord]) -> RunRecord:
+    """Return the record of all the shards of one run, sorted by their numbers, without its results.
+
+    Raises ValueError as `merge_records` does.
+    """
     if not parts:
         raise ValueError("no records to merge")
     first = parts[0]
@@ -283,40 +298,64 @@ def merge_records(records: Iterable[RunRecord]) -> RunRecord:
     expected = [(number, first.shard[1]) for number in range(1, first.shard[1] + 1)]
     if shards != expected:
         raise ValueError(f"shards: got {_shards(shards)}, expected {_shards(expected)}")
-    results = _as_shrunk_once(tuple(result for part in parts for result in part.results))
     complete = all(part.complete for part in parts)
     note = "; ".join(f"shard {_shards([part.shard])}: {part.note}" for part in parts if part.note)
     left_out = tuple(sorted({text for part in parts for text in part.left_out}))
-    seconds = sum(part.seconds for part in parts)
-    merged = replace(
+    return replace(
         first,
-        results=results,
+        results=(),
         shard=(1, 1),
         complete=complete,
         note=note,
+        problems=tuple(sorted({problem for part in parts for problem in part.problems})),
         left_out=left_out,
-        seconds=round(seconds, 3),
+        seconds=round(sum(part.seconds for part in parts), 3),
     )
-    return with_problems(merged, (problem for part in parts for problem in part.problems))
 
 
-def _as_shrunk_once(results: tuple[Result, ...]) -> tuple[Result, ...]:
-    """Return the results of all shards as of one run: only its own simplest failures stay shrunk.
+@dataclass(frozen=True)
+class ShrunkOnce:
+    """The searches of all shards that are also those of one run: only its own simplest failures stay shrunk.
 
-    A case that was drawn stays, as an ordinary failure, where another one takes its place as the minimal one.
+    begun: the keys of the failures with which a search begins. minimal: those of the failures where one ends.
     """
-    drawn = (
-        replace(r, minimal=False, shrunk_from="", picture=None) if r.shrunk_from == r.case.id else r
-        for r in results
-    )
-    chosen = {first.key for first in to_shrink(result for result in drawn if not result.minimal).values()}
-    kept: list[Result] = []
-    for result in results:
-        if not result.shrunk_from or (result.subject, result.check, result.shrunk_from) in chosen:
-            kept.append(result)
-        elif result.shrunk_from == result.case.id and result.minimal:
-            kept.append(replace(result, minimal=False, shrunk_from="", picture=None))
-    return settled(kept)
+
+    begun: frozenset[tuple[str, str, str]]
+    minimal: frozenset[tuple[str, str, str]] = frozenset()
+
+    def of(self, result: Result) -> Result | None:
+        """Return a result of a shard as the run has it; None if the run does not have it.
+
+        A case that was drawn stays, as an ordinary failure, where a search from another one is the run's.
+        """
+        kept = self.searched(result)
+        twice = kept is not None and not kept.minimal and _failed(kept) and kept.key in self.minimal
+        return None if twice else kept
+
+    def searched(self, result: Result) -> Result | None:
+        """Return the same, also for a failure that is where another search ends."""
+        if not result.shrunk_from or (result.subject, result.check, result.shrunk_from) in self.begun:
+            return result
+        return _as_drawn(result) if result.shrunk_from == result.case.id and result.minimal else None
+
+
+def shrunk_once(results: Iterable[Result]) -> ShrunkOnce:
+    """Return which searches stay, of the results of all shards, or of those that are `decisive`."""
+    every = tuple(results)
+    drawn = (_as_drawn(result) if result.shrunk_from == result.case.id else result for result in every)
+    chosen = to_shrink(result for result in drawn if not result.minimal)
+    only = ShrunkOnce(frozenset(first.key for first in chosen.values()))
+    kept = (only.searched(result) for result in every)
+    return replace(only, minimal=frozenset(each.key for each in kept if each is not None and each.minimal))
+
+
+def decisive(verdict: str, minimal: bool, shrunk_from: str) -> bool:
+    """Return whether a result of a shard may be another in the run's record, or decides about one that is."""
+    return verdict == Verdict.FAIL or minimal or bool(shrunk_from)
+
+
+def _as_drawn(result: Result) -> Result:
+    return replace(result, minimal=False, shrunk_from="", picture=None)
 
 
 def _failed(result: Result) -> bool:

@@ -17,6 +17,7 @@ class Sizes:
     depth: int
     exception_characters: int
     string_characters: int
+    shown_results: int
     sentence_characters: int
     script_numbers: int
 

@@ -1,7 +1,7 @@
 """JSON and TOML as typed data: a mistake is one sentence, never a traceback."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -63,7 +63,9 @@ def _shallow[T](data: T, where: str) -> T:
     raise ValueError(_too_deep(where))
 
 
-def _items(value: object) -> list[object]:
+def _items(value: object) -> Sequence[object]:
+    if value is None or isinstance(value, (str, int, float)):
+        return ()
     if isinstance(value, msgspec.Struct):
         return [getattr(value, name) for name in value.__struct_fields__]
     if isinstance(value, Mapping):

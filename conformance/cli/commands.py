@@ -17,7 +17,7 @@ from attest.conformance.cli import options
 from attest.conformance.cli.compare import compare, read_run
 from attest.conformance.cli.compile import compile_kernels
 from attest.conformance.cli.history import history
-from attest.conformance.cli.judging import complained, conclude, judge, written
+from attest.conformance.cli.judging import complained, judge, written
 from attest.conformance.cli.listing import list_subjects
 from attest.conformance.cli.mutants import mutants
 from attest.conformance.cli.options import (
@@ -256,16 +256,11 @@ def merge(
     verbose: options.Verbose = False,
 ) -> int:
     """Merge the records of a run's shards into one, and apply the rules of a complete run."""
-    from attest.conformance.record import merge_records
-    from attest.conformance.running.expectations import load_expectations
-    from attest.conformance.running.gate import with_policy
+    from attest.conformance.cli.merging import merge_files
 
     outputs = Outputs(json, junit, markdown, html, sarif)
     outputs.spare(*records)
-    with as_usage_errors():
-        known = load_expectations(expectations or ())
-        merged = merge_records([read_run(path) for path in records])
-    return conclude(with_policy(merged, known), outputs, verbose=verbose)
+    return merge_files(records, expectations or (), outputs, verbose)
 
 
 app.command()(compare)

@@ -48,13 +48,20 @@ class LinesHeader(RunData, kw_only=True):
     seconds: Annotated[float, Meta(ge=0)] = 0.0
 
 
-class _Place(msgspec.Struct):
-    """The fields of a line that give its place in the order of a record."""
+class Place(msgspec.Struct):
+    """The fields of a line that give its place in the order of a record, and whether a search found it."""
 
     subject: str
     check: str
     case_id: Annotated[str, Meta(min_length=1)]
     verdict: Verdict
+    minimal: bool = False
+    shrunk_from: str = ""
+
+    @property
+    def sort_key(self) -> tuple[str, str, str, str]:
+        """The order of results in a record, as of a Result."""
+        return (self.subject, self.check, self.case_id, self.verdict)
 
 
 def header_line(record: RunRecord, count: int, schema: str = LINES) -> bytes:
@@ -111,24 +118,33 @@ def record_of(header: LinesHeader, where: str, results: Sequence[Result] = ()) -
     )
 
 
-def checked_lines(file: BufferedIOBase, header: LinesHeader, where: str) -> Iterator[bytes]:
-    """Yield the lines after the header, without their ends.
+def placed_lines(file: BufferedIOBase, header: LinesHeader, where: str) -> Iterator[tuple[Place, bytes]]:
+    """Yield the lines after the header, without their ends, and the place of each.
 
-    Raises ValueError that names a line, for one that is too long, damaged or out of order, and if there are
-    not as many as the header names. The order of a baseline, which has no `case_id`, is not checked.
+    Raises ValueError that names a line, as `plain_lines` does, and for one that is out of order.
     """
     before = ("",)
+    for number, line in enumerate(plain_lines(file, header, where), start=2):
+        place = f"{where}: broken record, line {number}"
+        found = decode(line, Place, place)
+        key = found.sort_key
+        if key < before:
+            raise ValueError(sentence(f"{place}: it is out of order: {key} comes before {before}"))
+        before = key
+        yield found, line
+
+
+def plain_lines(file: BufferedIOBase, header: LinesHeader, where: str) -> Iterator[bytes]:
+    """Yield the lines after the header, without their ends.
+
+    Raises ValueError that names a line, for one that is too long or damaged, and if there are not as many as
+    the header names.
+    """
     for number in range(2, header.results + 2):
         place = f"{where}: broken record, line {number}"
         line = read_line(file, sizes().line_bytes, place)
         if not line:
             raise ValueError(f"{place}: it is missing, the header names {header.results} results")
-        if header.schema == LINES:
-            found = decode(line, _Place, place)
-            key = (found.subject, found.check, found.case_id, found.verdict)
-            if key < before:
-                raise ValueError(sentence(f"{place}: it is out of order: {key} comes before {before}"))
-            before = key
         yield line.removesuffix(b"\n")
     place = f"{where}: broken record, line {header.results + 2}"
     if read_line(file, sizes().line_bytes, place):
@@ -140,9 +156,13 @@ def read_lines(data: bytes, where: str) -> RunRecord:
     file = BytesIO(data)
     header = read_header(read_line(file, len(data), where), where)
     places = (f"{where}: broken record, line {number}" for number in range(2, header.results + 2))
+    if header.schema == BASELINE:  # its lines do not name their cases
+        lines = plain_lines(file, header, where)
+    else:
+        lines = (line for _, line in placed_lines(file, header, where))
     results = [
         result_from_data(decode(line, ResultData, place), place)
-        for line, place in zip(checked_lines(file, header, where), places, strict=True)
+        for line, place in zip(lines, places, strict=True)
     ]
     return record_of(header, where, results)
 

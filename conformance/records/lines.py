@@ -1,16 +1,18 @@
 """Records that are read a result at a time: only their header is in memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from attest.conformance.files import is_special, read_line, reason_of
-from attest.conformance.record import RunRecord
+from attest.conformance.record import Result, RunRecord
 from attest.conformance.records.gzipped import opened
 from attest.conformance.records.line_format import (
     LINES,
     LinesHeader,
-    checked_lines,
+    Place,
+    placed_lines,
     read_header,
     record_of,
     result_line,
@@ -25,19 +27,22 @@ from attest.conformance.text import sentence
 class RecordLines:
     """A record as a header and lines; nothing but the header is held in memory.
 
-    header: the record without results. count: of the results. read: begins to read the lines.
+    header: the record without results. count: of the results. where: the file's path.
+    placed: begins to read the lines, each with its place. whole: reads the record with all results.
     """
 
     header: RunRecord
     count: int
-    read: Callable[[], Iterator[bytes]]
+    where: str
+    placed: Callable[[], Iterator[tuple[Place, bytes]]]
+    whole: Callable[[], RunRecord]
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the JSON of each result, in the order of `Result.sort_key`.
 
         Each call reads the file again. Raises ValueError with one sentence that names the file and the line.
         """
-        return self.read()
+        return (line for _, line in self.placed())
 
 
 def open_lines(path: Path) -> RecordLines:
@@ -45,16 +50,23 @@ def open_lines(path: Path) -> RecordLines:
 
     Raises ValueError with one sentence that begins with the path.
     """
+    where = str(path)
     header = None if is_special(path) else _header(path)  # a pipe is read once
     if header is not None:
-        found = header
-        return RecordLines(record_of(header, str(path)), header.results, lambda: _results(path, found))
+        return RecordLines(
+            header=record_of(header, where),
+            count=header.results,
+            where=where,
+            placed=partial(_results, path, header),
+            whole=partial(read_record, path),
+        )
     record = read_record(path)
-    results = sorted(record.results, key=lambda result: result.sort_key)
     return RecordLines(
-        replace(record, results=()),
-        len(results),
-        lambda: (result_line(result).removesuffix(b"\n") for result in results),
+        header=replace(record, results=()),
+        count=len(record.results),
+        where=where,
+        placed=partial(_made, sorted(record.results, key=lambda result: result.sort_key)),
+        whole=lambda: record,
     )
 
 
@@ -68,10 +80,16 @@ def _header(path: Path) -> LinesHeader | None:
     return read_header(line, str(path)) if schema_of_first_line(line) == LINES else None
 
 
-def _results(path: Path, header: LinesHeader) -> Iterator[bytes]:
+def _made(results: Sequence[Result]) -> Iterator[tuple[Place, bytes]]:
+    for result in results:
+        place = Place(*result.key, result.verdict, result.minimal, result.shrunk_from)
+        yield place, result_line(result).removesuffix(b"\n")
+
+
+def _results(path: Path, header: LinesHeader) -> Iterator[tuple[Place, bytes]]:
     try:
         with opened(path) as file:
             read_line(file, sizes().line_bytes, str(path))
-            yield from checked_lines(file, header, str(path))
+            yield from placed_lines(file, header, str(path))
     except OSError as error:
         raise ValueError(sentence(f"{path}: not a readable record: {reason_of(error)}")) from error

@@ -6,6 +6,7 @@ docs/how-to/expectations.md has the fields.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.checks import all_checks
 from attest.conformance.files import read_bytes
-from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.record import Result, Verdict
 from attest.conformance.running.plan import profile_names
 from attest.conformance.sizes import sizes
 from attest.conformance.subject import BACKENDS
@@ -143,23 +144,54 @@ def expect(result: Result, expectations: Iterable[Expectation]) -> Result:
     return result
 
 
-def stale(record: RunRecord, expectations: Iterable[Expectation]) -> tuple[str, ...]:
-    """Return a sentence for each entry that should match a result of the record and does not.
+@dataclass
+class _Match:
+    """What the results so far say of an entry.
 
-    There is none for a run that was cut short or narrowed, or is one shard of several. There is none for an
-    entry that shows sometimes if the run has no case of it: the seed may draw none.
+    judged: whether one is of its check. covered: whether one is of its cases. shown: whether one matches.
     """
-    if not record.whole:
-        return ()
-    judged = {(result.subject, result.check) for result in record.results}
-    return tuple(
-        f"stale expectation, no result matches it: {entry.title}; remove or correct it"
-        for entry in expectations
-        if (entry.subject, entry.check) in judged
-        and (entry.shows == "always" or any(entry.covers(result) for result in record.results))
-        and (not entry.profiles or record.profile in entry.profiles)
-        and not any(_shown(entry, result) for result in record.results)
-    )
+
+    entry: Expectation
+    judged: bool = False
+    covered: bool = False
+    shown: bool = False
+
+
+class Matches:
+    """The entries that match results of a whole run, which are given one by one."""
+
+    def __init__(self, expectations: Iterable[Expectation]) -> None:
+        self._matches = tuple(_Match(entry) for entry in expectations)
+        self._of: defaultdict[tuple[str, str], list[_Match]] = defaultdict(list)
+        for match in self._matches:
+            self._of[match.entry.subject, match.entry.check].append(match)
+
+    def concern(self, subject: str, check: str) -> bool:
+        """Return whether an entry is about a check of a subject; other results need not be given."""
+        return (subject, check) in self._of
+
+    def add(self, result: Result) -> None:
+        """Note which entries match a result."""
+        if not self.concern(result.subject, result.check):
+            return
+        for match in self._of[result.subject, result.check]:
+            match.judged = True
+            match.covered = match.covered or match.entry.covers(result)
+            match.shown = match.shown or _shown(match.entry, result)
+
+    def stale(self, profile: str) -> tuple[str, ...]:
+        """Return a sentence for each entry that should match a result and does not.
+
+        There is none for an entry that shows sometimes if the run has no case of it: the seed may draw none.
+        """
+        return tuple(
+            f"stale expectation, no result matches it: {match.entry.title}; remove or correct it"
+            for match in self._matches
+            if match.judged
+            and (match.entry.shows == "always" or match.covered)
+            and (not match.entry.profiles or profile in match.entry.profiles)
+            and not match.shown
+        )
 
 
 def _shown(entry: Expectation, result: Result) -> bool:

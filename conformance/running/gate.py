@@ -1,6 +1,7 @@
 """The gate: the subjects that it runs, and the rules that a whole run must keep."""
 
 import tomllib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from attest.conformance.process.signals import Interrupted
 from attest.conformance.record import RunRecord, Verdict, with_problems
-from attest.conformance.running.expectations import Expectation, stale
+from attest.conformance.running.expectations import Expectation, Matches
 from attest.conformance.subject import Subject, discover, find
 from attest.conformance.text import describe
 
@@ -85,7 +86,22 @@ def with_policy(record: RunRecord, expectations: Sequence[Expectation]) -> RunRe
     """
     if not record.whole:
         return record
-    return with_problems(record, (*stale(record, expectations), *_untested(record)))
+    matches = Matches(expectations)
+    verdicts: defaultdict[str, Counter[Verdict]] = defaultdict(Counter)
+    for result in record.results:
+        matches.add(result)
+        verdicts[result.subject][result.verdict] += 1
+    return with_problems(record, policy_problems(record.profile, matches, verdicts))
+
+
+def policy_problems(
+    profile: str, matches: Matches, verdicts: Mapping[str, Mapping[Verdict, int]]
+) -> tuple[str, ...]:
+    """Return the problems of a whole run.
+
+    matches: of its results. verdicts: the number of results of each verdict of each subject.
+    """
+    return (*matches.stale(profile), *_untested(verdicts))
 
 
 @cache
@@ -93,12 +109,11 @@ def _inconclusive_share() -> float:
     return tomllib.loads(Path(__file__).with_name("gate.toml").read_text())["inconclusive_share"]
 
 
-def _untested(record: RunRecord) -> Iterable[str]:
+def _untested(verdicts: Mapping[str, Mapping[Verdict, int]]) -> Iterable[str]:
     """Yield a sentence for each subject without a PASS or with too many INCONCLUSIVE verdicts."""
-    for name in sorted({result.subject for result in record.results}):
-        verdicts = [result.verdict for result in record.results if result.subject == name]
-        if Verdict.PASS not in verdicts:
+    for name, counts in sorted(verdicts.items()):
+        if not counts.get(Verdict.PASS):
             yield f"{name}: no check passed, so nothing was tested"
-        blind = verdicts.count(Verdict.INCONCLUSIVE)
-        if blind > _inconclusive_share() * len(verdicts):
-            yield f"{name}: {blind} of {len(verdicts)} verdicts are INCONCLUSIVE, more than the gate allows"
+        blind, every = counts.get(Verdict.INCONCLUSIVE, 0), sum(counts.values())
+        if blind > _inconclusive_share() * every:
+            yield f"{name}: {blind} of {every} verdicts are INCONCLUSIVE, more than the gate allows"

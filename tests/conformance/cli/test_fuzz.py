@@ -20,7 +20,7 @@ from attest.conformance.records.journal import read_journal
 from attest.conformance.records.record_file import read_record, record_text
 from attest.conformance.records.schema import result_to_json, run_to_json
 from attest.conformance.running import runner
-from attest.conformance.running.expectations import FOLDER, expect, load_expectations, stale
+from attest.conformance.running.expectations import FOLDER, expect, load_expectations
 from attest.conformance.running.gate import with_policy
 from attest.reports.compare import compare_records
 from attest.reports.render import html, junit, markdown, sarif
@@ -113,7 +113,6 @@ def use(record: RunRecord) -> None:
     with suppress(ValueError):
         merge_records([record])
     with_policy(record, load_expectations())
-    stale(record, load_expectations())
     record_text(record)
 
 
