@@ -20,7 +20,8 @@ from attest.conformance.checks import all_checks
 from attest.conformance.files import write_text
 from attest.conformance.process.phases import PHASES
 from attest.conformance.record import Verdict
-from attest.conformance.records.schema import RECORD, RecordData
+from attest.conformance.records.line_format import LinesHeader
+from attest.conformance.records.schema import RECORD, RecordData, ResultData
 from attest.conformance.running.expectations import Entry
 from attest.conformance.running.plan import profile_names
 from attest.conformance.subject import BACKENDS
@@ -46,6 +47,7 @@ _WORDS: Mapping[str, Sequence[str | None]] = {
     "alibi": case.ALIBI_PATTERNS,
     "dropout_shared": [word for word in SHARED if word is not None],
 }
+_VERDICTS = tuple(verdict.value for verdict in Verdict)
 _SEEDS = {"minimum": 0, "maximum": 2**64 - 1}
 _BOUNDS: Mapping[str, Mapping[str, float]] = {
     **{name: {"minimum": 1, "maximum": most} for name, most in case.LIMITS.items()},
@@ -71,6 +73,7 @@ def schemas() -> dict[str, Schema]:
     return {
         "case": _document("A Case of attest", "docs/reference/case.md", _case()),
         "record": _document("A record of attest", "docs/how-to/ci.md", *_record()),
+        "lines": _document("A line of a record or baseline of attest", "docs/how-to/ci.md", *_lines()),
         "expectations": _document(
             "Expected failures of attest", "docs/how-to/expectations.md", *_expectations()
         ),
@@ -113,17 +116,27 @@ def _bound(schema: Schema, bounds: Mapping[str, float]) -> None:
 
 
 def _record() -> tuple[Schema, dict[str, Schema]]:
-    parts = _of_type(RecordData)
+    parts = _with_results(_of_type(RecordData))
     record = parts.pop("RecordData")
     record["properties"]["schema"] = {"const": RECORD}
     record["properties"]["status"] = {"enum": ["pass", "fail"]}
-    verdicts = [verdict.value for verdict in Verdict]
-    record["properties"]["counts"]["propertyNames"] = {"enum": verdicts}
+    record["properties"]["counts"]["propertyNames"] = {"enum": [*_VERDICTS]}
+    return record, parts
+
+
+def _lines() -> tuple[Schema, dict[str, Schema]]:
+    """Return the schema of one line: the header, or a result."""
+    parts = _with_results({**_of_type(LinesHeader), **_of_type(ResultData)})
+    return {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in ("LinesHeader", "ResultData")]}, parts
+
+
+def _with_results(parts: dict[str, Schema]) -> dict[str, Schema]:
+    """Complete the schema of results by words and Cases."""
     result = parts["ResultData"]["properties"]
     result["case"] = {"$ref": "#/$defs/Case"}
-    result["verdict"] = {"enum": verdicts}
+    result["verdict"] = {"enum": [*_VERDICTS]}
     result["phase"] = {"enum": ["", *PHASES], "default": ""}
-    return record, {**parts, "Case": _case()}
+    return {**parts, "Case": _case()}
 
 
 def _expectations() -> tuple[Schema, dict[str, Schema]]:

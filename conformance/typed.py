@@ -1,13 +1,16 @@
 """JSON and TOML as typed data: a mistake is one sentence, never a traceback."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 import msgspec
 
 from attest.conformance.sizes import sizes
 from attest.conformance.text import sentence
+
+_SCALARS = (str, int, float, NoneType)
 
 
 def decode[T](data: bytes, kind: type[T], where: str) -> T:
@@ -56,16 +59,14 @@ def _too_deep(where: str) -> str:
 def _shallow[T](data: T, where: str) -> T:
     """Return the data, if its plain lists and objects are not nested too deeply."""
     level: list[object] = [data]
-    for _ in range(sizes().depth + 1):
-        level = [item for outer in level for item in _items(outer)]
+    for _ in range(sizes().depth):
+        level = [item for outer in level for item in _items(outer) if not isinstance(item, _SCALARS)]
         if not level:
             return data
     raise ValueError(_too_deep(where))
 
 
-def _items(value: object) -> Sequence[object]:
-    if value is None or isinstance(value, (str, int, float)):
-        return ()
+def _items(value: object) -> list[object]:
     if isinstance(value, msgspec.Struct):
         return [getattr(value, name) for name in value.__struct_fields__]
     if isinstance(value, Mapping):

@@ -73,7 +73,9 @@ Baseline = Annotated[
 Json = Annotated[
     Path | None,
     typer.Option(
-        "--json", help="Write the record here. During a run, the results so far are in FILE.journal."
+        "--json",
+        help="Write the record here: as JSON lines to FILE.jsonl, compressed to FILE.jsonl.gz, else as one"
+        " object. During a run, the results so far are in FILE.journal.",
     ),
 ]
 ComparisonJson = Annotated[

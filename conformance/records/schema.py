@@ -4,14 +4,12 @@ Records of schema 1 are read, too: they lack `shrunk_from` and `phase`, and call
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from attest.conformance.cases.case import case_from_json
+from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.process.phases import PHASES
 from attest.conformance.record import Element, Measurement, Picture, Result, RunRecord, Verdict
 from attest.conformance.sizes import sizes
@@ -247,8 +245,7 @@ def run_to_json(record: RunRecord) -> dict[str, Any]:
 
 def result_to_json(result: Result) -> dict[str, Any]:
     """Return one result as records and journals hold it."""
-    data = _finite(asdict(result))
-    data["case"] = result.case.to_json()
+    data = {name: _plain(value) for name, value in vars(result).items()}
     data["case_id"] = result.case.id
     data["verdict"] = result.verdict.value
     return data
@@ -308,12 +305,12 @@ def _measurement(data: MeasurementData) -> Measurement:
     )
 
 
-def _finite(value: Any) -> Any:
-    """Spell NaN and infinities, which JSON lacks."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+def _plain(value: Any) -> Any:
+    """Return a part of a result as JSON data; NaN and infinities, which JSON lacks, are spelled."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, (Measurement, Element, Picture)):
+        return {name: _plain(item) for name, item in vars(value).items()}
+    return value.to_json() if isinstance(value, Case) else value

@@ -13,6 +13,8 @@ from attest.conformance import json_schemas
 from attest.conformance.cases.case import Case, case_from_json
 from attest.conformance.drawing.corpus import load_corpus
 from attest.conformance.record import Element, Measurement, Result, RunRecord, Verdict
+from attest.conformance.records.baseline_file import baseline_text
+from attest.conformance.records.line_format import all_lines
 from attest.conformance.records.record_file import record_text
 from attest.conformance.running.choice import first_try
 from attest.conformance.running.expectations import FOLDER, load_expectations
@@ -144,6 +146,28 @@ RECORD = RunRecord(
 def test_a_written_record_is_valid() -> None:
     assert not wrong("record", json.loads(record_text(RECORD)))
     assert not wrong("record", json.loads(record_text(RunRecord("quick", 0))))
+
+
+@pytest.mark.parametrize("record", [RECORD, RunRecord("quick", 0)])
+def test_written_lines_are_valid(record: RunRecord) -> None:
+    for line in (*all_lines(record), *baseline_text(record).splitlines()):
+        assert not wrong("lines", json.loads(line))
+
+
+@pytest.mark.parametrize(
+    ("number", "change"),
+    [
+        (0, {"schema": "attest.lines/2"}),
+        (0, {"results": -1}),
+        (0, {"status": "pass"}),
+        (1, {"verdict": "OK"}),
+        (1, {"phase": "waiting"}),
+        (1, {"case": {"causal": 3}}),
+        (1, {"results": 1}),
+    ],
+)
+def test_a_wrong_line_is_not_valid(number: int, change: dict[str, Any]) -> None:
+    assert wrong("lines", {**json.loads([*all_lines(RECORD)][number]), **change})
 
 
 def changed(*path: Any, to: Any) -> dict[str, Any]:

@@ -166,6 +166,14 @@ def test_the_commands_add_and_ask(tmp_path, capsys):
     assert capsys.readouterr().out.split()[-4:] == ["n", "2", "1", "row"]
 
 
+@pytest.mark.parametrize("name", ["b.jsonl", "b.jsonl.gz"])
+def test_the_lines_of_a_record_are_the_same_run(tmp_path, capsys, name):
+    found = record(result(Verdict.FAIL), result(), seconds=2.5)
+    first, second = written(tmp_path, "a.json", found), written(tmp_path, name, found)
+    assert main(["store", "add", str(tmp_path / "store"), first, second, "--day", "2026-11-01"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == f"{second}: the store has it already"
+
+
 def test_bad_input_is_one_sentence(tmp_path, capsys):
     store = str(tmp_path / "store")
     whole = written(tmp_path, "a.json", record(result()))
