@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
 
 from attest.conformance.files import FileError
 from attest.conformance.record import RunRecord, Verdict
@@ -18,6 +19,7 @@ from attest.conformance.records.line_format import LINES, all_lines, read_lines,
 from attest.conformance.records.lines import open_lines
 from attest.conformance.records.record_file import read_record, record_text, write_lines, write_record
 from attest.conformance.sizes import sizes
+from tests.conformance.cli.test_fuzz import one_sentence, scrambled
 from tests.reports.records import case, example_base, example_head, measurement, result, run
 
 OLD = Path(__file__).parent / "data" / "run1.json"  # of schema 1
@@ -313,3 +315,28 @@ def test_results_with_one_name_stay_as_they_are(tmp_path: Path) -> None:
     write_record(twice, tmp_path / "run.jsonl")
     assert read_record(tmp_path / "run.jsonl") == twice
     assert list(open_lines(tmp_path / "run.jsonl")) == lines_of(twice)
+
+
+ORIGINAL = b"".join(all_lines(RECORDS["head"]))
+
+
+@given(
+    data=scrambled(ORIGINAL)
+    | scrambled(ORIGINAL).map(gzip.compress)
+    | scrambled(gzip.compress(ORIGINAL, mtime=0))
+)
+def test_other_bytes_are_lines_or_one_sentence(tmp_path_factory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("lines") / "file"
+    path.write_bytes(data)
+    faults = [fault(lambda path: list(open_lines(path)), path), fault(read_record, path)]
+    assert faults[1] or not faults[0], "a record that is read whole is read by lines, too"
+    assert all(text.startswith(f"{path}: ") for text in faults if text)
+
+
+def fault(read: Callable[[Path], object], path: Path) -> str:
+    try:
+        read(path)
+    except ValueError as error:
+        one_sentence(error)
+        return str(error)
+    return ""
