@@ -26,7 +26,7 @@ class MergedLines:
 
     header: the record without results, and without the problems of a whole run. parts: the shards, sorted by
     their numbers. searches: those of the shards that stay. verdicts: the number of results of each verdict of
-    each subject. failures: the results that fail the run, in the order of a record.
+    each subject. failures: the results that fail the run, by subject, check and case.
     """
 
     header: RunRecord
