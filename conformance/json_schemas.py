@@ -131,7 +131,7 @@ def _lines() -> tuple[Schema, dict[str, Schema]]:
 
 
 def _with_results(parts: dict[str, Schema]) -> dict[str, Schema]:
-    """Complete the schema of results by words and Cases."""
+    """Add the words and the Cases of results to a schema."""
     result = parts["ResultData"]["properties"]
     result["case"] = {"$ref": "#/$defs/Case"}
     result["verdict"] = {"enum": [*_VERDICTS]}
