@@ -74,15 +74,20 @@ class NewCause:
 
 def new_causes(results: Iterable[Result], pairs: Iterable[Pair]) -> tuple[NewCause, ...]:
     """Return the causes of what failed in head, those with a failure that base does not have so."""
-    pair_of = {pair.head: pair for pair in pairs}
-    new = {head for head, pair in pair_of.items() if pair.fate is Fate.BROKEN or otherwise(pair)}
+    pair_of = {_name(pair.head): pair for pair in pairs if pair.head is not None}
     found: list[NewCause] = []
     for card in cards(results):
-        paired = [result for result in card.cause.results if result in pair_of]
-        own = tuple(pair_of[result] for result in paired if result in new)
+        names = (_name(result) for result in card.cause.results)
+        paired = [pair_of[name] for name in names if name in pair_of]
+        own = tuple(pair for pair in paired if pair.fate is Fate.BROKEN or otherwise(pair))
         if own:
             found.append(NewCause(card, own, len(paired) - len(own)))
     return tuple(found)
+
+
+def _name(result: Result) -> tuple[str, str, str, str, bool, str]:
+    """Return what tells a result from others; not its numbers, since NaN is not equal to itself."""
+    return (*result.sort_key, result.minimal, result.message)
 
 
 def newly_wrong(pair: Pair) -> Sequence[str]:

@@ -14,11 +14,12 @@ from attest.conformance.causes.group import causes
 from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.text import plural
 from attest.reports.failures import newly_wrong
+from attest.reports.found import of_results
 from attest.reports.pairing import Pair, by_key, pair, with_other_blocks
-from attest.reports.spread import ALL, Sample, Spread, row_of, samples_of, spread
+from attest.reports.rows import row_of_all
+from attest.reports.spread import Key, Samples, Spread, samples_of, spread
 from attest.reports.words import STATISTIC_WORDS, number, transition
 
-Key = tuple[str, str, str, str]  # subject, check, dtype, output
 Place = tuple[str, str, str]  # subject, check, dtype
 
 # The statistics that a history follows.
@@ -119,8 +120,8 @@ def history(entries: Sequence[Entry]) -> History:
     if len(entries) < 2:
         raise ValueError(f"a history needs at least two records, got {len(entries)}")
     records = [_drawn(entry.record) for entry in entries]
-    measured = [_samples(record) for record in records]
-    numbers = tuple({key: spread(tuple(s.values())) for key, s in found.items()} for found in measured)
+    measured = [samples_of(of_results(record.results)) for record in records]
+    numbers = tuple({key: spread(samples) for key, samples in found.items()} for found in measured)
     return History(
         entries=tuple(entries),
         numbers=numbers,
@@ -135,19 +136,15 @@ def _place(followed: tuple[Key, str]) -> tuple[Key, int]:
     return key, STATISTICS.index(statistic)
 
 
-def _changes(
-    records: Sequence[RunRecord], measured: Sequence[Mapping[Key, Mapping[str, Sample]]]
-) -> list[Change]:
+def _changes(records: Sequence[RunRecord], measured: Sequence[Mapping[Key, Samples]]) -> list[Change]:
     levels: dict[tuple[Key, str], int] = {}
     changes: list[Change] = []
     for index, found in enumerate(measured):
         other_blocks = [with_other_blocks(record, records[index]) for record in records[:index]]
         for key in sorted(found):
-            subject, check, dtype, output = key
             since_of = {statistic: levels.setdefault((key, statistic), index) for statistic in STATISTICS}
             for since in sorted(set(since_of.values()) - {index}):
-                place = (subject, check, dtype, ALL, output)
-                row = row_of(place, measured[since][key], found[key], subject in other_blocks[since])
+                row = row_of_all(key, measured[since][key], found[key], key[0] in other_blocks[since])
                 for statistic in (name for name in STATISTICS if since_of[name] == since):
                     if statistic in (*row.worse, *row.better):
                         levels[key, statistic] = index
@@ -159,16 +156,8 @@ def _changes(
 
 def _drawn(record: RunRecord) -> RunRecord:
     """Return a record without the cases that only a search found, and without those that the clock cut."""
-    return replace(record, results=tuple(by_key(r for r in record.results if r.drawn).values()))
-
-
-def _samples(record: RunRecord) -> dict[Key, Mapping[str, Sample]]:
-    """Return the measurements of each output by case."""
-    found = samples_of(((result.case.id, result) for result in record.results), by_feature=False)
-    return {
-        (subject, check, dtype, output): samples
-        for (subject, check, dtype, _, output), samples in found.items()
-    }
+    drawn = (found for found in of_results(record.results) if found.drawn)
+    return replace(record, results=tuple(found.result for found in by_key(drawn).values()))
 
 
 def _verdicts(record: RunRecord) -> dict[Place, Counter[Verdict]]:

@@ -4,12 +4,14 @@ Results belong together if subject, check and case are the same; a case is named
 results are of the same arrays.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import msgspec
+
 from attest.conformance.record import Result, RunRecord, Verdict
+from attest.reports.found import Found, groups, of_results
 from attest.reports.words import setting
 
 # From the worst; where a record has two results of one key, the worst counts.
@@ -103,26 +105,58 @@ def same_extent(base: RunRecord, head: RunRecord) -> bool:
     return (base.narrowed, base.shard) == (head.narrowed, head.shard)
 
 
-def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:
-    """Return every result of either run beside that of the other, in order."""
-    drawn_alike = same_draw(base, head)
-    before, after = by_key(base.results), by_key(head.results)
-    hung = {(r.subject, r.case.id) for r in head.results if r.verdict is Verdict.TIMEOUT}
-    redrawn, changed_blocks = _redrawn(before, after), with_other_blocks(base, head)
-    return tuple(
-        Pair(
+class Match(msgspec.Struct, frozen=True):
+    """What both runs found by one key, as a Pair has it, before anything else of it is read."""
+
+    case_id: str
+    base: Found | None
+    head: Found | None
+    fate: Fate
+
+    def pair(self, other_blocks: bool) -> Pair:
+        """Return the results of both runs."""
+        base, head = (side and side.result for side in (self.base, self.head))
+        return Pair(self.case_id, base, head, self.fate, other_blocks)
+
+
+def matches(
+    before: Mapping[ResultKey, Found], after: Mapping[ResultKey, Found], drawn_alike: bool
+) -> list[Match]:
+    """Return every result of one subject and check in either run beside that of the other, in order.
+
+    drawn_alike: whether both runs drew the same cases. `unreached` must see the pairs of all checks.
+    """
+    drawn_alike = drawn_alike and not redrawn(before, after)
+    return [
+        Match(
             case_id=key[2],
             base=before.get(key),
             head=after.get(key),
-            fate=_fate(
-                before.get(key),
-                after.get(key),
-                drawn_alike and key[:2] not in redrawn,
-                (key[0], key[2]) in hung,
-            ),
-            other_blocks=key[0] in changed_blocks,
+            fate=_fate(before.get(key), after.get(key), drawn_alike),
         )
         for key in sorted(before.keys() | after.keys())
+    ]
+
+
+def pair(base: RunRecord, head: RunRecord) -> tuple[Pair, ...]:
+    """Return every result of either run beside that of the other, in order."""
+    drawn_alike, other_blocks = same_draw(base, head), with_other_blocks(base, head)
+    pairs = (
+        match.pair(place[0] in other_blocks)
+        for place, before, after in groups(of_results(base.results), of_results(head.results))
+        for match in matches(by_key(before), by_key(after), drawn_alike)
+    )
+    return unreached(pairs, {(r.subject, r.case.id) for r in head.results if r.verdict is Verdict.TIMEOUT})
+
+
+def unreached(pairs: Iterable[Pair], hung: Collection[tuple[str, str]]) -> tuple[Pair, ...]:
+    """Return pairs with the fate of those that were not judged, since another check ran out of time.
+
+    hung: subjects and cases that ran out of time in head.
+    """
+    return tuple(
+        replace(pair, fate=Fate.UNREACHED) if pair.head is None and pair.key[::2] in hung else pair
+        for pair in pairs
     )
 
 
@@ -132,34 +166,39 @@ def with_other_blocks(base: RunRecord, head: RunRecord) -> frozenset[str]:
     return frozenset(subject for subject in before.keys() & after.keys() if before[subject] != after[subject])
 
 
-def _redrawn(before: Mapping[ResultKey, Result], after: Mapping[ResultKey, Result]) -> set[tuple[str, str]]:
-    """Return the subjects and checks of which at least as many cases are new as passed and are gone.
+def redrawn(before: Mapping[ResultKey, Found], after: Mapping[ResultKey, Found]) -> bool:
+    """Return whether at least as many cases of a check are new as passed and are gone.
 
     The cases depend on what a subject declares: with another list of block sizes, it gets others.
     """
-    gone = Counter(
-        key[:2] for key, result in before.items() if key not in after and result.verdict is Verdict.PASS
-    )
-    new = Counter(key[:2] for key, result in after.items() if key not in before and result.drawn)
-    return {place for place, count in gone.items() if new[place] >= count}
+    gone = sum(found.verdict is Verdict.PASS for key, found in before.items() if key not in after)
+    return 0 < gone <= sum(found.drawn for key, found in after.items() if key not in before)
 
 
-def by_key(results: Iterable[Result]) -> dict[ResultKey, Result]:
+def by_key(results: Iterable[Found]) -> dict[ResultKey, Found]:
     """Return the worst result of each key.
 
     The results of searches that the clock cut off are left out: another machine finds others.
     """
-    worst_last = sorted(
-        ordered(result for result in results if not result.cut), key=lambda r: -_SEVERITY.index(r.verdict)
-    )
-    return {result.key: result for result in worst_last}
+    worst: dict[ResultKey, Found] = {}
+    for found in results:
+        if not found.cut:
+            key = (found.subject, found.check, found.case_id)
+            known = worst.setdefault(key, found)
+            if known is not found and _rank(found) >= _rank(known):
+                worst[key] = found
+    return worst
 
 
-def _fate(base: Result | None, head: Result | None, drawn_alike: bool, hung: bool) -> Fate:
+def _rank(found: Found) -> tuple[int, bool, str, str]:
+    """Return what decides which of two results of one key counts: the larger."""
+    result = found.result
+    return (-_SEVERITY.index(result.verdict), result.minimal, result.message, repr(result.measurements))
+
+
+def _fate(base: Found | None, head: Found | None, drawn_alike: bool) -> Fate:
     before = base.verdict if base else None
     after = head.verdict if head else None
-    if after is None and hung:
-        return Fate.UNREACHED
     if after is None:
         return Fate.LOST if before is Verdict.PASS and drawn_alike else Fate.GONE
     if before is after:

@@ -9,7 +9,7 @@ from attest.conformance.record import Result, RunRecord, Verdict, any_red
 from attest.conformance.text import plural
 from attest.reports.cards import Card, cards
 from attest.reports.pairing import ordered
-from attest.reports.spread import ALL, Spread, spreads
+from attest.reports.spread import Spread, spreads
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,7 @@ def _simplicity(result: Result) -> tuple[int, str]:
 def _numbers(results: Iterable[Result]) -> list[Numbers]:
     return [
         Numbers(subject, check, dtype, output, found)
-        for (subject, check, dtype, feature, output), found in sorted(spreads(results).items())
-        if feature == ALL
+        for (subject, check, dtype, output), found in sorted(spreads(results).items())
     ]
 
 

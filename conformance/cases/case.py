@@ -155,38 +155,47 @@ class Case:
     @property
     def features(self) -> frozenset[str]:
         """The features of ALL_FEATURES that a kernel must support to be given this case."""
-        packed = self.lengths is not None and self.batch == 1
-        switches = {
-            "causal": self.causal,
-            "window": self.window is not None,
-            "mask": self.mask is not None,
-            "integer_mask": self.integer_mask,
-            "bias": self.bias is not None,
-            "segments": self.segments is not None,
-            "padded": self.lengths is not None and not packed,
-            "packed": packed,
-            "sinks": self.sinks > 0,
-            "soft_cap": self.soft_cap is not None,
-            "dropout": self.dropout > 0,
-            "scale": self.scale is not None,
-            "gqa": self.q_heads != self.kv_heads,
-            "value_dim": self.value_dim is not None,
-            "unnormalized": not self.normalized,
-            "q_offset": self.q_offset is not None,
-            "positions": self.positions is not None,
-            "origin": self.origin is not None,
-            "broadcast": any(len(axes) == 4 for axes in (self.mask or "", self.bias or "")),
-            "chunks": self.chunk_size is not None,
-            "ranges": self.ranges is not None,
-            "alibi": self.alibi is not None,
-            "shared_dropout": self.dropout_shared is not None,
-        }
-        return frozenset(name for name, on in switches.items() if on)
+        return features_of(vars(self))
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, tuples as lists."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         return json.loads(json.dumps(values))
+
+
+_DEFAULTS = {field.name: field.default for field in fields(Case)}
+
+
+def features_of(given: Mapping[str, Any]) -> frozenset[str]:
+    """Return the features of a case with these fields; those at their defaults may be missing."""
+    given = {**_DEFAULTS, **given}
+    packed = given["lengths"] is not None and given["batch"] == 1
+    switches = {
+        "causal": given["causal"],
+        "window": given["window"] is not None,
+        "mask": given["mask"] is not None,
+        "integer_mask": given["integer_mask"],
+        "bias": given["bias"] is not None,
+        "segments": given["segments"] is not None,
+        "padded": given["lengths"] is not None and not packed,
+        "packed": packed,
+        "sinks": given["sinks"] > 0,
+        "soft_cap": given["soft_cap"] is not None,
+        "dropout": given["dropout"] > 0,
+        "scale": given["scale"] is not None,
+        "gqa": given["q_heads"] != given["kv_heads"],
+        "value_dim": given["value_dim"] not in (None, given["head_dim"]),
+        "unnormalized": not given["normalized"],
+        "q_offset": given["q_offset"] is not None,
+        "positions": given["positions"] is not None,
+        "origin": given["origin"] is not None,
+        "broadcast": any(len(axes) == 4 for axes in (given["mask"] or "", given["bias"] or "")),
+        "chunks": given["chunk_size"] is not None,
+        "ranges": given["ranges"] is not None,
+        "alibi": given["alibi"] is not None,
+        "shared_dropout": given["dropout_shared"] is not None,
+    }
+    return frozenset(name for name, on in switches.items() if on)
 
 
 def case_from_json(data: object) -> Case:

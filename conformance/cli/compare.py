@@ -23,7 +23,8 @@ def compare(
 ) -> int:
     """Compare two records; exit 1 if anything became worse."""
     from attest.conformance.cli.console import show
-    from attest.reports.compare import compare_records
+    from attest.conformance.records.lines import open_lines
+    from attest.reports.compare import compare_lines
     from attest.reports.render.comparison_html import render_html
     from attest.reports.render.comparison_json import render_json
     from attest.reports.render.comparison_junit import render_junit
@@ -31,7 +32,8 @@ def compare(
     from attest.reports.render.terminal import print_comparison
 
     Outputs(json, junit, markdown, html).spare(base, head)
-    comparison = compare_records(read_run(base), read_run(head))
+    with as_usage_errors():
+        comparison = compare_lines(open_lines(base), open_lines(head))
     for path, render in (
         (json, render_json),
         (junit, render_junit),

@@ -4,7 +4,7 @@ import gzip
 import zlib
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from io import BufferedIOBase, BytesIO
+from io import BufferedIOBase, BufferedReader, BytesIO
 from pathlib import Path
 
 from attest.conformance.files import reason_of
@@ -12,6 +12,7 @@ from attest.conformance.text import sentence
 
 _MAGIC = b"\x1f\x8b"
 _PIECE = 1 << 16  # bytes that are handed on at once
+_READ_AHEAD = 1 << 20
 
 
 def compressed(parts: Iterable[bytes]) -> Iterator[bytes]:
@@ -48,4 +49,5 @@ def opened(path: Path) -> Generator[BufferedIOBase]:
     """Open a file to read it, decompressed if need be. Raises OSError."""
     with path.open("rb") as file:
         packed = file.peek(len(_MAGIC)).startswith(_MAGIC)
-        yield gzip.GzipFile(fileobj=file) if packed else file
+        # The reader in between finds lines faster than GzipFile does.
+        yield BufferedReader(gzip.GzipFile(fileobj=file), _READ_AHEAD) if packed else file

@@ -64,6 +64,9 @@ class Place(msgspec.Struct):
         return (self.subject, self.check, self.case_id, self.verdict)
 
 
+_PLACES = msgspec.json.Decoder(Place)
+
+
 def header_line(record: RunRecord, count: int, schema: str = LINES) -> bytes:
     """Return the first line of a file of `count` results."""
     header = {
@@ -125,13 +128,20 @@ def placed_lines(file: BufferedIOBase, header: LinesHeader, where: str) -> Itera
     """
     before = ("",)
     for number, line in enumerate(plain_lines(file, header, where), start=2):
-        place = f"{where}: broken record, line {number}"
-        found = decode(line, Place, place)
+        found = _placed(line, where, number)
         key = found.sort_key
         if key < before:
+            place = f"{where}: broken record, line {number}"
             raise ValueError(sentence(f"{place}: it is out of order: {key} comes before {before}"))
         before = key
         yield found, line
+
+
+def _placed(line: bytes, where: str, number: int) -> Place:
+    try:
+        return _PLACES.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return decode(line, Place, f"{where}: broken record, line {number}")  # says what is wrong
 
 
 def plain_lines(file: BufferedIOBase, header: LinesHeader, where: str) -> Iterator[bytes]:
@@ -140,14 +150,15 @@ def plain_lines(file: BufferedIOBase, header: LinesHeader, where: str) -> Iterat
     Raises ValueError that names a line, for one that is too long or damaged, and if there are not as many as
     the header names.
     """
+    limit = sizes().line_bytes
     for number in range(2, header.results + 2):
         place = f"{where}: broken record, line {number}"
-        line = read_line(file, sizes().line_bytes, place)
+        line = read_line(file, limit, place)
         if not line:
             raise ValueError(f"{place}: it is missing, the header names {header.results} results")
         yield line.removesuffix(b"\n")
     place = f"{where}: broken record, line {header.results + 2}"
-    if read_line(file, sizes().line_bytes, place):
+    if read_line(file, limit, place):
         raise ValueError(f"{place}: more results than the header names, {header.results}")
 
 

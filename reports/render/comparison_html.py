@@ -1,10 +1,11 @@
 """The HTML page of a comparison: one file that loads nothing, with what changed and nothing else."""
 
-from attest.reports.compare import Comparison
+from attest.reports.comparison import Comparison
 from attest.reports.pairing import Fate
 from attest.reports.render.html import SIZE_LIMIT, TOPS
 from attest.reports.render.template import fill
-from attest.reports.spread import ALL, STATISTICS, Row, main_rows
+from attest.reports.rows import ALL, Row, main_rows
+from attest.reports.spread import STATISTICS
 from attest.reports.summary import options_of
 from attest.reports.words import LEGEND, changed_settings, number
 
@@ -33,8 +34,8 @@ def render_html(comparison: Comparison) -> str:
         text = fill(
             "comparison.html.j2",
             comparison=comparison,
-            options=(options_of(comparison.base), options_of(comparison.head)),
-            settings=changed_settings(comparison.base, comparison.head),
+            options=(options_of(comparison.base.run), options_of(comparison.head.run)),
+            settings=changed_settings(comparison.base.run, comparison.head.run),
             numbers=numbers,
             unchanged=len(both) - len(numbers),
             features=sorted(features, key=lambda row: (-row.severity, row.key)),

@@ -4,12 +4,12 @@ import json
 import math
 from typing import Any
 
-from attest.conformance.record import RunRecord
 from attest.conformance.text import printable
-from attest.reports.compare import Comparison
+from attest.reports.comparison import Comparison, Side
 from attest.reports.failures import NewCause
 from attest.reports.pairing import Fate, Pair
-from attest.reports.spread import STATISTICS, Row, Spread
+from attest.reports.rows import Row
+from attest.reports.spread import STATISTICS, Spread
 from attest.reports.summary import options_of
 
 SCHEMA = "attest.comparison/1"
@@ -32,8 +32,8 @@ def render_json(comparison: Comparison) -> str:
     return json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
-def _side(record: RunRecord) -> dict[str, Any]:
-    return {"status": record.status, "options": printable(options_of(record)), "counts": record.counts}
+def _side(side: Side) -> dict[str, Any]:
+    return {"status": side.status, "options": printable(options_of(side.run)), "counts": side.counts}
 
 
 def _cause(found: NewCause) -> dict[str, Any]:

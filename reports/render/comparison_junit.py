@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ET
 
 from attest.conformance.text import printable
-from attest.reports.compare import Comparison
+from attest.reports.comparison import Comparison
 from attest.reports.failures import NewCause
 from attest.reports.pairing import Fate, Pair
 from attest.reports.render.junit import document, element, suite

@@ -8,10 +8,11 @@ from typing import Any
 from attest.conformance.judging import failure
 from attest.conformance.record import RunRecord
 from attest.conformance.text import plural
-from attest.reports.compare import Comparison
+from attest.reports.comparison import Comparison
 from attest.reports.pairing import Fate
 from attest.reports.render.template import fill, sections
-from attest.reports.spread import ALL, STATISTICS, main_rows
+from attest.reports.rows import ALL, main_rows
+from attest.reports.spread import STATISTICS
 from attest.reports.summary import Summary, options_of, summarise
 from attest.reports.words import LEGEND, changed_settings, environment
 
@@ -111,8 +112,8 @@ def render_comparison(comparison: Comparison) -> str:
         lambda top: fill(
             "comparison.md.j2",
             comparison=comparison,
-            options=(options_of(comparison.base), options_of(comparison.head)),
-            settings=changed_settings(comparison.base, comparison.head),
+            options=(options_of(comparison.base.run), options_of(comparison.head.run)),
+            settings=changed_settings(comparison.base.run, comparison.head.run),
             verdicts=verdicts,
             timeouts=comparison.of_fate(Fate.TIMED_OUT),
             main_rows=numbers,

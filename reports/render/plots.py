@@ -156,9 +156,9 @@ def plots(record: RunRecord) -> tuple[Plot, ...]:
 
 def _plot(prefix: str, check: str, results: Sequence[Result]) -> Plot:
     points = [
-        _Point(result.subject, result.case, sample.measurement)
+        _Point(result.subject, result.case, measurement)
         for result in results
-        for sample in measured(result)
+        for measurement in measured(result)
     ]
     dtypes = sorted({point.case.dtype for point in points})
     subjects = sorted({point.subject for point in points})

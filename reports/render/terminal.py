@@ -13,10 +13,11 @@ from rich.text import Text
 from attest.conformance.judging import failure
 from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.text import plural, printable
-from attest.reports.compare import Comparison
+from attest.reports.comparison import Comparison
 from attest.reports.pairing import Fate, Pair
 from attest.reports.render.closing import closing
-from attest.reports.spread import STATISTICS, Row, main_rows
+from attest.reports.rows import Row, main_rows
+from attest.reports.spread import STATISTICS
 from attest.reports.summary import Known, Summary, options_of, summarise
 from attest.reports.words import family, number, one_line, recipe
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from attest.conformance.record import RunRecord, Verdict
-from attest.reports import compare
+from attest.reports import comparison as compared
 from attest.reports.compare import compare_records
 from attest.reports.pairing import Fate
-from attest.reports.spread import ALL, STATISTICS
+from attest.reports.rows import ALL
+from attest.reports.spread import STATISTICS
 from attest.reports.thresholds import SCOPES, limits
 from tests.reports.records import (
     GOOD,
@@ -278,14 +279,14 @@ def test_each_rule_finds_its_regression(name: str) -> None:
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_no_other_rule_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, base, head, _ = REGRESSIONS[name]
-    others = tuple(r for r in compare._RULES if r.__name__ != rule)
-    assert len(others) == len(compare._RULES) - 1
-    monkeypatch.setattr(compare, "_RULES", others)
+    others = tuple(r for r in compared._RULES if r.__name__ != rule)
+    assert len(others) == len(compared._RULES) - 1
+    monkeypatch.setattr(compared, "_RULES", others)
     assert not compare_records(base, head).regressed
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {rule.__name__ for rule in compare._RULES} == {rule for rule, *_ in REGRESSIONS.values()}
+    assert {rule.__name__ for rule in compared._RULES} == {rule for rule, *_ in REGRESSIONS.values()}
 
 
 @pytest.mark.parametrize("name", FINE)
@@ -402,7 +403,7 @@ def test_the_order_of_results_does_not_matter() -> None:
 
 
 def test_every_threshold_has_a_reason() -> None:
-    text = (Path(compare.__file__).parent / "compare.toml").read_text()
+    text = (Path(compared.__file__).parent / "compare.toml").read_text()
     assert set(tomllib.loads(text)) == set(SCOPES)
     for scope in SCOPES:
         assert set(limits(scope)) == set(STATISTICS) - ({"rms_median"} if scope == "case" else set())

@@ -1,0 +1,193 @@
+"""Results as a comparison reads them: what it counts at once, and the rest of a result when it is asked for.
+
+A record of a million results is read line by line, and only what a report shows becomes a Result.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from attest.conformance.cases.case import Case, features_of
+from attest.conformance.record import Measurement, Result, Verdict
+from attest.conformance.records.schema import ResultData, result_from_data
+from attest.conformance.typed import decode
+from attest.reference import judgements
+
+Place = tuple[str, str]  # subject and check
+
+# Cases whose facts are kept: those of a record of a million results.
+_CASES = 1 << 18
+
+# A known failure would hide all others behind its numbers.
+_NOT_COUNTED = (Verdict.XFAIL,)
+# Former names of verdicts are rare: the whole line is read for them.
+_VERDICTS = {verdict.value: verdict for verdict in Verdict}
+_PLAIN = Case()
+
+
+class LineNumbers(msgspec.Struct, frozen=True):
+    """The numbers of a Measurement as a line has them: what is not finite is a text."""
+
+    output: str
+    elements: int
+    worst_ratio: float | str
+    rms_ratio: float | str
+    largest_z: float | str
+    bias_t: float | str
+
+
+Numbers = Measurement | LineNumbers
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a comparison must know of a case.
+
+    features: in order. keys: how many it has. only_bound: whether only the bound judges its family.
+    """
+
+    dtype: str
+    features: tuple[str, ...]
+    keys: int
+    only_bound: bool
+
+
+def facts_of(case: Case) -> Facts:
+    """Return the facts of a case."""
+    return _facts(case.dtype, case.kv_len, case.family, case.features)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One result of a record. whole: the result, or the line that has it, and where that line is."""
+
+    subject: str
+    check: str
+    case_id: str
+    verdict: Verdict
+    facts: Facts
+    measurements: Sequence[Numbers]
+    cut: bool
+    minimal: bool
+    drawn: bool
+    whole: Result | tuple[bytes, str]
+
+    @property
+    def place(self) -> Place:
+        """The subject and the check."""
+        return self.subject, self.check
+
+    @property
+    def counted(self) -> Sequence[Numbers]:
+        """The measurements that count."""
+        return () if self.verdict in _NOT_COUNTED else self.measurements
+
+    @property
+    def result(self) -> Result:
+        """The result. Raises ValueError if its line is broken."""
+        if isinstance(self.whole, Result):
+            return self.whole
+        line, where = self.whole
+        return result_from_data(decode(line, ResultData, where), where)
+
+
+class _Line(msgspec.Struct, frozen=True):
+    subject: str
+    check: str
+    case: msgspec.Raw
+    verdict: str
+    case_id: str = ""
+    measurements: tuple[LineNumbers, ...] = ()
+    cut: bool = False
+    minimal: bool = False
+    shrunk_from: str = ""
+
+
+def of_results(results: Iterable[Result]) -> list[Found]:
+    """Return results in the order of a record."""
+    facts: dict[str, Facts] = {}
+    found: list[Found] = []
+    for result in sorted(results, key=lambda result: result.sort_key):
+        case = result.case
+        known = facts.get(case.id)
+        if known is None:
+            known = facts[case.id] = facts_of(case)
+        found.append(
+            Found(
+                result.subject,
+                result.check,
+                case.id,
+                result.verdict,
+                known,
+                result.measurements,
+                result.cut,
+                result.minimal,
+                result.drawn,
+                result,
+            )
+        )
+    return found
+
+
+def of_lines(lines: Iterable[bytes], where: str) -> Iterator[Found]:
+    """Yield the results of lines of a record, in their order. Raises ValueError that begins with `where`."""
+    decoder = msgspec.json.Decoder(_Line)
+    for number, line in enumerate(lines, start=1):
+        place = f"{where}: result {number}"
+        data = None
+        try:
+            data = decoder.decode(line)
+            facts = _facts_of_json(bytes(data.case))
+            verdict = _VERDICTS[data.verdict]
+        except (msgspec.MsgspecError, KeyError, TypeError, RecursionError):
+            facts = verdict = None
+        if not data or facts is None or verdict is None or not data.case_id:
+            # Something that only the whole check of a line knows: an older spelling, or a mistake to name.
+            yield from of_results([result_from_data(decode(line, ResultData, place), place)])
+            continue
+        yield Found(
+            data.subject,
+            data.check,
+            data.case_id,
+            verdict,
+            facts,
+            data.measurements,
+            data.cut,
+            data.minimal,
+            not data.minimal or data.shrunk_from == data.case_id,
+            (line, place),
+        )
+
+
+@lru_cache(_CASES)
+def _facts_of_json(data: bytes) -> Facts:
+    fields: dict[str, Any] = {"dtype": _PLAIN.dtype, "kv_len": _PLAIN.kv_len, "family": _PLAIN.family}
+    fields |= msgspec.json.decode(data, type=dict[str, Any])
+    return _facts(fields["dtype"], fields["kv_len"], fields["family"], features_of(fields))
+
+
+def _facts(dtype: str, keys: int, family: str, features: frozenset[str]) -> Facts:
+    limits = judgements.limits("out", 1, keys, dtype, family)
+    return Facts(dtype, tuple(sorted(features)), keys, math.isinf(limits.largest_z))
+
+
+def groups(
+    base: Iterable[Found], head: Iterable[Found]
+) -> Iterator[tuple[Place, Sequence[Found], Sequence[Found]]]:
+    """Yield each subject and check of two records with the results of both; each record is in order."""
+    sides = [groupby(side, key=lambda found: found.place) for side in (base, head)]
+    ahead = [next(side, None) for side in sides]
+    while any(ahead):
+        place = min(group[0] for group in ahead if group is not None)
+        both: list[Sequence[Found]] = []
+        for number, group in enumerate(ahead):
+            if group is None or group[0] != place:
+                both.append(())
+                continue
+            both.append([*group[1]])
+            ahead[number] = next(sides[number], None)
+        yield place, both[0], both[1]
