@@ -3,19 +3,16 @@
 Of what stayed the same only numbers are kept, so that records may be larger than the memory.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from attest.conformance.record import ACCURACY, Result, RunRecord, Verdict
+from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.records.lines import RecordLines
-from attest.reports.comparison import Comparison, Side
-from attest.reports.found import Found, Place, groups, of_lines, of_results
+from attest.reports.comparison import Comparison
+from attest.reports.counted import CountedRun
+from attest.reports.found import Found, evidence, groups, of_lines, of_results
 from attest.reports.pairing import same_draw, unreached, with_other_blocks
 from attest.reports.part import Terms, part_of
-
-# How many passing cases of a check are kept, to see what the failing ones have in common.
-_PASSING_CASES = 1000
 
 
 def compare_records(base: RunRecord, head: RunRecord) -> Comparison:
@@ -50,25 +47,12 @@ def _compared(
     hung = {(part.place[0], case) for part in parts for case in part.hung}
     parts = tuple(replace(part, pairs=unreached(part.pairs, hung)) for part in parts)
     sides = (
-        Side(base, {verdict: sum(part.counts[0][verdict] for part in parts) for verdict in Verdict}),
-        Side(head, {verdict: sum(part.counts[1][verdict] for part in parts) for verdict in Verdict}),
+        CountedRun(base, {verdict: sum(part.counts[0][verdict] for part in parts) for verdict in Verdict}),
+        CountedRun(head, {verdict: sum(part.counts[1][verdict] for part in parts) for verdict in Verdict}),
     )
     failing = {
         part.place[0]
         for part in parts
         if any(verdict.red and verdict is not Verdict.TIMEOUT for verdict in part.counts[1])
     }
-    return Comparison(*sides, parts, failed=tuple(_failed(of_head(), failing)) if failing else ())
-
-
-def _failed(results: Iterable[Found], subjects: Collection[str]) -> Iterable[Result]:
-    """Yield what fails of some subjects, and as much of what passes as is needed to tell the cause."""
-    passed: Counter[Place] = Counter()
-    for found in results:
-        if found.subject not in subjects:
-            continue
-        if found.verdict.red:
-            yield found.result
-        elif found.check in ACCURACY and found.measurements and passed[found.place] < _PASSING_CASES:
-            passed[found.place] += 1
-            yield found.result
+    return Comparison(*sides, parts, failed=evidence(of_head(), failing))

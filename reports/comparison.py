@@ -4,13 +4,14 @@ A change regresses if any rule of `_RULES` yields a regression.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from attest.conformance.causes.group import causes
-from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.record import Result, Verdict
 from attest.conformance.text import plural
+from attest.reports.counted import CountedRun
 from attest.reports.failures import NewCause, new_causes, newly_wrong, otherwise
 from attest.reports.pairing import Fate, Pair, same_draw, same_extent
 from attest.reports.part import Part
@@ -32,39 +33,14 @@ class Regression:
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of two runs. run: without its results. counts: how many results of each verdict it has."""
-
-    run: RunRecord
-    counts: Mapping[Verdict, int]
-
-    @property
-    def results(self) -> int:
-        """The number of results."""
-        return sum(self.counts.values())
-
-    @property
-    def red(self) -> int:
-        """The number of results that fail the run."""
-        return sum(count for verdict, count in self.counts.items() if verdict.red)
-
-    @property
-    def status(self) -> str:
-        """The status of the run, as RunRecord has it."""
-        nothing = not self.results and self.run.shard == (1, 1)
-        failed = self.red or self.run.problems or not self.run.complete or nothing
-        return "fail" if failed else "pass"
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Two runs, base before the change and head after it, and all that differs between them.
 
     parts: by subject and check. failed: the failures of head, and what passes beside them.
     """
 
-    base: Side
-    head: Side
+    base: CountedRun
+    head: CountedRun
     parts: tuple[Part, ...]
     failed: tuple[Result, ...]
 

@@ -4,7 +4,8 @@ A record of a million results is read line by line, and only what a report shows
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -13,13 +14,15 @@ from typing import Any
 import msgspec
 
 from attest.conformance.cases.case import Case, features_of
-from attest.conformance.record import Measurement, Result, Verdict
+from attest.conformance.record import ACCURACY, Measurement, Result, Verdict
 from attest.conformance.records.schema import ResultData, result_from_data
 from attest.conformance.typed import decode
 from attest.reference import judgements
 
 Place = tuple[str, str]  # subject and check
 
+# How many passing cases of a check are kept, to see what the failing ones have in common.
+_PASSING_CASES = 1000
 # Cases whose facts are kept: those of a record of a million results.
 _CASES = 1 << 18
 
@@ -74,6 +77,7 @@ class Found(msgspec.Struct, frozen=True):
     cut: bool
     minimal: bool
     drawn: bool
+    seconds: float
     whole: Result | tuple[bytes, str]
 
     @property
@@ -105,6 +109,7 @@ class _Line(msgspec.Struct, frozen=True):
     cut: bool = False
     minimal: bool = False
     shrunk_from: str = ""
+    seconds: float = 0.0
 
 
 def of_results(results: Iterable[Result]) -> list[Found]:
@@ -127,6 +132,7 @@ def of_results(results: Iterable[Result]) -> list[Found]:
                 result.cut,
                 result.minimal,
                 result.drawn,
+                result.seconds,
                 result,
             )
         )
@@ -159,6 +165,7 @@ def of_lines(lines: Iterable[bytes], where: str) -> Iterator[Found]:
             data.cut,
             data.minimal,
             not data.minimal or data.shrunk_from == data.case_id,
+            data.seconds,
             (line, place),
         )
 
@@ -191,3 +198,20 @@ def groups(
             both.append([*group[1]])
             ahead[number] = next(sides[number], None)
         yield place, both[0], both[1]
+
+
+def evidence(results: Iterable[Found], subjects: Collection[str]) -> tuple[Result, ...]:
+    """Return what fails of some subjects, and as much of what passes as is needed to tell the causes."""
+    if not subjects:
+        return ()
+    kept: list[Result] = []
+    passed: Counter[Place] = Counter()
+    for found in results:
+        if found.subject not in subjects:
+            continue
+        if found.verdict.red:
+            kept.append(found.result)
+        elif found.check in ACCURACY and found.measurements and passed[found.place] < _PASSING_CASES:
+            passed[found.place] += 1
+            kept.append(found.result)
+    return tuple(kept)

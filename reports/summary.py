@@ -1,15 +1,22 @@
 """The summary of a run that every rendering shows."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 
-from attest.conformance.record import Result, RunRecord, Verdict, any_red
+from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.records.lines import RecordLines
 from attest.conformance.text import plural
 from attest.reports.cards import Card, cards
+from attest.reports.counted import CountedRun
+from attest.reports.found import Found, Place, evidence, of_lines, of_results
 from attest.reports.pairing import ordered
-from attest.reports.spread import Spread, spreads
+from attest.reports.spread import Spread, samples_of, spread
+
+# The verdicts of which a report says more than how many there are; of the red ones, by cause.
+_TOLD = (Verdict.TIMEOUT, Verdict.UNSUPPORTED, Verdict.XFAIL)
 
 
 @dataclass(frozen=True)
@@ -70,15 +77,21 @@ class Summary:
 
     verdicts: those that occur, PASS first; the columns of `tallies`. timeouts: what ran
     out of time, which fails a run, too, but does not show that the kernel is wrong.
+    failed: what fails, and what passes beside it. cases: how many there are, those of each subject apart.
+    seconds: of each subject and check; feature_seconds: of the cases with each feature.
     """
 
-    record: RunRecord
+    of: CountedRun
     verdicts: tuple[Verdict, ...]
     tallies: tuple[Tally, ...]
     timeouts: tuple[Result, ...]
     known: tuple[Known, ...]
     refusals: tuple[Refusal, ...]
     numbers: tuple[Numbers, ...]
+    failed: tuple[Result, ...]
+    cases: int
+    seconds: Mapping[Place, float]
+    feature_seconds: Mapping[str, float]
 
     @property
     def refused(self) -> int:
@@ -88,7 +101,7 @@ class Summary:
     @cached_property
     def cards(self) -> tuple[Card, ...]:
         """The causes of what failed; a timeout has none."""
-        return cards(self.record.results)
+        return cards(self.failed)
 
     @property
     def causes_in_words(self) -> str:
@@ -106,43 +119,77 @@ class Summary:
     @property
     def verdict(self) -> str:
         """The run in one word; one that only was cut short neither passed nor found anything."""
-        record = self.record
-        cut_alone = not record.complete and not record.problems and not any_red(record.results)
-        return "INCOMPLETE" if cut_alone else record.status.upper()
+        run = self.of.run
+        cut_alone = not run.complete and not run.problems and not self.of.red
+        return "INCOMPLETE" if cut_alone else self.of.status.upper()
 
     @property
     def headline(self) -> str:
         """The run in one sentence."""
-        record = self.record
-        parts = [f"{plural(len(record.results), 'result')}"]
-        parts += [f"{count} {name}" for name, count in record.counts.items() if count]
-        parts += [plural(len(record.problems), "problem")] if record.problems else []
-        parts += [f"cut short ({record.note or 'no reason given'})"] if not record.complete else []
+        run = self.of.run
+        parts = [f"{plural(self.of.results, 'result')}"]
+        parts += [f"{count} {name}" for name, count in self.of.counts.items() if count]
+        parts += [plural(len(run.problems), "problem")] if run.problems else []
+        parts += [f"cut short ({run.note or 'no reason given'})"] if not run.complete else []
         return f"{self.verdict}: {', '.join(parts)}"
 
 
 def summarise(record: RunRecord) -> Summary:
     """Return the summary of a run, which does not depend on the order of its results."""
-    results = ordered(record.results)
-    counts: defaultdict[tuple[str, str], Counter[Verdict]] = defaultdict(Counter)
+    results = of_results(ordered(record.results))
+    return _summarised(replace(record, results=()), lambda: results)
+
+
+def summarise_lines(lines: RecordLines) -> Summary:
+    """Return the summary of a record that is read line by line. Raises ValueError if it is broken."""
+    return _summarised(lines.header, lambda: of_lines(lines, lines.where))
+
+
+def _summarised(run: RunRecord, results: Callable[[], Iterable[Found]]) -> Summary:
+    """Summarise a run. results: returns all results in order, whenever it is called."""
+    tallies: list[Tally] = []
     refused: Counter[tuple[str, str, str]] = Counter()
-    known: defaultdict[tuple[str, str, str, str], list[Result]] = defaultdict(list)
-    for result in results:
-        counts[result.subject, result.check][result.verdict] += 1
-        if result.verdict is Verdict.UNSUPPORTED:
-            refused[result.subject, result.check, result.message] += 1
-        if result.verdict is Verdict.XFAIL:
-            known[result.subject, result.check, _reason(result), result.link].append(result)
+    known: dict[tuple[str, str, str, str], tuple[int, Result]] = {}
+    timeouts: list[Result] = []
+    numbers: list[Numbers] = []
+    cases: set[tuple[str, str]] = set()
+    seconds: defaultdict[Place, float] = defaultdict(float)
+    feature_seconds: defaultdict[str, float] = defaultdict(float)
+    for place, group in groupby(results(), key=lambda found: found.place):
+        own = [*group]
+        counts = Counter(found.verdict for found in own)
+        tallies.append(Tally(*place, tuple(counts[verdict] for verdict in Verdict)))
+        numbers += [Numbers(*key, spread(samples)) for key, samples in samples_of(own).items()]
+        cases |= {(found.subject, found.case_id) for found in own}
+        for found in own:
+            seconds[place] += found.seconds
+            for feature in found.facts.features if found.seconds else ():
+                feature_seconds[feature] += found.seconds
+        for found in (found for found in own if found.verdict in _TOLD):
+            result = found.result
+            if result.verdict is Verdict.TIMEOUT:
+                timeouts.append(result)
+            elif result.verdict is Verdict.UNSUPPORTED:
+                refused[*place, result.message] += 1
+            else:
+                key = (*place, _reason(result), result.link)
+                before, simplest = known.get(key, (0, result))
+                known[key] = (before + 1, min(simplest, result, key=_simplicity))
+    totals = [sum(column) for column in zip(*(tally.counts for tally in tallies), strict=True)]
+    counted = CountedRun(run, dict(zip(Verdict, totals or [0] * len(Verdict), strict=True)))
+    failing = {tally.subject for tally in tallies if tally.red}
     return Summary(
-        record=record,
-        verdicts=tuple(v for v in Verdict if v is Verdict.PASS or any(c[v] for c in counts.values())),
-        tallies=tuple(Tally(*key, tuple(found[v] for v in Verdict)) for key, found in sorted(counts.items())),
-        timeouts=tuple(result for result in results if result.verdict is Verdict.TIMEOUT),
-        known=tuple(
-            Known(*key, len(found), min(found, key=_simplicity)) for key, found in sorted(known.items())
-        ),
+        of=counted,
+        verdicts=tuple(v for v in Verdict if v is Verdict.PASS or counted.counts[v]),
+        tallies=tuple(tallies),
+        timeouts=tuple(ordered(timeouts)),
+        known=tuple(Known(*key, count, simplest) for key, (count, simplest) in sorted(known.items())),
         refusals=tuple(Refusal(*key, count) for key, count in sorted(refused.items())),
-        numbers=tuple(_numbers(results)),
+        numbers=tuple(sorted(numbers, key=lambda row: (row.subject, row.check, row.dtype, row.output))),
+        failed=evidence(results(), failing),
+        cases=len(cases),
+        seconds=dict(seconds),
+        feature_seconds=dict(feature_seconds),
     )
 
 
@@ -153,13 +200,6 @@ def _reason(result: Result) -> str:
 
 def _simplicity(result: Result) -> tuple[int, str]:
     return len(result.case.to_json()), result.case.id
-
-
-def _numbers(results: Iterable[Result]) -> list[Numbers]:
-    return [
-        Numbers(subject, check, dtype, output, found)
-        for (subject, check, dtype, output), found in sorted(spreads(results).items())
-    ]
 
 
 def options_of(record: RunRecord) -> str:

@@ -17,7 +17,7 @@ from attest.conformance.cli import options
 from attest.conformance.cli.compare import compare, read_run
 from attest.conformance.cli.compile import compile_kernels
 from attest.conformance.cli.history import history
-from attest.conformance.cli.judging import complained, judge, written
+from attest.conformance.cli.judging import complained, judge
 from attest.conformance.cli.listing import list_subjects
 from attest.conformance.cli.mutants import mutants
 from attest.conformance.cli.options import (
@@ -230,18 +230,11 @@ def report(
     verbose: options.Verbose = False,
 ) -> int:
     """Print a record, or write it as JUnit XML, Markdown, HTML or SARIF."""
-    from attest.conformance.cli.console import show
-    from attest.reports.render.terminal import print_run
+    from attest.conformance.cli.reporting import report_file
 
     outputs = Outputs(junit=junit, markdown=markdown, html=html, sarif=sarif)
     outputs.spare(record)
-    found = read_run(record)
-    faults = written(found, outputs)
-    if faults:
-        return complained("; ".join(faults), FAILED)
-    if outputs == Outputs():
-        show(lambda console: print_run(found, console, verbose))
-    return PASSED
+    return report_file(record, outputs, verbose)
 
 
 @app.command()

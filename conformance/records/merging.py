@@ -26,14 +26,13 @@ class MergedLines:
 
     header: the record without results, and without the problems of a whole run. parts: the shards, sorted by
     their numbers. searches: those of the shards that stay. verdicts: the number of results of each verdict of
-    each subject. failures: the results that fail the run, by subject, check and case.
+    each subject.
     """
 
     header: RunRecord
     parts: Sequence[RecordLines]
     searches: ShrunkOnce
     verdicts: Mapping[str, Mapping[Verdict, int]]
-    failures: tuple[Result, ...]
 
     @property
     def count(self) -> int:
@@ -71,7 +70,6 @@ def merge_lines(
     header = merge_headers([part.header for part in parts])
     verdicts: defaultdict[str, Counter[Verdict]] = defaultdict(Counter)
     found: list[Result] = []
-    red: list[Result] = []
     for part in parts:
         for number, (place, line) in enumerate(part.placed(), start=2):
             data = decode(line, ResultData, _where(part, number))
@@ -79,21 +77,14 @@ def merge_lines(
                 found.append(_result(part, number, data))
                 continue
             verdicts[place.subject][place.verdict] += 1
-            concerned = concern(place.subject, place.check)
-            if concerned or place.verdict.red:
-                result = _result(part, number, data)
-                red += [result] if place.verdict.red else []
-                if concerned:
-                    add(result)
+            if concern(place.subject, place.check):
+                add(_result(part, number, data))
     searches = shrunk_once(found)
-    kept = [result for each in found if (result := searches.of(each)) is not None]
-    for result in kept:
+    for result in (result for each in found if (result := searches.of(each)) is not None):
         verdicts[result.subject][result.verdict] += 1
         if concern(result.subject, result.check):
             add(result)
-    red += [result for result in kept if result.verdict.red]
-    failures = tuple(sorted(red, key=lambda result: result.sort_key))
-    return MergedLines(header, parts, searches, verdicts, failures)
+    return MergedLines(header, parts, searches, verdicts)
 
 
 def _may_change(place: Place) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.text import plural
+from attest.reports.summary import Summary
 from attest.reports.words import one_line, setting
 
 _SLOWEST = 5
@@ -12,16 +13,17 @@ _SLOWEST = 5
 _SKIPPED = 6
 
 
-def closing(record: RunRecord, verbose: bool) -> list[str]:
+def closing(summary: Summary, verbose: bool) -> list[str]:
     """Return the lines before the verdict of a run."""
-    lines = [*_slowest(record)] if verbose else []
-    inconclusive = record.counts[Verdict.INCONCLUSIVE]
+    lines = [*_slowest(summary)] if verbose else []
+    inconclusive = summary.of.counts[Verdict.INCONCLUSIVE]
     if inconclusive:
         why = "not counted as passed, since the case could not have shown a defect"
         lines.append(f"{inconclusive} INCONCLUSIVE: {why}")
-    if record.results:
-        lines.append(f"judged: {_judged(record)}")
-    skipped = [f"skipped: {one_line(text)}" for text in (*_not_here(record), *record.left_out)]
+    if summary.of.results:
+        lines.append(f"judged: {_judged(summary)}")
+    run = summary.of.run
+    skipped = [f"skipped: {one_line(text)}" for text in (*_not_here(run), *run.left_out)]
     shown = len(skipped) if verbose else _SKIPPED
     lines += skipped[:shown]
     if skipped[shown:]:
@@ -29,14 +31,13 @@ def closing(record: RunRecord, verbose: bool) -> list[str]:
     return lines
 
 
-def _judged(record: RunRecord) -> str:
+def _judged(summary: Summary) -> str:
     """Return how much a run judged, and in which time if that is known."""
-    results = record.results
-    cases = len({(result.subject, result.case.id) for result in results})
-    subjects = plural(len({result.subject for result in results}), "subject")
-    checks = plural(len({result.check for result in results}), "check")
-    time = f" in {record.seconds:.1f} s" if record.seconds else ""
-    return f"{plural(cases, 'case')} of {subjects} by {checks}{time}"
+    subjects = plural(len({tally.subject for tally in summary.tallies}), "subject")
+    checks = plural(len({tally.check for tally in summary.tallies}), "check")
+    seconds = summary.of.run.seconds
+    time = f" in {seconds:.1f} s" if seconds else ""
+    return f"{plural(summary.cases, 'case')} of {subjects} by {checks}{time}"
 
 
 def _not_here(record: RunRecord) -> Iterable[str]:
@@ -48,15 +49,12 @@ def _not_here(record: RunRecord) -> Iterable[str]:
         yield f"{', '.join(sorted(names))}: {reason}"
 
 
-def _slowest(record: RunRecord) -> Iterable[str]:
+def _slowest(summary: Summary) -> Iterable[str]:
     """Yield the checks and the features that took the longest; nothing if no times are known."""
     checks: defaultdict[str, float] = defaultdict(float)
-    features: defaultdict[str, float] = defaultdict(float)
-    for result in record.results:
-        checks[result.check] += result.seconds
-        for feature in result.case.features:
-            features[feature] += result.seconds
-    for noun, totals in (("checks", checks), ("features", features)):
+    for (_, check), seconds in summary.seconds.items():
+        checks[check] += seconds
+    for noun, totals in (("checks", checks), ("features", summary.feature_seconds)):
         longest = sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:_SLOWEST]
         words = [f"{name} {seconds:.1f} s" for name, seconds in longest if seconds]
         if words:

@@ -5,7 +5,8 @@ import math
 from typing import Any
 
 from attest.conformance.text import printable
-from attest.reports.comparison import Comparison, Side
+from attest.reports.comparison import Comparison
+from attest.reports.counted import CountedRun
 from attest.reports.failures import NewCause
 from attest.reports.pairing import Fate, Pair
 from attest.reports.rows import Row
@@ -32,7 +33,7 @@ def render_json(comparison: Comparison) -> str:
     return json.dumps(data, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _side(side: CountedRun) -> dict[str, Any]:
     return {"status": side.status, "options": printable(options_of(side.run)), "counts": side.counts}
 
 

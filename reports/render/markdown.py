@@ -54,14 +54,19 @@ class Section:
 
 
 def render_run(record: RunRecord) -> str:
+    """Return one run as `render_summary` does."""
+    return render_summary(summarise(record))
+
+
+def render_summary(summary: Summary) -> str:
     """Return one run: its verdict, a card for each cause, then its tables; whole sections are left out."""
-    summary = summarise(record)
+    run = summary.of.run
     page = sections(
         "run.md.j2",
         summary=summary,
-        options=options_of(record),
+        options=options_of(run),
         tallies=sorted(summary.tallies, key=lambda tally: not tally.red),
-        settings=list(environment(record).items()),
+        settings=list(environment(run).items()),
         statistics=STATISTICS,
         legend=LEGEND,
         top=_ROWS,

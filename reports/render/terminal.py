@@ -41,24 +41,29 @@ _COMMAND = "attest replay"
 
 
 def print_run(record: RunRecord, console: Console, verbose: bool = False) -> None:
+    """Print a run as `print_summary` does."""
+    print_summary(summarise(record), console, verbose)
+
+
+def print_summary(summary: Summary, console: Console, verbose: bool = False) -> None:
     """Print counts by subject and check, a card for each cause, expected failures, problems, the status.
 
     verbose: with each check of an expected failure, the slowest checks, and all that was skipped.
     """
-    summary = summarise(record)
+    run = summary.of.run
     if summary.tallies:
-        _print_tallies(summary, _seconds(record), console)
+        _print_tallies(summary, _seconds(summary), console)
     _print_causes(summary, console)
     _print_timeouts(summary, console)
     _print_known(summary, console, verbose)
-    for problem in record.problems:
+    for problem in run.problems:
         console.print()
         _prose(console, f"problem: {problem}")
     console.print()
-    for line in closing(record, verbose):
+    for line in closing(summary, verbose):
         _prose(console, line)
-    style = "green" if record.status == "pass" else "bold red"
-    _prose(console, f"{summary.headline} ({options_of(record)})", style)
+    style = "green" if summary.of.status == "pass" else "bold red"
+    _prose(console, f"{summary.headline} ({options_of(run)})", style)
 
 
 def _print_causes(summary: Summary, console: Console) -> None:
@@ -138,12 +143,12 @@ def _table(title: str | None, left: tuple[str, ...], right: tuple[str, ...]) -> 
     return table
 
 
-def _seconds(record: RunRecord) -> dict[tuple[str, str], float]:
+def _seconds(summary: Summary) -> dict[tuple[str, str], float]:
     """Return how long each family of checks took for each subject; nothing if the record does not say."""
     found: dict[tuple[str, str], float] = {}
-    for result in record.results:
-        key = result.subject, family(result.check)
-        found[key] = found.get(key, 0.0) + result.seconds
+    for (subject, check), seconds in summary.seconds.items():
+        key = subject, family(check)
+        found[key] = found.get(key, 0.0) + seconds
     return found if any(found.values()) else {}
 
 
