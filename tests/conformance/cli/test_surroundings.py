@@ -144,8 +144,8 @@ def test_a_journal_that_was_cut_says_how_many_results_it_has(tmp_path):
     journal = journal_path(path)
     said = re.fullmatch(
         rf"attest: {path}: cannot be written: File too large; {journal} has only the first (\d+) of (\d+)"
-        r" results\n",
-        done.stderr,
+        r" results",
+        done.stderr.splitlines()[-1],  # a slow machine also says how far the run is
     )
     assert said is not None, done.stderr
     kept, given = int(said[1]), int(said[2])
