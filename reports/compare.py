@@ -3,23 +3,22 @@
 Of what stayed the same only numbers are kept, so that records may be larger than the memory.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.records.lines import RecordLines
 from attest.reports.comparison import Comparison
 from attest.reports.counted import CountedRun
-from attest.reports.found import Found, evidence, groups, of_lines, of_results
+from attest.reports.found import Found, groups, of_lines, of_results
 from attest.reports.pairing import same_draw, unreached, with_other_blocks
 from attest.reports.part import Terms, part_of
 
 
 def compare_records(base: RunRecord, head: RunRecord) -> Comparison:
     """Compare the run before a change with the one after it."""
-    before, after = of_results(base.results), of_results(head.results)
     runs = replace(base, results=()), replace(head, results=())
-    return _compared(*runs, lambda: before, lambda: after)
+    return _compared(*runs, of_results(base.results), of_results(head.results))
 
 
 def compare_lines(base: RecordLines, head: RecordLines) -> Comparison:
@@ -27,23 +26,15 @@ def compare_lines(base: RecordLines, head: RecordLines) -> Comparison:
 
     Raises ValueError for a record that is broken.
     """
-    return _compared(
-        base.header,
-        head.header,
-        lambda: of_lines(base, base.where),
-        lambda: of_lines(head, head.where),
-    )
+    return _compared(base.header, head.header, of_lines(base, base.where), of_lines(head, head.where))
 
 
 def _compared(
-    base: RunRecord,
-    head: RunRecord,
-    of_base: Callable[[], Iterable[Found]],
-    of_head: Callable[[], Iterable[Found]],
+    base: RunRecord, head: RunRecord, before: Iterable[Found], after: Iterable[Found]
 ) -> Comparison:
-    """Compare two runs. of_base, of_head: return all results in order, whenever they are called."""
+    """Compare two runs. before, after: their results, in order."""
     terms = Terms(same_draw(base, head), with_other_blocks(base, head))
-    parts = [part_of(*group, terms) for group in groups(of_base(), of_head())]
+    parts = [part_of(*group, terms) for group in groups(before, after)]
     hung = {(part.place[0], case) for part in parts for case in part.hung}
     parts = tuple(replace(part, pairs=unreached(part.pairs, hung)) for part in parts)
     sides = (
@@ -55,4 +46,5 @@ def _compared(
         for part in parts
         if any(verdict.red and verdict is not Verdict.TIMEOUT for verdict in part.counts[1])
     }
-    return Comparison(*sides, parts, failed=evidence(of_head(), failing))
+    failed = (found.result for part in parts if part.place[0] in failing for found in part.evidence)
+    return Comparison(*sides, parts, tuple(failed))

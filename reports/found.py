@@ -4,8 +4,7 @@ A record of a million results is read line by line, and only what a report shows
 """
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -200,18 +199,14 @@ def groups(
         yield place, both[0], both[1]
 
 
-def evidence(results: Iterable[Found], subjects: Collection[str]) -> tuple[Result, ...]:
-    """Return what fails of some subjects, and as much of what passes as is needed to tell the causes."""
-    if not subjects:
-        return ()
-    kept: list[Result] = []
-    passed: Counter[Place] = Counter()
+def evidence(results: Iterable[Found]) -> list[Found]:
+    """Return what fails of one check, and as much of what passes as is needed to tell the causes."""
+    kept: list[Found] = []
+    passed = 0
     for found in results:
-        if found.subject not in subjects:
-            continue
         if found.verdict.red:
-            kept.append(found.result)
-        elif found.check in ACCURACY and found.measurements and passed[found.place] < _PASSING_CASES:
-            passed[found.place] += 1
-            kept.append(found.result)
-    return tuple(kept)
+            kept.append(found)
+        elif found.check in ACCURACY and found.measurements and passed < _PASSING_CASES:
+            passed += 1
+            kept.append(found)
+    return kept

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from attest.conformance.record import Verdict
-from attest.reports.found import Found, Place
+from attest.reports.found import Found, Place, evidence
 from attest.reports.pairing import Fate, Match, Pair, by_key, matches
 from attest.reports.rows import Row, Shift, rows, shifts
 from attest.reports.spread import samples_of
@@ -32,7 +32,7 @@ class Part:
     rows, shifts: their numbers. missing: the passing cases that lack an output which base measured, by dtype
     and output. gone: the cases of base that passed with a dtype or a feature with which head judged none.
     outputs: of base and of head; None for a run without any result. hung: the cases that ran out of time in
-    head.
+    head. evidence: what fails in head, and what passes beside it.
     """
 
     place: Place
@@ -45,6 +45,7 @@ class Part:
     gone: Mapping[str, int]
     outputs: tuple[frozenset[str] | None, frozenset[str] | None]
     hung: frozenset[str]
+    evidence: Sequence[Found]
 
 
 def part_of(place: Place, base: Sequence[Found], head: Sequence[Found], terms: Terms) -> Part:
@@ -65,6 +66,7 @@ def part_of(place: Place, base: Sequence[Found], head: Sequence[Found], terms: T
         gone=_gone(before.values(), after.values()),
         outputs=(_outputs(base), _outputs(head)),
         hung=frozenset(each.case_id for each in head if each.verdict is Verdict.TIMEOUT),
+        evidence=evidence(head),
     )
 
 

@@ -1,7 +1,7 @@
 """The summary of a run that every rendering shows."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -136,30 +136,31 @@ class Summary:
 
 def summarise(record: RunRecord) -> Summary:
     """Return the summary of a run, which does not depend on the order of its results."""
-    results = of_results(ordered(record.results))
-    return _summarised(replace(record, results=()), lambda: results)
+    return _summarised(replace(record, results=()), of_results(ordered(record.results)))
 
 
 def summarise_lines(lines: RecordLines) -> Summary:
     """Return the summary of a record that is read line by line. Raises ValueError if it is broken."""
-    return _summarised(lines.header, lambda: of_lines(lines, lines.where))
+    return _summarised(lines.header, of_lines(lines, lines.where))
 
 
-def _summarised(run: RunRecord, results: Callable[[], Iterable[Found]]) -> Summary:
-    """Summarise a run. results: returns all results in order, whenever it is called."""
+def _summarised(run: RunRecord, results: Iterable[Found]) -> Summary:
+    """Summarise a run. results: all of them, in order."""
     tallies: list[Tally] = []
     refused: Counter[tuple[str, str, str]] = Counter()
     known: dict[tuple[str, str, str, str], tuple[int, Result]] = {}
     timeouts: list[Result] = []
     numbers: list[Numbers] = []
+    shown: list[Found] = []
     cases: set[tuple[str, str]] = set()
     seconds: defaultdict[Place, float] = defaultdict(float)
     feature_seconds: defaultdict[str, float] = defaultdict(float)
-    for place, group in groupby(results(), key=lambda found: found.place):
+    for place, group in groupby(results, key=lambda found: found.place):
         own = [*group]
         counts = Counter(found.verdict for found in own)
         tallies.append(Tally(*place, tuple(counts[verdict] for verdict in Verdict)))
         numbers += [Numbers(*key, spread(samples)) for key, samples in samples_of(own).items()]
+        shown += evidence(own)
         cases |= {(found.subject, found.case_id) for found in own}
         for found in own:
             seconds[place] += found.seconds
@@ -186,7 +187,7 @@ def _summarised(run: RunRecord, results: Callable[[], Iterable[Found]]) -> Summa
         known=tuple(Known(*key, count, simplest) for key, (count, simplest) in sorted(known.items())),
         refusals=tuple(Refusal(*key, count) for key, count in sorted(refused.items())),
         numbers=tuple(sorted(numbers, key=lambda row: (row.subject, row.check, row.dtype, row.output))),
-        failed=evidence(results(), failing),
+        failed=tuple(found.result for found in shown if found.subject in failing),
         cases=len(cases),
         seconds=dict(seconds),
         feature_seconds=dict(feature_seconds),

@@ -11,6 +11,7 @@ from attest.conformance.files import write_text
 
 if TYPE_CHECKING:
     from attest.conformance.record import RunRecord
+    from attest.reports.comparison import Comparison
 
 
 def compare(
@@ -25,25 +26,35 @@ def compare(
     from attest.conformance.cli.console import show
     from attest.conformance.records.lines import open_lines
     from attest.reports.compare import compare_lines
-    from attest.reports.render.comparison_html import render_html
-    from attest.reports.render.comparison_json import render_json
-    from attest.reports.render.comparison_junit import render_junit
-    from attest.reports.render.markdown import render_comparison
     from attest.reports.render.terminal import print_comparison
 
-    Outputs(json, junit, markdown, html).spare(base, head)
+    outputs = Outputs(json, junit, markdown, html)
+    outputs.spare(base, head)
     with as_usage_errors():
         comparison = compare_lines(open_lines(base), open_lines(head))
-    for path, render in (
-        (json, render_json),
-        (junit, render_junit),
-        (markdown, render_comparison),
-        (html, render_html),
-    ):
-        if path is not None:
-            write_text(path, render(comparison))
+    _write(comparison, outputs)
     show(lambda console: print_comparison(comparison, console))
     return 1 if comparison.regressed else 0
+
+
+def _write(comparison: "Comparison", outputs: Outputs) -> None:
+    """Write a comparison in every requested form, each of which imports much that the others do not need."""
+    if outputs.json is not None:
+        from attest.reports.render.comparison_json import render_json
+
+        write_text(outputs.json, render_json(comparison))
+    if outputs.junit is not None:
+        from attest.reports.render.comparison_junit import render_junit
+
+        write_text(outputs.junit, render_junit(comparison))
+    if outputs.markdown is not None:
+        from attest.reports.render.markdown import render_comparison
+
+        write_text(outputs.markdown, render_comparison(comparison))
+    if outputs.html is not None:
+        from attest.reports.render.comparison_html import render_html
+
+        write_text(outputs.html, render_html(comparison))
 
 
 def read_run(path: Path) -> "RunRecord":
