@@ -65,7 +65,7 @@ def facts_of(case: Case) -> Facts:
 
 
 class Found(msgspec.Struct, frozen=True):
-    """One result of a record. whole: the result, or the line that has it, and where that line is."""
+    """One result of a record. whole: the result; or its line, the file, and the number of the result."""
 
     subject: str
     check: str
@@ -77,7 +77,7 @@ class Found(msgspec.Struct, frozen=True):
     minimal: bool
     drawn: bool
     seconds: float
-    whole: Result | tuple[bytes, str]
+    whole: Result | tuple[bytes, str, int]
 
     @property
     def place(self) -> Place:
@@ -94,8 +94,7 @@ class Found(msgspec.Struct, frozen=True):
         """The result. Raises ValueError if its line is broken."""
         if isinstance(self.whole, Result):
             return self.whole
-        line, where = self.whole
-        return result_from_data(decode(line, ResultData, where), where)
+        return _whole(*self.whole)
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -142,7 +141,6 @@ def of_lines(lines: Iterable[bytes], where: str) -> Iterator[Found]:
     """Yield the results of lines of a record, in their order. Raises ValueError that begins with `where`."""
     decoder = msgspec.json.Decoder(_Line)
     for number, line in enumerate(lines, start=1):
-        place = f"{where}: result {number}"
         data = None
         try:
             data = decoder.decode(line)
@@ -152,7 +150,7 @@ def of_lines(lines: Iterable[bytes], where: str) -> Iterator[Found]:
             facts = verdict = None
         if not data or facts is None or verdict is None or not data.case_id:
             # Something that only the whole check of a line knows: an older spelling, or a mistake to name.
-            yield from of_results([result_from_data(decode(line, ResultData, place), place)])
+            yield from of_results([_whole(line, where, number)])
             continue
         yield Found(
             data.subject,
@@ -165,8 +163,13 @@ def of_lines(lines: Iterable[bytes], where: str) -> Iterator[Found]:
             data.minimal,
             not data.minimal or data.shrunk_from == data.case_id,
             data.seconds,
-            (line, place),
+            (line, where, number),
         )
+
+
+def _whole(line: bytes, where: str, number: int) -> Result:
+    place = f"{where}: result {number}"
+    return result_from_data(decode(line, ResultData, place), place)
 
 
 @lru_cache(_CASES)

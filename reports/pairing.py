@@ -124,9 +124,11 @@ def matches(
 ) -> list[Match]:
     """Return every result of one subject and check in either run beside that of the other, in order.
 
-    drawn_alike: whether both runs drew the same cases. `unreached` must see the pairs of all checks.
+    before, after: in the order of a record. drawn_alike: whether both runs drew the same cases. `unreached`
+    must see the pairs of all checks.
     """
     drawn_alike = drawn_alike and not redrawn(before, after)
+    alike = before.keys() == after.keys()
     return [
         Match(
             case_id=key[2],
@@ -134,7 +136,7 @@ def matches(
             head=after.get(key),
             fate=_fate(before.get(key), after.get(key), drawn_alike),
         )
-        for key in sorted(before.keys() | after.keys())
+        for key in (before if alike else sorted(before.keys() | after.keys()))
     ]
 
 

@@ -83,8 +83,9 @@ def _missing(found: Sequence[Match]) -> Counter[tuple[str, str]]:
     for match in found:
         if match.base is None or match.head is None or match.head.verdict is not Verdict.PASS:
             continue
-        had, has = ({numbers.output for numbers in side.counted} for side in (match.base, match.head))
-        missing.update((match.head.facts.dtype, output) for output in had - has)
+        had, has = ([numbers.output for numbers in side.counted] for side in (match.base, match.head))
+        if had != has:
+            missing.update((match.head.facts.dtype, output) for output in {*had} - {*has})
     return missing
 
 
