@@ -32,7 +32,7 @@ _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 _PLAIN = Case()
 
 
-class LineNumbers(msgspec.Struct, frozen=True):
+class LineNumbers(msgspec.Struct, frozen=True, gc=False):
     """The numbers of a Measurement as a line has them: what is not finite is a text."""
 
     output: str
@@ -64,7 +64,7 @@ def facts_of(case: Case) -> Facts:
     return _facts(case.dtype, case.kv_len, case.family, case.features)
 
 
-class Found(msgspec.Struct, frozen=True):
+class Found(msgspec.Struct, frozen=True, gc=False):
     """One result of a record. whole: the result; or its line, the file, and the number of the result."""
 
     subject: str
@@ -97,7 +97,7 @@ class Found(msgspec.Struct, frozen=True):
         return _whole(*self.whole)
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _Line(msgspec.Struct, frozen=True, gc=False):
     subject: str
     check: str
     case: msgspec.Raw

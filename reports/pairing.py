@@ -105,7 +105,7 @@ def same_extent(base: RunRecord, head: RunRecord) -> bool:
     return (base.narrowed, base.shard) == (head.narrowed, head.shard)
 
 
-class Match(msgspec.Struct, frozen=True):
+class Match(msgspec.Struct, frozen=True, gc=False):
     """What both runs found by one key, as a Pair has it, before anything else of it is read."""
 
     case_id: str
