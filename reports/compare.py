@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from attest.conformance.record import RunRecord, Verdict
+from attest.conformance.records.counted import CountedRun
 from attest.conformance.records.lines import RecordLines
 from attest.reports.comparison import Comparison
-from attest.reports.counted import CountedRun
 from attest.reports.found import Found, groups, of_lines, of_results
 from attest.reports.pairing import same_draw, unreached, with_other_blocks
 from attest.reports.part import Terms, part_of

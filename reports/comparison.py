@@ -10,8 +10,8 @@ from functools import cached_property
 
 from attest.conformance.causes.group import causes
 from attest.conformance.record import Result, Verdict
+from attest.conformance.records.counted import CountedRun
 from attest.conformance.text import plural
-from attest.reports.counted import CountedRun
 from attest.reports.failures import NewCause, new_causes, newly_wrong, otherwise
 from attest.reports.pairing import Fate, Pair, same_draw, same_extent
 from attest.reports.part import Part

@@ -7,10 +7,10 @@ from functools import cached_property
 from itertools import groupby
 
 from attest.conformance.record import Result, RunRecord, Verdict
+from attest.conformance.records.counted import CountedRun
 from attest.conformance.records.lines import RecordLines
 from attest.conformance.text import plural
 from attest.reports.cards import Card, cards
-from attest.reports.counted import CountedRun
 from attest.reports.found import Found, Place, evidence, of_lines, of_results
 from attest.reports.pairing import ordered
 from attest.reports.spread import Spread, samples_of, spread

@@ -1,5 +1,6 @@
 """The commands `attest store add` and `attest query`: many runs as tables, and queries of them."""
 
+from collections import deque
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attest.conformance.cli.compare import read_run
 from attest.conformance.cli.options import Outputs, UsageError, as_usage_errors
 from attest.conformance.files import write_text
 
@@ -40,16 +40,21 @@ Plot = Annotated[Path | None, typer.Option(help="Draw the answer here, as SVG.")
 def add_records(store: Folder, records: Records, day: Day = None) -> int:
     """Add records to a store; one that it has is not added again."""
     from attest.conformance.cli.console import print_text
+    from attest.conformance.records.lines import open_lines
     from attest.conformance.store.add import add
 
     _need_duckdb()
-    found = [(path, read_run(path)) for path in records]
-    for path, record in found:
-        if not record.complete:
-            raise UsageError(f"{path}: its run was cut short, so it is not added: {record.note}")
+    with as_usage_errors():
+        found = [(path, open_lines(path)) for path in records]
+        for _, lines in found:  # none is added if one is damaged
+            deque(lines, maxlen=0)
+    for path, lines in found:
+        if not lines.header.complete:
+            raise UsageError(f"{path}: its run was cut short, so it is not added: {lines.header.note}")
     at = datetime.now(UTC) if day is None else day
-    for path, record in found:
-        run = add(store, record, at)
+    for path, lines in found:
+        with as_usage_errors():
+            run = add(store, lines, at)
         print_text(f"{path}: the store has it already" if run is None else f"{path}: added as run {run}")
     return 0
 

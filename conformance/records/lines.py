@@ -60,7 +60,11 @@ def open_lines(path: Path) -> RecordLines:
             placed=partial(_results, path, header),
             whole=partial(read_record, path),
         )
-    record = read_record(path)
+    return lines_of(read_record(path), where)
+
+
+def lines_of(record: RunRecord, where: str) -> RecordLines:
+    """Return a record that is in memory as a header and lines. where: names it in messages."""
     return RecordLines(
         header=replace(record, results=()),
         count=len(record.results),

@@ -9,35 +9,38 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from attest.conformance.files import FileError
-from attest.conformance.record import RunRecord
+from attest.conformance.records.lines import RecordLines
 from attest.conformance.store.columns import TABLES, columns
 from attest.conformance.store.rows import row_of_run, rows_of_results
+from attest.conformance.store.schema import refuse_other_schemas, write_schema
 from attest.conformance.store.sql import quoted
 
 _DIGITS = 16  # of a hash, in the name of a run
 
 
-def add(store: Path, record: RunRecord, day: datetime) -> str | None:
+def add(store: Path, lines: RecordLines, day: datetime) -> str | None:
     """Add a run to a store, and return its name; None if the store has it already.
 
-    The folder is made if it is not there. day: when the run was made, in UTC. Raises FileError with one
-    sentence.
+    The folder is made if it is not there. day: when the run was made, in UTC. Raises FileError, and
+    ValueError for a record that is broken and a store of another schema, with one sentence.
     """
+    refuse_other_schemas(store)
     try:
         for table in TABLES:
             (store / table).mkdir(parents=True, exist_ok=True)
+        write_schema(store)
         # In the store itself: a file can be moved only within a file system.
         with TemporaryDirectory(dir=store) as name:
-            return _add(store, Path(name), record, day)
+            return _add(store, Path(name), lines, day)
     except OSError as error:
         raise FileError(f"{store}: cannot be written: {error.strerror or error}") from error
 
 
-def _add(store: Path, scratch: Path, record: RunRecord, day: datetime) -> str | None:
-    of_run = row_of_run(record)
+def _add(store: Path, scratch: Path, lines: RecordLines, day: datetime) -> str | None:
+    of_run = row_of_run(lines)
     digest = hashlib.sha256(msgspec.json.encode(of_run))
     with (scratch / "results.json").open("wb") as out:
-        for row in rows_of_results(record):
+        for row in rows_of_results(lines):
             line = msgspec.json.encode(row)
             digest.update(line)
             out.write(line + b"\n")

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from attest.conformance.store.columns import TABLES, columns
+from attest.conformance.store.schema import StoreError, refuse_other_schemas
 from attest.conformance.store.sql import quoted
 from attest.conformance.typed import convert
-
-
-class StoreError(ValueError):
-    """A store cannot be read, or a query is wrong; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,7 @@ def ask(store: Path, sql: str, subject: str = "*", output: str = "*") -> Answer:
     """
     import duckdb
 
+    refuse_other_schemas(store)
     for table in TABLES:
         if not any((store / table).glob("*.parquet")):
             raise StoreError(

@@ -2,27 +2,35 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from attest.conformance.record import Measurement, Result, RunRecord
+from attest.conformance.record import Measurement, Result
+from attest.conformance.records.counted import CountedRun
+from attest.conformance.records.lines import RecordLines
+from attest.conformance.records.schema import ResultData, result_from_data
+from attest.conformance.typed import decode
 
 
-def row_of_run(record: RunRecord) -> dict[str, Any]:
+def row_of_run(lines: RecordLines) -> dict[str, Any]:
     """Return the row of a run."""
-    here = record.environment
+    counts = Counter(place.verdict for place, _ in lines.placed())
+    of = CountedRun(lines.header, counts)
+    run = lines.header
+    here = run.environment
     versions = here.get("versions", {})
-    number, count = record.shard
+    number, count = run.shard
     return {
         "commit": here.get("commit", ""),
-        "profile": record.profile,
-        "seed": record.seed,
+        "profile": run.profile,
+        "seed": run.seed,
         "shard": f"{number}/{count}",
-        "narrowed": record.narrowed,
-        "complete": record.complete,
-        "status": record.status,
-        "results": len(record.results),
-        "seconds": record.seconds,
+        "narrowed": run.narrowed,
+        "complete": run.complete,
+        "status": of.status,
+        "results": of.results,
+        "seconds": run.seconds,
         "device": here.get("device", ""),
         "backend": here.get("backend", ""),
         "python": here.get("python", ""),
@@ -32,9 +40,11 @@ def row_of_run(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def rows_of_results(record: RunRecord) -> Iterator[dict[str, Any]]:
-    """Yield the row of each result of a run."""
-    yield from map(_row, record.results)
+def rows_of_results(lines: RecordLines) -> Iterator[dict[str, Any]]:
+    """Yield the row of each result of a run. Raises ValueError if the record is broken."""
+    for number, line in enumerate(lines, start=1):
+        where = f"{lines.where}: result {number}"
+        yield _row(result_from_data(decode(line, ResultData, where), where))
 
 
 def _row(result: Result) -> dict[str, Any]:

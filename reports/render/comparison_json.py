@@ -4,9 +4,9 @@ import json
 import math
 from typing import Any
 
+from attest.conformance.records.counted import CountedRun
 from attest.conformance.text import printable
 from attest.reports.comparison import Comparison
-from attest.reports.counted import CountedRun
 from attest.reports.failures import NewCause
 from attest.reports.pairing import Fate, Pair
 from attest.reports.rows import Row

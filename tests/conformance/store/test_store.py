@@ -9,8 +9,9 @@ import pytest
 from attest.conformance.cases.case import Case
 from attest.conformance.cli.commands import main
 from attest.conformance.record import Measurement, Result, RunRecord, Verdict
+from attest.conformance.records.lines import lines_of
 from attest.conformance.records.record_file import write_record
-from attest.conformance.store.add import add
+from attest.conformance.store import add as adding
 from attest.conformance.store.ask import StoreError, ask, queries
 from attest.conformance.store.columns import TABLES, columns
 from tests.meta.processes import ROOT
@@ -30,6 +31,10 @@ def result(verdict=Verdict.PASS, case=CASE, **fields):
 def record(*results, commit="a", **fields):
     here = {"commit": commit, "device": "a CPU", "versions": {"jax": "0.11.2", "jaxlib": "0.11.2"}}
     return RunRecord("quick", 0, tuple(results), environment=here, **fields)
+
+
+def add(store, found, day):
+    return adding.add(store, lines_of(found, "here"), day)
 
 
 def rows(store, sql, **given):
@@ -188,10 +193,33 @@ def test_bad_input_is_one_sentence(tmp_path, capsys):
     assert "not valid JSON" in says("store", "add", store, whole, str(tmp_path / "c.json"))
     assert not (tmp_path / "store").exists()
     assert "no store: it has no files runs/*.parquet" in says("query", store, "runs")
+    damaged = tmp_path / "d.jsonl"
+    written(tmp_path, damaged.name, record(result()))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b",")
+    assert "d.jsonl: broken record, line 2: not valid JSON" in says(
+        "store", "add", store, whole, str(damaged)
+    )
+    assert not (tmp_path / "store").exists()
     assert "no query is called 'failin': did you mean failing" in says("query", store, "failin")
     assert "there is the query runs, too" in says("query", store, "runs", "--sql", "SELECT 1")
     picture = str(tmp_path / "a.svg")
     assert "only these queries have one: ratio, verdicts" in says("query", store, "runs", "--plot", picture)
+
+
+def test_a_store_of_a_newer_schema_is_refused(tmp_path, capsys):
+    store, path = tmp_path / "store", written(tmp_path, "a.json", record(result()))
+    assert main(["store", "add", str(store), path]) == 0
+    (store / "schema.json").write_text('{"schema": "attest.store/2"}')
+    capsys.readouterr()
+    for command in (["store", "add", str(store), path], ["query", str(store), "runs"]):
+        assert main(command) == 2
+        message = (
+            f"{store}: its schema is 'attest.store/2', and this version of attest reads 'attest.store/1'"
+        )
+        assert capsys.readouterr().err == f"attest: {message}\n"
+    (store / "schema.json").write_text("{")
+    assert main(["query", str(store), "runs"]) == 2
+    assert "schema.json: not valid JSON" in capsys.readouterr().err
 
 
 def test_without_duckdb_one_sentence_says_what_to_install(tmp_path, monkeypatch, capsys):
