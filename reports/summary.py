@@ -145,7 +145,7 @@ def summarise_lines(lines: RecordLines) -> Summary:
 
 
 def _summarised(run: RunRecord, results: Iterable[Found]) -> Summary:
-    """Summarise a run. results: all of them, in order."""
+    """Return the summary of a run. results: all of them, in order."""
     tallies: list[Tally] = []
     refused: Counter[tuple[str, str, str]] = Counter()
     known: dict[tuple[str, str, str, str], tuple[int, Result]] = {}
