@@ -205,8 +205,7 @@ class RunRecord:
     @property
     def status(self) -> str:
         """The status, "pass" or "fail": red verdicts, problems, an early end or a run of nothing fail."""
-        failed = any_red(self.results) or self.problems or not self.complete or self.nothing
-        return "fail" if failed else "pass"
+        return status_of(self, len(self.results), any_red(self.results))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -219,6 +218,12 @@ def in_order(outputs: Iterable[str]) -> list[str]:
     """Return names of outputs in the order of the oracle; those of other makers' records come last."""
     known = OUTPUTS + GRADIENT_OUTPUTS
     return sorted(outputs, key=lambda name: (known.index(name) if name in known else len(known), name))
+
+
+def status_of(run: RunRecord, judged: int, red: bool) -> str:
+    """Return the status of a run. judged: how many results it has. red: whether one of them fails it."""
+    nothing = not judged and run.shard == (1, 1)
+    return "fail" if red or run.problems or not run.complete or nothing else "pass"
 
 
 def any_red(results: Iterable[Result]) -> bool:

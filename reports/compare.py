@@ -10,7 +10,7 @@ from attest.conformance.record import RunRecord, Verdict
 from attest.conformance.records.counted import CountedRun
 from attest.conformance.records.lines import RecordLines
 from attest.reports.comparison import Comparison
-from attest.reports.found import Found, groups, of_lines, of_results
+from attest.reports.found import Found, found_in, groups, of_results
 from attest.reports.pairing import same_draw, unreached, with_other_blocks
 from attest.reports.part import Terms, part_of
 
@@ -26,7 +26,7 @@ def compare_lines(base: RecordLines, head: RecordLines) -> Comparison:
 
     Raises ValueError for a record that is broken.
     """
-    return _compared(base.header, head.header, of_lines(base, base.where), of_lines(head, head.where))
+    return _compared(base.header, head.header, found_in(base), found_in(head))
 
 
 def _compared(
@@ -41,10 +41,6 @@ def _compared(
         CountedRun(base, {verdict: sum(part.counts[0][verdict] for part in parts) for verdict in Verdict}),
         CountedRun(head, {verdict: sum(part.counts[1][verdict] for part in parts) for verdict in Verdict}),
     )
-    failing = {
-        part.place[0]
-        for part in parts
-        if any(verdict.red and verdict is not Verdict.TIMEOUT for verdict in part.counts[1])
-    }
+    failing = {part.place[0] for part in parts if any(verdict.red for verdict in part.counts[1])}
     failed = (found.result for part in parts if part.place[0] in failing for found in part.evidence)
     return Comparison(*sides, parts, tuple(failed))

@@ -1,10 +1,10 @@
-"""Results as a comparison reads them: what it counts at once, and the rest of a result when it is asked for.
+"""Results of records as reports read them: the counted fields at once, the rest of a result on request.
 
 A record of a million results is read line by line, and only what a report shows becomes a Result.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from attest.conformance.cases.case import Case, features_of
+from attest.conformance.cases.case import DEFAULTS, Case, features_of
 from attest.conformance.record import ACCURACY, Measurement, Result, Verdict
+from attest.conformance.records.lines import RecordLines
 from attest.conformance.records.schema import ResultData, result_from_data
 from attest.conformance.typed import decode
 from attest.reference import judgements
@@ -29,7 +30,6 @@ _CASES = 1 << 18
 _NOT_COUNTED = (Verdict.XFAIL,)
 # Former names of verdicts are rare: the whole line is read for them.
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}
-_PLAIN = Case()
 
 
 class LineNumbers(msgspec.Struct, frozen=True, gc=False):
@@ -48,7 +48,7 @@ Numbers = Measurement | LineNumbers
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a comparison must know of a case.
+    """The facts of a case that a comparison needs.
 
     features: in order. keys: how many it has. only_bound: whether only the bound judges its family.
     """
@@ -61,7 +61,7 @@ class Facts:
 
 def facts_of(case: Case) -> Facts:
     """Return the facts of a case."""
-    return _facts(case.dtype, case.kv_len, case.family, case.features)
+    return _facts(vars(case))
 
 
 class Found(msgspec.Struct, frozen=True, gc=False):
@@ -110,6 +110,14 @@ class _Line(msgspec.Struct, frozen=True, gc=False):
     seconds: float = 0.0
 
 
+_LINES = msgspec.json.Decoder(_Line)
+
+
+def found_in(record: RecordLines) -> Iterable[Found]:
+    """Return the results of a record, in its order. Raises ValueError if a line of it is broken."""
+    return of_lines(record, record.where) if record.record is None else of_results(record.record.results)
+
+
 def of_results(results: Iterable[Result]) -> list[Found]:
     """Return results in the order of a record."""
     facts: dict[str, Facts] = {}
@@ -139,32 +147,36 @@ def of_results(results: Iterable[Result]) -> list[Found]:
 
 def of_lines(lines: Iterable[bytes], where: str) -> Iterator[Found]:
     """Yield the results of lines of a record, in their order. Raises ValueError that begins with `where`."""
-    decoder = msgspec.json.Decoder(_Line)
     for number, line in enumerate(lines, start=1):
-        data = None
-        try:
-            data = decoder.decode(line)
-            facts = _facts_of_json(bytes(data.case))
-            verdict = _VERDICTS[data.verdict]
-        except (msgspec.MsgspecError, KeyError, TypeError, RecursionError):
-            facts = verdict = None
-        if not data or facts is None or verdict is None or not data.case_id:
-            # Something that only the whole check of a line knows: an older spelling, or a mistake to name.
-            yield from of_results([_whole(line, where, number)])
-            continue
-        yield Found(
-            data.subject,
-            data.check,
-            data.case_id,
-            verdict,
-            facts,
-            data.measurements,
-            data.cut,
-            data.minimal,
-            not data.minimal or data.shrunk_from == data.case_id,
-            data.seconds,
-            (line, where, number),
-        )
+        found = _of_line(line, where, number)
+        if found is None:
+            # Only the whole check of a line knows: an older spelling, or a mistake to name.
+            (found,) = of_results([_whole(line, where, number)])
+        yield found
+
+
+def _of_line(line: bytes, where: str, number: int) -> Found | None:
+    try:
+        data = _LINES.decode(line)
+        facts = _facts_of_json(bytes(data.case))
+        verdict = _VERDICTS[data.verdict]
+    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError):
+        return None
+    if not data.case_id:
+        return None
+    return Found(
+        data.subject,
+        data.check,
+        data.case_id,
+        verdict,
+        facts,
+        data.measurements,
+        data.cut,
+        data.minimal,
+        not data.minimal or data.shrunk_from == data.case_id,
+        data.seconds,
+        (line, where, number),
+    )
 
 
 def _whole(line: bytes, where: str, number: int) -> Result:
@@ -174,14 +186,13 @@ def _whole(line: bytes, where: str, number: int) -> Result:
 
 @lru_cache(_CASES)
 def _facts_of_json(data: bytes) -> Facts:
-    fields: dict[str, Any] = {"dtype": _PLAIN.dtype, "kv_len": _PLAIN.kv_len, "family": _PLAIN.family}
-    fields |= msgspec.json.decode(data, type=dict[str, Any])
-    return _facts(fields["dtype"], fields["kv_len"], fields["family"], features_of(fields))
+    return _facts(DEFAULTS | msgspec.json.decode(data, type=dict[str, Any]))
 
 
-def _facts(dtype: str, keys: int, family: str, features: frozenset[str]) -> Facts:
-    limits = judgements.limits("out", 1, keys, dtype, family)
-    return Facts(dtype, tuple(sorted(features)), keys, math.isinf(limits.largest_z))
+def _facts(fields: Mapping[str, Any]) -> Facts:
+    dtype, keys = fields["dtype"], fields["kv_len"]
+    limits = judgements.limits("out", 1, keys, dtype, fields["family"])
+    return Facts(dtype, tuple(sorted(features_of(fields))), keys, math.isinf(limits.largest_z))
 
 
 def groups(

@@ -106,7 +106,7 @@ def same_extent(base: RunRecord, head: RunRecord) -> bool:
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
-    """What both runs found by one key, as a Pair has it, before anything else of it is read."""
+    """A Pair whose results are not yet read in full."""
 
     case_id: str
     base: Found | None

@@ -1,4 +1,4 @@
-"""What became of the results of one check of a subject: what a comparison keeps of them."""
+"""The results of one check of a subject in two runs, reduced to what a comparison shows."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ from attest.reports.spread import samples_of
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds for all of a comparison.
+    """The terms of a comparison, the same for all its parts.
 
     drawn_alike: whether both runs drew the same cases. other_blocks: the subjects with other block sizes in
     head.

@@ -125,7 +125,7 @@ def _shifted(before: Samples, after: Samples) -> Iterable[tuple[str, str, float,
     for statistic, limit in limits(CASE).items():
         old = np.nan_to_num(before.column(statistic, limit)[old_rows], nan=0.0, posinf=math.inf)
         new = after.column(statistic, limit)[new_rows]
-        most = np.where(np.isinf(new), old, old * (1.0 + limit.relative) + limit.absolute)
+        most = np.where(np.isinf(new), old, limit.slackened(old))
         for number in np.flatnonzero(new > most).tolist():
             yield after.cases[both[number][1]][0], statistic, float(old[number]), float(new[number])
 

@@ -86,11 +86,6 @@ def spread_of(values: Column) -> Spread:
     )
 
 
-def spreads(results: Iterable[Result]) -> dict[Key, Spread]:
-    """Return the spreads of one run, by subject, check, dtype and output."""
-    return {key: spread(samples) for key, samples in samples_of(of_results(results)).items()}
-
-
 def samples_of(found: Iterable[Found]) -> dict[Key, Samples]:
     """Return the measurements of results by output of a check in a dtype."""
     own: defaultdict[Key, list[tuple[int, Found, Numbers]]] = defaultdict(list)

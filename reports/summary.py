@@ -11,7 +11,7 @@ from attest.conformance.records.counted import CountedRun
 from attest.conformance.records.lines import RecordLines
 from attest.conformance.text import plural
 from attest.reports.cards import Card, cards
-from attest.reports.found import Found, Place, evidence, of_lines, of_results
+from attest.reports.found import Found, Place, evidence, found_in, of_results
 from attest.reports.pairing import ordered
 from attest.reports.spread import Spread, samples_of, spread
 
@@ -141,7 +141,7 @@ def summarise(record: RunRecord) -> Summary:
 
 def summarise_lines(lines: RecordLines) -> Summary:
     """Return the summary of a record that is read line by line. Raises ValueError if it is broken."""
-    return _summarised(lines.header, of_lines(lines, lines.where))
+    return _summarised(lines.header, found_in(lines))
 
 
 def _summarised(run: RunRecord, results: Iterable[Found]) -> Summary:

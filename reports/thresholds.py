@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 CASE = "case"
 SAME_CASES = "same_cases"
 OTHER_CASES = "other_cases"
@@ -27,8 +30,12 @@ class Limit:
 
     def of(self, before: float, other_blocks: bool) -> float:
         """Return the largest number that is not worse than `before`; other_blocks: of other block sizes."""
-        limit = before * (1.0 + self.relative) + self.absolute
+        limit = self.slackened(before)
         return max(limit, self.floor) if other_blocks else limit
+
+    def slackened[T: (float, NDArray[np.float64])](self, before: T) -> T:
+        """Return the same for equal block sizes, of one number or of an array."""
+        return before * (1.0 + self.relative) + self.absolute
 
     def exceeded(self, before: float, after: float, other_blocks: bool) -> bool:
         """Return whether `after` is worse; NaN and inf are equal, and worse than any number."""

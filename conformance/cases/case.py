@@ -163,12 +163,11 @@ class Case:
         return json.loads(json.dumps(values))
 
 
-_DEFAULTS = {field.name: field.default for field in fields(Case)}
+DEFAULTS = {field.name: field.default for field in fields(Case)}
 
 
 def features_of(given: Mapping[str, Any]) -> frozenset[str]:
-    """Return the features of a case with these fields; those at their defaults may be missing."""
-    given = {**_DEFAULTS, **given}
+    """Return the features of a case. given: all its fields by name, as Case or JSON has them."""
     packed = given["lengths"] is not None and given["batch"] == 1
     switches = {
         "causal": given["causal"],

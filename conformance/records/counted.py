@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attest.conformance.record import RunRecord, Verdict
+from attest.conformance.record import RunRecord, Verdict, status_of
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,4 @@ class CountedRun:
     @property
     def status(self) -> str:
         """The status of the run, as RunRecord has it."""
-        nothing = not self.results and self.run.shard == (1, 1)
-        failed = self.red or self.run.problems or not self.run.complete or nothing
-        return "fail" if failed else "pass"
+        return status_of(self.run, self.results, self.red > 0)

@@ -25,17 +25,21 @@ from attest.conformance.text import sentence
 
 @dataclass(frozen=True)
 class RecordLines:
-    """A record as a header and lines; nothing but the header is held in memory.
+    """A record as a header and lines; of a file of lines, nothing but the header is held in memory.
 
     header: the record without results. count: of the results. where: the file's path.
-    placed: begins to read the lines, each with its place. whole: reads the record with all results.
+    placed: begins to read the lines, each with its place. record: all of it, if it was read whole; else None.
     """
 
     header: RunRecord
     count: int
     where: str
     placed: Callable[[], Iterator[tuple[Place, bytes]]]
-    whole: Callable[[], RunRecord]
+    record: RunRecord | None = None
+
+    def whole(self) -> RunRecord:
+        """Return the record with all results. Raises ValueError as `read_record` does."""
+        return read_record(Path(self.where)) if self.record is None else self.record
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the JSON of each result, in the order of `Result.sort_key`.
@@ -58,7 +62,6 @@ def open_lines(path: Path) -> RecordLines:
             count=header.results,
             where=where,
             placed=partial(_results, path, header),
-            whole=partial(read_record, path),
         )
     return lines_of(read_record(path), where)
 
@@ -70,7 +73,7 @@ def lines_of(record: RunRecord, where: str) -> RecordLines:
         count=len(record.results),
         where=where,
         placed=partial(_made, sorted(record.results, key=lambda result: result.sort_key)),
-        whole=lambda: record,
+        record=record,
     )
 
 

@@ -146,7 +146,7 @@ def expect(result: Result, expectations: Iterable[Expectation]) -> Result:
 
 @dataclass
 class _Match:
-    """What the results so far say of an entry.
+    """The matches of one entry with the results so far.
 
     judged: whether one is of its check. covered: whether one is of its cases. shown: whether one matches.
     """
