@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from attest.conformance.cli import options
-from attest.conformance.cli.options import Outputs, UsageError
+from attest.conformance.cli.options import ClusterOptions, Outputs, UsageError
 from attest.conformance.files import write_text
 
 
@@ -24,13 +24,20 @@ def compile_kernels(
     ] = None,
     dtype: options.Dtypes = None,
     workers: options.CompileWorkers = None,
+    cluster: options.ClusterAddress = None,
+    mixed: options.Mixed = False,
     json: Annotated[Path | None, typer.Option("--json", help="Write every result here.")] = None,
 ) -> int:
     """Cross-compile every kernel for every device; no device is needed."""
     # Nothing runs, so no process needs to take an accelerator or look for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    on = ClusterOptions(cluster, mixed)
+    if cluster is not None and workers is not None:
+        raise UsageError("--cluster and -n: a cluster has workers of its own: give one of both")
     from attest.conformance.cli.console import show
+    from attest.conformance.cli.on_cluster import working
     from attest.conformance.cli.watching import watching
+    from attest.conformance.compiling.facts import compile_facts
     from attest.conformance.compiling.matrix import Narrowing, compile_matrix
     from attest.conformance.running.fit import RequestError
     from attest.reports.render.compilation import print_matrix
@@ -45,8 +52,8 @@ def compile_kernels(
     )
     count = (os.cpu_count() or 1) if workers is None else workers
     try:
-        with watching() as watch:
-            matrix = compile_matrix(profile, only, count, watch.progress)
+        with watching() as watch, working(count, on, watch.say, compile_facts) as where:
+            matrix = compile_matrix(profile, only, where, watch.progress)
     except RequestError as error:
         raise UsageError(str(error)) from error
     if outputs.json is not None:

@@ -71,38 +71,45 @@ class Cluster:
         self._open.close()
 
     def admit(self, requirements: Requirements) -> None:
-        """Wait until a worker fits a run. Raises WorkerError that names each that does not."""
-        self._members = Members(requirements, self._ask, self._say)
+        """Wait until workers fit a run. Raises WorkerError if there is none for a part of it.
+
+        Each worker that does not fit is reported with its reason.
+        """
+        members = self._members = Members(requirements, self._ask, self._say)
         ends = time.monotonic() + limits()["cluster_seconds"]
         while True:
             self._look()
             self._receive({}, _PATIENCE)
-            kinds = {member.gpu for member in self._members.admitted.values()}
-            lacking = bool(requirements.of(gpu=True)) and True not in kinds
-            if not self._members.undecided and kinds and not lacking:
+            late = time.monotonic() > ends
+            if not members.lacking and (late or not members.undecided):
                 return
-            decided = bool(self._members.refused) and not self._members.undecided
-            if time.monotonic() > ends or decided:
-                raise WorkerError(self._no_worker(requirements, kinds))
+            if late or (members.refused and not members.undecided):
+                raise WorkerError(f"--cluster {self._text}: {self._no_worker(members)}")
 
     @property
     def environment(self) -> Mapping[str, Any]:
         """The environment of the run: that of the caller, with the device that subjects on GPUs ran on."""
         return self._members.environment
 
-    def _no_worker(self, requirements: Requirements, kinds: set[bool]) -> str:
-        """Return a sentence about why a run has no worker."""
-        if self._members.refused and not kinds:
-            return f"--cluster {self._text}: no worker fits this run"  # each was reported with its reason
-        if kinds:
-            names = ", ".join(requirements.of(gpu=True))
+    def _no_worker(self, members: Members) -> str:
+        """Return why a run has no worker, in one clause."""
+        if members.admitted:
+            (gpu,) = members.lacking
+            names = ", ".join(members.requirements.of(gpu))
+            if gpu:
+                return (
+                    f"{names} needs a GPU, and no worker that fits declares one:"
+                    " start one with --resources GPU=1"
+                )
             return (
-                f"--cluster {self._text}: {names} needs a GPU, and no worker that fits declares one:"
-                " start one with --resources GPU=1"
+                f"{names} needs no GPU, and no worker that fits is without one:"
+                " start one without --resources GPU=1"
             )
-        return (
-            f"--cluster {self._text}: it has no worker: start one with `dask worker {self._text} --no-nanny`"
-        )
+        if members.undecided:
+            return f"no worker has described itself within {limits()['cluster_seconds']:g} s"
+        if members.refused:
+            return "no worker fits this run"
+        return f"it has no worker: start one with `dask worker {self._text} --no-nanny`"
 
     def perform(
         self,
@@ -163,7 +170,7 @@ class Cluster:
         return client
 
     def _ask(self, address: str, names: list[str]) -> None:
-        future = self._submitted(address, describe, tuple(names))
+        future = self._submitted(address, describe, tuple(names), self._members.requirements.facts)
         self._asked[future.key] = (address, future)
 
     def _submitted(self, address: str, work: Callable[..., Any], *arguments: Any) -> "Future[Any]":
@@ -219,7 +226,7 @@ class Cluster:
         for needs_gpu, waiting in batches.items():
             able = [member for member in members if needs_gpu in member.takes]
             if waiting and not able and not self._members.undecided:
-                raise LostError(f"the last worker of --cluster {self._text} was lost")
+                raise LostError(f"the last worker{self._with(needs_gpu)} of --cluster {self._text} was lost")
             for member in able:
                 while member.free:
                     batch = waiting.next(wanted, len(able), idle=not member.running)
@@ -229,6 +236,12 @@ class Cluster:
                     member.running.add(future.key)
                     member.alone = batch.alone
                     flight[future.key] = (member, batch, future)
+
+    def _with(self, gpu: bool) -> str:
+        """Return which workers take a kind of work, if the run has both kinds."""
+        if len(self._members.requirements.kinds) == 1:
+            return ""
+        return " with a GPU" if gpu else " without a GPU"
 
     def _received(
         self,

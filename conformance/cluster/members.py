@@ -1,11 +1,14 @@
 """The workers of a cluster: those that get calls, those that are refused, and the calls of each."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attest.conformance.cluster.worker import Description
+from attest.conformance.cluster.worker import Description, Facts
+from attest.conformance.process.limits import limits
 from attest.conformance.running.environment import FACTS, differing
+from attest.conformance.running.environment import environment as facts_of_run
 
 # What a scheduler calls the accelerators of a worker: `dask worker --resources GPU=1`.
 _GPU = "GPU"
@@ -20,16 +23,23 @@ class Requirements:
     """The requirements of a run on its workers.
 
     environment: the facts of the caller, which the workers share. subjects: by name, whether it needs a GPU.
-    mixed: whether another processor is no reason to refuse a worker.
+    mixed: whether another processor is no reason to refuse a worker. facts: finds the facts of a worker.
     """
 
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
     subjects: Mapping[str, bool] = field(default_factory=dict[str, bool])
     mixed: bool = False
+    facts: Facts = facts_of_run
 
     def of(self, gpu: bool) -> list[str]:
         """Return the subjects that need a GPU, or those that need none."""
         return [name for name, needs in self.subjects.items() if needs is gpu]
+
+    @property
+    def kinds(self) -> frozenset[bool]:
+        """The kinds of work: True if some needs a GPU, False if some needs none."""
+        # Without subjects, a run is of work that needs no GPU.
+        return frozenset(self.subjects.values()) or frozenset({False})
 
 
 @dataclass
@@ -67,13 +77,19 @@ class Members:
     ) -> None:
         self.admitted: dict[str, Member] = {}
         self.refused: dict[str, str] = {}
-        self._requirements, self._ask, self._say = requirements, ask, say
-        self._asked: dict[str, Member] = {}
+        self.requirements = requirements
+        self._ask, self._say = ask, say
+        self._asked: dict[str, tuple[Member, float]] = {}  # each with the time
 
     @property
     def undecided(self) -> bool:
         """Whether a worker has not been described yet."""
         return bool(self._asked)
+
+    @property
+    def lacking(self) -> frozenset[bool]:
+        """The kinds of work of the run that no worker takes."""
+        return self.requirements.kinds.difference(*(member.takes for member in self.admitted.values()))
 
     @property
     def any_free(self) -> bool:
@@ -82,17 +98,17 @@ class Members:
 
     def needs_gpu(self, subject: str) -> bool:
         """Return whether a subject of the run needs a GPU."""
-        return self._requirements.subjects.get(subject, False)
+        return self.requirements.subjects.get(subject, False)
 
     @property
     def environment(self) -> dict[str, Any]:
         """The environment for the record of a run."""
-        here = dict(self._requirements.environment)
+        here = dict(self.requirements.environment)
         apart = [member.environment for member in self.admitted.values() if False not in member.takes]
         if not apart:
             return here
         there = {name: apart[0][name] for name in _OF_DEVICE}
-        return here | ({"gpu_workers": there} if self._requirements.of(gpu=False) else there)
+        return here | ({"gpu_workers": there} if self.requirements.of(gpu=False) else there)
 
     def forget_calls(self) -> None:
         """Take every worker for free."""
@@ -105,27 +121,29 @@ class Members:
         for known in (self.admitted, self.refused, self._asked):
             for address in [address for address in known if address not in workers]:
                 del known[address]
+        now, patience = time.monotonic(), limits()["start_seconds"]
+        for address in [address for address, (_, asked) in self._asked.items() if now - asked > patience]:
+            self.refuse(address, f"did not describe itself within {patience:g} s")
         new = workers.keys() - self.admitted.keys() - self.refused.keys() - self._asked.keys()
-        all_gpus = all(_has_gpu(worker) for worker in workers.values())
+        # Work that needs no GPU runs on one all the same where the caller would run it on one.
+        on_gpu = self.requirements.environment.get("backend") == "gpu"
         for address in sorted(new):
             gpu = _has_gpu(workers[address])
-            takes = {True} if gpu and self._requirements.of(gpu=True) else set[bool]()
-            # Without subjects, a run is of work that needs no GPU.
-            others = self._requirements.of(gpu=False) or not self._requirements.subjects
-            takes |= {False} if others and (not gpu or all_gpus) else set()
-            member = Member(address, workers[address].get("nthreads", 1), gpu, frozenset(takes))
+            able = ({True, False} if on_gpu else {True}) if gpu else {False}
+            takes = self.requirements.kinds & able
+            member = Member(address, workers[address].get("nthreads", 1), gpu, takes)
             if takes:
-                self._asked[address] = member
-                self._ask(address, [name for needs in takes for name in self._requirements.of(needs)])
+                self._asked[address] = member, now
+                self._ask(address, [name for needs in takes for name in self.requirements.of(needs)])
             else:
                 declares, needs = ("a GPU", "no") if gpu else ("no GPU", "each")
                 self.refuse(address, f"declares {declares}, and {needs} subject of this run needs one")
 
     def described(self, address: str, description: Description) -> None:
         """Admit a worker, or refuse it."""
-        member = self._asked.pop(address, None)
-        if member is None:  # gone meanwhile
+        if address not in self._asked:  # gone meanwhile
             return
+        member, _ = self._asked.pop(address)
         member.environment = description.environment or {}
         reason = description.fault or "; ".join([*self._unlike(member), *self._unable(description)])
         if reason:
@@ -142,10 +160,10 @@ class Members:
 
     def _unlike(self, member: Member) -> Iterable[str]:
         """Yield how a worker differs from the caller; in its device, from the other workers with a GPU."""
-        mixed = {"processor"} if self._requirements.mixed else set[str]()
+        mixed = {"processor"} if self.requirements.mixed else set[str]()
         # The device of the caller says nothing about a worker for subjects that run on GPUs alone.
         apart = set(_OF_DEVICE) if False not in member.takes else set[str]()
-        here, there = _comparable(self._requirements.environment), _comparable(member.environment)
+        here, there = _comparable(self.requirements.environment), _comparable(member.environment)
         yield from differing(there, here, [name for name in FACTS if name not in mixed | apart])
         others = [other for other in self.admitted.values() if other.gpu]
         if apart and others:

@@ -6,14 +6,13 @@ The guarded process stays from one batch to the next, with what it has imported 
 import multiprocessing
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from attest.conformance.process.limits import limits
 from attest.conformance.process.pool import Job, Outcome, Pool
 from attest.conformance.process.settings import settle
-from attest.conformance.running.environment import environment
 from attest.conformance.running.gate import why_not_here
 from attest.conformance.subject import find
 
@@ -21,12 +20,15 @@ _PATIENCE = 0.2  # seconds between two looks at the process
 # Of each thread, so that a worker with several threads runs several calls at once.
 _KEPT = threading.local()
 
+# A function of a module that finds the facts of the environment in which it is called.
+Facts = Callable[[], dict[str, Any]]
+
 
 @dataclass(frozen=True)
 class Description:
     """The description of a worker.
 
-    fault: why it cannot run anything, in one clause. environment: as a record has it, if there is no fault.
+    fault: why it cannot run anything, in one clause. environment: its facts, if there is no fault.
     reasons: why a subject cannot run there, by name; subjects without a reason can.
     """
 
@@ -35,14 +37,14 @@ class Description:
     reasons: dict[str, str] | None = None
 
 
-def describe(names: Sequence[str]) -> Description:
+def describe(names: Sequence[str], facts: Facts) -> Description:
     """Describe this worker, and which subjects cannot run in it."""
     if multiprocessing.current_process().daemon:
         return Description(
             "is a daemon, which may start no process: start it with --no-nanny, or set"
             " distributed.worker.daemon to false"
         )
-    (outcome,) = run_batch((Job("", _described, tuple(names)),), limits()["start_seconds"])
+    (outcome,) = run_batch((Job("", described, (tuple(names), facts)),), limits()["start_seconds"])
     return outcome.value or Description(outcome.fault)
 
 
@@ -72,8 +74,10 @@ def _outcomes(pool: Pool, jobs: Sequence[Job]) -> list[Outcome]:
     return found
 
 
-def _described(_subject: None, names: Sequence[str]) -> Description:
-    here = environment()
+def described(_subject: None, asked: tuple[Sequence[str], Facts]) -> Description:
+    """Describe the process in which this is called."""
+    names, facts = asked
+    here = facts()
     found = {name: _reason(name, here["backend"]) for name in names}
     return Description("", here, {name: reason for name, reason in found.items() if reason is not None})
 

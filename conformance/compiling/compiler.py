@@ -44,7 +44,8 @@ class Compiler:
 
     devices: the names of those it compiles for. why_not: why it cannot run in this process, or None.
     jobs: the kernels of a case on a device; may raise. compile: a function of a module, of Job.source; raises
-    with the compiler's own words in the first line.
+    with the compiler's own words in the first line. packages: the distributions whose versions its results
+    depend on.
     """
 
     name: str
@@ -52,3 +53,4 @@ class Compiler:
     why_not: Callable[[], str | None]
     jobs: Callable[[Case, Device], Sequence[Job]]
     compile: Callable[[Any], Binary]
+    packages: tuple[str, ...] = ()

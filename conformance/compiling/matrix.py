@@ -22,7 +22,7 @@ from attest.conformance.compiling.compilers import all_compilers
 from attest.conformance.compiling.devices import Device, all_devices
 from attest.conformance.compiling.roofline import PASSES, Estimate, estimate
 from attest.conformance.process.workers import Job as Task
-from attest.conformance.process.workers import perform
+from attest.conformance.process.workers import Workers, perform
 from attest.conformance.running.fit import RequestError
 from attest.conformance.running.progress import Progress, Watch
 from attest.conformance.text import describe
@@ -182,13 +182,14 @@ class Matrix:
 def compile_matrix(
     profile: str,
     only: Narrowing,
-    workers: int,
+    workers: Workers,
     watch: Watch = lambda _progress: None,
     compilers: Sequence[Compiler] | None = None,
 ) -> Matrix:
-    """Compile a profile; workers 0: in this process.
+    """Compile a profile; workers 0: in this process; or those of a cluster.
 
-    Raises RequestError if nothing is meant, or if a compiler that is meant cannot run in this process.
+    Raises RequestError if nothing is meant, or if a compiler that is meant cannot run in this process, and
+    LostError if a cluster is lost.
     """
     _refuse_unknown(profile, only)
     start = time.monotonic()
@@ -308,7 +309,7 @@ def cases_of(profile: str) -> Iterator[tuple[str, str, Case]]:
 
 
 def _compiled(
-    jobs: Mapping[str, tuple[Compiler, Job]], workers: int
+    jobs: Mapping[str, tuple[Compiler, Job]], workers: Workers
 ) -> Generator[tuple[str, Outcome], None, None]:
     """Yield outcomes by key, as they come. A compiler that kills its process costs no other compilation."""
     limit = _settings()["seconds"]

@@ -153,6 +153,13 @@ def test_a_cluster_without_a_worker_that_fits_runs_nothing(processes):
     assert err.splitlines()[-1] == f"attest: --cluster {address}: no worker fits this run"
 
 
+def test_workers_with_gpus_alone_run_nothing_that_needs_none(processes):
+    address = processes.scheduler({"DASK_DISTRIBUTED__WORKER__RESOURCES__GPU": "1"})
+    _, err = ended(processes.attest("check", "mine:steady", *CHECK, "--cluster", address), status=1)
+    assert "gets no cases: declares a GPU, and no subject of this run needs one" in err
+    assert err.splitlines()[-1] == f"attest: --cluster {address}: no worker fits this run"
+
+
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense://x", "local:0", "local:many", ""])
 def test_no_cluster_at_an_address_is_one_sentence(processes, address):
     out, err = ended(processes.attest("check", "mine:steady", *CHECK, "--cluster", address), status=1)

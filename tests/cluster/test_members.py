@@ -4,6 +4,7 @@ import pytest
 
 from attest.conformance.cluster.members import Members, Requirements
 from attest.conformance.cluster.worker import Description
+from attest.conformance.process.limits import limits
 
 HERE = {
     "backend": "cpu",
@@ -133,6 +134,35 @@ def test_a_worker_with_a_gpu_is_not_used_for_what_needs_none_beside_others():
     seen = Seen()
     seen.members.seen({"tcp://a": CPU, "tcp://b": GPU})
     assert seen.said == ["worker tcp://b gets no cases: declares a GPU, and no subject of this run needs one"]
+
+
+def test_the_order_in_which_workers_join_does_not_matter():
+    """A worker with a GPU that is there first is not taken for one of a cluster of GPUs alone."""
+    seen = Seen({"toys.right": False, "hopper": True})
+    seen.members.seen({"tcp://b": GPU})
+    assert seen.asked == {"tcp://b": ["hopper"]}
+    seen.members.described("tcp://b", Description("", {**HERE, **ON_GPU}, {}))
+    assert seen.members.lacking == {False}
+    seen.members.seen({"tcp://b": GPU, "tcp://a": CPU})
+    seen.members.described("tcp://a", Description("", HERE, {}))
+    assert seen.members.lacking == frozenset()
+    assert seen.said == []
+
+
+def test_a_worker_that_does_not_describe_itself_is_not_waited_for(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("attest.conformance.cluster.members.time.monotonic", lambda: now[0])
+    seen = Seen()
+    seen.members.seen({"tcp://a": CPU})
+    now[0] = limits()["start_seconds"]
+    seen.members.seen({"tcp://a": CPU})
+    assert seen.members.undecided
+    now[0] += 1.0
+    seen.members.seen({"tcp://a": CPU})
+    assert not seen.members.undecided
+    assert seen.said == ["worker tcp://a gets no cases: did not describe itself within 600 s"]
+    seen.members.described("tcp://a", Description("", HERE, {}))
+    assert seen.members.lacking == {False}
 
 
 def test_a_cluster_of_gpus_alone_runs_everything_for_a_caller_with_one():

@@ -199,4 +199,5 @@ MOSAIC_GPU = Compiler(
     why_not=_why_not,
     jobs=_jobs,
     compile=compile_source,
+    packages=("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc"),
 )

@@ -109,6 +109,7 @@ RING_TPU = Compiler(
     why_not=tpu.TPU.why_not,
     jobs=_jobs,
     compile=compile_for_tpus,
+    packages=tpu.TPU.packages,
 )
 RING_GPU = Compiler(
     name="ring_gpu",
@@ -116,4 +117,5 @@ RING_GPU = Compiler(
     why_not=mosaic_gpu.MOSAIC_GPU.why_not,
     jobs=_jobs,
     compile=compile_for_gpus,
+    packages=mosaic_gpu.MOSAIC_GPU.packages,
 )

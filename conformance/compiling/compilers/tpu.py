@@ -122,4 +122,5 @@ TPU = Compiler(
     why_not=_why_not,
     jobs=_jobs,
     compile=compile_source,
+    packages=("libtpu",),
 )
