@@ -27,7 +27,7 @@ _BACKWARD = {**_ROOM, "step": 64, "stages": 1, "ping_pong": True}
 _SMALL = {
     "forward": {**_ROOM, "k": 64, "stages": 2, "partial_sums": False},
     "backward_query": _BACKWARD,
-    "backward_key": {**_BACKWARD, "separate": True},
+    "backward_key": {**_BACKWARD, "separate": True, "copies": 2},
     "backward_bias": _BACKWARD,
 }
 # Queries in a step of the fused backward kernel, by what both head dims are padded to; it has no others.

@@ -85,7 +85,8 @@ class BackwardBlocks:
     separate: whether backward_key sums dkey and dvalue by a launch each, where registers hold one sum.
     split: whether two warpgroups share the 64 keys of one consumer: one sums dkey, the other dvalue.
     fused: whether backward_key sums dquery, too, and backward_query is not launched; only for calls whose
-    pairs causal order alone may hide.
+    pairs causal order alone may hide. copies: of each key head in backward_key, which share out the query
+    heads of its group: the largest number that divides both this and the group; None lets the kernel choose.
     """
 
     step: int
@@ -97,6 +98,7 @@ class BackwardBlocks:
     split: bool = False
     fused: bool = False
     value_stages: int | None = None
+    copies: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -44,6 +44,7 @@ from attest.kernels.pallas.mosaic_gpu.bodies import (
     repair,
     repair_tile,
 )
+from attest.kernels.pallas.mosaic_gpu.key_heads import choose_copies, sum_copies, with_copies
 from attest.kernels.pallas.mosaic_gpu.launch.operands import (
     dropout,
     pair_lengths,
@@ -170,15 +171,20 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
     rows = describe_rows(call, xp=array_module(call))
     terms = _normalized(terms)
     blocks = _blocks(settings, "backward_key", call)
+    copies = choose_copies(call, blocks)
+    copied = with_copies(call, copies)
+    for_keys = replace(settings, unrounded=True) if copies > 1 else settings
     if blocks.fused:
-        sums = _fused_cotangents(settings, call, rows, terms, blocks)
+        sums = _fused_cotangents(for_keys, copied, rows, terms, blocks)
     else:
         d_query = _query_cotangent(settings, call, rows, terms)
-        sums = {"d_query": d_query, **_key_cotangents(settings, call, rows, terms, blocks)}
+        sums = {"d_query": d_query, **_key_cotangents(for_keys, copied, rows, terms, blocks)}
     of = {"d_query": call.query, "d_key": call.key, "d_value": call.value}
     cut = {name: from_operand(x)[:, : of[name].shape[1], :, : of[name].shape[3]] for name, x in sums.items()}
+    dtype = settings.result_dtype(call.query.dtype)
+    d_key, d_value = (sum_copies(cut[name], copies, dtype) for name in ("d_key", "d_value"))
     d_bias = None if call.bias is None else _bias_cotangent(settings, call, rows, terms)
-    return Backward(cut["d_query"], cut["d_key"], cut["d_value"], d_bias)
+    return Backward(cut["d_query"].astype(dtype), d_key, d_value, d_bias)
 
 
 def _normalized(terms: RowTerms) -> RowTerms:
