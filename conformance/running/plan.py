@@ -35,6 +35,7 @@ from attest.conformance.subject import Subject
 
 _PROFILES = Path(__file__).parent / "profiles.toml"
 _SHARDED = Path(__file__).parent / "sharded.toml"
+_SPREAD = Path(__file__).parent / "spread.toml"
 
 # Classes of lengths that are too long for a call that is transformed in many ways.
 _LONG = frozenset({"long", "wide", "deep"})
@@ -194,6 +195,7 @@ def _groups(
     if DRAWN in wanted:
         listed: list[Draw] = [*(_known(DRAWN, subject, only) if numbers["corpus"] else ())]
         listed += _edges(subject, numbers["edges"], only)
+        listed += _spread(subject, only)
         yield from (Task(subject.name, draw, wanted[DRAWN]) for draw in listed)
 
 
@@ -212,6 +214,21 @@ def _edges(subject: Subject, which: str, only: Restriction) -> Iterator[Case]:
         narrowed = only.examples is not None or not only.features <= case.features
         if promised and not narrowed and _is_supported(subject, case, only):
             yield case
+
+
+def _spread(subject: Subject, only: Restriction) -> Iterator[Case]:
+    """Yield the listed calls for the first tiling of each strategy of a subject that spreads the sequence."""
+    if not subject.sharding.sequence or only.examples is not None:
+        return
+    strategies: dict[Any, int] = {}
+    for index, tiling in enumerate(subject.tilings):
+        strategies.setdefault(tiling.options.get("strategy"), index)
+    for number, table in enumerate(tomllib.loads(_SPREAD.read_text())["case"]):
+        for turn, tiling in enumerate(strategies.values()):
+            dtype = subject.dtypes[(number + turn) % len(subject.dtypes)]
+            case = case_from_json({"dtype": dtype, "tiling": tiling, **table})
+            if only.features <= case.features and _is_supported(subject, case, only):
+                yield case
 
 
 def _rows(subject: Subject, numbers: Mapping[str, Any], seed: int, only: Restriction) -> Iterator[Row]:

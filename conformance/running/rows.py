@@ -21,11 +21,12 @@ _SHORT_BLOCK = 16  # stands in for the block of a tiling that works in one piece
 class Row:
     """One row of a covering array.
 
-    number: of the rows of the same class of lengths. seed: of what is drawn for this row alone. deck: deals
-    the values that the rows of a plan share out.
+    number: of the rows of the same class of lengths. place: among all rows. seed: of what is drawn for this
+    row alone. deck: deals the values that the rows of a plan share out.
     """
 
     number: int
+    place: int
     facts: Facts
     seed: int
     deck: Deck
@@ -59,13 +60,14 @@ def rows_of(
                         seen |= held
                         words = (str(array), str(made_of.most), str(index), str(variant))
                         lengths = class_of(row, "lengths")
-                        yield Row(numbered[lengths], row, salt(seed, *words), deck)
+                        yield Row(numbered[lengths], numbered.total(), row, salt(seed, *words), deck)
                         numbered[lengths] += 1
 
 
 def offer_of(subject: Subject, row: Row, dtypes: Sequence[str]) -> Offer:
     """Return the supported choices of a row: one tiling after the other, the last one for long cases."""
-    facts, number = row.facts, row.number
+    # Of a subject that spreads a sequence few rows are planned: each strategy has its turn among them all.
+    facts, number = row.facts, row.place if subject.sharding.sequence else row.number
     explicit = [index for index, tiling in enumerate(subject.tilings) if tiling.options]
     tilings = explicit if subject.tilings[-1].options else [*explicit, -1]
     if facts & {"many", "tall"}:
