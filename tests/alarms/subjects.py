@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from attest.conformance.cases.features import DTYPES, FEATURES
@@ -59,20 +59,30 @@ OUTSIDERS = (
 OURS = ("xla.flash_attention", "xla.attention", "triton.interpret")
 
 
+@cache
+def everyone() -> dict[str, Subject]:
+    """All subjects by name, whether or not they can run in this process."""
+    subjects = (*OUTSIDERS, *emulated.SUBJECTS, *(find(name) for name in OURS))
+    return {subject.name: subject for subject in subjects}
+
+
+def kind_of(subject: Subject) -> str:
+    """The name of the group that a subject belongs to."""
+    return subject.name if subject.name in OURS else subject.name.rpartition(".")[0]
+
+
 def choose(names: Iterable[str]) -> list[tuple[Subject, ...]]:
     """The subjects that can run in this process and whose names begin so, or all; in groups.
 
     Those of a group declare the same features and dtypes, so that one drawing of cases serves them.
     """
     wanted = tuple(names)
-    everyone = (*OUTSIDERS, *emulated.SUBJECTS, *(find(name) for name in OURS))
     chosen = [
         subject
-        for subject in everyone
+        for subject in everyone().values()
         if subject.why_not_here("cpu") is None and (wanted == ("all",) or subject.name.startswith(wanted))
     ]
     groups: dict[str, list[Subject]] = {}
     for subject in chosen:
-        kind = subject.name if subject.name in OURS else subject.name.rpartition(".")[0]
-        groups.setdefault(kind, []).append(subject)
+        groups.setdefault(kind_of(subject), []).append(subject)
     return [tuple(group) for group in groups.values()]

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from attest.conformance.cases.case import Case
 from attest.conformance.record import Measurement, Result, Verdict
 from attest.reference import judgements
 
@@ -42,6 +43,20 @@ class Tally:
                 "case": result.case.to_json(),
                 "message": result.message,
                 "measurements": [_measurement_json(m) for m in result.measurements],
+            }
+        )
+
+    def cut_short(self, subjects: str, verdict: Verdict, message: str, case: Case | None, seed: int) -> None:
+        """Count a call without results, such as one whose process died, as one of all its subjects."""
+        self.counts[subjects, "", str(verdict)] += 1
+        self.lines.append(
+            {
+                "kind": "cut short",
+                "verdict": str(verdict),
+                "subject": subjects,
+                "seed": seed,
+                "case": None if case is None else case.to_json(),
+                "message": message,
             }
         )
 

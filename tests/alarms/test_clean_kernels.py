@@ -10,8 +10,8 @@ from attest.conformance.record import Verdict
 from attest.conformance.running.judge import judge
 from attest.conformance.subject import Subject
 from tests.alarms.emulated import SUBJECTS as EMULATED
-from tests.alarms.planned import judge_together
 from tests.alarms.subjects import OUTSIDERS, choose
+from tests.alarms.together import judge_together
 
 # Each feature at least once, lengths that cross blocks, and rows that see nothing.
 CASES = {

@@ -154,7 +154,7 @@ def test_a_cluster_without_a_worker_that_fits_runs_nothing(processes):
 
 
 def test_workers_with_gpus_alone_run_nothing_that_needs_none(processes):
-    address = processes.scheduler({"DASK_DISTRIBUTED__WORKER__RESOURCES__GPU": "1"})
+    address = processes.scheduler({"DASK_DISTRIBUTED__WORKER__RESOURCES": "{'GPU': 1}"})
     _, err = ended(processes.attest("check", "mine:steady", *CHECK, "--cluster", address), status=1)
     assert "gets no cases: declares a GPU, and no subject of this run needs one" in err
     assert err.splitlines()[-1] == f"attest: --cluster {address}: no worker fits this run"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 
@@ -10,18 +9,7 @@ from attest.conformance.cases.case import Case
 from attest.conformance.judging.trial import Trial
 from attest.conformance.record import Result
 from attest.conformance.running.judge import judge_trial
-from attest.conformance.running.plan import Profile, Task, tasks
 from attest.conformance.subject import Subject
-
-
-def drawn_tasks(subject: Subject, profile: Profile, seed: int, stop: Any) -> list[Task]:
-    """The tasks of a subject; none if the run is to stop before they are drawn."""
-    drawn: list[Task] = []
-    for task in tasks(subject, profile, seed):
-        if stop.is_set():
-            return []
-        drawn += task.apart()
-    return drawn
 
 
 def judge_together(
