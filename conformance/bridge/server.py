@@ -237,7 +237,8 @@ def load(origin: str) -> Function:
 def _from_file(path: str) -> Any:
     if not os.path.isfile(path):
         raise RefusedError(f"no file {os.path.abspath(path)}: check the path before the colon")
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    # Behind all packages: a file beside it may have the name of one.
+    sys.path.append(os.path.dirname(os.path.abspath(path)))
     name = os.path.splitext(os.path.basename(path))[0]
     spec: Any = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
