@@ -1,6 +1,8 @@
 """`bridged`: a function of another environment as a differentiable function of JAX arrays."""
 
 import json
+import logging
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,10 +15,21 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
-from attest.conformance.bridge import server
+from attest.conformance.bridge import client, server
 from attest.conformance.bridge.client import Origin, call_function
+from attest.conformance.subject import GradientDtype
 
 Framework = Literal["numpy", "jax", "torch"]
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a record of JAX's log is of another exception than those that are raised here anyway."""
+    trace = record.exc_info[2] if record.exc_info else None
+    return all(frame.f_code.co_filename != client.__file__ for frame, _ in traceback.walk_tb(trace))
+
+
+# It logs each exception of a callback with its traceback, hundreds for a kernel that fails in every case.
+logging.getLogger("jax._src.callback").addFilter(_is_news)
 
 
 def bridged(
@@ -25,6 +38,7 @@ def bridged(
     *,
     framework: Framework = "numpy",
     returns_lse: bool = False,
+    gradient_dtype: GradientDtype = "input",
     name: str = "",
     variables: Mapping[str, str] | None = None,
 ) -> Callable[..., Any]:
@@ -42,6 +56,8 @@ def bridged(
         framework: "numpy", "jax" or "torch". Gradients are taken there by `jax.vjp` or by PyTorch's
             autograd. A function of NumPy arrays has none.
         returns_lse: Whether the function returns (out, lse).
+        gradient_dtype: As `Subject.gradient_dtype`: of the gradients, "input" for that of each input, or
+            "float32".
         name: The name of the kernel in errors; by default, `function`.
         variables: Environment variables of the process there, beside those of this process. PYTHONPATH is
             not inherited.
@@ -58,7 +74,8 @@ def bridged(
     origin = Origin(
         name or function, fspath(python), function, framework, tuple(sorted((variables or {}).items()))
     )
-    return partial(_call, origin, ("out", "lse") if returns_lse else ("out",))
+    results = ("out", "lse") if returns_lse else ("out",)
+    return partial(_call, origin, results, gradient_dtype)
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,7 @@ class _Calling:
 
     origin: Origin
     results: tuple[str, ...]
+    gradient_dtype: GradientDtype
     options: str
 
 
@@ -77,7 +95,15 @@ class _Wanted:
     names: tuple[str, ...]
 
 
-def _call(origin: Origin, results: tuple[str, ...], query: Any, key: Any, value: Any, **options: Any) -> Any:
+def _call(
+    origin: Origin,
+    results: tuple[str, ...],
+    gradient_dtype: GradientDtype,
+    query: Any,
+    key: Any,
+    value: Any,
+    **options: Any,
+) -> Any:
     arrays = {"query": query, "key": key, "value": value}
     arrays |= {name: option for name, option in options.items() if _is_array(option)}
     for array_name, array in arrays.items():
@@ -100,7 +126,7 @@ def _call(origin: Origin, results: tuple[str, ...], query: Any, key: Any, value:
                     f"{option_name}: got a {error}, expected an array, or a number, string, None, tuple, "
                     "list or dict of them, which another process can be sent"
                 ) from None
-    calling = _Calling(origin, results, json.dumps(fixed))
+    calling = _Calling(origin, results, gradient_dtype, json.dumps(fixed))
     returned = _attend(calling, {name: jnp.asarray(array) for name, array in arrays.items()})
     return returned if len(results) > 1 else returned[0]
 
@@ -160,7 +186,10 @@ def _attend_backward(calling: _Calling, kept: Any, cotangents: Any) -> tuple[Any
         server.COTANGENT + name: _zeros(each) if isinstance(each, SymbolicZero) else each
         for name, each in zip(calling.results, cotangents, strict=True)
     }
-    expected = {name: jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype) for name in wanted.names}
+    wide = jnp.float32 if calling.gradient_dtype == "float32" else None
+    expected = {
+        name: jax.ShapeDtypeStruct(arrays[name].shape, wide or arrays[name].dtype) for name in wanted.names
+    }
     found = _run(calling, wanted.names, {**arrays, **given}, expected)
     return ({name: found.get(name) for name in arrays},)
 

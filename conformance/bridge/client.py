@@ -59,13 +59,14 @@ def call_function(
     RuntimeError.
     """
     found = _server_of(origin).call(message, {name: server.raw_of(array) for name, array in arrays.items()})
+    gradient = "the gradient of " if message["gradients_of"] else ""
     for name, want in expected.items():
         dtype, shape, _ = found[name]
         for what, got, wanted in (("shape", shape, want.shape), ("dtype", dtype, want.dtype.name)):
             if got != wanted:
                 raise BridgeError(
-                    f"{origin.name}: {origin.function} returned {name} of {what} {got}, expected {wanted}: "
-                    f"make it that {what} there"
+                    f"{origin.name}: {origin.function} returned {gradient}{name} of {what} {got}, "
+                    f"expected {wanted}: make it that {what} there"
                 )
     return {name: server.numpy_of(found[name]) for name in expected}
 

@@ -52,6 +52,9 @@ _LONGEST_OBJECT = 1 << 24
 # Before the name of a result: its cotangent. No argument has a space in its name.
 COTANGENT = "cotangent "
 
+# Their frames are not where an exception of a kernel comes from.
+_FRAMEWORK_PACKAGES = ("numpy", "jax", "jaxlib", "torch", "jaxtyping", "beartype")
+
 # Seconds between two looks at whether the parent still runs.
 _LOOK = 0.5
 
@@ -276,15 +279,20 @@ def _listed(result: Any, names: Sequence[str]) -> tuple[Any, ...]:
     return outputs
 
 
-def _described(error: BaseException, function: Any) -> dict[str, Any]:
-    """Return an exception as types, text and place: the innermost line of the function's own file."""
+def _described(error: BaseException) -> dict[str, Any]:
+    """Return an exception as types, text and place: the innermost line outside of the frameworks."""
     frames = traceback.extract_tb(error.__traceback__)
-    code = getattr(function, "__code__", None)
-    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
-    others = [frame for frame in frames if frame.filename != __file__]
-    place = (own or others or frames)[-1]
+    own = [frame for frame in frames if not _is_framework(frame.filename)]
+    place = (own or frames)[-1]
     types = [each.__name__ for each in type(error).__mro__]
     return {"types": types, "text": str(error), "place": f"{place.filename}:{place.lineno} in {place.name}"}
+
+
+def _is_framework(file: str) -> bool:
+    if file == __file__ or file.startswith("<"):
+        return True
+    folders = file.replace(os.sep, "/").split("/")
+    return "site-packages" in folders and any(name in folders for name in _FRAMEWORK_PACKAGES)
 
 
 def _end_with(parent: int) -> None:
@@ -313,7 +321,7 @@ def _greet(framework: str, origin: str) -> tuple[dict[str, Any], Any]:
     except RefusedError as refusal:
         return {**hello, "error": str(refusal)}, None
     except BaseException as error:  # a module may raise SystemExit
-        return {**hello, "raised": _described(error, None)}, None
+        return {**hello, "raised": _described(error)}, None
 
 
 def main(descriptor: int, parent: int, framework: str, origin: str) -> None:
@@ -336,7 +344,7 @@ def main(descriptor: int, parent: int, framework: str, origin: str) -> None:
         except RefusedError as refusal:
             reply, results = {"error": str(refusal)}, {}
         except BaseException as error:  # a function may raise SystemExit
-            reply, results = {"raised": _described(error, function)}, {}
+            reply, results = {"raised": _described(error)}, {}
         send(connection, reply, results)
 
 

@@ -25,3 +25,17 @@ def out_alone(query: Any, key: Any, value: Any, *, wrong: bool = False, **option
     if wrong:
         value = 2 * value - jax.lax.stop_gradient(value)
     return attention(query, key, value, **options)[0]
+
+
+@jax.custom_vjp
+def wide(query: Any, key: Any, value: Any) -> Any:
+    """Returns value, with a float32 gradient of a third."""
+    return value
+
+
+def _wide_backward(kept: Any, cotangent: Any) -> Any:
+    query, key = kept
+    return query * 0, key * 0, jnp.full_like(cotangent, 1 / 3, dtype=jnp.float32)
+
+
+wide.defvjp(lambda query, key, value: (value, (query, key)), _wide_backward)

@@ -146,11 +146,35 @@ def test_exceptions_keep_their_type_and_name_kernel_and_line() -> None:
         in_numpy(*arrays(), do="quit")
 
 
-def test_exceptions_of_a_compiled_call_are_named_first() -> None:
+def test_exceptions_of_a_compiled_call_are_named_first_and_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with pytest.raises(jax.errors.JaxRuntimeError) as raised:
         jax.block_until_ready(jax.jit(lambda *each: in_numpy(*each, do="fail"))(*arrays()))
     first = exception_text(raised.value).splitlines()[0]
     assert first.startswith("NotImplementedError: my.kernel: raised OwnError: of this type")
+    assert not caplog.records
+
+
+def test_exceptions_of_other_callbacks_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_array: Any) -> Any:
+        raise ValueError
+
+    array = jnp.ones(1)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        jax.block_until_ready(jax.jit(lambda given: jax.pure_callback(fail, array, given))(array))
+    assert [record.name for record in caplog.records] == ["jax._src.callback"]
+
+
+def test_gradients_may_be_wide() -> None:
+    call = bridged(sys.executable, f"{JAX}:wide", framework="jax", gradient_dtype="float32")
+    query, key, value = arrays(jnp.bfloat16)
+    for transform in (lambda function: function, jax.jit):
+        got = transform(jax.grad(lambda value: call(query, key, value).astype(jnp.float32).sum()))(value)
+        np.testing.assert_array_equal(got, np.full(value.shape, np.float32(1 / 3)), strict=True)
+    narrow = bridged(sys.executable, f"{JAX}:wide", framework="jax", name="my.kernel")
+    with pytest.raises(BridgeError, match="the gradient of value of dtype float32, expected bfloat16"):
+        jax.grad(lambda value: narrow(query, key, value).astype(jnp.float32).sum())(value)
 
 
 @pytest.mark.parametrize(("do", "how"), [("exit", "ended with exit status 7"), ("signal", "died of SIGSEGV")])
