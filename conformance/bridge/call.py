@@ -88,10 +88,10 @@ class _Calling:
     options: str
 
 
-# The arrays of which a gradient is wanted: static, unlike the arrays kept for the backward pass.
+# The arrays that a call is differentiated by: static, unlike the arrays kept for the backward pass.
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class _Wanted:
+class _Varied:
     names: tuple[str, ...]
 
 
@@ -127,7 +127,7 @@ def _call(
                     "list or dict of them, which another process can be sent"
                 ) from None
     calling = _Calling(origin, results, gradient_dtype, json.dumps(fixed))
-    returned = _attend(calling, {name: jnp.asarray(array) for name, array in arrays.items()})
+    returned: Any = _attend(calling, {name: jnp.asarray(array) for name, array in arrays.items()})
     return returned if len(results) > 1 else returned[0]
 
 
@@ -135,26 +135,23 @@ def _is_array(option: Any) -> bool:
     return isinstance(option, (jax.Array, np.ndarray))
 
 
-def _forward(calling: _Calling, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
+def _forward(calling: _Calling, arrays: Mapping[str, Any], varied: tuple[str, ...] = ()) -> tuple[Any, ...]:
     query, value = arrays["query"], arrays["value"]
     *batch, length, heads, _ = query.shape
     shapes = {
         "out": jax.ShapeDtypeStruct((*batch, length, heads, value.shape[-1]), query.dtype),
         "lse": jax.ShapeDtypeStruct((*batch, heads, length), jnp.float32),
     }
-    found = _run(calling, (), arrays, {name: shapes[name] for name in calling.results})
+    expected = {name: shapes[name] for name in calling.results}
+    found = _run(calling, {"varied": varied, "gradients": False}, arrays, expected)
     return tuple(found[name] for name in calling.results)
 
 
 def _run(
-    calling: _Calling, wanted: tuple[str, ...], arrays: Mapping[str, Any], expected: Mapping[str, Any]
+    calling: _Calling, asked: Mapping[str, Any], arrays: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Run a call there: at once if all arrays have values, so that its exceptions are raised as they are."""
-    message = {
-        "options": json.loads(calling.options),
-        "results": calling.results,
-        "gradients_of": wanted,
-    }
+    message = {"options": json.loads(calling.options), "results": calling.results, **asked}
 
     def run(given: Mapping[str, Any]) -> dict[str, Any]:
         return call_function(
@@ -166,31 +163,33 @@ def _run(
     return {name: jnp.asarray(array) for name, array in run(arrays).items()}
 
 
-_attend: Any = jax.custom_vjp(_forward, nondiff_argnums=(0,))
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(calling: _Calling, arrays: Mapping[str, Any]) -> Any:
+    return _forward(calling, arrays)
 
 
 def _attend_forward(calling: _Calling, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
-    wanted = tuple(name for name, each in arrays.items() if each.perturbed)
-    if wanted and calling.origin.framework == "numpy":
+    varied = tuple(name for name, each in arrays.items() if each.perturbed)
+    if varied and calling.origin.framework == "numpy":
         raise NotImplementedError(
-            f"{calling.origin.name}: a function of NumPy arrays has no gradient of {', '.join(wanted)}: "
+            f"{calling.origin.name}: a function of NumPy arrays has no gradient of {', '.join(varied)}: "
             "pass framework='jax' or 'torch', or declare Semantics(gradients=frozenset())"
         )
     values = {name: each.value for name, each in arrays.items()}
-    return _forward(calling, values), (values, _Wanted(wanted))
+    return _forward(calling, values, varied), (values, _Varied(varied))
 
 
 def _attend_backward(calling: _Calling, kept: Any, cotangents: Any) -> tuple[Any]:
-    arrays, wanted = kept
+    arrays, varied = kept
     given = {
         server.COTANGENT + name: _zeros(each) if isinstance(each, SymbolicZero) else each
         for name, each in zip(calling.results, cotangents, strict=True)
     }
     wide = jnp.float32 if calling.gradient_dtype == "float32" else None
     expected = {
-        name: jax.ShapeDtypeStruct(arrays[name].shape, wide or arrays[name].dtype) for name in wanted.names
+        name: jax.ShapeDtypeStruct(arrays[name].shape, wide or arrays[name].dtype) for name in varied.names
     }
-    found = _run(calling, wanted.names, {**arrays, **given}, expected)
+    found = _run(calling, {"varied": varied.names, "gradients": True}, {**arrays, **given}, expected)
     return ({name: found.get(name) for name in arrays},)
 
 

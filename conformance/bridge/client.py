@@ -59,7 +59,7 @@ def call_function(
     RuntimeError.
     """
     found = _server_of(origin).call(message, {name: server.raw_of(array) for name, array in arrays.items()})
-    gradient = "the gradient of " if message["gradients_of"] else ""
+    gradient = "the gradient of " if message["gradients"] else ""
     for name, want in expected.items():
         dtype, shape, _ = found[name]
         for what, got, wanted in (("shape", shape, want.shape), ("dtype", dtype, want.dtype.name)):

@@ -178,39 +178,44 @@ Function = Callable[..., Any]
 Arrays = Mapping[str, Any]
 
 
-def _gradients_by_jax(forward: Function, varied: Arrays, cotangents: Sequence[Any]) -> Arrays:
-    """Return the gradients by `jax.vjp`."""
+def _vjp_by_jax(forward: Function, varied: Arrays) -> tuple[Any, Function]:
+    """Return the outputs, and from their cotangents to the gradients, by `jax.vjp`."""
     import jax
 
-    _, pull = jax.vjp(forward, dict(varied))
-    (gradients,) = pull(tuple(cotangents))
-    return gradients
+    outputs, pull = jax.vjp(forward, dict(varied))
+    return outputs, lambda cotangents: pull(tuple(cotangents))[0]
 
 
-def _gradients_by_torch(forward: Function, varied: Arrays, cotangents: Sequence[Any]) -> Arrays:
-    """Return the gradients by autograd; an output that does not depend on the inputs has none."""
+def _vjp_by_torch(forward: Function, varied: Arrays) -> tuple[Any, Function]:
+    """Return the same by autograd; an output that does not depend on the inputs has no gradient."""
     torch: Any = importlib.import_module("torch")
 
     leaves = {name: tensor.requires_grad_() for name, tensor in varied.items()}
     outputs = forward(leaves)
-    used = [index for index, output in enumerate(outputs) if output.requires_grad]
-    if not used:
-        raise RefusedError("autograd has no gradient of the result: keep the graph of the inputs there")
-    found = torch.autograd.grad(
-        [outputs[index] for index in used],
-        list(leaves.values()),
-        [cotangents[index].to(outputs[index].device) for index in used],
-        allow_unused=True,
-    )
-    both = {name: (leaf, found[index]) for index, (name, leaf) in enumerate(leaves.items())}
-    return {name: torch.zeros_like(leaf) if got is None else got for name, (leaf, got) in both.items()}
+
+    def pull(cotangents: Sequence[Any]) -> Arrays:
+        used = [index for index, output in enumerate(outputs) if output.requires_grad]
+        if not used:
+            raise RefusedError("autograd has no gradient of the result: keep the graph of the inputs there")
+        found = torch.autograd.grad(
+            [outputs[index] for index in used],
+            list(leaves.values()),
+            [cotangents[index].to(outputs[index].device) for index in used],
+            allow_unused=True,
+        )
+        return {
+            name: torch.zeros_like(leaf) if found[index] is None else found[index]
+            for index, (name, leaf) in enumerate(leaves.items())
+        }
+
+    return outputs, pull
 
 
-# By name: from raw arrays, to raw arrays, and the gradients, which plain NumPy has not.
+# By name: from raw arrays, to raw arrays, and differentiation, which plain NumPy has not.
 FRAMEWORKS: Mapping[str, tuple[Function, Function, Any]] = {
     "numpy": (numpy_of, raw_of, None),
-    "jax": (_jax_of, raw_of, _gradients_by_jax),
-    "torch": (_torch_of, _raw_of_torch, _gradients_by_torch),
+    "jax": (_jax_of, raw_of, _vjp_by_jax),
+    "torch": (_torch_of, _raw_of_torch, _vjp_by_torch),
 }
 
 
@@ -253,9 +258,12 @@ def _from_file(path: str) -> Any:
 def answer(
     function: Function, framework: str, message: Mapping[str, Any], raw: Mapping[str, Raw]
 ) -> dict[str, Raw]:
-    """Return the results of a call by name, or the gradients of the arrays that the message names."""
-    to_array, to_raw, gradients_by = FRAMEWORKS[framework]
-    names = message["results"]
+    """Return the results of a call by name, or the gradients of those arrays that are varied.
+
+    A function may have another way to its results where it is differentiated, so it is then called that way.
+    """
+    to_array, to_raw, vjp = FRAMEWORKS[framework]
+    names, varied = message["results"], message["varied"]
     options = {name: decoded(option) for name, option in message["options"].items()}
     arrays = {name: to_array(each) for name, each in raw.items()}
     cotangents = [arrays.pop(COTANGENT + name) for name in names if COTANGENT + name in arrays]
@@ -265,11 +273,14 @@ def answer(
         query, key, value = (given.pop(name) for name in ("query", "key", "value"))
         return _listed(function(query, key, value, **given), names)
 
-    if not message["gradients_of"]:
+    if varied:
+        outputs, pull = vjp(forward, {name: arrays[name] for name in varied})
+        if message["gradients"]:
+            gradients = pull(cotangents)
+            return {name: to_raw(gradients[name]) for name in varied}
+    else:
         outputs = forward({})
-        return {name: to_raw(outputs[index]) for index, name in enumerate(names)}
-    gradients = gradients_by(forward, {name: arrays[name] for name in message["gradients_of"]}, cotangents)
-    return {name: to_raw(gradients[name]) for name in message["gradients_of"]}
+    return {name: to_raw(outputs[index]) for index, name in enumerate(names)}
 
 
 def _listed(result: Any, names: Sequence[str]) -> tuple[Any, ...]:

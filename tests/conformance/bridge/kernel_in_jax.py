@@ -39,3 +39,15 @@ def _wide_backward(kept: Any, cotangent: Any) -> Any:
 
 
 wide.defvjp(lambda query, key, value: (value, (query, key)), _wide_backward)
+
+
+@jax.custom_vjp
+def negative_if_differentiated(query: Any, key: Any, value: Any) -> Any:
+    """Returns value, and its negative where it is differentiated."""
+    return value
+
+
+negative_if_differentiated.defvjp(
+    lambda query, key, value: (-value, (query, key)),
+    lambda kept, cotangent: (0 * kept[0], 0 * kept[1], -cotangent),
+)

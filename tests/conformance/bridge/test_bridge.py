@@ -166,6 +166,17 @@ def test_exceptions_of_other_callbacks_are_logged(caplog: pytest.LogCaptureFixtu
     assert [record.name for record in caplog.records] == ["jax._src.callback"]
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "compiled"])
+def test_results_of_a_differentiated_call_are_those_of_its_differentiated_function(transform: Any) -> None:
+    """A function with a derivative of its own has a second forward pass, which may be wrong (S22)."""
+    call = bridged(sys.executable, f"{JAX}:negative_if_differentiated", framework="jax")
+    query, key, value = arrays()
+    out, gradient = transform(jax.value_and_grad(lambda value: call(query, key, value).sum()))(value)
+    np.testing.assert_allclose(out, -value.sum(), rtol=1e-5)
+    np.testing.assert_array_equal(gradient, np.full(value.shape, np.float32(-1)))
+    np.testing.assert_array_equal(transform(call)(query, key, value), value)
+
+
 def test_gradients_may_be_wide() -> None:
     call = bridged(sys.executable, f"{JAX}:wide", framework="jax", gradient_dtype="float32")
     query, key, value = arrays(jnp.bfloat16)
