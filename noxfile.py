@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import nox
+from nox.command import CommandFailed
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -157,6 +158,25 @@ def gate_ring(session: nox.Session) -> None:
     _gate_ring(session, _RINGS, "--profile", "standard", *session.posargs)
 
 
+@nox.session(name="gate-peers", default=False)
+def gate_peers(session: nox.Session) -> None:
+    """Judge kernels of other projects that a CPU can run, by the quick profile; `-- --list` names them."""
+    _install(session, "peers")
+    session.env.update(_PLATFORMS)
+    listing = ("python", "-m", "attest.conformance.peers")
+    if "--list" in session.posargs:
+        session.run(*listing, "--list")
+        return
+    failed: list[str] = []
+    for name in str(session.run(*listing, silent=True)).split():
+        try:
+            session.run("attest", "check", name, *_PATIENTLY, *session.posargs)
+        except CommandFailed:
+            failed.append(name)
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
+
+
 @nox.session(name="compile")
 def compile_matrix(session: nox.Session) -> None:
     """Compile every kernel for every GPU and TPU that we support, none of which need be here."""
@@ -209,8 +229,8 @@ def nightly(session: nox.Session) -> None:
     session.run("pytest", "-m", "nightly", "-n", "auto", *session.posargs, env=_COMPILE_QUICKLY)
     many = {**_COMPILE_QUICKLY, "HYPOTHESIS_PROFILE": "nightly"}
     session.run("pytest", "-m", "hypothesis", "-n", "auto", *session.posargs, env=many)
-    for other in ("gate-triton-interpret", "gate-pallas-tpu-interpret", "gate-operations", "gate-ring"):
-        session.notify(other, posargs=())
+    for other in ("triton-interpret", "pallas-tpu-interpret", "operations", "ring", "peers"):
+        session.notify(f"gate-{other}", posargs=())
 
 
 @nox.session(default=False)

@@ -1,9 +1,22 @@
-"""The Subjects of `tokamax.dot_product_attention` on GPUs: in Pallas Triton and in Pallas Mosaic GPU.
+"""The Subjects of `tokamax.dot_product_attention`: in XLA, and on GPUs in Pallas Triton and Mosaic GPU.
 
-Its heuristics choose the block sizes. Causal order starts in the top-left corner.
+Its documentation is in its source, and refers to that of `jax.nn.dot_product_attention`:
+https://github.com/openxla/tokamax/blob/main/tokamax/_src/ops/attention/api.py. In our words:
+
+- Values may have a width of their own. Queries may be grouped. Arrays may have additional batch dimensions,
+  but nothing is said of their bits (S27), so they are not declared.
+- A bias is added to the scaled logits, before `logits_soft_cap` caps them.
+- "Attention weights are masked out" where a mask is False: the product with the values takes all of them, so
+  a NaN in a hidden one leaks. Masks and biases broadcast to [batch, num_heads, seq_len_q, seq_len_kv].
+- A window is (left, right) around the token. Causal order and window start in the top-left corner, as
+  `CausalMask` is drawn.
+- `xla_chunked` computes in chunks of 512 queries and 1024 keys. On GPUs heuristics choose the block sizes.
+- Neither a row that sees no key, nor the rows beyond a length, nor any refusal of malformed arguments, is
+  described.
 """
 
 import sys
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,7 +24,10 @@ from threading import Lock
 from types import ModuleType
 from typing import Any
 
-from attest.conformance.subject import Limits, Subject
+from attest.conformance.cases.features import DTYPES
+from attest.conformance.peers._packages import why_not_installed
+from attest.conformance.subject import Limits, Subject, Tiling, default_numerics
+from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import Semantics
 
 _PROFILER = "xprof.cli.tools"
@@ -28,6 +44,8 @@ def _call(
     softmax_scale: float | None = None,
     causal: bool = False,
     logits_soft_cap: float | None = None,
+    mask: Any = None,
+    local_window_size: Any = None,
 ) -> Any:
     return _library().dot_product_attention(
         query,
@@ -37,8 +55,26 @@ def _call(
         scale=softmax_scale,
         is_causal=causal,
         logits_soft_cap=logits_soft_cap,
+        mask=mask,
+        local_window_size=local_window_size,
         implementation=implementation,
     )
+
+
+def _call_with_masks(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    attention_mask: Any = None,
+    sliding_window: int | tuple[int | None, int | None] | None = None,
+    **options: Any,
+) -> Any:
+    window = sliding_window
+    if isinstance(window, tuple):
+        unbounded = query.shape[1] + key.shape[1]
+        window = tuple(unbounded if side is None else side for side in window)
+    return _call(query, key, value, mask=attention_mask, local_window_size=window, **options)
 
 
 def _library() -> Any:
@@ -51,10 +87,6 @@ def _library() -> Any:
                 sys.modules[name] = ModuleType(name)
             vars(sys.modules[_PROFILER])["get_kernel_stats_tool"] = None
         return import_module("tokamax")
-
-
-def _why_not_here() -> str | None:
-    return None if find_spec("tokamax") else "needs the package tokamax, which is not installed"
 
 
 def _subject(implementation: str) -> Subject:
@@ -70,12 +102,39 @@ def _subject(implementation: str) -> Subject:
         ),
         backend="gpu",
         limits=Limits(longest=1 << 20),
-        ready=_why_not_here,
+        ready=lambda: why_not_installed("tokamax"),
     )
 
 
+def _numerics(dtype: str, tiling: Tiling) -> Numerics:
+    """Return the arithmetic of XLA: dots take 16-bit operands, weights are kept, all else is float32."""
+    cast = format_of(dtype).unit
+    return replace(default_numerics(dtype, tiling), d_weights=cast, materialised=True)
+
+
+def _xla_subject(implementation: str, *blocks: int) -> Subject:
+    features = frozenset({"mask", "broadcast", "window"})
+    common = _subject(implementation)
+    return replace(
+        common,
+        call=partial(_call_with_masks, implementation=implementation),
+        features=common.features | features,
+        dtypes=DTYPES,
+        semantics=replace(
+            common.semantics, window="top_left", hidden_nonfinite="leaks", empty_rows="unspecified"
+        ),
+        numerics=_numerics,
+        backend="any",
+        tilings=(Tiling({}, *blocks),),
+        limits=Limits(validates=False),
+    )
+
+
+XLA = _xla_subject("xla")
+XLA_CHUNKED = _xla_subject("xla_chunked", 512, 1024)
 TRITON = _subject("triton")
 MOSAIC = _subject("mosaic")
 
 SUBJECTS: tuple[Subject, ...] = ()
+APART = (XLA, XLA_CHUNKED)
 UNCONFIRMED = (TRITON, MOSAIC)

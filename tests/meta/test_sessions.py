@@ -14,6 +14,8 @@ from tests.meta.processes import ROOT
 
 pytest.importorskip("nox")
 
+from nox.command import CommandFailed
+
 # What users install of ours, by the name that the session gives it.
 ENVIRONMENTS = ("core", "suite", "triton", "store", "cluster")
 
@@ -118,6 +120,47 @@ def test_browser_runs_the_browser_that_is_here_with_the_pinned_axe(
     refreshing.posargs = ["--refresh"]
     noxfile.browser.func(refreshing)
     assert refreshing.commands == [("python", "-m", "tests.browser.screenshots")]
+
+
+class Judging(Browsing):
+    """A session in which two peers are listed, and the checks of some peers fail."""
+
+    def __init__(self, *posargs: str, failing: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.posargs = [*posargs]
+        self.failing = failing
+
+    def run(self, *arguments: str, **options: Any) -> str:
+        super().run(*arguments)
+        if arguments[2] in self.failing:
+            raise CommandFailed
+        return "peers.a:A\npeers.b:B\n"
+
+    def error(self, sentence: str) -> None:
+        raise SkippedError(sentence)
+
+
+def test_gate_peers_judges_each_peer_that_is_listed(noxfile: ModuleType) -> None:
+    session = Judging("--shard", "1/2")
+    noxfile.gate_peers.func(session)
+    assert "--group=peers" in session.installed[0]
+    listing, *checks = session.commands
+    assert listing == ("python", "-m", "attest.conformance.peers")
+    assert [each[:3] for each in checks] == [("attest", "check", name) for name in ("peers.a:A", "peers.b:B")]
+    assert all(each[-2:] == ("--shard", "1/2") for each in checks)
+
+
+def test_gate_peers_names_those_that_fail_after_all_are_judged(noxfile: ModuleType) -> None:
+    session = Judging(failing=("peers.a:A",))
+    with pytest.raises(SkippedError, match=r"^failed: peers\.a:A$"):
+        noxfile.gate_peers.func(session)
+    assert [each[2] for each in session.commands[1:]] == ["peers.a:A", "peers.b:B"]
+
+
+def test_gate_peers_lists_the_peers(noxfile: ModuleType) -> None:
+    session = Judging("--list")
+    noxfile.gate_peers.func(session)
+    assert session.commands == [("python", "-m", "attest.conformance.peers", "--list")]
 
 
 def test_minimums_has_each_extra(noxfile: ModuleType) -> None:

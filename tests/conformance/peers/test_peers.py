@@ -15,7 +15,8 @@ from attest.conformance.peers import ejkernel, jax_nn, tokamax
 from attest.conformance.subject import Subject, discover, find
 from benchmarks.contenders import PEERS
 
-MODULES = [import_module(f"{peers.__name__}.{info.name}") for info in pkgutil.iter_modules(peers.__path__)]
+NAMES = [info.name for info in pkgutil.iter_modules(peers.__path__) if not info.name.startswith("_")]
+MODULES = [import_module(f"{peers.__name__}.{name}") for name in NAMES]
 OPTIONS = {"bias": "b", "softmax_scale": 0.5, "causal": True}
 
 
@@ -36,10 +37,14 @@ def unconfirmed() -> list[Subject]:
     return [subject for module in MODULES for subject in module.UNCONFIRMED]
 
 
+def apart() -> list[Subject]:
+    return [subject for module in MODULES for subject in getattr(module, "APART", ())]
+
+
 def test_the_gate_knows_the_confirmed_peers_only() -> None:
     confirmed = {subject.name for module in MODULES for subject in module.SUBJECTS}
     assert confirmed <= discover().keys()
-    assert not {subject.name for subject in unconfirmed()} & discover().keys()
+    assert not {subject.name for subject in [*unconfirmed(), *apart()]} & discover().keys()
 
 
 def test_benchmarks_time_subjects_of_peers() -> None:
@@ -49,12 +54,15 @@ def test_benchmarks_time_subjects_of_peers() -> None:
     assert find("attest.conformance.peers.jax_nn:CUDNN") is jax_nn.CUDNN
 
 
-@pytest.mark.parametrize("subject", unconfirmed(), ids=lambda subject: subject.name)
-def test_peers_for_gpus_are_not_run_elsewhere(subject: Subject) -> None:
-    assert subject.why_not_here("cpu") == "runs on gpu, this machine has cpu"
+ELSEWHERE = [subject for subject in unconfirmed() if subject.backend in ("gpu", "tpu")]
 
 
-@pytest.mark.parametrize("subject", [tokamax.TRITON, ejkernel.TRITON], ids=lambda subject: subject.name)
+@pytest.mark.parametrize("subject", ELSEWHERE, ids=lambda subject: subject.name)
+def test_peers_for_accelerators_are_not_run_elsewhere(subject: Subject) -> None:
+    assert subject.why_not_here("cpu") == f"runs on {subject.backend}, this machine has cpu"
+
+
+@pytest.mark.parametrize("subject", [ejkernel.TRITON], ids=lambda subject: subject.name)
 def test_a_peer_that_is_not_installed_is_named(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     package = subject.name.partition(".")[0]
     module = import_module(f"attest.conformance.peers.{package}")
@@ -94,6 +102,8 @@ def test_tokamax_is_called_without_its_profiler(
         "bias": "b",
         "scale": 0.5,
         "is_causal": True,
+        "mask": None,
+        "local_window_size": None,
         "logits_soft_cap": 2.0,
         "implementation": subject.name.partition(".")[2],
     }
