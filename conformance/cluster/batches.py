@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from attest.conformance.process.pool import Job, Outcome
 
 # A batch lasts about as many seconds, so that sending one costs little, and little is lost with a worker.
-_BATCH_SECONDS = 4.0
-_MOST_JOBS = 32
+BATCH_SECONDS = 4.0
+MOST_JOBS = 32
 # Batches that are still to come for each worker, so that all of them end at about the same time.
 _ROUNDS = 4
 # So many times a call is lost alone before it is given up.
@@ -87,5 +87,5 @@ class Batches:
         """Return how many jobs the next batch may have: one, until the time of a job is known."""
         if not self._jobs:
             return 1
-        of_time = int(_BATCH_SECONDS * self._jobs / max(self._seconds, 1e-9))
-        return max(1, min(_MOST_JOBS, of_time, len(self.waiting) // (_ROUNDS * max(workers, 1))))
+        of_time = int(BATCH_SECONDS * self._jobs / max(self._seconds, 1e-9))
+        return max(1, min(MOST_JOBS, of_time, len(self.waiting) // (_ROUNDS * max(workers, 1))))

@@ -16,7 +16,7 @@ from distributed import Scheduler, Worker
 from attest.conformance.files import write_text
 
 # What nobody looks at here, and what takes a share of the processor from the kernels.
-_QUIET = {"distributed.worker.profile.enabled": False, "distributed.admin.system-monitor.interval": "10s"}
+QUIET = {"distributed.worker.profile.enabled": False, "distributed.admin.system-monitor.interval": "10s"}
 
 
 async def _scheduler(folder: Path) -> None:
@@ -34,14 +34,15 @@ async def _worker(folder: Path, address: str, number: str) -> None:
         await worker.finished()
 
 
-def _end_with_caller() -> None:
+def end_with_caller() -> None:
+    """End this process when the caller does."""
     sys.stdin.buffer.read()  # nothing is written: it returns when the caller's end closes
     os._exit(0)
 
 
 def main() -> None:
     """Run what the arguments ask for until it ends, or the caller does."""
-    threading.Thread(target=_end_with_caller, daemon=True).start()
-    config.set(_QUIET)
+    threading.Thread(target=end_with_caller, daemon=True).start()
+    config.set(QUIET)
     work = {"scheduler": _scheduler, "worker": _worker}[sys.argv[1]]
     asyncio.run(work(Path(sys.argv[2]), *sys.argv[3:]))

@@ -18,6 +18,7 @@ from attest.conformance.record import Measurement, Result, Verdict
 from tests.alarms import run
 from tests.alarms.run import main
 from tests.alarms.tally import Tally
+from tests.conformance.cli.processes import ROOT
 
 PASSED = Result("xla.attention", "forward", (), Case(seed=3, kv_len=5), Verdict.PASS)
 MEASURED = Measurement("out", 40, worst_ratio=0.5, rms_ratio=0.8, largest_z=2.0, bias_t=-3.0)
@@ -132,7 +133,7 @@ def test_a_cluster_judges_what_processes_do(tmp_path: Path) -> None:
     options = ("--profile", "quick", "--seeds", "5", "--subjects", "outsider.numpy", "--seconds", "10")
     done = subprocess.run(
         [sys.executable, "-m", "tests.alarms.run", *options, "--cluster", "local:1", "--out", str(out)],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
