@@ -53,10 +53,19 @@ def _call(
     sinks = None
     if softmax_aux is not None:
         joined = jax.nn.logsumexp(jnp.atleast_2d(softmax_aux).astype(jnp.float32), axis=-1)
-        sinks = jnp.broadcast_to(joined, (heads,))
+        sinks = _with_float32_gradient(jnp.broadcast_to(joined, (heads,)))
     by_heads = (x.transpose(0, 2, 1, 3) for x in (query, key, value))
     out = jax.vmap(attend, in_axes=(0, 0, 0, 0, None))(*by_heads, segments, sinks)
     return out.transpose(0, 2, 1, 3)
+
+
+@jax.custom_vjp
+def _with_float32_gradient(sinks: Any) -> Any:
+    """Return float32 sinks, whose gradient the kernel gives the dtype of its inputs."""
+    return sinks
+
+
+_with_float32_gradient.defvjp(lambda sinks: (sinks, None), lambda _, d_sinks: (d_sinks.astype(jnp.float32),))
 
 
 def _mask(
