@@ -1,4 +1,4 @@
-"""Subjects of ejKernel: its Triton flash attention here, and its XLA kernels in an environment of their own.
+"""Subjects of ejKernel: its Triton flash attention here, and all kernels in an environment of their own.
 
 ejKernel 0.0.80.3 needs jax below 0.11. ATTEST_PEER_PYTHON_EJKERNEL names the interpreter of an environment
 that has it, such as /path/venv/bin/python. Its documentation are the docstrings of the functions, at
@@ -29,6 +29,7 @@ no field, and which only float16 shows.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -44,7 +45,11 @@ from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import Semantics
 
 _PYTHON = "ATTEST_PEER_PYTHON_EJKERNEL"
-_THERE = Path(__file__).parent / "_elsewhere" / "ejkernel_calls.py"
+_ELSEWHERE = Path(__file__).parent / "_elsewhere"
+_XLA = _ELSEWHERE / "ejkernel_calls.py"
+_INTERPRETED = _ELSEWHERE / "ejkernel_triton.py"
+# The folder in which `attest` can be imported.
+_ATTEST = Path(__file__).absolute().parents[3]
 
 
 def _call_triton(query: Any, key: Any, value: Any, **options: Any) -> Any:
@@ -64,15 +69,17 @@ def _why_not_there() -> str | None:
     return None if Path(python).is_file() else f"needs {_PYTHON} to be an interpreter, got {python!r}"
 
 
-def _there(name: str, function: str, **declared: Any) -> Subject:
+def _there(name: str, function: str, variables: Mapping[str, str] | None = None, **declared: Any) -> Subject:
     def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
         if missing := _why_not_there():
             raise RuntimeError(f"{name} {missing}")
         run = bridged(
             os.environ[_PYTHON],
-            f"{_THERE}:{function}",
+            function,
             framework="jax",
+            gradient_dtype=declared.get("gradient_dtype", "input"),
             name=name,
+            variables=variables,
         )
         return run(query, key, value, **options)
 
@@ -124,9 +131,24 @@ TRITON = Subject(
     ready=_why_not_here,
 )
 
+# The same kernels without a GPU, in blocks of 16: without a choice, ejKernel takes as many queries as there
+# are, which Triton refuses unless that is a power of two.
+INTERPRETED = _there(
+    "ejkernel.triton.interpreted",
+    f"{_INTERPRETED}:flash",
+    {"TRITON_INTERPRET": "1", "PYTHONPATH": str(_ATTEST)},
+    features=TRITON.features,
+    dtypes=TRITON.dtypes,
+    semantics=replace(TRITON.semantics, hidden_nonfinite="leaks", empty_rows="unspecified"),
+    tilings=(_blocks(16, 16), _blocks(32, 64)),
+    head_dims=(16, 128),
+    limits=Limits(longest=256, validates=False),
+    gradient_dtype="float32",
+)
+
 FLASH = _there(
     "ejkernel.xla.flash_attention",
-    "flash",
+    f"{_XLA}:flash",
     features=_COMMON | {"gqa", "mask", "integer_mask", "broadcast", "segments", "dropout", "unnormalized"},
     dtypes=DTYPES,
     semantics=replace(
@@ -143,7 +165,7 @@ FLASH = _there(
 
 ATTENTION = _there(
     "ejkernel.xla.attention",
-    "attention",
+    f"{_XLA}:attention",
     features=_COMMON | {"gqa", "mask", "broadcast", "dropout", "value_dim"},
     dtypes=("float32", "bfloat16"),
     semantics=replace(
@@ -159,7 +181,7 @@ ATTENTION = _there(
 
 RING = _there(
     "ejkernel.xla.ring_attention",
-    "ring",
+    f"{_XLA}:ring",
     features=_COMMON | {"segments", "positions"},
     dtypes=DTYPES,
     semantics=replace(_DIALECT, bias="after_cap"),
@@ -168,4 +190,4 @@ RING = _there(
 )
 
 SUBJECTS: tuple[Subject, ...] = ()
-UNCONFIRMED = (TRITON, FLASH, ATTENTION, RING)
+UNCONFIRMED = (TRITON, INTERPRETED, FLASH, ATTENTION, RING)

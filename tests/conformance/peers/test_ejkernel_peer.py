@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from attest.conformance.peers._elsewhere import ejkernel_calls as there
-from attest.conformance.peers.ejkernel import ATTENTION, FLASH, RING
+from attest.conformance.peers.ejkernel import ATTENTION, FLASH, INTERPRETED, RING
 from attest.conformance.subject import Subject
 
 VARIABLE = "ATTEST_PEER_PYTHON_EJKERNEL"
 QUERY, KEY = jnp.ones((2, 4, 2, 3), jnp.bfloat16), jnp.ones((2, 5, 1, 3), jnp.bfloat16)
 
-subjects = pytest.mark.parametrize("subject", [FLASH, ATTENTION, RING], ids=lambda subject: subject.name)
+subjects = pytest.mark.parametrize(
+    "subject", [INTERPRETED, FLASH, ATTENTION, RING], ids=lambda subject: subject.name
+)
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,11 @@ def test_the_missing_environment_is_asked_for(subject: Subject, monkeypatch: pyt
     assert subject.why_not_here("cpu") is None
 
 
-def test_an_environment_without_ejkernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("subject", [INTERPRETED, FLASH], ids=lambda subject: subject.name)
+def test_an_environment_without_ejkernel_is_named(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, sys.executable)
     with pytest.raises(RuntimeError, match="raised ModuleNotFoundError: No module named 'ejkernel'"):
-        FLASH.call(QUERY, QUERY, QUERY)
+        subject.call(QUERY, QUERY, QUERY, **subject.tilings[0].options)
 
 
 def test_arrays_of_pairs_get_every_axis_and_an_open_window_a_side(given: dict[str, Any]) -> None:
