@@ -10,13 +10,14 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 _PRELOADED = "attest.conformance.running.preloaded"
 
-# A process begins with these blocked, so that Ctrl-C, which goes to its whole group, prints nothing.
+# The server and each process begin with these blocked: one that goes to the whole group, as that of Ctrl-C,
+# prints nothing, and the server does not end before the run, which would take its processes for dead.
 BLOCKED = (signal.SIGINT, signal.SIGTERM)
 
 # Variables that take effect when Python starts and when modules are imported: the server keeps their values.
@@ -69,6 +70,9 @@ def _may_fork() -> bool:
         try:
             multiprocessing.get_context("forkserver").set_forkserver_preload([_PRELOADED])
             with _importing_as_here():
+                # It unblocks the signals when it starts, so that the server would not have them blocked.
+                resource_tracker.ensure_running()
+                signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
                 forkserver.ensure_running()
         except OSError:
             return False

@@ -66,6 +66,30 @@ def test_a_worker_begins_without_the_server(monkeypatch):
     assert answer(variable, "ATTEST_NOTHING") == "2"
 
 
+def test_a_signal_to_the_group_ends_no_server_before_its_run():
+    """The run would take each worker for one that has died with its kernel."""
+    program = (
+        "import os, signal, time\n"
+        "from multiprocessing import forkserver\n"
+        "from attest.conformance.process import starting\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "process = starting.start(time.sleep, 2.0)\n"
+        "os.killpg(0, signal.SIGTERM)\n"
+        "process.join()\n"
+        "print(process.exitcode)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        process_group=0,
+    )
+    assert done.stdout.split() == ["0"]
+
+
 def test_a_worker_imports_nothing_from_the_current_folder(tmp_path):
     (tmp_path / "hypothesis.py").write_text("from pathlib import Path\nPath('has run').touch()\n")
     program = (
