@@ -10,6 +10,7 @@ FILE holds what was measured on each host. A later command adds to it, also from
 without --workers and --idle only draws and prints what is there.
 """
 
+import os
 import statistics
 import subprocess
 import sys
@@ -71,25 +72,43 @@ def main(
     figure_path: Annotated[Path | None, typer.Option("--figure", help="Draw an SVG here.")] = None,
 ) -> None:
     """Measure, print the tables, and write the file and the figure."""
-    files = [read_hosts(path) for path in (*([json_path] if json_path else ()), *(other or ()))]
-    rows = [_row(subject, examples, count, repeats) for count in workers or ()]
-    known = [host for hosts in files for host in hosts]
-    host = Host(environment(), subject, _results_of_a_job(subject, examples), rows, ())
-    hosts = merged(known, [host]) if rows or idle else known
-    here = next((each for each in hosts if each.name == host.name), host)
-    if idle:
-        if not here.rows:
-            raise SystemExit("--idle: expected with --workers, or with a file that has a row of this host")
-        pace = len(_CHECKS) / here.rate_of_a_worker
-        runs = [_idle_run(subject, PACED, count, pace) for count in idle]
-        runs.append(_idle_run(subject, SHORT, _SHORT_WORKERS, _SHORT_SECONDS))
-        hosts = merged(hosts, [Host(here.environment, subject, here.results_of_a_job, (), runs)])
+    here = environment()
+    # A commit during the measurements would make workers that start later unlike the caller.
+    os.environ["ATTEST_COMMIT"] = here["commit"]
+    hosts = merged(*(read_hosts(path) for path in (*([json_path] if json_path else ()), *(other or ()))))
+    host = Host(here, subject, 0.0, (), ())
+    known = next((each for each in hosts if each.name == host.name), host)
+    if idle and not (workers or known.rows):
+        raise SystemExit("--idle: expected with --workers, or with a file that has a row of this host")
+    if workers or idle:
+        host = replace(host, results_of_a_job=_results_of_a_job(subject, examples))
+    for measured in _measured(host, known, workers or (), idle or (), examples, repeats):
+        hosts = merged(hosts, [measured])
+        if json_path is not None:
+            write_hosts(hosts, json_path)
     for each in hosts:
         print(f"{each.name}, {each.subject}\n\n{tables(each)}\n")
     if json_path is not None:
         write_hosts(hosts, json_path)
     if figure_path is not None:
         write_text(figure_path, figure(hosts))
+
+
+def _measured(
+    host: Host, known: Host, workers: Sequence[int], idle: Sequence[int], examples: int, repeats: int
+) -> Generator[Host]:
+    """Yield a host with each of its measurements, as soon as it is made. known: what is there already."""
+    rows: list[Row] = []
+    for count in workers:
+        rows.append(_row(host.subject, examples, count, repeats))
+        yield replace(host, rows=(rows[-1],))
+    if not idle:
+        return
+    (with_rows,) = merged([known], [replace(host, rows=tuple(rows))])
+    pace = len(_CHECKS) / with_rows.rate_of_a_worker
+    yield replace(host, idle=(_idle_run(host.subject, SHORT, _SHORT_WORKERS, _SHORT_SECONDS),))
+    for count in idle:
+        yield replace(host, idle=(_idle_run(host.subject, PACED, count, pace),))
 
 
 def _results_of_a_job(subject: str, examples: int) -> float:

@@ -28,6 +28,25 @@ def figure(hosts: Sequence[Host]) -> str:
 
 
 def _draw(panel: Axes, host: Host) -> None:
+    if host.can_be_modelled:
+        _draw_model(panel, host)
+    rows = [(row.workers, row.processes, row.cluster) for row in host.rows]
+    if rows:
+        workers, processes, cluster = zip(*rows, strict=True)
+        panel.plot(workers, processes, "x", color="C1", label="measured: processes without a cluster")
+        panel.plot(workers, cluster, "o", color="C0", fillstyle="none", label="measured: a cluster")
+    paced = [(run.workers, run.rate) for run in host.idle if run.kind == PACED]
+    if paced:
+        panel.plot(*zip(*paced, strict=True), "s", color="C2", label="measured: workers that only wait")
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xlabel("workers")
+    panel.set_ylabel("results a second")
+    panel.set_title(host.name, fontsize=9)
+    panel.legend(fontsize=7, loc="lower right")
+
+
+def _draw_model(panel: Axes, host: Host) -> None:
     model = model_of(host)
     many = np.geomspace(1, _MOST_WORKERS, 200)
     ideal = many * model.rate_of_a_worker
@@ -38,16 +57,3 @@ def _draw(panel: Axes, host: Host) -> None:
         panel.annotate(
             limit.what, (1, limit.rate), fontsize=7, color="0.4", xytext=(2, 2), textcoords="offset points"
         )
-    rows = [(row.workers, row.processes, row.cluster) for row in host.rows]
-    workers, processes, cluster = zip(*rows, strict=True)
-    panel.plot(workers, processes, "x", color="C1", label="measured: processes without a cluster")
-    panel.plot(workers, cluster, "o", color="C0", fillstyle="none", label="measured: a cluster")
-    paced = [(run.workers, run.rate) for run in host.idle if run.kind == PACED]
-    if paced:
-        panel.plot(*zip(*paced, strict=True), "s", color="C2", label="measured: workers that only wait")
-    panel.set_xscale("log")
-    panel.set_yscale("log")
-    panel.set_xlabel("workers")
-    panel.set_ylabel("results a second")
-    panel.set_title(host.name, fontsize=9)
-    panel.legend(fontsize=7, loc="lower right")

@@ -81,7 +81,7 @@ class Model:
 
 def model_of(host: Host) -> Model:
     """Return the model that fits the runs of a host on idle workers. Raises ValueError without such runs."""
-    if len({run.kind for run in host.idle}) < 2:
+    if not host.can_be_modelled:
         raise ValueError(f"{host.name}: expected a row, and runs on idle workers: give --workers and --idle")
     rate = host.rate_of_a_worker
     jobs = min(rate / host.results_of_a_job * BATCH_SECONDS, MOST_JOBS)

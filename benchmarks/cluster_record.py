@@ -115,13 +115,18 @@ class Host:
     environment: Mapping[str, Any]
     subject: str
     results_of_a_job: float
-    rows: Sequence[Row]
-    idle: Sequence[Run]
+    rows: tuple[Row, ...]
+    idle: tuple[Run, ...]
 
     @property
     def name(self) -> str:
         """The number of cores and the processor."""
         return f"{self.environment['cores']} cores of {self.environment['processor']}"
+
+    @property
+    def can_be_modelled(self) -> bool:
+        """Whether there are rows, and runs on idle workers whose batches have two sizes."""
+        return bool(self.rows) and {PACED, SHORT} <= {run.kind for run in self.idle}
 
     @property
     def rate_of_a_worker(self) -> float:

@@ -9,7 +9,7 @@ from benchmarks.cluster_record import PACED, Host
 def tables(host: Host) -> str:
     """Return the tables of a host."""
     found = [_measured(host)]
-    if host.idle:
+    if host.can_be_modelled:
         found += [_costs(host), _limits(host), _predictions(host)]
     return "\n\n".join(found)
 

@@ -1,8 +1,10 @@
 """The benchmark of clusters: its model is that of its measurements, and its page has what its file has."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from distributed.scheduler import heartbeat_interval
@@ -151,6 +153,12 @@ def test_the_figure_has_a_panel_for_each_host_and_no_date():
     assert "dc:date" not in drawn
 
 
+def test_without_idle_workers_there_is_no_model():
+    host = host_of(COSTS, idle=())
+    assert [line[:4] for line in tables(host).splitlines()].count("|---") == 1
+    assert "model" not in figure([host])
+
+
 def test_the_page_has_the_tables_of_the_file():
     page = (ROOT / "docs" / "how-to" / "cluster.md").read_text()
     for host in read_hosts(MEASURED):
@@ -170,6 +178,34 @@ def test_an_idle_worker_answers_with_a_result_of_each_check():
     assert all(result.measurements for result in results)
 
 
+@patch.dict(os.environ)
+def test_what_is_measured_is_kept_though_the_rest_fails(tmp_path, monkeypatch):
+    file = tmp_path / "cluster.json"
+    (row,), (paced, short) = host_of(COSTS).rows, host_of(COSTS).idle
+    left = {PACED: [replace(paced, workers=4)], SHORT: [short]}
+
+    def measured(_subject, kind, workers, seconds):
+        assert seconds == (len(cluster._CHECKS) / row.cluster if kind == PACED else cluster._SHORT_SECONDS)
+        return left[kind].pop()
+
+    monkeypatch.setattr(cluster, "_row", lambda *_: row)
+    monkeypatch.setattr(cluster, "_idle_run", measured)
+    monkeypatch.setattr(cluster, "_results_of_a_job", lambda *_: 6.0)
+    app = Typer()
+    app.command()(cluster.main)
+    found = CliRunner().invoke(app, ["--workers", "1", "--idle", "4", "--idle", "5", "--json", str(file)])
+    assert isinstance(found.exception, IndexError)
+    (host,) = read_hosts(file)
+    assert host.rows == (row,)
+    assert {run.kind for run in host.idle} == {PACED, SHORT}
+    drawn = tmp_path / "cluster.svg"
+    found = CliRunner().invoke(app, ["--other", str(file), "--figure", str(drawn)])
+    assert found.exit_code == 0
+    assert tables(host) in found.output
+    assert drawn.read_text() == figure([host])
+
+
+@patch.dict(os.environ)
 def test_idle_workers_need_the_pace_of_a_real_one():
     app = Typer()
     app.command()(cluster.main)
@@ -178,6 +214,7 @@ def test_idle_workers_need_the_pace_of_a_real_one():
     assert found.output == "--idle: expected with --workers, or with a file that has a row of this host\n"
 
 
+@patch.dict(os.environ)
 def test_a_measurement_counts_what_the_scheduler_and_the_caller_do(tmp_path):
     app = Typer()
     app.command()(cluster.main)
