@@ -50,9 +50,11 @@ def ring(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """Return the output of ring attention on one device."""
     library = import_module("ejkernel.kernels._xla.ring_attention")
     given = _arguments(query, key, options)
-    for side in ("q", "kv"):
-        if f"{side}_positions" in given:
-            given[f"{side}_position_ids"] = given.pop(f"{side}_positions")
+    if "q_positions" in given or "kv_positions" in given:
+        # It takes both or neither; those in the arrays are the others.
+        for side, array in (("q", query), ("kv", key)):
+            own = jnp.broadcast_to(jnp.arange(array.shape[1], dtype=jnp.int32), array.shape[:2])
+            given[f"{side}_position_ids"] = given.pop(f"{side}_positions", own)
     # Its first step is this cast. Done here, the gradients are cast back, which it omits for query and key.
     query, key = query.astype(jnp.float32), key.astype(jnp.float32)
     return library.ring_attention(query, key, value.astype(jnp.float32), **given).astype(value.dtype)

@@ -111,9 +111,15 @@ def test_attention_computes_in_the_dtype_of_its_inputs_and_drops_by_a_key(given:
     assert "dropout_seed" not in given
 
 
-def test_the_ring_gets_positions_by_its_names(given: dict[str, Any]) -> None:
+def test_the_ring_gets_positions_by_its_names_and_always_both(given: dict[str, Any]) -> None:
     positions = jnp.zeros((2, 4), jnp.int32)
-    out = there.ring.__wrapped__(QUERY, QUERY, QUERY, q_positions=positions, kv_positions=positions + 1)
+    out = there.ring.__wrapped__(QUERY, QUERY, QUERY, q_positions=positions)
     assert given["q_position_ids"] is positions
-    assert given["kv_position_ids"].tolist() == (positions + 1).tolist()
+    assert given["kv_position_ids"].tolist() == [[0, 1, 2, 3]] * 2
+    assert not {"q_positions", "kv_positions"} & given.keys()
     assert (given["query"].dtype, out.dtype) == (jnp.float32, jnp.bfloat16)
+
+
+def test_the_ring_gets_no_positions_where_there_are_none(given: dict[str, Any]) -> None:
+    there.ring.__wrapped__(QUERY, QUERY, QUERY)
+    assert not {"q_position_ids", "kv_position_ids"} & given.keys()
