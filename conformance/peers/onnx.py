@@ -6,7 +6,8 @@ Its documentation is at https://onnx.ai/onnx/operators/onnx__Attention.html, of 
   After that come the soft cap, the sum with `attn_mask`, the softmax, and the product with V. This last one
   takes all values, so a NaN in a hidden one leaks.
 - `attn_mask` is a mask, where True means to take part, or a bias, and broadcasts to (batch_size, q_num_heads,
-  q_sequence_length, total_sequence_length). There is one such input, so a call has a mask or a bias.
+  q_sequence_length, total_sequence_length). There is one such input, so a call has a mask or a bias. A last
+  axis that is shorter is padded with -inf, also one of size 1, which the adapter broadcasts therefore.
 - Without a cache, causal order and windows start in the top-left corner. A window includes both ends, and -1
   leaves a side open.
 - A row that sees no key "produces a zero output row, not NaN".
@@ -24,6 +25,7 @@ from importlib import import_module
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -60,7 +62,8 @@ def _call(
         "right_window_size": right,
     }
     attributes = tuple((name, x) for name, x in given.items() if x is not None)
-    added = [x for x in (attention_mask, bias) if x is not None]
+    planes = [x for x in (attention_mask, bias) if x is not None]
+    added = [jnp.broadcast_to(x, (*x.shape[:-1], key.shape[1])) for x in planes]
     run = _evaluator(attributes, len(added))
     out = jax.ShapeDtypeStruct((*query.shape[:-1], value.shape[-1]), query.dtype)
     return jax.pure_callback(run, out, query, key, value, *added, vmap_method="sequential")

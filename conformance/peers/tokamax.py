@@ -107,9 +107,14 @@ def _subject(implementation: str) -> Subject:
 
 
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
-    """Return the arithmetic of XLA: dots take 16-bit operands, weights are kept, all else is float32."""
+    """Return the arithmetic of XLA: dots take 16-bit operands, weights are kept, all else is float32.
+
+    In chunks, weights are divided by their sum at the end, and derivatives follow from those of that step.
+    """
     cast = format_of(dtype).unit
-    return replace(default_numerics(dtype, tiling), d_weights=cast, materialised=True)
+    whole = tiling.key_block is None
+    usual = default_numerics(dtype, tiling)
+    return replace(usual, d_weights=cast, materialised=whole, rounded_out_in_delta=False)
 
 
 def _xla_subject(implementation: str, *blocks: int) -> Subject:
