@@ -28,28 +28,20 @@ Not documented, and declared as it is:
 no field, and which only float16 shows.
 """
 
-import os
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from attest.conformance.bridge import bridged
 from attest.conformance.cases.features import DTYPES
+from attest.conformance.peers._environments import ATTEST, Environment
 from attest.conformance.subject import Limits, Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import Semantics
 
-_PYTHON = "ATTEST_PEER_PYTHON_EJKERNEL"
-_ELSEWHERE = Path(__file__).parent / "_elsewhere"
-_XLA = _ELSEWHERE / "ejkernel_calls.py"
-_INTERPRETED = _ELSEWHERE / "ejkernel_triton.py"
-# The folder in which `attest` can be imported.
-_ATTEST = Path(__file__).absolute().parents[3]
+_THERE = Environment("ATTEST_PEER_PYTHON_EJKERNEL", "ejkernel 0.0.80.3")
 
 
 def _call_triton(query: Any, key: Any, value: Any, **options: Any) -> Any:
@@ -60,30 +52,6 @@ def _call_triton(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 def _why_not_here() -> str | None:
     return None if find_spec("ejkernel") else "needs the package ejkernel, which is not installed"
-
-
-def _why_not_there() -> str | None:
-    python = os.environ.get(_PYTHON)
-    if not python:
-        return f"needs {_PYTHON}, the interpreter of an environment with ejkernel 0.0.80.3"
-    return None if Path(python).is_file() else f"needs {_PYTHON} to be an interpreter, got {python!r}"
-
-
-def _there(name: str, function: str, variables: Mapping[str, str] | None = None, **declared: Any) -> Subject:
-    def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        if missing := _why_not_there():
-            raise RuntimeError(f"{name} {missing}")
-        run = bridged(
-            os.environ[_PYTHON],
-            function,
-            framework="jax",
-            gradient_dtype=declared.get("gradient_dtype", "input"),
-            name=name,
-            variables=variables,
-        )
-        return run(query, key, value, **options)
-
-    return Subject(name=name, call=call, ready=_why_not_there, **declared)
 
 
 def _flash_numerics(dtype: str, tiling: Tiling) -> Numerics:
@@ -133,10 +101,10 @@ TRITON = Subject(
 
 # The same kernels without a GPU, in blocks of 16: without a choice, ejKernel takes as many queries as there
 # are, which Triton refuses unless that is a power of two.
-INTERPRETED = _there(
+INTERPRETED = _THERE.subject(
     "ejkernel.triton.interpreted",
-    f"{_INTERPRETED}:flash",
-    {"TRITON_INTERPRET": "1", "PYTHONPATH": str(_ATTEST)},
+    "ejkernel_triton.py:flash",
+    {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ATTEST)},
     features=TRITON.features,
     dtypes=TRITON.dtypes,
     semantics=replace(TRITON.semantics, hidden_nonfinite="leaks", empty_rows="unspecified"),
@@ -146,9 +114,9 @@ INTERPRETED = _there(
     gradient_dtype="float32",
 )
 
-FLASH = _there(
+FLASH = _THERE.subject(
     "ejkernel.xla.flash_attention",
-    f"{_XLA}:flash",
+    "ejkernel_calls.py:flash",
     features=_COMMON | {"gqa", "mask", "integer_mask", "broadcast", "segments", "dropout", "unnormalized"},
     dtypes=DTYPES,
     semantics=replace(
@@ -163,9 +131,9 @@ FLASH = _there(
     limits=Limits(excludes=(frozenset({"bias", "soft_cap"}),), sinks="shared", seed_bits=31, validates=False),
 )
 
-ATTENTION = _there(
+ATTENTION = _THERE.subject(
     "ejkernel.xla.attention",
-    f"{_XLA}:attention",
+    "ejkernel_calls.py:attention",
     features=_COMMON | {"gqa", "mask", "broadcast", "dropout", "value_dim"},
     dtypes=("float32", "bfloat16"),
     semantics=replace(
@@ -179,9 +147,9 @@ ATTENTION = _there(
     limits=Limits(sinks="shared", seed_bits=31, validates=False),
 )
 
-RING = _there(
+RING = _THERE.subject(
     "ejkernel.xla.ring_attention",
-    f"{_XLA}:ring",
+    "ejkernel_calls.py:ring",
     features=_COMMON | {"segments", "positions"},
     dtypes=DTYPES,
     semantics=replace(_DIALECT, bias="after_cap"),
