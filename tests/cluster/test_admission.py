@@ -30,7 +30,8 @@ def connected(workers: dict[str, Any], facts: dict[str, Any]) -> tuple[Cluster, 
     found._text, found._say, found._asked, found._there, found._looked = "tcp://s", said.append, {}, (), 0.0
     found._client = SimpleNamespace(
         status="running",
-        scheduler_info=lambda n_workers: {"workers": workers},
+        sync=lambda ask, **options: ask(**options),
+        scheduler=SimpleNamespace(identity=lambda n_workers: {"workers": workers}),
         cancel=lambda futures: None,
     )
     found._receive = lambda _flight, _patience: []

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from distributed import CancelledError, KilledWorker
+from distributed import CancelledError, Client, KilledWorker, LocalCluster
 
 from attest.conformance.cluster import cluster as module
 from attest.conformance.cluster.batches import Batch, Batches
@@ -129,3 +129,17 @@ def test_a_scheduler_of_another_version_is_refused_in_one_sentence(monkeypatch):
         " install the same version here and there"
     )
     assert closed
+
+
+def test_workers_are_there_whatever_the_client_has_last_heard_of_them():
+    """Every two seconds it asks for everything but the workers, and shows what it has last got."""
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as local,
+        Client(local, set_as_default=False) as client,
+    ):
+        cluster = Cluster.__new__(Cluster)
+        cluster._client, cluster._looked, cluster._text = client, 0.0, "tcp://s"
+        cluster._members = Members(Requirements(), lambda *_: None, lambda _: None)
+        asked = client.scheduler_info
+        client.scheduler_info = lambda n_workers: asked(n_workers=0)
+        assert list(cluster._look()) == [worker.address for worker in local.workers.values()]
