@@ -5,6 +5,6 @@ function, and keeps it until the process ends. docs/how-to/another-environment.m
 """
 
 from attest.conformance.bridge.call import bridged
-from attest.conformance.bridge.client import BridgeError, Origin
+from attest.conformance.bridge.client import BridgeError
 
-__all__ = ["BridgeError", "Origin", "bridged"]
+__all__ = ["BridgeError", "bridged"]
