@@ -197,7 +197,8 @@ class Cluster:
                 raise OSError
             # Not `scheduler_info`: the client overwrites what that returns, in a thread and without workers.
             scheduler: Any = self._client.scheduler
-            workers: Any = self._client.sync(scheduler.identity, n_workers=-1)["workers"]
+            identity: Any = self._client.sync(scheduler.identity, n_workers=-1)
+            workers = identity["workers"]
         except (OSError, TimeoutError, RuntimeError) as error:
             raise LostError(f"the scheduler of --cluster {self._text} was lost") from error
         self._members.seen(workers)
