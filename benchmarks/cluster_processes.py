@@ -166,7 +166,13 @@ async def _idle(folder: Path, address: str, workers: int, seconds: float) -> Non
 
 
 def _describe(_names: object, facts: in_worker.Facts) -> in_worker.Description:
-    return in_worker.Description("", facts(), {})
+    return in_worker.Description("", _found(facts), {})
+
+
+@cache
+def _found(facts: in_worker.Facts) -> dict[str, Any]:
+    """Return the facts of this process, which do not change."""
+    return facts()
 
 
 def _answers(seconds: float, jobs: tuple[Job, ...], _timeout: float) -> list[Outcome]:

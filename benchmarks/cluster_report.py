@@ -6,6 +6,9 @@ from benchmarks.cluster_model import model_of, predicted
 from benchmarks.cluster_record import PACED, Host
 
 
+_MANY = 1000  # workers, of which the model says what they would do
+
+
 def tables(host: Host) -> str:
     """Return the tables of a host."""
     found = [_measured(host)]
@@ -51,7 +54,8 @@ def _costs(host: Host) -> str:
                 ("through the scheduler", "bytes", 1, 0, model.scheduler_bytes),
                 ("at the caller", "bytes", 1, 0, model.caller_bytes),
             )
-        ],
+        ]
+        + [("transitions of the scheduler", f"{model.transitions:.1f}", "0")],
     )
 
 
@@ -71,6 +75,7 @@ def _predictions(host: Host) -> str:
         )
         for run, rate in predicted(host)
     ]
+    rows.append((f"{_MANY:,}", "", f"{model_of(host).rate(_MANY):.2f}"))
     return _table(("workers", "results/s measured", "results/s predicted"), rows)
 
 
