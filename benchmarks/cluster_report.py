@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from benchmarks.cluster_model import model_of, predicted
 from benchmarks.cluster_record import PACED, Host
 
-
 _MANY = 1000  # workers, of which the model says what they would do
 
 

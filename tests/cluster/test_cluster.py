@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from tests.cluster.conftest import Processes, calls_in, members, runs, until
-from tests.conformance.cli.processes import ROOT
 
 CHECK = ("--examples", 16, "--check", "forward", "--check", "determinism")
 
@@ -159,19 +158,6 @@ def test_workers_with_gpus_alone_run_nothing_that_needs_none(processes):
     _, err = ended(processes.attest("check", "mine:steady", *CHECK, "--cluster", address), status=1)
     assert "gets no cases: declares a GPU, and no subject of this run needs one" in err
     assert err.splitlines()[-1] == f"attest: --cluster {address}: no worker fits this run"
-
-
-def test_a_worker_without_the_folder_of_tests_counts_no_false_alarms(processes):
-    bare = processes.folder / "bare"
-    bare.mkdir()
-    (bare / "attest").symlink_to(ROOT / "attest")
-    address = processes.scheduler({"PYTHONPATH": str(bare), "TRITON_INTERPRET": "1"})
-    out, err = ended(processes.started("-m", "tests.alarms.run", "--cluster", address), status=1)
-    assert out == ""
-    refused, last = err.splitlines()[-2:]
-    assert "gets no cases: " in refused
-    assert "No module named 'tests'" in refused
-    assert last == f"attest: --cluster {address}: no worker fits this run"
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense://x", "local:0", "local:many", ""])

@@ -1,5 +1,6 @@
 """Calls that are lost with a worker are sent again, whatever else is known of the worker."""
 
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -106,6 +107,22 @@ def test_a_batch_that_is_lost_on_its_way_says_nothing_of_its_worker(future):
     assert len(two.cluster._members.admitted) == 2
     assert two.said == []
     assert two.sent_again().jobs == (job,)
+
+
+def test_a_worker_that_cannot_import_what_describes_it_is_refused_with_the_reason():
+    """As one without the folder of the tests, for a run that counts false alarms."""
+    two = Two()
+    future = Future(error=ModuleNotFoundError("No module named 'tests'"))
+    two.cluster._members = Members(Requirements(), lambda *_: None, two.said.append)
+    two.cluster._members.seen({"tcp://c": {"nthreads": 1}})
+    two.cluster._asked = {future.key: ("tcp://c", future)}
+    two.cluster._done = SimpleQueue()
+    two.cluster._done.put(future)
+    assert two.cluster._receive({}, 1.0) == []
+    assert two.cluster._members.lacking == {False}
+    (said,) = two.said
+    assert said.startswith("worker tcp://c gets no cases: ")
+    assert "No module named 'tests'" in said
 
 
 def test_a_scheduler_of_another_version_is_refused_in_one_sentence(monkeypatch):
