@@ -50,7 +50,8 @@ def sum_over_queries(queries):
     expected = weights.T @ do
     error = np.abs(np.asarray(d_value, np.float64)[0, :, 0] - expected).max() / expected.max()
     print(
-        f"bfloat16, {queries} queries: dvalue differs by {error:.4f}, {error / BFLOAT16_ROUNDING:.1f} roundings"
+        f"bfloat16, {queries} queries: dvalue differs by {error:.4f},",
+        f"{error / BFLOAT16_ROUNDING:.1f} roundings",
     )
     return error > 2 * BFLOAT16_ROUNDING
 

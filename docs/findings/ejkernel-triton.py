@@ -4,8 +4,8 @@
 # ///
 """Show three faults of ejKernel's Triton flash attention in the interpreter; exit status 1: shown.
 
-It needs no GPU, and a checkout of attest around it, whose interpreter runs the kernels. What they are compared
-with is computed here, in float64.
+It needs no GPU. It needs a checkout of attest around it, whose interpreter runs the kernels. What is expected
+is computed here, in float64.
 """
 
 import os
@@ -66,7 +66,8 @@ def gradients_of_grouped_heads(q_heads, kv_heads):
         close = np.isclose(mine[0], right, rtol=0.02, atol=0.02)
         unwritten = np.isnan(mine).sum()
         print(
-            f"heads {q_heads} over {kv_heads}: {name}: {(~close).sum()} of {close.size} are wrong, {unwritten} NaN"
+            f"heads {q_heads} over {kv_heads}: {name}: {(~close).sum()} of {close.size} are wrong,",
+            f"{unwritten} NaN",
         )
         wrong.append(not close.all())
     return any(wrong)
@@ -99,7 +100,8 @@ def delta_of_a_rounded_output():
 
     right, rounded = exact(query, key, value, d_out)[0], exact(query, key, value, d_out, out)[0]
     print(
-        f"float16: dquery differs by {error(right):.1e}; with D from the returned out by {error(rounded):.1e} (rms)"
+        f"float16: dquery differs by {error(right):.1e} (rms);",
+        f"with D from the returned out by {error(rounded):.1e}",
     )
     return error(right) > 100 * error(rounded)
 
