@@ -158,4 +158,6 @@ RING = _THERE.subject(
 )
 
 SUBJECTS: tuple[Subject, ...] = ()
-UNCONFIRMED = (TRITON, INTERPRETED, FLASH, ATTENTION, RING)
+APART = (INTERPRETED, RING)
+# Some gradients of FLASH and ATTENTION are outside the error model, and the cause is not known.
+UNCONFIRMED = (TRITON, FLASH, ATTENTION)
