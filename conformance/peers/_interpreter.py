@@ -1,33 +1,45 @@
 """The interpreter of Pallas for TPU kernels of other projects, which a CPU then runs."""
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import jax
 
 
-def interpreted(call: Callable[[Mapping[str, Any]], Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """Return a function of arrays by name whose TPU kernels are interpreted, forward and backward.
+def interpreted(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the same arguments whose TPU kernels are interpreted, forward and backward.
 
-    JAX traces a backward pass long after the call, hence the derivative of our own. The context manager of
-    Pallas hands the kernels' `interpret` on; True means the interpreter that compiles them for this machine.
+    Options without a shape are fixed when it is traced. JAX traces a backward pass long after the call, hence
+    the derivative of our own. The context manager of Pallas hands the kernels' `interpret` on; True means the
+    interpreter that compiles them for this machine.
     """
-    from jax.experimental.pallas import tpu
 
-    interpreting: Any = tpu.force_tpu_interpret_mode
+    @wraps(call)
+    def attend(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        from jax.experimental.pallas import tpu
 
-    @jax.custom_vjp
-    def attend(arrays: Mapping[str, Any]) -> Any:
-        with interpreting(True):
-            return call(arrays)
+        interpreting: Any = tpu.force_tpu_interpret_mode
+        arrays = {name: x for name, x in options.items() if hasattr(x, "shape")}
+        fixed = {name: x for name, x in options.items() if name not in arrays}
 
-    def forward(arrays: Mapping[str, Any]) -> Any:
-        with interpreting(True):
-            return jax.vjp(call, arrays)
+        def plain(given: Mapping[str, Any]) -> Any:
+            return call(**given, **fixed)
 
-    def backward(pull: Any, cotangents: Any) -> Any:
-        with interpreting(True):
-            return pull(cotangents)
+        @jax.custom_vjp
+        def of_arrays(given: Mapping[str, Any]) -> Any:
+            with interpreting(True):
+                return plain(given)
 
-    attend.defvjp(forward, backward)
+        def forward(given: Mapping[str, Any]) -> Any:
+            with interpreting(True):
+                return jax.vjp(plain, given)
+
+        def backward(pull: Any, cotangents: Any) -> Any:
+            with interpreting(True):
+                return pull(cotangents)
+
+        of_arrays.defvjp(forward, backward)
+        return of_arrays({"query": query, "key": key, "value": value, **arrays})
+
     return attend

@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Any
 
 from attest.conformance.peers._packages import why_not_installed
+from attest.conformance.peers._windows import Window, sides_of
 from attest.conformance.subject import Limits, Subject
 from attest.reference.semantics import Semantics
 
@@ -29,10 +30,9 @@ def _call(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
+    sliding_window: Window = None,
 ) -> Any:
-    sides = (sliding_window, sliding_window) if isinstance(sliding_window, int) else sliding_window
-    window = tuple(-1 if side is None else side for side in sides or (None, None))
+    window = tuple(-1 if side is None else side for side in sides_of(sliding_window))
     return import_module("flash_attn_jax").flash_mha(
         query, key, value, softmax_scale=softmax_scale, is_causal=causal, window_size=window
     )

@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from attest.conformance.cases.features import DTYPES
+from attest.conformance.peers._windows import Window, with_ended_sides
 from attest.conformance.subject import Limits, Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import Semantics
@@ -31,7 +32,7 @@ def _call(
     bias: Any = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
+    sliding_window: Window = None,
     cum_seqlens_q: Any = None,
     cum_seqlens_k: Any = None,
     implementation: str = "xla",
@@ -39,10 +40,6 @@ def _call(
     """Return (out, lse), from cuDNN out alone."""
     if (cum_seqlens_q is None) != (cum_seqlens_k is None):
         raise ValueError("cum_seqlens_q and cum_seqlens_k: got one of the two, expected both or neither")
-    window: Any = sliding_window
-    if isinstance(sliding_window, tuple):
-        unbounded = query.shape[1] + key.shape[1]
-        window = tuple(unbounded if side is None else side for side in sliding_window)
     returns_lse = implementation == "xla"
     attention: Any = jax.nn.dot_product_attention  # its overloads name every combination of literals
     result = attention(
@@ -55,7 +52,7 @@ def _call(
         is_causal=causal,
         query_seq_lengths=_lengths("cum_seqlens_q", cum_seqlens_q, query),
         key_value_seq_lengths=_lengths("cum_seqlens_k", cum_seqlens_k, query),
-        local_window_size=window,
+        local_window_size=with_ended_sides(sliding_window, query, key),
         implementation=implementation,
         return_residual=returns_lse,
     )

@@ -49,13 +49,6 @@ def _call(
     return out.transpose(0, 2, 1, 3)
 
 
-def _interpreted(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    arrays = {name: x for name, x in options.items() if hasattr(x, "shape")}
-    others = {name: x for name, x in options.items() if name not in arrays}
-    attend = interpreted(lambda given: _call(**given, **others))
-    return attend({"query": query, "key": key, "value": value, **arrays})
-
-
 TPU = Subject(
     name="jax.pallas.tpu.flash_attention",
     call=_call,
@@ -79,7 +72,7 @@ TPU = Subject(
 INTERPRETED = replace(
     TPU,
     name="jax.pallas.tpu.flash_attention.interpreted",
-    call=_interpreted,
+    call=interpreted(_call),
     backend="cpu",
     limits=replace(TPU.limits, longest=512),
 )

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attest.conformance.peers._windows import Window, sides_of
 from attest.conformance.subject import Limits, Subject, Tiling
 from attest.reference.semantics import Semantics
 
@@ -39,7 +40,7 @@ def _call(
     q_segment_ids: Any = None,
     kv_segment_ids: Any = None,
     causal: bool = False,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
+    sliding_window: Window = None,
     logits_soft_cap: float | None = None,
     interpret: bool = False,
 ) -> Any:
@@ -72,13 +73,12 @@ def _mask(
     library: Any,
     shape: tuple[int, int],
     causal: bool,
-    window: int | tuple[int | None, int | None] | None,
+    window: Window,
 ) -> Any:
     """Return the mask of causal order, of a window, of both or of neither."""
     masks = [library.CausalMask(shape)] if causal else []
     if window is not None:
-        sides = (window, window) if isinstance(window, int) else window
-        masks.append(library.LocalMask(shape, sides, offset=0))
+        masks.append(library.LocalMask(shape, sides_of(window), offset=0))
     if not masks:
         return library.FullMask(shape)
     return masks[0] if len(masks) == 1 else masks[0] & masks[1]

@@ -15,7 +15,7 @@ of 128. A CPU can interpret that kernel, if Keras believes that it is on a TPU.
 """
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -55,15 +55,9 @@ def _library() -> Any:
     return import_module("keras")
 
 
-def _interpreted(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    arrays = {name: x for name, x in options.items() if hasattr(x, "shape")}
-    others = {name: x for name, x in options.items() if name not in arrays}
-
-    def call(given: Mapping[str, Any]) -> Any:
-        with _pretended_tpu():
-            return _call(**given, **others)
-
-    return interpreted(call)({"query": query, "key": key, "value": value, **arrays})
+def _call_on_a_pretended_tpu(**arguments: Any) -> Any:
+    with _pretended_tpu():
+        return _call(**arguments)
 
 
 @contextmanager
@@ -102,7 +96,7 @@ JAX = Subject(
 TPU_INTERPRETED = replace(
     JAX,
     name="keras.dot_product_attention.tpu_interpreted",
-    call=_interpreted,
+    call=interpreted(_call_on_a_pretended_tpu),
     dtypes=("float32", "bfloat16"),
     numerics=default_numerics,
     backend="cpu",

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attest.conformance.peers._packages import why_not_installed
+from attest.conformance.peers._windows import Window, sides_of
 from attest.conformance.subject import Limits, Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics
 from attest.reference.semantics import Semantics
@@ -46,14 +47,13 @@ def _call(
     bias: Any = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
+    sliding_window: Window = None,
     logits_soft_cap: float | None = None,
 ) -> Any:
     """Call the evaluator on the host."""
     if attention_mask is not None and bias is not None:
         raise NotImplementedError("attention_mask and bias: got both, expected one of them: `attn_mask`")
-    sides = (sliding_window, sliding_window) if isinstance(sliding_window, int) else sliding_window
-    left, right = (-1 if side is None else side for side in sides or (None, None))
+    left, right = (-1 if side is None else side for side in sides_of(sliding_window))
     given = {
         "is_causal": int(causal),
         "scale": softmax_scale,

@@ -26,6 +26,7 @@ from typing import Any
 
 from attest.conformance.cases.features import DTYPES
 from attest.conformance.peers._packages import why_not_installed
+from attest.conformance.peers._windows import Window, with_ended_sides
 from attest.conformance.subject import Limits, Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import Semantics
@@ -67,13 +68,10 @@ def _call_with_masks(
     value: Any,
     *,
     attention_mask: Any = None,
-    sliding_window: int | tuple[int | None, int | None] | None = None,
+    sliding_window: Window = None,
     **options: Any,
 ) -> Any:
-    window = sliding_window
-    if isinstance(window, tuple):
-        unbounded = query.shape[1] + key.shape[1]
-        window = tuple(unbounded if side is None else side for side in window)
+    window = with_ended_sides(sliding_window, query, key)
     return _call(query, key, value, mask=attention_mask, local_window_size=window, **options)
 
 
