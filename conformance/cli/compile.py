@@ -32,8 +32,7 @@ def compile_kernels(
     # Nothing runs, so no process needs to take an accelerator or look for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     on = ClusterOptions(cluster, mixed)
-    if cluster is not None and workers is not None:
-        raise UsageError("--cluster and -n: a cluster has workers of its own: give one of both")
+    on.refuse_workers(workers)
     from attest.conformance.cli.console import show
     from attest.conformance.cli.on_cluster import working
     from attest.conformance.cli.watching import watching

@@ -218,6 +218,11 @@ class ClusterOptions:
                 "--cluster needs Dask: install it with `pip install 'attest-attention[cluster]'`"
             )
 
+    def refuse_workers(self, workers: int | None) -> None:
+        """Raise UsageError if a number of processes is given beside a cluster."""
+        if self.address is not None and workers is not None:
+            raise UsageError("--cluster and -n: a cluster has workers of its own: give one of both")
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -250,8 +255,7 @@ class RunOptions:
         with as_usage_errors():
             expectations = load_expectations(self.expectations or ())
             profile = load_profile(self.profile)
-        if self.cluster.address is not None and self.workers is not None:
-            raise UsageError("--cluster and -n: a cluster has workers of its own: give one of both")
+        self.cluster.refuse_workers(self.workers)
         here = environment()
         for name, subject in subjects.items():
             with as_usage_errors():
