@@ -20,6 +20,19 @@ def answer(work, argument=None):
     return outcome.value
 
 
+def ran(program, **options):
+    """A Python program that ran from the repository's folder."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        **options,
+    )
+
+
 def variable(_subject, name):
     return os.environ.get(name)
 
@@ -36,14 +49,7 @@ def test_what_is_loaded_ahead_starts_no_thread_and_no_backend():
         "from jax._src import xla_bridge\n"
         "print(len(os.listdir('/proc/self/task')), len(xla_bridge._backends), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = ran(program)
     assert done.stderr.split()[-2:] == ["1", "0"]
 
 
@@ -78,15 +84,7 @@ def test_a_signal_to_the_group_ends_no_server_before_its_run():
         "process.join()\n"
         "print(process.exitcode)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-        process_group=0,
-    )
+    done = ran(program, process_group=0)
     assert done.stdout.split() == ["0"]
 
 
