@@ -22,7 +22,7 @@ MOST_HEARTBEATS = 200.0
 
 @dataclass(frozen=True)
 class Cost:
-    """What something costs: of each batch, and of each result."""
+    """A cost: of each batch, and of each result."""
 
     batch: float
     result: float

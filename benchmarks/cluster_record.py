@@ -14,7 +14,7 @@ REAL, PACED, SHORT = "real", "paced", "short"
 
 @dataclass(frozen=True)
 class Spent:
-    """What a process has spent. seconds: of processor time. messages, bytes: received and sent by Dask."""
+    """The costs of a process. seconds: of processor time. messages, bytes: received and sent by Dask."""
 
     seconds: float
     messages: int
@@ -29,7 +29,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """What a scheduler has done. batches: that workers computed. transitions: of tasks between states."""
+    """The work of a scheduler. batches: that workers computed. transitions: of tasks between states."""
 
     batches: int
     transitions: int
@@ -46,7 +46,7 @@ class Scheduled:
 
 @dataclass(frozen=True)
 class Resting:
-    """What a scheduler spends in a second in which nothing runs, mostly on heartbeats of its workers."""
+    """The costs of an idle scheduler in a second, mostly for heartbeats of its workers."""
 
     seconds: float
     bytes: float
@@ -83,7 +83,7 @@ class Run:
 
     @property
     def scheduler_bytes(self) -> float:
-        """What the scheduler received and sent, without heartbeats."""
+        """The bytes that the scheduler received and sent, without heartbeats."""
         return self.scheduler.spent.bytes - (self.resting.bytes if self.resting else 0.0) * self.lasted
 
     def since(self, one_case: "Run") -> "Run":

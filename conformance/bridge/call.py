@@ -80,7 +80,7 @@ def bridged(
 
 @dataclass(frozen=True)
 class _Calling:
-    """What is fixed in a call. options: those that are not arrays, as JSON."""
+    """The static part of a call. options: those that are not arrays, as JSON."""
 
     origin: Origin
     results: tuple[str, ...]

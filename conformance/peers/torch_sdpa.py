@@ -51,7 +51,7 @@ def _call(
     causal: bool = False,
     kernel: str,
 ) -> Any:
-    """Call torch on the host, in both passes."""
+    """Call torch on the host, forward and backward."""
     if sum((attention_mask is not None, bias is not None, causal)) > 1:
         raise NotImplementedError("attention_mask, bias, causal: got several, expected one of them")
     arrays = {"query": query, "key": key, "value": value, "attention_mask": attention_mask, "bias": bias}

@@ -41,7 +41,7 @@ class _OverError(Exception):
 
 @dataclass
 class _Pace:
-    """How far a run is. end: when no call may begin any more, by `time.monotonic`; done: calls."""
+    """The progress of a run. end: when no call may begin any more, by `time.monotonic`; done: calls."""
 
     end: float
     drawn: int = 0

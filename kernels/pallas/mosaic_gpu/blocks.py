@@ -85,8 +85,9 @@ class BackwardBlocks:
     separate: whether backward_key sums dkey and dvalue by a launch each, where registers hold one sum.
     split: whether two warpgroups share the 64 keys of one consumer: one sums dkey, the other dvalue.
     fused: whether backward_key sums dquery, too, and backward_query is not launched; only for calls whose
-    pairs causal order alone may hide. copies: of each key head in backward_key, which share out the query
-    heads of its group: the largest number that divides both this and the group; None lets the kernel choose.
+    pairs causal order alone may hide. copies: how many copies of each key head backward_key computes
+    with, each for an equal part of the group's query heads; only their greatest common divisor with the group
+    is used. None lets the kernel choose.
     """
 
     step: int

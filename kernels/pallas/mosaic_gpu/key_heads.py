@@ -14,17 +14,17 @@ import jax.numpy as jnp
 from attest.kernels.call.call import Call
 from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, TILE_BLOCKS, BackwardBlocks
 
-# Of the gradients of all copies, float32: the memory that a pass may take for them.
+# The most memory for the float32 gradients of all copies.
 _MOST_BYTES = 1 << 28
 _PARTIAL_BYTES = 4
-# The copies, and the sum of their gradients, are launches of their own. They are not worth it for fewer steps
-# that a multiprocessor is spared, or a smaller share of them.
+# Copying, and summing the gradients, are launches of their own: copies must save a multiprocessor at least so
+# many steps, and end sooner by this factor.
 _LEAST_STEPS = 16
 _LEAST_GAIN = 1.15
 
 
 def choose_copies(call: Call, blocks: BackwardBlocks) -> int:
-    """Return how many copies of each key head the blocks ask for, or make the programs end soonest."""
+    """Return the number of copies of each key head: that of the blocks, or the one that ends soonest."""
     batch, keys, heads, _ = call.key.shape
     group = call.query.shape[2] // heads
     if blocks.copies is not None:

@@ -1,4 +1,4 @@
-"""What adapters of peers hand to their libraries, which are replaced by ones that note the call."""
+"""The arguments that adapters of peers pass to their libraries, which fakes record here."""
 
 import sys
 from types import ModuleType, SimpleNamespace

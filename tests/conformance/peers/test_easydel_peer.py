@@ -1,4 +1,4 @@
-"""EasyDeL's attention as a Subject: its environment is asked for, and its arguments are EasyDeL's."""
+"""EasyDeL's attention as a Subject: a missing environment is named, and its arguments are EasyDeL's."""
 
 import sys
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""ejKernel's XLA kernels as Subjects: their environment is asked for, and their arguments are ejKernel's."""
+"""ejKernel's XLA kernels as Subjects: a missing environment is named, and their arguments are ejKernel's."""
 
 import sys
 from collections.abc import Callable
