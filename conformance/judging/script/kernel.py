@@ -137,13 +137,20 @@ def _provide(name: str, thing: Any, user: FunctionType, kernel: Kernel) -> None:
         kernel.names[name] = thing
         renamed = f" as {name}" if name != qualified else ""
         kernel.imports.add(f"from {module} import {qualified}{renamed}")
-    elif (own := _function(thing)) is not None and (own.__module__, own.__name__) == (user.__module__, name):
+    elif (own := _function(thing)) is not None and own.__name__ == name and _in_one_package(own, user):
         _copy(own, name, kernel)
     elif _is_ours(thing) or callable(thing):
         raise ScriptError(f"call: it needs {name!r}, which a script cannot import without attest; {_ADVICE}")
     else:
         kernel.names[name] = thing
         kernel.definitions.append(f"{name} = {_argument(name, thing)}")
+
+
+def _in_one_package(function: FunctionType, other: FunctionType) -> bool:
+    """Return whether two functions are of one module, or of modules side by side in a package."""
+    modules = (function.__module__, other.__module__)
+    packages = {module.rpartition(".")[0] for module in modules}
+    return modules[0] == modules[1] or (len(packages) == 1 and "" not in packages)
 
 
 def _found_again(module: ModuleType) -> bool:
