@@ -104,7 +104,8 @@ def describe_rows(call: Call, whole: Whole | None = None, xp: Any = jnp) -> Rows
     if last is not None:
         last = xp.minimum(last, k_length - 1)
     if padding is not None:
-        last = xp.where(padding, np.int32(-1), np.int32(k_length - 1) if last is None else last)
+        # The number of keys may be symbolic, so NumPy cannot convert it.
+        last = xp.where(padding, np.int32(-1), k_length - 1 if last is None else last)
     return Rows(first, last, padding, lowest, highest, stand)
 
 
