@@ -211,6 +211,9 @@ class Subject:
         expected.
     gradient_dtype: the dtype of the gradients that it returns: "input" for each input's own (S14), or
         "float32".
+    distribution: the name on PyPI of what the kernel is a part of, such as "jax", whose version a record
+        then has; "" for attest. version: finds that version where the kernel runs in another environment.
+    interpreter: whose interpreter runs it in place of a device, such as "Triton"; "" if a device runs it.
 
     Raises ValueError if a declaration is invalid.
     """
@@ -233,6 +236,9 @@ class Subject:
     violations: Callable[[], Sequence[object]] = lambda: ()
     unjudged: frozenset[str] = frozenset()
     gradient_dtype: GradientDtype = "input"
+    distribution: str = ""
+    version: Callable[[], str] | None = None
+    interpreter: str = ""
 
     def __post_init__(self) -> None:
         owner = f"subject {self.name!r}"
@@ -262,6 +268,12 @@ class Subject:
                 f"some of {list(ALL_FEATURES)} that are not among its features",
             ),
             _one_of("gradient_dtype", self.gradient_dtype, GradientDtype),
+            (
+                "distribution",
+                self.distribution,
+                not any(c.isspace() for c in self.distribution),
+                "a name on PyPI, such as 'jax'",
+            ),
             (
                 "features",
                 sorted(self.features & _COUNTED),

@@ -16,6 +16,9 @@ STATISTIC_WORDS = {
     "bias_t": "bias t",
 }
 
+# Parts of an environment that are about single subjects, and that no table of settings shows.
+_OF_SUBJECTS = ("kernel_files", "declarations")
+
 # What each column of numbers means, for the foot of a table.
 LEGEND = (
     "err/bound: the largest error over the bound of a correct kernel, at most 1. rms: the errors' root mean"
@@ -72,15 +75,21 @@ def setting(record: RunRecord, name: str) -> Mapping[str, Any]:
 
 
 def environment(record: RunRecord) -> dict[str, str]:
-    """Return where a run ran, flattened: dotted names, values as text, in order. Without files of kernels."""
-    where = {name: value for name, value in record.environment.items() if name != "kernel_files"}
+    """Return where a run ran, flattened: dotted names, values as text, in order.
+
+    Without the files of kernels, and without their declarations, which are long.
+    """
+    where = {name: value for name, value in record.environment.items() if name not in _OF_SUBJECTS}
     return dict(sorted(_flat("", where)))
 
 
 def changed_settings(base: RunRecord, head: RunRecord) -> list[tuple[str, str, str]]:
-    """Return where the environments of two runs differ: the name and both values, "-" for none."""
+    """Return where the environments of two runs differ: the name and both values, "-" for none.
+
+    Another date is no other environment.
+    """
     before, after = environment(base), environment(head)
-    names = sorted(before | after)
+    names = sorted(name for name in before | after if name != "date")
     found = [(name, before.get(name, "-"), after.get(name, "-")) for name in names]
     return [entry for entry in found if entry[1] != entry[2]]
 

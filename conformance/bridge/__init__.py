@@ -6,5 +6,6 @@ function, and keeps it until the process ends. docs/how-to/another-environment.m
 
 from attest.conformance.bridge.call import bridged
 from attest.conformance.bridge.client import BridgeError
+from attest.conformance.bridge.versions import version_there
 
-__all__ = ["BridgeError", "bridged"]
+__all__ = ["BridgeError", "bridged", "version_there"]

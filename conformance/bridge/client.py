@@ -114,7 +114,6 @@ class _Server:
             self._process.returncode = 0  # it cannot be waited for here
 
     def _start(self) -> None:
-        variables = {name: value for name, value in os.environ.items() if name not in _OURS}
         ours, theirs = socket.socketpair()
         with theirs:
             self._connection = ours
@@ -123,7 +122,7 @@ class _Server:
                 self._process = subprocess.Popen(
                     [self._origin.python, server.__file__, *map(str, arguments)],
                     stdin=subprocess.DEVNULL,
-                    env={**variables, **dict(self._origin.variables)},
+                    env={**variables_there(), **dict(self._origin.variables)},
                     pass_fds=(theirs.fileno(),),
                 )
             except OSError as error:
@@ -174,6 +173,11 @@ class _Server:
             known = next((_TYPES[each] for each in said["types"] if each in _TYPES), RuntimeError)
             text = sentence(said["text"])
             raise known(f"{self._origin.name}: {doing}raised {said['types'][0]}: {text} (at {said['place']})")
+
+
+def variables_there() -> dict[str, str]:
+    """Return the variables of this process that hold in another environment, too."""
+    return {name: value for name, value in os.environ.items() if name not in _OURS}
 
 
 def _signal_name(number: int) -> str:

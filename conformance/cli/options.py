@@ -242,7 +242,8 @@ class RunOptions:
     def request(self, subjects: "dict[str, Subject]", skipped: Any = None, **narrowing: Any) -> "Request":
         """Return the request of these options. Raises UsageError."""
         from attest.conformance.process.limits import limits
-        from attest.conformance.running.environment import declared_blocks, environment, kernel_files
+        from attest.conformance.running.declared import declarations, distributions
+        from attest.conformance.running.environment import declared_blocks, environment, kernel_files, today
         from attest.conformance.running.expectations import load_expectations
         from attest.conformance.running.gate import why_not_here
         from attest.conformance.running.plan import load_profile
@@ -275,9 +276,12 @@ class RunOptions:
             expectations=expectations,
             environment={
                 **here,
+                "date": today(),
                 "skipped": dict(skipped or {}),
                 "block_sizes": declared_blocks(subjects),
                 "kernel_files": kernel_files(subjects),
+                "declarations": declarations(subjects),
+                "distributions": distributions(subjects),
             },
             **narrowing,
         )

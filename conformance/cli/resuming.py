@@ -29,7 +29,7 @@ def before(record: Path, request: RunRecord) -> Before:
     except OSError as error:
         raise ValueError(sentence(f"{path}: not a readable journal: {reason_of(error)}")) from error
     differences = differing(vars(was), vars(request), ("profile", "seed", "shard", "narrowed"))
-    differences += differing(was.environment, request.environment, (*FACTS, "block_sizes"))
+    differences += differing(was.environment, request.environment, (*FACTS, "block_sizes", "distributions"))
     if differences:
         raise ValueError(sentence(f"{path}: it is of another run: {'; '.join(differences)}"))
     return Before(tuple(call for call in calls if call.key))

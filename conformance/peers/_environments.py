@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attest.conformance.bridge import bridged
+from attest.conformance.bridge import bridged, version_there
 from attest.conformance.subject import Subject
 
 _FILES = Path(__file__).parent / "_elsewhere"
@@ -30,6 +30,15 @@ class Environment:
             return f"needs {self.variable} to be an interpreter, got {python!r}"
         return None
 
+    @property
+    def distribution(self) -> str:
+        """The name on PyPI of the package in it."""
+        return self.needs.partition(" ")[0]
+
+    def version(self) -> str:
+        """Return the version of the package that is installed there; "" if there is none."""
+        return version_there(os.environ.get(self.variable, ""), self.distribution)
+
     def subject(
         self, name: str, function: str, variables: Mapping[str, str] | None = None, **declared: Any
     ) -> Subject:
@@ -48,4 +57,11 @@ class Environment:
             )
             return run(query, key, value, **options)
 
-        return Subject(name=name, call=call, ready=self.why_not, **declared)
+        return Subject(
+            name=name,
+            distribution=self.distribution,
+            version=self.version,
+            call=call,
+            ready=self.why_not,
+            **declared,
+        )

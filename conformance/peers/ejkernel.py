@@ -90,6 +90,7 @@ def _blocks(q_block: int, kv_block: int) -> Tiling:
 
 TRITON = Subject(
     name="ejkernel.triton",
+    distribution="ejkernel",
     call=_call_triton,
     features=frozenset({"scale", "causal", "gqa"}),
     dtypes=("bfloat16", "float16"),
@@ -112,6 +113,7 @@ INTERPRETED = _THERE.subject(
     head_dims=(16, 128),
     limits=Limits(longest=256, validates=False),
     gradient_dtype="float32",
+    interpreter="Triton",
 )
 
 FLASH = _THERE.subject(

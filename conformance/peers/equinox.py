@@ -72,6 +72,7 @@ def _numerics(dtype: str, tiling: Tiling) -> Numerics:
 
 INNER = Subject(
     name="equinox.dot_product_attention",
+    distribution="equinox",
     call=_call,
     features=frozenset({"mask", "broadcast", "dropout", "value_dim"}),
     dtypes=DTYPES,

@@ -40,6 +40,7 @@ def _call(
 
 MHA = Subject(
     name="flash_attn_jax.flash_mha",
+    distribution="flash-attn-jax",
     call=_call,
     features=frozenset({"scale", "causal", "window", "gqa"}),
     dtypes=("bfloat16", "float16"),

@@ -77,6 +77,7 @@ def _numerics(dtype: str, tiling: Tiling) -> Numerics:
 def _subject(name: str, *dtypes: str, **options: Any) -> Subject:
     return Subject(
         name=name,
+        distribution="flax",
         call=partial(_call, **options),
         features=frozenset({"bias", "mask", "broadcast", "dropout", "value_dim"}),
         dtypes=dtypes,

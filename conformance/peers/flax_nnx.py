@@ -60,6 +60,7 @@ def _call(
 def _subject(name: str, numerics: Callable[[str, Tiling], Numerics], *more: str) -> Subject:
     return Subject(
         name=name,
+        distribution="flax",
         call=_call,
         features=frozenset({"bias", "mask", "broadcast", "causal", *more}),
         dtypes=("float32",) if more else DTYPES,

@@ -64,6 +64,7 @@ def _library() -> Any:
 def _subject(name: str, backend: str, longest: int, **options: Any) -> Subject:
     return Subject(
         name=name,
+        distribution="jax",
         call=partial(_call, **options),
         features=frozenset({"scale", "causal"}),
         dtypes=DTYPES,
@@ -75,6 +76,7 @@ def _subject(name: str, backend: str, longest: int, **options: Any) -> Subject:
             lse_gradient=False,
         ),
         backend=backend,
+        interpreter="Pallas" if backend == "cpu" else "",
         tilings=tuple(Tiling({"blocks": size}, *size) for size in ((32, 64), (128, 128))),
         limits=Limits(longest=longest, length_multiple=_MULTIPLE, validates=False),
     )

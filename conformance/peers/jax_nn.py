@@ -89,6 +89,7 @@ def _numerics(dtype: str, tiling: Tiling) -> Numerics:
 
 XLA = Subject(
     name="jax.nn.dot_product_attention",
+    distribution="jax",
     call=_call,
     features=frozenset({"scale", "bias", "mask", "causal", "window", "padded", "gqa"}),
     dtypes=DTYPES,
@@ -108,6 +109,7 @@ XLA = Subject(
 # It needs head dims that are multiples of 8, which no Subject can declare; the library refuses others.
 CUDNN = Subject(
     name="jax.nn.dot_product_attention.cudnn",
+    distribution="jax",
     call=partial(_call, implementation="cudnn"),
     features=frozenset({"scale", "bias", "causal", "window", "gqa"}),
     dtypes=("bfloat16", "float16"),

@@ -51,6 +51,7 @@ def _call(
 
 TPU = Subject(
     name="jax.pallas.tpu.flash_attention",
+    distribution="jax",
     call=_call,
     features=frozenset({"scale", "bias", "causal", "segments"}),
     dtypes=("float32", "bfloat16"),
@@ -74,6 +75,7 @@ INTERPRETED = replace(
     name="jax.pallas.tpu.flash_attention.interpreted",
     call=interpreted(_call),
     backend="cpu",
+    interpreter="Pallas for TPUs",
     limits=replace(TPU.limits, longest=512),
 )
 

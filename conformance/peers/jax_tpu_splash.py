@@ -87,6 +87,7 @@ def _mask(
 def _subject(name: str, backend: str, longest: int, **options: Any) -> Subject:
     return Subject(
         name=name,
+        distribution="jax",
         call=partial(_call, **options),
         features=frozenset({"causal", "window", "segments", "sinks", "soft_cap", "gqa", "value_dim"}),
         dtypes=("float32", "bfloat16"),
@@ -101,6 +102,7 @@ def _subject(name: str, backend: str, longest: int, **options: Any) -> Subject:
             lse_gradient=False,
         ),
         backend=backend,
+        interpreter="Pallas" if backend == "cpu" else "",
         tilings=(Tiling({}, _BLOCK, _BLOCK),),
         limits=Limits(longest=longest, length_multiple=_BLOCK, validates=False),
     )

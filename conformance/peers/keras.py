@@ -77,6 +77,7 @@ def _why_not_here() -> str | None:
 
 JAX = Subject(
     name="keras.dot_product_attention",
+    distribution="keras",
     call=_call,
     features=frozenset({"scale", "bias", "mask", "broadcast", "causal", "gqa"}),
     dtypes=DTYPES,
@@ -100,6 +101,7 @@ TPU_INTERPRETED = replace(
     dtypes=("float32", "bfloat16"),
     numerics=default_numerics,
     backend="cpu",
+    interpreter="Pallas for TPUs",
     head_dims=(1, 128),
     tilings=(Tiling({}, 128, 128),),
     limits=replace(JAX.limits, longest=512, length_multiple=128),

@@ -97,6 +97,7 @@ def _numerics(dtype: str, tiling: Tiling) -> Numerics:
 
 REFERENCE = Subject(
     name="onnx.reference.attention",
+    distribution="onnx",
     call=_call,
     features=frozenset(
         {"scale", "bias", "mask", "broadcast", "causal", "window", "soft_cap", "gqa", "value_dim"}

@@ -90,6 +90,7 @@ def _library() -> Any:
 def _subject(implementation: str) -> Subject:
     return Subject(
         name=f"tokamax.{implementation}",
+        distribution="tokamax",
         call=partial(_call, implementation=implementation),
         features=frozenset({"scale", "bias", "causal", "soft_cap", "gqa", "value_dim"}),
         dtypes=("bfloat16", "float16"),

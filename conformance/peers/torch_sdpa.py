@@ -148,6 +148,7 @@ def _subject(name: str, kernel: str, numerics: Callable[[str, Tiling], Numerics]
     more = {"gqa", "value_dim"} if kernel == "MATH" else set[str]()
     return Subject(
         name=name,
+        distribution="torch",
         call=partial(_call, kernel=kernel),
         features=frozenset({"scale", "bias", "mask", "broadcast", "causal", *more}),
         dtypes=DTYPES,

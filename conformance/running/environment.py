@@ -1,4 +1,8 @@
-"""The environment of a run: device, versions, flags and commit, without a timestamp."""
+"""The environment of a run: device, versions, flags, commit and date.
+
+The date is here because the environment is the part of a record, besides `seconds`, that two runs of the
+same kernels need not share. The date of the commit is not enough: other libraries change after it.
+"""
 
 import os
 import platform
@@ -6,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -57,6 +62,11 @@ def differing(got: Mapping[str, Any], expected: Mapping[str, Any], names: Iterab
     return found
 
 
+def today() -> str:
+    """Return the date of a run: the day by UTC, so that it says nothing about a place."""
+    return datetime.now(UTC).date().isoformat()
+
+
 def declared_blocks(subjects: Mapping[str, Subject]) -> dict[str, str]:
     """Return the block sizes that subjects declare, queries x keys, by name; those of production are last."""
     return {
@@ -93,11 +103,12 @@ def _relative(file: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {name: _version(name) for name in _PACKAGES} | {_OURS: own_version(_HOME)}
+    found = {name: installed_version(name) for name in _PACKAGES} | {_OURS: own_version(_HOME)}
     return {name: number for name, number in found.items() if number is not None}
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Return the version of a distribution in this environment; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -110,7 +121,7 @@ def own_version(home: Path) -> str | None:
     A checkout comes first, since another version may be installed beside it.
     """
     project = _project(home)
-    return _version(_OURS) if project is None else str(project.get("version", ""))
+    return installed_version(_OURS) if project is None else str(project.get("version", ""))
 
 
 def _project(home: Path) -> dict[str, Any] | None:

@@ -100,6 +100,7 @@ SUBJECTS = (
         **declared(PALLAS_TPU),
         numerics=_numerics,
         backend="cpu",
+        interpreter="Pallas for TPUs",
         # Small blocks cross many edges; large ones make 1024 keys affordable: time goes by steps of a grid.
         tilings=(_tiling(16, 16, seed=1), _tiling(32, 16, seed=2), _tiling(64, 128, seed=3)),
         returns_lse=True,

@@ -100,6 +100,7 @@ SUBJECTS = (
         **declared(TRITON),
         numerics=_interpreted_numerics,
         backend="cpu",
+        interpreter="Triton",
         # Small blocks cross many edges; the large ones make 1024 keys affordable: time goes by operations.
         tilings=(_blocks(16, 16), _blocks(32, 16), _blocks(64, 128)),
         returns_lse=True,

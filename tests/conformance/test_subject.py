@@ -38,6 +38,7 @@ from tests.toys import toy, toy_attention
         ("unjudged", {"unjudged": frozenset({"telepathy"})}),
         ("unjudged", {"features": frozenset({"causal"}), "unjudged": frozenset({"causal"})}),
         ("gradient_dtype", {"gradient_dtype": "float64"}),
+        ("distribution", {"distribution": "jax 0.11.2"}),
         ("limits", {"limits": {"seed_bits": 32}}),
         ("sharding", {"sharding": ("explicit",)}),
     ],

@@ -76,6 +76,21 @@ def test_files_of_kernels_in_another_folder_are_no_change():
     assert "toy.py" not in text
 
 
+def test_another_date_is_no_change_and_another_version_is_one():
+    here, there = (
+        {
+            "date": f"2026-11-0{day}",
+            "declarations": {"toy": {"clauses": ["S1"] * day}},
+            "distributions": {"toy": {"name": "toys", "version": f"1.{day}"}},
+        }
+        for day in (1, 2)
+    )
+    text = render_html(compare_records(run(result(), environment=here), run(result(), environment=there)))
+    assert '<th scope="row">distributions.toy.version</th>' in text
+    assert "2026-11-0" not in text
+    assert "declarations" not in text
+
+
 def test_only_numbers_that_changed_are_shown_each_with_bars():
     kept, old = result(check="lse"), result(Verdict.PASS, measurement(rms_ratio=0.5))
     same = replace(kept, measurements=(measurement("lse"),))

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attest.conformance.bridge import BridgeError, bridged, client, server
+from attest.conformance.bridge import BridgeError, bridged, client, server, version_there
 from attest.conformance.cases.case import Case
 from attest.conformance.record import Verdict
 from attest.conformance.running.judge import judge
@@ -434,3 +434,13 @@ def test_the_server_needs_an_old_python_and_its_standard_library_only() -> None:
     }
     assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
     assert not re.search(r"\b(pickle|marshal|eval|exec)\b", source)
+
+
+def test_the_version_of_a_distribution_is_that_of_the_other_environment(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$3" = there ] && echo "4.5.6" && [ -z "$PYTHONPATH" ]\n')
+    python.chmod(0o755)
+    assert version_there(str(python), "there") == "4.5.6"
+    assert version_there(str(python), "not_there") == ""
+    assert version_there(sys.executable, "numpy") == np.__version__
+    assert version_there(str(tmp_path / "missing"), "there") == ""

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,16 @@ def test_names_that_are_too_long_are_one_sentence(attest):
         assert (done.status, done.out) == (2, "")
         assert done.err.count("\n") == 1
         assert len(done.err) < 1000
+
+
+def test_a_record_names_the_day_and_the_distributions_and_declarations_of_its_subjects(attest, tmp_path):
+    path, name = tmp_path / "run.json", "attest.conformance.peers.jax_nn:XLA"
+    asked = ("--check", "purity", "--examples", "1", "--dtype", "float32", "-n", "0", "--json", path)
+    assert attest("check", name, *asked).status == 0
+    found = read_record(path).environment
+    assert date.fromisoformat(found["date"])
+    assert found["distributions"] == {name: {"name": "jax", "version": found["versions"]["jax"]}}
+    assert found["declarations"][name]["name"] == "jax.nn.dot_product_attention"
 
 
 def test_a_disk_that_fills_up_keeps_the_record_of_before_and_the_journal(attest, tmp_path, full_disk):

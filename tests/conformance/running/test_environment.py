@@ -5,8 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from attest.conformance.running.environment import (
     environment,
     kernel_files,
     own_version,
+    today,
 )
 from attest.conformance.subject import Tiling, find
 
@@ -92,6 +95,18 @@ def test_it_names_versions_flags_and_commit(monkeypatch):
     assert found["flags"]["XLA_FLAGS"] == "--a_flag"
     assert found["flags"]["ATTEST_BLOCKS"] == "own.toml"
     assert environment() == environment()
+
+
+@pytest.mark.parametrize("zone", ["Etc/GMT+12", "Etc/GMT-14"])
+def test_the_date_is_the_day_in_utc(zone, monkeypatch):
+    """In one of the two, the local day is another one at any time."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", zone)
+        time.tzset()
+        before, found = datetime.now(UTC).date(), today()
+        after = datetime.now(UTC).date()
+    time.tzset()
+    assert found in (str(before), str(after))
 
 
 @pytest.mark.found_outside

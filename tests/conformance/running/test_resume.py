@@ -190,6 +190,7 @@ def test_every_fact_that_decides_a_result_tells_two_runs_apart(tmp_path):
         {"flags": {"XLA_FLAGS": "--x"}},
         {"commit": "abc"},
         {"block_sizes": {"another": "16x16"}},
+        {"distributions": {"toy": {"name": "toys", "version": "2"}}},
     ):
         with pytest.raises(ValueError, match=f"of another run: {next(iter(changed))}"):
             before(path, replace(here, environment={**HERE, **changed}))
