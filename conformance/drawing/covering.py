@@ -38,7 +38,11 @@ class Model:
 
     def allows(self, facts: Facts) -> bool:
         """Return whether a row may hold these facts together."""
-        return not any(excluded <= self.completed(facts) for excluded in self.excludes)
+        return self.is_possible(self.completed(facts))
+
+    def is_possible(self, completed: Facts) -> bool:
+        """Return whether a row may hold facts that are complete."""
+        return not any(excluded <= completed for excluded in self.excludes)
 
     def completed(self, facts: Facts) -> Facts:
         """Return the facts with the switches that they need: the first of those that would do."""
@@ -125,31 +129,32 @@ def _row(
     row, avoided = model.completed(required | _on(first)), _off(first)
     for _, values in sorted(model.choices.items()):
         if not row & set(values):
-            row |= {_best(model, row, values, by_fact, dice)}
+            allowed = [value for value in values if model.allows(row | {value})]
+            row |= {_best(row, allowed, by_fact, dice)}
     room = max(model.most, len(required) + 2)
     while sum(fact in model.switches for fact in row) < room:
-        left = [
-            switch
+        longer = {
+            switch: completed
             for switch in model.switches
             if switch not in row
-            and model.allows(row | {switch})
-            and avoided.isdisjoint(model.completed(row | {switch}))
-        ]
-        if not left:
+            and model.is_possible(completed := model.completed(row | {switch}))
+            and avoided.isdisjoint(completed)
+        }
+        if not longer:
             break
-        best = _best(model, row, left, by_fact, dice)
+        best = _best(row, list(longer), by_fact, dice)
         if not _gain(row, best, by_fact):
             break
-        row = model.completed(row | {best})
+        row = longer[best]
     return row
 
 
-def _best(
-    model: Model, row: Facts, options: Sequence[str], by_fact: Mapping[str, list[Facts]], dice: Dice
-) -> str:
-    allowed = [option for option in options if model.allows(row | {option})]
-    shuffled = dice.shuffled(f"{len(row)}", allowed)
-    return max(shuffled, key=lambda option: _gain(row, option, by_fact))
+def _best(row: Facts, options: Sequence[str], by_fact: Mapping[str, list[Facts]], dice: Dice) -> str:
+    """Return the fact with which a row gains most, a random one of those that gain as much."""
+    gains = [_gain(row, option, by_fact) for option in options]
+    most = max(gains)
+    best = [index for index, gain in enumerate(gains) if gain == most]
+    return options[min(best, key=lambda index: dice.number(f"{len(row)} {index}"))]
 
 
 def _gain(row: Facts, fact: str, by_fact: Mapping[str, list[Facts]]) -> int:
