@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attest.kernels.adapters import ejkernel, flash_attention, jax_nn, tokamax
+from attest.kernels.adapters import (
+    ejkernel,
+    flash_attention,
+    jax_gpu_mha,
+    jax_nn,
+    jax_tpu_splash,
+    onnx,
+    tokamax,
+)
 from tests.adapters.hostile import HOSTILE
 
 pytestmark = pytest.mark.found_outside
@@ -19,6 +27,8 @@ PACKED = tuple(x.reshape(-1, 2, 4) for x in QKV)
 STARTS = np.array([0, 4, 12], np.int32)
 MULTIPLE = dict(zip(("query", "key", "value"), QKV, strict=True))
 LETTERS = dict(zip(("q", "k", "v"), QKV, strict=True))
+BY_HEADS = [x[0].swapaxes(0, 1) for x in QKV]
+SPLASH = {"mask": np.ones((2, 6, 6), bool), "head_shards": 1, "q_seq_shards": 1}
 RING = inspect.signature(ejkernel.ring_flash_attention_call).parameters
 # Each function with arguments that make a call.
 ADAPTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -45,6 +55,13 @@ ADAPTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "ejKernel's ring_flash_attention_call": (
         ejkernel.ring_flash_attention_call,
         dict.fromkeys(RING) | MULTIPLE | {"dropout_prob": 0.0, "causal": False},
+    ),
+    "ONNX": (onnx.attention, dict(zip(("Q", "K", "V"), QKV, strict=True))),
+    "mha": (jax_gpu_mha.mha, LETTERS | {"segment_ids": None}),
+    "splash attention": (jax_tpu_splash.make_splash_mha, SPLASH),
+    "splash attention's kernel": (
+        jax_tpu_splash.make_splash_mha(**SPLASH),
+        dict(zip(("q", "k", "v"), BY_HEADS, strict=True)),
     ),
 }  # fmt: skip
 

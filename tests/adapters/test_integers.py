@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attest.kernels.adapters import ejkernel, flash_attention, jax_nn, tokamax
+from attest.kernels.adapters import (
+    ejkernel,
+    flash_attention,
+    jax_gpu_mha,
+    jax_nn,
+    jax_tpu_splash,
+    onnx,
+    tokamax,
+)
 from attest.kernels.adapters.shared import as_mask
 from tests.adapters.tokamax_masks import CausalMask, Mask
 from tests.kernels.integers import Case, aliases, check_makes_a_difference, check_taken_as_given
@@ -31,6 +39,17 @@ of_tokamax = partial(tokamax.dot_product_attention, *QKV)
 op_of_tokamax = partial(tokamax.attention_op, *QKV)
 of_ejkernel = partial(ejkernel.flash_attention, *SELF)
 ring_of_ejkernel = partial(ejkernel.ring_attention, *SELF)
+splash = jax_tpu_splash.make_splash_mha_single_device(np.ones((HQ, SQ, SQ), bool))
+
+
+def of_onnx(**options: Any) -> Any:
+    return onnx.attention(*(x.swapaxes(1, 2) for x in QKV), **options).Y
+
+
+def of_splash(q_ids: Any) -> Any:
+    """The keys have ids of the dtype of the queries' ids."""
+    ids = SimpleNamespace(q=q_ids, kv=KEY_IDS[1].astype(q_ids.dtype))
+    return splash(*(x[1].swapaxes(0, 1) for x in SELF), ids)
 
 
 def packed(starts_q: Any = STARTS[0], starts_k: Any = STARTS[1], **options: Any) -> Any:
@@ -68,6 +87,13 @@ CASES: dict[str, Case] = {
     "FlashAttention, cache_leftpad": Case(
         "cache_leftpad", lambda x: in_cache(cache_leftpad=x), LENGTHS, at=(1,)
     ),
+    "ONNX, nonpad_kv_seqlen": Case(
+        "nonpad_kv_seqlen", lambda x: of_onnx(nonpad_kv_seqlen=x), LENGTHS, at=(1,)
+    ),
+    "ONNX, left_window_size": Case("left_window_size", lambda x: of_onnx(left_window_size=x), 1, 100),
+    "ONNX, right_window_size": Case("right_window_size", lambda x: of_onnx(right_window_size=x), 1, 100),
+    "mha, segment_ids": Case("segment_ids", lambda x: jax_gpu_mha.mha(*SELF, x), IDS, 9, -1, (1, 2)),
+    "splash attention, segment_ids": Case("segment_ids.q", of_splash, IDS[1], 9, -1, (2,)),
     "tokamax, query_seq_lengths": Case(
         "query_seq_lengths", lambda x: of_tokamax(query_seq_lengths=x), LENGTHS, SQ, 0, (1,)
     ),
