@@ -96,6 +96,9 @@ _OPERATIONS_ON_MAIN = ("operation.triton.*", "operation.pallas.*.explicit", "ope
 _RINGS_ON_MAIN = ("ring.xla", "ring.xla.inside")
 _RINGS = (*_RINGS_ON_MAIN, "operation.ring_attention")
 
+# The test suites of other projects, each with what to install for it.
+_PEER_SUITES = tomllib.loads((Path(__file__).parent / "tests/peer_suites/suites.toml").read_text())
+
 # Interpreted kernels are slow, and so are some versions of JAX: on a busy machine a case takes minutes.
 _PATIENTLY = ("--timeout", "900")
 
@@ -231,6 +234,8 @@ def nightly(session: nox.Session) -> None:
     session.run("pytest", "-m", "hypothesis", "-n", "auto", *session.posargs, env=many)
     for other in ("triton-interpret", "pallas-tpu-interpret", "operations", "ring", "peers"):
         session.notify(f"gate-{other}", posargs=())
+    for suite in _PEER_SUITES:
+        session.notify(f"peer-tests({suite})", posargs=())
 
 
 @nox.session(default=False)
@@ -261,15 +266,16 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session(name="peer-tests", default=False)
-def peer_tests(session: nox.Session) -> None:
-    """Run the attention tests of tokamax's wheel, unmodified, on our adapter; a wrong number fails."""
-    folder = "tests/peer_suites"
-    session.install("--editable", ".", "--requirement", f"{folder}/requirements.txt")
-    session.env.update(_PLATFORMS)
-    # Its tests of sharding skip on one device. Not _COMPILE_QUICKLY: its limits are for optimized programs.
-    session.env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
-    options = ["-c", f"{folder}/suites.ini", "--rootdir", ".", "--expected", f"{folder}/expected.toml"]
-    session.run("python", "-m", "pytest", *options, f"{folder}/tokamax_suite.py", *session.posargs)
+@nox.parametrize("suite", [nox.param(name, id=name) for name in _PEER_SUITES])
+def peer_tests(session: nox.Session, suite: str) -> None:
+    """Run tests of other projects, unmodified, on our adapters; `-- keras` runs one suite of them."""
+    named = {*session.posargs} & {*_PEER_SUITES}
+    if named and suite not in named:
+        session.skip(f"the suites asked for are {', '.join(sorted(named))}")
+    options = [each for each in session.posargs if each not in named]
+    session.install("--editable", ".", "pytest>=8.4", *_PEER_SUITES[suite]["requirements"])
+    # Not _COMPILE_QUICKLY: limits of these tests are for optimized programs.
+    session.run("python", "-m", "tests.peer_suites", suite, *options, env=_PLATFORMS)
 
 
 @nox.session(default=False)

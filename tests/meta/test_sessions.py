@@ -129,6 +129,7 @@ class Judging(Browsing):
         super().__init__()
         self.posargs = [*posargs]
         self.failing = failing
+        self.notified: list[str] = []
 
     def run(self, *arguments: str, **options: Any) -> str:
         super().run(*arguments)
@@ -136,8 +137,37 @@ class Judging(Browsing):
             raise CommandFailed
         return "peers.a:A\npeers.b:B\n"
 
+    def notify(self, name: str, posargs: object) -> None:
+        self.notified.append(name)
+
     def error(self, sentence: str) -> None:
         raise SkippedError(sentence)
+
+
+@pytest.mark.parametrize("posargs", [(), ("tokamax", "-k", "causal")])
+def test_peer_tests_installs_a_suite_and_runs_it(posargs: tuple[str, ...], noxfile: ModuleType) -> None:
+    session = Judging(*posargs)
+    noxfile.peer_tests.func(session, "tokamax")
+    assert "tokamax==0.0.17" in session.installed[0]
+    assert session.commands == [("python", "-m", "tests.peer_suites", "tokamax", *posargs[1:])]
+
+
+def test_peer_tests_runs_only_the_suites_that_are_named(
+    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noxfile, "_PEER_SUITES", {"tokamax": {}, "another": {}})
+    session = Judging("another")
+    with pytest.raises(SkippedError, match="the suites asked for are another"):
+        noxfile.peer_tests.func(session, "tokamax")
+    assert session.installed == session.commands == []
+
+
+def test_the_night_runs_every_suite_of_a_peer(noxfile: ModuleType) -> None:
+    session = Judging()
+    noxfile.nightly.func(session)
+    suites = {f"peer-tests({name})" for name in noxfile._PEER_SUITES}
+    assert suites
+    assert suites <= {*session.notified}
 
 
 def test_gate_peers_judges_each_peer_that_is_listed(noxfile: ModuleType) -> None:

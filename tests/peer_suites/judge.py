@@ -1,7 +1,8 @@
-"""The verdict on a run of a peer's test suite: which failures are expected, and which are real.
+"""The verdict on a run of a peer's test suite: which tests our kernels pass, which end otherwise, and why.
 
-A failure is expected only if it is listed, and fails as its entry says: with this exception and these words.
-A comparison of numbers that fails is always real, listed or not: an entry cannot hide a wrong result.
+A test counts as passed only if it called our function, and no call was refused. Every other ending must be
+listed, with its reason. A comparison of numbers that fails is always a problem, listed or not: an entry
+cannot hide a wrong result.
 """
 
 import tomllib
@@ -12,55 +13,94 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+Ending = Literal["passed", "refused", "apart", "failed", "skipped"]
+
+_SAID: dict[str, str] = {
+    "passed": "passes by our kernels",
+    "refused": "passes, and a call of our function was refused",
+    "apart": "passes without a call of our function",
+    "failed": "fails",
+}
+
 
 @dataclass(frozen=True)
 class Entry:
-    """A kind of failure that is expected: tests by a pattern of their ids, how they fail, and why."""
+    """Tests that end otherwise than passed: a pattern of their ids, how they end, and why.
 
+    ending: "failed"; "refused", where the test passes though our function refused a call; "apart", where it
+    passes without a call. message: words of the error, none where there is no error. exception: the type of
+    the error that a test fails with.
+    """
+
+    ending: Ending
     tests: str
-    exception: str
-    message: str
     reason: str
+    message: str = ""
+    exception: str = ""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """How a comparison of numbers is told.
+
+    words: parts of its message. files: parts of the paths of files that compare.
+    """
+
+    words: tuple[str, ...]
+    files: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Expectations:
-    """What a suite is expected to do, and how a comparison of numbers is told.
-
-    passed: how many tests pass, at least. numbers: words in the messages of comparisons. comparisons: parts
-    of the paths of files that compare.
-    """
+    """What a suite is expected to do: how many tests our kernels pass, at least, and how the others end."""
 
     passed: int
-    numbers: tuple[str, ...]
-    comparisons: tuple[str, ...]
-    failures: tuple[Entry, ...]
+    entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One test: how it ended, and the exception it failed with, with those that it was raised from."""
+    """One test, or one failure of it: how it ended, and the words of its errors.
+
+    A failure has the exception it failed with, with those that it was raised from, and the files of their
+    tracebacks. A refusal has what our function raised, in each of the calls that it refused.
+    """
 
     test: str
-    status: Literal["passed", "failed", "skipped"]
+    ending: Ending
     exception: str = ""
-    message: str = ""
+    messages: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What is wrong with a run, one sentence each, and the tests that failed as each entry says."""
+    """What is wrong with a run, one sentence each, and the tests that ended in each way."""
 
     problems: tuple[str, ...]
-    excused: dict[str, list[str]] = field(default_factory=dict)
+    ended: dict[str, list[str]] = field(default_factory=dict)
+
+
+def load_numbers(path: Path) -> Numbers:
+    """Read a TOML file: `words` and `files`."""
+    data = tomllib.loads(path.read_text())
+    return Numbers(tuple(data["words"]), tuple(data["files"]))
 
 
 def load_expectations(path: Path) -> Expectations:
-    """Read a TOML file: passed, numbers, comparisons, and a table `failure` for each entry."""
+    """Read a TOML file: `passed`, and a table `failed`, `refused` or `apart` for each entry.
+
+    Raises: ValueError for an entry without words, where there is an error to tell.
+    """
     data = tomllib.loads(path.read_text())
-    entries = tuple(Entry(**entry) for entry in data.get("failure", ()))
-    return Expectations(data["passed"], tuple(data["numbers"]), tuple(data["comparisons"]), entries)
+    passed = data.pop("passed")
+    entries = tuple(Entry(ending, **entry) for ending, given in data.items() for entry in given)
+    for entry in entries:
+        if entry.ending not in ("failed", "refused", "apart"):
+            raise ValueError(f"{path}: got a table {entry.ending}, expected failed, refused or apart.")
+        if bool(entry.message.strip()) == (entry.ending == "apart"):
+            raise ValueError(f"{path}: {entry.tests} needs a message, unless no error is raised.")
+    return Expectations(passed, entries)
 
 
 def outcome_of(test: str, error: BaseException) -> Outcome:
@@ -68,51 +108,68 @@ def outcome_of(test: str, error: BaseException) -> Outcome:
     chain = list(_chain(error))
     message = "\n".join(str(each) for each in chain)
     files = tuple(name for each in chain for name in _files(each.__traceback__))
-    return Outcome(test, "failed", type(error).__name__, message, files)
+    return Outcome(test, "failed", type(error).__name__, (message,), files)
 
 
-def judge(outcomes: Sequence[Outcome], expected: Expectations, complete: bool = True) -> Judgement:
-    """Hold the outcomes of a run to what is expected.
+def judge(
+    outcomes: Sequence[Outcome], expected: Expectations, numbers: Numbers, complete: bool = True
+) -> Judgement:
+    """Compare the outcomes of a run with what is expected.
 
     Entries that match nothing and tests that should have passed are problems of a complete run alone.
     """
     problems: list[str] = []
-    excused: dict[str, list[str]] = {entry.reason: [] for entry in expected.failures}
+    ended: dict[str, list[str]] = {"passed by our kernels": [], "skipped by the suite": []}
+    ended |= {_title(entry): [] for entry in expected.entries}
     for outcome in outcomes:
-        entry = next((each for each in expected.failures if fnmatchcase(outcome.test, each.tests)), None)
-        if outcome.status == "passed" and entry is not None:
-            problems.append(
-                f"{outcome.test}: passes, and is listed as a failure. Remove it from {entry.tests}."
-            )
-        if outcome.status != "failed":
-            continue
-        how = f"{outcome.exception}: {outcome.message.strip()[:400]}"
-        if _compares_numbers(outcome, expected):
+        listed = [each for each in expected.entries if fnmatchcase(outcome.test, each.tests)]
+        entry = next((each for each in listed if _ends_so(outcome, each)), None)
+        said = _SAID.get(outcome.ending, "")
+        how = " ".join(" ".join([outcome.exception, *outcome.messages[:1]]).split())[:400]
+        if _compares_numbers(outcome, numbers):
             problems.append(f"{outcome.test}: wrong numbers, which no entry excuses. {how}")
-        elif entry is None:
-            problems.append(f"{outcome.test}: fails, and is not listed. {how}")
-        elif outcome.exception != entry.exception or entry.message not in outcome.message:
-            wanted = f"{entry.exception} with {entry.message!r}"
-            problems.append(f"{outcome.test}: fails in another way than listed, which is {wanted}. {how}")
+        elif outcome.ending == "skipped":
+            ended["skipped by the suite"].append(outcome.test)
+        elif entry is not None:
+            ended[_title(entry)].append(outcome.test)
+        elif listed:
+            wanted = " or ".join(f"{each.ending} {each.exception} {each.message!r}" for each in listed)
+            problems.append(f"{outcome.test}: {said}, and is listed as {wanted}. {how}")
+        elif outcome.ending == "passed":
+            ended["passed by our kernels"].append(outcome.test)
         else:
-            excused[entry.reason].append(outcome.test)
-    if not complete:
-        return Judgement(tuple(problems), excused)
-    failed = [outcome.test for outcome in outcomes if outcome.status == "failed"]
-    problems += [
-        f"{entry.tests}: matches no failure. Remove the entry."
-        for entry in expected.failures
-        if not any(fnmatchcase(test, entry.tests) for test in failed)
-    ]
-    passed = sum(outcome.status == "passed" for outcome in outcomes)
-    if passed < expected.passed:
-        problems.append(f"{passed} tests passed; expected at least {expected.passed}.")
-    return Judgement(tuple(problems), excused)
+            problems.append(f"{outcome.test}: {said}, and is not listed. {how}")
+    if complete:
+        problems += [
+            f"{entry.tests}: no test is {entry.ending} as listed. Remove the entry."
+            for entry in expected.entries
+            if not any(fnmatchcase(test, entry.tests) for test in ended[_title(entry)])
+        ]
+        passed = len(ended["passed by our kernels"])
+        if passed < expected.passed:
+            problems.append(f"{passed} tests passed by our kernels; expected at least {expected.passed}.")
+    return Judgement(tuple(problems), ended)
 
 
-def _compares_numbers(outcome: Outcome, expected: Expectations) -> bool:
-    said = any(words in outcome.message for words in expected.numbers)
-    return said or any(part in name for part in expected.comparisons for name in outcome.files)
+def _title(entry: Entry) -> str:
+    how = {
+        "failed": "failed as expected",
+        "refused": "passed with a refusal",
+        "apart": "passed without our kernels",
+    }
+    return f"{how[entry.ending]}. {entry.reason}"
+
+
+def _ends_so(outcome: Outcome, entry: Entry) -> bool:
+    said = all(entry.message in message for message in outcome.messages)
+    return outcome.ending == entry.ending and outcome.exception == entry.exception and said
+
+
+def _compares_numbers(outcome: Outcome, numbers: Numbers) -> bool:
+    if outcome.ending != "failed":
+        return False
+    said = any(words in message for words in numbers.words for message in outcome.messages)
+    return said or any(part in name for part in numbers.files for name in outcome.files)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -1,0 +1,1 @@
+"""tokamax's own attention tests on our adapter."""

@@ -1,0 +1,1 @@
+"""A suite like a peer's, for the tests of its judge."""
