@@ -1,0 +1,1 @@
+"""ONNX's own cases of the operator `Attention` on our adapter."""
