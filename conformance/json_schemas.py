@@ -1,7 +1,8 @@
-"""JSON Schemas of Cases, records and expectations: `python -m attest.conformance.json_schemas FOLDER`.
+"""JSON Schemas of the files of attest: `python -m attest.conformance.json_schemas FOLDER` writes them.
 
-They are made of the types by which attest reads these files, and of the lists and limits of Cases. A schema
-cannot say that `q_heads` is a multiple of `kv_heads`: such rules are checked when attest reads a file.
+They are made of the types by which attest reads and writes these files, and of the lists and limits of
+Cases. A schema cannot say that `q_heads` is a multiple of `kv_heads`: such rules are checked when attest
+reads a file.
 """
 
 import json
@@ -27,6 +28,7 @@ from attest.conformance.running.plan import profile_names
 from attest.conformance.subject import BACKENDS
 from attest.reference.dropout import SHARED
 from attest.reference.problem import POSITIONS
+from attest.reports.render.matrix_json import MatrixData
 
 Schema = dict[str, Any]
 
@@ -77,6 +79,7 @@ def schemas() -> dict[str, Schema]:
         "expectations": _document(
             "Expected failures of attest", "docs/how-to/expectations.md", *_expectations()
         ),
+        "matrix": _document("The conformance matrix of attest", "docs/reference/matrix.md", *_matrix()),
     }
 
 
@@ -137,6 +140,11 @@ def _with_results(parts: dict[str, Schema]) -> dict[str, Schema]:
     result["verdict"] = {"enum": [*_VERDICTS]}
     result["phase"] = {"enum": ["", *PHASES], "default": ""}
     return {**parts, "Case": _case()}
+
+
+def _matrix() -> tuple[Schema, dict[str, Schema]]:
+    parts = _of_type(MatrixData)
+    return parts.pop("MatrixData"), parts
 
 
 def _expectations() -> tuple[Schema, dict[str, Schema]]:

@@ -19,6 +19,7 @@ from attest.conformance.cli.compile import compile_kernels
 from attest.conformance.cli.history import history
 from attest.conformance.cli.judging import complained, judge
 from attest.conformance.cli.listing import list_subjects
+from attest.conformance.cli.matrix import matrix
 from attest.conformance.cli.mutants import mutants
 from attest.conformance.cli.options import (
     FAILED,
@@ -258,6 +259,7 @@ def merge(
 
 app.command()(compare)
 app.command()(history)
+app.command()(matrix)
 app.command("compile")(compile_kernels)
 app.command()(tune)
 app.command()(mutants)

@@ -2,8 +2,8 @@
 
 from attest.reports.comparison import Comparison
 from attest.reports.pairing import Fate
-from attest.reports.render.html import SIZE_LIMIT, TOPS
-from attest.reports.render.template import fill
+from attest.reports.render.html import TOPS
+from attest.reports.render.template import SIZE_LIMIT, fill
 from attest.reports.rows import ALL, Row, main_rows
 from attest.reports.spread import STATISTICS
 from attest.reports.summary import options_of

@@ -8,13 +8,10 @@ from attest.conformance.record import RunRecord
 from attest.reports.heat import heat_maps
 from attest.reports.render.picture import drawings
 from attest.reports.render.plots import Plot, plots
-from attest.reports.render.template import fill
+from attest.reports.render.template import SIZE_LIMIT, fill
 from attest.reports.spread import STATISTICS
 from attest.reports.summary import options_of, summarise
 from attest.reports.words import LEGEND, environment
-
-# A page stays below this number of bytes, so that every browser and mail server takes it.
-SIZE_LIMIT = 2_000_000
 
 # The bytes of plots: the rest of a page is text, which can be cut.
 _PLOTS_SIZE = 1_200_000

@@ -9,6 +9,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from attest.conformance.text import plural, printable, shortened
 from attest.reports.words import family, number, one_line, recipe
 
+# A page stays below this number of bytes, so that every browser and mail server takes it.
+SIZE_LIMIT = 2_000_000
+
 _FOLDER = Path(__file__).parent / "templates"
 _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<|~#@])")
 _EXPLANATION_SIZE = 3000

@@ -24,7 +24,7 @@ from tests.reports.records import case, example_head, measurement, result, run
 class Page(HTMLParser):
     """The tags of a page, and whether they nest."""
 
-    void = ("meta", "br")
+    void = ("meta", "br", "wbr", "input")
 
     def __init__(self, text: str) -> None:
         super().__init__()
