@@ -99,6 +99,16 @@ _RINGS = (*_RINGS_ON_MAIN, "operation.ring_attention")
 # The test suites of other projects, each with what to install for it.
 _PEER_SUITES = tomllib.loads((Path(__file__).parent / "tests/peer_suites/suites.toml").read_text())
 
+# The subjects of the matrix beside the peers of `gate-peers`, with the variables that their processes need.
+_IN_MATRIX: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
+    (("jax.nn.dot_product_attention", "xla.flash_attention", "xla.attention", "xla.pieces"), {}),
+    (("auto", "operation.attention", "operation.flash_attention", "easydel.flash_attn2"), {}),
+    (("triton.interpret",), {"TRITON_INTERPRET": "1"}),
+    (("pallas.tpu_interpret",), {"PJRT_NPROC": "8"}),
+    (("ring.xla",), _EIGHT_DEVICES),
+)
+_RECORDS_OF_MATRIX = Path("reports/data/matrix")
+
 # Interpreted kernels are slow, and so are some versions of JAX: on a busy machine a case takes minutes.
 _PATIENTLY = ("--timeout", "900")
 
@@ -178,6 +188,27 @@ def gate_peers(session: nox.Session) -> None:
             failed.append(name)
     if failed:
         session.error(f"failed: {', '.join(failed)}")
+
+
+@nox.session(default=False)
+def matrix(session: nox.Session) -> None:
+    """Make the records of the conformance matrix, in hours, and from them its JSON and its page."""
+    _install(session, "peers")
+    session.env.update(_PLATFORMS)
+    peers = str(session.run("python", "-m", "attest.conformance.peers", silent=True)).split()
+    asked = [(name, env) for names, env in _IN_MATRIX for name in names] + [(name, {}) for name in peers]
+    # Beside the environment: in the checkout, they would be changes of the commit that the next record names.
+    folder = Path(session.virtualenv.location).absolute() / "matrix"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name, env in asked:
+        file = folder / f"{name.removeprefix('attest.conformance.peers.').replace(':', '.').lower()}.jsonl.gz"
+        options = ("--profile", "quick", "--seed", "0", "--json", str(file), *_PATIENTLY, *session.posargs)
+        # What fails is what the matrix shows.
+        session.run("attest", "check", name, *options, env=env, success_codes=[0, 1])
+    for file in folder.glob("*.jsonl.gz"):
+        shutil.copy(file, _RECORDS_OF_MATRIX)
+    session.run("attest", "matrix", "--json", "docs/matrix.json", "--html", "docs/matrix.html")
 
 
 @nox.session(name="compile")

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -242,3 +243,28 @@ def test_a_bare_checkout_is_tested_by_the_command_of_readme() -> None:
 @pytest.mark.found_outside
 def test_readme_installs_pytest_for_a_test_of_one_s_own() -> None:
     assert '`pip install ".[suite]" pytest`' in FIRST_SCREEN
+
+
+def test_matrix_makes_a_record_of_each_subject_and_then_the_matrix(
+    noxfile: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Written(Session):
+        def run(self, *arguments: str, **options: Any) -> str:
+            super().run(*arguments, **options)
+            if "--json" in arguments and arguments[1] == "check":
+                Path(arguments[arguments.index("--json") + 1]).touch()
+                assert options["success_codes"] == [0, 1]
+            return "attest.conformance.peers.some:KERNEL"
+
+        def run_install(self, *arguments: str, **options: Any) -> None:
+            self.installed.append(arguments)
+
+    session = Written()
+    session.virtualenv.location = str(tmp_path)
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setattr(noxfile, "_RECORDS_OF_MATRIX", tmp_path / "kept")
+    noxfile.matrix.func(session)
+    written = {path.name for path in (tmp_path / "kept").iterdir()}
+    assert {"some.kernel.jsonl.gz", "xla.attention.jsonl.gz", "ring.xla.jsonl.gz"} <= written
+    assert session.commands[-1][:2] == ("attest", "matrix")
+    assert "--group=peers" in session.installed[0]
