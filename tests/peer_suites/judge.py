@@ -25,7 +25,7 @@ _SAID: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """Tests that end otherwise than passed: a pattern of their ids, how they end, and why.
+    """Tests that end otherwise than passed: patterns of their ids, how they end, and why.
 
     ending: "failed"; "refused", where the test passes though our function refused a call; "apart", where it
     passes without a call. message: words of the error, none where there is no error. exception: the type of
@@ -33,7 +33,7 @@ class Entry:
     """
 
     ending: Ending
-    tests: str
+    tests: tuple[str, ...]
     reason: str
     message: str = ""
     exception: str = ""
@@ -90,16 +90,18 @@ def load_numbers(path: Path) -> Numbers:
 def load_expectations(path: Path) -> Expectations:
     """Read a TOML file: `passed`, and a table `failed`, `refused` or `apart` for each entry.
 
+    `tests` of an entry is a pattern or a list of them.
+
     Raises: ValueError for an entry without words, where there is an error to tell.
     """
     data = tomllib.loads(path.read_text())
     passed = data.pop("passed")
-    entries = tuple(Entry(ending, **entry) for ending, given in data.items() for entry in given)
+    entries = tuple(_entry(ending, **entry) for ending, given in data.items() for entry in given)
     for entry in entries:
         if entry.ending not in ("failed", "refused", "apart"):
             raise ValueError(f"{path}: got a table {entry.ending}, expected failed, refused or apart.")
         if bool(entry.message.strip()) == (entry.ending == "apart"):
-            raise ValueError(f"{path}: {entry.tests} needs a message, unless no error is raised.")
+            raise ValueError(f"{path}: {entry.reason} It needs a message, unless no error is raised.")
     return Expectations(passed, entries)
 
 
@@ -122,7 +124,7 @@ def judge(
     ended: dict[str, list[str]] = {"passed by our kernels": [], "skipped by the suite": []}
     ended |= {_title(entry): [] for entry in expected.entries}
     for outcome in outcomes:
-        listed = [each for each in expected.entries if fnmatchcase(outcome.test, each.tests)]
+        listed = [each for each in expected.entries if any(fnmatchcase(outcome.test, x) for x in each.tests)]
         entry = next((each for each in listed if _ends_so(outcome, each)), None)
         said = _SAID.get(outcome.ending, "")
         how = " ".join(" ".join([outcome.exception, *outcome.messages[:1]]).split())[:400]
@@ -141,14 +143,19 @@ def judge(
             problems.append(f"{outcome.test}: {said}, and is not listed. {how}")
     if complete:
         problems += [
-            f"{entry.tests}: no test is {entry.ending} as listed. Remove the entry."
+            f"{pattern}: no test is {entry.ending} as listed. Remove the pattern."
             for entry in expected.entries
-            if not any(fnmatchcase(test, entry.tests) for test in ended[_title(entry)])
+            for pattern in entry.tests
+            if not any(fnmatchcase(test, pattern) for test in ended[_title(entry)])
         ]
         passed = len(ended["passed by our kernels"])
         if passed < expected.passed:
             problems.append(f"{passed} tests passed by our kernels; expected at least {expected.passed}.")
     return Judgement(tuple(problems), ended)
+
+
+def _entry(ending: Ending, tests: str | list[str], **others: str) -> Entry:
+    return Entry(ending, (tests,) if isinstance(tests, str) else tuple(tests), **others)
 
 
 def _title(entry: Entry) -> str:

@@ -23,10 +23,10 @@ from tests.peer_suites.table import HERE, load_suites
 ROOT = HERE.parents[1]
 
 LISTED = Entry(
-    "failed", "suite.py::test_listed*", "It looks for the program.", "no such operation", "AssertionError"
+    "failed", ("suite.py::test_listed*",), "It looks for the program.", "no such operation", "AssertionError"
 )
-REFUSED = Entry("refused", "suite.py::test_refused", "It has no cap.", "softcap: got 1")
-APART = Entry("apart", "suite.py::test_apart", "It computes nothing.")
+REFUSED = Entry("refused", ("suite.py::test_refused",), "It has no cap.", "softcap: got 1")
+APART = Entry("apart", ("suite.py::test_apart",), "It computes nothing.")
 EXPECTED = Expectations(1, (LISTED, REFUSED, APART))
 NUMBERS = load_numbers(HERE / "numbers.toml")
 
@@ -104,7 +104,7 @@ def test_a_suite_may_be_some_tests_of_a_file() -> None:
     """Unlike those that `-k` leaves out, the other tests are not missed: the entries for them are stale."""
     status, said = ran("as it is", "--select", "*::test_numbers", "--select", "*::test_dtype")
     assert "1 passed by our kernels" in said
-    assert "test_*program*: no test is failed as listed. Remove the entry." in said
+    assert "test_*program*: no test is failed as listed. Remove the pattern." in said
     assert status == 1
 
 
@@ -229,6 +229,15 @@ def test_an_entry_that_excuses_any_error_is_refused(table: str, tmp_path: Path) 
     file.write_text(f"passed = 1\n{table}\n")
     with pytest.raises(ValueError, match=r"expected\.toml"):
         load_expectations(file)
+
+
+@pytest.mark.parametrize("suite", load_suites())
+def test_the_page_shows_how_many_tests_pass(suite: str) -> None:
+    page = (ROOT / "docs" / "reference" / "peer-suites.md").read_text()
+    rows = [line for line in page.splitlines() if line.lower().startswith(f"| {suite} ")]
+    version = load_suites()[suite].requirements[0].partition("==")[2]
+    passed = load_expectations(HERE / suite / "expected.toml").passed
+    assert [version in row and row.split(" | ")[1] == str(passed) for row in rows] == [True]
 
 
 @pytest.mark.parametrize("suite", load_suites())
