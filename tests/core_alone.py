@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import jax
+import numpy as np
 
 from tests.adapters.exact import assert_exact, normal
 
@@ -21,6 +22,14 @@ ARRAYS = {
     "key": normal(B, S, HKV, D, seed=2),
     "value": normal(B, S, HKV, D, seed=3),
 }
+
+
+_CAUSAL = np.tril(np.ones((HQ, S, S), bool))
+
+
+def _by_heads(function: Callable[..., Any], *arrays: Any) -> Any:
+    """Call a function of arrays [B, H, S, D]."""
+    return function(*(x.swapaxes(1, 2) for x in arrays)).swapaxes(1, 2)
 
 
 def _mesh() -> dict[str, Any]:
@@ -43,6 +52,15 @@ CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     ("attest.kernels.adapters.jax_nn", "dot_product_attention"): lambda f, *qkv: f(*qkv, is_causal=True),
     ("attest.kernels.adapters.tokamax", "dot_product_attention"): lambda f, *qkv: f(*qkv, is_causal=True),
     ("attest.kernels.adapters.flash_attention", "flash_attn_func"): lambda f, *qkv: f(*qkv, causal=True),
+    ("attest.kernels.adapters.onnx", "attention"): (
+        lambda f, *qkv: _by_heads(lambda *x: f(*x, is_causal=1).Y, *qkv)
+    ),
+    ("attest.kernels.adapters.jax_gpu_mha", "mha"): (
+        lambda f, *qkv: f(*qkv, None, sm_scale=qkv[0].shape[-1] ** -0.5, causal=True)
+    ),
+    ("attest.kernels.adapters.jax_tpu_splash", "make_splash_mha_single_device"): (
+        lambda f, query, *kv: _by_heads(jax.vmap(f(_CAUSAL)), query * D**-0.5, *kv)
+    ),
     ("attest.kernels.adapters.ejkernel", "ring_flash_attention_call"): (
         lambda f, *qkv: f(*qkv, None, None, None, 0.0, True, None, None, None, None, None, None)
     ),
