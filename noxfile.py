@@ -279,7 +279,7 @@ def defects(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def browser(session: nox.Session) -> None:
-    """Test the report in headless Chromium by axe-core and screenshots; `-- --refresh` takes new ones."""
+    """Test the pages in headless Chromium by axe-core and screenshots; `-- --refresh` takes new ones."""
     chromium = next(filter(None, map(shutil.which, _CHROMIUM)), None)
     if chromium is None or shutil.which("npm") is None:
         session.skip("it needs Chromium and npm: apt-get install chromium npm")
@@ -293,7 +293,7 @@ def browser(session: nox.Session) -> None:
     session.run("npm", "pack", f"axe-core@{version}", "--silent", "--pack-destination", folder, external=True)
     shutil.unpack_archive(f"{folder}/axe-core-{version}.tgz", folder)
     session.env["ATTEST_AXE"] = f"{folder}/package/axe.min.js"
-    session.run("pytest", "tests/browser/report_suite.py", *session.posargs)
+    session.run("pytest", *map(str, sorted(Path("tests/browser").glob("*_suite.py"))), *session.posargs)
 
 
 @nox.session(name="peer-tests", default=False)

@@ -7,19 +7,21 @@ failures of one cause are judged together, so that each breaks the same clauses:
 - Where a check of accuracy fails, too: those of the features of the simplest case, if a search made it as
   simple as it can be. Else those of the condition that tells failing cases from passing ones. If none does,
   those of the features that all failing cases share. If they share none, those of the check, such as S1 and
-  S16 of `forward`. Two at most, those of the condition first.
+  S16 of `forward`. Two at most: those of the condition first, then those that the fewest passing cases
+  exercise.
 - Beside these S14 where gradients alone are wrong, and S13 where lse is, and out is right.
 
 Expected failures of one link and reason are one cause.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.causes.conditions import Condition, explaining
 from attest.conformance.causes.group import causes
+from attest.conformance.clauses import CLAUSES
 from attest.conformance.record import ACCURACY, Result, Verdict
 from attest.reports.pairing import ordered
 
@@ -48,7 +50,7 @@ def attributed(results: Iterable[Result]) -> tuple[Attributed, ...]:
     every = ordered(results)
     passing = [r for r in every if r.verdict is Verdict.PASS and r.check in ACCURACY and r.measurements]
     found = [
-        Attributed(cause.results, _clauses(cause.results, cause.condition))
+        Attributed(cause.results, _clauses(cause.results, cause.condition, passing))
         for cause in causes(r for r in every if r.verdict in (Verdict.FAIL, Verdict.PASS))
     ]
     expected: defaultdict[tuple[str, str], list[Result]] = defaultdict(list)
@@ -58,7 +60,7 @@ def attributed(results: Iterable[Result]) -> tuple[Attributed, ...]:
     for (link, reason), own in sorted(expected.items()):
         simplest = tuple(sorted(own, key=_simplicity))
         condition = _condition(simplest, passing)
-        found.append(Attributed(simplest, _clauses(simplest, condition), True, link, reason))
+        found.append(Attributed(simplest, _clauses(simplest, condition, passing), True, link, reason))
     return tuple(found)
 
 
@@ -78,13 +80,15 @@ def _condition(failing: Sequence[Result], passing: Sequence[Result]) -> Conditio
     return explained[0]
 
 
-def _clauses(results: Sequence[Result], condition: Condition | None) -> tuple[str, ...]:
+def _clauses(
+    results: Sequence[Result], condition: Condition | None, passing: Sequence[Result]
+) -> tuple[str, ...]:
     accurate = [result for result in results if result.check in ACCURACY]
     if not accurate:
         return results[0].clauses
     named = {clause for result in accurate for clause in result.clauses}
     of_condition = [clause for clause in condition.clauses if clause in named] if condition else []
-    of_features = _shared(accurate[:1] if accurate[0].minimal else accurate)
+    of_features = _shared(accurate[:1] if accurate[0].minimal else accurate, passing)
     if accurate[0].minimal and of_features:
         likely = sorted(of_features, key=lambda clause: clause not in of_condition)
     else:
@@ -93,12 +97,13 @@ def _clauses(results: Sequence[Result], condition: Condition | None) -> tuple[st
     return tuple(dict.fromkeys([*likely[:_MOST], *_of_pass(accurate)]))
 
 
-def _shared(failing: Sequence[Result]) -> list[str]:
-    """Return the clauses of what all cases share, those of features first."""
+def _shared(failing: Sequence[Result], passing: Sequence[Result]) -> list[str]:
+    """Return the clauses of what all cases share; first those that the fewest passing cases exercise."""
     features = frozenset[str].intersection(*(result.case.features for result in failing))
     named = frozenset[str].intersection(*(frozenset(result.clauses) for result in failing))
-    of_features = [ALL_FEATURES[name].clause for name in sorted(features)]
-    return list(dict.fromkeys([*of_features, *sorted(named - _OF_CHECKS - set(of_features))]))
+    shared = {ALL_FEATURES[name].clause for name in features} | (named - _OF_CHECKS)
+    exercised = Counter(clause for result in passing for clause in set(result.clauses))
+    return sorted((clause for clause in CLAUSES if clause in shared), key=lambda clause: exercised[clause])
 
 
 def _of_pass(failing: Sequence[Result]) -> list[str]:

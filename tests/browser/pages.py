@@ -21,9 +21,11 @@ from rich.text import Text
 from attest.conformance.record import RunRecord
 from attest.conformance.records.record_file import read_record
 from attest.reports.compare import compare_records
+from attest.reports.render import matrix_html
 from attest.reports.render.comparison_html import render_html
 from attest.reports.render.html import render_run
 from attest.reports.render.terminal import print_run
+from tests.reports import matrix_records
 
 HERE = Path(__file__).parent
 # The screenshots are those of the pages.
@@ -52,11 +54,12 @@ def example() -> RunRecord:
 
 
 def written(folder: Path) -> dict[str, Path]:
-    """The pages as files, by name: the report of the example, and its comparison with the correct kernel."""
+    """The pages as files, by name: the example's report and comparison with the correct kernel; a matrix."""
     base = read_record(HERE / "base.jsonl")
     texts = {
         "report": render_run(example()),
         "comparison": render_html(compare_records(base, example())),
+        "matrix": matrix_html.render_html(matrix_records.example()),
     }
     files = {name: folder / f"{name}.html" for name in texts}
     for name, file in files.items():

@@ -3,8 +3,6 @@
 `nox -s browser` runs it, and sets the variables ATTEST_CHROMIUM and ATTEST_AXE.
 """
 
-import hashlib
-import os
 import re
 from collections.abc import Generator
 from pathlib import Path
@@ -20,40 +18,20 @@ from tests.browser.pages import (
     SCHEMES,
     SETTINGS,
     WINDOWS,
-    chromium,
     screenshot,
     shown,
     terminal,
-    written,
 )
 
 OPEN_ALL = "document.querySelectorAll('details').forEach((each) => (each.open = true))"
-PAGES = ("report", "comparison")
+PAGES = ("report", "comparison", "matrix")
 # More than the stops of Tab before the main part of the page.
 STOPS = 40
-
-
-@pytest.fixture(scope="module")
-def browser() -> Generator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return written(tmp_path_factory.mktemp("pages"))
 
 
 @pytest.fixture
 def file(files: dict[str, Path]) -> Path:
     return files["report"]
-
-
-@pytest.fixture(scope="module")
-def axe() -> str:
-    script = Path(os.environ["ATTEST_AXE"]).read_bytes()
-    assert hashlib.sha256(script).hexdigest() == SETTINGS["axe"]["sha256"]
-    return script.decode()
 
 
 @pytest.fixture

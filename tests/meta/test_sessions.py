@@ -116,7 +116,8 @@ def test_browser_runs_the_browser_that_is_here_with_the_pinned_axe(
     assert f"axe-core@{pinned}" in session.commands[0]
     assert unpacked == [f"venv/axe-core-{pinned}.tgz"]
     assert session.env["ATTEST_CHROMIUM"] == "/opt/chrome"
-    assert session.commands[1:] == [("pytest", "tests/browser/report_suite.py")]
+    suites = ("tests/browser/matrix_suite.py", "tests/browser/report_suite.py")
+    assert session.commands[1:] == [("pytest", *suites)]
     refreshing = Browsing()
     refreshing.posargs = ["--refresh"]
     noxfile.browser.func(refreshing)

@@ -111,6 +111,18 @@ def test_a_minimal_case_breaks_the_clauses_of_its_features() -> None:
     assert (found["S6"], found["S2"]) == (State.FAILS, State.INCONCLUSIVE)
 
 
+def test_of_what_all_failing_cases_share_the_clauses_count_that_fewest_passing_cases_exercise() -> None:
+    failing = judged(Verdict.FAIL, causal=True, segments=2, **BIAS)
+    pairs: list[dict[str, Any]] = [
+        {"causal": True, **BIAS},
+        {"causal": True, "segments": 2},
+        {"segments": 2, **BIAS},
+    ]
+    passing = [judged(seed=seed, **pair) for seed in range(3) for pair in pairs]
+    cells = only(failing, *passing, *(judged(seed=seed, causal=True) for seed in range(8))).cells
+    assert [clause for clause, cell in cells.items() if cell.whole.state == State.FAILS] == ["S2", "S8"]
+
+
 def test_failures_without_a_feature_break_the_clauses_of_the_check() -> None:
     found = states(*(judged(Verdict.FAIL, seed) for seed in range(4)))
     assert [clause for clause, state in found.items() if state == State.FAILS] == ["S1", "S16"]
