@@ -34,6 +34,11 @@ def main() -> int:
             same = attention(opset, np.broadcast_to(mask, (1, 1, 4, 4)).copy())
             wrong += not np.array_equal(out, same)
             print(f"opset {opset}, {name} mask of [1, 1, 1, 4]: got {out}, with [1, 1, 4, 4] {same}")
+            try:
+                attention(opset, mask[0, 0, 0])
+            except ValueError as error:
+                wrong += 1
+                print(f"opset {opset}, {name} mask of [4]: {error}")
     return int(wrong > 0)
 
 
