@@ -62,6 +62,10 @@ def _paragraph(name: str) -> Iterator[str]:
     yield _line("runs on", "any backend" if subject.backend == "any" else subject.backend)
     if reason is not None:
         yield _line("not here", reason)
+    if subject.distribution:
+        yield _line("part of", subject.distribution)
+    if subject.interpreter:
+        yield _line("run by", f"an interpreter of {subject.interpreter}")
     yield _line("dtypes", ", ".join(subject.dtypes))
     yield _line("head dims", "{} to {}".format(*subject.head_dims))
     yield _line("features", _features(subject))

@@ -194,7 +194,8 @@ def test_gradients_have_the_declared_dtype(declared: Any, call: Any, verdict: Ve
 
 def test_the_catalogue_names_every_limit(monkeypatch) -> None:
     limits = replace(NARROW.limits, seed_bits=32, sinks="shared", validates=False)
-    subject = replace(NARROW, limits=limits, gradient_dtype="float32")
+    origin = {"distribution": "toys", "interpreter": "Triton"}
+    subject = replace(NARROW, limits=limits, gradient_dtype="float32", **origin)
     monkeypatch.setattr(catalogue, "discover", lambda: {"narrow": lambda: subject})
     monkeypatch.setattr(catalogue, "find", lambda _name: subject)
     text = " ".join(catalogue.catalogue().split())
@@ -206,6 +207,8 @@ def test_the_catalogue_names_every_limit(monkeypatch) -> None:
         "sinks shared by all heads",
         "gradients in float32",
         "does not validate its arguments",
+        "part of toys",
+        "run by an interpreter of Triton",
     ):
         assert words in text
 
