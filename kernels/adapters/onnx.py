@@ -58,7 +58,7 @@ def attention(
     softmax_precision: int | None = None,
     with_qk_matmul_output: bool = False,
 ) -> Outputs:
-    """Compute the operator: Y in the form and the dtype of Q, the keys and values with the past ones, scores.
+    """Compute ONNX's `Attention`: Y in the form and the dtype of Q, then the present keys and values.
 
     Args:
         Q: [B, Hq, Sq, D] or [B, Sq, Hq * D] of float32, bfloat16 or float16.
