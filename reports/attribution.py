@@ -11,12 +11,13 @@ failures of one cause are judged together, so that each breaks the same clauses:
   exercise.
 - Beside these S14 where gradients alone are wrong, and S13 where lse is, and out is right.
 
-Expected failures of one link and reason are one cause.
+A failure breaks only clauses that its Subject declares. Expected failures of one link and reason are one
+cause.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.causes.conditions import Condition, explaining
@@ -45,9 +46,15 @@ class Attributed:
     reason: str = ""
 
 
-def attributed(results: Iterable[Result]) -> tuple[Attributed, ...]:
-    """Return the failures of one subject by cause. results: all failures, and passing cases beside them."""
-    every = ordered(results)
+def attributed(results: Iterable[Result], declared: Collection[str]) -> tuple[Attributed, ...]:
+    """Return the failures of one subject by cause.
+
+    results: all failures, and passing cases beside them. declared: the clauses that a failure can break.
+    """
+    every = [
+        replace(result, clauses=tuple(clause for clause in result.clauses if clause in declared))
+        for result in ordered(results)
+    ]
     passing = [r for r in every if r.verdict is Verdict.PASS and r.check in ACCURACY and r.measurements]
     found = [
         Attributed(cause.results, _clauses(cause.results, cause.condition, passing))

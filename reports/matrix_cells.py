@@ -14,7 +14,7 @@ The same rules hold for the results of one dtype, whose state is "not supported"
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -178,7 +178,7 @@ def cells_of(lines: Iterable[Line], declared: Declared) -> tuple[dict[str, Cell]
                 first.setdefault(clause, line)
                 if line.ratio is not None and line.ratio > worst.get(clause, (-math.inf, line))[0]:
                     worst[clause] = line.ratio, line
-    groups = _attributed(failures, beside)
+    groups = _attributed(failures, beside, CLAUSES if declared.clauses is None else declared.clauses)
     breaking = _count(groups, found)
     cells: dict[str, Cell] = {}
     for clause in CLAUSES:
@@ -195,10 +195,13 @@ def cells_of(lines: Iterable[Line], declared: Declared) -> tuple[dict[str, Cell]
     return cells, tuple(result for group in groups if not group.clauses for result in group.results)
 
 
-def _attributed(failures: Sequence[Line], beside: Mapping[str, Sequence[Line]]) -> tuple[Attributed, ...]:
+def _attributed(
+    failures: Sequence[Line], beside: Mapping[str, Sequence[Line]], declared: Collection[str]
+) -> tuple[Attributed, ...]:
     if not failures:
         return ()
-    return attributed(line.result for line in (*failures, *(x for own in beside.values() for x in own)))
+    lines = (*failures, *(line for own in beside.values() for line in own))
+    return attributed((line.result for line in lines), declared)
 
 
 def _count(

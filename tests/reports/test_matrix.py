@@ -145,8 +145,18 @@ def test_a_failure_of_a_check_of_one_property_breaks_its_clauses() -> None:
     failing = result(
         Verdict.FAIL, asked=case(causal=True), subject=SUBJECT, check="determinism", message="no"
     )
-    found = states(replace(failing, clauses=("S17",)), *PASSING)
+    found = states(replace(failing, clauses=("S17",)), *PASSING, clauses=(*CLAUSES, "S17"))
     assert [clause for clause, state in found.items() if state == State.FAILS] == ["S17"]
+
+
+def test_a_failure_breaks_no_clause_that_is_not_declared() -> None:
+    failing = [judged(Verdict.FAIL, seed, own=("S1", "S16", "S10"), q_len=2000) for seed in range(30, 34)]
+    found = states(*failing, *PASSING)
+    assert [clause for clause, state in found.items() if state == State.FAILS] == ["S1", "S16"]
+    declared = states(*failing, *PASSING, clauses=(*CLAUSES, "S10"))
+    assert [clause for clause, state in declared.items() if state == State.FAILS] == ["S10"]
+    alone = replace(judged(Verdict.FAIL, check="law.any"), clauses=("S29",))
+    assert len(only(alone, *PASSING).unattributed) == 1
 
 
 def test_failures_of_no_clause_are_counted_beside_the_cells() -> None:
