@@ -12,7 +12,7 @@ import jax
 class Calls:
     """What became of the calls of our function: the number that ran, and the errors of those that raised one.
 
-    A call that is only traced, as `jax.eval_shape` does to learn the shape of a result, does not run.
+    A call that is only traced does not run, as where `jax.eval_shape` computes the shape of a result.
     """
 
     ran: int = 0
@@ -33,10 +33,19 @@ def counted_by(calls: Calls, function: Callable[..., Any]) -> Callable[..., Any]
         except Exception as error:
             calls.refusals.append(f"{type(error).__name__}: {error}")
             raise
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(result)):
-            jax.debug.callback(calls.run)  # counts when the program runs
+        if _runs_later(result):
+            jax.debug.callback(calls.run)
         else:
             calls.run()
         return result
 
     return call
+
+
+def _runs_later(result: Any) -> bool:
+    """Return whether a call was traced, for a program that can count its runs.
+
+    One of symbolic sizes cannot: it is to be exported, and JAX exports no callbacks.
+    """
+    traced = [x for x in jax.tree.leaves(result) if isinstance(x, jax.core.Tracer)]
+    return any(all(isinstance(size, int) for size in x.shape) for x in traced)

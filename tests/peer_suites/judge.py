@@ -1,6 +1,6 @@
 """The verdict on a run of a peer's test suite: which tests our kernels pass, which end otherwise, and why.
 
-A test counts as passed only if it called our function, and no call was refused. Every other ending must be
+A test counts as passed only if our function ran, and no call of it was refused. Every other ending must be
 listed, with its reason. A comparison of numbers that fails is always a problem, listed or not: an entry
 cannot hide a wrong result.
 """
@@ -18,7 +18,7 @@ Ending = Literal["passed", "refused", "apart", "failed", "skipped"]
 _SAID: dict[str, str] = {
     "passed": "passes by our kernels",
     "refused": "passes, and a call of our function was refused",
-    "apart": "passes without a call of our function",
+    "apart": "passes without running our function",
     "failed": "fails",
 }
 
@@ -28,8 +28,8 @@ class Entry:
     """Tests that end otherwise than passed: patterns of their ids, how they end, and why.
 
     ending: "failed"; "refused", where the test passes though our function refused a call; "apart", where it
-    passes without a call. message: words of the error, none where there is no error. exception: the type of
-    the error that a test fails with.
+    passes without running it. message: words of the error, none where there is no error. exception: the type
+    of the error that a test fails with.
     """
 
     ending: Ending

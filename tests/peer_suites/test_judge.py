@@ -83,7 +83,7 @@ def test_a_library_that_computes_by_itself_does_not_pass_for_us() -> None:
 def test_a_suite_that_never_calls_us_does_not_pass() -> None:
     status, said = ran("not in place")
     assert status == 1
-    assert "ToyTest::test_numbers: passes without a call of our function, and is not listed." in said
+    assert "ToyTest::test_numbers: passes without running our function, and is not listed." in said
 
 
 def test_a_listed_failure_that_passes_is_stale() -> None:
@@ -137,11 +137,11 @@ def test_what_ends_as_listed_is_no_problem() -> None:
         (replace(WITH_REFUSAL, test="suite.py::test_listed1"), "was refused, and is listed as failed"),
         (
             replace(WITHOUT_CALL, test="suite.py::test_new"),
-            "passes without a call of our function, and is not",
+            "passes without running our function, and is not",
         ),
         (
             replace(WITHOUT_CALL, test="suite.py::test_refused"),
-            "without a call of our function, and is listed",
+            "without running our function, and is listed",
         ),
         (replace(PASSED, test="suite.py::test_apart"), "passes by our kernels, and is listed as apart"),
     ],

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import pytest
 
-from attest.kernels.adapters.jax_nn import dot_product_attention
+from attest.kernels.adapters import jax_nn
 
 
 @pytest.fixture(autouse=True)
 def ours(monkeypatch: pytest.MonkeyPatch, counted: Callable[..., Any]) -> None:
     """Put our function in place of JAX's. Where it refuses a call, Keras computes by itself."""
-    monkeypatch.setattr(jax.nn, "dot_product_attention", counted(dot_product_attention))
+    monkeypatch.setattr(jax.nn, "dot_product_attention", counted(jax_nn.dot_product_attention))
