@@ -153,14 +153,14 @@ def matrix_of(records: Iterable[RecordLines], known: Iterable[NotRun] = ()) -> M
     Raises ValueError with one sentence for a broken record, and for two of one implementation, version,
     device and suite.
     """
-    columns = [column for record in records for column in _columns(record)]
-    columns.sort(key=_order)
-    for same, group in groupby(columns, key=lambda column: (column.of, column.suite)):
-        files = [column.record for column in group]
-        if len(files) > 1:
-            of, suite = same
+    found = [(column, record.where) for record in records for column in _columns(record)]
+    found.sort(key=lambda each: _order(each[0]))
+    for (of, suite), group in groupby(found, key=lambda each: (each[0].of, each[0].suite)):
+        first, *others = (where for _, where in group)
+        if others:
             what = f"{of.name} of {of.release} on {of.place} by {suite.words}"
-            raise ValueError(sentence(f"{files[1]}: {what} is in {files[0]}, too: give one of them"))
+            raise ValueError(sentence(f"{others[0]}: {what} is in {first}, too: give one of them"))
+    columns = [column for column, _ in found]
     judged = {name for column in columns for name in (column.subject, column.of.name)}
     return Matrix(
         tuple(_with_regressions(_with_ids(columns))),

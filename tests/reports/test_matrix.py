@@ -258,8 +258,9 @@ def test_columns_of_the_suite_of_most_are_aligned() -> None:
 
 def test_two_records_of_one_column_and_suite_are_refused() -> None:
     one, two = record(*PASSING, file="a.jsonl"), record(*PASSING[:3], file="b.jsonl")
-    words = "b.jsonl: toys.attention of toys 1.0 on CPU by commit c0ffeec0ffee, profile quick, seed 0 is in"
-    with pytest.raises(ValueError, match=re.escape(f"{words} a.jsonl, too: give one of them")):
+    words = "toys.attention of toys 1.0 on CPU by commit c0ffeec0ffee, profile quick, seed 0"
+    said = f"folder/b.jsonl: {words} is in folder/a.jsonl, too: give one of them"
+    with pytest.raises(ValueError, match=re.escape(said)):
         matrix_of([one, two])
     assert len(matrix_of([one, record(*PASSING, seed=1)]).columns) == 2
 
