@@ -114,9 +114,8 @@ def check_dropout_prob(dropout_prob: Any) -> float:
     """Return the probability of dropping a pair, at least 0 and below 1."""
     probability = check_number("dropout_prob", dropout_prob)
     if not 0.0 <= probability < 1.0:
-        refuse(
-            "dropout_prob", probability, "0 <= dropout_prob < 1", "Give the probability of dropping a pair."
-        )
+        expected = "a number from 0 to below 1"
+        refuse("dropout_prob", probability, expected, "Give the probability of dropping a pair.")
     return probability
 
 

@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "broadcast_dropout: got None; expected True or False",
     ),
     "no key": ({"dropout_rate": 0.5, "broadcast_dropout": False}, "dropout_rng: got None; expected a JAX"),
-    "all dropped": ({"dropout_rate": 1.0}, "dropout_rate: got 1.0"),
+    "all dropped": ({"dropout_rate": 1.0}, "dropout_rate: got 1.0; expected a number from 0 to below 1"),
     "causal": ({"is_causal": None}, "is_causal: got None"),
     "a bias as mask": ({"mask": jnp.array([[0.0, -1e9]])}, "mask: got a float mask with -1000000000.0"),
     "mask of other sizes": ({"mask": jnp.ones((1, 1, 3, 4))}, "mask: got shape"),
