@@ -242,6 +242,7 @@ def _declared(run: RunRecord, subject: str) -> Declared:
         tuple(dtype for dtype in DTYPES if dtype in found.get("dtypes", ())),
         tuple(found.get("features", ())),
         frozenset(found.get("clauses", ())),
+        {name: str(value) for name, value in found.get("dialect", {}).items()},
     )
 
 

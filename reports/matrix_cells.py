@@ -108,11 +108,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a Subject declares, as far as its record names it: None for clauses of an older record."""
+    """What a Subject declares, as far as its record names it: None for clauses of an older record.
+
+    dialect: the fields of its semantics that differ from the standard, in words.
+    """
 
     dtypes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     clauses: frozenset[str] | None = None
+    dialect: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass

@@ -1,12 +1,14 @@
 """What a record keeps of its subjects: declared features, dtypes and clauses, and distributions."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.clauses import CLAUSES
 from attest.conformance.running.environment import installed_version
 from attest.conformance.subject import Subject
+from attest.reference.semantics import STANDARD, Semantics
 
 # Clauses that hold for every kernel.
 _ALWAYS = frozenset({"S1", "S16", "S19", "S22"})
@@ -15,7 +17,7 @@ _HIDING = frozenset({"mask", "causal", "window", "segments", "padded", "packed",
 
 
 def declarations(subjects: Mapping[str, Subject]) -> dict[str, dict[str, Any]]:
-    """Return the features, dtypes, clauses and interpreters of subjects, and their own names.
+    """Return the features, dtypes, clauses, dialects and interpreters of subjects, and their own names.
 
     By the names in the record, which may be `module:attribute`.
     """
@@ -26,6 +28,7 @@ def declarations(subjects: Mapping[str, Subject]) -> dict[str, dict[str, Any]]:
             "features": sorted(subject.features),
             "dtypes": list(subject.dtypes),
             "clauses": declared_clauses(subject),
+            "dialect": dialect(subject.semantics),
         }
         for name, subject in subjects.items()
     }
@@ -53,6 +56,16 @@ def declared_clauses(subject: Subject) -> list[str]:
     declared = _ALWAYS | {ALL_FEATURES[name].clause for name in subject.features}
     declared |= {clause for clause, holds in by_declaration.items() if holds}
     return [clause for clause in CLAUSES if clause in declared]
+
+
+def dialect(semantics: Semantics) -> dict[str, str]:
+    """Return the fields in which a dialect differs from the standard, with their values in words."""
+    values = {each.name: getattr(semantics, each.name) for each in fields(Semantics)}
+    return {
+        name: ", ".join(sorted(value)) or "none" if isinstance(value, frozenset) else str(value)
+        for name, value in values.items()
+        if value != getattr(STANDARD, name)
+    }
 
 
 def distributions(subjects: Mapping[str, Subject]) -> dict[str, dict[str, str]]:

@@ -100,6 +100,7 @@ class ColumnData(_Data):
     versions: dict[str, str]
     dtypes: tuple[str, ...]
     features: tuple[str, ...]
+    dialect: dict[str, str]
     previous: str
     cells: dict[str, CellData]
 
@@ -171,6 +172,7 @@ def _column(column: Column, suite: int, aligned: bool) -> ColumnData:
         versions=dict(column.versions),
         dtypes=column.declared.dtypes,
         features=column.declared.features,
+        dialect=dict(column.declared.dialect),
         previous="" if column.previous is None else column.previous.id,
         cells={clause: _cell(cell, column.worse.get(clause, ())) for clause, cell in column.cells.items()},
     )

@@ -59,6 +59,7 @@ def record(
         "features": ["bias", "causal"],
         "dtypes": ["float32", "bfloat16"],
         "clauses": list(clauses or ()),
+        "dialect": {"causal": "top_left"},
     }
     environment = {
         "backend": "cpu",

@@ -56,6 +56,7 @@ def test_the_json_is_valid_and_has_each_cell() -> None:
     (missing,) = found["not_run"]
     assert (missing["cells"]["S1"], missing["cells"]["S2"]) == ("not run", "not supported")
     assert found["suites"][1]["narrowed"] == "--examples 3"
+    assert new["dialect"] == {"causal": "top_left"}
 
 
 @pytest.mark.parametrize("ratio", [float("inf"), float("nan")])
@@ -126,6 +127,7 @@ def test_states_are_words_and_each_dtype_has_its_own_in_its_cell() -> None:
     assert 'data-bfloat16="○ not run"' in cell[0]
     assert "▼ worse than 1.0 in float32" in page
     assert page.count("not aligned") == 1
+    assert page.count("Its own rules: causal top_left.") == 3
 
 
 def test_every_state_has_a_mark_and_a_meaning_on_the_page() -> None:

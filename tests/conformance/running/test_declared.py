@@ -46,6 +46,9 @@ def test_declarations_have_the_name_the_features_and_the_interpreter() -> None:
     assert found["interpreter"] == "Pallas for TPUs"
     assert found["features"] == ["bias", "causal", "scale", "segments"]
     assert found["dtypes"] == ["float32", "bfloat16"]
+    assert found["dialect"]["causal"] == "top_left"
+    assert found["dialect"]["gradients"] == "bias, key, query, value"
+    assert "deterministic" not in found["dialect"]
 
 
 def test_the_version_is_that_of_the_distribution_here() -> None:
