@@ -97,6 +97,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(
         "compare": (record, record),
         "history": (record, record),
         "report": (record,),
+        "matrix": (record,),
         "merge": (record,),
         "tune": TUNE,
     }.get(command, ())
@@ -109,7 +110,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(
 
 def test_every_command_that_writes_is_among_them():
     assert {command for command, _ in outputs()} == {
-        "gate", "check", "compare", "history", "report", "merge", "compile", "tune", "mutants",
+        "gate", "check", "compare", "history", "report", "matrix", "merge", "compile", "tune",
+        "mutants",
     }  # fmt: skip
 
 
