@@ -319,7 +319,7 @@ def discover() -> dict[str, Callable[[], Subject]]:
     """
     found: dict[str, Callable[[], Subject]] = {}
     for package_name in ("attest.conformance.subjects", "attest.conformance.peers"):
-        for module in _modules(importlib.import_module(package_name)):
+        for module in modules_of(importlib.import_module(package_name)):
             for subject in module.SUBJECTS:
                 found[subject.name] = lambda subject=subject: subject
     for entry in entry_points(group=ENTRY_POINT_GROUP):
@@ -346,11 +346,21 @@ def find(name: str) -> Subject:
         raise LookupError(f"subject {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def _modules(package: ModuleType) -> Iterator[ModuleType]:
+def modules_of(package: ModuleType) -> Iterator[ModuleType]:
     """Yield the modules of a package without those that others share, whose names begin with _."""
     for info in pkgutil.iter_modules(package.__path__):
         if not info.name.startswith("_"):
             yield importlib.import_module(f"{package.__name__}.{info.name}")
+
+
+def listed_in(package: ModuleType, *tuples: str) -> dict[str, Subject]:
+    """Return the subjects in tuples, such as APART, of the modules of a package, by their `module:NAME`."""
+    found: dict[str, Subject] = {}
+    for module in modules_of(package):
+        names = {id(value): name for name, value in vars(module).items()}
+        subjects: list[Subject] = [each for name in tuples for each in getattr(module, name, ())]
+        found |= {f"{module.__name__}:{names[id(subject)]}": subject for subject in subjects}
+    return found
 
 
 def _load_attribute(path: str) -> Subject:

@@ -35,7 +35,7 @@ _WORSE = {
 
 @dataclass(frozen=True, order=True)
 class Suite:
-    """What judged a column: the commit of attest, and the options that choose the cases.
+    """The suite of a column: the commit of attest, and the options that choose the cases.
 
     narrowed: the options that narrowed the run, as typed; with the shard, if it is one of several.
     """

@@ -57,12 +57,12 @@ class Part:
 
     @property
     def results(self) -> int:
-        """How many results there are."""
+        """The number of results."""
         return sum(self.counts.values()) + self.elsewhere
 
     @property
     def broken(self) -> int:
-        """How many failures break the clause."""
+        """The number of failures that break the clause."""
         return sum(self.counts.get(verdict, 0) for verdict in FAILURES)
 
     @property
@@ -91,7 +91,7 @@ class KnownFault:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a record says about one clause of one implementation.
+    """The results of one clause of one implementation.
 
     whole: of all dtypes. dtypes: of each. evidence: the simplest failure; or, if the clause holds, the result
     of the largest err/bound, or the first. refused: calls with the feature of the clause that were refused,
@@ -108,7 +108,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a Subject declares, as far as its record names it: None for clauses of an older record.
+    """The declarations of a Subject in its record. clauses: None in an older record.
 
     dialect: the fields of its semantics that differ from the standard, in words.
     """

@@ -1,7 +1,5 @@
 """The command `attest matrix`: implementations beside the clauses, from their records."""
 
-import importlib
-import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,15 +82,10 @@ def known_subjects() -> "tuple[NotRun, ...]":
 
 def _own_subjects() -> "dict[str, Subject]":
     """Return every Subject of the project by the name that finds it."""
-    found: dict[str, Subject] = {}
-    for package_name in ("attest.conformance.peers", "attest.conformance.subjects"):
-        package = importlib.import_module(package_name)
-        for info in pkgutil.iter_modules(package.__path__):
-            if info.name.startswith("_") or info.ispkg:
-                continue
-            module = importlib.import_module(f"{package_name}.{info.name}")
-            named = {id(value): name for name, value in vars(module).items()}
-            found |= {subject.name: subject for subject in module.SUBJECTS}
-            for subject in (*getattr(module, "APART", ()), *getattr(module, "UNCONFIRMED", ())):
-                found[f"{module.__name__}:{named[id(subject)]}"] = subject
-    return found
+    from attest.conformance import peers, subjects
+    from attest.conformance.subject import listed_in, modules_of
+
+    named = [
+        each for package in (peers, subjects) for module in modules_of(package) for each in module.SUBJECTS
+    ]
+    return {subject.name: subject for subject in named} | listed_in(peers, "APART", "UNCONFIRMED")

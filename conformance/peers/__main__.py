@@ -3,25 +3,16 @@
 A line is the `module:NAME` of one that this process can run. With `--list` the others follow, and why not.
 """
 
-import pkgutil
 import sys
 from collections.abc import Mapping
-from importlib import import_module
 
 from attest.conformance import peers
-from attest.conformance.subject import Subject
+from attest.conformance.subject import Subject, listed_in
 
 
 def judged_apart() -> Mapping[str, Subject]:
     """Return the subjects of the tuples APART, by the `module:NAME` that finds each."""
-    found: dict[str, Subject] = {}
-    for info in pkgutil.iter_modules(peers.__path__):
-        if not info.name.startswith("_"):
-            module = import_module(f"{peers.__name__}.{info.name}")
-            apart: tuple[Subject, ...] = getattr(module, "APART", ())
-            names = {id(value): name for name, value in vars(module).items()}
-            found |= {f"{module.__name__}:{names[id(subject)]}": subject for subject in apart}
-    return found
+    return listed_in(peers, "APART")
 
 
 def lines(subjects: Mapping[str, Subject], backend: str, others: bool) -> list[str]:

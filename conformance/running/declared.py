@@ -1,4 +1,4 @@
-"""What a record keeps of its subjects: declared features, dtypes and clauses, and distributions."""
+"""The declarations and the distributions of subjects, for records."""
 
 from collections.abc import Mapping
 from dataclasses import fields

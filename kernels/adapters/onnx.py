@@ -130,7 +130,7 @@ def _flag(name: str, value: Any) -> bool:
 def _check_precision(number: Any) -> None:
     """Refuse a precision of the softmax above float32.
 
-    Raises: ValueError for what is no precision; NotImplementedError for DOUBLE.
+    Raises: ValueError for an unknown number; NotImplementedError for DOUBLE.
     """
     if number is None or check_integer("softmax_precision", number) in _IN_FLOAT32:
         return

@@ -8,7 +8,7 @@ from attest.conformance.judging.failure import describe_case, replay_line
 from attest.conformance.record import Verdict
 from attest.reports.matrix import Column, Matrix
 from attest.reports.matrix_cells import Cell, Part, State, found_words, shows
-from attest.reports.render.template import SIZE_LIMIT, fill
+from attest.reports.render.template import SIZE_LIMIT, fill, is_link
 
 # A mark beside the words of a state.
 MARKS = {
@@ -98,7 +98,7 @@ def parted(name: str) -> list[str]:
 
 def address(link: str) -> str:
     """Return the address of an expectation's link on the site of the pages; "" for other texts."""
-    if re.fullmatch(r"https?://[^\s<>|\"'\\]{1,300}", link):
+    if is_link(link):
         return link
     page = re.fullmatch(r"docs/([\w./-]+?)(?:/index)?\.md(#[\w.-]+)?", link)
     return f"{page[1]}/{page[2] or ''}" if page is not None and ".." not in page[1] else ""

@@ -10,7 +10,7 @@ import jax
 
 @dataclass
 class Calls:
-    """What became of the calls of our function: the number that ran, and the errors of those that raised one.
+    """The calls of our function in a test: the number that ran, and the errors of those that raised one.
 
     A call that is only traced does not run, as where `jax.eval_shape` computes the shape of a result.
     """

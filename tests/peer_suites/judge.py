@@ -41,7 +41,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Numbers:
-    """How a comparison of numbers is told.
+    """The signs of a failed comparison of numbers.
 
     words: parts of its message. files: parts of the paths of files that compare.
     """
@@ -52,7 +52,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Expectations:
-    """What a suite is expected to do: how many tests our kernels pass, at least, and how the others end."""
+    """The expected endings of a suite: the least number of tests that pass, and entries for the others."""
 
     passed: int
     entries: tuple[Entry, ...]
@@ -75,7 +75,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What is wrong with a run, one sentence each, and the tests that ended in each way."""
+    """The problems of a run, one sentence each, and the tests that ended in each way."""
 
     problems: tuple[str, ...]
     ended: dict[str, list[str]] = field(default_factory=dict)
