@@ -144,13 +144,14 @@ def read_hosts(path: Path) -> list[Host]:
 
 
 def merged(*files: Sequence[Host]) -> list[Host]:
-    """Return the hosts of several files; of what was measured twice on a host, the later counts."""
+    """Return the hosts of several files, rows by workers; of what was measured twice, the later counts."""
     found: dict[str, Host] = {}
     for host in (host for hosts in files for host in hosts):
         before = found.get(host.name, host)
         rows = {row.workers: row for row in (*before.rows, *host.rows)}
         idle = {(run.kind, run.workers): run for run in (*before.idle, *host.idle)}
-        found[host.name] = replace(host, rows=tuple(rows.values()), idle=tuple(idle.values()))
+        ordered = tuple(rows[workers] for workers in sorted(rows))
+        found[host.name] = replace(host, rows=ordered, idle=tuple(idle.values()))
     return list(found.values())
 
 

@@ -114,7 +114,7 @@ class Result:
         machine may find a simpler one.
     picture: of a minimal result with wrong visibility or weights, if there was time to draw it.
     phase: where the task hung or its process died, one of PHASES of process/phases.py; else empty.
-    link: the public report behind an expectation.
+    link: the public report behind an expectation. breaks: the clauses that the expectation names as broken.
     seconds: how long the check took, with what it computed first for those after it; 0 if that is not known.
         Two results are equal whatever they took.
     several_blocks: of a red verdict, whether the tiling cuts the queries or the keys of the case into blocks,
@@ -136,6 +136,7 @@ class Result:
     picture: Picture | None = None
     seconds: float = field(default=0.0, compare=False)
     several_blocks: bool = False
+    breaks: tuple[str, ...] = ()
 
     @property
     def semantic(self) -> bool:

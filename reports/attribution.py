@@ -11,8 +11,8 @@ failures of one cause are judged together, so that each breaks the same clauses:
   exercise.
 - Beside these S14 where gradients alone are wrong, and S13 where lse is, and out is right.
 
-A failure breaks only clauses that its Subject declares. Expected failures of one link and reason are one
-cause.
+Expected failures of one link and reason are one cause; if their expectation names clauses, they break those.
+A failure breaks only clauses that its Subject declares.
 """
 
 from collections import Counter, defaultdict
@@ -66,8 +66,11 @@ def attributed(results: Iterable[Result], declared: Collection[str]) -> tuple[At
             expected[result.link, reason_of(result)].append(result)
     for (link, reason), own in sorted(expected.items()):
         simplest = tuple(sorted(own, key=_simplicity))
-        condition = _condition(simplest, passing)
-        found.append(Attributed(simplest, _clauses(simplest, condition, passing), True, link, reason))
+        named = {clause for result in own for clause in result.breaks}
+        broken = tuple(clause for clause in CLAUSES if clause in named and clause in declared)
+        if not named:
+            broken = _clauses(simplest, _condition(simplest, passing), passing)
+        found.append(Attributed(simplest, broken, True, link, reason))
     return tuple(found)
 
 

@@ -94,6 +94,7 @@ class ResultData(_Data):
     picture: PictureData | None = None
     seconds: Annotated[float, Meta(ge=0)] = 0.0
     several_blocks: bool = False
+    breaks: tuple[Text, ...] = ()
 
 
 class RunData(_Data):
@@ -219,6 +220,7 @@ def result_from_data(data: ResultData, where: str) -> Result:
         picture=data.picture and Picture(**msgspec.structs.asdict(data.picture)),
         seconds=data.seconds,
         several_blocks=data.several_blocks,
+        breaks=data.breaks,
     )
 
 

@@ -18,6 +18,7 @@ import msgspec
 from attest.conformance.cases.case import Case
 from attest.conformance.cases.features import ALL_FEATURES
 from attest.conformance.checks import all_checks
+from attest.conformance.clauses import CLAUSES
 from attest.conformance.files import read_bytes
 from attest.conformance.record import Result, Verdict
 from attest.conformance.running.plan import profile_names
@@ -48,6 +49,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     shows: Shows = "always"
     profiles: tuple[Text, ...] = ()
     backends: tuple[Text, ...] = ()
+    clauses: tuple[Text, ...] = ()
 
 
 class _Switches(msgspec.Struct):
@@ -69,6 +71,7 @@ class Expectation:
     shows: "always": every such case fails; "sometimes": one in a run is enough.
     profiles: in these, the entry must match a result; in others, it may.
     backends: of JAX, where the failure is known; any if empty.
+    clauses: those that the failure breaks; if empty, those that its causes point to.
     """
 
     subject: str
@@ -83,6 +86,7 @@ class Expectation:
     shows: Shows = "always"
     profiles: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
+    clauses: tuple[str, ...] = ()
 
     def covers(self, result: Result) -> bool:
         """Return whether this is about the result's subject, check and case."""
@@ -133,7 +137,9 @@ def expect(result: Result, expectations: Iterable[Expectation]) -> Result:
         for entry in expectations:
             if entry.describes(result):
                 message = f"expected: {entry.reason}; found: {result.message}"
-                return replace(result, verdict=Verdict.XFAIL, message=message, link=entry.link)
+                return replace(
+                    result, verdict=Verdict.XFAIL, message=message, link=entry.link, breaks=entry.clauses
+                )
     if result.verdict is Verdict.PASS:
         for entry in expectations:
             if entry.shows == "always" and entry.covers(result):
@@ -244,6 +250,7 @@ def _entry(where: str, table: object) -> Expectation:
         shows=entry.shows,
         profiles=entry.profiles,
         backends=entry.backends,
+        clauses=entry.clauses,
     )
 
 
@@ -251,7 +258,7 @@ def _faults(
     entry: Entry, switches: _Switches, conditions: Mapping[str, Any]
 ) -> Iterable[tuple[str, object, bool, str]]:
     """Yield (key, what was got, whether it is right, what was expected) for rules beyond types."""
-    known = {"check": all_checks(), "profiles": profile_names(), "backends": BACKENDS}
+    known = {"check": all_checks(), "profiles": profile_names(), "backends": BACKENDS, "clauses": CLAUSES}
     for name, words in known.items():
         got = getattr(entry, name)
         named = {got} if isinstance(got, str) else set(got)

@@ -128,7 +128,7 @@ def test_a_file_gets_more_hosts_and_more_rows_and_what_is_measured_again_replace
     first = host_of(COSTS)
     write_hosts([first], path)
     again = replace(first.rows[0], cluster=3.0)
-    more = replace(first, rows=(again, replace(again, workers=4)), idle=())
+    more = replace(first, rows=(replace(again, workers=4), again), idle=())
     other = replace(first, environment={**ENVIRONMENT, "cores": 16})
     here, there = merged(read_hosts(path), [more, other])
     assert [(row.workers, row.cluster) for row in here.rows] == [(1, 3.0), (4, 3.0)]

@@ -177,6 +177,13 @@ def test_an_expected_failure_is_a_failure_with_its_link() -> None:
     assert not only(expected(9, **BIAS), *new, *PASSING).cells["S2"].whole.known
 
 
+def test_an_expected_failure_breaks_the_clauses_that_its_expectation_names() -> None:
+    known = [replace(expected(seed, **BIAS), breaks=("S10", "S6")) for seed in range(30, 33)]
+    cells = only(*known, *PASSING).cells
+    assert [clause for clause, cell in cells.items() if cell.whole.state is State.FAILS] == ["S6"]
+    assert cells["S2"].whole.state is State.INCONCLUSIVE
+
+
 def test_the_evidence_is_the_simplest_failure_or_the_largest_error_that_passes() -> None:
     long = judged(Verdict.FAIL, 1, q_len=999, **BIAS)
     short = judged(Verdict.FAIL, 2, q_len=3, **BIAS)

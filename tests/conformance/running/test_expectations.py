@@ -66,8 +66,8 @@ WINDOWED = Case(dtype="bfloat16", q_len=4, kv_len=8, window=(0, 1), causal=True)
 def test_conditions(conditions, holds):
     failure = result(WINDOWED, verdict=Verdict.FAIL, message="outside", measurements=(wrong("dkey"),))
     assert known(**conditions).describes(failure) is holds
-    expected = Verdict.XFAIL if holds else Verdict.FAIL
-    assert expect(failure, [known(**conditions)]).verdict is expected
+    expected = expect(failure, [known(clauses=("S7",), **conditions)])
+    assert (expected.verdict, expected.breaks) == ((Verdict.XFAIL, ("S7",)) if holds else (Verdict.FAIL, ()))
 
 
 def test_a_pass_where_a_failure_is_expected_is_red():
@@ -121,11 +121,13 @@ def test_an_entry_is_read_whole(tmp_path):
     path = tmp_path / "known.toml"
     path.write_text(
         ENTRY + 'outputs = ["dkey"]\nprofiles = ["quick"]\nshows = "sometimes"\nmessage_contains = "x"\n'
+        'clauses = ["S15"]\n'
         '[expect.when]\ndtype = "float16"\nfeatures = ["bias"]\nwithout = ["mask"]\nkv_len = { min = 1024 }\n'
     )
     (entry,) = (entry for entry in load_expectations([path]) if entry.subject == "toys.right")
     assert entry.case == {"dtype": "float16", "kv_len": {"min": 1024}}
     assert (entry.features, entry.without) == (frozenset({"bias"}), frozenset({"mask"}))
+    assert entry.clauses == ("S15",)
     assert (entry.outputs, entry.profiles, entry.shows) == (frozenset({"dkey"}), ("quick",), "sometimes")
 
 
@@ -141,6 +143,7 @@ def test_an_entry_is_read_whole(tmp_path):
         (ENTRY + 'mood = "good"', "entry 1: object contains unknown field `mood`"),
         (ENTRY + "message_contains = 3", "entry 1, message_contains: expected `str`, got `int`"),
         (ENTRY + 'profiles = ["slow"]', "profiles: got ('slow',)"),
+        (ENTRY + 'clauses = ["S99"]', "clauses: got ('S99',)"),
         (ENTRY + 'profiles = "quick"', "entry 1, profiles: expected `array`, got `str`"),
         (ENTRY + 'shows = "seldom"', "entry 1, shows: invalid enum value 'seldom'"),
         (ENTRY + '[expect.when]\nfeatures = ["magic"]', "when.features: got ('magic',)"),
@@ -164,7 +167,7 @@ def test_a_broken_entry_is_one_sentence(tmp_path, text, expected):
 
 
 def test_the_projects_own_entries_are_sound():
-    assert all(entry.reason and entry.link for entry in load_expectations())
+    assert all(entry.reason and entry.link and entry.clauses for entry in load_expectations())
 
 
 @pytest.mark.found_outside
