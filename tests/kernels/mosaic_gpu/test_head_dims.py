@@ -1,14 +1,21 @@
 """The head dims that the Hopper kernels run, of query and key, and of value; others are padded to them."""
 
 import re
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import export
 
-from attest.kernels.pallas.mosaic_gpu import flash_attention
+from attest.kernels.pallas.mosaic_gpu import flash_attention, flash_attention_with_lse
 from attest.kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims, pad_dims
+from attest.kernels.pallas.mosaic_gpu.launch.operands import tensor
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import from_operand, operand_shape
+from tests.kernels.kernel_cases import normal
+from tests.kernels.mosaic_gpu.test_kernels import assert_right, both_passes, needs_hopper
 
 KERNELS = ("backward_query", "backward_key", "backward_bias")
 
@@ -19,7 +26,8 @@ PADDED = [
     ((88, 8), (96, 96)),
     ((64, 100), (128, 128)),
     ((192, 128), (192, 128)),
-    ((136, 72), (192, 128)),
+    ((136, 72), (160, 160)),
+    ((160, 160), (160, 160)),
     ((192, 136), (192, 192)),
     ((64, 160), (192, 192)),
     ((200, 64), (256, 256)),
@@ -73,3 +81,77 @@ def test_value_and_out_are_no_wider_than_their_head_dim(value_dim: int, width: i
     (call,) = re.findall(r"custom_call @.*flash_forward.*", program)
     wide, narrow = "tensor<1x72x2x192xbf16>", f"tensor<1x72x2x{width}xbf16>"
     assert f": ({wide}, {wide}, {narrow}) -> ({narrow}, " in call
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels", "width", "stored"),
+    [
+        ("bfloat16", 40, 64, (40,)),
+        ("float16", 8, 64, (8,)),
+        ("bfloat16", 36, 64, (64,)),  # a row of 72 bytes begins where the TMA unit reads no row
+        ("bfloat16", 72, 80, (5, 16)),
+        ("bfloat16", 136, 160, (5, 32)),
+    ],
+)
+def test_an_array_is_padded_unless_a_row_of_its_tile_is_one_part(
+    dtype: str, channels: int, width: int, stored: tuple[int, ...]
+) -> None:
+    assert operand_shape(dtype, (2, 197, 3, channels), width) == (2, 197, 3, *stored)
+    x = jnp.arange(2 * 197 * 3 * channels, dtype=dtype).reshape(2, 197, 3, channels)
+    operand = from_operand(tensor(x, width))
+    assert jnp.array_equal(operand[..., :channels], x)
+    assert not operand[..., channels:].any()
+
+
+SMALL = pytest.mark.parametrize("dims", [(40, 40), (32, 16), (8, 64)], ids=str)
+
+
+def small(dims: tuple[int, int]) -> tuple[jax.Array, ...]:
+    """Query, key and value of 3 heads, of lengths that fill no tile."""
+    head_dim, value_dim = dims
+    query = normal(2, 197, 3, head_dim, dtype="bfloat16")
+    key, value = (normal(2, 257, 3, dim, seed=dim, dtype="bfloat16") for dim in (head_dim, value_dim))
+    return query, key, value
+
+
+@SMALL
+def test_small_head_dims_are_copied_by_no_kernel_of_xla(dims: tuple[int, int]) -> None:
+    run = jax.jit(partial(both_passes, flash_attention_with_lse, {}))
+    program = export.export(run, platforms=["cuda"])(small(dims), {}).mlir_module()
+    of_tensor = r"tensor<2x\d+x3x[\dx]+bf16>"
+    assert not re.findall(rf"stablehlo\.(?:pad|slice|concatenate|transpose)\b.*{of_tensor}.*", program)
+    (call,) = re.findall(r"custom_call @.*flash_forward.*", program)
+    query, key, value = (f"tensor<{'x'.join(map(str, x.shape))}xbf16>" for x in small(dims))
+    assert f": ({query}, {key}, {value}) -> (tensor<2x197x3x{dims[1]}xbf16>" in call
+
+
+@needs_hopper
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True, "logits_soft_cap": 3.0},
+        {"sliding_window": (90, 40), "bias": normal(1, 3, 197, 257)},
+    ],
+    ids=["plain", "causal, cap", "window, bias"],
+)
+@pytest.mark.parametrize("dims", [(40, 40), (32, 16), (8, 64), (136, 136), (160, 160)], ids=str)
+def test_both_passes_are_right_at_head_dims_between_those_of_the_table(
+    dims: tuple[int, int], options: dict[str, Any]
+) -> None:
+    assert_right(small(dims), options)
+
+
+@needs_hopper
+@SMALL
+def test_what_is_past_the_end_of_a_row_is_neither_read_nor_written(dims: tuple[int, int]) -> None:
+    """S4, S19: behind the channels of a head stand those of the next, here all NaN."""
+    arrays = small(dims)
+    poisoned = tuple(x.at[:, :, 1].set(jnp.nan) for x in arrays)
+    run = jax.jit(partial(both_passes, flash_attention_with_lse, {}))
+    clean, found = jax.tree.leaves(run(arrays, {})), jax.tree.leaves(run(poisoned, {}))
+    for a, b in zip(clean, found, strict=True):
+        axis = 2 if a.ndim == 4 else 1  # lse is [B, H, S]
+        kept, lost = (jnp.take(x, jnp.array(heads), axis) for x, heads in ((b, [0, 2]), (b, [1])))
+        np.testing.assert_array_equal(jnp.take(a, jnp.array([0, 2]), axis), kept)
+        assert jnp.isnan(lost).all()

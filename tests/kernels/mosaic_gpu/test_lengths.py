@@ -12,7 +12,8 @@ from jax import export
 
 from attest.kernels.pallas.mosaic_gpu import flash_attention, flash_attention_with_lse
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS
-from attest.kernels.pallas.mosaic_gpu.launch.transfers import as_operand, copies, from_operand, operand_shape
+from attest.kernels.pallas.mosaic_gpu.launch.operands import tensor
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import copies, from_operand, operand_shape
 from tests.kernels.kernel_cases import normal
 from tests.kernels.mosaic_gpu.test_kernels import DIMS, assert_right, both_passes, needs_hopper
 
@@ -53,7 +54,7 @@ def test_tensors_of_every_length_are_given_to_the_kernel(
     (call,) = re.findall(r"custom_call @.*flash_forward.*", program)
     few = lengths[0] * HEADS // K_HEADS <= ROWS  # then rows of several heads are packed into one tile
     for x in arrays[few:]:
-        assert "x".join(map(str, as_operand(x).shape)) in call
+        assert "x".join(map(str, tensor(x, x.shape[3]).shape)) in call
     assert few or not copied(program)
 
 
@@ -87,8 +88,9 @@ def test_a_tile_takes_one_copy_or_one_for_each_group_of_rows(
 )
 def test_an_operand_has_its_rows_parts_apart(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     x = jnp.arange(np.prod(shape), dtype=jnp.bfloat16).reshape(shape)
-    assert as_operand(x).shape == operand_shape(x.dtype, shape) == expected
-    assert jnp.array_equal(from_operand(as_operand(x)), x)
+    operand = tensor(x, shape[3])
+    assert operand.shape == operand_shape(x.dtype, shape, shape[3]) == expected
+    assert jnp.array_equal(from_operand(operand), x)
 
 
 @needs_hopper

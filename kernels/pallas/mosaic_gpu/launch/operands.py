@@ -5,6 +5,8 @@ sees nothing, as a hidden key that is NaN must not come back through it. Tensors
 are: see `transfers.py`.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -12,15 +14,16 @@ from jax import lax
 from attest.kernels.call.call import Call
 from attest.kernels.numerics.exponents import LOG2E
 from attest.kernels.numerics.philox import dropout_words
-from attest.kernels.pallas.mosaic_gpu.launch.transfers import GROUP, PART_BYTES, as_operand
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import GROUP, PART_BYTES, operand_shape
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.padding import padded
 from attest.kernels.visibility.intervals import Rows
 
 
 def tensor(x: jax.Array, head_dim: int) -> jax.Array:
-    """Return [B, S, H, head_dim], as the TMA unit copies it: a copy where x has another head dim."""
-    return as_operand(padded(x, 3, head_dim, 0))
+    """Return [B, S, H, D] as the TMA unit copies it to tiles of a head dim: padded to it where it must be."""
+    shape = operand_shape(x.dtype, x.shape, head_dim)
+    return padded(x, 3, math.prod(shape[3:]), 0).reshape(shape)
 
 
 def per_query(spec: KernelSpec, x: jax.Array, fill: float) -> jax.Array:

@@ -6,7 +6,10 @@ copying a tile of an array [B, S, H, D] follow:
 
 - A row that is one part wide: groups follow each other, so the tile is `rows` rows. One copy takes any S.
 - S is a multiple of eight: the unit counts groups. One copy.
-- Otherwise each group is a copy. The array is then [B, S, H, parts, columns], as `as_operand` makes it.
+- Otherwise each group is a copy. The array is then [B, S, H, parts, columns], as `operand_shape` says.
+
+The unit also reads columns past the end of a row as 0 and writes none. So where a row of the tile is one part
+wide, an array may have fewer columns, if its rows begin at multiples of 16 bytes.
 """
 
 from collections.abc import Callable
@@ -24,6 +27,7 @@ plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
 GROUP = 8  # the rows that a swizzle pattern spans
 PART_BYTES = 128  # of the widest part of a row
 _UNGROUPED = 4  # the axes of an array that is not copied group by group
+_ALIGNED = 16  # bytes: where the TMA unit lets a row begin
 
 
 @dataclass(frozen=True)
@@ -95,21 +99,21 @@ def copies(dtype: Any, length: int, channels: int, rows: int) -> int:
     return rows // GROUP if in_groups(dtype, length, channels) else 1
 
 
-def as_operand(x: jax.Array) -> jax.Array:
-    """Return an array [B, S, H, D] in the shape that is copied from. No copy is made."""
-    return x.reshape(operand_shape(x.dtype, x.shape))
+def operand_shape(dtype: Any, shape: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """Return the shape in which an array [B, S, H, D] is copied from or to tiles of `width` channels.
 
-
-def operand_shape(dtype: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape that `as_operand` gives to a shape [B, S, H, D]."""
+    With parts and columns in place of D, or with `width` of them if the unit cannot copy D.
+    """
     length, channels = shape[1], shape[3]
-    if not in_groups(dtype, length, channels):
+    if parts_of(dtype, width) == 1 and channels * jnp.dtype(dtype).itemsize % _ALIGNED == 0:
         return shape
-    return (*shape[:3], parts_of(dtype, channels), columns_of(dtype, channels))
+    if not in_groups(dtype, length, width):
+        return (*shape[:3], width)
+    return (*shape[:3], parts_of(dtype, width), columns_of(dtype, width))
 
 
 def from_operand(x: jax.Array) -> jax.Array:
-    """Return the array [B, S, H, D] that `as_operand` has given its shape."""
+    """Return the array [B, S, H, D] that `operand_shape` has given its shape."""
     return x.reshape(*x.shape[:3], -1)
 
 
@@ -166,7 +170,8 @@ def _each_copy(
     """Call copy(memory, shared) for each copy between `array.at[at]` and an entry of `tiles`."""
     if len(array.shape) == _UNGROUPED:
         one_part = len(tiles.copied.shape) == len(tiles.shape)
-        copy(array.at[at], (tiles.copied if one_part else tiles).at[index])
+        shared = (tiles.copied if one_part else tiles).at[index]
+        copy(_all_columns(array, at, tiles.shape[2]), shared)
         return
     batch, rows, head = at
     parts = array.shape[3]
@@ -181,3 +186,11 @@ def _each_copy(
     # A bit for each group: a loop that counts is unrolled, and then the producer spills registers.
     first, left = lax.optimization_barrier((jnp.int32(0), jnp.int32(1 << (rows.size // GROUP - 1))))
     lax.while_loop(lambda state: state[1] != 0, group, (first, left))
+
+
+def _all_columns(array: Any, at: tuple[Any, ...], width: int) -> Any:
+    """Return `array.at[at]` with `width` columns, the last of them past the end where the array has fewer."""
+    if array.shape[-1] == width:
+        return array.at[at]
+    # Pallas checks the ends that it knows.
+    return array.at[(*at, pl.ds(lax.optimization_barrier(jnp.int32(0)), width))]
