@@ -186,7 +186,10 @@ def test_tpus_are_asked_for_head_dims_64_to_256_and_never_for_float16(profile):
 
 @pytest.mark.parametrize(
     ("profile", "head_dims", "dtypes"),
-    [("quick", {64, 128, 256}, {"bfloat16"}), ("full", {64, 80, 96, 128, 192, 256}, {"bfloat16", "float16"})],
+    [
+        ("quick", {64, 128, 256}, {"bfloat16"}),
+        ("full", {40, 64, 80, 96, 128, 160, 192, 256}, {"bfloat16", "float16"}),
+    ],
 )
 def test_hopper_kernels_are_never_asked_for_what_they_refuse(profile, head_dims, dtypes):
     asked = [(name, case) for target, name, case in cases_of(profile) if target in MOSAIC_GPU.devices]
