@@ -238,7 +238,7 @@ def head_dims() -> tuple[tuple[int, int], ...]:
 
 
 def pad_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
-    """Return the first head dims of the table that are not below these: what tensors are padded to."""
+    """Return the first head dims of the table that are not below these: those of the tiles."""
     return next(dims for dims in head_dims() if dims[0] >= head_dim and dims[1] >= value_dim)
 
 

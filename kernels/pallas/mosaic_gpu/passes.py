@@ -360,7 +360,7 @@ def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:
 
 
 def _dims(call: Call) -> tuple[int, int]:
-    """Return the padded head dims of query and key, and of value."""
+    """Return the head dims of tiles, of query and key, and of value."""
     return pad_dims(call.query.shape[3], call.value.shape[3])
 
 

@@ -35,8 +35,8 @@ class Shape:
     group: int  # query heads that share a key head
     q_length: int
     k_length: int
-    head_dim: int  # of query and key, after padding
-    value_dim: int  # of the value, after padding
+    head_dim: int  # of tiles of query and key
+    value_dim: int  # of tiles of value
     q_block: int  # queries of a step of a program
     k_block: int  # keys of a step of a program
     key_parts: int = 1  # programs that share the keys of a row, in the forward kernel

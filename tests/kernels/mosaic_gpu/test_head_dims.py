@@ -1,4 +1,4 @@
-"""The head dims that the Hopper kernels run, of query and key, and of value; others are padded to them."""
+"""The head dims of the tiles of the Hopper kernels, and which arrays are padded to them."""
 
 import re
 from functools import partial
