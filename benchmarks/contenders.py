@@ -26,14 +26,20 @@ KERNELS = {
 }
 
 PEERS = {
-    "cudnn": jax_nn.CUDNN,
+    # Its subject has the calls that cuDNN takes in both passes, of head dims that are drawn; others are tried.
+    "cudnn": replace(
+        jax_nn.CUDNN, head_dims=(8, 256), limits=replace(jax_nn.CUDNN.limits, length_multiple=1)
+    ),
     # Its subject has small problems alone, for CPUs, and no mask that is broadcast.
     "jax_nn_xla": replace(
         jax_nn.XLA,
         features=jax_nn.XLA.features | {"broadcast"},
         limits=replace(jax_nn.XLA.limits, longest=jax_nn.CUDNN.limits.longest),
     ),
-    "tokamax_triton": tokamax.TRITON,
+    # Its forward pass takes a soft cap, which its subject leaves out.
+    "tokamax_triton": replace(
+        tokamax.TRITON, features=tokamax.TRITON.features | {"soft_cap"}, unjudged=frozenset()
+    ),
     "tokamax_mosaic": tokamax.MOSAIC,
     "ejkernel": ejkernel.TRITON,
 }

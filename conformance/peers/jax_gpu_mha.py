@@ -6,7 +6,10 @@ https://github.com/jax-ml/jax/blob/main/jax/experimental/pallas/ops/gpu/attentio
 - The scale `sm_scale` is 1 unless one is given.
 - Causal order starts in the top-left corner, for any two lengths: `jnp.tril` of [q_seq_len, kv_seq_len].
 - Lengths are multiples of the blocks. In the backward pass, queries and keys have equally many blocks, so the
-  adapter chooses blocks of a size that gives this.
+  adapter chooses blocks of a size that gives this. On a GPU, Pallas takes blocks whose sizes are powers of 2,
+  so there are two lengths, one twice the other.
+- "These block sizes should be tuned for the model and hardware": on a GPU, those of wide heads are smaller,
+  so that shared memory has room for them.
 - Segment ids are those of queries and keys together, which a call with other ids for the keys cannot use.
 - Head dims of query, key and value are the same. Key heads are as many as query heads.
 - out is differentiated by query, key and value.
@@ -18,16 +21,21 @@ Importing it warns that it is deprecated in favour of tokamax.
 
 import math
 import warnings
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from attest.conformance.cases.features import DTYPES
-from attest.conformance.subject import Limits, Subject, Tiling
+from attest.conformance.peers.jax_nn import on_matrix_units
+from attest.conformance.subject import Limits, Subject, Tiling, default_numerics
+from attest.reference.numerics import Numerics
 from attest.reference.semantics import Semantics
 
 _BACKWARD = 32  # the default size of all blocks of the backward pass
 _MULTIPLE = 128
+# Bytes on a GPU. A kernel holds five: two stages of keys and of values, and the queries. Hopper has 227 KiB.
+_LARGEST_BLOCK = 1 << 15
 
 
 def _call(
@@ -42,9 +50,10 @@ def _call(
 ) -> Any:
     library = _library()
     q_len, kv_len = query.shape[1], key.shape[1]
-    count = math.gcd(q_len, kv_len) // _BACKWARD
+    rows = max(blocks) if interpret else _most_rows(query)
+    count = math.gcd(q_len, kv_len) // min(_BACKWARD, rows // 2)
     sizes = library.BlockSizes(
-        *blocks,
+        *(min(block, rows) for block in blocks),
         block_q_dkv=_BACKWARD,
         block_kv_dkv=kv_len // count,
         block_q_dq=q_len // count,
@@ -55,13 +64,26 @@ def _call(
     )
 
 
+def _most_rows(query: Any) -> int:
+    """Return the rows of the largest block that a GPU has room for; head dims are padded to a power of 2."""
+    return _LARGEST_BLOCK // (query.dtype.itemsize << (query.shape[-1] - 1).bit_length())
+
+
+def _gpu_numerics(dtype: str, tiling: Tiling) -> Numerics:
+    """Return its arithmetic with the fewest keys in a step that the adapter chooses."""
+    fewest = Tiling(tiling.options, tiling.query_block, min(tiling.key_block or _BACKWARD, _BACKWARD))
+    return on_matrix_units(default_numerics(dtype, fewest), dtype)
+
+
 def _library() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return import_module("jax.experimental.pallas.ops.gpu.attention")
 
 
-def _subject(name: str, backend: str, longest: int, **options: Any) -> Subject:
+def _subject(
+    name: str, backend: str, longest: int, numerics: Callable[[str, Tiling], Numerics], **options: Any
+) -> Subject:
     return Subject(
         name=name,
         distribution="jax",
@@ -75,6 +97,7 @@ def _subject(name: str, backend: str, longest: int, **options: Any) -> Subject:
             gradients=frozenset({"query", "key", "value"}),
             lse_gradient=False,
         ),
+        numerics=numerics,
         backend=backend,
         interpreter="Pallas" if backend == "cpu" else "",
         tilings=tuple(Tiling({"blocks": size}, *size) for size in ((32, 64), (128, 128))),
@@ -82,8 +105,8 @@ def _subject(name: str, backend: str, longest: int, **options: Any) -> Subject:
     )
 
 
-GPU = _subject("jax.pallas.gpu.mha", "gpu", 1 << 20)
-INTERPRETED = _subject("jax.pallas.gpu.mha.interpreted", "cpu", 512, interpret=True)
+GPU = _subject("jax.pallas.gpu.mha", "gpu", 2 * _MULTIPLE, _gpu_numerics)
+INTERPRETED = _subject("jax.pallas.gpu.mha.interpreted", "cpu", 512, default_numerics, interpret=True)
 
 SUBJECTS: tuple[Subject, ...] = ()
 APART = (INTERPRETED,)

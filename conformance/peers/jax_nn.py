@@ -2,10 +2,17 @@
 
 Its XLA implementation masks by a large finite number, so a row that sees no key weighs all values equally;
 causal and window start in the top-left corner; its lse is not differentiable and has the inputs' dtype.
+
+"`cudnn` supports only a subset of shapes/dtypes, and an exception will be thrown if its not supported":
+
+- Head dims are multiples of 8. A Subject declares the smallest and the largest alone: of the head dims that
+  are drawn, those from 32 to 96 are multiples of 8.
+- Lengths are even in a call that is differentiated. The source means calls with a bias, and refuses all.
+- A bias has an entry for every query and key, so the adapter repeats one that all queries share.
+- Outside of causal order, windows end at the diagonal.
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +29,10 @@ from attest.reference.semantics import Semantics
 # What its XLA implementation stores in place of a hidden float32 logit.
 _SENTINEL = -0.7 * float(np.finfo(np.float32).max)
 
+# The unit roundoffs of TF32, and of float32 sums that are truncated.
+_TF32 = 2.0**-11
+_TRUNCATING = 2.0**-23
+
 
 def _call(
     query: Any,
@@ -35,14 +46,12 @@ def _call(
     sliding_window: Window = None,
     cum_seqlens_q: Any = None,
     cum_seqlens_k: Any = None,
-    implementation: str = "xla",
 ) -> Any:
-    """Return (out, lse), from cuDNN out alone."""
+    """Return (out, lse)."""
     if (cum_seqlens_q is None) != (cum_seqlens_k is None):
         raise ValueError("cum_seqlens_q and cum_seqlens_k: got one of the two, expected both or neither")
-    returns_lse = implementation == "xla"
-    attention: Any = jax.nn.dot_product_attention  # its overloads name every combination of literals
-    result = attention(
+    attention: Any = jax.nn.dot_product_attention  # its windows are of two integers, ours of some
+    out, lse = attention(
         query,
         key,
         value,
@@ -53,13 +62,45 @@ def _call(
         query_seq_lengths=_lengths("cum_seqlens_q", cum_seqlens_q, query),
         key_value_seq_lengths=_lengths("cum_seqlens_k", cum_seqlens_k, query),
         local_window_size=with_ended_sides(sliding_window, query, key),
-        implementation=implementation,
-        return_residual=returns_lse,
+        implementation="xla",
+        return_residual=True,
     )
-    if not returns_lse:
-        return result
-    out, lse = result
     return out, lse.transpose(0, 2, 1)
+
+
+def _call_cudnn(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    bias: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    sliding_window: Window = None,
+) -> Any:
+    attention: Any = jax.nn.dot_product_attention
+    return attention(
+        query,
+        key,
+        value,
+        bias=_with_own_rows(bias, query),
+        scale=softmax_scale,
+        is_causal=causal,
+        local_window_size=with_ended_sides(sliding_window, query, key),
+        implementation="cudnn",
+        return_residual=False,
+    )
+
+
+def _with_own_rows(bias: Any, query: Any) -> Any:
+    """Return a bias with a row for each query, whose gradients are added in float32.
+
+    What is not the bias of a call is left to the library, which refuses it.
+    """
+    if np.ndim(bias) != 4 or bias.shape[2] != 1 or not jnp.issubdtype(bias.dtype, jnp.floating):
+        return bias
+    rows = bias.astype(jnp.float32)
+    return jnp.broadcast_to(rows, (*bias.shape[:2], query.shape[1], bias.shape[3])).astype(bias.dtype)
 
 
 def _lengths(name: str, cum: Any, query: Any) -> Any:
@@ -81,10 +122,31 @@ def _lengths(name: str, cum: Any, query: Any) -> Any:
     return jnp.diff(cum)
 
 
+def on_matrix_units(numerics: Numerics, dtype: str) -> Numerics:
+    """Return an arithmetic with the products of a GPU's matrix units, at JAX's default precision.
+
+    They add some products at once and truncate the sum. Of float32 they take what TF32 has room for, of the
+    weights too: "On GPU: uses tensorfloat32 if available", says `jax.lax.Precision`.
+    """
+    if dtype != "float32":
+        return replace(numerics, accumulator=_TRUNCATING, truncated=16)
+    return replace(numerics, input_rounding=_TF32, weights=_TF32, accumulator=_TRUNCATING, truncated=8)
+
+
+def as_xla_multiplies(numerics: Numerics, dtype: str) -> Numerics:
+    """Return an arithmetic with the products of XLA on JAX's default backend."""
+    return on_matrix_units(numerics, dtype) if jax.default_backend() == "gpu" else numerics
+
+
 def _numerics(dtype: str, tiling: Tiling) -> Numerics:
     """Return its arithmetic: the weights, their cotangent and lse are cast to the inputs' dtype."""
     cast = format_of(dtype).unit
-    return replace(default_numerics(dtype, tiling), lse=cast, d_weights=cast, materialised=True)
+    contract = replace(default_numerics(dtype, tiling), lse=cast, d_weights=cast, materialised=True)
+    return as_xla_multiplies(contract, dtype)
+
+
+def _cudnn_numerics(dtype: str, tiling: Tiling) -> Numerics:
+    return on_matrix_units(default_numerics(dtype, tiling), dtype)
 
 
 XLA = Subject(
@@ -106,11 +168,10 @@ XLA = Subject(
     returns_lse=True,
 )
 
-# It needs head dims that are multiples of 8, which no Subject can declare; the library refuses others.
 CUDNN = Subject(
     name="jax.nn.dot_product_attention.cudnn",
     distribution="jax",
-    call=partial(_call, implementation="cudnn"),
+    call=_call_cudnn,
     features=frozenset({"scale", "bias", "causal", "window", "gqa"}),
     dtypes=("bfloat16", "float16"),
     semantics=Semantics(
@@ -119,9 +180,10 @@ CUDNN = Subject(
         gradients=frozenset({"query", "key", "value", "bias"}),
         lse_gradient=False,
     ),
+    numerics=_cudnn_numerics,
     backend="gpu",
-    head_dims=(8, 256),
-    limits=Limits(longest=1 << 20, window_sides="left"),
+    head_dims=(32, 96),
+    limits=Limits(longest=1 << 20, length_multiple=2, window_sides="left"),
 )
 
 SUBJECTS = (XLA,)

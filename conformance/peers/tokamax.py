@@ -10,7 +10,10 @@ https://github.com/openxla/tokamax/blob/main/tokamax/_src/ops/attention/api.py. 
   a NaN in a hidden one leaks. Masks and biases broadcast to [batch, num_heads, seq_len_q, seq_len_kv].
 - A window is (left, right) around the token. Causal order and window start in the top-left corner, as
   `CausalMask` is drawn.
-- `xla_chunked` computes in chunks of 512 queries and 1024 keys. On GPUs heuristics choose the block sizes.
+- `xla_chunked` computes in chunks of 512 queries and 1024 keys. On GPUs heuristics choose the block sizes:
+  Triton's steps have 64 keys, Mosaic's 64 or 128.
+- Triton multiplies the queries by the scale in their own dtype. Its backward pass refuses `logits_soft_cap`,
+  which is therefore not judged: every call is differentiated.
 - Neither a row that sees no key, nor the rows beyond a length, nor any refusal of malformed arguments, is
   described.
 """
@@ -27,6 +30,7 @@ from typing import Any
 from attest.conformance.cases.features import DTYPES
 from attest.conformance.peers._packages import why_not_installed
 from attest.conformance.peers._windows import Window, with_ended_sides
+from attest.conformance.peers.jax_nn import as_xla_multiplies, on_matrix_units
 from attest.conformance.subject import Limits, Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import Semantics
@@ -88,6 +92,7 @@ def _library() -> Any:
 
 
 def _subject(implementation: str) -> Subject:
+    """Return what the Subjects of all implementations have in common, which is what is documented."""
     return Subject(
         name=f"tokamax.{implementation}",
         distribution="tokamax",
@@ -95,12 +100,13 @@ def _subject(implementation: str) -> Subject:
         features=frozenset({"scale", "bias", "causal", "soft_cap", "gqa", "value_dim"}),
         dtypes=("bfloat16", "float16"),
         semantics=Semantics(
+            hidden_nonfinite="leaks",
             causal="top_left",
+            empty_rows="unspecified",
             gradients=frozenset({"query", "key", "value", "bias"}),
             lse_gradient=False,
         ),
-        backend="gpu",
-        limits=Limits(longest=1 << 20),
+        limits=Limits(validates=False),
         ready=lambda: why_not_installed("tokamax"),
     )
 
@@ -112,7 +118,7 @@ def _numerics(dtype: str, tiling: Tiling) -> Numerics:
     """
     cast = format_of(dtype).unit
     whole = tiling.key_block is None
-    usual = default_numerics(dtype, tiling)
+    usual = as_xla_multiplies(default_numerics(dtype, tiling), dtype)
     return replace(usual, d_weights=cast, materialised=whole, rounded_out_in_delta=False)
 
 
@@ -124,20 +130,36 @@ def _xla_subject(implementation: str, *blocks: int) -> Subject:
         call=partial(_call_with_masks, implementation=implementation),
         features=common.features | features,
         dtypes=DTYPES,
-        semantics=replace(
-            common.semantics, window="top_left", hidden_nonfinite="leaks", empty_rows="unspecified"
-        ),
+        semantics=replace(common.semantics, window="top_left"),
         numerics=_numerics,
-        backend="any",
         tilings=(Tiling({}, *blocks),),
-        limits=Limits(validates=False),
     )
+
+
+def _gpu_numerics(dtype: str, tiling: Tiling) -> Numerics:
+    return on_matrix_units(default_numerics(dtype, tiling), dtype)
+
+
+def _triton_numerics(dtype: str, tiling: Tiling) -> Numerics:
+    """Return its arithmetic: queries are scaled before the product, in their own dtype."""
+    return replace(_gpu_numerics(dtype, tiling), input_rounding=format_of(dtype).unit)
+
+
+def _gpu_subject(implementation: str, **declared: Any) -> Subject:
+    common = _subject(implementation)
+    return replace(common, backend="gpu", limits=replace(common.limits, longest=1 << 20), **declared)
 
 
 XLA = _xla_subject("xla")
 XLA_CHUNKED = _xla_subject("xla_chunked", 512, 1024)
-TRITON = _subject("triton")
-MOSAIC = _subject("mosaic")
+TRITON = _gpu_subject(
+    "triton",
+    features=XLA.features - {"mask", "broadcast", "window", "soft_cap"},
+    unjudged=frozenset({"soft_cap"}),
+    numerics=_triton_numerics,
+    tilings=(Tiling({}, 64, 64),),
+)
+MOSAIC = _gpu_subject("mosaic", numerics=_gpu_numerics, tilings=(Tiling({}, 128, 64),))
 
 SUBJECTS: tuple[Subject, ...] = ()
 APART = (XLA, XLA_CHUNKED)
