@@ -26,8 +26,7 @@ PADDED = [
     ((88, 8), (96, 96)),
     ((64, 100), (128, 128)),
     ((192, 128), (192, 128)),
-    ((136, 72), (160, 160)),
-    ((160, 160), (160, 160)),
+    ((136, 72), (192, 128)),
     ((192, 136), (192, 192)),
     ((64, 160), (192, 192)),
     ((200, 64), (256, 256)),
@@ -90,7 +89,7 @@ def test_value_and_out_are_no_wider_than_their_head_dim(value_dim: int, width: i
         ("float16", 8, 64, (8,)),
         ("bfloat16", 36, 64, (64,)),  # a row of 72 bytes begins where the TMA unit reads no row
         ("bfloat16", 72, 80, (5, 16)),
-        ("bfloat16", 136, 160, (5, 32)),
+        ("bfloat16", 136, 192, (3, 64)),
     ],
 )
 def test_an_array_is_padded_unless_a_row_of_its_tile_is_one_part(
@@ -135,7 +134,7 @@ def test_small_head_dims_are_copied_by_no_kernel_of_xla(dims: tuple[int, int]) -
     ],
     ids=["plain", "causal, cap", "window, bias"],
 )
-@pytest.mark.parametrize("dims", [(40, 40), (32, 16), (8, 64), (136, 136), (160, 160)], ids=str)
+@pytest.mark.parametrize("dims", [(40, 40), (32, 16), (8, 64), (136, 136)], ids=str)
 def test_both_passes_are_right_at_head_dims_between_those_of_the_table(
     dims: tuple[int, int], options: dict[str, Any]
 ) -> None:
