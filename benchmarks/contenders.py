@@ -26,7 +26,7 @@ KERNELS = {
 }
 
 PEERS = {
-    # Its subject has calls that cuDNN takes in both passes, of head dims that are drawn; others are tried.
+    # Its Subject is limited to calls that cuDNN takes forward + backward; benchmarks try others, too.
     "cudnn": replace(
         jax_nn.CUDNN, head_dims=(8, 256), limits=replace(jax_nn.CUDNN.limits, length_multiple=1)
     ),

@@ -26,6 +26,9 @@ from attest.reference.semantics import STANDARD, Semantics
 ENTRY_POINT_GROUP = "attest.subjects"
 BACKENDS = ("any", "cpu", "gpu", "tpu")
 
+# The sums of CUDA's matrix unit, as fields of Numerics: of 16 products of 16 bits at once, truncated.
+CUDA_MATRIX_UNIT = {"accumulator": 2.0**-23, "truncated": 16}
+
 WindowSides = Literal["both", "left"]
 Sinks = Literal["any", "shared", "per_head"]
 GradientDtype = Literal["input", "float32"]

@@ -67,8 +67,9 @@ def attributed(results: Iterable[Result], declared: Collection[str]) -> tuple[At
     for (link, reason), own in sorted(expected.items()):
         simplest = tuple(sorted(own, key=_simplicity))
         named = {clause for result in own for clause in result.breaks}
-        broken = tuple(clause for clause in CLAUSES if clause in named and clause in declared)
-        if not named:
+        if named:
+            broken = tuple(clause for clause in CLAUSES if clause in named and clause in declared)
+        else:
             broken = _clauses(simplest, _condition(simplest, passing), passing)
         found.append(Attributed(simplest, broken, True, link, reason))
     return tuple(found)

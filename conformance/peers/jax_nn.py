@@ -22,16 +22,14 @@ from jax.core import Tracer
 
 from attest.conformance.cases.features import DTYPES
 from attest.conformance.peers._windows import Window, with_ended_sides
-from attest.conformance.subject import Limits, Subject, Tiling, default_numerics
+from attest.conformance.subject import CUDA_MATRIX_UNIT, Limits, Subject, Tiling, default_numerics
 from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import Semantics
 
 # What its XLA implementation stores in place of a hidden float32 logit.
 _SENTINEL = -0.7 * float(np.finfo(np.float32).max)
 
-# The unit roundoffs of TF32, and of float32 sums that are truncated.
-_TF32 = 2.0**-11
-_TRUNCATING = 2.0**-23
+_TF32 = 2.0**-11  # its unit roundoff
 
 
 def _call(
@@ -129,8 +127,9 @@ def on_matrix_units(numerics: Numerics, dtype: str) -> Numerics:
     weights too: "On GPU: uses tensorfloat32 if available", says `jax.lax.Precision`.
     """
     if dtype != "float32":
-        return replace(numerics, accumulator=_TRUNCATING, truncated=16)
-    return replace(numerics, input_rounding=_TF32, weights=_TF32, accumulator=_TRUNCATING, truncated=8)
+        return replace(numerics, **CUDA_MATRIX_UNIT)
+    of_tf32 = CUDA_MATRIX_UNIT | {"truncated": 8, "input_rounding": _TF32, "weights": _TF32}
+    return replace(numerics, **of_tf32)
 
 
 def as_xla_multiplies(numerics: Numerics, dtype: str) -> Numerics:

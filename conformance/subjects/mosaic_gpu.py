@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.conformance.subject import CUDA_MATRIX_UNIT, Subject, Tiling, default_numerics
 from attest.conformance.subjects._declared import declared
-from attest.conformance.subjects.triton import CUDA, CUDA_MATRIX_UNIT
+from attest.conformance.subjects.triton import CUDA
 from attest.kernels.implementations import MOSAIC_GPU
 from attest.reference.numerics import Numerics
 

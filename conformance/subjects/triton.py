@@ -11,7 +11,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.conformance.subject import CUDA_MATRIX_UNIT, Subject, Tiling, default_numerics
 from attest.conformance.subjects._declared import declared
 from attest.kernels.choice.choose import device_of, missing_package
 from attest.kernels.implementations import TRITON
@@ -23,8 +23,6 @@ _INTERPRETED = {"exponential": 2.0**-22, "tanh": 2.0**-21}
 _OLDEST_INTERPRETED = (3, 7)
 # On an H200 exp2 was off by at most 2**-22.7, the kernels' own tanh by 2**-21.5: see reports/data/benchmarks.
 CUDA = {"exponential": 2.0**-22, "tanh": 2.0**-21}
-# Its matrix unit adds 16 products at once and truncates the sum; float32 dots are IEEE and never see it.
-CUDA_MATRIX_UNIT = {"accumulator": 2.0**-23, "truncated": 16}
 # The fewest keys in a step that the kernels' own table chooses for a dtype, at any head dim.
 _FEWEST_KEYS = {"float32": 16, "bfloat16": 16, "float16": 16}
 # What the table chooses for two bytes, a head dim of 128 and causal order on sm_90: lengths are drawn
@@ -50,7 +48,7 @@ def _interpreted_numerics(dtype: str, tiling: Tiling) -> Numerics:
 
 def _cuda_numerics(dtype: str, tiling: Tiling) -> Numerics:
     if dtype == "float32":
-        # IEEE products are multiplied and added one after the other, into the running sum itself.
+        # IEEE products, without the matrix unit, are added one after the other, into the running sum itself.
         return replace(_declared(dtype, tiling, CUDA), key_block=1)
     return _declared(dtype, tiling, {**CUDA, **CUDA_MATRIX_UNIT})
 

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 
 from attest.conformance.cases.features import ALL_FEATURES, DTYPES
-from attest.conformance.subject import Subject, Tiling, default_numerics
+from attest.conformance.subject import CUDA_MATRIX_UNIT, Subject, Tiling, default_numerics
 from attest.conformance.subjects._declared import SHARED, declared
-from attest.conformance.subjects.triton import CUDA_MATRIX_UNIT
 from attest.kernels.attention import flash_attention_with_lse as flash_attention_of
 from attest.kernels.implementations import XLA
 from attest.kernels.xla import ChunkSizes, attention, flash_attention_with_lse, pieces

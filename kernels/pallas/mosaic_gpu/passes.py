@@ -139,7 +139,7 @@ def _sums(
         **_schedule(spec, blocks),
     }
     number = of_row(spec)
-    out = of_queries(spec, query, call.value.shape[3], spec.shape.value_dim)
+    out = of_queries(spec, (*query.shape[:3], call.value.shape[3]), spec.shape.value_dim)
     if spec.results.partial:
         out = jax.ShapeDtypeStruct((*number.shape, spec.shape.value_dim), jnp.float32)
     outputs = {"out": out, "lse": number, "row_max": number}
@@ -200,7 +200,7 @@ def _normalized(terms: RowTerms) -> RowTerms:
 def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
     blocks = _blocks(settings, "backward_query", call)
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=False)
-    d_query = of_queries(spec, call.query, call.query.shape[3], spec.shape.head_dim)
+    d_query = of_queries(spec, call.query.shape, spec.shape.head_dim)
     filled = launch(
         partial(backward_query.backward_query, spec, blocks),
         backward_query.Shared,

@@ -1,4 +1,4 @@
-"""What peers declare for GPUs, against the rules of their libraries: checked without a GPU.
+"""The declarations of peers for GPUs, compared with the rules of their libraries, without a GPU.
 
 Libraries refuse calls while JAX traces or lowers them, which any machine does for a GPU that it lacks.
 """
@@ -54,7 +54,7 @@ def shapes(case: Case) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def with_gradients(subject: Subject, case: Case) -> Callable[[dict[str, Any]], Any]:
-    """Return what computes out and the gradients of a case by its arrays."""
+    """Return a function that computes out and the gradients of a case from its arrays."""
     options = {"causal": case.causal, "softmax_scale": case.scale, "sliding_window": case.window}
     given = {name: value for name, value in options.items() if value not in (None, False)}
 

@@ -21,17 +21,17 @@ def of_key(spec: KernelSpec) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((shape.batch, shape.key_heads, shape.padded_k_length), jnp.float32)
 
 
-def of_queries(spec: KernelSpec, query: jax.Array, channels: int, head_dim: int) -> jax.ShapeDtypeStruct:
-    """Return the shape of out, or of the gradient of query. channels: of the result, without padding."""
-    return _of_tensor(spec, query.shape[:3], channels, head_dim, spec.shape.padded_q_length)
+def of_queries(spec: KernelSpec, shape: tuple[int, ...], width: int) -> jax.ShapeDtypeStruct:
+    """Return the shape of out, or of the gradient of query, [B, S, H, D] from tiles `width` wide."""
+    return _of_tensor(spec, shape, width, spec.shape.padded_q_length)
 
 
 def of_keys(spec: KernelSpec, call: Call) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of the gradients of key and value, by name."""
     padded = spec.shape.padded_k_length
     return {
-        "d_key": _of_tensor(spec, call.key.shape[:3], call.key.shape[3], spec.shape.head_dim, padded),
-        "d_value": _of_tensor(spec, call.value.shape[:3], call.value.shape[3], spec.shape.value_dim, padded),
+        "d_key": _of_tensor(spec, call.key.shape, spec.shape.head_dim, padded),
+        "d_value": _of_tensor(spec, call.value.shape, spec.shape.value_dim, padded),
     }
 
 
@@ -40,16 +40,12 @@ def with_leak(spec: KernelSpec, outputs: Outputs, leak: jax.ShapeDtypeStruct) ->
     return {**outputs, "leak": leak} if spec.hides else outputs
 
 
-def _of_tensor(
-    spec: KernelSpec, rows: tuple[int, ...], channels: int, head_dim: int, padded: int
-) -> jax.ShapeDtypeStruct:
-    """Return the shape of a result of rows [B, S, H]. padded: the length of an unrounded one.
+def _of_tensor(spec: KernelSpec, shape: tuple[int, ...], width: int, padded: int) -> jax.ShapeDtypeStruct:
+    """Return the shape of a result [B, S, H, D] from tiles `width` wide. padded: its length if unrounded.
 
     Unrounded results are written from registers, up to the end of a block and of a tile's row. The TMA unit
     writes the others, no row past the end.
     """
-    batch, length, heads = rows
-    if spec.results.unrounded:
-        length, channels = padded, head_dim
-    shape = operand_shape(spec.result_dtype, (batch, length, heads, channels), head_dim)
-    return jax.ShapeDtypeStruct(shape, spec.result_dtype)
+    batch, _, heads, _ = shape
+    whole = (batch, padded, heads, width) if spec.results.unrounded else shape
+    return jax.ShapeDtypeStruct(operand_shape(spec.result_dtype, whole, width), spec.result_dtype)

@@ -102,7 +102,7 @@ def copies(dtype: Any, length: int, channels: int, rows: int) -> int:
 def operand_shape(dtype: Any, shape: tuple[int, ...], width: int) -> tuple[int, ...]:
     """Return the shape in which an array [B, S, H, D] is copied from or to tiles of `width` channels.
 
-    With parts and columns in place of D, or with `width` of them if the unit cannot copy D.
+    D is `width` where the TMA unit cannot copy fewer channels, and parts and columns where it copies groups.
     """
     length, channels = shape[1], shape[3]
     if parts_of(dtype, width) == 1 and channels * jnp.dtype(dtype).itemsize % _ALIGNED == 0:
@@ -192,5 +192,5 @@ def _all_columns(array: Any, at: tuple[Any, ...], width: int) -> Any:
     """Return `array.at[at]` with `width` columns, the last of them past the end where the array has fewer."""
     if array.shape[-1] == width:
         return array.at[at]
-    # Pallas checks the ends that it knows.
+    # Pallas refuses a slice past the end if it knows where the slice starts.
     return array.at[(*at, pl.ds(lax.optimization_barrier(jnp.int32(0)), width))]
