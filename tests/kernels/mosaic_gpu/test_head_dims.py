@@ -20,7 +20,8 @@ from tests.kernels.mosaic_gpu.test_kernels import assert_right, both_passes, nee
 KERNELS = ("backward_query", "backward_key", "backward_bias")
 
 PADDED = [
-    ((1, 1), (64, 64)),
+    ((1, 1), (32, 32)),
+    ((32, 33), (64, 64)),
     ((64, 64), (64, 64)),
     ((72, 72), (80, 80)),
     ((88, 8), (96, 96)),
@@ -73,6 +74,12 @@ def test_tiles_are_lower_where_they_are_fewer_than_multiprocessors(
     """24 tiles of 192 rows leave 108 of 132 idle; 64 of 64 rows end sooner."""
     assert choose(64, 64, (), queries, heads=heads).own == rows
     assert choose(128, 128, (), queries, heads=heads).own == min(rows, 128)
+
+
+@pytest.mark.parametrize(("work", "rows"), [((), 128), (("bounds",), 192)])
+def test_tiles_are_lower_where_they_take_fewer_rounds(work: tuple[str, ...], rows: int) -> None:
+    """132 programs take 192 tiles of 192 rows in two rounds, and so 256 of 128, unless some end sooner."""
+    assert choose(64, 64, work, 512, heads=64).own == rows
 
 
 @pytest.mark.parametrize(("value_dim", "width"), [(128, 128), (136, 192)])
