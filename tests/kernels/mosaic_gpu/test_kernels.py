@@ -190,7 +190,9 @@ def test_what_is_changed_in_place_is_kept_apart(options: dict[str, Any]) -> None
 def test_blocks_fit(dims: tuple[int, int], schedule: str) -> None:
     if dims[0] > 128 and schedule != "table":
         pytest.skip("two slots of a ring do not fit")
-    options = {"bias": normal(1, 1, Q, K), **SCHEDULES[schedule]}
+    # Beside two slots of head dim 128 there is no room for tiles of a bias of every pair.
+    rows = 1 if dims[0] == 128 and schedule == "small, ping-pong" else Q
+    options = {"bias": normal(1, 1, rows, K), **SCHEDULES[schedule]}
     assert "flash_backward_bias" in lowered(tensors(*dims), options)
 
 
