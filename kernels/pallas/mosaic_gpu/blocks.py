@@ -187,8 +187,8 @@ def choose(
 
     work: what `spec.work_of` says of the call. queries: its rows; heads: those of all batch rows. Rows of the
     table that have a speed are rivals: the last tile of each head may have few rows, which take as long as
-    all, and where tiles take equally long, programs take whole rounds of them. fits: whether shared memory has
-    room for blocks; the first that fit are taken.
+    all, and where tiles take equally long, programs take whole rounds of them. fits: whether shared memory
+    has room for blocks; the first that fit are taken.
     """
     rows = select_all(_TABLE, "forward", head_dim, work, value_dim=value_dim)
     rows = _fitting(rows, _forward_blocks, fits)
