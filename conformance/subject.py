@@ -96,6 +96,7 @@ class Limits:
     sinks: "shared" for sinks that all heads have in common, "per_head" for each head's own, "any" for both.
     length_multiple: Sq and Sk are multiples of this; the sequences that `cum_seqlens_q` and
         `cum_seqlens_k` lay out in them may have any length.
+    head_dim_multiple: the head dims of query, key and value are multiples of this.
     seed_bits: dropout seeds are below 2**seed_bits.
     origin_multiple: the key of an `origin` is a multiple of this.
     batch_dims: whether arrays may have any number of batch dimensions (S27); if not, they have one.
@@ -112,6 +113,7 @@ class Limits:
     window_sides: WindowSides = "both"
     sinks: Sinks = "any"
     length_multiple: int = 1
+    head_dim_multiple: int = 1
     seed_bits: int = 64
     origin_multiple: int = 1
     batch_dims: bool = False
@@ -131,6 +133,7 @@ class Limits:
             _one_of("window_sides", self.window_sides, WindowSides),
             _one_of("sinks", self.sinks, Sinks),
             ("length_multiple", self.length_multiple, self.length_multiple >= 1, "at least 1"),
+            ("head_dim_multiple", self.head_dim_multiple, self.head_dim_multiple >= 1, "at least 1"),
             ("seed_bits", self.seed_bits, 1 <= self.seed_bits <= 64, "1 to 64"),
             ("origin_multiple", self.origin_multiple, self.origin_multiple >= 1, "at least 1"),
         )
@@ -144,6 +147,8 @@ class Limits:
                 return f"does not combine {' and '.join(sorted(together))}"
         if case.q_len % self.length_multiple or case.kv_len % self.length_multiple:
             return f"takes lengths that are multiples of {self.length_multiple}"
+        if case.head_dim % self.head_dim_multiple or case.value_width % self.head_dim_multiple:
+            return f"takes head dims that are multiples of {self.head_dim_multiple}"
         if self.window_sides == "left" and case.window is not None:
             left, right = case.window
             if left is None or not (right == 0 or (right is None and case.causal)):
@@ -248,6 +253,7 @@ class Subject:
         for name, got, kind in (("limits", self.limits, Limits), ("sharding", self.sharding, Sharding)):
             _require(owner, (name, got, type(got) is kind, f"attest.{kind.__name__}(...)"))
         outputs = {*OUTPUTS, *(f"d{name}" for name in self.semantics.gradients)}
+        multiple = self.limits.head_dim_multiple
         _require(
             owner,
             ("name", self.name, bool(self.name) and not any(c.isspace() for c in self.name), "a dotted name"),
@@ -261,6 +267,12 @@ class Subject:
             ),
             ("backend", self.backend, self.backend in BACKENDS, f"one of {BACKENDS}"),
             ("head_dims", self.head_dims, 1 <= self.head_dims[0] <= self.head_dims[1], "(smallest, largest)"),
+            (
+                "head_dims",
+                self.head_dims,
+                self.head_dims[1] // multiple * multiple >= self.head_dims[0],
+                f"a range with a multiple of {multiple}, limits.head_dim_multiple",
+            ),
             ("tilings", self.tilings, bool(self.tilings), "at least one Tiling"),
             _some_of("sharding.features", self.sharding.features, sorted(self.features)),
             _some_of("sharding.bits", self.sharding.bits, sorted(outputs)),

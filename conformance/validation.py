@@ -212,11 +212,13 @@ def _unsupported(given: Mapping[str, Any], subject: Subject) -> Iterator[tuple[s
     for name, size in (("query", query.shape[-1]), ("value", value.shape[-1])):
         if not low <= size <= high:
             yield name, f"takes head dims {low} to {high}, got {size}"
-    multiple = subject.limits.length_multiple
-    for name in ("query", "key"):
-        length = given[name].shape[-3]
-        if length % multiple:
-            yield name, f"takes lengths that are multiples of {multiple}, got {length}"
+    sizes = (("lengths", -3, "key", subject.limits.length_multiple),)
+    sizes += (("head dims", -1, "value", subject.limits.head_dim_multiple),)
+    for what, axis, other, multiple in sizes:
+        for name in ("query", other):
+            size = given[name].shape[axis]
+            if size % multiple:
+                yield name, f"takes {what} that are multiples of {multiple}, got {size}"
     yield from _narrower(given, subject, on)
 
 

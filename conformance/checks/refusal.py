@@ -202,6 +202,11 @@ def _longer(trial: Trial) -> Arguments:
     return _arguments(trial, replace(case, q_len=case.q_len + 1, kv_len=case.kv_len + 1))
 
 
+def _wider(trial: Trial) -> Arguments:
+    case = trial.case
+    return _arguments(trial, replace(case, head_dim=case.head_dim + 1))
+
+
 def _odd_origin(trial: Trial) -> Arguments:
     key = trial.subject.limits.origin_multiple + 1
     return _arguments(trial, replace(trial.case, dropout=0.5, dropout_seed=1, origin=(0, 0, 0, key)))
@@ -224,6 +229,9 @@ NARROW: Mapping[str, Narrow] = {
         lambda subject: subject.limits.length_multiple > 1,
         _longer,
         ("length", "seq", "query", "key", "multiple"),
+    ),
+    "head_dim": Narrow(
+        lambda subject: subject.limits.head_dim_multiple > 1, _wider, ("head", "dim", "query", "multiple")
     ),
     "seed": Narrow(
         lambda subject: "dropout" in subject.features and subject.limits.seed_bits < 64, _long_seed, ("seed",)

@@ -90,6 +90,8 @@ def limits(subject: Subject) -> Iterator[str]:
         yield "windows to the left only"
     if subject.limits.length_multiple > 1:
         yield f"lengths that are multiples of {subject.limits.length_multiple}"
+    if subject.limits.head_dim_multiple > 1:
+        yield f"head dims that are multiples of {subject.limits.head_dim_multiple}"
     if subject.limits.seed_bits < 64:
         yield f"dropout seeds of {subject.limits.seed_bits} bits"
     if subject.limits.origin_multiple > 1:

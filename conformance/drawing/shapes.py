@@ -34,6 +34,7 @@ class Offer:
     head_dims: tuple[int, int] = (1, 256)
     longest: int = 2048
     length_multiple: int = 1
+    head_dim_multiple: int = 1
     origin_multiple: int = 1
     sinks: str = "any"
     window_sides: str = "both"
@@ -91,8 +92,9 @@ def blocks_of(row: Facts, offer: Offer, dice: Dice) -> Blocks:
 
 def head_dim_from(offer: Offer, dims: Sequence[int], deck: Deck, fact: str, other: int | None = None) -> int:
     """Return one of the head dims that the subject takes, not `other`; its smallest or largest otherwise."""
-    low, high = offer.head_dims
-    fitting = [dim for dim in dims if low <= dim <= high and dim != other]
+    multiple = offer.head_dim_multiple
+    low, high = -(-offer.head_dims[0] // multiple) * multiple, offer.head_dims[1] // multiple * multiple
+    fitting = [dim for dim in dims if low <= dim <= high and dim % multiple == 0 and dim != other]
     return deck.deal(fact, "head dim", fitting or [dim for dim in (low, high) if dim != other] or [low])
 
 

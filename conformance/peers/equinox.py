@@ -21,6 +21,7 @@ import numpy as np
 
 from attest.conformance.cases.features import DTYPES
 from attest.conformance.peers._packages import why_not_installed
+from attest.conformance.peers.jax_nn import as_xla_multiplies
 from attest.conformance.subject import Limits, Subject, Tiling
 from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import Semantics
@@ -58,7 +59,7 @@ def _numerics(dtype: str, tiling: Tiling) -> Numerics:
     """
     cast = format_of(dtype)
     rounding = 0.0 if dtype == "float32" else cast.unit
-    return Numerics(
+    contract = Numerics(
         output_dtype=dtype,
         input_rounding=rounding,
         logits=rounding,
@@ -68,6 +69,7 @@ def _numerics(dtype: str, tiling: Tiling) -> Numerics:
         key_block=tiling.key_block,
         materialised=True,
     )
+    return as_xla_multiplies(contract, dtype)
 
 
 INNER = Subject(

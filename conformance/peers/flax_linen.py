@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 from attest.conformance.peers._packages import why_not_installed
+from attest.conformance.peers.jax_nn import as_xla_multiplies
 from attest.conformance.subject import Limits, Subject, Tiling
 from attest.reference.numerics import Numerics, format_of
 from attest.reference.semantics import Semantics
@@ -62,7 +63,7 @@ def _numerics(dtype: str, tiling: Tiling) -> Numerics:
     """
     cast = format_of(dtype)
     rounding = 0.0 if dtype == "float32" else cast.unit
-    return Numerics(
+    contract = Numerics(
         output_dtype=dtype,
         input_rounding=rounding,
         logits=2 * rounding,
@@ -72,6 +73,7 @@ def _numerics(dtype: str, tiling: Tiling) -> Numerics:
         key_block=tiling.key_block,
         materialised=True,
     )
+    return as_xla_multiplies(contract, dtype)
 
 
 def _subject(name: str, *dtypes: str, **options: Any) -> Subject:

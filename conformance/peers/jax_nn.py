@@ -5,9 +5,9 @@ causal and window start in the top-left corner; its lse is not differentiable an
 
 "`cudnn` supports only a subset of shapes/dtypes, and an exception will be thrown if its not supported":
 
-- Head dims are multiples of 8. A Subject declares the smallest and the largest alone: of the head dims that
-  are drawn, those from 32 to 96 are multiples of 8.
-- Lengths are even in a call that is differentiated. The source means calls with a bias, and refuses all.
+- Head dims are multiples of 8.
+- Lengths are even in a call that is differentiated. The source means calls with a bias, and refuses all. The
+  adapter refuses odd lengths in other calls, too.
 - A bias has an entry for every query and key, so the adapter repeats one that all queries share.
 - Outside of causal order, windows end at the diagonal.
 """
@@ -76,6 +76,9 @@ def _call_cudnn(
     causal: bool = False,
     sliding_window: Window = None,
 ) -> Any:
+    lengths = tuple(np.shape(array)[1] for array in (query, key) if np.ndim(array) == 4)
+    if any(length % 2 for length in lengths):
+        raise NotImplementedError(f"query, key: got lengths {lengths}, expected multiples of 2")
     attention: Any = jax.nn.dot_product_attention
     return attention(
         query,
@@ -93,7 +96,8 @@ def _call_cudnn(
 def _with_own_rows(bias: Any, query: Any) -> Any:
     """Return a bias with a row for each query, whose gradients are added in float32.
 
-    What is not the bias of a call is left to the library, which refuses it.
+    The rows have the dtype of the bias, since the gradients of float32 rows are wrong. What is not a bias is
+    left to the library, which refuses it.
     """
     if np.ndim(bias) != 4 or bias.shape[2] != 1 or not jnp.issubdtype(bias.dtype, jnp.floating):
         return bias
@@ -182,7 +186,7 @@ CUDNN = Subject(
     numerics=_cudnn_numerics,
     backend="gpu",
     head_dims=(32, 96),
-    limits=Limits(longest=1 << 20, length_multiple=2, window_sides="left"),
+    limits=Limits(longest=1 << 20, length_multiple=2, head_dim_multiple=8, window_sides="left"),
 )
 
 SUBJECTS = (XLA,)

@@ -280,10 +280,10 @@ def _configured(subject: Subject, _profile: Profile, _seed: int, only: Restricti
 
 
 def _plain_call(subject: Subject, only: Restriction, tokens: int) -> Case:
-    low, high = subject.head_dims
-    head_dim = min(max(4, low), high)
+    (low, high), limits = subject.head_dims, subject.limits
+    head_dim = -(-min(max(4, low), high) // limits.head_dim_multiple) * limits.head_dim_multiple
     dtype = _dtypes(subject, only)[0]
-    length = -(-tokens // subject.limits.length_multiple) * subject.limits.length_multiple
+    length = -(-tokens // limits.length_multiple) * limits.length_multiple
     return Case(
         dtype=dtype,
         batch=2,

@@ -84,6 +84,7 @@ def offer_of(subject: Subject, row: Row, dtypes: Sequence[str]) -> Offer:
         head_dims=subject.head_dims,
         longest=subject.limits.longest,
         length_multiple=subject.limits.length_multiple,
+        head_dim_multiple=subject.limits.head_dim_multiple,
         origin_multiple=subject.limits.origin_multiple,
         sinks=subject.limits.sinks,
         window_sides=subject.limits.window_sides,

@@ -34,6 +34,7 @@ from tests.toys import toy, toy_attention
         ("dtypes", {"dtypes": ("float64",)}),
         ("backend", {"backend": "abacus"}),
         ("head_dims", {"head_dims": (8, 4)}),
+        ("head_dims", {"head_dims": (9, 15), "limits": Limits(head_dim_multiple=8)}),
         ("tilings", {"tilings": ()}),
         ("unjudged", {"unjudged": frozenset({"telepathy"})}),
         ("unjudged", {"features": frozenset({"causal"}), "unjudged": frozenset({"causal"})}),
@@ -56,6 +57,7 @@ def test_a_wrong_declaration_is_refused_by_name(named: str, declared: dict[str, 
         {"excludes": (frozenset({"mask", "telepathy"}),)},
         {"window_sides": "right"},
         {"length_multiple": 0},
+        {"head_dim_multiple": 0},
         {"seed_bits": 65},
         {"seed_bits": 0},
         {"origin_multiple": 0},
@@ -121,6 +123,11 @@ NARROW = Subject(
 def test_what_a_narrow_subject_does_not_take(case: Case, words: str | None) -> None:
     reason = NARROW.why_not(case)
     assert reason is None if words is None else words in str(reason)
+
+
+@pytest.mark.parametrize("dims", [{"head_dim": 3}, {"head_dim": 2, "value_dim": 3}])
+def test_every_head_dim_is_a_multiple(dims: dict[str, int]) -> None:
+    assert "head dims that are multiples of 2" in str(Limits(head_dim_multiple=2).why_not(Case(**dims)))
 
 
 @pytest.mark.parametrize("sinks", ["any", "shared", "per_head"])

@@ -45,6 +45,7 @@ SWITCHES: dict[str, tuple[dict[str, Any], ...]] = {
 NARROW: tuple[dict[str, Any], ...] = (
     {"window_sides": "left"},
     {"length_multiple": 2},
+    {"head_dim_multiple": 2},
     {"sinks": "shared"},
     {"sinks": "per_head"},
     {"excludes": (frozenset({"mask", "bias"}), frozenset({"causal", "window", "scale"}))},
@@ -278,6 +279,11 @@ def test_lengths_that_a_trace_closes_over_are_concrete() -> None:
             "query: narrow takes lengths that are multiples of 8, got 4",
         ),
         ({"head_dims": (8, 8)}, {}, "query: narrow takes head dims 8 to 8, got 4"),
+        (
+            {"limits": Limits(head_dim_multiple=8)},
+            {},
+            "query: narrow takes head dims that are multiples of 8, got 4",
+        ),
         ({"dtypes": ("bfloat16",)}, {}, "query: narrow does not support dtype float32, only bfloat16"),
     ],
 )

@@ -95,6 +95,8 @@ def _why_not(trial: Trial, law: Law, called: Called) -> str | None:
         <= most
     ):
         return f"the subject takes head dims {least} to {most}"
+    if problem.head_dim % limits.head_dim_multiple or problem.value_dim % limits.head_dim_multiple:
+        return f"the subject takes head dims that are multiples of {limits.head_dim_multiple}"
     if subject.semantics.empty_rows == "unspecified" and has_empty_rows(problem, subject.semantics):
         return "a row sees no key, and the subject leaves such rows unspecified"
     if not logits_fit(problem, subject.semantics):

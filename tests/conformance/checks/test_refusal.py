@@ -30,6 +30,7 @@ NARROW = Limits(
     origin_multiple=4,
     window_sides="left",
     length_multiple=8,
+    head_dim_multiple=8,
     seed_bits=32,
 )
 EVERYTHING = {"features": frozenset(ALL_FEATURES), "dtypes": DTYPES}

@@ -31,6 +31,7 @@ offers = st.builds(
     blocks=st.sampled_from((None, Blocks(16, 16), Blocks(64, 128))),
     head_dims=st.sampled_from(((1, 256), (64, 128))),
     length_multiple=st.sampled_from((1, 8)),
+    head_dim_multiple=st.sampled_from((1, 8)),
     window_sides=st.sampled_from(("both", "left")),
     sinks=st.sampled_from(("any", "shared", "per_head")),
 )
@@ -47,6 +48,7 @@ def test_a_case_has_the_features_of_its_row_and_fits_the_offer(
         assert case.dtype == offer.dtype
         assert low <= min(case.head_dim, case.value_width)
         assert max(case.head_dim, case.value_width) <= high
+        assert case.head_dim % offer.head_dim_multiple == case.value_width % offer.head_dim_multiple == 0
         assert case.q_len % offer.length_multiple == case.kv_len % offer.length_multiple == 0
         if case.sinks and offer.sinks != "any":
             assert case.sinks_per_head == (offer.sinks == "per_head")

@@ -295,6 +295,8 @@ def test_calls_that_the_subject_does_not_take_are_not_judged() -> None:
     assert (result.verdict, "does not combine" in result.message) == (Verdict.INCONCLUSIVE, True)
     result = verdict(kernel(head_dims=(1, 5)), "padded_head_dim", PLAIN)
     assert (result.verdict, "head dims 1 to 5" in result.message) == (Verdict.INCONCLUSIVE, True)
+    result = verdict(kernel(limits=Limits(head_dim_multiple=PLAIN.head_dim)), "padded_head_dim", PLAIN)
+    assert (result.verdict, "are multiples of" in result.message) == (Verdict.INCONCLUSIVE, True)
 
 
 def test_the_page_has_a_row_for_each_law() -> None:
