@@ -96,7 +96,7 @@ def _static(row: Facts, offer: Offer, deck: Deck, dice: Dice) -> Case:
 
 
 def _window(case: Case, row: Facts, offer: Offer, deck: Deck, dice: Dice) -> dict[str, Any]:
-    return draw_window(case, row, offer.window_sides, blocks_of(row, offer, dice), deck, dice)
+    return draw_window(case, row, offer, deck, dice)
 
 
 def _value_dim(case: Case, _row: Facts, offer: Offer, deck: Deck, _dice: Dice) -> dict[str, Any]:

@@ -24,8 +24,8 @@ class Offer:
     """The part of a row that a subject takes: its dtype, and which of its tilings runs with which blocks.
 
     blocks: None for those of conformance/drawing/drawing.toml. head_dims: the smallest and the largest. deck:
-    deals values to the rows of the plan; None where a row is drawn by itself. The others are as in
-    `attest.conformance.subject.Subject`.
+    deals values to the rows of the plan; None where a row is drawn by itself. window: the corner of its
+    diagonal, as in `attest.Semantics`. The others are as in `attest.conformance.subject.Subject`.
     """
 
     dtype: str
@@ -38,6 +38,7 @@ class Offer:
     origin_multiple: int = 1
     sinks: str = "any"
     window_sides: str = "both"
+    window: str = "bottom_right"
     deck: Deck | None = None
 
 

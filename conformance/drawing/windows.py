@@ -5,7 +5,7 @@ from typing import Any
 from attest.conformance.cases.case import Case
 from attest.conformance.drawing.covering import Facts
 from attest.conformance.drawing.dice import Deck, Dice
-from attest.conformance.drawing.shapes import Blocks, class_of
+from attest.conformance.drawing.shapes import Offer, blocks_of, class_of
 
 # What a side is: None, open. "any": beyond some keys but not all, in most cases up to a block's edge
 # for the first row of every block of rows, or one beside it. "wide": beyond everything.
@@ -30,9 +30,9 @@ _WEIGHING = frozenset({"bias", "mask", "scale", "soft_cap", "alibi"})
 _FAR = 256
 
 
-def draw_window(case: Case, row: Facts, sides: str, blocks: Blocks, deck: Deck, dice: Dice) -> dict[str, Any]:
-    """Return the window of a row's cases. sides: those that the subject takes, as in its limits."""
-    most_left, most_right = _farthest(case)
+def draw_window(case: Case, row: Facts, offer: Offer, deck: Deck, dice: Dice) -> dict[str, Any]:
+    """Return the window of a row's cases: of the sides, and from the corner, that the subject declares."""
+    most_left, most_right = _farthest(case, offer.window)
 
     def shows(pair: tuple[_Side, _Side]) -> bool:
         """Return whether a window of this kind hides keys here."""
@@ -41,12 +41,13 @@ def draw_window(case: Case, row: Facts, sides: str, blocks: Blocks, deck: Deck, 
 
     name = dealt_as(row)
     kinds = _KINDS[name]
-    if sides == "left":
+    if offer.window_sides == "left":
         right = None if case.causal else "zero"
         kinds = (("any", right), ("any", right) if row & _WEIGHING else ("zero", right))
     left, right = deck.deal(name, "sides", kinds, shows)
     least = _FAR if class_of(row, "lengths") in ("wide", "long") else 1
-    offset, align = case.kv_len - case.q_len, dice.pick("align", (0, -1, 1))
+    offset = 0 if offer.window == "top_left" else case.kv_len - case.q_len
+    align, blocks = dice.pick("align", (0, -1, 1)), blocks_of(row, offer, dice)
     wide = case.q_len + case.kv_len + dice.pick("beyond", (0, 1000))
     ends = (
         _bounded(dice, "left", offset + align, blocks.key, most_left, least),
@@ -61,12 +62,16 @@ def _binds(side: _Side, most: int) -> bool:
     return (side == "zero" and most >= 0) or (side == "any" and most >= 1)
 
 
-def _farthest(case: Case) -> tuple[int, int]:
-    """Return the largest sides that hide a key from some row of every sequence; below 0 if none does."""
+def _farthest(case: Case, corner: str) -> tuple[int, int]:
+    """Return the largest sides that hide a key from some row of every sequence; below 0 if none does.
+
+    corner: where the diagonal starts or ends if no offset is given.
+    """
     # Of packed tokens only half are sure to be in one sequence.
     parts = 2 if case.lengths is not None and case.batch == 1 else 1
     q_len, kv_len = case.q_len // parts, case.kv_len // parts
-    firsts = (kv_len - q_len,) if case.q_offset is None else case.q_offset
+    usual = 0 if corner == "top_left" else kv_len - q_len
+    firsts = (usual,) if case.q_offset is None else case.q_offset
     chunk = case.chunk_size or (1 << 31)
     left, right = kv_len, kv_len
     for first in (firsts,) if isinstance(firsts, int) else firsts:

@@ -88,6 +88,7 @@ def offer_of(subject: Subject, row: Row, dtypes: Sequence[str]) -> Offer:
         origin_multiple=subject.limits.origin_multiple,
         sinks=subject.limits.sinks,
         window_sides=subject.limits.window_sides,
+        window=subject.semantics.window,
         deck=row.deck,
     )
 
