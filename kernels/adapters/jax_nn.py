@@ -119,7 +119,8 @@ def dot_product_attention(
             **_lengths(of_query, of_key, query_seq_lengths, key_value_seq_lengths),
         }
         if check_flag("is_causal", is_causal) or local_window_size is not None:
-            arguments["q_offset"] = top_left(of_query, of_key)
+            # By default, the last query of a sequence has the position of its last key.
+            arguments["q_offset"] = 0 if "cum_seqlens_k" in arguments else top_left(of_query, of_key)
         shape = jnp.shape(query)
         if not check_flag("return_residual", return_residual):
             return flash_attention(**arguments).reshape(*shape[:-1], of_value.shape[-1])

@@ -73,6 +73,21 @@ def test_more_queries_than_keys() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "order", [{"is_causal": True}, {"local_window_size": (2, 1)}], ids=["causal", "window"]
+)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_lengths_of_an_array_as_long_as_the_other_move_no_diagonal(
+    lengths: str, order: dict[str, Any]
+) -> None:
+    options = {lengths: LENGTHS[lengths], **order}
+    check(
+        lambda *x: dot_product_attention(*x, **options),
+        lambda *x: jax.nn.dot_product_attention(*x, **options),
+        *qkv(2, 9, 9, 2, 2, 8, 8),
+    )
+
+
 @pytest.mark.parametrize("name", ["plain", "causal from the first key", "a mask of two axes"])
 def test_arrays_without_a_batch(name: str) -> None:
     options = {**OPTIONS[name], "bias": normal(4, 7, 9)}
