@@ -74,7 +74,7 @@ def test_more_queries_than_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    "order", [{"is_causal": True}, {"local_window_size": (2, 1)}], ids=["causal", "window"]
+    "order", [{"is_causal": True}, {"local_window_size": (8, 1)}], ids=["causal", "window"]
 )
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_lengths_of_an_array_as_long_as_the_other_move_no_diagonal(
