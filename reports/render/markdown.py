@@ -131,9 +131,11 @@ def render_comparison(comparison: Comparison) -> str:
 
 
 def _sections(comparison: Comparison) -> list[Section]:
-    broken = [pair.result for pair in comparison.of_fate(Fate.BROKEN)]
-    shifted = list({shift.pair.key: shift.pair.result for shift in comparison.shifts}.values())
-    worst = broken[:_EXPLAINED] + [result for result in shifted[:_SHIFTED] if result not in broken]
+    broken = {pair.key: pair.result for pair in comparison.of_fate(Fate.BROKEN)}
+    shifted = {shift.pair.key: shift.pair.result for shift in comparison.shifts}
+    # By key: results with a number that is NaN are not equal to themselves, once they were read anew.
+    worst = [*broken.values()][:_EXPLAINED]
+    worst += [result for key, result in [*shifted.items()][:_SHIFTED] if key not in broken]
     explained = tuple(failure.explain(result) for result in worst)
     features = tuple(row for row in comparison.rows if row.base and row.head and row.feature != ALL)
     by_severity = tuple(sorted(features, key=lambda row: (-row.severity, row.key)))

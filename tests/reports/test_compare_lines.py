@@ -4,6 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -98,6 +99,14 @@ def test_the_example_is_compared_as_records_are(tmp_path: Path) -> None:
     assert found.regressed
     for render in RENDERERS:
         assert render(found) == render(compare_records(example_base(), example_head()))
+
+
+@pytest.mark.parametrize("render", RENDERERS)
+def test_a_new_failure_without_a_number_is_explained_once(render: Any, tmp_path: Path) -> None:
+    """Read anew, it does not equal itself: its err/bound is NaN."""
+    base = run(result(Verdict.PASS, measurement(worst_ratio=0.1), asked=CASES[1]))
+    head = run(result(Verdict.FAIL, measurement(worst_ratio=math.nan, broken=("bound",)), asked=CASES[1]))
+    assert render(streamed(base, head, tmp_path)) == render(compare_records(base, head))
 
 
 def test_only_what_changed_or_fails_is_kept() -> None:
