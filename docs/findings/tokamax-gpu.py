@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.12"
-# dependencies = ["jax[cuda12]==0.11.2", "numpy==2.5.5", "tokamax==0.0.17"]
+# dependencies = ["jax[cuda13]==0.11.2", "numpy==2.5.5", "tokamax==0.0.17"]
 # ///
 """Show faults of tokamax's attention on a Hopper GPU, in Triton and Mosaic GPU; exit status 1: shown.
 
