@@ -212,13 +212,16 @@ def _unsupported(given: Mapping[str, Any], subject: Subject) -> Iterator[tuple[s
     for name, size in (("query", query.shape[-1]), ("value", value.shape[-1])):
         if not low <= size <= high:
             yield name, f"takes head dims {low} to {high}, got {size}"
-    sizes = (("lengths", -3, "key", subject.limits.length_multiple),)
-    sizes += (("head dims", -1, "value", subject.limits.head_dim_multiple),)
-    for what, axis, other, multiple in sizes:
-        for name in ("query", other):
-            size = given[name].shape[axis]
-            if size % multiple:
-                yield name, f"takes {what} that are multiples of {multiple}, got {size}"
+    limits = subject.limits
+    for name, what, axis, multiple in (
+        ("query", "lengths", -3, limits.length_multiple),
+        ("key", "lengths", -3, limits.length_multiple),
+        ("query", "head dims", -1, limits.head_dim_multiple),
+        ("value", "head dims", -1, limits.head_dim_multiple),
+    ):
+        size = given[name].shape[axis]
+        if size % multiple:
+            yield name, f"takes {what} that are multiples of {multiple}, got {size}"
     yield from _narrower(given, subject, on)
 
 

@@ -271,9 +271,10 @@ def test_xla_multiplies_float32_in_tf32_on_a_gpu_alone(
 
 
 @pytest.mark.parametrize("subject", [jax_nn.XLA, tokamax.XLA], ids=lambda subject: subject.name)
-def test_xla_stores_the_cotangent_of_the_weights_in_float32(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("backend", ["gpu", "cpu", "tpu"])
+def test_xla_stores_lse_and_the_cotangent_of_the_weights_in_float32(
+    backend: str, subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     declared = arithmetic(subject, "float32")
     assert (declared.lse, declared.d_weights) == (2.0**-24, 2.0**-24)
