@@ -5,7 +5,7 @@ causal and window start in the top-left corner; its lse is not differentiable an
 
 "`cudnn` supports only a subset of shapes/dtypes, and an exception will be thrown if its not supported":
 
-- Head dims are multiples of 8.
+- Head dims are multiples of 8, up to 128 on every GPU.
 - Lengths are even in a call that is differentiated. The source means calls with a bias, and refuses all. The
   adapter refuses odd lengths in other calls, too.
 - A bias has an entry for every query and key, so the adapter repeats one that all queries share.
@@ -185,7 +185,7 @@ CUDNN = Subject(
     ),
     numerics=_cudnn_numerics,
     backend="gpu",
-    head_dims=(32, 96),
+    head_dims=(8, 128),
     limits=Limits(longest=1 << 20, length_multiple=2, head_dim_multiple=8, window_sides="left"),
 )
 
