@@ -34,7 +34,12 @@ def explicit(kernel: JudgedKernel) -> Callable[..., Any]:
 
 def sharded(kernel: JudgedKernel) -> Callable[..., Any]:
     """Return a call that gives its configuration, and is spread over the devices of this process."""
-    return partial(_given, kernel, kernel.operation(), over_devices)
+    given = kernel.surround(partial(_given, kernel, kernel.operation(), over_devices))
+
+    def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        return given(query=query, key=key, value=value, **options)
+
+    return call
 
 
 def why_not_sharded() -> str | None:

@@ -29,7 +29,8 @@ class JudgedKernel:
     declared: the Subject of the kernel. platform: the name of its implementation. given: sizes of the
     configurations that calls give, the last one large enough for long calls. candidates: sizes that are
     timed. traced: two sizes that the tables choose for no call, and that a trace of the kernel takes.
-    operation: runs it.
+    operation: runs it. surround: from a call, of arguments by name, to one under which JAX traces what it
+    comes to after the trace of the kernel, too, such as rules of `vmap`, as this kernel needs it.
     """
 
     declared: Subject
@@ -38,6 +39,7 @@ class JudgedKernel:
     candidates: tuple[Sizes, ...]
     traced: tuple[Sizes, Sizes]
     operation: Callable[[], FlashAttention] = FlashAttention
+    surround: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call
 
 
 class OnAnyDevice(FlashAttention):
@@ -49,12 +51,15 @@ class OnAnyDevice(FlashAttention):
         return self.check_cfg(cfg, inv)
 
 
+_interpreted = partial(pallas_tpu.interpreted_call, seed=1)
+
+
 class _InterpretedOnTpu(FlashAttention):
     """The operation, with its kernels in Pallas's interpreter of TPUs."""
 
     def run(self, *args: Any, cfg: FlashAttentionConfig, **kwargs: Any) -> jax.Array:
         _, arguments = self.prepare(*args, **kwargs)
-        return pallas_tpu.interpreted_call(partial(super().run, cfg=cfg), seed=1)(**arguments)
+        return _interpreted(partial(super().run, cfg=cfg))(**arguments)
 
 
 _SMALL_AND_LARGE = ((16, 16), (64, 128))
@@ -78,6 +83,7 @@ KERNELS = (
         _OF_TPUS,
         _OF_TPUS,
         _InterpretedOnTpu,
+        _interpreted,
     ),
     JudgedKernel(_BY_NAME["pallas.mosaic_gpu"], "mosaic_gpu", _OF_HOPPER, _OF_HOPPER, _OF_HOPPER),
 )

@@ -200,15 +200,16 @@ def widths():
 def partial_blocks():
     tall = bias_of(1, 1, 1, 64, level=3.0)
     half = {"queries": 65, "dtype": "float16"}
+    cancels = 1e4  # dquery is a difference of keys that are nearly equal, so rounding alone makes it inexact
     return [
         show("65 queries, float16", "triton", draw(**half), ["dvalue"]),
         show("65 queries, float16", "mosaic", draw(**half), ["dvalue"]),
         show("65 queries, bias of up to 4", "triton", draw(queries=65, bias=tall), ["dkey", "dvalue"]),
         show("65 queries, bias of up to 4", "mosaic", draw(queries=65, bias=tall), ["dkey", "dvalue"]),
-        show("33 keys, logits near -100", "triton", with_logits(-100.0), ["dquery"]),
-        show("33 keys, logits near -100", "mosaic", with_logits(-100.0), ["dquery"]),
-        show("33 keys, logits near -20", "triton", with_logits(-20.0, dtype="float16"), ["dquery"]),
-        show("33 keys, logits near -20", "mosaic", with_logits(-20.0, dtype="float16"), ["dquery"]),
+        show("33 keys, logits near -100", "triton", with_logits(-100.0), ["dquery"], cancels),
+        show("33 keys, logits near -100", "mosaic", with_logits(-100.0), ["dquery"], cancels),
+        show("33 keys, logits near -20", "triton", with_logits(-20.0, dtype="float16"), ["dquery"], cancels),
+        show("33 keys, logits near -20", "mosaic", with_logits(-20.0, dtype="float16"), ["dquery"], cancels),
     ]
 
 

@@ -120,3 +120,10 @@ def test_a_sharded_call_that_ignores_its_configuration_is_seen(monkeypatch: pyte
     monkeypatch.setattr(FlashAttention, "create_shard_map_wrapper", ignoring)
     (result,) = judge(SHARDED, case, ("configuration",))
     assert result.message.startswith("an explicit one over a mesh: the tables' choice ran")
+
+
+@pytest.mark.process(devices=2, PJRT_NPROC="16")
+def test_rules_of_vmap_are_interpreted_too() -> None:
+    small = Case(dtype="float32", batch=2, q_len=4, kv_len=4, q_heads=2, kv_heads=2, alibi="entries")
+    subject = find("operation.pallas.tpu_interpret.sharded")
+    assert verdicts(subject, small, "transforms.vmap") == {"transforms.vmap": Verdict.PASS}
