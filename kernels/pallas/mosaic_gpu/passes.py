@@ -47,6 +47,7 @@ from attest.kernels.pallas.mosaic_gpu.bodies import (
 from attest.kernels.pallas.mosaic_gpu.key_heads import choose_copies, sum_copies, with_copies
 from attest.kernels.pallas.mosaic_gpu.launch.operands import (
     dropout,
+    in_pieces,
     pair_lengths,
     pairs,
     per_query,
@@ -122,16 +123,16 @@ def _sums(
     has that shape, too, unless it is of parts.
     """
     q_length = call.query.shape[1]
-    spec = replace(spec, shape=replace(spec.shape, head_major=query is not None))
+    spec = in_pieces(replace(spec, shape=replace(spec.shape, head_major=query is not None)), call)
     query = call.query if query is None else query
     ranges = key_blocks(call, rows, blocks.own, blocks.k) if spec.visibility.uses_ranges else None
     count = tiles(spec)
     if blocks.programs is not None and count <= blocks.programs:
         blocks = replace(blocks, programs=None)
     arrays = {
-        "query": require_hopper(tensor(query, spec.shape.head_dim)),
-        "key": tensor(call.key, spec.shape.head_dim),
-        "value": tensor(call.value, spec.shape.value_dim),
+        "query": require_hopper(tensor(query, spec.shape.head_dim, spec.shape.pieces)),
+        "key": tensor(call.key, spec.shape.head_dim, spec.shape.pieces),
+        "value": tensor(call.value, spec.shape.value_dim, spec.shape.pieces),
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call),
         **sinks(spec, call),
@@ -315,13 +316,15 @@ def _backward_spec(
     """Return the spec of a backward kernel, and what it reads; by_key: whether its programs own keys."""
     q_block, k_block = (blocks.step, blocks.own) if by_key else (blocks.own, blocks.step)
     spec = describe(settings, call, rows, _dims(call), q_block, k_block)
+    if not (blocks.fused or blocks.split):
+        spec = in_pieces(spec, call)
     visited = query_blocks if by_key else key_blocks
     ranges = visited(call, rows, q_block, k_block) if spec.visibility.uses_ranges else None
     return spec, {
-        "query": tensor(terms.query, spec.shape.head_dim),
-        "key": tensor(call.key, spec.shape.head_dim),
-        "value": tensor(call.value, spec.shape.value_dim),
-        "d_out": tensor(terms.d_out, spec.shape.value_dim),
+        "query": tensor(terms.query, spec.shape.head_dim, spec.shape.pieces),
+        "key": tensor(call.key, spec.shape.head_dim, spec.shape.pieces),
+        "value": tensor(call.value, spec.shape.value_dim, spec.shape.pieces),
+        "d_out": tensor(terms.d_out, spec.shape.value_dim, spec.shape.pieces),
         **_row_numbers(spec, terms),
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call),

@@ -42,6 +42,17 @@ class Shape:
     key_parts: int = 1  # programs that share the keys of a row, in the forward kernel
     packed_heads: int = 1  # query heads whose rows one head holds (PackGQA), in the forward kernel
     head_major: bool = False  # query and out are [B * H, S, 1, D] in memory, in the forward kernel
+    pieces: tuple[int, ...] = ()  # widths that both head dims are cut into; () for one
+
+    @property
+    def head_pieces(self) -> tuple[int, ...]:
+        """The widths of the pieces of tiles of query and key."""
+        return self.pieces or (self.head_dim,)
+
+    @property
+    def value_pieces(self) -> tuple[int, ...]:
+        """The widths of the pieces of tiles of value."""
+        return self.pieces or (self.value_dim,)
 
     @property
     def key_heads(self) -> int:

@@ -13,7 +13,11 @@ from jax import export
 from attest.kernels.pallas.mosaic_gpu import flash_attention, flash_attention_with_lse
 from attest.kernels.pallas.mosaic_gpu.blocks import choose, choose_backward, head_dims, pad_dims
 from attest.kernels.pallas.mosaic_gpu.launch.operands import tensor
-from attest.kernels.pallas.mosaic_gpu.launch.transfers import from_operand, operand_shape
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import (
+    from_operand,
+    operand_shape,
+    widths_of_pieces,
+)
 from tests.kernels.kernel_cases import normal
 from tests.kernels.mosaic_gpu.test_kernels import assert_right, both_passes, needs_hopper
 
@@ -111,6 +115,29 @@ def test_an_array_is_padded_unless_a_row_of_its_tile_is_one_part(
     assert not operand[..., channels:].any()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "channels", "width", "widths"),
+    [
+        ("bfloat16", 72, 80, (64, 16)),
+        ("float16", 88, 96, (64, 32)),
+        ("bfloat16", 104, 128, (64, 64)),
+        ("bfloat16", 136, 160, (64, 64, 32)),
+        ("bfloat16", 80, 80, (80,)),  # all channels are there
+        ("bfloat16", 40, 64, (64,)),  # a row is one part wide
+        ("bfloat16", 74, 80, (80,)),  # a row of 148 bytes begins where the TMA unit reads no row
+    ],
+)
+def test_tiles_are_cut_into_pieces_where_arrays_then_need_no_padding(
+    dtype: str, channels: int, width: int, widths: tuple[int, ...]
+) -> None:
+    assert widths_of_pieces(dtype, channels, width) == widths
+
+
+@pytest.mark.parametrize(("queries", "rows"), [(729, 192), (256, 128)])
+def test_tiles_of_head_dim_80_are_lower_where_two_of_them_hold_all_queries(queries: int, rows: int) -> None:
+    assert choose(80, 80, ["full"], queries).own == rows
+
+
 SMALL = pytest.mark.parametrize("dims", [(40, 40), (32, 16), (8, 64)], ids=str)
 
 
@@ -133,6 +160,40 @@ def test_small_head_dims_are_copied_by_no_kernel_of_xla(dims: tuple[int, int]) -
     assert f": ({query}, {key}, {value}) -> (tensor<2x197x3x{dims[1]}xbf16>" in call
 
 
+IN_PIECES = pytest.mark.parametrize("head_dim", [72, 88, 112, 136, 248])
+
+
+@IN_PIECES
+def test_arrays_of_tiles_in_pieces_are_not_copied_forward(head_dim: int) -> None:
+    arrays = small((head_dim, head_dim))
+    program = export.export(jax.jit(flash_attention), platforms=["cuda"])(*arrays).mlir_module()
+    (call,) = re.findall(r"custom_call @.*flash_forward.*", program)
+    query, key, value = (f"tensor<{'x'.join(map(str, x.shape))}xbf16>" for x in arrays)
+    assert f": ({query}, {key}, {value}) -> ({query}, " in call
+    hides = export.export(jax.jit(partial(flash_attention, causal=True)), platforms=["cuda"])(*arrays)
+    (call,) = re.findall(r"custom_call @.*flash_forward.*", hides.mlir_module())
+    assert query not in call
+
+
+@needs_hopper
+@IN_PIECES
+def test_pieces_have_the_bits_of_padded_arrays(head_dim: int) -> None:
+    arrays = small((head_dim, head_dim))
+    more = pad_dims(head_dim, head_dim)[0] - head_dim
+    run = jax.jit(partial(flash_attention_with_lse, softmax_scale=0.1))
+    found = run(*arrays)
+    padded = run(*(jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, more))) for x in arrays))
+    np.testing.assert_array_equal(found[0], padded[0][..., :head_dim])
+    np.testing.assert_array_equal(found[1], padded[1])
+
+
+@needs_hopper
+@pytest.mark.parametrize("head_dim", [72, 112])
+def test_one_query_is_right_in_pieces(head_dim: int) -> None:
+    query, key, value = small((head_dim, head_dim))
+    assert_right((query[:, :1], key, value), {})
+
+
 @needs_hopper
 @pytest.mark.parametrize(
     "options",
@@ -143,7 +204,7 @@ def test_small_head_dims_are_copied_by_no_kernel_of_xla(dims: tuple[int, int]) -
     ],
     ids=["plain", "causal, cap", "window, bias"],
 )
-@pytest.mark.parametrize("dims", [(40, 40), (32, 16), (8, 64), (136, 136)], ids=str)
+@pytest.mark.parametrize("dims", [(40, 40), (32, 16), (8, 64), (72, 72), (136, 136)], ids=str)
 def test_both_passes_are_right_at_head_dims_between_those_of_the_table(
     dims: tuple[int, int], options: dict[str, Any]
 ) -> None:
@@ -151,7 +212,7 @@ def test_both_passes_are_right_at_head_dims_between_those_of_the_table(
 
 
 @needs_hopper
-@SMALL
+@pytest.mark.parametrize("dims", [(40, 40), (32, 16), (8, 64), (72, 72), (112, 112)], ids=str)
 def test_what_is_past_the_end_of_a_row_is_neither_read_nor_written(dims: tuple[int, int]) -> None:
     """S4, S19: behind the channels of a head stand those of the next, here all NaN."""
     arrays = small(dims)

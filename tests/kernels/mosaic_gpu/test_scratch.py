@@ -102,15 +102,15 @@ def test_only_a_persistent_kernel_has_room_for_the_next_query() -> None:
     """Two slots, each with a tile and a barrier for each consumer."""
     persistent = scratch(forward.Shared, spec(128), replace(FORWARD, programs=4))
     alone = scratch(forward.Shared, spec(128), FORWARD)
-    slots = {"query": rows(4, 64), "query_full": barriers(4), "query_empty": barriers(2, arrivals=2)}
+    slots = {"query": (rows(4, 64),), "query_full": barriers(4), "query_empty": barriers(2, arrivals=2)}
     assert persistent == {**alone, **slots}
 
 
 @pytest.mark.parametrize(
     ("record", "blocks", "name", "expected"),
     [
-        (forward.Shared, FORWARD, "query", rows(2, 64)),
-        (forward.Shared, FORWARD, "key", rows(3, 128)),
+        (forward.Shared, FORWARD, "query", (rows(2, 64),)),
+        (forward.Shared, FORWARD, "key", (rows(3, 128),)),
         (forward.Shared, FORWARD, "query_full", barriers(2)),
         (forward.Shared, FORWARD, "query_empty", barriers(1, arrivals=2)),
         (forward.Shared, FORWARD, "key_full", barriers(3)),
@@ -190,7 +190,8 @@ def test_value_and_its_cotangent_have_the_head_dim_of_value(
     allocated = scratch(record, spec(128, value_dim=32), blocks)
     for counts, channels in ((wide, 64), (narrow, 32)):
         for name, count in counts.items():
-            tiled, _ = allocated[name].refs
+            (room,) = allocated[name] if isinstance(allocated[name], tuple) else (allocated[name],)
+            tiled, _ = room.refs
             assert tiled.shape[::2] == (count, channels)
 
 

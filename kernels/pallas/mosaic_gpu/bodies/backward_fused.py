@@ -246,7 +246,7 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any]) -> None:
     plgpu.barrier_wait(shared.own_read.at[0])
     if spec.hides:
         outputs["leak"][tile.batch, tile.head, tile.keys] = nonfinite_rows(*totals.values())
-    store_sums(shared, warpgroup, tile, outputs, totals)
+    store_sums(shared, warpgroup, tile, outputs, {name: (total,) for name, total in totals.items()})
 
 
 def _start_logits(consumer: _Consumer, count: Any) -> None:

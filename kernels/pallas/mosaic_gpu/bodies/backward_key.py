@@ -26,14 +26,19 @@ from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
     consumer_signal,
     key_pair_full,
     number_ring,
-    own_rows,
-    own_value_rows,
+    own_pieces,
+    own_value_pieces,
     query_copies,
+    ring_of_pieces,
     slot_empty,
-    tile_ring,
-    value_ring,
+    value_ring_of_pieces,
 )
-from attest.kernels.pallas.mosaic_gpu.launch.transfers import start_load, start_store
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import (
+    start_load,
+    start_store,
+    tiles_of,
+    write_pieces,
+)
 from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import (
     PROGRAM,
     barriers,
@@ -47,6 +52,7 @@ from attest.kernels.pallas.mosaic_gpu.schedule.spans import Span, over_queries, 
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import pairs
 from attest.kernels.pallas.mosaic_gpu.tile.dropout import dropped, kept_pairs, load_words, of_kept_pairs
+from attest.kernels.pallas.mosaic_gpu.tile.products import accumulators, start_product, start_sums
 from attest.kernels.pallas.mosaic_gpu.tile.tile import (
     BY_COLUMN,
     Tile,
@@ -82,10 +88,10 @@ class Shared:
     have an entry for each slot; own_full and ping_pong, for each consumer.
     """
 
-    key: Annotated[Any, own_rows]
-    value: Annotated[Any, own_value_rows]
-    query: Annotated[Any, tile_ring]
-    d_out: Annotated[Any, value_ring]
+    key: Annotated[Any, own_pieces]
+    value: Annotated[Any, own_value_pieces]
+    query: Annotated[Any, ring_of_pieces]
+    d_out: Annotated[Any, value_ring_of_pieces]
     lse: Annotated[Any, number_ring]
     delta: Annotated[Any, number_ring]
     own_full: Annotated[Any, key_pair_full]
@@ -102,15 +108,15 @@ class Shared:
 class _Consumer:
     """A consumer at work. of_key [64, D], of_value [64, Dv]: float32 sums, which the products accumulate.
 
-    A sum that is not asked for is None.
+    They have an accumulator for each piece of the channels; a sum that is not asked for has none.
     """
 
     blocks: BackwardBlocks
     shared: Shared
     warpgroup: Any
     tile: Tile
-    of_key: Any = None
-    of_value: Any = None
+    of_key: tuple[Any, ...] = ()
+    of_value: tuple[Any, ...] = ()
 
 
 def backward_key(
@@ -202,16 +208,17 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
     plgpu.barrier_wait(shared.own_full.at[warpgroup])
     sums = {name: field for name, field in (("d_key", "of_key"), ("d_value", "of_value")) if name in outputs}
 
-    def run(**accs: Any) -> dict[str, jax.Array]:
+    def run(**accs: Any) -> dict[str, tuple[jax.Array, ...]]:
         summing = replace(consumer, **{sums[name]: acc for name, acc in accs.items()})
         over_steps(spec, tile.head, span, partial(_step, summing))
-        return {name: acc[...] for name, acc in accs.items()}
+        return {name: tuple(x[...] for x in acc) for name, acc in accs.items()}
 
-    dims = {"d_key": spec.shape.head_dim, "d_value": spec.shape.value_dim}
-    accs = {name: plgpu.ACC((ROWS, dims[name]), jnp.float32) for name in sums}
-    totals = pl.run_scoped(run, **accs)
+    widths = {"d_key": spec.shape.head_pieces, "d_value": spec.shape.value_pieces}
+    totals = pl.run_scoped(run, **{name: accumulators(ROWS, widths[name]) for name in sums})
     if spec.hides:
-        outputs["leak"][tile.batch, tile.head, tile.keys] = nonfinite_rows(*totals.values())
+        outputs["leak"][tile.batch, tile.head, tile.keys] = nonfinite_rows(
+            *(x for xs in totals.values() for x in xs)
+        )
     store_sums(shared, warpgroup, tile, outputs, totals)
 
 
@@ -234,22 +241,27 @@ def load_own(shared: Any, warpgroup: Any, tile: Tile) -> None:
 
 
 def store_sums(
-    shared: Any, warpgroup: Any, tile: Tile, outputs: Mapping[str, Any], totals: dict[str, jax.Array]
+    shared: Any,
+    warpgroup: Any,
+    tile: Tile,
+    outputs: Mapping[str, Any],
+    totals: dict[str, tuple[jax.Array, ...]],
 ) -> None:
-    """Store the sums of a consumer's keys by way of their tiles."""
+    """Store the sums of a consumer's keys by way of their tiles. totals: the pieces of each, by name."""
     spec, own = tile.spec, (tile.batch, tile.keys, tile.head)
     rooms = {"d_key": shared.key, "d_value": shared.value}
     if "d_key" in totals:
-        totals["d_key"] = totals["d_key"] * spec.logits.scale
+        totals["d_key"] = tuple(x * spec.logits.scale for x in totals["d_key"])
     if spec.results.unrounded:
         for name, total in totals.items():
-            outputs[name][own] = total
+            write_pieces(outputs[name], own, total)
         return
     for name, total in totals.items():
-        rooms[name].at[warpgroup][...] = total.astype(spec.dtype)
+        for room, x in zip(tiles_of(rooms[name]), total, strict=True):
+            room.at[warpgroup][...] = x.astype(spec.dtype)
     plgpu.commit_smem()
-    for name in totals:
-        start_store(rooms[name], warpgroup, rooms[name].shape[2], outputs[name], own)
+    for name, total in totals.items():
+        start_store(rooms[name], warpgroup, sum(x.shape[1] for x in total), outputs[name], own)
     plgpu.wait_smem_to_gmem(0)
 
 
@@ -274,14 +286,14 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
             dp[...] = over_columns(of_query(shared.delta), tile.shape)
         if blocks.ping_pong:
             plgpu.barrier_wait(shared.ping_pong.at[warpgroup])
-        plgpu.wgmma(s, shared.key.at[me], shared.query.at[slot].T)
+        start_product(s, shared.key, me, shared.query, slot)
         if dp is not None:
-            plgpu.wgmma(dp, shared.value.at[me], shared.d_out.at[slot].T)
+            start_product(dp, shared.value, me, shared.d_out, slot)
         if blocks.ping_pong:
             signal_next(shared.ping_pong, warpgroup, blocks.consumers)
         pairs_kept = kept_pairs(tile)
         lse = None if spec.logits.folds_lse else of_query(shared.lse)
-        score = plgpu.wgmma_accumulator_load(s, wait_n=0 if dp is None else 1)
+        score = plgpu.wgmma_accumulator_load(s, wait_n=0 if dp is None else len(spec.shape.value_pieces))
         bounded = replace(tile, bounds=load_bounds(tile)) if compared or spec.logits.alibi else tile
         p, slope = weights(bounded, score, lse, compared)
         kept, ds = dropped(p, pairs_kept), None
@@ -291,16 +303,16 @@ def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) ->
                 delta = over_columns(of_query(shared.delta), tile.shape)
                 found = of_kept_pairs(found, pairs_kept, delta)
             ds = cotangents(p, slope, found, compared)
-        if consumer.of_value is not None:
-            plgpu.wgmma(consumer.of_value, kept.astype(spec.dtype), shared.d_out.at[slot])
+        if consumer.of_value:
+            start_sums(consumer.of_value, kept.astype(spec.dtype), shared.d_out, slot)
         if ds is not None:
-            plgpu.wgmma(consumer.of_key, ds.astype(spec.dtype), shared.query.at[slot])
-        # The product that reads d_out was asked for first.
-        plgpu.wgmma_wait(0 if ds is None else 1)
+            start_sums(consumer.of_key, ds.astype(spec.dtype), shared.query, slot)
+        # The products that read d_out were asked for first.
+        plgpu.wgmma_wait(len(consumer.of_key))
         plgpu.barrier_arrive(shared.d_out_empty.at[slot])
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(shared.query_empty.at[slot])
 
     acc = plgpu.ACC(tile.shape, jnp.float32)
-    pl.run_scoped(run, *(acc,) * (1 if consumer.of_key is None else 2))
+    pl.run_scoped(run, *(acc,) * (2 if consumer.of_key else 1))
     return count + 1

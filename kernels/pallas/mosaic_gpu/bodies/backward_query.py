@@ -25,16 +25,16 @@ from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
     consumer_signal,
     key_copies,
-    own_rows,
-    own_value_rows,
+    own_pieces,
+    own_value_pieces,
     query_pair_full,
+    ring_of_pieces,
     slot_empty,
-    tile_ring,
     value_full,
-    value_ring,
+    value_ring_of_pieces,
     value_slot_empty,
 )
-from attest.kernels.pallas.mosaic_gpu.launch.transfers import start_load, start_store
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import start_load, start_store, write_pieces
 from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import (
     PROGRAM,
     barriers,
@@ -49,6 +49,7 @@ from attest.kernels.pallas.mosaic_gpu.schedule.spans import Span, key_span, over
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import pairs
 from attest.kernels.pallas.mosaic_gpu.tile.dropout import kept_pairs, load_words, of_kept_pairs
+from attest.kernels.pallas.mosaic_gpu.tile.products import accumulators, start_product, start_sums
 from attest.kernels.pallas.mosaic_gpu.tile.tile import Tile, cotangents, leaked, load_bounds, opaque, weights
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
@@ -68,10 +69,10 @@ class Shared:
     consumer.
     """
 
-    query: Annotated[Any, own_rows]
-    d_out: Annotated[Any, own_value_rows]
-    key: Annotated[Any, tile_ring]
-    value: Annotated[Any, value_ring]
+    query: Annotated[Any, own_pieces]
+    d_out: Annotated[Any, own_value_pieces]
+    key: Annotated[Any, ring_of_pieces]
+    value: Annotated[Any, value_ring_of_pieces]
     own_full: Annotated[Any, query_pair_full]
     key_full: Annotated[Any, _key_full]
     key_empty: Annotated[Any, slot_empty]
@@ -146,18 +147,19 @@ def _consume(
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
     plgpu.barrier_wait(shared.own_full.at[warpgroup])
 
-    def run(acc: Any) -> jax.Array:
-        step = partial(_step, blocks, shared, warpgroup, tile, span[0], lse, delta, acc)
+    def run(*accs: Any) -> tuple[jax.Array, ...]:
+        step = partial(_step, blocks, shared, warpgroup, tile, span[0], lse, delta, accs)
         over_keys(spec, span, span[0], step, None)
-        return acc[...]
+        return tuple(acc[...] for acc in accs)
 
-    total = pl.run_scoped(run, plgpu.ACC((ROWS, spec.shape.head_dim), jnp.float32))
+    total = pl.run_scoped(run, *accumulators(ROWS, spec.shape.head_pieces))
     if spec.hides:
-        outputs["leak"][at] = leaked(total)
+        outputs["leak"][at] = sum(map(leaked, total))
     if spec.results.unrounded:
-        outputs["d_query"][own] = total * spec.logits.scale
+        write_pieces(outputs["d_query"], own, tuple(x * spec.logits.scale for x in total))
         return
-    shared.query.at[warpgroup][...] = (total * spec.logits.scale).astype(spec.dtype)
+    for room, x in zip(shared.query.tiles, total, strict=True):
+        room.at[warpgroup][...] = (x * spec.logits.scale).astype(spec.dtype)
     plgpu.commit_smem()
     start_store(shared.query, warpgroup, spec.shape.head_dim, outputs["d_query"], own)
     plgpu.wait_smem_to_gmem(0)
@@ -171,7 +173,7 @@ def _step(
     start: Any,
     lse: jax.Array,
     delta: jax.Array,
-    total: Any,
+    total: tuple[Any, ...],
     compared: bool,
     j: Any,
     _: None,
@@ -193,13 +195,13 @@ def _step(
             s[...] = tile.by_query(lse)
         if not spec.dropout:
             dp[...] = tile.by_query(delta)
-        plgpu.wgmma(s, shared.query.at[me], shared.key.at[slot].T)
+        start_product(s, shared.query, me, shared.key, slot)
         plgpu.barrier_wait(shared.value_full.at[of_value])
-        plgpu.wgmma(dp, shared.d_out.at[me], shared.value.at[of_value].T)
+        start_product(dp, shared.d_out, me, shared.value, of_value)
         if blocks.ping_pong:
             signal_next(shared.ping_pong, warpgroup, blocks.consumers)
         pairs_kept = kept_pairs(tile)
-        score = plgpu.wgmma_accumulator_load(s, wait_n=1)
+        score = plgpu.wgmma_accumulator_load(s, wait_n=len(spec.shape.value_pieces))
         p, slope = lax.optimization_barrier(
             weights(tile, score, None if spec.logits.folds_lse else lse, compared)
         )
@@ -211,6 +213,6 @@ def _step(
 
     acc = plgpu.ACC(tile.shape, jnp.float32)
     ds = pl.run_scoped(run, acc, acc)
-    plgpu.wgmma(total, ds, shared.key.at[slot])
+    start_sums(total, ds, shared.key, slot)
     plgpu.wgmma_wait(0)
     plgpu.barrier_arrive(shared.key_empty.at[slot])

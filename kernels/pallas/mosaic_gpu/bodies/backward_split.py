@@ -162,7 +162,7 @@ def _sum_values(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> 
         # In a room for numbers that nobody but this warpgroup has read.
         shared.lse.at[0, pl.ds(0, ROWS)][...] = nonfinite_rows(total)
         plgpu.barrier_arrive(shared.weights_full.at[lax.rem(steps, _slots(spec))])
-    store_sums(shared, 0, tile, outputs, {"d_value": total})
+    store_sums(shared, 0, tile, outputs, {"d_value": (total,)})
 
 
 def _sum_keys(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> None:
@@ -184,7 +184,7 @@ def _sum_keys(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> No
         of_value = load(shared.lse.at[0, pl.ds(0, ROWS)], BY_ROW)
         outputs["leak"][tile.batch, tile.head, tile.keys] = of_value + nonfinite_rows(total)
     # All weights have come, so the other warpgroup reads no key any more.
-    store_sums(shared, 0, tile, outputs, {"d_key": total})
+    store_sums(shared, 0, tile, outputs, {"d_key": (total,)})
 
 
 def _load_own(tile: Tile, name: str, room: Any, full: Any) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -17,26 +18,27 @@ from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
     slot_empty,
     value_full,
 )
-from attest.kernels.pallas.mosaic_gpu.launch.transfers import matrix
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import pieces
 from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers, signal_next
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import pairs
 from attest.kernels.pallas.mosaic_gpu.tile.dropout import kept_pairs
+from attest.kernels.pallas.mosaic_gpu.tile.products import start_product, start_sums
 from attest.kernels.pallas.mosaic_gpu.tile.tile import Tile
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
 def _key_ring(spec: KernelSpec, blocks: Blocks) -> Any:
-    return matrix(spec.dtype, blocks.stages, blocks.k, spec.shape.head_dim)
+    return pieces(spec.dtype, blocks.stages, blocks.k, spec.shape.head_pieces)
 
 
 def _value_ring(spec: KernelSpec, blocks: Blocks) -> Any:
-    return matrix(spec.dtype, blocks.stages, blocks.k, spec.shape.value_dim)
+    return pieces(spec.dtype, blocks.stages, blocks.k, spec.shape.value_pieces)
 
 
 def _query_ring(spec: KernelSpec, blocks: Blocks) -> Any:
-    return matrix(spec.dtype, blocks.query_stages * blocks.consumers, ROWS, spec.shape.head_dim)
+    return pieces(spec.dtype, blocks.query_stages * blocks.consumers, ROWS, spec.shape.head_pieces)
 
 
 def _query_full(spec: KernelSpec, blocks: Blocks) -> Any:
@@ -53,8 +55,8 @@ class Shared:
 
     query [slots * consumers, 64, D], of two slots where a program has several tiles: the query of the next
     one comes while this one is at work. out is stored to the slot of its query. key [stages, k, D]; value
-    [stages, k, Dv]; mask, bias: see `pairs`. A ring's barriers have an entry for each slot; query_full, for
-    each consumer of each slot; ping_pong, for each consumer.
+    [stages, k, Dv]; these three are `Pieces`. mask, bias: see `pairs`. A ring's barriers have an entry for
+    each slot; query_full, for each consumer of each slot; ping_pong, for each consumer.
     """
 
     query: Annotated[Any, _query_ring]
@@ -77,7 +79,7 @@ class Shared:
 class Consumer:
     """A consumer at work on a tile, the nth of its program.
 
-    acc: [64, Dv] float32, the sum of P V, which the products accumulate.
+    acc: [64, Dv] float32, the sum of P V, which the products accumulate: one for each piece of value.
     """
 
     spec: KernelSpec
@@ -86,7 +88,7 @@ class Consumer:
     warpgroup: Any
     nth: Any
     tile: Tile
-    acc: Any
+    acc: tuple[Any, ...]
 
     def slot(self, count: Any) -> Any:
         """Return the slot of the block that comes after `count` others."""
@@ -124,7 +126,11 @@ class Consumer:
         """Start S = Q K^T of a slot, once the block is there and this consumer has its signal."""
         plgpu.barrier_wait(self.shared.key_full.at[slot])
         self.wait_for_signal()
-        plgpu.wgmma(s, self.shared.query.at[self.query], self.shared.key.at[slot].T)
+        start_product(s, self.shared.query, self.query, self.shared.key, slot)
+
+    def start_sums(self, p: jax.Array, slot: Any) -> None:
+        """Start to add P V of a slot: as many products as value has pieces."""
+        start_sums(self.acc, p, self.shared.value, slot)
 
     def skip_block(self, count: Any) -> Any:
         """Release a block that only the other consumers need, once it is there and the signal has come."""

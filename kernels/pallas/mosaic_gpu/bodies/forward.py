@@ -23,7 +23,12 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
 from attest.kernels.pallas.mosaic_gpu.bodies.consumer import Consumer, Shared, query_slot, query_stage
-from attest.kernels.pallas.mosaic_gpu.launch.transfers import first_channels, start_load, start_store
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import (
+    first_channels,
+    start_load,
+    start_store,
+    write_pieces,
+)
 from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import (
     start_copy,
     start_key_value_copies,
@@ -36,6 +41,7 @@ from attest.kernels.pallas.mosaic_gpu.schedule.tiles import batch_and_part, over
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import pairs
 from attest.kernels.pallas.mosaic_gpu.tile.dropout import dropped, load_words
+from attest.kernels.pallas.mosaic_gpu.tile.products import accumulators
 from attest.kernels.pallas.mosaic_gpu.tile.softmax import nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.tile.tile import Tile, leaked, load_bounds, over_rows
 
@@ -145,40 +151,34 @@ def _consume(
 
     own = rows_span(spec, span, row)
 
-    def run(acc: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
+    def run(*acc: Any) -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array, Any]:
         consumer = Consumer(spec, blocks, shared, warpgroup, nth, held, acc)
         acc, m, norm, taken = _attend(consumer, own, count)
-        return (
-            acc,
-            m,
-            norm,
-            lax.fori_loop(own[3], span[3], lambda _, taken: consumer.skip_block(taken), taken),
-        )
+        taken = lax.fori_loop(own[3], span[3], lambda _, taken: consumer.skip_block(taken), taken)
+        return acc, m, norm, taken
 
-    acc, m, norm, count = pl.run_scoped(run, plgpu.ACC((ROWS, spec.shape.value_dim), jnp.float32))
+    acc, m, norm, count = pl.run_scoped(run, *accumulators(ROWS, spec.shape.value_pieces))
     # Anew, so that registers need not hold through the loop what follows from the number of the tile.
     entry, head, block = locate_query_tile(spec, lax.optimization_barrier(tile))
     rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
     if spec.hides:
-        outputs["leak"][entry, head, rows] = leaked(acc)
+        outputs["leak"][entry, head, rows] = sum(map(leaked, acc))
     # Short of the maximum by up to SLACK where no reference is exact; then all that is read of it is -inf.
     row_max = m if spec.results.partial else m * (LN2 * spec.logits.reference_unit)
     outputs["row_max"][entry, head, rows] = jnp.where(norm == 0.0, -jnp.inf, row_max)
     lse, factor = finish(spec, arrays, head, m, norm)
     outputs["lse"][entry, head, rows] = lse
-    if spec.results.partial:
-        outputs["out"][entry, head, rows] = scaled(spec, acc, factor)
-        return count
-    if spec.results.unrounded:
-        outputs["out"][entry, rows, head] = scaled(spec, acc, factor)
+    if spec.results.partial or spec.results.unrounded:
+        at = (entry, head, rows) if spec.results.partial else (entry, rows, head)
+        write_pieces(outputs["out"], at, tuple(scaled(spec, x, factor) for x in acc))
         return count
     # The query is read no more: its slot is the room for out.
     slot = query_slot(blocks, nth) + warpgroup
-    first_channels(shared.query.at[slot], spec.shape.value_dim)[...] = scaled(spec, acc, factor).astype(
-        spec.dtype
-    )
+    for room, x in zip(shared.query.tiles, acc, strict=True):
+        first_channels(room.at[slot], x.shape[1])[...] = scaled(spec, x, factor).astype(spec.dtype)
     plgpu.commit_smem()
-    start_store(shared.query, slot, spec.shape.value_dim, outputs["out"], _of_rows(spec, entry, rows, head))
+    at = _of_rows(spec, entry, rows, head)
+    start_store(shared.query, slot, spec.shape.value_dim, outputs["out"], at)
     return count
 
 
@@ -223,7 +223,9 @@ def _share(spec: KernelSpec, m: jax.Array, largest: jax.Array) -> jax.Array:
     return jnp.where(m >= largest, 1.0, jnp.exp2((m - largest) * spec.logits.reference_unit))
 
 
-def _attend(consumer: Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
+def _attend(
+    consumer: Consumer, span: Span, count: Any
+) -> tuple[tuple[jax.Array, ...], jax.Array, jax.Array, Any]:
     """Return acc = sum of P V, the reference, the norm, over the key blocks of a span; blocks taken."""
     spec, blocks, shared = consumer.spec, consumer.blocks, consumer.shared
     start = span[0]
@@ -243,11 +245,11 @@ def _attend(consumer: Consumer, span: Span, count: Any) -> tuple[jax.Array, jax.
     p, known, count = carry
 
     slot = consumer.slot(count - 1)
-    plgpu.wgmma(consumer.acc, p, shared.value.at[slot])
+    consumer.start_sums(p, slot)
     plgpu.wgmma_wait(0)
     plgpu.barrier_arrive(shared.value_empty.at[slot])
     norm = known.whole_norm()
-    return consumer.acc[...], known.level(spec), norm, count
+    return tuple(acc[...] for acc in consumer.acc), known.level(spec), norm, count
 
 
 def first_compared(spec: KernelSpec, span: Span) -> Any:
@@ -283,11 +285,11 @@ def _step(consumer: Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) ->
 
     def run(s: Any) -> Any:
         consumer.start_score(s, slot)
-        plgpu.wgmma(acc, p, shared.value.at[slot_before])
+        consumer.start_sums(p, slot_before)
         consumer.signal_next()
         kept = consumer.kept_pairs(j)
         tile = consumer.tile_of(slot, j)
-        score = plgpu.wgmma_accumulator_load(s, wait_n=1)
+        score = plgpu.wgmma_accumulator_load(s, wait_n=len(acc))
         plgpu.barrier_arrive(shared.key_empty.at[slot])
         # Both compilers would else move the softmax behind the wait for the second product: LLVM obeys the
         # optimization barrier, and ptxas moves nothing past the loop in the wait for V.
@@ -299,7 +301,8 @@ def _step(consumer: Consumer, compared: bool, j: Any, carry: tuple[Any, ...]) ->
         return new, kept
 
     new, kept = consumer.with_score(run)
-    acc[...] = rescaled(acc[...], new)
+    for room, sums in zip(acc, rescaled(tuple(x[...] for x in acc), new), strict=True):
+        room[...] = sums
     # Rounded only now: the second product has been reading the registers that this writes.
     p = lax.optimization_barrier(new.p).astype(spec.dtype)
     return dropped(p, kept), new.known, count + 1

@@ -6,6 +6,7 @@ are: see `transfers.py`.
 """
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +15,37 @@ from jax import lax
 from attest.kernels.call.call import Call
 from attest.kernels.numerics.exponents import LOG2E
 from attest.kernels.numerics.philox import dropout_words
-from attest.kernels.pallas.mosaic_gpu.launch.transfers import GROUP, PART_BYTES, operand_shape
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import (
+    GROUP,
+    PART_BYTES,
+    operand_shape,
+    widths_of_pieces,
+)
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.padding import padded
 from attest.kernels.visibility.intervals import Rows
 
 
-def tensor(x: jax.Array, head_dim: int) -> jax.Array:
-    """Return [B, S, H, D] as the TMA unit copies it to tiles of a head dim: padded to it where it must be."""
+def in_pieces(spec: KernelSpec, call: Call) -> KernelSpec:
+    """Return the spec of a launch whose tiles are cut into pieces, if arrays need no padding then.
+
+    Only where nothing may be hidden, as repair kernels read whole tiles.
+    """
+    shape, channels = spec.shape, call.query.shape[3]
+    alike = shape.head_dim == shape.value_dim and channels == call.value.shape[3]
+    if not alike or spec.hides:
+        return spec
+    widths = widths_of_pieces(spec.dtype, channels, shape.head_dim)
+    return spec if len(widths) == 1 else replace(spec, shape=replace(shape, pieces=widths))
+
+
+def tensor(x: jax.Array, head_dim: int, pieces: tuple[int, ...] = ()) -> jax.Array:
+    """Return [B, S, H, D] as the TMA unit copies it to tiles of a head dim: padded to it where it must be.
+
+    pieces: of the tiles, as `Shape` has them.
+    """
+    if pieces:
+        return x
     shape = operand_shape(x.dtype, x.shape, head_dim)
     return padded(x, 3, math.prod(shape[3:]), 0).reshape(shape)
 

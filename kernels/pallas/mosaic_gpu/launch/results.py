@@ -46,6 +46,8 @@ def _of_tensor(spec: KernelSpec, shape: tuple[int, ...], width: int, padded: int
     Unrounded results are written from registers, up to the end of a block and of a tile's row. The TMA unit
     writes the others, no row past the end.
     """
+    if spec.shape.pieces and not spec.results.unrounded:
+        return jax.ShapeDtypeStruct(shape, spec.result_dtype)
     batch, _, heads, _ = shape
     whole = (batch, padded, heads, width) if spec.results.unrounded else shape
     return jax.ShapeDtypeStruct(operand_shape(spec.result_dtype, whole, width), spec.result_dtype)

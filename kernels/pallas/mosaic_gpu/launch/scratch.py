@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from attest.kernels.call.call import Call
 from attest.kernels.call.options import refuse
 from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS, BackwardBlocks, Blocks, pad_dims
-from attest.kernels.pallas.mosaic_gpu.launch.transfers import columns_of, copies, matrix
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import columns_of, copies, matrix, pieces
 from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import SHARED_BYTES, barriers, vector
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, tiled_bytes
 
@@ -60,6 +60,26 @@ def value_ring(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
     return matrix(spec.dtype, blocks.value_slots, blocks.step, spec.shape.value_dim)
 
 
+def own_pieces(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """Return what `own_rows` does, as `Pieces`."""
+    return pieces(spec.dtype, blocks.consumers, ROWS, spec.shape.head_pieces)
+
+
+def own_value_pieces(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """Return what `own_value_rows` does, as `Pieces`."""
+    return pieces(spec.dtype, blocks.consumers, ROWS, spec.shape.value_pieces)
+
+
+def ring_of_pieces(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """Return what `tile_ring` does, as `Pieces`."""
+    return pieces(spec.dtype, blocks.stages, blocks.step, spec.shape.head_pieces)
+
+
+def value_ring_of_pieces(spec: KernelSpec, blocks: BackwardBlocks) -> Any:
+    """Return what `value_ring` does, as `Pieces`."""
+    return pieces(spec.dtype, blocks.value_slots, blocks.step, spec.shape.value_pieces)
+
+
 def number_ring(_: KernelSpec, blocks: BackwardBlocks) -> Any:
     """Return [stages, step] float32: a number for each row of a ring."""
     return vector(blocks.step, blocks.stages)
@@ -77,17 +97,17 @@ def value_full(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
 
 def query_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
     """Return how many copies bring so many rows of query, and of the cotangent of out."""
-    shape = spec.shape
-    dims = (shape.head_dim, shape.value_dim)
-    first, second = (copies(spec.dtype, shape.q_length, dim, rows) for dim in dims)
-    return first, second
+    return _copies(spec, spec.shape.q_length, rows)
 
 
 def key_copies(spec: KernelSpec, rows: int) -> tuple[int, int]:
     """Return how many copies bring so many rows of key, and of value."""
-    shape = spec.shape
-    dims = (shape.head_dim, shape.value_dim)
-    first, second = (copies(spec.dtype, shape.k_length, dim, rows) for dim in dims)
+    return _copies(spec, spec.shape.k_length, rows)
+
+
+def _copies(spec: KernelSpec, length: int, rows: int) -> tuple[int, int]:
+    pieces = (spec.shape.head_pieces, spec.shape.value_pieces)
+    first, second = (sum(copies(spec.dtype, length, width, rows) for width in each) for each in pieces)
     return first, second
 
 

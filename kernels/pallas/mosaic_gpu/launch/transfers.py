@@ -9,7 +9,8 @@ copying a tile of an array [B, S, H, D] follow:
 - Otherwise each group is a copy. The array is then [B, S, H, parts, columns], as `operand_shape` says.
 
 The unit also reads columns past the end of a row as 0 and writes none. So where a row of the tile is one part
-wide, an array may have fewer columns, if its rows begin at multiples of 16 bytes.
+wide, an array may have fewer columns, if its rows begin at multiples of 16 bytes. For that purpose a wider
+tile can be cut into pieces that are one part wide each: `Pieces`.
 """
 
 from collections.abc import Callable
@@ -53,6 +54,31 @@ class Tiles:
         return self.tiled.shape
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """The channels of [count, rows, D] in shared memory, in one or several `Tiles` side by side."""
+
+    tiles: tuple[Tiles, ...]
+
+
+def tiles_of(room: Tiles | Pieces) -> tuple[Tiles, ...]:
+    """Return the tiles that stand side by side."""
+    return room.tiles if isinstance(room, Pieces) else (room,)
+
+
+def widths_of_pieces(dtype: Any, channels: int, width: int) -> tuple[int, ...]:
+    """Return the widths of the pieces of a tile of `width` channels, for arrays of `channels`.
+
+    It is one piece where arrays have all channels, or must be padded, and where a row is one part wide.
+    """
+    itemsize = jnp.dtype(dtype).itemsize
+    if channels == width or channels * itemsize % _ALIGNED or parts_of(dtype, width) == 1:
+        return (width,)
+    widest = PART_BYTES // itemsize
+    whole, rest = divmod(width, widest)
+    return (widest,) * whole + ((rest,) if rest else ())
+
+
 def matrix(dtype: Any, count: int, rows: int, channels: int) -> Any:
     """Return the allocation of `Tiles` [count, rows, channels], in the layout of TMA writes and WGMMA reads.
 
@@ -62,6 +88,11 @@ def matrix(dtype: Any, count: int, rows: int, channels: int) -> Any:
     shape = (count, rows, channels) if parts == 1 else (count, rows // GROUP, parts, GROUP, columns)
     copied = plgpu.SMEM(shape, dtype, transforms=(_swizzle(dtype, columns),))
     return plgpu.RefUnion(tiled(dtype, count, rows, channels), copied)
+
+
+def pieces(dtype: Any, count: int, rows: int, widths: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return the allocation of `Pieces`, of [count, rows, width] for each width."""
+    return tuple(matrix(dtype, count, rows, width) for width in widths)
 
 
 def tiled(dtype: Any, count: int, rows: int, channels: int) -> Any:
@@ -120,13 +151,15 @@ def from_operand(x: jax.Array) -> jax.Array:
 def start_load(array: Any, at: tuple[Any, ...], room: Any, index: Any, barrier: Any) -> None:
     """Start the copies of `array.at[at]` to an entry of `room`: `copies` of them arrive at the barrier.
 
-    room: `Tiles`, with (batch row, rows, head) for `at`; or another reference, which one copy fills.
+    room: `Tiles` or `Pieces`, with (batch row, rows, head) for `at`; or another reference, for one copy.
     """
 
     def start(memory: Any, shared: Any) -> None:
         plgpu.copy_gmem_to_smem(memory, shared, barrier)
 
-    if isinstance(room, Tiles):
+    if isinstance(room, Pieces):
+        _each_copy_of_pieces(start, array, at, room, index)
+    elif isinstance(room, Tiles):
         _each_copy(start, array, at, room, index)
     else:
         start(array.at[at], room.at[index])
@@ -145,23 +178,54 @@ def load_and_wait(array: Any, at: tuple[Any, ...], room: Any, index: Any, barrie
         copy(array.at[at], room.at[index])
 
 
-def start_store(tiles: Tiles, index: Any, channels: int, array: Any, at: tuple[Any, ...]) -> None:
-    """Start the copies of an entry of `tiles`, or of its first channels, to `array.at[at]`.
+def start_store(room: Tiles | Pieces, index: Any, channels: int, array: Any, at: tuple[Any, ...]) -> None:
+    """Start the copies of an entry of `room`, or of its first channels, to `array.at[at]`.
 
-    The TMA unit takes what is contiguous: all channels of all rows, or a part of those of one group.
+    The TMA unit takes what is contiguous: all channels of all rows, or a part of those of one group. Several
+    pieces are stored as far as the array has channels.
     """
+
+    def copy(memory: Any, shared: Any) -> None:
+        plgpu.copy_smem_to_gmem(shared, memory)
+
+    if isinstance(room, Pieces) and len(room.tiles) > 1:
+        _each_copy_of_pieces(copy, array, at, room, index)
+        return
+    (tiles,) = tiles_of(room)
     rows, width = tiles.shape[1:]
     if channels < width and len(array.shape) == _UNGROUPED:
         for i in range(0, rows, GROUP):
             few = tuple(pl.ds(x.start + i, GROUP) if isinstance(x, pl.Slice) else x for x in at)
             plgpu.copy_smem_to_gmem(tiles.at[index, pl.ds(i, GROUP), pl.ds(0, channels)], array.at[few])
         return
-    _each_copy(lambda memory, shared: plgpu.copy_smem_to_gmem(shared, memory), array, at, tiles, index)
+    _each_copy(copy, array, at, tiles, index)
+
+
+def write_pieces(array: Any, at: tuple[Any, ...], pieces: tuple[jax.Array, ...]) -> None:
+    """Write pieces of rows, in registers, side by side to `array.at[at]`."""
+    first = 0
+    for x in pieces:
+        array[(*at, pl.ds(first, x.shape[1]))] = x
+        first += x.shape[1]
 
 
 def first_channels(room: Any, channels: int) -> Any:
     """Return the first channels of [rows, D] in shared memory."""
     return room if room.shape[1] == channels else room.at[:, pl.ds(0, channels)]
+
+
+def _each_copy_of_pieces(
+    copy: Callable[[Any, Any], None], array: Any, at: tuple[Any, ...], pieces: Pieces, index: Any
+) -> None:
+    """Call copy(memory, shared) for each copy between `array.at[at]` and an entry of `pieces`."""
+    if len(pieces.tiles) == 1:
+        _each_copy(copy, array, at, pieces.tiles[0], index)
+        return
+    first = 0
+    for tiles in pieces.tiles:
+        width = tiles.shape[2]
+        copy(array.at[(*at, _columns(first, width, array.shape[-1]))], tiles.copied.at[index])
+        first += width
 
 
 def _each_copy(
@@ -192,5 +256,12 @@ def _all_columns(array: Any, at: tuple[Any, ...], width: int) -> Any:
     """Return `array.at[at]` with `width` columns, the last of them past the end where the array has fewer."""
     if array.shape[-1] == width:
         return array.at[at]
+    return array.at[(*at, _columns(0, width, array.shape[-1]))]
+
+
+def _columns(first: int, width: int, end: int) -> Any:
+    """Return `width` columns from the first on, the last of them past the end where there are fewer."""
+    if first + width <= end:
+        return pl.ds(first, width)
     # Pallas refuses a slice past the end if it knows where the slice starts.
-    return array.at[(*at, pl.ds(lax.optimization_barrier(jnp.int32(0)), width))]
+    return pl.ds(lax.optimization_barrier(jnp.int32(first)), width)

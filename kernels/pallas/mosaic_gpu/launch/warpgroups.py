@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
-from attest.kernels.pallas.mosaic_gpu.launch.transfers import Tiles, start_load
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import Pieces, Tiles, start_load
 
 plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
 
@@ -40,8 +40,7 @@ def launch[S](
 
     Raises: ValueError if the scratch does not fit into the shared memory of a block.
     """
-    needed = shared_bytes(scratch)
-    tiles = {name for name, x in scratch.items() if isinstance(x, plgpu.RefUnion)}
+    needed, described = shared_bytes(scratch), scratch
     if needed > SHARED_BYTES:
         raise ValueError(
             f"attest.kernels.pallas.mosaic_gpu: {name} needs {needed} bytes of shared memory, and a block "
@@ -54,7 +53,7 @@ def launch[S](
         body(
             dict(zip(arrays, inputs, strict=True)),
             dict(zip(outputs, results, strict=True)),
-            shared(**{name: Tiles(*x) if name in tiles else x for name, x in scratch.items()}),
+            shared(**{name: _room(described[name], x) for name, x in scratch.items()}),
         )
 
     run: Any = plgpu.kernel(
@@ -76,6 +75,13 @@ def launch[S](
     return dict(zip(outputs, run(*arrays.values()), strict=True))
 
 
+def _room(described: Any, refs: Any) -> Any:
+    """Return what a kernel sees of a field of its scratch: `Pieces`, `Tiles` or a reference."""
+    if isinstance(described, tuple):
+        return Pieces(tuple(Tiles(*x) for x in refs))
+    return Tiles(*refs) if isinstance(described, plgpu.RefUnion) else refs
+
+
 def vector(size: int, count: int) -> Any:
     """Return [count, size] float32 in shared memory."""
     return plgpu.SMEM((count, size), jnp.float32)
@@ -88,9 +94,8 @@ def barriers(count: int, arrivals: int = 1) -> Any:
 
 def shared_bytes(scratch: Mapping[str, Any]) -> int:
     """Return the shared memory that a launch with such scratch takes, but for its barriers."""
-    arrays = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype) for x in scratch.values() if not isinstance(x, plgpu.Barrier)
-    ]
+    rooms: list[Any] = [room for x in scratch.values() for room in (x if isinstance(x, tuple) else (x,))]
+    arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in rooms if not isinstance(x, plgpu.Barrier)]
     return sum(-(-x.size * x.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT for x in arrays)
 
 

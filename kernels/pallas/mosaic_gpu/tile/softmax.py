@@ -114,12 +114,13 @@ def online_softmax(tile: Tile, s: jax.Array, compared: Any, known: Softmax) -> W
     return Weights(p, Softmax(row.reference, row.unit, norm), alpha, moved)
 
 
-def rescaled(acc: jax.Array, weights: Weights) -> jax.Array:
-    """Return earlier sums of P V, rescaled to the reference as it is now."""
-    alpha = weights.alpha
-    return lax.cond(
-        weights.moved, lambda acc, alpha: acc * over_rows(alpha, acc.shape), lambda acc, _: acc, acc, alpha
-    )
+def rescaled[T](acc: T, weights: Weights) -> T:
+    """Return earlier sums of P V, an array or several, rescaled to the reference as it is now."""
+
+    def by(acc: T, alpha: jax.Array) -> T:
+        return jax.tree.map(lambda x: x * over_rows(alpha, x.shape), acc)
+
+    return lax.cond(weights.moved, by, lambda acc, _: acc, acc, weights.alpha)
 
 
 def _of_logits(tile: Tile, s: jax.Array, compared: Any, row: _Row) -> _Step:
