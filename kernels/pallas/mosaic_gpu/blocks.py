@@ -225,10 +225,20 @@ def choose_backward(
     fits: Callable[[BackwardBlocks], bool] | None = None,
     queries: int = 0,
 ) -> BackwardBlocks:
-    """Return the table's choice for a backward kernel, by name. fits: as in `choose`. queries: of a head."""
+    """Return the table's choice for a backward kernel, by name. fits: as in `choose`. queries: of a head.
+
+    Rows of backward_query that have a speed are rivals, as in `choose`.
+    """
     rows = select_all(_TABLE, kernel, head_dim, work, value_dim=value_dim)
     rows = tuple(row for row in rows if queries >= row.get("least_queries", 0))
-    return _backward_blocks(_fitting(rows, _backward_blocks, fits)[0])
+    rows = _fitting(rows, _backward_blocks, fits)
+    rivals = tuple(takewhile(lambda row: "speed" in row, rows))
+
+    def time(row: Mapping[str, Any]) -> float:
+        own = ROWS * row["consumers"]
+        return -(-queries // own) * own / row["speed"]
+
+    return _backward_blocks(min(rivals, key=time) if queries and rivals else rows[0])
 
 
 def head_dims() -> tuple[tuple[int, int], ...]:
@@ -250,7 +260,7 @@ def _forward_blocks(row: Mapping[str, Any]) -> Blocks:
 
 
 def _backward_blocks(row: Mapping[str, Any]) -> BackwardBlocks:
-    fields = {name: x for name, x in row.items() if name != "least_queries"}
+    fields = {name: x for name, x in row.items() if name not in ("least_queries", "speed")}
     return read_fields(BackwardBlocks, "block sizes of a backward kernel", fields)
 
 

@@ -16,6 +16,8 @@ from attest.kernels.visibility.intervals import Rows, windowed
 _BLOCK = 128
 # In a window of up to so many keys, smaller blocks skip more of what it hides.
 _NARROW = 256
+# To begin and end a tile takes little time beside so many keys.
+_MANY = 1024
 # A scale below this is not divided by: the quotient could overflow.
 _SMALLEST_SCALE = 1e-6
 # From here on a scale is multiplied with before anything else: in bits it must be finite.
@@ -354,6 +356,7 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
     "ranges": arrays say what a row sees. "bounds": those, causal order, or keys that end within a block.
     "narrow": a window of few keys. "scale": one that is not positive, or very small. "dropout": pairs are
     dropped. "full", "plain_causal": at most causal order, no cap, and a key head for each query head.
+    "many_keys": so many that beginning and ending a tile takes little time beside them.
     """
     pairs = (call.attention_mask, call.bias, call.alibi_slopes)
     rows = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
@@ -370,6 +373,7 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
         "bounds": ranges or call.causal or call.key.shape[1] % _BLOCK != 0,
         "full": plain and not call.causal,
         "plain_causal": plain and call.causal,
+        "many_keys": call.key.shape[1] >= _MANY,
         "dropout": call.dropout_seed is not None,
         "narrow": call.sliding_window != (None, None) and key_span(call) <= _NARROW,
     }

@@ -86,6 +86,27 @@ def test_tiles_are_lower_where_they_take_fewer_rounds(work: tuple[str, ...], row
     assert choose(64, 64, work, 512, heads=64).own == rows
 
 
+@pytest.mark.parametrize(
+    ("work", "queries", "heads", "rows"),
+    [
+        (("full", "many_keys"), 512, 64, 256),  # one round of 128 tiles, for two of 192 rows or of 128
+        (("full", "many_keys"), 2048, 256, 192),
+        (("full",), 512, 64, 128),
+        (("many_keys",), 512, 64, 128),
+    ],
+)
+def test_four_consumers_share_many_keys_where_they_save_a_round(
+    work: tuple[str, ...], queries: int, heads: int, rows: int
+) -> None:
+    assert choose(64, 64, work, queries, heads=heads).own == rows
+
+
+@pytest.mark.parametrize(("queries", "rows"), [(729, 192), (256, 128)])
+def test_tiles_of_dquery_are_lower_where_two_of_them_hold_all_queries(queries: int, rows: int) -> None:
+    assert choose_backward("backward_query", 80, 80, ["full"], queries=queries).own == rows
+    assert choose_backward("backward_query", 80, 80, (), queries=queries).own == 192
+
+
 @pytest.mark.parametrize(("value_dim", "width"), [(128, 128), (136, 192)])
 def test_value_and_out_are_no_wider_than_their_head_dim(value_dim: int, width: int) -> None:
     query, value = (jnp.zeros((1, 72, 2, dim), "bfloat16") for dim in (192, value_dim))
