@@ -28,7 +28,10 @@ KERNELS = {
 PEERS = {
     # Its Subject is limited to calls that cuDNN takes forward + backward; benchmarks try others, too.
     "cudnn": replace(
-        jax_nn.CUDNN, head_dims=(8, 256), limits=replace(jax_nn.CUDNN.limits, length_multiple=1)
+        jax_nn.CUDNN,
+        call=jax_nn.call_cudnn,
+        head_dims=(8, 256),
+        limits=replace(jax_nn.CUDNN.limits, length_multiple=1),
     ),
     # Its subject has small problems alone, for CPUs, and no mask that is broadcast.
     "jax_nn_xla": replace(

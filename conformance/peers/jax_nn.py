@@ -66,7 +66,7 @@ def _call(
     return out, lse.transpose(0, 2, 1)
 
 
-def _call_cudnn(
+def call_cudnn(
     query: Any,
     key: Any,
     value: Any,
@@ -76,9 +76,7 @@ def _call_cudnn(
     causal: bool = False,
     sliding_window: Window = None,
 ) -> Any:
-    lengths = tuple(np.shape(array)[1] for array in (query, key) if np.ndim(array) == 4)
-    if any(length % 2 for length in lengths):
-        raise NotImplementedError(f"query, key: got lengths {lengths}, expected multiples of 2")
+    """Return out of cuDNN, whatever the lengths."""
     attention: Any = jax.nn.dot_product_attention
     return attention(
         query,
@@ -91,6 +89,13 @@ def _call_cudnn(
         implementation="cudnn",
         return_residual=False,
     )
+
+
+def _call_cudnn(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    lengths = tuple(np.shape(array)[1] for array in (query, key) if np.ndim(array) == 4)
+    if any(length % 2 for length in lengths):
+        raise NotImplementedError(f"query, key: got lengths {lengths}, expected multiples of 2")
+    return call_cudnn(query, key, value, **options)
 
 
 def _with_own_rows(bias: Any, query: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import jax.numpy as jnp
 import pytest
 
 from attest.conformance import peers
@@ -50,8 +51,21 @@ def test_the_gate_knows_the_confirmed_peers_only() -> None:
 def test_benchmarks_time_subjects_of_peers() -> None:
     every = [subject for module in MODULES for subject in (*module.SUBJECTS, *module.UNCONFIRMED)]
     assert {subject.name for subject in PEERS.values()} <= {subject.name for subject in every}
-    assert all(subject.call in [known.call for known in every] for subject in PEERS.values())
+    calls = [*(subject.call for subject in every), jax_nn.call_cudnn]
+    assert all(subject.call in calls for subject in PEERS.values())
     assert find("attest.conformance.peers.jax_nn:CUDNN") is jax_nn.CUDNN
+
+
+def test_cudnn_is_timed_and_tested_by_the_same_call_but_for_odd_lengths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax_nn, "call_cudnn", lambda *arrays, **options: (arrays, options))
+    even, odd = jnp.zeros((1, 4, 1, 8)), jnp.zeros((1, 3, 1, 8))
+    arrays, options = jax_nn.CUDNN.call(even, even, even, causal=True)
+    assert all(x is even for x in arrays)
+    assert options == {"causal": True}
+    with pytest.raises(NotImplementedError, match="multiples of 2"):
+        jax_nn.CUDNN.call(odd, even, even)
 
 
 ELSEWHERE = [subject for subject in unconfirmed() if subject.backend in ("gpu", "tpu")]
