@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import Any
 
 import jax
-import numpy as np
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from attest.conformance import peers
