@@ -66,6 +66,8 @@ from attest.kernels.pallas.mosaic_gpu.target import require_hopper
 from attest.kernels.visibility.blocks import key_blocks, query_blocks
 from attest.kernels.visibility.intervals import Rows, array_module, describe_rows
 
+# Above, backward_key is split, and reads whole tiles.
+_WIDEST_IN_PIECES = 128
 # The products take 16 bits and sum in float32, whatever is asked for.
 _PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "bfloat16"))
 
@@ -316,7 +318,8 @@ def _backward_spec(
     """Return the spec of a backward kernel, and what it reads; by_key: whether its programs own keys."""
     q_block, k_block = (blocks.step, blocks.own) if by_key else (blocks.own, blocks.step)
     spec = describe(settings, call, rows, _dims(call), q_block, k_block)
-    if not (blocks.fused or blocks.split):
+    # Where one kernel reads whole tiles, arrays are padded for both.
+    if not (blocks.fused or blocks.split or spec.shape.head_dim > _WIDEST_IN_PIECES):
         spec = in_pieces(spec, call)
     visited = query_blocks if by_key else key_blocks
     ranges = visited(call, rows, q_block, k_block) if spec.visibility.uses_ranges else None
