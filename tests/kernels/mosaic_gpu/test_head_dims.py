@@ -107,6 +107,13 @@ def test_tiles_of_dquery_are_lower_where_two_of_them_hold_all_queries(queries: i
     assert choose_backward("backward_query", 80, 80, (), queries=queries).own == 192
 
 
+@pytest.mark.parametrize(
+    ("work", "step"), [(["full"], 128), (["full", "scale"], 64), (["full", "dropout"], 64), ([], 64)]
+)
+def test_steps_are_longer_where_nothing_else_takes_registers(work: list[str], step: int) -> None:
+    assert choose_backward("backward_key", 80, 80, work, queries=729).step == step
+
+
 @pytest.mark.parametrize(("value_dim", "width"), [(128, 128), (136, 192)])
 def test_value_and_out_are_no_wider_than_their_head_dim(value_dim: int, width: int) -> None:
     query, value = (jnp.zeros((1, 72, 2, dim), "bfloat16") for dim in (192, value_dim))
@@ -194,6 +201,15 @@ def test_arrays_of_tiles_in_pieces_are_not_copied_forward(head_dim: int) -> None
     hides = export.export(jax.jit(partial(flash_attention, causal=True)), platforms=["cuda"])(*arrays)
     (call,) = re.findall(r"custom_call @.*flash_forward.*", hides.mlir_module())
     assert query not in call
+
+
+def test_with_alibi_under_a_soft_cap_tiles_are_whole() -> None:
+    """In pieces, the kernel would spill."""
+    options = {"alibi_slopes": jnp.ones(3), "logits_soft_cap": 5.0}
+    run = jax.jit(partial(flash_attention, **options))
+    program = export.export(run, platforms=["cuda"])(*small((112, 112))).mlir_module()
+    (call,) = re.findall(r"custom_call @.*flash_forward.*", program)
+    assert "x112x" not in call
 
 
 @needs_hopper

@@ -29,11 +29,12 @@ from attest.kernels.visibility.intervals import Rows
 def in_pieces(spec: KernelSpec, call: Call) -> KernelSpec:
     """Return the spec of a launch whose tiles are cut into pieces, if arrays need no padding then.
 
-    Only where nothing may be hidden, as repair kernels read whole tiles.
+    Only where nothing may be hidden, as repair kernels read whole tiles; and not with ALiBi under a soft cap,
+    which would spill.
     """
     shape, channels = spec.shape, call.query.shape[3]
     alike = shape.head_dim == shape.value_dim and channels == call.value.shape[3]
-    if not alike or spec.hides:
+    if not alike or spec.hides or (spec.logits.alibi and spec.logits.cap is not None):
         return spec
     widths = widths_of_pieces(spec.dtype, channels, shape.head_dim)
     return spec if len(widths) == 1 else replace(spec, shape=replace(shape, pieces=widths))
