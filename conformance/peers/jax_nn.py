@@ -76,7 +76,7 @@ def call_cudnn(
     causal: bool = False,
     sliding_window: Window = None,
 ) -> Any:
-    """Return out of cuDNN, whatever the lengths."""
+    """Return out. Odd lengths are given to the library, too, where the call of the Subject refuses them."""
     attention: Any = jax.nn.dot_product_attention
     return attention(
         query,

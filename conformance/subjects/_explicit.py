@@ -34,7 +34,7 @@ def explicit(kernel: JudgedKernel) -> Callable[..., Any]:
 
 def sharded(kernel: JudgedKernel) -> Callable[..., Any]:
     """Return a call that gives its configuration, and is spread over the devices of this process."""
-    given = kernel.surround(partial(_given, kernel, kernel.operation(), over_devices))
+    given = kernel.wrap_call(partial(_given, kernel, kernel.operation(), over_devices))
 
     def call(query: Any, key: Any, value: Any, **options: Any) -> Any:
         return given(query=query, key=key, value=value, **options)

@@ -29,8 +29,8 @@ class JudgedKernel:
     declared: the Subject of the kernel. platform: the name of its implementation. given: sizes of the
     configurations that calls give, the last one large enough for long calls. candidates: sizes that are
     timed. traced: two sizes that the tables choose for no call, and that a trace of the kernel takes.
-    operation: runs it. surround: from a call, of arguments by name, to one under which JAX traces what it
-    comes to after the trace of the kernel, too, such as rules of `vmap`, as this kernel needs it.
+    operation: runs it. wrap_call: wraps a whole call of the operation, arguments by name. An interpreted
+    kernel needs it, as JAX traces some rules, such as that of `vmap`, after the kernel.
     """
 
     declared: Subject
@@ -39,7 +39,7 @@ class JudgedKernel:
     candidates: tuple[Sizes, ...]
     traced: tuple[Sizes, Sizes]
     operation: Callable[[], FlashAttention] = FlashAttention
-    surround: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call
+    wrap_call: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call
 
 
 class OnAnyDevice(FlashAttention):

@@ -192,7 +192,6 @@ def choose(
     """
     rows = select_all(_TABLE, "forward", head_dim, work, value_dim=value_dim)
     rows = _fitting(rows, _forward_blocks, fits)
-    rivals = tuple(takewhile(lambda row: "speed" in row, rows))
 
     def time(row: Mapping[str, Any]) -> float:
         own = ROWS * row["consumers"]
@@ -200,7 +199,7 @@ def choose(
         rounds = max(tiles / PROGRAMS, 1) if "bounds" in work else -(-tiles // PROGRAMS)
         return rounds * own / row["speed"]
 
-    return _forward_blocks(min(rivals, key=time) if queries and rivals else rows[0])
+    return _forward_blocks(_soonest(rows, time) if queries else rows[0])
 
 
 def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:
@@ -232,13 +231,12 @@ def choose_backward(
     rows = select_all(_TABLE, kernel, head_dim, work, value_dim=value_dim)
     rows = tuple(row for row in rows if queries >= row.get("least_queries", 0))
     rows = _fitting(rows, _backward_blocks, fits)
-    rivals = tuple(takewhile(lambda row: "speed" in row, rows))
 
     def time(row: Mapping[str, Any]) -> float:
         own = ROWS * row["consumers"]
         return -(-queries // own) * own / row["speed"]
 
-    return _backward_blocks(min(rivals, key=time) if queries and rivals else rows[0])
+    return _backward_blocks(_soonest(rows, time) if queries else rows[0])
 
 
 def head_dims() -> tuple[tuple[int, int], ...]:
@@ -251,6 +249,14 @@ def head_dims() -> tuple[tuple[int, int], ...]:
 def pad_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
     """Return the first head dims of the table that are not below these: those of the tiles."""
     return next(dims for dims in head_dims() if dims[0] >= head_dim and dims[1] >= value_dim)
+
+
+def _soonest(
+    rows: tuple[dict[str, Any], ...], time: Callable[[Mapping[str, Any]], float]
+) -> Mapping[str, Any]:
+    """Return the first row. If it has a speed, return the fastest of those up to the first without one."""
+    rivals = tuple(takewhile(lambda row: "speed" in row, rows))
+    return min(rivals, key=time) if rivals else rows[0]
 
 
 def _forward_blocks(row: Mapping[str, Any]) -> Blocks:

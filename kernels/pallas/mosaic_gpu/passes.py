@@ -132,9 +132,9 @@ def _sums(
     if blocks.programs is not None and count <= blocks.programs:
         blocks = replace(blocks, programs=None)
     arrays = {
-        "query": require_hopper(tensor(query, spec.shape.head_dim, spec.shape.pieces)),
-        "key": tensor(call.key, spec.shape.head_dim, spec.shape.pieces),
-        "value": tensor(call.value, spec.shape.value_dim, spec.shape.pieces),
+        "query": require_hopper(tensor(query, *spec.shape.head_pieces)),
+        "key": tensor(call.key, *spec.shape.head_pieces),
+        "value": tensor(call.value, *spec.shape.value_pieces),
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call),
         **sinks(spec, call),
@@ -324,10 +324,10 @@ def _backward_spec(
     visited = query_blocks if by_key else key_blocks
     ranges = visited(call, rows, q_block, k_block) if spec.visibility.uses_ranges else None
     return spec, {
-        "query": tensor(terms.query, spec.shape.head_dim, spec.shape.pieces),
-        "key": tensor(call.key, spec.shape.head_dim, spec.shape.pieces),
-        "value": tensor(call.value, spec.shape.value_dim, spec.shape.pieces),
-        "d_out": tensor(terms.d_out, spec.shape.value_dim, spec.shape.pieces),
+        "query": tensor(terms.query, *spec.shape.head_pieces),
+        "key": tensor(call.key, *spec.shape.head_pieces),
+        "value": tensor(call.value, *spec.shape.value_pieces),
+        "d_out": tensor(terms.d_out, *spec.shape.value_pieces),
         **_row_numbers(spec, terms),
         **visibility(spec, call, rows, ranges),
         **pairs(spec, call),

@@ -13,6 +13,7 @@ Papers: Dao, arXiv 2307.08691; Shah and others, arXiv 2407.08608.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any
 
 import jax
@@ -216,9 +217,7 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
     widths = {"d_key": spec.shape.head_pieces, "d_value": spec.shape.value_pieces}
     totals = pl.run_scoped(run, **{name: accumulators(ROWS, widths[name]) for name in sums})
     if spec.hides:
-        outputs["leak"][tile.batch, tile.head, tile.keys] = nonfinite_rows(
-            *(x for xs in totals.values() for x in xs)
-        )
+        outputs["leak"][tile.batch, tile.head, tile.keys] = nonfinite_rows(*chain(*totals.values()))
     store_sums(shared, warpgroup, tile, outputs, totals)
 
 

@@ -40,14 +40,14 @@ def in_pieces(spec: KernelSpec, call: Call) -> KernelSpec:
     return spec if len(widths) == 1 else replace(spec, shape=replace(shape, pieces=widths))
 
 
-def tensor(x: jax.Array, head_dim: int, pieces: tuple[int, ...] = ()) -> jax.Array:
-    """Return [B, S, H, D] as the TMA unit copies it to tiles of a head dim: padded to it where it must be.
+def tensor(x: jax.Array, *widths: int) -> jax.Array:
+    """Return [B, S, H, D] as the TMA unit copies it to tiles: padded to their width where it must be.
 
-    pieces: of the tiles, as `Shape` has them.
+    widths: of the pieces of a tile. Of several, the array needs no padding.
     """
-    if pieces:
+    if len(widths) > 1:
         return x
-    shape = operand_shape(x.dtype, x.shape, head_dim)
+    shape = operand_shape(x.dtype, x.shape, *widths)
     return padded(x, 3, math.prod(shape[3:]), 0).reshape(shape)
 
 

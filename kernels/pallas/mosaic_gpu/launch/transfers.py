@@ -157,9 +157,7 @@ def start_load(array: Any, at: tuple[Any, ...], room: Any, index: Any, barrier: 
     def start(memory: Any, shared: Any) -> None:
         plgpu.copy_gmem_to_smem(memory, shared, barrier)
 
-    if isinstance(room, Pieces):
-        _each_copy_of_pieces(start, array, at, room, index)
-    elif isinstance(room, Tiles):
+    if isinstance(room, Tiles | Pieces):
         _each_copy(start, array, at, room, index)
     else:
         start(array.at[at], room.at[index])
@@ -184,21 +182,14 @@ def start_store(room: Tiles | Pieces, index: Any, channels: int, array: Any, at:
     The TMA unit takes what is contiguous: all channels of all rows, or a part of those of one group. Several
     pieces are stored as far as the array has channels.
     """
-
-    def copy(memory: Any, shared: Any) -> None:
-        plgpu.copy_smem_to_gmem(shared, memory)
-
-    if isinstance(room, Pieces) and len(room.tiles) > 1:
-        _each_copy_of_pieces(copy, array, at, room, index)
-        return
-    (tiles,) = tiles_of(room)
+    tiles, *others = tiles_of(room)
     rows, width = tiles.shape[1:]
-    if channels < width and len(array.shape) == _UNGROUPED:
+    if not others and channels < width and len(array.shape) == _UNGROUPED:
         for i in range(0, rows, GROUP):
             few = tuple(pl.ds(x.start + i, GROUP) if isinstance(x, pl.Slice) else x for x in at)
             plgpu.copy_smem_to_gmem(tiles.at[index, pl.ds(i, GROUP), pl.ds(0, channels)], array.at[few])
         return
-    _each_copy(copy, array, at, tiles, index)
+    _each_copy(lambda memory, shared: plgpu.copy_smem_to_gmem(shared, memory), array, at, room, index)
 
 
 def write_pieces(array: Any, at: tuple[Any, ...], pieces: tuple[jax.Array, ...]) -> None:
@@ -214,24 +205,18 @@ def first_channels(room: Any, channels: int) -> Any:
     return room if room.shape[1] == channels else room.at[:, pl.ds(0, channels)]
 
 
-def _each_copy_of_pieces(
-    copy: Callable[[Any, Any], None], array: Any, at: tuple[Any, ...], pieces: Pieces, index: Any
-) -> None:
-    """Call copy(memory, shared) for each copy between `array.at[at]` and an entry of `pieces`."""
-    if len(pieces.tiles) == 1:
-        _each_copy(copy, array, at, pieces.tiles[0], index)
-        return
-    first = 0
-    for tiles in pieces.tiles:
-        width = tiles.shape[2]
-        copy(array.at[(*at, _columns(first, width, array.shape[-1]))], tiles.copied.at[index])
-        first += width
-
-
 def _each_copy(
-    copy: Callable[[Any, Any], None], array: Any, at: tuple[Any, ...], tiles: Tiles, index: Any
+    copy: Callable[[Any, Any], None], array: Any, at: tuple[Any, ...], room: Tiles | Pieces, index: Any
 ) -> None:
-    """Call copy(memory, shared) for each copy between `array.at[at]` and an entry of `tiles`."""
+    """Call copy(memory, shared) for each copy between `array.at[at]` and an entry of `room`."""
+    tiles, *others = tiles_of(room)
+    if others:
+        first = 0
+        for piece in (tiles, *others):
+            columns = _columns(first, piece.shape[2], array.shape[-1])
+            copy(array.at[(*at, columns)], piece.copied.at[index])
+            first += piece.shape[2]
+        return
     if len(array.shape) == _UNGROUPED:
         one_part = len(tiles.copied.shape) == len(tiles.shape)
         shared = (tiles.copied if one_part else tiles).at[index]

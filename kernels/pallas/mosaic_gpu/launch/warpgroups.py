@@ -40,7 +40,7 @@ def launch[S](
 
     Raises: ValueError if the scratch does not fit into the shared memory of a block.
     """
-    needed, described = shared_bytes(scratch), scratch
+    needed = shared_bytes(scratch)
     if needed > SHARED_BYTES:
         raise ValueError(
             f"attest.kernels.pallas.mosaic_gpu: {name} needs {needed} bytes of shared memory, and a block "
@@ -48,12 +48,12 @@ def launch[S](
             "fwd_params or bwd_params; None lets the kernel choose."
         )
 
-    def unpacked(*refs: Any, **scratch: Any) -> None:
+    def unpacked(*refs: Any, **rooms: Any) -> None:
         inputs, results = refs[: len(arrays)], refs[len(arrays) :]
         body(
             dict(zip(arrays, inputs, strict=True)),
             dict(zip(outputs, results, strict=True)),
-            shared(**{name: _room(described[name], x) for name, x in scratch.items()}),
+            shared(**{name: _room(scratch[name], x) for name, x in rooms.items()}),
         )
 
     run: Any = plgpu.kernel(
@@ -76,7 +76,7 @@ def launch[S](
 
 
 def _room(described: Any, refs: Any) -> Any:
-    """Return what a kernel sees of a field of its scratch: `Pieces`, `Tiles` or a reference."""
+    """Return what a kernel sees of an allocation, by its references: `Pieces`, `Tiles` or a reference."""
     if isinstance(described, tuple):
         return Pieces(tuple(Tiles(*x) for x in refs))
     return Tiles(*refs) if isinstance(described, plgpu.RefUnion) else refs
