@@ -7,6 +7,7 @@ it: tracing would make the others half as slow again.
 import logging
 import os
 import re
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,10 @@ os.environ.update(
 # absl and XLA write to stderr of their own accord; only errors are worth a reader's time.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 logging.getLogger("absl").setLevel(logging.ERROR)
+
+# Without bytecode each process that a test starts would compile JAX and the project again, for two seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 annotated.install()
 
