@@ -48,13 +48,13 @@ PEERS = {
 }
 
 
-def ours(module: str, workload: Workload) -> Attend:
+def ours(module: str, workload: Workload, precision: str | None = None) -> Attend:
     """Return one of our kernels on a workload."""
     flash_attention = import_module(module).flash_attention
 
     def attend(inputs: Inputs) -> jax.Array:
         arrays = (inputs[name] for name in ("query", "key", "value"))
-        return flash_attention(*arrays, **options(workload, inputs))
+        return flash_attention(*arrays, precision=precision, **options(workload, inputs))
 
     return attend
 
@@ -79,6 +79,8 @@ def peer(subject: Subject, workload: Workload) -> Attend:
 
 CONTENDERS: dict[str, Callable[[Workload], Attend]] = {
     **{f"our_{name}": partial(ours, module) for name, module in KERNELS.items()},
+    # Where the GPU's instruction computes the tanh of a soft cap.
+    "our_mosaic_gpu_default": partial(ours, KERNELS["mosaic_gpu"], precision="default"),
     **{name: partial(peer, subject) for name, subject in PEERS.items()},
 }
 

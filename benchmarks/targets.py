@@ -77,17 +77,18 @@ def rows_of(
 ) -> list[Row]:
     """Return a row for each entry and direction, of contenders by label; its bounds become targets.
 
-    Targets of contenders that are left out are left out, too.
+    An entry may name another contender as OURS. Targets of contenders that are left out are left out, too.
     """
     rows: list[Row] = []
     for entry, direction in product(entries, DIRECTIONS):
         workload = Workload(**entry["workload"])
         found = targets(entry.get(direction, {})) if OURS in contenders else ()
+        own = {OURS: entry["ours"]} if "ours" in entry and OURS in contenders else {}
         rows.append(
             Row(
                 entry["name"],
                 direction,
-                {label: Entry(contender, workload) for label, contender in contenders.items()},
+                {label: Entry(contender, workload) for label, contender in {**contenders, **own}.items()},
                 tuple(it for it in found if it.other in (*contenders, "")),
                 **options,
             )
@@ -97,7 +98,7 @@ def rows_of(
 
 def _features_row(ours: str, entry: Mapping[str, Any], direction: str) -> Row:
     entries = {
-        OURS: Entry(ours, Workload(**entry["workload"])),
+        OURS: Entry(entry.get("ours", ours), Workload(**entry["workload"])),
         PLAIN: Entry(ours, Workload(**entry["plain"])),
     }
     targets = (Target(PLAIN, "cost", entry["cost"]),) if "cost" in entry else ()

@@ -41,7 +41,7 @@ def flash_attention(arguments: AttentionArguments) -> Out:
             refused where it could be one sink a head.
         normalize_output: False returns the numerator sum_j exp(t_j - m) v_j, where t_j are the visible capped
             logits and m is the largest of them and of the sinks.
-        precision: that of every product; see the page of each implementation.
+        precision: that of every product and of a soft cap; see the page of each implementation.
         logits_dtype: the dtype that scaled products are rounded to before bias and cap; float32 by default.
         q_segment_ids: [B, Sq] integer; a row sees the keys with its own id. Negative is padding (S8).
         kv_segment_ids: [B, Sk] integer.

@@ -37,6 +37,12 @@ _FUSED_FEATURES = frozenset(
     {"scale", "soft_cap", "causal", "sinks", "unnormalized", "gqa", "value_dim", "dropout", "origin"}
 )
 
+# What a soft cap meets in a kernel. The instruction for its tanh is off by up to 2^-11.
+_BESIDE_CAP = frozenset(
+    {"scale", "soft_cap", "causal", "window", "segments", "mask", "bias", "alibi", "sinks", "unnormalized"}
+)
+_TANH_BY_INSTRUCTION = 2.0**-10.9
+
 # Up to this head dim shared memory has room for a mask and a bias beside the tiles of two consumers.
 _LARGEST_BESIDE_PAIRS = 192
 
@@ -70,6 +76,11 @@ def _flash_attention(
         backward = {name: BackwardBlocks(**chosen) for name, chosen in blocks.items() if name != "forward"}
         options |= {"fwd_params": Blocks(**blocks["forward"]), "bwd_params": BackwardSizes(**backward)}
     return flash_attention_with_lse(query, key, value, **options)
+
+
+def _with_default_precision(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """Run `flash_attention_with_lse` where the GPU's instruction computes the tanh of a cap."""
+    return _flash_attention(query, key, value, precision="default", **options)
 
 
 def _fused_step(arguments: Mapping[str, Any]) -> int | None:
@@ -108,6 +119,11 @@ def _numerics(dtype: str, tiling: Tiling) -> Numerics:
     return replace(default_numerics(dtype, tiling), key_block=FEWEST_KEYS, **functions, **CUDA_MATRIX_UNIT)
 
 
+def _default_numerics(dtype: str, tiling: Tiling) -> Numerics:
+    """Return numerics with the GPU's instruction for the tanh of a cap."""
+    return replace(_numerics(dtype, tiling), tanh=_TANH_BY_INSTRUCTION)
+
+
 def _why_not_here() -> str | None:
     device = jax.devices()[0]
     if getattr(device, "compute_capability", None) == COMPUTE_CAPABILITY:
@@ -121,6 +137,13 @@ _DECLARED: Mapping[str, Any] = {
     "backend": "gpu",
     "returns_lse": True,
     "ready": _why_not_here,
+}
+
+_OF_DEFAULT_PRECISION: Mapping[str, Any] = {
+    **_DECLARED,
+    "features": _BESIDE_CAP,
+    "unjudged": _DECLARED["features"] - _BESIDE_CAP,
+    "numerics": _default_numerics,
 }
 
 _OF_FUSED: Mapping[str, Any] = {
@@ -145,5 +168,11 @@ SUBJECTS = (
         call=_fused_flash_attention,
         **_OF_FUSED,
         tilings=(Tiling({}, query_block=64, key_block=128),),
+    ),
+    Subject(
+        name="pallas.mosaic_gpu.default_precision",
+        call=_with_default_precision,
+        **_OF_DEFAULT_PRECISION,
+        tilings=(Tiling({}, *PRODUCTION_BLOCKS),),
     ),
 )

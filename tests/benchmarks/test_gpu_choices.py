@@ -22,7 +22,7 @@ OTHER = '[[calls]]\nname = "x"\ndevice = "{}"\ncommit = "c"\ndate = "d"\n' + (
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
     file = ReportFile(tmp_path / "rows.jsonl", Run(**ABOUT, versions={}))
-    contenders = ("our_triton", "our_xla", "our_auto", "cudnn", "our_mosaic_gpu")
+    contenders = ("our_triton", "our_xla", "our_auto", "cudnn", "our_mosaic_gpu", "our_mosaic_gpu_default")
     for direction, factor in ((FORWARD, 1.0), (FORWARD_BACKWARD, 3.0)):
         row = Row("causal", direction, {x: Entry(x, CAUSAL) for x in contenders})
         times = {x: Samples((1e-3 * factor * (i + 1),)) for i, x in enumerate(contenders)}

@@ -68,8 +68,11 @@ from attest.kernels.visibility.intervals import Rows, array_module, describe_row
 
 # Above, backward_key is split, and reads whole tiles.
 _WIDEST_IN_PIECES = 128
-# The products take 16 bits and sum in float32, whatever is asked for.
-_PRECISIONS = dict.fromkeys((None, "highest", "float32", "default", "fastest", "bfloat16"))
+# Whether the tanh of a cap is approximate. Products take 16 bits and sum in float32, whatever is asked for.
+_PRECISIONS = {
+    **dict.fromkeys((None, "highest", "float32"), False),
+    **dict.fromkeys(("default", "fastest", "bfloat16"), True),
+}
 
 
 def _forward(settings: Settings, call: Call) -> Forward:
@@ -386,7 +389,7 @@ PASSES = Passes(
         advice="Build it as attest.kernels.pallas.mosaic_gpu.BackwardSizes.",
     ),
     check_precision=partial(
-        check_precision, known=_PRECISIONS, advice="Products sum in float32 with any of them."
+        check_precision, known=_PRECISIONS, advice="'default' approximates the tanh of a soft cap."
     ),
     # Rows without a number are recomputed only where one has reached a key that is hidden from it.
     cleans_rows=True,

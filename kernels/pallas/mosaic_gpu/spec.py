@@ -124,6 +124,7 @@ class Logits:
     alibi: bool = False  # heads have slopes
     slopes_by_batch: bool = False  # each batch row has slopes of its own
     sinks: bool = False  # heads have sinks
+    approximate: bool = False  # the tanh of the cap is the GPU's instruction
 
     @property
     def unit(self) -> float:
@@ -317,6 +318,7 @@ def _logits(settings: Settings, call: Call) -> Logits:
         alibi=slopes is not None,
         slopes_by_batch=slopes is not None and slopes.shape[0] > 1,
         sinks=call.softmax_aux is not None,
+        approximate=call.logits_soft_cap is not None and bool(settings.precision),
     )
 
 

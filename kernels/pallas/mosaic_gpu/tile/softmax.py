@@ -127,8 +127,7 @@ def _of_logits(tile: Tile, s: jax.Array, compared: Any, row: _Row) -> _Step:
     spec = tile.spec
     u, slack = _visible_logits(tile, s, compared), _slack(tile) / spec.logits.unit
     highest = _by_column(jnp.maximum, u)
-    # A maximum with a NaN is NaN, and the vote is for it.
-    moved = any_above(slack, highest - over_rows(row.reference, highest.shape), TILE)
+    moved = _moves(slack, highest, row)
     if spec.logits.in_nats:
         u, row, alpha = lax.cond(
             moved, partial(_moved_beside_bias, tile, slack), _unmoved_beside_bias, u, row
@@ -150,12 +149,20 @@ def _visible_logits(tile: Tile, s: jax.Array, compared: Any) -> jax.Array:
 
 
 def _of_cap(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
-    """Return the same where the tanh is of s itself: it keeps the order, so one vote of |s| answers for all.
+    """Return the same where the tanh is of s itself.
 
-    The short way is for small logits that move no reference. A compared tile, whose hidden pairs may hold
-    anything, takes the long one.
+    The tanh keeps the order, so one vote of |s| answers for all. The short way is for small logits that move
+    no reference. A compared tile, whose hidden pairs may hold anything, takes the long one.
     """
     cap, slack = Cap(tile.spec.logits.cap_scale, tile.spec.logits.unit), _slack(tile)
+    if tile.spec.logits.approximate:
+        bits = cap.by_instruction(s)
+        if compared:
+            bits = hidden_pairs(tile, None, compared).apply(bits, -jnp.inf)
+        highest = _by_column(jnp.maximum, bits)
+        moved = _moves(slack, highest, row)
+        row, alpha = lax.cond(moved, partial(_moved, tile.spec, slack), _unmoved, highest, row)
+        return bits - over_rows(row.reference, bits.shape), row, alpha, moved
 
     def long(s: jax.Array, row: _Row) -> _Step:
         bits = cap.of_any(s)
@@ -186,6 +193,14 @@ def _bare(spec: KernelSpec) -> bool:
 def _slack(tile: Tile) -> float:
     """Return the slack: 0 for an out that is not normalised, which is relative to the maximum (S26)."""
     return 0.0 if tile.spec.results.exact_reference else SLACK
+
+
+def _moves(slack: float, highest: jax.Array, row: _Row) -> Any:
+    """Return whether this warp has a row whose highest logits [64, 8] are past its reference and the slack.
+
+    A maximum with a NaN is NaN, and the vote is for it.
+    """
+    return any_above(slack, highest - over_rows(row.reference, highest.shape), TILE)
 
 
 def _moved(spec: KernelSpec, slack: float, highest: jax.Array, row: _Row) -> tuple[_Row, jax.Array]:

@@ -1,9 +1,9 @@
-"""The tanh of a soft cap in the Hopper kernels, to 2^-20 of itself.
+"""The tanh of a soft cap in the Hopper kernels: to 2^-20 of itself, or by the GPU's instruction.
 
-The GPU's instruction is off by 2^-11, which a cap of 50 makes 2 % of a weight. What is here is a polynomial
-where the logit is less than half of the cap, and else exp2 and a reciprocal square root, twice as slow. So a
-warp first votes whether it holds any large one. An element is the same to the bit either way: what its
-neighbours are, which may be hidden, changes nothing (S4).
+The instruction is off by 2^-11, which a cap of 50 makes 2 % of a weight, so callers ask for it. Else it is a
+polynomial where the logit is less than half of the cap, and else exp2 and a reciprocal square root, twice as
+slow. So a warp first votes whether it holds any large one. An element is the same to the bit either way: what
+its neighbours are, which may be hidden, changes nothing (S4).
 """
 
 from dataclasses import dataclass
@@ -38,6 +38,10 @@ class Cap:
         """The largest |s| that is small."""
         return _SMALL / self.scale
 
+    def by_instruction(self, s: jax.Array) -> jax.Array:
+        """Return the tanh by the GPU's instruction, to which `launch` lets Mosaic lower it."""
+        return self.unit * jnp.tanh(self.scale * s)
+
     def of_small(self, s: jax.Array) -> jax.Array:
         """Return the tanh by its polynomial, for |s| up to `small`."""
         return s * self._polynomial(s)
@@ -71,13 +75,15 @@ class Cap:
         return jnp.where(s < 0.0, -large, large)
 
 
-def tanh(s: jax.Array, scale: float, layout: Any, beside_pairs: bool) -> jax.Array:
+def tanh(s: jax.Array, scale: float, layout: Any, approximate: bool, beside_pairs: bool) -> jax.Array:
     """Return the tanh of scale * s, of a tile [64, columns] float32 in a layout.
 
-    beside_pairs: it is taken beside a tile of a mask or bias, which registers would have to hold through
-    both ways: without asking.
+    approximate: by the GPU's instruction. beside_pairs: it is taken beside a tile of a mask or bias, which
+    registers would have to hold through both ways: without asking.
     """
     cap = Cap(scale)
+    if approximate:
+        return cap.by_instruction(s)
     if beside_pairs:
         return cap.of_any(s)
     return lax.cond(any_above(cap.small, lax.abs(s), layout), cap.of_any, cap.of_small, s)

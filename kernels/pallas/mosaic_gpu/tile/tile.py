@@ -219,7 +219,7 @@ def logits(tile: Tile, s: jax.Array, compared: bool) -> tuple[jax.Array, Hiding]
     if spec.logits.alibi:
         s = with_alibi(tile, s)
     if spec.logits.cap is not None:
-        s = tanh(s, spec.logits.cap_scale, TILE, beside_pairs=spec.pairwise)
+        s = tanh(s, spec.logits.cap_scale, TILE, spec.logits.approximate, beside_pairs=spec.pairwise)
     return s, hiding
 
 
