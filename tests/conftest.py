@@ -53,6 +53,17 @@ _COVERING = (
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Stop the first of the two tracers that pytest-cov starts in a worker of pytest-xdist.
+
+    The marker `no_cover` pauses only the second, and the first would trace in its place.
+    """
+    plugin = session.config.pluginmanager.getplugin("_cov")
+    if plugin is not None and hasattr(session.config, "workerinput"):
+        plugin.cov_controller.cov.stop()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of nightly.toml; where all tests are collected, every pattern must find some."""
     if config.pluginmanager.hasplugin("pytest_cov"):
