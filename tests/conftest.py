@@ -39,7 +39,9 @@ pytest_plugins = ["tests.gpus", "tests.own_process"]
 
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
 settings.register_profile("dev", deadline=None, suppress_health_check=_SLOW_IS_FINE)
-settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None, print_blob=True)
+settings.register_profile(
+    "ci", settings.get_profile("dev"), max_examples=50, derandomize=True, database=None, print_blob=True
+)
 settings.register_profile("nightly", settings.get_profile("dev"), max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 

@@ -8,5 +8,5 @@ NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 def examples(number: int) -> settings:
-    """So many examples in CI, twenty times as many at night."""
-    return settings(max_examples=20 * number if NIGHTLY else number)
+    """So many examples in CI, forty times as many at night."""
+    return settings(max_examples=40 * number if NIGHTLY else number)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import AxisType
@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from attest.kernels.adapters import ejkernel
 from attest.kernels.operations import AttentionConfig, FlashAttentionConfig, FwdParams, MaskInfo
 from tests.adapters.exact import assert_exact, normal
+from tests.examples import examples
 
 pytestmark = pytest.mark.found_outside
 
@@ -76,7 +77,7 @@ sides = st.sampled_from([0, 2, 9])
 windows = st.none() | sides | st.tuples(sides, sides)
 
 
-@settings(max_examples=8)
+@examples(4)
 @given(
     st.sampled_from([ejkernel.flash_attention, ejkernel.ring_attention]),
     st.booleans(),

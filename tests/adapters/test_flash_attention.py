@@ -21,6 +21,7 @@ from attest.kernels.adapters.flash_attention import (
 from attest.reference.oracle import Cotangents, attention
 from attest.reference.problem import make_problem
 from tests.adapters.exact import assert_close, assert_exact, normal
+from tests.examples import examples
 
 B, SQ, SK, HQ, HKV, D = 2, 5, 7, 4, 2, 8
 ARRAYS = {
@@ -46,7 +47,7 @@ def seen_by(window: tuple[int, int], causal: bool, rows: int = SQ, keys: int = S
     return seen & (j <= i) if causal else seen
 
 
-@settings(max_examples=12)
+@examples(6)
 @given(
     st.booleans(),
     st.tuples(sides, sides),
@@ -147,7 +148,7 @@ def test_sequences(data: Any, count: int, causal: bool, window: tuple[int, int],
         assert_close(name, gradient, getattr(want, name)[0], 2e-5)
 
 
-@settings(max_examples=15)
+@examples(8)
 @given(
     st.lists(st.integers(0, SK), min_size=B, max_size=B),
     st.none() | st.lists(st.integers(0, 3), min_size=B, max_size=B),
@@ -209,7 +210,7 @@ def test_slopes_of_packed_sequences() -> None:
 
 
 @pytest.mark.found_outside
-@settings(max_examples=12)
+@examples(6)
 @given(st.data(), st.booleans(), st.tuples(sides, sides), st.sampled_from(["", "starts", "used", "all"]))
 def test_used_keys_of_sequences(data: Any, causal: bool, window: tuple[int, int], traced: str) -> None:
     """The last row of a sequence stands at the last key that is used, as FlashAttention counts them."""

@@ -14,6 +14,7 @@ from attest.reference.oracle import attention
 from attest.reference.problem import make_problem
 from tests.adapters.exact import assert_close, assert_exact, normal
 from tests.adapters.tokamax_masks import HQ, SK, SQ, B, CausalMask, Mask, arrays_of, masks, visible
+from tests.examples import examples
 
 HKV, D = 2, 8
 ARRAYS = {
@@ -65,7 +66,7 @@ def test_causal_masks_count_together() -> None:
     assert_exact(call, ARRAYS, options={"attention_mask": seen})
 
 
-@settings(max_examples=10)
+@examples(5)
 @given(
     st.booleans(),
     st.none() | st.integers(0, 8) | st.tuples(st.integers(0, 8), st.integers(-2, 8)),
@@ -147,7 +148,7 @@ def test_dtypes_may_differ(dtypes: tuple[str, ...]) -> None:
         assert_close(name, gradients[name].astype(jnp.float32), np.asarray(x), 2e-2)
 
 
-@settings(max_examples=10)
+@examples(5)
 @given(masks(), st.booleans(), st.sampled_from(["float32", "bfloat16"]))
 def test_residuals_are_the_maximum_and_the_sum(mask: Mask, normalize: bool, dtype: str) -> None:
     q, k, v = (jnp.asarray(x, dtype) for x in QKV)
@@ -194,7 +195,7 @@ def test_parts_of_the_keys_merge_by_their_residuals() -> None:
     assert_close("out", merged, attention(make_problem(*QKV, attention_mask=seen)).out, 2e-5)
 
 
-@settings(max_examples=10)
+@examples(5)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.5]), st.booleans(), st.booleans())
 def test_a_dropout_mask_multiplies_the_weights(seed: int, rate: float, causal: bool, normalize: bool) -> None:
     """Forward and, where the output is normalised, all gradients, against the formula in float64."""

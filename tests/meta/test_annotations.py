@@ -23,6 +23,7 @@ from attest.reference import oracle
 from attest.reference.oracle import Cotangents, Sample
 from attest.reference.problem import make_problem
 from tests import annotated
+from tests.examples import examples
 
 # The public names of these are what is annotated.
 PACKAGES = (
@@ -216,7 +217,7 @@ def results(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     return jax.eval_shape(lambda: function(**arguments))
 
 
-@settings(max_examples=40)
+@examples(20)
 @given(calls(), st.data())
 def test_legal_calls_fit_and_an_axis_of_another_size_does_not(arguments, data):
     # Enforced here as everywhere: this alone would fail for a legal call that is not annotated.

@@ -31,7 +31,7 @@ from tests.reference.strategies import DIALECTS, Drawn, drawn_problems
 
 
 class TestSecondOpinion:
-    @examples(300)
+    @examples(150)
     @given(drawn_problems())
     def test_standard(self, drawn: Drawn) -> None:
         assert_agrees(drawn)

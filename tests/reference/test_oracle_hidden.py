@@ -25,7 +25,7 @@ from tests.reference.strategies import Drawn, drawn_problems
 
 
 class TestPoison:
-    @examples(120)
+    @examples(60)
     @given(drawn=drawn_problems(), poison=st.sampled_from((np.nan, np.inf, -np.inf)))
     def test_hidden_values_never_matter(self, drawn: Drawn, poison: float) -> None:
         """S4: whatever is stored where no visible pair reads; the second opinion does not even look there."""
@@ -109,7 +109,7 @@ def _fill_hidden(drawn: Drawn, filling: float) -> Drawn:
 
 
 class TestSampling:
-    @examples(100)
+    @examples(50)
     @given(drawn=drawn_problems(dialects=True), data=st.data())
     def test_sampled_is_part_of_the_whole(self, drawn: Drawn, data: st.DataObject) -> None:
         problem = drawn.problem

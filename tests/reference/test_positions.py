@@ -247,7 +247,7 @@ def test_the_order_of_the_keys_is_in_their_positions_alone(drawn: Drawn, seed: i
     assert_equal(got, Answer(**want), rounding(drawn, answer))
 
 
-@examples(100)
+@examples(50)
 @given(drawn=drawn_problems(dialects=True))
 def test_offsets_and_defaults_equal_the_positions_that_they_stand_for(drawn: Drawn) -> None:
     """Bit for bit; a dialect that counts from the top left does so only where no positions are given."""

@@ -23,7 +23,7 @@ def differentiated(drawn: Drawn) -> Drawn:
     )
 
 
-@examples(150)
+@examples(75)
 @given(drawn_problems(dialects=True))
 def test_the_second_opinion_agrees(drawn: Drawn) -> None:
     assert_agrees(differentiated(drawn))

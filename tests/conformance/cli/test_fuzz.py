@@ -130,7 +130,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "file"
 
 
-@examples(80)
+@examples(40)
 @given(data=changed(RECORDS))
 def test_records_with_other_values(path: Path, data: Any) -> None:
     record = read(path, json.dumps(data).encode())
@@ -148,7 +148,7 @@ def test_records_with_other_values_as_pages(path: Path, data: Any) -> None:
         html.render_run(record).encode()
 
 
-@examples(60)
+@examples(30)
 @given(data=scrambled(record_text(example_head()).encode()))
 @example(b"[" * 100_000)
 @example(b'{"schema": "attest.run/2", "environment": ' + b'{"a":' * 100_000)
@@ -160,7 +160,7 @@ def test_records_with_other_bytes(path: Path, data: bytes) -> None:
         use(record)
 
 
-@examples(60)
+@examples(30)
 @given(data=scrambled(baseline_text(example_head()).encode()))
 def test_baselines_with_other_bytes(path: Path, data: bytes) -> None:
     record = read(path, data)
@@ -175,7 +175,7 @@ def journal() -> list[Any]:
     return [run_to_json(head), *({"result": result_to_json(result)} for result in head.results[:6])]
 
 
-@examples(40)
+@examples(20)
 @given(lines=changed([journal()]), cut=st.integers(0, 30))
 def test_journals(path: Path, lines: Any, cut: int) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -238,7 +238,7 @@ def changed_toml(draw: st.DrawFn) -> bytes:
     return "\n".join(draw(st.permutations(lines)) if draw(st.booleans()) else lines).encode()
 
 
-@examples(80)
+@examples(40)
 @given(
     data=changed_toml()
     | scrambled(KNOWN.encode())
@@ -360,7 +360,7 @@ OPTIONS = st.sampled_from(
 COMMANDS = st.sampled_from(["check", "replay", "report", "compare", "merge", "gaet"])
 
 
-@examples(40)
+@examples(20)
 @given(
     command=COMMANDS,
     words=st.lists(WORDS, max_size=3),

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from attest import kernels
 from attest.kernels import triton, xla
 from attest.kernels.pallas import mosaic_gpu, tpu
+from tests.examples import examples
 
 F32 = np.float32
 RNG = np.random.default_rng(0)
@@ -82,7 +83,7 @@ ANYTHING = st.one_of(
 ARGUMENTS = sorted(set(inspect.signature(kernels.flash_attention).parameters) - {"platform"})
 
 
-@settings(max_examples=300, deadline=None)
+@examples(120)
 @given(options=st.dictionaries(st.sampled_from(ARGUMENTS), ANYTHING, min_size=1, max_size=3))
 def test_any_argument_is_taken_or_refused_by_name(options):
     given = {"query": Q, "key": K, "value": V, **options}

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attest import attention, flash_attention, flash_attention_with_lse
+from tests.examples import examples
 from tests.kernels.feature_cases import DROPOUT, PACKED
 from tests.kernels.implementations import all_kernels, flash_kernels
 from tests.kernels.kernel_cases import normal, qkv
@@ -67,7 +68,7 @@ def test_shards_of_keys_merge_to_the_whole(kernel):
 EXTREMES = st.sampled_from([-(2**31), -(2**31) + 1, -1, 0, 1, 7, 2**31 - 2, 2**31 - 1])
 
 
-@settings(max_examples=40)
+@examples(20)
 @given(
     rows=st.lists(EXTREMES, min_size=3, max_size=3),
     keys=st.none() | st.lists(EXTREMES, min_size=4, max_size=4),

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from attest import flash_attention
 from attest.kernels.operations import MaskInfo
+from tests.examples import examples
 from tests.kernels.drawn_masks import (
     Drawn,
     as_numpy,
@@ -31,7 +32,7 @@ OFFSETS = {"q_offset": np.array([1, -1])}
 HEADS = ("mask", (np.array([[1, 1, 0, 1], [0, 1, 1, 1]]).reshape(1, 2, 1, 4), "bhqk"))
 
 
-@settings(max_examples=80)
+@examples(40)
 @given(drawn())
 @example(Drawn((1, 2, 4, 4), (UNEQUAL, CAUSAL), {}))
 @example(Drawn((1, 2, 4, 4), (HEADS,), {}))
@@ -56,7 +57,7 @@ def test_the_mask_and_the_arguments_show_what_the_oracle_shows(case):
         np.testing.assert_array_equal(got[counted], of_oracle[counted])
 
 
-@settings(max_examples=30)
+@examples(15)
 @given(drawn())
 def test_segment_ids_make_the_mask_or_are_refused(case):
     """Masks that no ids make are refused: where two rows share some of their keys, or heads differ."""

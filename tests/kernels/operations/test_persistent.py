@@ -175,7 +175,7 @@ def test_a_broken_file_is_skipped_with_one_warning_and_rewritten(cache, text):
     assert cache.get(*KEY) == CONFIG
 
 
-@examples(500)
+@examples(200)
 @given(data=st.data())
 def test_no_file_makes_a_call_crash(tmp_path_factory, data):
     """Random bytes, and JSON that resembles a file."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attest.conformance.cases.axes import BIASES, MASKS
@@ -12,6 +12,7 @@ from attest.conformance.judging.script.literals import ScriptError
 from attest.conformance.judging.trial import Trial
 from attest.reference.semantics import Semantics
 from tests import toys
+from tests.examples import examples
 
 # Of the size of what is summed: some hundred roundings of float64.
 TOLERANCE = 256 * 2.0**-53
@@ -97,7 +98,7 @@ DIALECTS = st.builds(Semantics, causal=CORNERS, window=CORNERS, lse_base=st.samp
 
 
 @pytest.mark.parametrize("sequences", ["whole", "padded", "packed"])
-@settings(max_examples=120)
+@examples(60)
 @given(st.data())
 def test_the_lines_are_the_oracle(sequences, data):
     semantics = data.draw(DIALECTS)
