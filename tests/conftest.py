@@ -72,9 +72,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if not item.nodeid.startswith(_COVERING):
                 item.add_marker("no_cover")
+    names = {item: item.nodeid for item in items}
+    started = {item: name for item, name in names.items() if item.get_closest_marker("process")}
     for group in tomllib.loads((Path(__file__).parent / "nightly.toml").read_text())["moved"]:
-        in_processes = group.get("in_processes", False)
-        able = [item for item in items if not in_processes or item.get_closest_marker("process")]
+        able = started if group.get("in_processes", False) else names
         patterns = {
             pattern: _matching(pattern, able) for pattern in (*group["tests"], *group.get("stay", ()))
         }
@@ -100,6 +101,6 @@ def _sample(items: Iterable[pytest.Item], every: int) -> Iterator[pytest.Item]:
         counted[function] += 1
 
 
-def _matching(pattern: str, items: list[pytest.Item]) -> list[pytest.Item]:
-    expression = re.compile(".*".join(map(re.escape, pattern.split("*"))))
-    return [item for item in items if expression.fullmatch(item.nodeid)]
+def _matching(pattern: str, items: dict[pytest.Item, str]) -> list[pytest.Item]:
+    expression, first = re.compile(".*".join(map(re.escape, pattern.split("*")))), pattern.partition("*")[0]
+    return [item for item, name in items.items() if name.startswith(first) and expression.fullmatch(name)]
