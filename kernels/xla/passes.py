@@ -103,7 +103,7 @@ def _forward_by_tiles(settings: Settings, call: Call) -> Forward:
     grid = cut(call, chunks.q, chunks.k)
     pairs = pairwise_inputs(call, grid)
     keys, values = grid.split_keys(call.key), grid.split_keys(call.value)
-    non_finite = any_nonfinite(values).astype(jnp.int32)
+    non_finite = any_nonfinite(values)
     sinks = grouped_sinks(call)
     dot = partial(jnp.einsum, precision=settings.precision)
     lanes = (grid.k_heads, grid.group, grid.q)
@@ -125,13 +125,12 @@ def _forward_by_tiles(settings: Settings, call: Call) -> Forward:
             acc = alpha[..., None] * acc + dot("hgqk,hkd->hgqd", P_kept, _zero_non_finite(V))
 
             # A hidden value must not leak as 0 * NaN, so non-finite values are left out above. Should there
-            # be any, the rows that give them weight become NaN here. A loop of no or one step, because vmap
-            # would make a cond pay for both branches.
-            def propagate_nonfinite(_: jax.Array, acc: jax.Array) -> jax.Array:
+            # be any, the rows that give them weight become NaN here.
+            def propagate_nonfinite(acc: jax.Array) -> jax.Array:
                 seen = (P_kept > 0).astype(jnp.float32), (~jnp.isfinite(V)).astype(jnp.float32)
                 return jnp.where(dot("hgqk,hkd->hgqd", *seen) > 0, jnp.float32(jnp.nan), acc)
 
-            return m_new, norm, lax.fori_loop(jnp.int32(0), non_finite, propagate_nonfinite, acc)
+            return m_new, norm, lax.cond(non_finite, propagate_nonfinite, lambda acc: acc, acc)
 
         start = (
             jnp.full(lanes, -jnp.inf, jnp.float32),

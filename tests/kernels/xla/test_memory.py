@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attest.kernels.xla import attention, flash_attention
+from attest.kernels.xla import ChunkSizes, attention, flash_attention
 from tests.kernels.kernel_cases import qkv
+from tests.kernels.mosaic_gpu.test_compile_time import equations
 
 
 def test_chunks_that_nobody_sees_are_skipped():
@@ -28,6 +29,20 @@ def test_chunks_that_nobody_sees_are_skipped():
     packed = ranges(cum_seqlens_q=lengths, cum_seqlens_k=lengths)
     assert packed[:3] == [(0, 1), (1, 3), (1, 3)]
     assert packed[3][0] >= packed[3][1]
+
+
+def test_finite_values_take_two_products():
+    """The third is in a branch: of a loop of no or one step, XLA computes it before the loop."""
+    query, key, value = qkv(batch=1, q_length=16, k_length=16)
+    sizes = ChunkSizes(q=8, k=8)
+    program = jax.make_jaxpr(lambda x: flash_attention(x, key, value, fwd_params=sizes))(query)
+
+    def products(it):
+        return [eqn for eqn in equations(it) if eqn.primitive.name == "dot_general"]
+
+    conditions = [eqn for eqn in equations(program.jaxpr) if eqn.primitive.name == "cond"]
+    assert [len(products(eqn)) for eqn in conditions] == [1]
+    assert len(products(program.jaxpr)) == 3
 
 
 def test_memory_grows_with_the_length_not_its_square():
