@@ -156,7 +156,7 @@ def calls(draw: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
     return (batch, q_length, k_length, heads, groups), options
 
 
-@examples(6)
+@examples(4)
 @given(calls())
 def test_any_options_mean_what_they_mean_in_jax(call: Any) -> None:
     sizes, options = call
