@@ -182,8 +182,9 @@ def _backward_by_tiles(settings: Settings, call: Call, terms: RowTerms) -> Backw
             dS = _hide(visible, dS if slope is None else dS * slope)
             P_kept = tile_dropout(call, grid, pairs, step, j, P)
             dQ = dQ + dot("hgqk,hkd->hgqd", dS, K)
-            dK = _add_at(dK, at, dot("hgqk,hgqd->hkd", dS, Q))
-            dV = _add_at(dV, at, dot("hgqk,hgqd->hkd", P_kept, dO))
+            # Transposed: so XLA copies queries, once a row chunk, and not the weights of each tile.
+            dK = _add_at(dK, at, dot("hgqd,hgqk->hdk", Q, dS))
+            dV = _add_at(dV, at, dot("hgqd,hgqk->hdk", dO, P_kept))
             if dbias is not None:
                 dbias = _add_bias_tile(grid, dbias, step, j, dS)
             return dQ, (dK, dV, dbias)
@@ -195,16 +196,16 @@ def _backward_by_tiles(settings: Settings, call: Call, terms: RowTerms) -> Backw
 
     steps = jnp.arange(grid.batch * grid.q_count, dtype=jnp.int32)
     sums = (
-        jnp.zeros_like(keys),
-        jnp.zeros_like(values),
+        jnp.zeros_like(keys.swapaxes(2, 3)),
+        jnp.zeros_like(values.swapaxes(2, 3)),
         None if pairs.bias is None else jnp.zeros_like(pairs.bias),
     )
     rows = (steps, queries, d_outs, lses, deltas, cut_rows(call, grid))
     (dK, dV, dbias), dQ = lax.scan(row_chunk, vary_together((sums, queries))[0], rows)
     return Backward(
         grid.join_rows(dQ),
-        grid.join_keys(dK * call.softmax_scale),
-        grid.join_keys(dV),
+        grid.join_keys(dK.swapaxes(2, 3) * call.softmax_scale),
+        grid.join_keys(dV.swapaxes(2, 3)),
         None if call.bias is None or dbias is None else grid.join_heads(dbias, call.bias.shape),
     )
 
