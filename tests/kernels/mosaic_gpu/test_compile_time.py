@@ -4,7 +4,6 @@ Counts, not seconds: they are the same on every machine.
 """
 
 import logging
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from jax import export
 from jax.experimental.mosaic.gpu import layout_inference
 
 from attest.kernels.pallas.mosaic_gpu import flash_attention
+from tests.kernels.jaxprs import equations
 
 SHAPE = (1, 256, 2)  # batch, length, heads
 
@@ -36,20 +36,6 @@ def products(head_dim: int, options: dict[str, Any]) -> list[tuple[str, int]]:
         for eqn in equations(program.jaxpr)
         if str(eqn.params.get("name")).startswith("flash_repair")
     ]
-
-
-def equations(it: Any) -> Iterator[Any]:
-    """Every equation within a jaxpr or an equation."""
-    params = [] if hasattr(it, "eqns") else it.params.values()
-    jaxprs = [getattr(x, "jaxpr", x) for x in jax.tree.leaves(tuple(params), is_leaf=_is_jaxpr)]
-    for jaxpr in [it] if hasattr(it, "eqns") else jaxprs:
-        for eqn in getattr(jaxpr, "eqns", ()):
-            yield eqn
-            yield from equations(eqn)
-
-
-def _is_jaxpr(x: Any) -> bool:
-    return hasattr(getattr(x, "jaxpr", x), "eqns")
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -15,6 +15,7 @@ from attest.kernels import flash_attention_with_lse
 from attest.kernels.ring import passes as ring_passes
 from attest.kernels.ring import ring_attention, ring_attention_with_lse
 from attest.kernels.xla.blocks import ChunkSizes
+from tests.kernels.jaxprs import equations
 from tests.kernels.kernel_cases import normal
 from tests.kernels.ring import ring_cases
 from tests.kernels.ring.ring_cases import (
@@ -234,12 +235,14 @@ def test_keys_and_values_of_one_shape_travel_together(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("strategy", "chooses"), [("zigzag", False), ("ring", True)])
 def test_no_device_of_a_zigzag_chooses_what_it_computes(strategy: str, chooses: bool) -> None:
     """On a GPU each choice between branches would make the host wait for the device."""
-    # Blocks, since calls without any have a branch of their own, for values that are not finite.
+    # Of blocks, the branch for values that are not finite has no loop.
     blocks = dict.fromkeys(("fwd_params", "bwd_params"), ChunkSizes(8, 8))
     options = {"causal": True, "axis_name": "x", "strategy": strategy, "platform": "xla", **blocks}
     call = partial(ring_attention, mesh=mesh_of(4), **options)
-    program = str(jax.make_jaxpr(jax.grad(lambda given: call(**given).sum()))(inputs(64, 64)))
-    assert ("cond[" in program) == chooses
+    program = jax.make_jaxpr(jax.grad(lambda given: call(**given).sum()))(inputs(64, 64)).jaxpr
+    choices = [eqn for eqn in equations(program) if eqn.primitive.name == "cond"]
+    loops = {eqn.primitive.name for choice in choices for eqn in equations(choice)} & {"scan", "while"}
+    assert bool(loops) == chooses
 
 
 def test_gradients_are_sent_home() -> None:

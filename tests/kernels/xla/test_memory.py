@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attest.kernels.xla import ChunkSizes, attention, flash_attention
+from tests.kernels.jaxprs import equations
 from tests.kernels.kernel_cases import qkv
-from tests.kernels.mosaic_gpu.test_compile_time import equations
 
 
 def test_chunks_that_nobody_sees_are_skipped():
