@@ -23,6 +23,16 @@ from tests.meta.test_third_party_package import KERNEL
 # The tutorial has a test of its own, which fixes the kernel between two commands.
 TUTORIAL = ROOT / "docs" / "tutorial" / "first-kernel.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Pages whose snippets take long, and show what the gates and other tests run.
+SLOW = [
+    ROOT / "docs" / name
+    for name in (
+        "explanation/pallas-tpu.md",
+        "explanation/triton.md",
+        "reference/jax-nn.md",
+        "reference/laws.md",
+    )
+]
 LANGUAGES = ("python", "bash", "toml", "json", "yaml", "text")
 COMMANDS = ("gate", "check", "replay", "compare", "history", "report", "list", "merge", "compile")
 ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
@@ -93,10 +103,11 @@ def test_a_block_that_is_not_run_says_why(page: Path) -> None:
                 assert words[words.index("attest") + 1] in COMMANDS, words
 
 
-def test_the_snippets_of_every_page_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pages", ["most", "slow"])
+def test_the_snippets_of_every_page_run(pages: str, tmp_path: Path) -> None:
     """In one process, since each would import JAX and compile the same kernels."""
     variables = {"JAX_PLATFORMS": "cpu", "JAX_NUMPY_DTYPE_PROMOTION": "standard"}
-    done = python(tmp_path, "-m", "tests.meta.test_snippets", str(tmp_path), **variables)
+    done = python(tmp_path, "-m", "tests.meta.test_snippets", str(tmp_path), pages, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -105,12 +116,16 @@ def test_there_are_snippets() -> None:
     found = [snippet for page in PAGES for snippet in followed(page)]
     assert sum(snippet.language == "python" for snippet in found) >= 12
     assert sum(snippet.language == "bash" for snippet in found) >= 15
+    assert all(followed(page) for page in SLOW)
 
 
-def follow_all(folder: Path) -> int:
-    """Follow each page in a folder of its own below `folder`. Returns how many did not do what they say."""
+def follow_all(folder: Path, slow: bool) -> int:
+    """Follow each page in a folder of its own below `folder`. Returns how many did not do what they say.
+
+    slow: follow the pages of SLOW, instead of the others.
+    """
     failed = 0
-    for number, page in enumerate(page for page in PAGES if page != TUTORIAL):
+    for number, page in enumerate(p for p in PAGES if p != TUTORIAL and (p in SLOW) == slow):
         here = folder / str(number)
         (here / "my_attention").mkdir(parents=True)
         (here / "my_attention" / "__init__.py").write_text(KERNEL)
@@ -162,4 +177,4 @@ def _attest(words: Sequence[str], expected: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(follow_all(Path(sys.argv[1])))
+    sys.exit(follow_all(Path(sys.argv[1]), slow=sys.argv[2] == "slow"))
