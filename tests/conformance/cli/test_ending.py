@@ -97,7 +97,7 @@ def test_a_killed_run_loses_only_what_was_in_flight(attest, tmp_path, workers):
 
 
 def test_a_killed_run_goes_on_and_makes_the_record_of_a_whole_run(attest, tmp_path):
-    check = ("check", "tests.toys:right", "--check", "purity", "--check", "forward", "--examples", 12)
+    check = ("check", "tests.toys:right", "--check", "purity", "--check", "forward", "--examples", 4)
     whole, path = tmp_path / "whole.json", tmp_path / "run.json"
     assert attest(*check, "-n", 0, "--json", whole).status == 0
     stopped = attest(*check, "-n", 0, "--budget", 1e-9, "--json", path)
@@ -123,7 +123,8 @@ def planned_by_check() -> list[Case]:
 
 def test_the_last_line_of_a_journal_may_be_cut(attest, tmp_path):
     path = tmp_path / "run.json"
-    assert attest("check", "tests.toys:right", "-n", 0, "--check", "purity", "--json", path).status == 0
+    check = ("check", "tests.toys:right", "-n", 0, "--check", "purity", "--examples", 4, "--json", path)
+    assert attest(*check).status == 0
     record = json.loads(path.read_text())
     header = {name: record[name] for name in ("profile", "seed", "shard", "narrowed", "environment")}
     lines = [json.dumps({**header, "schema": "attest.journal/2"})]
@@ -161,7 +162,7 @@ STREAMS = {
 @pytest.mark.parametrize("title", STREAMS)
 def test_stdout_that_takes_nothing_is_one_sentence_and_the_record_is_kept(tmp_path, title):
     shell, sentence = STREAMS[title]
-    check = ("check", "mine:right", "--check", "purity", "-n", "0", "--json", "run.json")
+    check = ("check", "mine:right", "--check", "purity", "--examples", 4, "-n", "0", "--json", "run.json")
     process = started(tmp_path, *check, shell=shell)
     _, stderr = process.communicate(timeout=300)
     assert stderr.splitlines() == [f"attest: {sentence}", "1"]
