@@ -60,7 +60,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     The marker `no_cover` pauses only the second, and the first would trace in its place.
     """
     plugin = session.config.pluginmanager.getplugin("_cov")
-    if plugin is not None and hasattr(session.config, "workerinput"):
+    if plugin is not None and plugin.cov_controller and hasattr(session.config, "workerinput"):
         plugin.cov_controller.cov.stop()
 
 
