@@ -27,6 +27,9 @@ _PACKAGES = ("attest", "reference", "kernels", "conformance", "reports", "benchm
 # libraries, and say at length that there are none.
 _PLATFORMS = {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu")}
 
+# Where the environment forbids bytecode, each of the many processes would compile JAX and the project again.
+_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
+
 # For the tests, where compiling takes longer than running; the gates judge programs as XLA optimizes them.
 _COMPILE_QUICKLY = {
     "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip(),
@@ -117,7 +120,7 @@ _PATIENTLY = ("--timeout", "900")
 def tests(session: nox.Session) -> None:
     """Run what guards main: lint, types, pages, gates, the compile matrix, and the test suite at the end."""
     _install(session, "test", "lint", "types", "docs", "adapters", "hopper", "tpu")
-    session.env.update(_PLATFORMS)
+    session.env.update(_PLATFORMS | _BYTECODE)
     with _part(session, "lint and types"):
         _lint(session)
         _types(session)
