@@ -98,7 +98,7 @@ VIEWS = pytest.mark.parametrize("view", [key_blocks, query_blocks])
 
 
 @VIEWS
-@examples(20)
+@examples(10)
 @given(calls("any"))
 def test_what_is_visible_is_visited_and_what_is_whole_is_visible(view, drawn):
     call, blocks, visible = drawn
