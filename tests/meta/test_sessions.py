@@ -17,6 +17,8 @@ pytest.importorskip("nox")
 
 from nox.command import CommandFailed
 
+from attest.conformance.running.gate import runnable_subjects
+
 # What users install of ours, by the name that the session gives it.
 ENVIRONMENTS = ("core", "suite", "triton", "store", "cluster")
 
@@ -55,6 +57,11 @@ def noted(run: Callable[..., None], *arguments: str) -> Session:
 
 
 @pytest.mark.found_outside
+def test_main_gates_every_subject_of_the_gate_whole_or_in_part(noxfile: ModuleType) -> None:
+    patterns = (*noxfile._GATED_WHOLE, *noxfile._GATED_IN_PART)
+    assert runnable_subjects("cpu", patterns).subjects.keys() == runnable_subjects("cpu").subjects.keys()
+
+
 def test_versions_installs_each_requirement_but_jax(noxfile: ModuleType) -> None:
     session = noted(noxfile.versions.func, "0.8.0")
     installed = {Requirement(each).name: str(Requirement(each).specifier) for each in session.installed[0]}
