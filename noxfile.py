@@ -141,7 +141,7 @@ def tests(session: nox.Session) -> None:
         # Sessions of their own run all cases.
         session.run("attest", "gate", *_subjects(_GATED_IN_PART), "--shard", "1/6")
         _gate_triton_interpret(session, "--shard", "1/6")
-        _gate_pallas_tpu_interpret(session, "--shard", "1/10")
+        _gate_pallas_tpu_interpret(session, "--shard", "6/8")
         _gate_operations(session, _OPERATIONS_ON_MAIN)
         _gate_ring(session, _RINGS_ON_MAIN, "--shard", "1/4")
     with _part(session, "compile matrix"), _adopting():

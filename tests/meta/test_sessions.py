@@ -4,6 +4,7 @@ import importlib.util
 import re
 import tomllib
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +19,9 @@ pytest.importorskip("nox")
 from nox.command import CommandFailed
 
 from attest.conformance.running.gate import runnable_subjects
+from attest.conformance.running.plan import load_profile, tasks
+from attest.conformance.running.runner import in_shard
+from attest.conformance.subject import find
 
 # What users install of ours, by the name that the session gives it.
 ENVIRONMENTS = ("core", "suite", "triton", "store", "cluster")
@@ -60,6 +64,27 @@ def noted(run: Callable[..., None], *arguments: str) -> Session:
 def test_main_gates_every_subject_of_the_gate_whole_or_in_part(noxfile: ModuleType) -> None:
     patterns = (*noxfile._GATED_WHOLE, *noxfile._GATED_IN_PART)
     assert runnable_subjects("cpu", patterns).subjects.keys() == runnable_subjects("cpu").subjects.keys()
+
+
+@pytest.mark.parametrize(
+    ("subject", "call"),
+    [
+        ("xla.attention", "*_subjects(_GATED_IN_PART)"),
+        ("xla.pieces", "*_subjects(_GATED_IN_PART)"),
+        ("triton.interpret", "_gate_triton_interpret(session"),
+        ("pallas.tpu_interpret", "_gate_pallas_tpu_interpret(session"),
+        ("ring.xla", "_gate_ring(session, _RINGS_ON_MAIN"),
+    ],
+)
+def test_the_part_of_a_gate_on_main_has_cases(subject: str, call: str) -> None:
+    """Which cases are in a shard follows from what they are: it may be none."""
+    source = (ROOT / "noxfile.py").read_text()
+    (found,) = re.findall(rf'{re.escape(call)}, "--shard", "(\d+)/(\d+)"', source)
+    shard = int(found[0]), int(found[1])
+    planned = tasks(find(subject), load_profile("quick"), 0)
+    differentiated = (task for task in planned if "gradients" in task.checks)
+    here = (task for task in differentiated if in_shard(subject, task, shard))
+    assert len(list(islice(here, 3))) == 3
 
 
 def test_versions_installs_each_requirement_but_jax(noxfile: ModuleType) -> None:
