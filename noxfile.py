@@ -404,7 +404,7 @@ def _part(session: nox.Session, name: str) -> Generator[None]:
 
 @contextmanager
 def _adopting() -> Generator[None]:
-    """Adopt the fork servers of commands, for which nothing else waits, so that their time counts.
+    """Wait for the fork servers of commands, for which nothing else does, so that their time counts.
 
     Not for the test suite, where some tests see whether a process has ended.
     """
