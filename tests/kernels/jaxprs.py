@@ -1,4 +1,4 @@
-"""What programs consist of before they are compiled."""
+"""The equations of a program as JAX traces it."""
 
 from collections.abc import Iterator
 from typing import Any

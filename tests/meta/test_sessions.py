@@ -60,7 +60,6 @@ def noted(run: Callable[..., None], *arguments: str) -> Session:
     return session
 
 
-@pytest.mark.found_outside
 def test_main_gates_every_subject_of_the_gate_whole_or_in_part(noxfile: ModuleType) -> None:
     patterns = (*noxfile._GATED_WHOLE, *noxfile._GATED_IN_PART)
     assert runnable_subjects("cpu", patterns).subjects.keys() == runnable_subjects("cpu").subjects.keys()
@@ -87,6 +86,7 @@ def test_the_part_of_a_gate_on_main_has_cases(subject: str, call: str) -> None:
     assert len(list(islice(here, 3))) == 3
 
 
+@pytest.mark.found_outside
 def test_versions_installs_each_requirement_but_jax(noxfile: ModuleType) -> None:
     session = noted(noxfile.versions.func, "0.8.0")
     installed = {Requirement(each).name: str(Requirement(each).specifier) for each in session.installed[0]}

@@ -199,7 +199,7 @@ def choose(
         rounds = max(tiles / PROGRAMS, 1) if "bounds" in work else -(-tiles // PROGRAMS)
         return rounds * own / row["speed"]
 
-    return _forward_blocks(_soonest(rows, time) if queries else rows[0])
+    return _forward_blocks(_fastest(rows, time) if queries else rows[0])
 
 
 def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:
@@ -236,7 +236,7 @@ def choose_backward(
         own = ROWS * row["consumers"]
         return -(-queries // own) * own / row["speed"]
 
-    return _backward_blocks(_soonest(rows, time) if queries else rows[0])
+    return _backward_blocks(_fastest(rows, time) if queries else rows[0])
 
 
 def head_dims() -> tuple[tuple[int, int], ...]:
@@ -251,10 +251,10 @@ def pad_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
     return next(dims for dims in head_dims() if dims[0] >= head_dim and dims[1] >= value_dim)
 
 
-def _soonest(
+def _fastest(
     rows: tuple[dict[str, Any], ...], time: Callable[[Mapping[str, Any]], float]
 ) -> Mapping[str, Any]:
-    """Return the first row. If it has a speed, return the fastest of those up to the first without one."""
+    """Return the first row, or the fastest of the rows with a speed if the table begins with them."""
     rivals = tuple(takewhile(lambda row: "speed" in row, rows))
     return min(rivals, key=time) if rivals else rows[0]
 

@@ -127,7 +127,7 @@ def _of_logits(tile: Tile, s: jax.Array, compared: Any, row: _Row) -> _Step:
     spec = tile.spec
     u, slack = _visible_logits(tile, s, compared), _slack(tile) / spec.logits.unit
     highest = _by_column(jnp.maximum, u)
-    moved = _moves(slack, highest, row)
+    moved = _any_past(slack, highest, row)
     if spec.logits.in_nats:
         u, row, alpha = lax.cond(
             moved, partial(_moved_beside_bias, tile, slack), _unmoved_beside_bias, u, row
@@ -155,19 +155,19 @@ def _of_cap(tile: Tile, s: jax.Array, compared: bool, row: _Row) -> _Step:
     no reference. A compared tile, whose hidden pairs may hold anything, takes the long one.
     """
     cap, slack = Cap(tile.spec.logits.cap_scale, tile.spec.logits.unit), _slack(tile)
+
+    def visible(bits: jax.Array) -> jax.Array:
+        return hidden_pairs(tile, None, compared).apply(bits, -jnp.inf) if compared else bits
+
     if tile.spec.logits.approximate:
-        bits = cap.by_instruction(s)
-        if compared:
-            bits = hidden_pairs(tile, None, compared).apply(bits, -jnp.inf)
+        bits = visible(cap.by_instruction(s))
         highest = _by_column(jnp.maximum, bits)
-        moved = _moves(slack, highest, row)
+        moved = _any_past(slack, highest, row)
         row, alpha = lax.cond(moved, partial(_moved, tile.spec, slack), _unmoved, highest, row)
         return bits - over_rows(row.reference, bits.shape), row, alpha, moved
 
     def long(s: jax.Array, row: _Row) -> _Step:
-        bits = cap.of_any(s)
-        if compared:
-            bits = hidden_pairs(tile, None, compared).apply(bits, -jnp.inf)
+        bits = visible(cap.of_any(s))
         return bits, *_moved(tile.spec, slack, _by_column(jnp.maximum, bits), row), jnp.int32(1)
 
     def short(s: jax.Array, row: _Row) -> _Step:
@@ -195,7 +195,7 @@ def _slack(tile: Tile) -> float:
     return 0.0 if tile.spec.results.exact_reference else SLACK
 
 
-def _moves(slack: float, highest: jax.Array, row: _Row) -> Any:
+def _any_past(slack: float, highest: jax.Array, row: _Row) -> Any:
     """Return whether this warp has a row whose highest logits [64, 8] are past its reference and the slack.
 
     A maximum with a NaN is NaN, and the vote is for it.

@@ -1,9 +1,9 @@
 """The tanh of a soft cap in the Hopper kernels: to 2^-20 of itself, or by the GPU's instruction.
 
-The instruction is off by 2^-11, which a cap of 50 makes 2 % of a weight, so callers ask for it. Else it is a
-polynomial where the logit is less than half of the cap, and else exp2 and a reciprocal square root, twice as
-slow. So a warp first votes whether it holds any large one. An element is the same to the bit either way: what
-its neighbours are, which may be hidden, changes nothing (S4).
+The instruction is off by 2^-11, which a cap of 50 makes 2 % of a weight, so it is used only on request.
+Without it, the tanh is a polynomial where the logit is less than half of the cap, and exp2 and a reciprocal
+square root where it is larger, twice as slow. So a warp first votes whether it holds any large one. An
+element is the same to the bit either way: what its neighbours are, which may be hidden, changes nothing (S4).
 """
 
 from dataclasses import dataclass
