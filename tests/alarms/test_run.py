@@ -68,7 +68,7 @@ def test_tallies_add_up_to_the_largest_statistics() -> None:
 @patch.dict(os.environ)
 def test_a_run_stops_in_time_and_ends_its_file_with_a_summary(tmp_path: Path) -> None:
     out = tmp_path / "alarms.jsonl"
-    options = ["--profile", "quick", "--seeds", "5", "--workers", "1", "--seconds", "8", "--out", str(out)]
+    options = ["--profile", "quick", "--seeds", "5", "--workers", "1", "--seconds", "5", "--out", str(out)]
     evidence = tmp_path / "evidence.json"
     main([*options, "--subjects", "outsider.numpy", "--evidence", str(evidence)])
     lines = [json.loads(line) for line in out.read_text().splitlines()]

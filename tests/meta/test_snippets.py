@@ -29,6 +29,7 @@ SLOW = [
     for name in (
         "explanation/pallas-tpu.md",
         "explanation/triton.md",
+        "how-to/adapters-peers.md",
         "reference/jax-nn.md",
         "reference/laws.md",
     )

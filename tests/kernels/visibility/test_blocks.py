@@ -98,7 +98,7 @@ VIEWS = pytest.mark.parametrize("view", [key_blocks, query_blocks])
 
 
 @VIEWS
-@examples(10)
+@examples(6)
 @given(calls("any"))
 def test_what_is_visible_is_visited_and_what_is_whole_is_visible(view, drawn):
     call, blocks, visible = drawn
@@ -113,6 +113,7 @@ def test_what_is_visible_is_visited_and_what_is_whole_is_visible(view, drawn):
 
 
 @VIEWS
+@examples(20)
 @given(calls("intervals") | calls("contiguous"))
 def test_nothing_more_is_visited(view, drawn):
     """Tight where visibility is an interval of keys a row, and for segments one after another."""
