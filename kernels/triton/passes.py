@@ -43,7 +43,11 @@ from attest.kernels.triton.spec import Gradients, KernelSpec, Loops, Visibility
 from attest.kernels.triton.target import Launch, recording_id, target_device
 from attest.kernels.visibility.blocks import key_blocks, query_blocks
 from attest.kernels.visibility.intervals import Rows, array_module, describe_rows, hides_pairs, windowed
-from attest.kernels.visibility.tile_order import key_heads_together, query_heads_together
+from attest.kernels.visibility.tile_order import (
+    busy_to_the_end,
+    key_heads_together,
+    query_heads_together,
+)
 
 # The largest block of the table, which only calls without edges take, and the next one.
 LARGEST_BLOCK = 256
@@ -118,7 +122,7 @@ def _sums(
     spec = _spec(settings, call, visible, ranges, sizes, partial_loop=hides or k_length % sizes.k != 0)
     spec = replace(
         spec,
-        shape=replace(spec.shape, head_swizzle=_head_swizzle(call, by_key=False), key_parts=parts),
+        shape=replace(spec.shape, head_swizzle=_head_swizzle(call), key_parts=parts),
         loops=replace(spec.loops, hides=hides),
         softmax=describe_softmax(settings, call, spec.logits.unit),
     )
@@ -162,7 +166,7 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
         spec = _spec(settings, call, visible, ranges, sizes, partial_loop=partial_loop)
         spec = replace(
             spec,
-            shape=replace(spec.shape, head_swizzle=_head_swizzle(call, by_key)),
+            shape=replace(spec.shape, head_swizzle=_head_swizzle(call, sizes.k if by_key else None)),
             loops=replace(spec.loops, hides=careful),
             gradients=gradients,
         )
@@ -200,15 +204,17 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
     return Backward(d_query, d_key, d_value, d_bias)
 
 
-def _head_swizzle(call: Call, by_key: bool) -> int:
-    """Return for how many heads the blocks of keys or of queries alternate in the order of programs."""
+def _head_swizzle(call: Call, block_k: int | None = None) -> int:
+    """Return for how many heads the blocks of keys, or without their size of queries, alternate."""
     if not call.causal or windowed(call):
         return 1
-    group = call.query.shape[2] // call.key.shape[2]
+    batch, k_length, k_heads, _ = call.key.shape
+    group = call.query.shape[2] // k_heads
     row_bytes = (call.query.shape[3] + call.value.shape[3]) * call.query.dtype.itemsize
-    if by_key:
-        return key_heads_together(call.query.shape[1], group, row_bytes)
-    return query_heads_together(call.key.shape[1], group, row_bytes)
+    if block_k is None:
+        return query_heads_together(k_length, group, row_bytes)
+    together = key_heads_together(call.query.shape[1], group, row_bytes)
+    return busy_to_the_end(together, batch * k_heads, _blocks(k_length, block_k))
 
 
 def _launch(what: Launch, sizes: Sizes) -> tuple[jax.Array, ...]:

@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attest.kernels.call.call import Call
 from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, TILE_BLOCKS, BackwardBlocks
+from attest.kernels.visibility.intervals import windowed
 
 # The most memory for the float32 gradients of all copies.
 _MOST_BYTES = 1 << 28
@@ -21,6 +23,8 @@ _PARTIAL_BYTES = 4
 # many steps, and end sooner by this factor.
 _LEAST_STEPS = 16
 _LEAST_GAIN = 1.15
+# Programs of a head wait for each other where they add to dquery, less if those of so many heads alternate.
+_LEAST_IN_TURN = 4
 
 
 def choose_copies(call: Call, blocks: BackwardBlocks) -> int:
@@ -29,17 +33,33 @@ def choose_copies(call: Call, blocks: BackwardBlocks) -> int:
     group = call.query.shape[2] // heads
     if blocks.copies is not None:
         return math.gcd(blocks.copies, group)
-    programs = batch * heads * -(-keys // blocks.own)
-    steps = group * -(-call.query.shape[1] // blocks.step)
+    steps = group * _steps(call, blocks)
     partial = _PARTIAL_BYTES * batch * keys * heads * (call.key.shape[3] + call.value.shape[3])
 
     def ends(copies: int) -> float:
-        return -(-programs * copies // PROGRAMS) * (steps / copies + TILE_BLOCKS)
+        programs = batch * heads * copies * len(steps)
+        longest = steps.max() / copies + TILE_BLOCKS
+        if steps.min() == steps.max():
+            return -(-programs // PROGRAMS) * longest
+        # Long ones come first, and the others fill the gaps.
+        return max(longest, (batch * heads * steps.sum() + programs * TILE_BLOCKS) / PROGRAMS)
 
-    possible = [n for n in range(2, group + 1) if group % n == 0 and n * partial <= _MOST_BYTES]
-    best = min(possible, key=ends, default=1)
+    divisors = [n for n in range(1, group + 1) if group % n == 0]
+    possible = [n for n in divisors if n * partial <= _MOST_BYTES] or [1]
+    in_turn = min(_LEAST_IN_TURN, batch * heads * possible[-1]) if blocks.fused else 1
+    possible = [n for n in possible if batch * heads * n >= in_turn]
+    best, least = min(possible, key=ends), possible[0]
     worth = max(_LEAST_GAIN * ends(best), ends(best) + _LEAST_STEPS)
-    return best if ends(1) >= worth else 1
+    return best if ends(least) >= worth else least
+
+
+def _steps(call: Call, blocks: BackwardBlocks) -> np.ndarray:
+    """Return the blocks of queries that each block of keys of a head visits, by causal order alone."""
+    queries, keys = call.query.shape[1], call.key.shape[1]
+    first = np.zeros(max(1, -(-keys // blocks.own)), int)
+    if call.causal and not windowed(call):
+        first = np.clip(np.arange(len(first)) * blocks.own + queries - keys, 0, queries)
+    return -(-queries // blocks.step) - first // blocks.step
 
 
 def with_copies(call: Call, copies: int) -> Call:

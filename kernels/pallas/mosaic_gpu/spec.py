@@ -355,23 +355,24 @@ def work_of(call: Call, few: bool = False) -> frozenset[str]:
     "few": few queries, see `attest.kernels.few_queries`. "cap": a soft cap, or ALiBi. "pairs": a mask, a bias
     or ALiBi, which takes the registers of both. "mask_tiles", "bias_tiles": one with an entry for each query
     and key, which takes shared memory, too.
-    "ranges": arrays say what a row sees. "bounds": those, causal order, or keys that end within a block.
+    "ranges": arrays say what a row sees. "causal": causal order alone does. "bounds": one of these, or keys
+    that end within a block.
     "narrow": a window of few keys. "scale": one that is not positive, or very small. "dropout": pairs are
-    dropped. "full", "plain_causal": at most causal order, no cap, and a key head for each query head.
+    dropped. "full", "plain_causal": at most causal order, and no cap.
     "many_keys": so many that beginning and ending a tile takes little time beside them.
     """
     pairs = (call.attention_mask, call.bias, call.alibi_slopes)
     rows = (call.q_segment_ids, call.cum_seqlens_q, call.kv_start, call.kv_end)
     ranges = windowed(call) or any(x is not None for x in rows) or (call.causal and call.positions.given)
-    shared = call.query.shape[2] != call.key.shape[2]
     capped = call.logits_soft_cap is not None
-    plain = not (ranges or shared or capped or any(x is not None for x in pairs))
+    plain = not (ranges or capped or any(x is not None for x in pairs))
     kinds = {
         "few": few,
         "cap": capped or call.alibi_slopes is not None,
         "scale": call.softmax_scale < _SMALLEST_SCALE,
         "pairs": any(x is not None for x in pairs),
         "ranges": ranges,
+        "causal": call.causal and not ranges,
         "bounds": ranges or call.causal or call.key.shape[1] % _BLOCK != 0,
         "full": plain and not call.causal,
         "plain_causal": plain and call.causal,

@@ -20,10 +20,12 @@ from tests.kernels.mosaic_gpu.test_kernels import FEATURES, assert_right, lowere
 BLOCKS = BackwardBlocks(step=64, stages=2, consumers=2, registers=(240, 24))
 
 
-def abstract(batch: int, queries: int, keys: int, heads: int, shared: int, head_dim: int = 128) -> Call:
+def abstract(
+    batch: int, queries: int, keys: int, heads: int, shared: int, head_dim: int = 128, **options: Any
+) -> Call:
     query = jax.ShapeDtypeStruct((batch, queries, heads, head_dim), "bfloat16")
     key = jax.ShapeDtypeStruct((batch, keys, shared, head_dim), "bfloat16")
-    return abstract_call({"query": query, "key": key, "value": key}).call
+    return abstract_call({"query": query, "key": key, "value": key, **options}).call
 
 
 def with_number(blocks: BackwardBlocks, copies: int) -> dict[str, Any]:
@@ -44,6 +46,36 @@ def with_number(blocks: BackwardBlocks, copies: int) -> dict[str, Any]:
 )
 def test_few_programs_become_more(shape: Any, copies: int) -> None:
     assert choose_copies(abstract(*shape), BLOCKS) == copies
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "copies"),
+    [
+        # Of 128 programs the first would take twice the mean of 132.
+        ((2, 2048, 2048, 48, 1), {"causal": True}, 8),
+        # Where windows limit it as well, they take equally long.
+        ((2, 2048, 2048, 48, 1), {"causal": True, "sliding_window": (64, 0)}, 4),
+        ((2, 4096, 4096, 28, 4), {"causal": True}, 1),  # 256 programs, the longest of which takes the mean
+        ((1, 64, 4096, 16, 1), {"causal": True}, 1),  # too little to sum
+        ((1, 4096, 64, 16, 1), {"causal": True}, 1),  # 64 rows see keys
+        ((1, 4096, 64, 16, 1), {}, 16),
+    ],
+)
+def test_in_causal_order_the_longest_program_counts(shape: Any, options: dict[str, Any], copies: int) -> None:
+    assert choose_copies(abstract(*shape, **options), BLOCKS) == copies
+
+
+@pytest.mark.parametrize(
+    ("shape", "copies"),
+    [
+        ((1, 65536, 65536, 8, 1), 4),  # 512 programs of one head would wait for each other
+        ((4, 65536, 65536, 8, 1), 1),  # four batch entries alternate
+        ((1, 65536, 65536, 3, 1), 3),  # as many as there are
+        ((1, 1 << 17, 1 << 17, 8, 1), 2),  # what memory has room for
+    ],
+)
+def test_heads_alternate_where_programs_of_a_head_wait_for_each_other(shape: Any, copies: int) -> None:
+    assert choose_copies(abstract(*shape, causal=True), FUSED) == copies
 
 
 @given(st.integers(1, 4), st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 96), st.integers(1, 8))

@@ -13,7 +13,11 @@ from attest.kernels.pallas.mosaic_gpu.blocks import TILE_BLOCKS
 from attest.kernels.pallas.mosaic_gpu.schedule.integers import div, minimum, rem
 from attest.kernels.pallas.mosaic_gpu.schedule.spans import key_span, locate
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
-from attest.kernels.visibility.tile_order import key_heads_together, query_heads_together
+from attest.kernels.visibility.tile_order import (
+    busy_to_the_end,
+    key_heads_together,
+    query_heads_together,
+)
 
 
 def locate_query_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
@@ -34,7 +38,7 @@ def locate_key_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     sizes = (shape.k_blocks, shape.key_heads, shape.entries)
     if not _by_length(spec):
         return locate_sharers(spec, tile, *sizes)
-    return _longest_first(tile, *sizes, key_heads_together(shape.q_length, shape.group, _row_bytes(spec)))
+    return _longest_first(tile, *sizes, _key_heads_together(spec, _row_bytes(spec)))
 
 
 def locate_fused_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
@@ -44,7 +48,7 @@ def locate_fused_tile(spec: KernelSpec, tile: Any) -> tuple[Any, Any, Any]:
     """
     shape = spec.shape
     row_bytes = _row_bytes(spec) + np.dtype(np.float32).itemsize * shape.head_dim
-    together = key_heads_together(shape.q_length, shape.group, row_bytes)
+    together = _key_heads_together(spec, row_bytes)
     return _longest_first(tile, shape.k_blocks, shape.key_heads, shape.entries, together)
 
 
@@ -98,6 +102,15 @@ def schedule(spec: KernelSpec, programs: int) -> np.ndarray:
 def _by_length(spec: KernelSpec) -> bool:
     """Return whether long tiles come first: not where sharing tiles of a mask or bias decides the order."""
     return spec.visibility.causal and not spec.tiled_pairs
+
+
+def _key_heads_together(spec: KernelSpec, row_bytes: int) -> int:
+    """Return how many key heads are taken together: as the cache holds, or more in causal order."""
+    shape = spec.shape
+    together = key_heads_together(shape.q_length, shape.group, row_bytes)
+    if not spec.visibility.causal:
+        return together
+    return busy_to_the_end(together, shape.entries * shape.key_heads, shape.k_blocks)
 
 
 def _row_bytes(spec: KernelSpec) -> int:

@@ -47,8 +47,8 @@ class Softmax(NamedTuple):
     """The state of the softmax of 64 rows so far.
 
     reference: [64] float32, in units of u, or in bits where the cap is bare. unit: [64] float32, what u is
-    multiplied by in exponents; None where the cap is bare. norm: the sum of P, [64], or [64, 8] where it is
-    kept in parts.
+    multiplied by in exponents; None where the cap is bare, and beside a bias, which leaves no registers for
+    it: there every step computes it. norm: the sum of P, [64], or [64, 8] where it is kept in parts.
     """
 
     reference: jax.Array
@@ -94,7 +94,7 @@ def nothing_known(spec: KernelSpec, partial_sums: bool) -> Softmax:
     if _bare(spec):
         return Softmax(_by_row(_LOWEST), None, norm)
     if spec.logits.in_nats:
-        return Softmax(_by_row(LOWEST), _by_row(_power(spec)), norm)
+        return Softmax(_by_row(LOWEST), None, norm)
     return Softmax(_by_row(_LOWEST / max(spec.logits.unit, 1.0)), _by_row(spec.logits.unit), norm)
 
 
@@ -134,9 +134,9 @@ def _of_logits(tile: Tile, s: jax.Array, compared: Any, row: _Row) -> _Step:
         )
     else:
         row, alpha = lax.cond(moved, partial(_moved, spec, slack), _unmoved, highest, row)
-    assert row.unit is not None
-    bits = u * over_rows(row.unit, u.shape)
-    return bits - over_rows(row.reference * row.unit, u.shape), row, alpha, moved
+    unit = _row_unit(spec, row.reference) if row.unit is None else row.unit
+    bits = u * over_rows(unit, u.shape)
+    return bits - over_rows(row.reference * unit, u.shape), row, alpha, moved
 
 
 def _visible_logits(tile: Tile, s: jax.Array, compared: Any) -> jax.Array:
@@ -207,9 +207,10 @@ def _moved(spec: KernelSpec, slack: float, highest: jax.Array, row: _Row) -> tup
     """Return the rows, now that their highest logits [64, 8] are known, and alpha."""
     top = jnp.max(highest, axis=1)
     now = jnp.where(top - row.reference > slack, top, row.reference)
-    if row.unit is None:
+    if _bare(spec):
         return _Row(now, None), jnp.exp2(row.reference - now)
-    return _Row(now, _row_unit(spec, now)), jnp.exp2((row.reference - now) * spec.logits.unit)
+    unit = None if row.unit is None else _row_unit(spec, now)
+    return _Row(now, unit), jnp.exp2((row.reference - now) * spec.logits.unit)
 
 
 def _moved_beside_bias(
