@@ -26,7 +26,7 @@ def run_parts(module: str, arguments: Sequence[str], parts: int, folder: Path) -
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    outs = [folder / f"part{i + 1}" for i in range(parts)]
+    outs = folders(folder, parts)
     runs = [
         subprocess.Popen(
             [
@@ -38,6 +38,11 @@ def run_parts(module: str, arguments: Sequence[str], parts: int, folder: Path) -
         for i, out in enumerate(outs)
     ]
     return [out for out, run in zip(outs, runs, strict=True) if run.wait() == 0]
+
+
+def folders(folder: Path, parts: int) -> list[Path]:
+    """Return where the results of each part are."""
+    return [folder / f"part{i + 1}" for i in range(parts)]
 
 
 def part_of[T](items: Sequence[T], part: str) -> list[T]:

@@ -6,6 +6,7 @@ stopped: rows that are there are not measured again. Set ATTEST_COMMIT to the co
 copied without their history.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import jax
 import typer
 
 from attest.conformance.files import write_text
-from benchmarks.processes import part_of, run_parts, turn, wait_for_all
+from benchmarks.processes import folders, part_of, run_parts, turn, wait_for_all
 from benchmarks.progress import progress
 from benchmarks.record import Measured, Report, ReportFile, Result, Row, read_report
 from benchmarks.report import Layout, as_markdown, summarized
@@ -72,7 +73,7 @@ def run(
     try:
         file = ReportFile(out / f"{benchmark.file}.jsonl", this_run())
         if meet is not None:
-            _run_part(benchmark, part_of(_by_name(todo), part), part, meet, file)
+            _run_part(benchmark, part_of(_by_name(_missing(todo, file)), part), part, meet, file)
             return file.read()
         if processes > 1:
             with TemporaryDirectory() as folder:
@@ -115,10 +116,15 @@ def _write(benchmark: Benchmark, file: ReportFile) -> None:
     write_text(file.path.with_suffix(".md"), as_markdown(file.read(), benchmark.layout))
 
 
+def _missing(rows: Sequence[Row], file: ReportFile) -> list[Row]:
+    """Return the rows that the file does not hold."""
+    there = file.read()
+    return [row for row in rows if there.of(row) is None]
+
+
 def _run_here(benchmark: Benchmark, todo: Sequence[Row], file: ReportFile) -> None:
     """Measure the rows that the file does not hold yet; write each, and the report, when it is measured."""
-    there = file.read()
-    missing = [row for row in todo if there.of(row) is None]
+    missing = _missing(todo, file)
     if len(missing) < len(todo):
         print(f"{len(todo) - len(missing)} of {len(todo)} rows are in {file.path}", flush=True)
     start, done = time.perf_counter(), 0
@@ -155,6 +161,11 @@ def _run_in_processes(
 ) -> None:
     """Measure the rows in several processes; write those that were measured in the order of the rows."""
     arguments = (*benchmark.arguments, "--rows", rows)
+    if file.read().results:
+        # A process leaves out the rows that its file holds.
+        for out in folders(folder, processes):
+            out.mkdir()
+            shutil.copy(file.path, out)
     outs = run_parts(f"benchmarks.{benchmark.module}", arguments, processes, folder)
     reports = [read_report(out / file.path.name) for out in outs]
     there = file.read()

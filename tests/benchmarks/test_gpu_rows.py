@@ -283,8 +283,11 @@ def test_another_file_is_refused(text: str, tmp_path) -> None:
         read_report(path)
 
 
-def test_processes_measure_every_row_once(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    """Two threads stand in for two processes."""
+@pytest.mark.parametrize("there", [0, 1])
+def test_processes_measure_every_row_once(
+    there: int, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two threads stand in for two processes. there: how many rows an earlier run has measured."""
 
     def run_parts(module: str, arguments: Sequence[str], parts: int, folder: Path) -> list[Path]:
         assert (module, parts) == ("benchmarks.gpu_speed", 2)
@@ -300,8 +303,13 @@ def test_processes_measure_every_row_once(monkeypatch: pytest.MonkeyPatch, tmp_p
         return outs
 
     run = benchmark(monkeypatch, tmp_path)
+    if there:
+        run(rows=TITLES[1], contenders="ours")
     monkeypatch.setattr(runner, "run_parts", run_parts)
+    capsys.readouterr()
     run(rows="forward +", contenders="ours", processes=2)
+    measured = [line for line in capsys.readouterr().out.splitlines() if line in TITLES]
+    assert sorted(measured) == sorted(TITLES[1::2][there:])
     report = read_report(tmp_path / "out" / "gpu_speed.jsonl")
     assert [it.row.title for it in report.results] == TITLES[1::2]
     assert (tmp_path / "out" / "gpu_speed.md").read_text() == as_markdown(
