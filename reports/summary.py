@@ -131,6 +131,8 @@ class Summary:
         parts += [f"{count} {name}" for name, count in self.of.counts.items() if count]
         parts += [plural(len(run.problems), "problem")] if run.problems else []
         parts += [f"cut short ({run.note or 'no reason given'})"] if not run.complete else []
+        empty = not self.of.results and run.complete and run.shard != (1, 1)
+        parts += ["since this shard has no case"] if empty else []
         return f"{self.verdict}: {', '.join(parts)}"
 
 

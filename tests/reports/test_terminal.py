@@ -78,6 +78,14 @@ def test_the_last_line_is_the_status() -> None:
     assert last.endswith("cut short (interrupted) (profile quick, seed 0, shard 2/3, --dtype float32)")
 
 
+def test_an_empty_shard_is_no_pass_of_nothing() -> None:
+    """Where there are more shards than tasks; of a whole run, nothing to judge is a failure."""
+    last = run_shown(run(shard=(2, 3))).splitlines()[-1]
+    assert last == "PASS: 0 results, since this shard has no case (profile quick, seed 0, shard 2/3)"
+    assert "this shard" not in run_shown(run())
+    assert "this shard" not in run_shown(run(shard=(2, 3), complete=False))
+
+
 def test_a_run_that_was_only_cut_short_is_incomplete() -> None:
     cut = run(result(), complete=False, note="stopped after its 9 seconds: 1 of 2 cases not judged")
     last = run_shown(cut).splitlines()[-1]
