@@ -26,7 +26,7 @@ def run_parts(module: str, arguments: Sequence[str], parts: int, folder: Path) -
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    outs = folders(folder, parts)
+    outs = part_folders(folder, parts)
     runs = [
         subprocess.Popen(
             [
@@ -40,8 +40,8 @@ def run_parts(module: str, arguments: Sequence[str], parts: int, folder: Path) -
     return [out for out, run in zip(outs, runs, strict=True) if run.wait() == 0]
 
 
-def folders(folder: Path, parts: int) -> list[Path]:
-    """Return where the results of each part are."""
+def part_folders(folder: Path, parts: int) -> list[Path]:
+    """Return the folder of the results of each part."""
     return [folder / f"part{i + 1}" for i in range(parts)]
 
 

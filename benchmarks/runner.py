@@ -19,7 +19,7 @@ import jax
 import typer
 
 from attest.conformance.files import write_text
-from benchmarks.processes import folders, part_of, run_parts, turn, wait_for_all
+from benchmarks.processes import part_folders, part_of, run_parts, turn, wait_for_all
 from benchmarks.progress import progress
 from benchmarks.record import Measured, Report, ReportFile, Result, Row, read_report
 from benchmarks.report import Layout, as_markdown, summarized
@@ -161,14 +161,14 @@ def _run_in_processes(
 ) -> None:
     """Measure the rows in several processes; write those that were measured in the order of the rows."""
     arguments = (*benchmark.arguments, "--rows", rows)
-    if file.read().results:
+    there = file.read()
+    if there.results:
         # A process leaves out the rows that its file holds.
-        for out in folders(folder, processes):
+        for out in part_folders(folder, processes):
             out.mkdir()
             shutil.copy(file.path, out)
     outs = run_parts(f"benchmarks.{benchmark.module}", arguments, processes, folder)
     reports = [read_report(out / file.path.name) for out in outs]
-    there = file.read()
     for row in todo:
         found = next((result for report in reports if (result := report.of(row))), None)
         if found is not None and there.of(row) is None:

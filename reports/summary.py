@@ -128,11 +128,11 @@ class Summary:
         """The run in one sentence."""
         run = self.of.run
         parts = [f"{plural(self.of.results, 'result')}"]
+        empty_shard = not self.of.results and run.complete and run.shard != (1, 1)
+        parts += ["since this shard has no case"] if empty_shard else []
         parts += [f"{count} {name}" for name, count in self.of.counts.items() if count]
         parts += [plural(len(run.problems), "problem")] if run.problems else []
         parts += [f"cut short ({run.note or 'no reason given'})"] if not run.complete else []
-        empty = not self.of.results and run.complete and run.shard != (1, 1)
-        parts += ["since this shard has no case"] if empty else []
         return f"{self.verdict}: {', '.join(parts)}"
 
 

@@ -44,7 +44,7 @@ from attest.kernels.triton.target import Launch, recording_id, target_device
 from attest.kernels.visibility.blocks import key_blocks, query_blocks
 from attest.kernels.visibility.intervals import Rows, array_module, describe_rows, hides_pairs, windowed
 from attest.kernels.visibility.tile_order import (
-    busy_to_the_end,
+    balanced_heads_together,
     key_heads_together,
     query_heads_together,
 )
@@ -205,7 +205,10 @@ def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Ba
 
 
 def _head_swizzle(call: Call, block_k: int | None = None) -> int:
-    """Return for how many heads the blocks of keys, or without their size of queries, alternate."""
+    """Return for how many heads the blocks alternate in the order of programs.
+
+    block_k: the keys of a block; None where the blocks are of queries.
+    """
     if not call.causal or windowed(call):
         return 1
     batch, k_length, k_heads, _ = call.key.shape
@@ -214,7 +217,7 @@ def _head_swizzle(call: Call, block_k: int | None = None) -> int:
     if block_k is None:
         return query_heads_together(k_length, group, row_bytes)
     together = key_heads_together(call.query.shape[1], group, row_bytes)
-    return busy_to_the_end(together, batch * k_heads, _blocks(k_length, block_k))
+    return balanced_heads_together(together, batch * k_heads, _blocks(k_length, block_k))
 
 
 def _launch(what: Launch, sizes: Sizes) -> tuple[jax.Array, ...]:

@@ -8,9 +8,9 @@ group would start late, and most programs would wait for them.
 
 # What the L2 cache of a GPU holds beside what else passes through it: an H100 has 50 MB, an A100 40 MB.
 L2_BYTES = 32 * 2**20
-# One and a half for each multiprocessor of an H100. With so many tiles in a group, the last program ends at
-# most 6 % later than with the best number of heads together, for up to 96 heads of 4 to 256 tiles.
-_TILES_AT_ONCE = 1.5 * 132
+# The tiles of a group: one and a half for each multiprocessor of an H100. The last program then ends at most
+# 6 % later than with the best number of heads together, for up to 96 heads of 4 to 256 tiles.
+_LEAST_TILES = 1.5 * 132
 
 
 def query_heads_together(k_length: int, group: int, row_bytes: int) -> int:
@@ -31,13 +31,14 @@ def key_heads_together(q_length: int, group: int, row_bytes: int) -> int:
     return _together(q_length * group * row_bytes)
 
 
-def busy_to_the_end(together: int, heads: int, blocks: int) -> int:
-    """Return how many heads a kernel takes together so that its programs end together: at least `together`.
+def balanced_heads_together(together: int, heads: int, blocks: int) -> int:
+    """Return how many heads a kernel takes together so that its programs end at about the same time.
 
-    heads: all there are, those of all batch entries. blocks: the tiles of a head. Each group of heads, and
-    the last one, has tiles enough for all programs that run at once, or has all heads.
+    together: the least number, a power of two. heads: the number of heads in all batch entries. blocks: the
+    tiles of a head. Each group, the last one included, has enough tiles for all multiprocessors, unless there
+    is only one group.
     """
-    enough = _TILES_AT_ONCE / max(1, blocks)
+    enough = _LEAST_TILES / max(1, blocks)
     while together < heads and (together < enough or 0 < heads % together < enough):
         together *= 2
     return together

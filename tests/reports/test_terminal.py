@@ -79,7 +79,7 @@ def test_the_last_line_is_the_status() -> None:
 
 
 def test_an_empty_shard_is_no_pass_of_nothing() -> None:
-    """Where there are more shards than tasks; of a whole run, nothing to judge is a failure."""
+    """A run may have more shards than tasks. A whole run without results is a failure."""
     last = run_shown(run(shard=(2, 3))).splitlines()[-1]
     assert last == "PASS: 0 results, since this shard has no case (profile quick, seed 0, shard 2/3)"
     assert "this shard" not in run_shown(run())

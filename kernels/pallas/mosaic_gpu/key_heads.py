@@ -23,8 +23,8 @@ _PARTIAL_BYTES = 4
 # many steps, and end sooner by this factor.
 _LEAST_STEPS = 16
 _LEAST_GAIN = 1.15
-# Programs of a head wait for each other where they add to dquery, less if those of so many heads alternate.
-_LEAST_IN_TURN = 4
+# Programs of a fused kernel wait for others of their head, so those of at least so many heads alternate.
+_LEAST_ALTERNATING = 4
 
 
 def choose_copies(call: Call, blocks: BackwardBlocks) -> int:
@@ -46,15 +46,18 @@ def choose_copies(call: Call, blocks: BackwardBlocks) -> int:
 
     divisors = [n for n in range(1, group + 1) if group % n == 0]
     possible = [n for n in divisors if n * partial <= _MOST_BYTES] or [1]
-    in_turn = min(_LEAST_IN_TURN, batch * heads * possible[-1]) if blocks.fused else 1
-    possible = [n for n in possible if batch * heads * n >= in_turn]
+    alternating = min(_LEAST_ALTERNATING, batch * heads * possible[-1]) if blocks.fused else 1
+    possible = [n for n in possible if batch * heads * n >= alternating]
     best, least = min(possible, key=ends), possible[0]
     worth = max(_LEAST_GAIN * ends(best), ends(best) + _LEAST_STEPS)
     return best if ends(least) >= worth else least
 
 
 def _steps(call: Call, blocks: BackwardBlocks) -> np.ndarray:
-    """Return the blocks of queries that each block of keys of a head visits, by causal order alone."""
+    """Return the number of blocks of queries that each block of keys of a head visits, by causal order alone.
+
+    With a window, all blocks of keys count as equally long.
+    """
     queries, keys = call.query.shape[1], call.key.shape[1]
     first = np.zeros(max(1, -(-keys // blocks.own)), int)
     if call.causal and not windowed(call):

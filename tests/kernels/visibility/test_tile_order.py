@@ -1,4 +1,4 @@
-"""How many heads are taken together: as the cache holds, in few numbers, and enough to end together."""
+"""The number of heads taken together: it fits the cache, is a power of two, and balances the programs."""
 
 from heapq import heapify, heapreplace
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from attest.kernels.visibility.tile_order import (
     L2_BYTES,
-    busy_to_the_end,
+    balanced_heads_together,
     key_heads_together,
     query_heads_together,
 )
@@ -35,7 +35,7 @@ def test_the_queries_of_a_group_fit_the_cache(length: int, group: int, row_bytes
 
 
 def ends(together: int, heads: int, blocks: int, programs: int = 132) -> int:
-    """When the last of some programs ends that take the tiles of a causal call in their order."""
+    """Return when the last program ends, if programs take the tiles of a causal call in their order."""
     free = [0] * programs
     heapify(free)
     for start in range(0, heads, together):
@@ -50,7 +50,7 @@ def ends(together: int, heads: int, blocks: int, programs: int = 132) -> int:
 def test_programs_end_together_or_at_most_8_percent_later_than_they_could(
     heads: int, blocks: int, cached: int
 ) -> None:
-    chosen = busy_to_the_end(cached, heads, blocks)
+    chosen = balanced_heads_together(cached, heads, blocks)
     assert chosen >= cached
     assert chosen.bit_count() == 1
     best = min(ends(together, heads, blocks) for together in range(1, heads + 1))
@@ -58,6 +58,6 @@ def test_programs_end_together_or_at_most_8_percent_later_than_they_could(
 
 
 def test_few_heads_that_fill_the_gpu_are_taken_together_whatever_the_cache_holds() -> None:
-    assert busy_to_the_end(2, 8, 32) == 8  # Qwen-2.5 7B: 49 % later with 2, by `ends`
+    assert balanced_heads_together(2, 8, 32) == 8  # Qwen-2.5 7B: 49 % later with 2, by `ends`
     assert ends(2, 8, 32) > 1.4 * ends(8, 8, 32)
-    assert busy_to_the_end(4, 64, 64) == 4
+    assert balanced_heads_together(4, 64, 64) == 4

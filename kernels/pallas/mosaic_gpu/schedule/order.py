@@ -14,7 +14,7 @@ from attest.kernels.pallas.mosaic_gpu.schedule.integers import div, minimum, rem
 from attest.kernels.pallas.mosaic_gpu.schedule.spans import key_span, locate
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.visibility.tile_order import (
-    busy_to_the_end,
+    balanced_heads_together,
     key_heads_together,
     query_heads_together,
 )
@@ -105,12 +105,12 @@ def _by_length(spec: KernelSpec) -> bool:
 
 
 def _key_heads_together(spec: KernelSpec, row_bytes: int) -> int:
-    """Return how many key heads are taken together: as the cache holds, or more in causal order."""
+    """Return how many key heads are taken together: those that fit the cache, or more in causal order."""
     shape = spec.shape
     together = key_heads_together(shape.q_length, shape.group, row_bytes)
     if not spec.visibility.causal:
         return together
-    return busy_to_the_end(together, shape.entries * shape.key_heads, shape.k_blocks)
+    return balanced_heads_together(together, shape.entries * shape.key_heads, shape.k_blocks)
 
 
 def _row_bytes(spec: KernelSpec) -> int:
